@@ -1,0 +1,112 @@
+"""Every error that Llamapool raises on purpose, as one small tree. No HTTP in it.
+
+::
+
+    LlamapoolError
+    ├── ConfigError              a setting is wrong; stops start-up with one line
+    ├── InvalidRequest           the client's request is wrong; names the field
+    │   └── ContextExceeded      the prompt does not fit the context
+    ├── AuthenticationFailed     no key, or a wrong one
+    ├── NotFound                 no such path, model or object
+    │   └── ModelNotFound        lists the known models
+    ├── NotSupported             this server or model was started without it
+    ├── Unavailable              not now
+    │   ├── ModelLoading         the only model is being loaded
+    │   ├── ModelFailed          loading failed; carries the reason
+    │   ├── QueueFull            come back in ``retry_after_s`` seconds
+    │   └── ShuttingDown         the server is stopping
+    └── InternalError            our own fault
+
+`transport.handlers` gives each class its status and llama-server's ``type``.
+"""
+
+
+class LlamapoolError(Exception):
+    """Base of the tree. ``message`` is written for the reader of the reply."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class ConfigError(LlamapoolError):
+    """A wrong setting: the message names file, key and remedy, in one line."""
+
+
+class InvalidRequest(LlamapoolError):
+    """The request is wrong. ``param`` is the field's path, e.g. ``messages.0.role``, where there is one."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextExceeded(InvalidRequest):
+    """The prompt has more tokens than a slot's context (llama.cpp server-context.cpp, same two counts)."""
+
+    def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
+        super().__init__(
+            f"request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens), "
+            "try increasing it"
+        )
+        self.n_prompt_tokens = n_prompt_tokens
+        self.n_ctx = n_ctx
+
+
+class AuthenticationFailed(LlamapoolError):
+    """No API key, or a wrong one."""
+
+
+class NotFound(LlamapoolError):
+    """No such path or object."""
+
+
+class ModelNotFound(NotFound):
+    """No model of that id or alias; the message lists the known ones."""
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        super().__init__(f"model '{name}' not found; known models: {', '.join(sorted(known)) or 'none'}")
+        self.name = name
+
+
+class NotSupported(LlamapoolError):
+    """This server or this model was started without the feature; the message says how to get it."""
+
+
+class Unavailable(LlamapoolError):
+    """Not now; the message says why."""
+
+
+class ModelLoading(Unavailable):
+    """A model is being loaded and this caller does not wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__("Loading model")
+
+
+class ModelFailed(Unavailable):
+    """A model could not be loaded; the message carries the reason."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(f"model '{model}' failed to load: {reason}")
+        self.model = model
+        self.reason = reason
+
+
+class QueueFull(Unavailable):
+    """The instance's queue is full."""
+
+    def __init__(self, n_queued: int, retry_after_s: int) -> None:
+        super().__init__(f"the request queue is full ({n_queued} waiting), retry in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
+class ShuttingDown(Unavailable):
+    """The model or the server is going away."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
+
+class InternalError(LlamapoolError):
+    """Our own fault, or the library's; nothing the client could have done."""
