@@ -1,0 +1,229 @@
+"""Several instances of one model behind one door; everything here runs on the event loop."""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import fields
+from types import TracebackType
+
+from server.engine.instance import Instance
+from server.engine.mailbox import Mailbox
+from server.engine.params import EngineParams
+from server.engine.prefix import longest_match
+from server.engine.protocols import Runner
+from server.engine.request import Event, Failed, Finished, Request, Sink
+from server.engine.sequence import Ticket
+from server.engine.snapshot import SlotSnapshot, snapshot
+from server.engine.stats import EngineStats, Histogram
+from server.errors import ContextExceeded, InvalidRequest, QueueFull, ShuttingDown
+
+MAX_RETRY_AFTER_S = 60
+
+
+class Engine:
+    """Submits requests to the instance with the best prefix match among the least loaded."""
+
+    def __init__(
+        self,
+        runners: Sequence[Runner],
+        params: EngineParams,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.params = params
+        self.vocab = runners[0].vocab
+        self.n_ctx_seq = runners[0].info.n_ctx_seq
+        self.n_slots_each = runners[0].info.n_seq
+        self.n_slots = self.n_slots_each * len(runners)
+        self._clock = clock
+        self._n_preparing = 0
+        self._closing = False
+        self._idle = asyncio.Event()
+        self._instances = [
+            Instance(
+                runner,
+                params,
+                Mailbox(loop, self._on_idle),
+                clock,
+                lambda: self._n_preparing,
+                i * self.n_slots_each,
+            )
+            for i, runner in enumerate(runners)
+        ]
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return any(instance.mailbox.n_load for instance in self._instances)
+
+    def _on_idle(self) -> None:
+        if not self.busy:
+            self._idle.set()
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals over the instances; a copy."""
+        total = EngineStats()
+        for instance in self._instances:
+            _add(total, instance.stats)
+        return total
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Around the preparation of a request: the step thread gives it a moment to join the next batch."""
+        self._n_preparing += 1
+        try:
+            yield
+        finally:
+            self._n_preparing -= 1
+            if self._n_preparing == 0:
+                for instance in self._instances:
+                    instance.mailbox.wake()
+
+    def submit(self, request: Request, sink: Sink) -> Ticket:
+        """Queue `request`; its events go to `sink` on the event loop.
+
+        Raises ContextExceeded, InvalidRequest, QueueFull or ShuttingDown; then nothing was queued.
+        """
+        if self._closing:
+            raise ShuttingDown()
+        self._check(request)
+        instance = self._choose(request)
+        capacity = self.params.max_queue + self.n_slots_each
+        if instance.mailbox.n_load >= capacity:
+            raise QueueFull(instance.mailbox.n_load, self._retry_after_s(instance))
+        ticket = Ticket(request, sink, self._clock(), n_open=request.n)
+        self._idle.clear()
+        instance.mailbox.submit(ticket)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Stop a request; its slots are free by the next step. Harmless when it has ended."""
+        ticket.cancelled = True
+        for instance in self._instances:
+            instance.mailbox.wake()
+
+    def stream(self, request: Request) -> "EventStream":
+        """Submit, and read the events as an async iterator; see `submit` for what it raises."""
+        stream = EventStream(self, request.n)
+        stream.ticket = self.submit(request, stream.put)
+        return stream
+
+    def slots(self) -> list[SlotSnapshot]:
+        """What every slot does now; ids run on across instances."""
+        return [
+            snapshot(slot, i * self.n_slots_each, self.n_ctx_seq)
+            for i, instance in enumerate(self._instances)
+            for slot in instance.scheduler.slots
+        ]
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Take no more requests, give the running ones `drain_s` seconds, then fail them and free the contexts."""
+        self._closing = True
+        if self.busy and drain_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), drain_s)
+        for instance in self._instances:
+            instance.stop()
+        for instance in self._instances:
+            await asyncio.to_thread(instance.join)
+
+    def check_integrity(self) -> None:
+        """Prove that no slot, sequence or queue place is lost; only meaningful while idle."""
+        for instance in self._instances:
+            instance.scheduler.check_integrity()
+
+    def _check(self, request: Request) -> None:
+        prompt = request.prompt
+        if not prompt:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        if len(prompt) >= self.n_ctx_seq:
+            raise ContextExceeded(len(prompt), self.n_ctx_seq)
+        if min(prompt) < 0 or max(prompt) >= self.vocab.n_tokens:
+            raise InvalidRequest(f"a token id is outside the vocabulary (0 to {self.vocab.n_tokens - 1})", "prompt")
+        if not -1 <= request.id_slot < self.n_slots:
+            raise InvalidRequest(f"id_slot must be -1 or one of 0 to {self.n_slots - 1}", "id_slot")
+        if request.n < 1:
+            raise InvalidRequest("n must be at least 1", "n")
+
+    def _choose(self, request: Request) -> Instance:
+        if request.id_slot >= 0:
+            instance = self._instances[request.id_slot // self.n_slots_each]
+            request.id_slot %= self.n_slots_each
+            return instance
+        if len(self._instances) == 1:
+            return self._instances[0]
+        least = min(instance.mailbox.n_load for instance in self._instances)
+        candidates = [i for i in self._instances if i.mailbox.n_load == least]
+        return max(candidates, key=lambda i: longest_match(request.prompt, i.scheduler.slots)[1])
+
+    def _retry_after_s(self, instance: Instance) -> int:
+        """Seconds until about half of the queue is gone, at the pace of the requests so far."""
+        durations = instance.stats.request_duration
+        n = sum(durations.counts)
+        mean_s = durations.sum / n if n else 1.0
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(mean_s * instance.mailbox.n_load / self.n_slots_each / 2)))
+
+
+class EventStream:
+    """The events of one request; ends after the last choice. Leaving it early cancels the request."""
+
+    def __init__(self, engine: Engine, n: int) -> None:
+        self.ticket: Ticket | None = None
+        self._engine = engine
+        self._n_open = n
+        self._events: list[Event] = []
+        self._arrived = asyncio.Event()
+
+    def put(self, events: list[Event]) -> None:
+        """Take the events of one step."""
+        self._events.extend(events)
+        self._arrived.set()
+
+    def cancel(self) -> None:
+        """Stop the request; harmless when it has ended."""
+        if self.ticket is not None and self._n_open:
+            self._engine.cancel(self.ticket)
+
+    async def __aenter__(self) -> "EventStream":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __aiter__(self) -> AsyncIterator[list[Event]]:
+        return self
+
+    async def __anext__(self) -> list[Event]:
+        """All events since the last call: those of one step, or of several when the reader is slow."""
+        if not self._n_open and not self._events:
+            raise StopAsyncIteration
+        try:
+            await self._arrived.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        self._arrived.clear()
+        events, self._events = self._events, []
+        for event in events:
+            if isinstance(event, Finished):
+                self._n_open -= 1
+            elif isinstance(event, Failed):
+                self._n_open = 0
+        return events
+
+
+def _add(total: EngineStats, part: EngineStats) -> None:
+    for field in fields(EngineStats):
+        mine, other = getattr(total, field.name), getattr(part, field.name)
+        if isinstance(other, Histogram):
+            mine.counts = [a + b for a, b in zip(mine.counts, other.counts, strict=True)]
+            mine.sum += other.sum
+        elif field.name == "n_tokens_max":
+            total.n_tokens_max = max(mine, other)
+        else:
+            setattr(total, field.name, mine + other)

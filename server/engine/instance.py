@@ -1,0 +1,262 @@
+"""One native context and the thread that owns it. Nothing else calls into the runner."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from server.engine.kv import Cells
+from server.engine.mailbox import Mailbox
+from server.engine.output import Outputs
+from server.engine.params import EngineParams
+from server.engine.protocols import Runner
+from server.engine.request import Failed, FinishReason, Progress
+from server.engine.scheduler import Entry, Scheduler
+from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from server.engine.stats import EngineStats
+from server.engine.text import TextStream
+from server.errors import ContextExceeded, InternalError, LlamapoolError, ShuttingDown
+
+log = logging.getLogger(__name__)
+
+
+class Instance:
+    """Owns `runner`; takes tickets from its mailbox, and runs steps until it is stopped."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        params: EngineParams,
+        mailbox: Mailbox,
+        clock: Callable[[], float],
+        preparing: Callable[[], int],
+        first_slot: int = 0,
+    ) -> None:
+        self.runner = runner
+        self.params = params
+        self.mailbox = mailbox
+        self.stats = EngineStats()
+        self.scheduler = Scheduler(runner.info, params)
+        self._clock = clock
+        self._preparing = preparing
+        self._cells = Cells(runner, self.scheduler)
+        self._outputs = Outputs(runner, self.stats, first_slot)
+        self._open: dict[int, Ticket] = {}
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="llamapool-step", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Fail what is open and end the thread; `join` waits for it. Called on the event loop."""
+        self._stopping = True
+        self.mailbox.wake()
+
+    def join(self) -> None:
+        """Wait until the thread has closed the runner; blocking."""
+        self._thread.join()
+
+    # ---- the step thread
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self.mailbox.forget_wake()
+                self._receive()
+                if not self._step() and self.mailbox.empty and not self._stopping:
+                    self.mailbox.post()
+                    self.mailbox.wait()
+            except Exception:
+                log.exception("a step failed; every request of this instance ends")
+                self._fail_all(InternalError("the engine failed; see the server's log"))
+            self.mailbox.post()
+        self._fail_all(ShuttingDown())
+        self.mailbox.post()
+        self.runner.close()
+
+    def _receive(self) -> None:
+        """Take new tickets in, waiting a moment for those that are known to come, and drop cancelled ones."""
+        if self._preparing() and self.params.gather_ms > 0 and any(s.idle for s in self.scheduler.slots):
+            deadline = self._clock() + self.params.gather_ms / 1e3
+            while self._preparing() and (left := deadline - self._clock()) > 0:
+                self.mailbox.wait(left)
+                self.mailbox.forget_wake()
+        while (ticket := self.mailbox.take()) is not None:
+            self._open[id(ticket)] = ticket
+            self._enqueue(ticket)
+        if any(t.cancelled for t in self._open.values()):
+            for sequence in [*self.scheduler.active(), *self.scheduler.waiting]:
+                if sequence.ticket.cancelled:
+                    self._end(sequence)
+        self._count()
+
+    def _enqueue(self, ticket: Ticket) -> None:
+        request = ticket.request
+        for index in range(request.n):
+            constraint = request.constraint
+            if constraint is not None and index:
+                constraint = constraint.fork()
+            text = TextStream(request.stop)
+            self.scheduler.waiting.append(Sequence(ticket, index, text, request.prompt, constraint=constraint))
+
+    def _step(self) -> bool:
+        """Place, plan, decode, sample. False when there is nothing to do."""
+        self._place()
+        entries = self.scheduler.plan()
+        if not entries:
+            return False
+        started = self._clock()
+        try:
+            decoded = self.runner.decode(entries)
+        except LlamapoolError as error:
+            self._on_fault(entries, error)
+            return True
+        if not decoded:
+            self._make_room(entries)
+            return True
+        now = self._clock()
+        prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
+        self.scheduler.commit(entries, now - started)
+        self.stats.n_decode += 1
+        self.stats.n_busy_slots += len(entries)
+        for entry in prompts:
+            self._report_progress(entry.sequence, now)
+        self._sample([e for e in entries if e.want_logits])
+        if self.params.check_integrity:
+            self.scheduler.check_integrity()
+        self._count()
+        self.mailbox.post()
+        return True
+
+    def _place(self) -> None:
+        while (placement := self.scheduler.place()) is not None:
+            sequence = placement.sequence
+            now = self._clock()
+            try:
+                self._cells.prepare(placement)
+                first = sequence.n_cached < 0
+                self.scheduler.occupy(placement, now)
+                if first:
+                    self.stats.queue_time.observe(now - sequence.ticket.submitted_at)
+                    self._outputs.begin(sequence)
+                    self._report_progress(sequence, now)
+            except Exception as error:  # noqa: BLE001 - `_fail` logs what is not ours
+                if placement.slot.idle:
+                    self._cells.clear(placement.slot)
+                self._fail(sequence.ticket, error)
+
+    def _sample(self, entries: list[Entry]) -> None:
+        for output, entry in enumerate(entries):
+            sequence = entry.sequence
+            if sequence.phase is not Phase.DECODE:  # another choice of its request has failed in this step
+                continue
+            try:
+                events, ended = self._outputs.sample(output, sequence, self._clock())
+            except Exception as error:  # noqa: BLE001 - as above
+                self._fail(sequence.ticket, error)
+                continue
+            if events:
+                self.mailbox.emit(sequence.ticket, *events)
+            if ended:
+                self._end(sequence)
+
+    def _make_room(self, entries: list[Entry]) -> None:
+        """The cells ran out; nothing was decoded."""
+        victim = self.scheduler.make_room(entries)
+        now = self._clock()
+        if isinstance(victim, Slot):
+            self._cells.clear(victim)
+        elif isinstance(victim, Sequence):
+            self.stats.n_parked += 1
+            self._cells.park(victim, now)
+        elif self.scheduler.is_stuck(entries):
+            self._end_at_limit(entries[0].sequence, now)
+
+    def _end_at_limit(self, sequence: Sequence, now: float) -> None:
+        """No cell for the next token of the only sequence."""
+        if sequence.output:
+            self.mailbox.emit(sequence.ticket, *self._outputs.finish(sequence, FinishReason.LIMIT, now, truncated=True))
+            self._end(sequence)
+        else:
+            self._fail(sequence.ticket, ContextExceeded(len(sequence.request.prompt), sequence.n_computed))
+
+    def _on_fault(self, entries: list[Entry], error: LlamapoolError) -> None:
+        """The library refused the batch. Bring the cells back in step; alone, a sequence that is at fault fails."""
+        log.error("a decode of %d sequences failed: %s", len(entries), error)
+        for entry in entries:
+            slot = entry.sequence.slot
+            if slot is not None and not self._cells.truncate(slot, len(slot.tokens)):
+                self._cells.clear(slot)
+        if len(entries) == 1:
+            self._fail(entries[0].sequence.ticket, error)
+            return
+        now = self._clock()
+        for entry in entries:
+            if entry.sequence.slot is None or not entry.sequence.slot.tokens:
+                self._restart(entry.sequence, now)
+                continue
+            try:
+                if self.runner.decode([entry]):
+                    self.scheduler.commit([entry], 0.0)
+                    if entry.want_logits:
+                        self._sample([entry])
+            except LlamapoolError as own:
+                self._cells.clear(entry.sequence.slot)
+                self._fail(entry.sequence.ticket, own)
+
+    def _restart(self, sequence: Sequence, now: float) -> None:
+        """Compute its cells anew."""
+        if sequence.slot is not None:
+            self.scheduler.park(sequence, now)
+
+    def _report_progress(self, sequence: Sequence, now: float) -> None:
+        if sequence.request.return_progress and not sequence.output:
+            total = len(sequence.request.prompt)
+            elapsed_ms = (now - sequence.placed_at) * 1e3
+            done = min(sequence.n_computed, total)
+            self.mailbox.emit(sequence.ticket, Progress(sequence.index, total, sequence.n_cached, done, elapsed_ms))
+
+    # ---- ends
+
+    def _end(self, sequence: Sequence) -> None:
+        """Free what it held; events are the caller's."""
+        now = self._clock()
+        self.scheduler.release(sequence, now)
+        sequence.phase = Phase.ENDED
+        if sequence.sampler is not None:
+            sequence.sampler.close()
+            sequence.sampler = None
+        ticket = sequence.ticket
+        ticket.n_open -= 1
+        if ticket.n_open == 0:
+            self._close(ticket)
+            if not ticket.cancelled:
+                self.stats.request_duration.observe(now - ticket.submitted_at)
+
+    def _close(self, ticket: Ticket) -> None:
+        """Nothing of `ticket` is left here; said once."""
+        if self._open.pop(id(ticket), None) is not None:
+            self.mailbox.ended(ticket)
+
+    def _fail(self, ticket: Ticket, error: Exception) -> None:
+        """End every choice of a request with one event."""
+        if not isinstance(error, LlamapoolError):
+            log.error("a request failed", exc_info=error)
+            error = InternalError("the engine failed on this request; see the server's log")
+        for sequence in [*self.scheduler.active(), *self.scheduler.waiting]:
+            if sequence.ticket is ticket:
+                self._end(sequence)
+        self._close(ticket)
+        self.mailbox.emit(ticket, Failed(error))
+
+    def _fail_all(self, error: LlamapoolError) -> None:
+        """Every open request ends; the cells are no longer trusted."""
+        while (ticket := self.mailbox.take()) is not None:
+            self._open[id(ticket)] = ticket
+        for ticket in list(self._open.values()):
+            self._fail(ticket, error)
+        for slot in self.scheduler.slots:
+            self._cells.clear(slot)
+        self._count()
+
+    def _count(self) -> None:
+        self.stats.n_processing = sum(1 for _ in self.scheduler.active())
+        self.stats.n_deferred = len(self.scheduler.waiting)

@@ -1,0 +1,87 @@
+"""What crosses between the event loop and one step thread: tickets in, events out, once per step."""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from server.engine.request import Event
+from server.engine.sequence import Ticket
+
+log = logging.getLogger(__name__)
+
+
+class Mailbox:
+    """``n_load`` counts the choices that wait or run; it changes on the event loop only, and so is exact there."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_idle: Callable[[], None]) -> None:
+        self.n_load = 0
+        self._loop = loop
+        self._on_idle = on_idle
+        self._inbox: deque[Ticket] = deque()
+        self._outbox: dict[int, tuple[Ticket, list[Event]]] = {}
+        self._ended: list[Ticket] = []
+        self._wake = threading.Event()
+
+    # ---- on the event loop
+
+    def submit(self, ticket: Ticket) -> None:
+        """Hand a checked request to the step thread."""
+        self.n_load += ticket.request.n
+        self._inbox.append(ticket)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Make the step thread look: something was cancelled, stopped, or is no longer being prepared."""
+        self._wake.set()
+
+    def _deliver(self, batch: list[tuple[Ticket, list[Event]]], ended: list[Ticket]) -> None:
+        for ticket, events in batch:
+            if not ticket.cancelled:
+                ticket.sink(events)
+        for ticket in ended:
+            self.n_load -= ticket.request.n
+        if ended and not self.n_load:
+            self._on_idle()
+
+    # ---- on the step thread
+
+    def forget_wake(self) -> None:
+        """From now on, `wait` returns at the next wake."""
+        self._wake.clear()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Sleep until woken."""
+        self._wake.wait(timeout_s)
+
+    def take(self) -> Ticket | None:
+        """The next new ticket."""
+        return self._inbox.popleft() if self._inbox else None
+
+    @property
+    def empty(self) -> bool:
+        """No new ticket is there."""
+        return not self._inbox
+
+    def emit(self, ticket: Ticket, *events: Event) -> None:
+        """Add events to this step's post."""
+        if not ticket.cancelled:
+            self._outbox.setdefault(id(ticket), (ticket, []))[1].extend(events)
+
+    def ended(self, ticket: Ticket) -> None:
+        """Every choice of `ticket` has ended and holds nothing any more."""
+        self._ended.append(ticket)
+
+    def post(self) -> None:
+        """One call into the event loop for all that happened in this step."""
+        if not (self._outbox or self._ended):
+            return
+        batch, self._outbox = list(self._outbox.values()), {}
+        ended, self._ended = self._ended, []
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, batch, ended)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            log.debug("the event loop is closed; %d requests get no more events", len(batch))

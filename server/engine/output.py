@@ -1,0 +1,140 @@
+"""From logits to events: sample a token, keep to the constraint, detokenize, decide whether the choice ends."""
+
+from dataclasses import replace
+
+from server.engine.protocols import Runner
+from server.engine.request import (
+    RANDOM_SEED,
+    Event,
+    Finished,
+    FinishReason,
+    Started,
+    Text,
+    TokenLogprob,
+)
+from server.engine.sequence import Sequence
+from server.engine.stats import EngineStats
+from server.engine.text import Shown
+
+
+class Outputs:
+    """Used by the step thread after each decode."""
+
+    def __init__(self, runner: Runner, stats: EngineStats, first_slot: int) -> None:
+        self._runner = runner
+        self._first_slot = first_slot
+        self._stats = stats
+        self._vocab = runner.vocab
+        self._n_ctx = runner.info.n_ctx_seq
+
+    def begin(self, sequence: Sequence) -> None:
+        """Make the sampler of a choice; each choice of a seeded request gets a seed of its own."""
+        request = sequence.request
+        params = request.sampling
+        if sequence.index and params.seed != RANDOM_SEED:
+            params = replace(params, seed=(params.seed + sequence.index) % RANDOM_SEED)
+        sequence.sampler = self._runner.sampler(params, request.prompt)
+
+    def sample(self, output: int, sequence: Sequence, now: float) -> tuple[list[Event], bool]:
+        """Take the next token from the `output`-th logits. Returns the events and whether the choice ended."""
+        request = sequence.request
+        if request.max_tokens == 0:  # the prompt was wanted in the cache, nothing else
+            return [self._started(sequence, now), *self.finish(sequence, FinishReason.LIMIT, now)], True
+        wants_logprobs = request.want_logprobs or request.n_probs > 0
+        token, logprob = self._next_token(output, sequence, wants_logprobs)
+        events: list[Event] = []
+        if not sequence.output:
+            events.append(self._started(sequence, now))
+        else:
+            self._stats.inter_token.observe(now - sequence.last_token_at)
+        sequence.last_token_at = now
+        sequence.output.append(token)
+        self._stats.predicted_tokens += 1
+        if token in self._vocab.eog and not request.sampling.ignore_eos:
+            return events + self.finish(sequence, FinishReason.EOS, now), True
+        had_new_line = sequence.text.has_new_line
+        piece = self._vocab.piece(token, special=token in request.print_special)
+        shown = sequence.text.feed(token, piece, logprob)
+        if shown is not None:
+            events.append(self._text(sequence, shown, now))
+        reason = self._end_reason(sequence, had_new_line, shown, now)
+        if reason is None:
+            return events, False
+        truncated = reason is FinishReason.LIMIT and self._context_full(sequence)
+        return events + self.finish(sequence, reason, now, truncated=truncated), True
+
+    def _next_token(self, output: int, sequence: Sequence, wants_logprobs: bool) -> tuple[int, TokenLogprob | None]:
+        runner, sampler, constraint = self._runner, sequence.sampler, sequence.constraint
+        assert sampler is not None
+        n_top = sequence.request.n_probs
+        if constraint is None:
+            token = runner.sample(output, sampler)
+            return token, runner.logprobs(output, token, n_top) if wants_logprobs else None
+        # Sample first and let the matcher look at one token: a mask over the vocabulary is only made when it says no.
+        token = runner.propose(output, sampler)
+        if constraint.allows(token):
+            runner.accept(sampler, token)
+        else:
+            token = runner.sample_constrained(output, sampler, constraint.mask())
+        constraint.accept(token)
+        return token, runner.logprobs(output, token, n_top) if wants_logprobs else None
+
+    def _started(self, sequence: Sequence, now: float) -> Event:
+        sequence.prompt_done_at = now
+        n_prompt = len(sequence.request.prompt)
+        self._stats.prompt_tokens += n_prompt - sequence.n_cached
+        self._stats.prompt_tokens_cached += sequence.n_cached
+        self._stats.prompt_seconds += now - sequence.placed_at
+        self._stats.time_to_first_token.observe(now - sequence.ticket.submitted_at)
+        return Started(sequence.index, n_prompt, sequence.n_cached)
+
+    def _text(self, sequence: Sequence, shown: Shown, now: float) -> Event:
+        timings = sequence.timings(now) if sequence.request.timings_per_token else None
+        return Text(sequence.index, shown.text, shown.tokens, shown.logprobs, timings)
+
+    def _context_full(self, sequence: Sequence) -> bool:
+        return len(sequence.request.prompt) + len(sequence.output) >= self._n_ctx
+
+    def _end_reason(
+        self, sequence: Sequence, had_new_line: bool, shown: Shown | None, now: float
+    ) -> FinishReason | None:
+        """Why the choice ends with this token, if it does; server-context.cpp, process_token."""
+        request = sequence.request
+        if sequence.text.stopping_word:
+            return FinishReason.STOP
+        if sequence.constraint is not None and sequence.constraint.finished:
+            return FinishReason.EOS
+        if 0 <= request.max_tokens <= len(sequence.output) or self._context_full(sequence):
+            return FinishReason.LIMIT
+        over_time = request.deadline_s > 0 and now - sequence.prompt_done_at > request.deadline_s
+        if over_time and had_new_line and shown is not None and "\n" in shown.text:
+            return FinishReason.LIMIT
+        return None
+
+    def finish(self, sequence: Sequence, reason: FinishReason, now: float, *, truncated: bool = False) -> list[Event]:
+        """The last events of a choice: text that was held back, and why it ended."""
+        events: list[Event] = []
+        rest = sequence.text.finish()
+        if rest is not None:
+            events.append(self._text(sequence, rest, now))
+        timings = sequence.timings(now)
+        self._stats.predicted_seconds += timings.predicted_ms / 1e3
+        n_prompt = len(sequence.request.prompt)
+        self._stats.n_tokens_max = max(self._stats.n_tokens_max, n_prompt + len(sequence.output))
+        assert sequence.slot is not None
+        assert sequence.sampler is not None
+        events.append(
+            Finished(
+                index=sequence.index,
+                reason=reason,
+                stopping_word=sequence.text.stopping_word,
+                n_prompt=n_prompt,
+                n_cached=sequence.n_cached,
+                n_predicted=len(sequence.output),
+                timings=timings,
+                id_slot=self._first_slot + sequence.slot.id,
+                seed=sequence.sampler.seed,
+                truncated=truncated,
+            )
+        )
+        return events

@@ -1,0 +1,16 @@
+"""The engine's own settings, as plain values."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParams:
+    """How one instance batches and queues."""
+
+    max_queue: int = 256  # requests that may wait for a slot before 429
+    target_itl_ms: float = 250.0  # the step time that prompt chunks adapt to while other slots generate
+    min_chunk: int = 32  # prompt tokens a step carries at least, in all
+    cache_prompt: bool = True
+    slot_prompt_similarity: float = 0.1
+    gather_ms: float = 1.0  # longest wait for requests that are being prepared
+    check_integrity: bool = False  # prove the accounting after every step (slow; for debugging)

@@ -1,0 +1,50 @@
+"""Which cells of which slot a prompt can reuse. Pure; see docs/adr/0002 for why this is no radix tree."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of leading tokens that `a` and `b` share.
+
+    Most pairs differ early, so the compared stretch doubles; slices of lists compare at the speed of C.
+    """
+    limit = min(len(a), len(b))
+    done, step = 0, 8
+    while done < limit:
+        end = min(done + step, limit)
+        if a[done:end] == b[done:end]:
+            done, step = end, step * 2
+            continue
+        while end - done > 1:
+            middle = (done + end) // 2
+            if a[done:middle] == b[done:middle]:
+                done = middle
+            else:
+                end = middle
+        return done
+    return limit
+
+
+class Cached(Protocol):
+    """A slot, as far as its cells matter here."""
+
+    id: int
+    tokens: list[int]
+
+
+S = TypeVar("S", bound=Cached)
+
+
+def longest_match(prompt: Sequence[int], slots: Iterable[S]) -> tuple[S | None, int]:
+    """The slot whose cells share the longest prefix with `prompt`, and its length in tokens."""
+    best: S | None = None
+    longest = 0
+    for slot in slots:
+        if len(slot.tokens) > longest and slot.tokens[longest] == prompt[longest]:
+            n = common_prefix(prompt, slot.tokens)
+            if n > longest:
+                best, longest = slot, n
+                if longest == len(prompt):
+                    break
+    return best, longest

@@ -1,0 +1,101 @@
+"""What the engine needs of the native side. `server.llama` implements it; tests use `tests/fakes.py`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from server.engine.request import SamplingParams, TokenLogprob
+
+
+class Vocab(Protocol):
+    """A model's vocabulary. Safe to use from any thread; no method changes anything."""
+
+    n_tokens: int
+    bos: int  # -1 where there is none, as for every id below
+    eos: int
+    add_bos: bool
+    eog: frozenset[int]  # every end-of-generation id
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
+
+    def piece(self, token: int, *, special: bool = True) -> bytes:
+        """The bytes that `token` prints; with ``special=False`` nothing for control tokens."""
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """Fixed facts of one instance. ``n_ctx_seq`` is the most tokens one sequence may hold; ``n_cells`` those of
+    all together (equal to n_ctx_seq * n_seq when the KV is not unified)."""
+
+    n_seq: int
+    n_ctx_seq: int
+    n_cells: int
+    n_batch: int
+    n_ubatch: int
+    unified: bool
+
+
+class BatchEntry(Protocol):
+    """A run of tokens of one sequence in a batch: positions ``pos``.. ; logits for the last token if asked."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def pos(self) -> int: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def want_logits(self) -> bool: ...
+
+
+class Sampler(Protocol):
+    """One sequence's sampler chain: native memory, closed by its owner."""
+
+    seed: int
+
+    def close(self) -> None: ...
+
+
+class Runner(Protocol):
+    """One native context. Every method is called by the instance's step thread only."""
+
+    info: RunnerInfo
+    vocab: Vocab
+
+    def decode(self, entries: Sequence[BatchEntry]) -> bool:
+        """Decode in one call. True: done. False: no KV room, and nothing was changed.
+
+        Raises `server.errors.InternalError` when the library reports a fault of the batch.
+        """
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
+        """A new chain that has seen the prompt's tokens."""
+
+    def sample(self, output: int, sampler: Sampler) -> int:
+        """Sample from the `output`-th wanted logits of the last decode and accept the token."""
+
+    def sample_constrained(self, output: int, sampler: Sampler, mask: "bytes | memoryview | bytearray") -> int:
+        """Sample and accept, among the tokens whose bit is set; raises InternalError when none is left."""
+
+    def propose(self, output: int, sampler: Sampler) -> int:
+        """Sample without accepting."""
+
+    def accept(self, sampler: Sampler, token: int) -> None: ...
+
+    def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
+        """From the raw logits of that output: the token's log probability and the `n_top` best."""
+
+    def seq_remove(self, seq: int, pos: int) -> bool:
+        """Forget positions >= `pos` of `seq`; False when this model cannot forget a part."""
+
+    def seq_copy(self, source: int, target: int) -> None:
+        """Make `target` a copy of the whole of `source`; the target must be empty."""
+
+    def seq_save(self, seq: int) -> bytes:
+        """The state of one sequence, for `seq_load` of the same runner."""
+
+    def seq_load(self, seq: int, state: bytes) -> bool: ...
+
+    def close(self) -> None: ...

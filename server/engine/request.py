@@ -1,0 +1,195 @@
+"""What comes into the engine and what comes out: plain values, no wire format, no native library."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+DEFAULT_SAMPLERS = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
+RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED: a new seed for each request
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """llama-server's whole sampler chain with its defaults (llama.cpp common/common.h, common_params_sampling)."""
+
+    seed: int = RANDOM_SEED
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    typical_p: float = 1.0
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    min_keep: int = 0
+    ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
+
+
+class Constraint(Protocol):
+    """What the output must match; stateful, one per sequence. Implemented in `grammar`."""
+
+    def fork(self) -> "Constraint":
+        """A fresh copy in the same state, for another choice of the same request."""
+
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come next. Must not raise for any token of the vocabulary."""
+
+    def mask(self) -> "memoryview | bytes | bytearray":
+        """A bit per token, little-endian 32-bit words, 1 = allowed; at least ceil(n_vocab / 32) words."""
+
+    def accept(self, token: int) -> None:
+        """Advance by an allowed token."""
+
+    @property
+    def finished(self) -> bool:
+        """True when the output is complete and only an end token may follow."""
+
+
+class FinishReason(StrEnum):
+    """Why generation ended; dialects map it to their own words."""
+
+    EOS = "eos"  # an end-of-generation token
+    STOP = "word"  # a stop string
+    LIMIT = "limit"  # max_tokens, the time limit, or the context's end
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token with its log probability. ``piece`` is the token's own bytes (may be a part of a character)."""
+
+    id: int
+    piece: bytes
+    logprob: float
+    top: tuple["TokenLogprob", ...] = ()
+
+
+@dataclass(slots=True)
+class Timings:
+    """Counts and milliseconds of one sequence, as llama-server's ``timings`` object."""
+
+    cache_n: int = 0
+    prompt_n: int = 0
+    prompt_ms: float = 0.0
+    predicted_n: int = 0
+    predicted_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The prompt is fully in the cache; first event of every choice, right before its first text."""
+
+    index: int
+    n_prompt: int
+    n_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A part of the prompt was computed (only sent when the request asks for it)."""
+
+    index: int
+    total: int
+    cached: int
+    computed: int
+    elapsed_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """New text of one choice: whole characters only, never a part of a stop string.
+
+    ``tokens`` are the ids since the last event; ``logprobs`` is empty unless asked for. ``timings`` is set when
+    the request asked for timings per token.
+    """
+
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    timings: Timings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a choice."""
+
+    index: int
+    reason: FinishReason
+    stopping_word: str
+    n_prompt: int
+    n_cached: int
+    n_predicted: int
+    timings: Timings
+    id_slot: int
+    seed: int
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last event of a request that could not be served; `error` is from `server.errors`."""
+
+    error: Exception
+
+
+Event = Started | Progress | Text | Finished | Failed
+
+
+@dataclass(slots=True)
+class Request:
+    """One piece of client work.
+
+    ``prompt`` is never empty. ``max_tokens`` < 0 means until the context ends. ``n_probs`` > 0 asks for that many
+    log probabilities beside each token's own, 0 for none; ``want_logprobs`` with 0 gives the token's own only.
+    ``deadline_s`` limits the time spent generating, checked at new lines (llama-server's ``t_max_predict_ms``);
+    0 = none. ``print_special`` names control tokens whose text is wanted, such as tool-call tags.
+    """
+
+    id: str
+    prompt: list[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int = -1
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    n_probs: int = 0
+    want_logprobs: bool = False
+    cache_prompt: bool = True
+    id_slot: int = -1
+    deadline_s: float = 0.0
+    return_progress: bool = False
+    timings_per_token: bool = False
+    print_special: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
+
+
+Sink = Callable[[list[Event]], None]
+"""Where a request's events go; called on the event loop, once per step at most."""

@@ -1,0 +1,248 @@
+"""Who gets a slot, and who decodes which tokens in the next step. Pure: no threads, no clock, no native calls.
+
+A step of the instance is: `place` until nobody can be placed, `plan`, decode, `commit` (or `make_room` when the
+cells ran out), sample, `finish` who ended.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from server.engine.pace import Pace
+from server.engine.params import EngineParams
+from server.engine.prefix import common_prefix, longest_match
+from server.engine.protocols import RunnerInfo
+from server.engine.sequence import Phase, Sequence, Slot
+
+MIN_COPY = 16  # tokens; a shorter prefix of another slot is computed anew
+MIN_WAIT = 64  # tokens; a longer prefix that another slot is computing is waited for
+RESERVE = 64  # cells kept for what a placed sequence will generate (unified KV)
+ALONE_S = 1.0  # step time to stay under when no slot generates: bounds how long a cancel takes
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Put `sequence` into `slot`, whose cells must then hold the first `n_reuse` tokens of `source`'s."""
+
+    sequence: Sequence
+    slot: Slot
+    source: Slot | None
+    n_reuse: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A run of tokens of one sequence in the step's batch."""
+
+    seq: int
+    pos: int
+    tokens: list[int]
+    want_logits: bool
+    sequence: Sequence
+
+
+class _Skip(Enum):
+    """Why a waiting sequence is not placed now."""
+
+    LATER = "its slot is busy, or its prefix is being computed; others may go first"
+    NO_ROOM = "too few free cells; others must not overtake it for ever"
+
+
+class Scheduler:
+    """Queue, slots and budgets of one instance."""
+
+    def __init__(self, info: RunnerInfo, params: EngineParams) -> None:
+        self.info = info
+        self.params = params
+        self.slots = [Slot(i) for i in range(info.n_seq)]
+        self.waiting: deque[Sequence] = deque()
+        self.pace = Pace(params.target_itl_ms / 1e3, min(params.min_chunk, info.n_batch), info.n_batch)
+        self.pace_alone = Pace(ALONE_S, self.pace.smallest, info.n_batch, min(512, info.n_batch))
+        self._limit = info.n_batch
+        self._crowded = False  # somebody was parked and nobody has left since: placing him again would go in circles
+
+    def active(self) -> Iterator[Sequence]:
+        """Every sequence that holds a slot."""
+        return (slot.sequence for slot in self.slots if slot.sequence is not None)
+
+    def place(self) -> Placement | None:
+        """The next waiting sequence that can have a slot, taken out of the queue."""
+        if not any(slot.idle for slot in self.slots):
+            return None
+        if self._crowded and any(self.active()):
+            return None
+        for sequence in self.waiting:
+            placement = self._placement(sequence)
+            if placement is _Skip.NO_ROOM:
+                return None
+            if isinstance(placement, Placement):
+                self.waiting.remove(sequence)
+                return placement
+        return None
+
+    def _placement(self, sequence: Sequence) -> Placement | _Skip:
+        pinned = sequence.request.id_slot
+        if pinned >= 0 and not self.slots[pinned].idle:
+            return _Skip.LATER
+        if sequence.saved is not None:
+            slot = self.slots[pinned] if pinned >= 0 else self._stalest(None)
+            return self._if_room(sequence, Placement(sequence, slot, None, 0))
+        source, n = self._match(sequence)
+        coming = self._coming(sequence)
+        if coming >= MIN_WAIT and coming > n:
+            return _Skip.LATER
+        slot = self.slots[pinned] if pinned >= 0 else self._choose(sequence, source, n)
+        if source is not slot and not self._worth_copying(source, n):
+            source, n = None, 0
+        return self._if_room(sequence, Placement(sequence, slot, source, n))
+
+    def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
+        """Longest reusable prefix: at least the last token is decoded again, for its logits."""
+        if not (sequence.request.cache_prompt and self.params.cache_prompt):
+            return None, 0
+        source, n = longest_match(sequence.target, self.slots)
+        return source, min(n, len(sequence.target) - 1)
+
+    def _coming(self, sequence: Sequence) -> int:
+        """Longest prefix that a slot is computing right now."""
+        if not (sequence.request.cache_prompt and self.params.cache_prompt):
+            return 0
+        prefilling = (s for s in self.active() if s.phase is Phase.PREFILL)
+        longest = max((common_prefix(sequence.target, s.target) for s in prefilling), default=0)
+        return min(longest, len(sequence.target) - 1)
+
+    def _choose(self, sequence: Sequence, source: Slot | None, n: int) -> Slot:
+        """The matching slot itself if little is lost by it, else the one unused for longest."""
+        if source is not None and source.idle:
+            similar = n > self.params.slot_prompt_similarity * len(sequence.target) > 0
+            if similar and len(source.tokens) - n <= n:
+                return source
+        return self._stalest(source)
+
+    def _stalest(self, spare: Slot | None) -> Slot:
+        """An idle slot: an empty one first, then the least recently used; `spare` only if there is no other."""
+        idle = [slot for slot in self.slots if slot.idle]
+        return min(idle, key=lambda slot: (slot is spare, bool(slot.tokens), slot.last_used, slot.id))
+
+    def _worth_copying(self, source: Slot | None, n: int) -> bool:
+        """A copy takes the whole source along; with separate KV that costs, however little of it is kept."""
+        if source is None or n < MIN_COPY:
+            return False
+        return self.info.unified or n * 16 >= len(source.tokens)
+
+    def _if_room(self, sequence: Sequence, placement: Placement) -> Placement | _Skip:
+        if not self.info.unified:
+            return placement
+        taken = sum(
+            max(len(s.target), s.n_computed) - (s.slot.n_shared if s.slot is not None else 0) + RESERVE
+            for s in self.active()
+        )
+        needed = max(len(sequence.target), len(sequence.saved_tokens)) - placement.n_reuse + RESERVE
+        return placement if taken == 0 or taken + needed <= self.info.n_cells else _Skip.NO_ROOM
+
+    def occupy(self, placement: Placement, now: float) -> None:
+        """Record that `placement` was carried out; ``slot.tokens`` already says what its cells hold."""
+        sequence, slot = placement.sequence, placement.slot
+        slot.sequence, sequence.slot = sequence, slot
+        slot.n_requests += 1
+        if sequence.n_cached < 0:
+            sequence.n_cached = len(slot.tokens)
+            sequence.placed_at = now
+        sequence.phase = Phase.PREFILL
+        if len(slot.tokens) == len(sequence.target) and sequence.output:
+            sequence.phase = Phase.DECODE
+
+    def plan(self) -> list[Entry]:
+        """The next batch: every generating slot's token first, then prompts, the oldest first."""
+        entries = [
+            Entry(s.slot.id, len(s.slot.tokens), [s.output[-1]], True, s)
+            for s in self.active()
+            if s.phase is Phase.DECODE and s.slot is not None
+        ]
+        size = self.pace.size if entries else self.pace_alone.size
+        budget = max(size - len(entries), self.params.min_chunk if entries else 1)
+        budget = min(budget, self._limit - len(entries), self.info.n_batch - len(entries))
+        prefilling = sorted(
+            (s for s in self.active() if s.phase is Phase.PREFILL),
+            key=lambda s: (s.ticket.submitted_at, s.index),
+        )
+        for s in prefilling:
+            if budget <= 0 or s.slot is None:
+                break
+            at = len(s.slot.tokens)
+            tokens = s.target[at : at + budget]
+            budget -= len(tokens)
+            wants_logits = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
+            entries.append(Entry(s.slot.id, at, tokens, wants_logits, s))
+        return entries
+
+    def commit(self, entries: list[Entry], seconds: float) -> None:
+        """The batch was decoded in `seconds`: its tokens are in the cells."""
+        self._limit = self.info.n_batch
+        n_prompt = sum(len(e.tokens) for e in entries if e.sequence.phase is Phase.PREFILL)
+        if n_prompt:
+            alone = all(e.sequence.phase is Phase.PREFILL for e in entries)
+            n_tokens = sum(len(e.tokens) for e in entries)
+            (self.pace_alone if alone else self.pace).observe(n_tokens, seconds)
+        for entry in entries:
+            sequence = entry.sequence
+            assert sequence.slot is not None
+            sequence.slot.tokens.extend(entry.tokens)
+            if sequence.phase is Phase.PREFILL and len(sequence.slot.tokens) == len(sequence.target):
+                sequence.phase = Phase.DECODE
+
+    def make_room(self, entries: list[Entry]) -> Slot | Sequence | None:
+        """The cells ran out: whose cells to free (an idle slot's), or whom to park. None: a smaller batch, or nothing.
+
+        `is_stuck` tells these two apart.
+        """
+        cached = [slot for slot in self.slots if slot.idle and slot.tokens]
+        if cached:
+            return min(cached, key=lambda slot: slot.last_used)
+        active = list(self.active())
+        if len(active) > 1:
+            return max(active, key=lambda s: (s.ticket.submitted_at, s.index))
+        self._limit = max(1, sum(len(e.tokens) for e in entries) // 2)
+        return None
+
+    def is_stuck(self, entries: list[Entry]) -> bool:
+        """Not even one token of the only sequence finds a cell."""
+        return sum(len(e.tokens) for e in entries) == 1
+
+    def release(self, sequence: Sequence, now: float) -> None:
+        """`sequence` gives its slot back; the cells stay as a cache."""
+        slot = sequence.slot
+        if slot is not None:
+            slot.sequence, sequence.slot = None, None
+            slot.last_used = now
+            self._crowded = False
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def park(self, sequence: Sequence, now: float) -> None:
+        """Back to the head of the queue; what was generated must be in the cells again before it goes on."""
+        self.release(sequence, now)
+        self._crowded = True
+        sequence.target = sequence.request.prompt + sequence.output[:-1]
+        sequence.phase = Phase.WAITING
+        self.waiting.appendleft(sequence)
+
+    def check_integrity(self) -> None:
+        """Prove that every slot and every cell is accounted for once; raises AssertionError."""
+        held = list(self.active())
+        assert len(set(map(id, held))) == len(held), "a sequence holds two slots"
+        assert not any(s in self.waiting for s in held), "a sequence holds a slot and waits"
+        for slot in self.slots:
+            assert len(slot.tokens) <= self.info.n_ctx_seq, f"slot {slot.id} holds more than its context"
+            assert 0 <= slot.n_shared <= len(slot.tokens), f"slot {slot.id} shares more than it holds"
+            s = slot.sequence
+            if s is None:
+                continue
+            assert s.slot is slot, f"slot {slot.id} and its sequence disagree"
+            assert s.phase in (Phase.PREFILL, Phase.DECODE), f"a {s.phase.value} sequence holds slot {slot.id}"
+            text = s.request.prompt + s.output
+            assert slot.tokens == text[: len(slot.tokens)], f"slot {slot.id} holds other tokens than its sequence"
+        for s in self.waiting:
+            assert s.slot is None, "a waiting sequence has a slot"
+            assert s.phase is Phase.WAITING, "a waiting sequence is not waiting"

@@ -1,0 +1,46 @@
+"""What a slot does, for GET /slots. Read from another thread while steps run, so single numbers may be a step apart."""
+
+from dataclasses import dataclass
+
+from server.engine.request import Request
+from server.engine.sequence import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSnapshot:
+    """One slot. ``request`` is None when it is idle; ``n_decoded`` counts generated tokens."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+    n_requests: int
+    n_tokens: int  # in its cells
+    request: Request | None = None
+    n_prompt: int = 0
+    n_prompt_cached: int = 0
+    n_prompt_computed: int = 0
+    n_decoded: int = 0
+    has_new_line: bool = False
+
+
+def snapshot(slot: Slot, first_id: int, n_ctx: int) -> SlotSnapshot:
+    """A copy of what `slot` does now."""
+    sequence = slot.sequence
+    n_tokens = len(slot.tokens)
+    if sequence is None:
+        return SlotSnapshot(first_id + slot.id, n_ctx, False, slot.n_requests, n_tokens)
+    n_prompt = len(sequence.request.prompt)
+    n_cached = max(sequence.n_cached, 0)
+    return SlotSnapshot(
+        id=first_id + slot.id,
+        n_ctx=n_ctx,
+        is_processing=True,
+        n_requests=slot.n_requests,
+        n_tokens=n_tokens,
+        request=sequence.request,
+        n_prompt=n_prompt,
+        n_prompt_cached=n_cached,
+        n_prompt_computed=max(min(n_tokens, n_prompt) - n_cached, 0),
+        n_decoded=len(sequence.output),
+        has_new_line=sequence.text.has_new_line,
+    )

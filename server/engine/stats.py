@@ -1,0 +1,59 @@
+"""Counters and histograms of one model's engine: plain numbers, read by `server.metrics` from another thread."""
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+SECONDS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts per upper bound in seconds (the last count is +Inf), and the sum."""
+
+    bounds: tuple[float, ...] = SECONDS
+    counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    sum: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Totals since the model was loaded, as llama-server's ``server_metrics`` (tools/server/server-context.cpp)."""
+
+    prompt_tokens: int = 0  # computed, not cached
+    prompt_tokens_cached: int = 0
+    prompt_seconds: float = 0.0
+    predicted_tokens: int = 0
+    predicted_seconds: float = 0.0
+    n_decode: int = 0
+    n_busy_slots: int = 0  # summed over decodes
+    n_tokens_max: int = 0
+    n_processing: int = 0  # gauge: requests that hold a slot
+    n_deferred: int = 0  # gauge: requests that wait for one
+    n_parked: int = 0  # requests that were moved out of the KV cache and resumed later
+    time_to_first_token: Histogram = field(default_factory=Histogram)
+    inter_token: Histogram = field(default_factory=Histogram)
+    queue_time: Histogram = field(default_factory=Histogram)
+    request_duration: Histogram = field(default_factory=Histogram)

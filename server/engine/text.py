@@ -1,0 +1,104 @@
+"""Tokens to text, as it can be shown: whole characters, and never a part of a stop string."""
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from server.engine.request import TokenLogprob
+
+
+@dataclass(slots=True)
+class Shown:
+    """Text that became final, with the tokens it came from."""
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A token whose text is not final: it begins at ``start`` of the held text."""
+
+    token: int
+    start: int
+    logprob: TokenLogprob | None
+
+
+@dataclass(slots=True)
+class TextStream:
+    """Incremental detokenizer of one choice, with its stop strings.
+
+    `feed` returns what became final, `stopping_word` is set once a stop string was met; nothing after it is shown.
+    """
+
+    stops: Sequence[str] = ()
+    stopping_word: str = ""
+    has_new_line: bool = False
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
+    )
+    _held: str = ""
+    _pending: list[_Pending] = field(default_factory=list)
+
+    def feed(self, token: int, piece: bytes, logprob: TokenLogprob | None) -> Shown | None:
+        """Take one more token; None when nothing new can be shown yet."""
+        self._pending.append(_Pending(token, len(self._held), logprob))
+        new = self._decoder.decode(piece)
+        if not new:
+            return None
+        searched = len(self._held)
+        self._held += new
+        if self.stops:
+            if self._cut_at_stop(searched):
+                return self._show(len(self._held))
+            return self._show(len(self._held) - self._partial_stop())
+        return self._show(len(self._held))
+
+    def finish(self) -> Shown | None:
+        """Show what was held back; an incomplete character becomes U+FFFD."""
+        if not self.stopping_word:
+            self._held += self._decoder.decode(b"", final=True)
+        if not self._held and not self._pending:
+            return None
+        return self._show(len(self._held), last=True)
+
+    def _cut_at_stop(self, searched: int) -> bool:
+        """Cut the held text at the earliest stop string in it, with the tokens that lie behind."""
+        hits = []
+        for stop in self.stops:
+            at = self._held.find(stop, max(0, searched - len(stop) + 1))
+            if at >= 0:
+                hits.append((at, stop))
+        if not hits:
+            return False
+        at, self.stopping_word = min(hits, key=lambda hit: hit[0])
+        self._held = self._held[:at]
+        self._pending = [p for p in self._pending if p.start < at]
+        return True
+
+    def _partial_stop(self) -> int:
+        """Length of the longest end of the held text that a stop string begins with."""
+        longest = 0
+        for stop in self.stops:
+            for n in range(min(len(stop) - 1, len(self._held)), longest, -1):
+                if stop.startswith(self._held[-n:]):
+                    longest = n
+                    break
+        return longest
+
+    def _show(self, n: int, *, last: bool = False) -> Shown | None:
+        """Release the first ``n`` held characters, with every token that begins in them."""
+        if n == 0 and not last:
+            return None
+        text, self._held = self._held[:n], self._held[n:]
+        done = self._pending if not self._held else [p for p in self._pending if p.start < n]
+        self._pending = [] if not self._held else [p for p in self._pending if p.start >= n]
+        for pending in self._pending:
+            pending.start -= n
+        self.has_new_line = self.has_new_line or "\n" in text
+        return Shown(
+            text,
+            tuple(p.token for p in done),
+            tuple(p.logprob for p in done if p.logprob is not None),
+        )

@@ -1,0 +1,1 @@
+"""Every configured model and its state: unloaded, loading, ready, sleeping, draining, failed."""

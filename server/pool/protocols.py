@@ -1,0 +1,50 @@
+"""What the pool needs of the native side, and what a loaded model is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from server.engine.protocols import Runner, Vocab
+from server.pool.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Facts read from the GGUF, for /v1/models and /props."""
+
+    description: str = ""  # llama_model_desc, e.g. "llama 1B Q8_0"
+    ftype: str = ""
+    vocab_type: int = 0
+    n_vocab: int = 0
+    n_ctx_train: int = 0
+    n_embd: int = 0
+    n_params: int = 0
+    size: int = 0  # bytes of all tensors
+    bos_token: str = ""
+    eos_token: str = ""
+    chat_template: str = ""  # "" where the model has none
+    chat_template_tool_use: str = ""  # its template named "tool_use", if any
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+class Weights(Protocol):
+    """Loaded weights, shared by all instances of a model."""
+
+    info: ModelInfo
+    vocab: Vocab
+
+    def runner(self) -> Runner:
+        """A new context over these weights; blocking. Raises `server.errors.ModelFailed` when memory is short."""
+
+    def close(self) -> None:
+        """Free the weights; every runner must be closed before."""
+
+
+class Loader(Protocol):
+    """Loads weights; blocking, called in a thread."""
+
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> Weights:
+        """Report 0..1 through `progress`; it returns False to stop the load.
+
+        Raises `server.errors.ModelFailed` with the reason (missing file, not a GGUF, unsupported architecture, memory).
+        """

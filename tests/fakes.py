@@ -1,0 +1,266 @@
+"""A model without a native library: its next token follows from what its KV cache holds.
+
+So a scheduler that puts a wrong token, a wrong position or another client's cells into a sequence changes the
+text that comes out, and a test sees it.
+"""
+
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from server.engine.protocols import BatchEntry, RunnerInfo
+from server.engine.request import SamplingParams, TokenLogprob
+from server.errors import InternalError, ModelFailed
+from server.pool.protocols import ModelInfo
+from server.pool.spec import ModelSpec
+
+BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
+SPECIALS = {BOS: b"<s>", EOS: b"</s>", IM_START: b"<|im_start|>", IM_END: b"<|im_end|>"}
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ASSISTANT = "<|im_start|>assistant\n"
+
+
+class FakeVocab:
+    """Token = byte value; four specials behind the bytes."""
+
+    n_tokens = 260
+    bos = BOS
+    eos = EOS
+    add_bos = True
+    eog = frozenset({EOS, IM_END})
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        tokens = [BOS] if add_special else []
+        raw = text.encode("utf-8", "surrogatepass")
+        at = 0
+        while at < len(raw):
+            hit = next((t for t, s in SPECIALS.items() if parse_special and raw.startswith(s, at)), None)
+            tokens.append(raw[at] if hit is None else hit)
+            at += 1 if hit is None else len(SPECIALS[hit])
+        return tokens
+
+    def piece(self, token: int, *, special: bool = True) -> bytes:
+        if token < 256:
+            return bytes([token])
+        return SPECIALS[token] if special else b""
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
+        return b"".join(self.piece(t, special=special) for t in tokens)
+
+
+@dataclass
+class FakeSampler:
+    """Remembers what it accepted."""
+
+    params: SamplingParams
+    seed: int
+    accepted: list[int] = field(default_factory=list)
+    closed: bool = False
+
+    def close(self) -> None:
+        assert not self.closed, "a sampler was closed twice"
+        self.closed = True
+
+
+class FakeRunner:
+    """One fake context. ``replies`` maps the end of a prompt to the text that follows it, then EOS.
+
+    ``steps``: a semaphore that every decode takes one permit of, so that a test lets single steps through.
+    ``on_decode`` sees each batch before it runs and may raise.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_seq: int = 4,
+        n_ctx_seq: int = 256,
+        n_batch: int = 64,
+        unified: bool = False,
+        n_cells: int | None = None,
+        replies: Mapping[str, str] | None = None,
+        partial_removal: bool = True,
+        steps: threading.Semaphore | None = None,
+        on_decode: Callable[[Sequence[BatchEntry]], None] | None = None,
+    ) -> None:
+        self.info = RunnerInfo(n_seq, n_ctx_seq, n_cells or n_seq * n_ctx_seq, n_batch, n_batch, unified)
+        self.vocab = FakeVocab()
+        self.replies = {k.encode(): v.encode() for k, v in (replies or {}).items()}
+        self.partial_removal = partial_removal
+        self.steps = steps
+        self.on_decode = on_decode
+        self.cells: dict[int, list[int]] = {s: [] for s in range(n_seq)}
+        self.outputs: list[int] = []
+        self.histories: list[bytes] = []
+        self.samplers: list[FakeSampler] = []
+        self.batches: list[list[tuple[int, int]]] = []
+        self.closed = False
+
+    def decode(self, entries: Sequence[BatchEntry]) -> bool:
+        assert not self.closed
+        if self.steps is not None:
+            assert self.steps.acquire(timeout=30), "no step was let through"
+        if self.on_decode is not None:
+            self.on_decode(entries)
+        added = sum(len(e.tokens) for e in entries)
+        assert 0 < added <= self.info.n_batch, f"a batch of {added} tokens"
+        if self.info.unified and sum(map(len, self.cells.values())) + added > self.info.n_cells:
+            return False
+        if any(e.pos + len(e.tokens) > self.info.n_ctx_seq for e in entries):
+            return False
+        self.outputs, self.histories = [], []
+        for entry in entries:
+            cells = self.cells[entry.seq]
+            assert entry.pos == len(cells), f"position {entry.pos} of a sequence of {len(cells)}"
+            cells.extend(entry.tokens)
+            if entry.want_logits:
+                history = self.vocab.detokenize(cells)
+                self.outputs.append(self._next(history))
+                self.histories.append(history)
+        self.batches.append([(e.seq, len(e.tokens)) for e in entries])
+        return True
+
+    def _next(self, history: bytes) -> int:
+        best = max(((history.rfind(k), k) for k in self.replies if k in history), default=None)
+        if best is not None:
+            said = history[best[0] + len(best[1]) :]
+            reply = self.replies[best[1]]
+            if reply.startswith(said):
+                return reply[len(said)] if len(said) < len(reply) else EOS
+        return ord("a") + zlib.crc32(history) % 26
+
+    def _draw(self, output: int, sampler: FakeSampler) -> int:
+        token = self.outputs[output]
+        if sampler.params.temperature > 0 and ord("a") <= token <= ord("z") and not self.replies:
+            return ord("a") + zlib.crc32(self.histories[output] + sampler.seed.to_bytes(4, "little")) % 26
+        banned = {t for t, b in sampler.params.logit_bias if b == float("-inf")}
+        if sampler.params.ignore_eos:
+            banned |= self.vocab.eog
+        return next(t for t in (token, ord("x"), ord("y"), ord("z")) if t not in banned)
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> FakeSampler:
+        sampler = FakeSampler(params, params.seed if params.seed != 0xFFFFFFFF else 7, list(prompt))
+        self.samplers.append(sampler)
+        return sampler
+
+    def sample(self, output: int, sampler: FakeSampler) -> int:
+        token = self._draw(output, sampler)
+        self.accept(sampler, token)
+        return token
+
+    def propose(self, output: int, sampler: FakeSampler) -> int:
+        return self._draw(output, sampler)
+
+    def accept(self, sampler: FakeSampler, token: int) -> None:
+        assert not sampler.closed
+        sampler.accepted.append(token)
+
+    def sample_constrained(self, output: int, sampler: FakeSampler, mask: "bytes | memoryview") -> int:
+        bits = bytes(mask)
+        allowed = [t for t in range(self.vocab.n_tokens) if bits[t // 8] >> (t % 8) & 1]
+        if not allowed:
+            raise InternalError("no token is allowed")
+        wanted = self._draw(output, sampler)
+        token = wanted if wanted in allowed else min(allowed)
+        self.accept(sampler, token)
+        return token
+
+    def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
+        best = self.outputs[output]
+        order = [best, *(t for t in range(ord("a"), ord("z") + 1) if t != best)][:n_top]
+        top = tuple(TokenLogprob(t, self.vocab.piece(t), -0.1 * (i + 1)) for i, t in enumerate(order))
+        return TokenLogprob(token, self.vocab.piece(token), -0.1 if token == best else -2.0, top)
+
+    def seq_remove(self, seq: int, pos: int) -> bool:
+        if 0 < pos < len(self.cells[seq]) and not self.partial_removal:
+            return False
+        del self.cells[seq][pos:]
+        return True
+
+    def seq_copy(self, source: int, target: int) -> None:
+        assert not self.cells[target], "the target of a copy must be empty"
+        self.cells[target] = list(self.cells[source])
+
+    def seq_save(self, seq: int) -> bytes:
+        return b",".join(str(t).encode() for t in self.cells[seq])
+
+    def seq_load(self, seq: int, state: bytes) -> bool:
+        tokens = [int(t) for t in state.split(b",") if t]
+        others = sum(len(c) for s, c in self.cells.items() if s != seq)
+        if self.info.unified and others + len(tokens) > self.info.n_cells:
+            return False
+        self.cells[seq] = tokens
+        return True
+
+    def close(self) -> None:
+        assert not self.closed, "a runner was closed twice"
+        assert all(s.closed for s in self.samplers), "a sampler outlives its runner"
+        self.closed = True
+
+
+class FakeWeights:
+    """Weights that make `FakeRunner`s; remembers them, so that a test can look inside."""
+
+    def __init__(self, spec: ModelSpec, runner: Callable[[], FakeRunner]) -> None:
+        self.spec = spec
+        self.info = ModelInfo(
+            description="fake 1B F32",
+            ftype="all F32",
+            vocab_type=2,
+            n_vocab=260,
+            n_ctx_train=4096,
+            n_embd=8,
+            n_params=1000,
+            size=4000,
+            bos_token="<s>",
+            eos_token="</s>",
+            chat_template=CHATML,
+            metadata={"general.architecture": "fake", "general.name": "fake"},
+        )
+        self.vocab = FakeVocab()
+        self.make = runner
+        self.runners: list[FakeRunner] = []
+        self.closed = False
+
+    def runner(self) -> FakeRunner:
+        self.runners.append(self.make())
+        return self.runners[-1]
+
+    def close(self) -> None:
+        assert all(r.closed for r in self.runners), "weights were freed under a runner"
+        self.closed = True
+
+
+class FakeLoader:
+    """Loads at once; ``failing`` maps a model's id to the reason why it can't be loaded.
+
+    ``gate``: an event that every load waits for, after it has reported half of its progress.
+    """
+
+    def __init__(
+        self,
+        *,
+        replies: Mapping[str, str] | None = None,
+        failing: Mapping[str, str] | None = None,
+        gate: threading.Event | None = None,
+        runner: Callable[[], FakeRunner] | None = None,
+    ) -> None:
+        self.failing = dict(failing or {})
+        self.gate = gate
+        self.make = runner or (lambda: FakeRunner(replies=replies))
+        self.loaded: list[FakeWeights] = []
+
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
+        if not progress(0.5):
+            raise ModelFailed(spec.id, "cancelled")
+        if self.gate is not None:
+            assert self.gate.wait(30), "the gate was never opened"
+        if spec.id in self.failing:
+            raise ModelFailed(spec.id, self.failing[spec.id])
+        if not progress(1.0):
+            raise ModelFailed(spec.id, "cancelled")
+        self.loaded.append(FakeWeights(spec, self.make))
+        return self.loaded[-1]

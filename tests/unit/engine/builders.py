@@ -1,0 +1,89 @@
+"""Short ways to make an engine over a fake runner, and to run requests through it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.engine.engine import Engine
+from server.engine.params import EngineParams
+from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Started, Text
+from tests.fakes import EOS, FakeRunner, FakeVocab
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@asynccontextmanager
+async def engine_over(*runners: FakeRunner, **params: Any) -> AsyncIterator[Engine]:
+    """An engine that checks its accounting after every step, closed at the end."""
+    engine = Engine(runners, EngineParams(check_integrity=True, **params), asyncio.get_running_loop())
+    try:
+        yield engine
+        engine.check_integrity()
+    finally:
+        await engine.close()
+        assert all(runner.closed for runner in runners)
+
+
+def request(prompt: str, **options: Any) -> Request:
+    """A greedy request of 8 tokens, unless said otherwise."""
+    options = {"max_tokens": 8, "sampling": GREEDY} | options
+    tokens = FakeVocab().tokenize(prompt, add_special=True, parse_special=False)
+    return Request(id=prompt[:8], prompt=tokens, **options)
+
+
+@dataclass
+class Reply:
+    """All that came of one request."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    finished: dict[int, Finished] = field(default_factory=dict)
+    error: Exception | None = None
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The text of the only choice."""
+        return self.texts.get(0, "")
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Sort events in."""
+        self.events.extend(events)
+        for event in events:
+            if isinstance(event, Text):
+                self.texts[event.index] = self.texts.get(event.index, "") + event.text
+            elif isinstance(event, Finished):
+                self.finished[event.index] = event
+            elif isinstance(event, Failed):
+                self.error = event.error
+
+    @property
+    def started(self) -> Started:
+        """The first choice's Started."""
+        return next(e for e in self.events if isinstance(e, Started))
+
+
+async def run(engine: Engine, *requests: Request) -> list[Reply]:
+    """Submit all at once and wait for all."""
+
+    async def one(req: Request) -> Reply:
+        reply = Reply()
+        async with engine.stream(req) as stream:
+            async for events in stream:
+                reply.add(events)
+        return reply
+
+    return list(await asyncio.gather(*(one(r) for r in requests)))
+
+
+def alone(req: Request) -> str:
+    """What the fake model says to this prompt when nobody else is there."""
+    runner = FakeRunner(n_seq=1, n_ctx_seq=10**6)
+    tokens = list(req.prompt)
+    while len(tokens) - len(req.prompt) < req.max_tokens:
+        token = runner._next(FakeVocab().detokenize(tokens))
+        if token == EOS:
+            break
+        tokens.append(token)
+    return FakeVocab().detokenize(tokens[len(req.prompt) :]).decode()

@@ -1,0 +1,312 @@
+"""The engine over the fake runner: what a client gets, and what is left behind."""
+
+import asyncio
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from server.engine.request import Failed, FinishReason, Progress, SamplingParams, Started, Text
+from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
+from tests.fakes import FakeRunner
+from tests.unit.engine.builders import alone, engine_over, request, run
+
+
+async def test_a_request_gets_its_text_and_one_finish() -> None:
+    async with engine_over(FakeRunner(replies={"hello": " world"})) as engine:
+        (reply,) = await run(engine, request("hello", max_tokens=20))
+    assert reply.text == " world"
+    assert reply.finished[0].reason is FinishReason.EOS
+    assert reply.finished[0].n_predicted == len(" world") + 1  # the end token counts, as in llama-server
+    assert isinstance(reply.events[0], Started)
+
+
+async def test_max_tokens_ends_with_limit() -> None:
+    async with engine_over(FakeRunner()) as engine:
+        (reply,) = await run(engine, request("abc", max_tokens=5))
+    assert len(reply.text) == 5
+    assert reply.finished[0].reason is FinishReason.LIMIT
+    assert not reply.finished[0].truncated
+
+
+async def test_zero_tokens_fill_the_cache_and_say_nothing() -> None:
+    async with engine_over(FakeRunner()) as engine:
+        (reply,) = await run(engine, request("abc", max_tokens=0))
+        (second,) = await run(engine, request("abcd", max_tokens=1))
+    assert reply.text == ""
+    assert reply.finished[0].n_predicted == 0
+    assert second.started.n_cached == 4
+
+
+async def test_the_context_end_truncates() -> None:
+    async with engine_over(FakeRunner(n_ctx_seq=10)) as engine:
+        (reply,) = await run(engine, request("abcd", max_tokens=-1))
+    assert reply.finished[0].reason is FinishReason.LIMIT
+    assert reply.finished[0].truncated
+    assert len(reply.text) == 5
+
+
+async def test_concurrent_requests_say_what_each_says_alone() -> None:
+    requests = [request(f"prompt number {i}", max_tokens=20) for i in range(24)]
+    async with engine_over(FakeRunner(n_seq=8)) as engine:
+        replies = await run(engine, *requests)
+    assert [r.text for r in replies] == [alone(r) for r in requests]
+
+
+async def test_running_slots_decode_before_any_prompt_token() -> None:
+    runner = FakeRunner(n_seq=4, n_batch=32)
+    async with engine_over(runner, min_chunk=8) as engine:
+        await run(engine, *(request(f"{i}" * 60, max_tokens=12) for i in range(4)))
+    for batch in runner.batches:
+        sizes = [n for _, n in batch]
+        assert sizes == sorted(sizes, key=lambda n: n > 1), "a prompt came before a generated token"
+
+
+async def test_a_long_prompt_does_not_stall_running_slots() -> None:
+    runner = FakeRunner(n_seq=2, n_ctx_seq=4096, n_batch=2048, steps=threading.Semaphore(0))
+    async with engine_over(runner, min_chunk=16) as engine:
+        first = engine.stream(request("abc", max_tokens=400))
+        runner.steps.release(2)
+        assert await anext(first)
+        second = engine.stream(request("x" * 2000, max_tokens=1))
+        runner.steps.release(1000)
+        async for _ in first:
+            pass
+        async for _ in second:
+            pass
+    mixed = [batch for batch in runner.batches if len(batch) == 2]
+    assert mixed, "the prompt was never computed beside the running slot"
+    assert len(mixed) > 1, "the whole prompt went into one step"
+    assert all(batch[0][1] == 1 for batch in mixed)
+
+
+async def test_a_prefix_in_the_same_slot_is_not_computed_again() -> None:
+    async with engine_over(FakeRunner(n_seq=1)) as engine:
+        await run(engine, request("shared prefix of some length, then A"))
+        (reply,) = await run(engine, request("shared prefix of some length, then B"))
+    assert reply.started.n_cached == len("shared prefix of some length, then ") + 1
+
+
+async def test_eight_cold_requests_compute_a_shared_prefix_once() -> None:
+    runner = FakeRunner(n_seq=8, n_ctx_seq=1024)
+    prefix = "p" * 500
+    requests = [request(f"{prefix} {i} and its own part") for i in range(8)]
+    async with engine_over(runner) as engine:
+        replies = await run(engine, *requests)
+    assert [r.text for r in replies] == [alone(r) for r in requests]
+    computed = sum(n for batch in runner.batches for _, n in batch)
+    assert computed < 501 + 8 * 64, "the prefix was computed more than once"
+
+
+async def test_n_choices_come_from_one_prefill() -> None:
+    runner = FakeRunner(n_seq=4, n_ctx_seq=1024)
+    async with engine_over(runner) as engine:
+        (reply,) = await run(
+            engine, request("q" * 300, n=3, sampling=SamplingParams(temperature=1.0, seed=5), max_tokens=6)
+        )
+    assert sorted(reply.texts) == [0, 1, 2]
+    assert len(set(reply.texts.values())) == 3, "every choice must have a seed of its own"
+    assert sum(n for batch in runner.batches for _, n in batch) < 301 + 3 * 8 + 3
+
+
+async def test_more_choices_than_slots_are_served_in_turn() -> None:
+    async with engine_over(FakeRunner(n_seq=2)) as engine:
+        (reply,) = await run(engine, request("q" * 100, n=5, max_tokens=3))
+    assert sorted(reply.finished) == [0, 1, 2, 3, 4]
+
+
+async def test_a_model_that_cannot_forget_a_part_computes_anew() -> None:
+    requests = [request("common beginning, " + tail) for tail in ("one", "two", "three")]
+    async with engine_over(FakeRunner(n_seq=2, partial_removal=False)) as engine:
+        replies = [(await run(engine, r))[0] for r in requests]
+    assert [r.text for r in replies] == [alone(r) for r in requests]
+
+
+async def test_cells_that_run_out_park_a_victim_and_everybody_ends_well() -> None:
+    runner = FakeRunner(n_seq=4, n_ctx_seq=400, n_cells=400, unified=True)
+    requests = [request(f"{i} " + "y" * 30, max_tokens=150) for i in range(4)]
+    async with engine_over(runner) as engine:
+        replies = await run(engine, *requests)
+        assert engine.stats.n_parked > 0
+    assert [r.text for r in replies] == [alone(r) for r in requests]
+
+
+async def test_idle_caches_give_way_before_anybody_is_parked() -> None:
+    runner = FakeRunner(n_seq=4, n_ctx_seq=200, n_cells=200, unified=True)
+    async with engine_over(runner) as engine:
+        for i in range(6):
+            await run(engine, request(f"{i}" * 60))
+        assert engine.stats.n_parked == 0
+
+
+async def test_one_request_that_fills_unified_cells_alone_is_truncated() -> None:
+    runner = FakeRunner(n_seq=2, n_ctx_seq=64, n_cells=60, unified=True)
+    async with engine_over(runner) as engine:
+        (reply,) = await run(engine, request("z" * 20, max_tokens=-1))
+    assert reply.finished[0].reason is FinishReason.LIMIT
+    assert reply.finished[0].truncated
+
+
+async def test_a_cancel_in_the_middle_of_a_prefill_frees_the_slot() -> None:
+    runner = FakeRunner(n_seq=1, n_ctx_seq=4096, n_batch=64, steps=threading.Semaphore(0))
+    async with engine_over(runner) as engine:
+        stream = engine.stream(request("w" * 1000, return_progress=True))
+        runner.steps.release(2)
+        assert any(isinstance(e, Progress) for e in await anext(stream))
+        stream.cancel()
+        runner.steps.release(1000)
+        (reply,) = await run(engine, request("next"))
+        assert reply.text == alone(request("next"))
+        assert not engine.busy
+    assert len(runner.batches) < 20, "the cancelled prompt was computed to its end"
+
+
+async def test_leaving_a_stream_cancels_its_request() -> None:
+    async with engine_over(FakeRunner(n_ctx_seq=100_000, n_seq=1)) as engine:
+        async with engine.stream(request("abc", max_tokens=90_000)) as stream:
+            await anext(stream)
+        (reply,) = await run(engine, request("next"))
+        assert reply.finished
+
+
+async def test_a_full_queue_says_when_to_come_back() -> None:
+    runner = FakeRunner(n_seq=1, steps=threading.Semaphore(0))
+    async with engine_over(runner, max_queue=2) as engine:
+        streams = [engine.stream(request(f"r{i}")) for i in range(3)]
+        with pytest.raises(QueueFull) as full:
+            engine.stream(request("one too many"))
+        assert full.value.retry_after_s >= 1
+        runner.steps.release(1000)
+        for stream in streams:
+            async for _ in stream:
+                pass
+        assert not engine.busy
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"prompt": []}, InvalidRequest),
+        ({"prompt": [0] * 256}, ContextExceeded),
+        ({"prompt": [260]}, InvalidRequest),
+        ({"prompt": [-1]}, InvalidRequest),
+        ({"id_slot": 4}, InvalidRequest),
+        ({"n": 0}, InvalidRequest),
+    ],
+)
+async def test_a_bad_request_is_refused_before_it_reaches_the_library(
+    options: dict[str, object], error: type[Exception]
+) -> None:
+    req = request("fine")
+    for name, value in options.items():
+        setattr(req, name, value)
+    async with engine_over(FakeRunner()) as engine:
+        with pytest.raises(error):
+            engine.stream(req)
+        assert not engine.busy
+
+
+async def test_a_batch_that_the_library_refuses_fails_only_the_request_at_fault() -> None:
+    poison = ord("!")
+
+    def refuse(entries: object) -> None:
+        if any(poison in e.tokens for e in entries):  # type: ignore[attr-defined]
+            raise InternalError("llama_decode failed (-1)")
+
+    runner = FakeRunner(n_seq=4, on_decode=refuse)
+    good = [request(f"good {i}", max_tokens=20) for i in range(3)]
+    async with engine_over(runner) as engine:
+        bad, *replies = await run(engine, request("ba!d"), *good)
+    assert isinstance(bad.error, InternalError)
+    assert [r.text for r in replies] == [alone(r) for r in good]
+
+
+async def test_an_unexpected_exception_ends_requests_but_not_the_engine() -> None:
+    broken = [True]
+
+    def explode(entries: object) -> None:
+        if broken:
+            broken.pop()
+            raise ZeroDivisionError("a bug")
+
+    async with engine_over(FakeRunner(on_decode=explode)) as engine:
+        (reply,) = await run(engine, request("abc"))
+        assert isinstance(reply.error, InternalError)
+        assert "ZeroDivision" not in reply.error.message
+        (reply,) = await run(engine, request("abc"))
+        assert reply.text == alone(request("abc"))
+
+
+async def test_stop_strings_are_never_shown_in_part() -> None:
+    async with engine_over(FakeRunner(replies={"go": " one STOP two"})) as engine:
+        (reply,) = await run(engine, request("go", max_tokens=30, stop=("STOP", "never")))
+    assert reply.text == " one "
+    assert reply.finished[0].reason is FinishReason.STOP
+    assert reply.finished[0].stopping_word == "STOP"
+    assert all("S" not in e.text for e in reply.events if isinstance(e, Text))
+
+
+async def test_closing_fails_what_is_open() -> None:
+    runner = FakeRunner(n_ctx_seq=100_000)
+    async with engine_over(runner) as engine:
+        stream = engine.stream(request("abc", max_tokens=90_000))
+        await anext(stream)
+        await engine.close()
+        events = [e async for batch in stream for e in batch]
+        assert isinstance(events[-1], Failed)
+        assert isinstance(events[-1].error, ShuttingDown)
+        with pytest.raises(ShuttingDown):
+            engine.stream(request("abc"))
+
+
+async def test_closing_with_a_drain_lets_requests_end() -> None:
+    async with engine_over(FakeRunner()) as engine:
+        stream = engine.stream(request("abc", max_tokens=50))
+        await engine.close(drain_s=30)
+        events = [e async for batch in stream for e in batch]
+        assert not any(isinstance(e, Failed) for e in events)
+
+
+async def test_instances_share_the_load_and_slot_ids_run_on() -> None:
+    runners = [FakeRunner(n_seq=2, steps=threading.Semaphore(0)) for _ in range(2)]
+    async with engine_over(*runners) as engine:
+        streams = [engine.stream(request(f"r{i}")) for i in range(4)]
+        for runner in runners:
+            runner.steps.release(1000)
+        for stream in streams:
+            async for _ in stream:
+                pass
+        assert [s.id for s in engine.slots()] == [0, 1, 2, 3]
+        pinned = request("pinned", id_slot=3)
+        (reply,) = await run(engine, pinned)
+        assert reply.finished[0].id_slot == 3
+    assert all(runner.batches for runner in runners)
+
+
+PROMPTS = st.lists(
+    st.tuples(st.sampled_from(["", "a" * 40, "a" * 100, "ab" * 60]), st.text("abc", max_size=12), st.integers(0, 12)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(PROMPTS, st.booleans(), st.booleans(), st.integers(1, 4), st.sets(st.integers(0, 11)))
+def test_any_mix_of_requests_gives_each_what_it_gets_alone(
+    prompts: list[tuple[str, str, int]], unified: bool, partial: bool, n_seq: int, cancelled: set[int]
+) -> None:
+    async def scenario() -> None:
+        runner = FakeRunner(
+            n_seq=n_seq, n_ctx_seq=256, n_cells=256 if unified else None, unified=unified, partial_removal=partial
+        )
+        requests = [request(a + b, max_tokens=n) for a, b, n in prompts]
+        async with engine_over(runner, min_chunk=8) as engine:
+            dropped = [engine.stream(request(r.id * 10)) for i, r in enumerate(requests) if i in cancelled and r.id]
+            for stream in dropped:
+                stream.cancel()
+            replies = await run(engine, *requests)
+        assert [r.error for r in replies] == [None] * len(replies)
+        assert [r.text for r in replies] == [alone(r) for r in requests]
+
+    asyncio.run(scenario())

@@ -1,0 +1,164 @@
+"""The scheduler as a pure decider."""
+
+import pytest
+
+from server.engine.params import EngineParams
+from server.engine.protocols import RunnerInfo
+from server.engine.request import Request
+from server.engine.scheduler import Placement, Scheduler
+from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from server.engine.text import TextStream
+
+
+def scheduler(n_seq: int = 2, *, unified: bool = False, n_cells: int = 2000, **params: float) -> Scheduler:
+    n_ctx = n_cells if unified else n_cells // n_seq
+    return Scheduler(RunnerInfo(n_seq, n_ctx, n_cells, 512, 512, unified), EngineParams(**params))  # type: ignore[arg-type]
+
+
+def waiting(s: Scheduler, prompt: list[int], *, at: float = 0.0, id_slot: int = -1) -> Sequence:
+    ticket = Ticket(Request(id="r", prompt=prompt, id_slot=id_slot), lambda events: None, at, n_open=1)
+    sequence = Sequence(ticket, 0, TextStream(), prompt)
+    s.waiting.append(sequence)
+    return sequence
+
+
+def place(s: Scheduler, now: float = 0.0) -> Placement:
+    placement = s.place()
+    assert placement is not None
+    slot, source = placement.slot, placement.source
+    slot.tokens = list(source.tokens[: placement.n_reuse]) if source is not None else []
+    s.occupy(placement, now)
+    return placement
+
+
+def finish(s: Scheduler, sequence: Sequence, now: float) -> None:
+    s.release(sequence, now)
+    sequence.phase = Phase.ENDED
+
+
+def test_a_conversation_goes_on_in_its_own_slot() -> None:
+    s = scheduler()
+    s.slots[1].tokens = list(range(100))
+    waiting(s, [*range(100), 7, 7])
+    placement = place(s)
+    assert placement.slot is s.slots[1]
+    assert placement.n_reuse == 100
+
+
+def test_a_short_shared_prefix_does_not_destroy_a_long_conversation() -> None:
+    s = scheduler()
+    s.slots[1].tokens = list(range(200))
+    waiting(s, [*range(30), *[9] * 100])
+    placement = place(s)
+    assert placement.slot is s.slots[0]
+    assert placement.source is s.slots[1]
+    assert placement.n_reuse == 30
+    assert s.slots[1].tokens == list(range(200))
+
+
+def test_without_a_match_the_least_recently_used_slot_is_taken() -> None:
+    s = scheduler()
+    s.slots[0].tokens, s.slots[0].last_used = [1], 5.0
+    s.slots[1].tokens, s.slots[1].last_used = [2], 3.0
+    waiting(s, [8, 9])
+    assert place(s).slot is s.slots[1]
+
+
+def test_a_prefix_that_is_being_computed_is_waited_for_and_others_go_first() -> None:
+    s = scheduler(3)
+    first = waiting(s, list(range(300)))
+    place(s)
+    sharing = waiting(s, [*range(200), 5])
+    other = waiting(s, [4, 4, 4])
+    assert place(s).sequence is other
+    assert s.place() is None
+    assert first.slot is not None
+    first.slot.tokens = list(range(300))
+    first.phase = Phase.DECODE
+    placement = place(s)
+    assert placement.sequence is sharing
+    assert placement.n_reuse == 200
+
+
+def test_generated_tokens_come_before_prompts_and_prompts_by_age() -> None:
+    s = scheduler(3)
+    old, young, running = waiting(s, [1] * 10, at=1.0), waiting(s, [2] * 10, at=2.0), waiting(s, [3], at=3.0)
+    for _ in range(3):
+        place(s)
+    assert running.slot is not None
+    running.slot.tokens, running.phase, running.output = [3], Phase.DECODE, [5]
+    entries = s.plan()
+    assert [e.sequence for e in entries] == [running, old, young]
+    assert entries[0].tokens == [5]
+    assert entries[0].pos == 1
+
+
+def test_unified_cells_are_not_promised_twice() -> None:
+    s = scheduler(4, unified=True, n_cells=400)
+    waiting(s, [1] * 200)
+    waiting(s, [2] * 200)
+    place(s)
+    assert s.place() is None
+
+
+def test_the_head_of_the_queue_is_not_overtaken_for_lack_of_room() -> None:
+    s = scheduler(4, unified=True, n_cells=400)
+    waiting(s, [1] * 200)
+    place(s)
+    waiting(s, [2] * 250)
+    waiting(s, [3] * 5)
+    assert s.place() is None
+
+
+def test_room_is_made_from_caches_first_then_from_the_youngest() -> None:
+    s = scheduler(3, unified=True, n_cells=400)
+    old, young = waiting(s, [1] * 20, at=1.0), waiting(s, [2] * 20, at=2.0)
+    place(s)
+    place(s)
+    s.slots[2].tokens = [7] * 50
+    assert s.make_room(s.plan()) is s.slots[2]
+    s.slots[2].tokens = []
+    assert s.make_room(s.plan()) is young
+    finish(s, young, 3.0)
+    assert s.make_room(s.plan()) is None
+    assert old.slot is not None
+
+
+def test_a_parked_sequence_is_not_placed_again_before_somebody_left() -> None:
+    s = scheduler(2, unified=True, n_cells=4000)
+    old, young = waiting(s, [1] * 20, at=1.0), waiting(s, [2] * 20, at=2.0)
+    place(s)
+    place(s)
+    s.park(young, 1.0)
+    assert s.place() is None
+    finish(s, old, 2.0)
+    assert place(s).sequence is young
+
+
+def test_a_pinned_slot_is_waited_for_while_others_pass() -> None:
+    s = scheduler(2)
+    first = waiting(s, [1, 2], id_slot=0)
+    place(s)
+    pinned, free = waiting(s, [3, 4], id_slot=0), waiting(s, [5, 6])
+    assert place(s).sequence is free
+    finish(s, first, 1.0)
+    assert place(s).sequence is pinned
+
+
+def test_integrity_sees_a_slot_that_holds_anothers_tokens() -> None:
+    s = scheduler(1)
+    waiting(s, [1, 2, 3])
+    placement = place(s)
+    s.check_integrity()
+    placement.slot.tokens = [9]
+    with pytest.raises(AssertionError, match="other tokens"):
+        s.check_integrity()
+
+
+def test_integrity_sees_a_slot_that_points_nowhere() -> None:
+    s = scheduler(1)
+    sequence = waiting(s, [1, 2, 3])
+    place(s)
+    sequence.slot = Slot(5)
+    with pytest.raises(AssertionError, match="disagree"):
+        s.check_integrity()
