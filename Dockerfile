@@ -1,0 +1,36 @@
+# syntax=docker/dockerfile:1
+# Two stages: the first compiles llama-cpp-python and installs everything into /opt/venv, the second runs it.
+# CUDA: docker build --build-arg BUILD_IMAGE=nvidia/cuda:12.8.1-devel-ubuntu24.04 \
+#                    --build-arg RUN_IMAGE=nvidia/cuda:12.8.1-runtime-ubuntu24.04 --build-arg CMAKE_ARGS=-DGGML_CUDA=on .
+ARG BUILD_IMAGE=python:3.12-slim-bookworm
+ARG RUN_IMAGE=python:3.12-slim-bookworm
+
+FROM ${BUILD_IMAGE} AS build
+# One image for many processors: GGML_NATIVE would compile for the build machine's alone.
+ARG CMAKE_ARGS="-DGGML_NATIVE=off -DGGML_AVX2=on -DGGML_FMA=on -DGGML_F16C=on"
+ENV CMAKE_ARGS=${CMAKE_ARGS} PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends g++ cmake make git python3 python3-venv python3-dev \
+ && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+RUN python3 -m venv /opt/venv
+COPY pyproject.toml README.md ./
+COPY server ./server
+RUN --mount=type=cache,target=/root/.cache/pip /opt/venv/bin/pip install .
+
+FROM ${RUN_IMAGE}
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends libgomp1 python3 \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --system --uid 10001 --create-home llamapool
+COPY --from=build /opt/venv /opt/venv
+WORKDIR /app
+COPY config ./config
+COPY models/*.gguf ./models/
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 LLAMA_ARG_HOST=0.0.0.0
+USER llamapool
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
+  CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ.get(\"LLAMA_ARG_PORT\", \"8080\")}/health', timeout=2)"]
+ENTRYPOINT ["llamapool"]
