@@ -1,0 +1,1 @@
+"""Between messages and text: templates (`template`), and what the text means (`parser`, `reasoning`, `hermes`)."""
