@@ -32,6 +32,9 @@ class LlamapoolError(Exception):
 class ConfigError(LlamapoolError):
     """A wrong setting: the message names file, key and remedy, in one line."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))  # what it quotes may hold line breaks
+
 
 class InvalidRequest(LlamapoolError):
     """The request is wrong. ``param`` is the field's path, e.g. ``messages.0.role``, where there is one."""
@@ -46,8 +49,7 @@ class ContextExceeded(InvalidRequest):
 
     def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
         super().__init__(
-            f"request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens), "
-            "try increasing it"
+            f"request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it"
         )
         self.n_prompt_tokens = n_prompt_tokens
         self.n_ctx = n_ctx

@@ -1,0 +1,179 @@
+"""The command line: ``llamapool [serve]``, ``llamapool check-config FILE``.
+
+A wrong setting ends it with one line on standard error and status 2.
+"""
+
+import logging
+import logging.config
+import math
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+import yaml
+
+from server import __version__
+from server.errors import ConfigError
+from server.listen import check_tls, open_listeners
+from server.logs import log_config
+from server.options.option import SettingsModel
+from server.options.reference import help_text, json_schema, markdown
+from server.settings import TABLE, ConfigFile, Settings, check_files, load_settings
+
+logger = logging.getLogger(__name__)
+
+OK, NOT_STARTED, WRONG = 0, 1, 2
+_HELP = frozenset({"-h", "--help", "--usage"})
+_ROOT = Path(__file__).resolve().parent.parent
+_GRACE_S = 10.0  # for uvicorn to close connections after the application has drained
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status. `argv` is the process's when None."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = COMMANDS.get(words[0]) if words else None
+    try:
+        if command is not None:
+            return command(words[1:])
+        return serve(words)
+    except ConfigError as error:
+        print(f"llamapool: {error.message}", file=sys.stderr)
+        return WRONG
+
+
+def serve(words: list[str]) -> int:
+    """Serve until a signal ends it. Raises ConfigError."""
+    if _shown(words):
+        return OK
+    settings = load_settings(words)
+    check_tls(settings.server)
+    warnings = check_files(settings)
+    _configure_logging(settings)
+    for warning in warnings:
+        logger.warning("%s", warning)
+    from server.app import create_app  # the whole application: not needed by the other commands
+
+    listeners = open_listeners(settings.server)
+    try:
+        server = _Server(_uvicorn_config(create_app(settings), settings), [listener.url for listener in listeners])
+        server.run_until_signal([listener.socket for listener in listeners])
+    finally:
+        for listener in listeners:
+            listener.close()
+    return OK if server.started else NOT_STARTED
+
+
+def check_config(words: list[str]) -> int:
+    """Print what a file, with the environment and further flags, comes to. Raises ConfigError."""
+    if _shown(words):
+        return OK
+    if not words or words[0].startswith("-"):
+        raise ConfigError("check-config needs a file: llamapool check-config FILE")
+    settings = load_settings(words[1:], config=Path(words[0]))
+    check_tls(settings.server)
+    check_files(settings, strict=True)
+    print(effective_yaml(settings), end="")
+    return OK
+
+
+def docs(words: list[str]) -> int:
+    """``docs --write`` regenerates the reference and the schema in a checkout; ``docs`` prints the reference."""
+    if words not in ([], ["--write"]):
+        raise ConfigError("docs takes no argument but --write")
+    if not words:
+        print(markdown(TABLE), end="")
+        return OK
+    for path, text in reference_files().items():
+        (_ROOT / path).parent.mkdir(exist_ok=True)
+        (_ROOT / path).write_text(text, encoding="utf-8")
+    return OK
+
+
+def reference_files() -> dict[str, str]:
+    """The generated files, by their path in the checkout."""
+    return {"docs/configuration.md": markdown(TABLE), "config/schema.json": json_schema(ConfigFile)}
+
+
+def effective_yaml(settings: Settings) -> str:
+    """The settings as a YAML file that would give the same ones; keys are masked."""
+    server = _plain(settings.server)
+    server["api_keys"] = ["****"] * len(settings.server.api_keys)
+    models = {model_id: _plain(model) for model_id, model in settings.models.items()}
+    for folder in ("models_dir", "models_preset"):  # their models stand under models
+        server.pop(folder)
+    return yaml.safe_dump({"server": server, "models": models}, sort_keys=False)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"serve": serve, "check-config": check_config, "docs": docs}
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, saying where it listens; by itself it does not when the sockets are given."""
+
+    def __init__(self, config: uvicorn.Config, addresses: list[str]) -> None:
+        super().__init__(config)
+        self._addresses = addresses
+
+    def run_until_signal(self, sockets: list[socket.socket]) -> None:
+        """Serve; return on SIGINT and SIGTERM, which uvicorn would raise once more after a clean end."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+        self.run(sockets=sockets)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, then listen."""
+        await super().startup(sockets=sockets)
+        if self.started:
+            for address in self._addresses:
+                logger.info("listening on %s", address)
+
+
+def _plain(model: SettingsModel) -> dict[str, Any]:
+    return model.model_dump(mode="json")
+
+
+def _shown(words: Sequence[str]) -> bool:
+    """Print --help or --version when asked for."""
+    if _HELP.intersection(words):
+        print(help_text(TABLE), end="")
+        return True
+    if "--version" in words:
+        print(f"llamapool {__version__} (llama-cpp-python {version('llama-cpp-python')})")
+        return True
+    return False
+
+
+def _configure_logging(settings: Settings) -> None:
+    try:
+        logging.config.dictConfig(log_config(settings.server))
+    except ValueError as error:  # dictConfig's wrapping of what the file handler raised
+        reason = error.__cause__ or error
+        raise ConfigError(f"server.log_file: {settings.server.log_file}: {reason}; check the path") from None
+
+
+def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:
+    server = settings.server
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        ws="none",
+        server_header=False,
+        ssl_keyfile=server.ssl_key_file,
+        ssl_certfile=server.ssl_cert_file,
+        timeout_graceful_shutdown=math.ceil(server.drain_s + _GRACE_S),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

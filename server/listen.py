@@ -1,0 +1,113 @@
+"""The sockets that the server listens on, opened before anything is loaded, so that a mistake shows at once."""
+
+import errno
+import socket
+import ssl
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.errors import ConfigError
+from server.options.server import ListenSettings
+
+UNIX_SUFFIX = ".sock"  # as llama-server's --host
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A bound socket; ``file`` is that of a Unix socket, which outlives it."""
+
+    socket: socket.socket
+    url: str
+    file: Path | None = None
+
+    def close(self) -> None:
+        """Close it, also when the server has done so already, and remove its file."""
+        self.socket.close()
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
+
+
+def open_listeners(settings: ListenSettings) -> list[Listener]:
+    """One for each host. Raises ConfigError naming the address that cannot be used."""
+    n_tcp = sum(not host.endswith(UNIX_SUFFIX) for host in settings.host)
+    if settings.port == 0 and n_tcp > 1:
+        raise ConfigError("server.port 0 needs a single TCP address in server.host; name a port")
+    scheme = "http" if settings.ssl_key_file is None else "https"
+    opened: list[Listener] = []
+    try:
+        for host in settings.host:
+            if host.endswith(UNIX_SUFFIX):
+                bound, file = _unix_socket(Path(host)), Path(host)
+                opened.append(Listener(bound, f"{scheme}+unix://{host}{settings.api_prefix}", file))
+            else:
+                bound = _tcp_socket(host, settings.port, alone=n_tcp == 1)
+                opened.append(Listener(bound, _url(scheme, bound) + settings.api_prefix))
+    except ConfigError:
+        for listener in opened:
+            listener.close()
+        raise
+    return opened
+
+
+def check_tls(settings: ListenSettings) -> None:
+    """Raises ConfigError when the certificate and its key cannot be used."""
+    if settings.ssl_cert_file is None or settings.ssl_key_file is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            settings.ssl_cert_file, settings.ssl_key_file, password=""
+        )
+    except (OSError, ssl.SSLError) as error:
+        files = f"{settings.ssl_cert_file}, {settings.ssl_key_file}"
+        raise ConfigError(f"server.ssl_cert_file, server.ssl_key_file: {files}: {error}; check both files") from None
+
+
+def _url(scheme: str, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _tcp_socket(host: str, port: int, *, alone: bool) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except socket.gaierror as error:
+        raise ConfigError(f"server.host: '{host}' is not an address of this machine: {error.strerror}") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not alone)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host} port {port}: {_reason(error)}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def _unix_socket(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {path}: {_reason(error)}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket that a dead server left behind; one that answers stays, and binding to it fails."""
+    if not path.exists() or not stat.S_ISSOCK(path.stat().st_mode):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == errno.ECONNREFUSED:
+            path.unlink()
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "it is in use; stop the other server or choose another --port"
+    return f"{error.strerror}; choose another --host or --port"

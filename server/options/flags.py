@@ -1,0 +1,84 @@
+"""Reads a command line by llama-server's rules (llama.cpp common/arg.cpp, common_params_parse_ex).
+
+A spelling is taken whole, never abbreviated; in ``--long`` flags ``_`` counts as ``-``; a flag's value is the
+next word, whatever it looks like (``-np -1``). Beyond llama-server, ``--flag=value`` is understood.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from server.errors import ConfigError
+from server.options.layers import Given, from_text
+from server.options.option import Entry, Table, nearest
+from server.options.unsupported import FIXED_FLAGS, FLAGS, refusal
+
+CONFIG_FLAG = "--config"
+
+
+@dataclass(slots=True)
+class Flags:
+    """What the command line says. ``model`` holds for every model."""
+
+    server: dict[str, Given] = field(default_factory=dict)
+    model: dict[str, Given] = field(default_factory=dict)
+    config: str = ""
+
+
+def read_flags(table: Table, argv: Sequence[str]) -> Flags:
+    """Raises ConfigError with one line for an unknown flag or a missing value."""
+    flags = Flags()
+    words = list(argv)
+    while words:
+        flag, inline = _split(words.pop(0))
+        if flag in FIXED_FLAGS:
+            _check_fixed(flag)
+        elif flag == CONFIG_FLAG:
+            flags.config = _value(flag, inline, words)
+        elif flag in table.by_flag:
+            _give(flags, table.by_flag[flag], flag, inline, words)
+        else:
+            raise ConfigError(_unknown(table, flag))
+    return flags
+
+
+def _split(word: str) -> tuple[str, str | None]:
+    if not word.startswith("--"):
+        return word, None
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-"), value if equals else None
+
+
+def _value(flag: str, inline: str | None, words: list[str]) -> str:
+    if inline is not None:
+        return inline
+    if not words:
+        raise ConfigError(f"{flag} needs a value; see --help")
+    return words.pop(0)
+
+
+def _give(flags: Flags, entry: Entry, flag: str, inline: str | None, words: list[str]) -> None:
+    target = flags.server if entry.section == "server" else flags.model
+    if flag in entry.constants or entry.is_switch:
+        if inline is not None:
+            raise ConfigError(f"{flag} takes no value; write {flag} alone")
+        value = entry.constants.get(flag, True)
+    else:
+        value = from_text(entry, _value(flag, inline, words))
+        if entry.option.repeat and entry.key in target:
+            value = [*target[entry.key].value, *value]
+    for key in entry.option.replaces:  # the later of two flags that exclude each other counts
+        target.pop(key, None)
+    target[entry.key] = Given(value, flag)
+
+
+def _check_fixed(flag: str) -> None:
+    fixed, value = FIXED_FLAGS[flag]
+    if value is not fixed.value:
+        raise ConfigError(f"{flag} cannot be honoured: Llamapool {fixed.reason}; remove it")
+
+
+def _unknown(table: Table, flag: str) -> str:
+    if flag in FLAGS:
+        return refusal(flag, "remove it")
+    known = [*table.by_flag, CONFIG_FLAG, "--help", "--version"]
+    return f"unknown argument '{flag}'" + nearest(flag, known, "; see --help")

@@ -1,0 +1,260 @@
+"""The models' part of the option table: one field, one option.
+
+A field's docstring is its description in --help, docs/configuration.md and the YAML's schema. Fields that share
+a dataclass of the inside (`LoadParams`, `EngineParams`, `ChatParams`, `SamplingParams`) have its names.
+Flags and variables are llama-server's (llama.cpp common/arg.cpp); a field without any is Llamapool's own.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from server.options.option import SettingsModel, option
+from server.options.sampling import SamplingSettings
+from server.options.values import (
+    AutoBool,
+    Bool,
+    FilePath,
+    Float,
+    GpuLayers,
+    Int,
+    JsonObject,
+    Proportions,
+    Switch,
+    TextList,
+    split_list,
+    without_zero,
+)
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap+mlock"]
+CHATML = "chatml"
+MAX_SLOTS = 256  # LLAMA_MAX_SEQ
+
+
+def _template(value: str) -> str:
+    """Jinja or the word chatml; llama-server would print any other word in place of every chat."""
+    if value not in ("", CHATML) and "{" not in value:
+        raise ValueError("should be Jinja source or the word chatml; other built-in templates are not offered")
+    return value
+
+
+class ContextSettings(SettingsModel):
+    """What the native context gets."""
+
+    group: ClassVar[str] = "Context and memory"
+
+    n_ctx: Annotated[Int, option("-c", "--ctx-size", env="LLAMA_ARG_CTX_SIZE"), Field(ge=0)] = 0
+    """Tokens of context of all slots of an instance together; 0 = the model's training context."""
+    n_parallel: Annotated[
+        Int,
+        option("-np", "--parallel", env="LLAMA_ARG_N_PARALLEL"),
+        Field(ge=-1, le=MAX_SLOTS),
+        AfterValidator(without_zero),
+    ] = -1
+    """Slots of each instance: requests that generate at once; -1 = 4 slots over a unified KV cache."""
+    kv_unified: Annotated[
+        AutoBool,
+        option("-kvu", "--kv-unified", env="LLAMA_ARG_KV_UNIFIED", off=("-no-kvu", "--no-kv-unified")),
+    ] = None
+    """One KV cache that all slots share, instead of a fixed part each; auto = only when n_parallel is -1."""
+    n_batch: Annotated[Int, option("-b", "--batch-size", env="LLAMA_ARG_BATCH"), Field(ge=1)] = 2048
+    """Most tokens of one decode call."""
+    n_ubatch: Annotated[Int, option("-ub", "--ubatch-size", env="LLAMA_ARG_UBATCH"), Field(ge=1)] = 512
+    """Most tokens computed at once; bounds the compute buffer."""
+    flash_attn: Annotated[Switch, option("-fa", "--flash-attn", env="LLAMA_ARG_FLASH_ATTN")] = "auto"
+    """Flash attention."""
+    cache_type_k: Annotated[
+        CacheType, option("-ctk", "--cache-type-k", env="LLAMA_ARG_CACHE_TYPE_K", metavar="TYPE")
+    ] = "f16"
+    """Type of the keys in the KV cache."""
+    cache_type_v: Annotated[
+        CacheType, option("-ctv", "--cache-type-v", env="LLAMA_ARG_CACHE_TYPE_V", metavar="TYPE")
+    ] = "f16"
+    """Type of the values in the KV cache; a quantized one needs flash attention."""
+    swa_full: Annotated[Bool, option("--swa-full", env="LLAMA_ARG_SWA_FULL")] = False
+    """Keep the whole context of sliding-window layers."""
+    rope_scaling: Annotated[
+        Literal["", "none", "linear", "yarn"],
+        option("--rope-scaling", env="LLAMA_ARG_ROPE_SCALING_TYPE", metavar="TYPE"),
+    ] = ""
+    """RoPE frequency scaling; empty = as the model says."""
+    rope_scale: Annotated[Float, option("--rope-scale", env="LLAMA_ARG_ROPE_SCALE"), Field(ge=0)] = 0.0
+    """RoPE context scaling factor: expands the context by this factor; 0 = as the model says."""
+    rope_freq_base: Annotated[Float, option("--rope-freq-base", env="LLAMA_ARG_ROPE_FREQ_BASE"), Field(ge=0)] = 0.0
+    """RoPE base frequency (NTK-aware scaling); 0 = as the model says."""
+    rope_freq_scale: Annotated[Float, option("--rope-freq-scale", env="LLAMA_ARG_ROPE_FREQ_SCALE"), Field(ge=0)] = 0.0
+    """RoPE frequency scale: expands the context by 1/N; 0 = as the model says."""
+    yarn_orig_ctx: Annotated[Int, option("--yarn-orig-ctx", env="LLAMA_ARG_YARN_ORIG_CTX"), Field(ge=0)] = 0
+    """YaRN: the model's original context; 0 = its training context."""
+    yarn_ext_factor: Annotated[Float, option("--yarn-ext-factor", env="LLAMA_ARG_YARN_EXT_FACTOR")] = -1.0
+    """YaRN: extrapolation mix; 0 = full interpolation, negative = as the model says."""
+    yarn_attn_factor: Annotated[Float, option("--yarn-attn-factor", env="LLAMA_ARG_YARN_ATTN_FACTOR")] = -1.0
+    """YaRN: scale of the attention's magnitude; negative = as the model says."""
+    yarn_beta_slow: Annotated[Float, option("--yarn-beta-slow", env="LLAMA_ARG_YARN_BETA_SLOW")] = -1.0
+    """YaRN: high correction dimension; negative = as the model says."""
+    yarn_beta_fast: Annotated[Float, option("--yarn-beta-fast", env="LLAMA_ARG_YARN_BETA_FAST")] = -1.0
+    """YaRN: low correction dimension; negative = as the model says."""
+
+
+class HardwareSettings(SettingsModel):
+    """Where and how weights are loaded and computed."""
+
+    group: ClassVar[str] = "Loading and hardware"
+
+    load: Annotated[Literal["startup", "on_demand"], option(metavar="WHEN")] = "on_demand"
+    """When the model is loaded: at start-up, or with the first request; a model named by -m: startup."""
+    instances: Annotated[Int, option(), Field(ge=1, le=64)] = 1
+    """Contexts over the same weights, each with its own slots and step thread."""
+    sleep_idle_seconds: Annotated[Int, option("--sleep-idle-seconds"), Field(ge=-1), AfterValidator(without_zero)] = -1
+    """Seconds without a request after which the model is unloaded until the next one; -1 = never."""
+    n_threads: Annotated[Int, option("-t", "--threads", env="LLAMA_ARG_THREADS"), Field(ge=-1)] = -1
+    """CPU threads for generation; -1 or 0 = automatic."""
+    n_threads_batch: Annotated[Int, option("-tb", "--threads-batch"), Field(ge=-1)] = -1
+    """CPU threads for prompts; -1 or 0 = as n_threads."""
+    n_gpu_layers: Annotated[
+        GpuLayers, option("-ngl", "--gpu-layers", "--n-gpu-layers", env="LLAMA_ARG_N_GPU_LAYERS"), Field(ge=-2)
+    ] = -1
+    """Layers on the GPU: a number, auto (-1) or all (-2)."""
+    split_mode: Annotated[
+        Literal["none", "layer", "row"],
+        option("-sm", "--split-mode", env="LLAMA_ARG_SPLIT_MODE", metavar="MODE"),
+    ] = "layer"
+    """How a model is split over several GPUs."""
+    tensor_split: Annotated[
+        Proportions, option("-ts", "--tensor-split", env="LLAMA_ARG_TENSOR_SPLIT", metavar="N0,N1,...")
+    ] = ()
+    """Parts of the model for each GPU, as proportions."""
+    main_gpu: Annotated[Int, option("-mg", "--main-gpu", env="LLAMA_ARG_MAIN_GPU"), Field(ge=0)] = 0
+    """The GPU for the whole model (split_mode none) or for small tensors (row)."""
+    kv_offload: Annotated[
+        Bool, option("-kvo", "--kv-offload", env="LLAMA_ARG_KV_OFFLOAD", off=("-nkvo", "--no-kv-offload"))
+    ] = True
+    """KV cache on the GPU."""
+    op_offload: Annotated[Bool, option("--op-offload", off=("--no-op-offload",))] = True
+    """Large operations on host tensors run on the GPU."""
+    load_mode: Annotated[
+        LoadMode,
+        option("-lm", "--load-mode", env="LLAMA_ARG_LOAD_MODE", metavar="MODE", replaces=("mmap", "mlock")),
+    ] = "auto"
+    """How the file is read: auto (mmap), none, mmap, mlock (keep in RAM), mmap+mlock."""
+    mmap: Annotated[AutoBool, option("--mmap", env="LLAMA_ARG_MMAP", off=("--no-mmap",), replaces=("load_mode",))] = (
+        None
+    )
+    """Map the file into memory; auto = as load_mode says (older llama-servers' flag)."""
+    mlock: Annotated[AutoBool, option("--mlock", env="LLAMA_ARG_MLOCK", replaces=("load_mode",))] = None
+    """Keep the weights in RAM; auto = as load_mode says (older llama-servers' flag)."""
+    numa: Annotated[
+        Literal["", "distribute", "isolate", "numactl"], option("--numa", env="LLAMA_ARG_NUMA", metavar="TYPE")
+    ] = ""
+    """NUMA strategy of the process; empty = none."""
+    check_tensors: Annotated[Bool, option("--check-tensors")] = False
+    """Check the weights for invalid values while loading."""
+    warmup: Annotated[Bool, option("--warmup", off=("--no-warmup",))] = True
+    """Run once empty after loading."""
+
+
+class SchedulingSettings(SettingsModel):
+    """How an instance batches and queues."""
+
+    group: ClassVar[str] = "Scheduling"
+
+    max_queue: Annotated[Int, option(), Field(ge=0)] = 256
+    """Requests that may wait for a slot; the next one gets 429 with Retry-After."""
+    target_itl_ms: Annotated[Float, option(), Field(gt=0)] = 250.0
+    """Step time in ms that prompt chunks adapt to while other slots generate."""
+    min_chunk: Annotated[Int, option(), Field(ge=1)] = 32
+    """Prompt tokens that a step carries at least, in all."""
+    cache_prompt: Annotated[
+        Bool, option("--cache-prompt", env="LLAMA_ARG_CACHE_PROMPT", off=("--no-cache-prompt",))
+    ] = True
+    """Reuse the KV cache of prompts with a common beginning."""
+    slot_prompt_similarity: Annotated[Float, option("-sps", "--slot-prompt-similarity"), Field(ge=0, le=1)] = 0.1
+    """Part of a prompt that must match a slot's to prefer that slot; 0 = off."""
+    gather_ms: Annotated[Float, option(), Field(ge=0, le=1000)] = 1.0
+    """Longest wait in ms for requests that are being prepared, to start them in one step."""
+    check_integrity: Annotated[Bool, option()] = False
+    """Prove the accounting of slots and KV cells after every step (slow; for debugging)."""
+
+
+class ChatSettings(SettingsModel):
+    """How chat requests are rendered and read."""
+
+    group: ClassVar[str] = "Chat"
+
+    chat_template: Annotated[
+        str,
+        option(
+            "--chat-template",
+            env="LLAMA_ARG_CHAT_TEMPLATE",
+            metavar="JINJA",
+            replaces=("chat_template_file",),
+        ),
+        AfterValidator(_template),
+    ] = ""
+    """Jinja source that replaces the model's own template, or the word chatml."""
+    chat_template_file: Annotated[
+        FilePath | None,
+        option(
+            "--chat-template-file",
+            env="LLAMA_ARG_CHAT_TEMPLATE_FILE",
+            metavar="FILE",
+            is_path=True,
+            replaces=("chat_template",),
+        ),
+    ] = None
+    """File with the Jinja source that replaces the model's own template."""
+    chat_template_kwargs: Annotated[
+        JsonObject,
+        option("--chat-template-kwargs", env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS", metavar="JSON"),
+    ] = Field(default_factory=dict)
+    """Variables for the template, as a JSON object."""
+    reasoning_format: Annotated[
+        Literal["none", "deepseek", "deepseek-legacy", "auto"],
+        option("--reasoning-format", env="LLAMA_ARG_THINK", metavar="FORMAT"),
+    ] = "auto"
+    """Where thoughts go: none = into the content, deepseek = reasoning_content, deepseek-legacy = both."""
+    reasoning: Annotated[Switch, option("-rea", "--reasoning", env="LLAMA_ARG_REASONING")] = "auto"
+    """Whether the model may think; auto = as its template does."""
+    reasoning_effort: Annotated[
+        str, option("--reasoning-effort", env="LLAMA_ARG_REASONING_EFFORT", metavar="LEVEL")
+    ] = "default"
+    """The template's variable reasoning_effort (minimal, low, medium, high, ...); default = leave it unset."""
+    reasoning_preserve: Annotated[
+        Bool,
+        option("--reasoning-preserve", env="LLAMA_ARG_REASONING_PRESERVE", off=("--no-reasoning-preserve",)),
+    ] = True
+    """The template's variable preserve_reasoning: keep the thoughts of the whole history."""
+    prefill_assistant: Annotated[
+        Bool,
+        option("--prefill-assistant", env="LLAMA_ARG_PREFILL_ASSISTANT", off=("--no-prefill-assistant",)),
+    ] = True
+    """Continue the last message when it is the assistant's."""
+
+    @model_validator(mode="after")
+    def _one_template(self) -> "ChatSettings":
+        if self.chat_template and self.chat_template_file is not None:
+            raise ValueError("chat_template and chat_template_file exclude each other; give one")
+        return self
+
+
+class ModelDefaults(SamplingSettings, ChatSettings, SchedulingSettings, HardwareSettings, ContextSettings):
+    """What every model may set, and the YAML's ``defaults`` for all of them."""
+
+    group: ClassVar[str] = "Model"
+
+
+class ModelSettings(ModelDefaults):
+    """One model: an entry of the YAML's ``models``, keyed by its id."""
+
+    group: ClassVar[str] = "Model"
+
+    path: Annotated[FilePath, option("-m", "--model", env="LLAMA_ARG_MODEL", metavar="FILE", is_path=True)]
+    """The GGUF file; of a split model the first part."""
+    aliases: Annotated[
+        TextList,
+        option("-a", "--alias", env="LLAMA_ARG_ALIAS", metavar="A,B", text=split_list, repeat=True),
+    ] = ()
+    """Other names that requests may use, separated by commas; of a model named by -m the first is its id."""
+    tags: Annotated[TextList, option("--tags", env="LLAMA_ARG_TAGS", metavar="A,B", text=split_list, repeat=True)] = ()
+    """Words shown in /v1/models."""

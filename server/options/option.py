@@ -1,0 +1,133 @@
+"""One option of the table: how a field of a settings model is spelled outside."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property
+from inspect import get_annotations
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
+
+Section = Literal["server", "model"]
+
+
+class SettingsModel(BaseModel):
+    """Base of the table's classes: every field carries an `Option`, its description is its docstring."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    group: ClassVar[str] = ""  # heading in --help and in the reference
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Spellings of one field.
+
+    ``flags`` take a value, or switch a boolean on; ``constants`` are flags without a value, each with what it
+    sets. ``text`` turns a flag's or variable's text into what YAML would hold. A ``repeat`` flag adds up.
+    Setting an option drops what weaker sources say of the fields in ``replaces``.
+    """
+
+    flags: tuple[str, ...] = ()
+    env: str = ""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    metavar: str = ""
+    text: Callable[[str], Any] | None = None
+    repeat: bool = False
+    secret: bool = False
+    is_path: bool = False
+    replaces: tuple[str, ...] = ()
+
+
+def option(
+    *flags: str,
+    env: str = "",
+    off: tuple[str, ...] = (),
+    constants: Mapping[str, Any] | None = None,
+    metavar: str = "",
+    text: Callable[[str], Any] | None = None,
+    repeat: bool = False,
+    secret: bool = False,
+    is_path: bool = False,
+    replaces: tuple[str, ...] = (),
+) -> Option:
+    """An `Option`; ``off`` lists a boolean's negations. Without flags the field's own name becomes the flag."""
+    known = {**dict.fromkeys(off, False), **(constants or {})}
+    return Option(flags, env, known, metavar, text, repeat, secret, is_path, replaces)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of the table."""
+
+    section: Section
+    key: str
+    option: Option
+    group: str
+    description: str
+    default: Any  # PydanticUndefined where the field is required
+    is_switch: bool  # its flags take no value
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Spellings that take a value, or switch on."""
+        return self.option.flags or ("--" + self.key.replace("_", "-"),)
+
+    @property
+    def constants(self) -> Mapping[str, Any]:
+        """Spellings without a value and what they set."""
+        if self.is_switch and not self.option.flags:
+            return {**self.option.constants, "--no-" + self.key.replace("_", "-"): False}
+        return self.option.constants
+
+    @property
+    def negatable(self) -> bool:
+        """Whether llama-server's ``LLAMA_ARG_NO_*`` form exists (llama.cpp common/arg.cpp)."""
+        return self.is_switch and False in self.constants.values()
+
+
+def _entry(section: Section, owner: type[SettingsModel], key: str, info: FieldInfo) -> Entry:
+    found = next(item for item in info.metadata if isinstance(item, Option))
+    lineage = [cls for cls in owner.__mro__ if issubclass(cls, SettingsModel)]
+    group = next(cls.group for cls in lineage if key in get_annotations(cls))
+    switch = info.annotation is bool or (info.annotation == (bool | None))
+    return Entry(
+        section, key, found, group, info.description or "", info.get_default(call_default_factory=True), switch
+    )
+
+
+class Table:
+    """Every option, found by field, by flag and by variable."""
+
+    def __init__(self, server: type[SettingsModel], model: type[SettingsModel]) -> None:
+        owners: dict[Section, type[SettingsModel]] = {"server": server, "model": model}
+        self.entries = {
+            (section, key): _entry(section, owner, key, info)
+            for section, owner in owners.items()
+            for key, info in owner.model_fields.items()
+        }
+
+    def keys(self, section: Section) -> list[str]:
+        """The field names of one section."""
+        return [key for owner, key in self.entries if owner == section]
+
+    @cached_property
+    def by_flag(self) -> dict[str, Entry]:
+        """Every spelling on the command line."""
+        return {flag: entry for entry in self for flag in (*entry.flags, *entry.constants)}
+
+    @cached_property
+    def by_env(self) -> dict[str, Entry]:
+        """llama-server's variables that set something here."""
+        return {entry.option.env: entry for entry in self if entry.option.env}
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries.values())
+
+
+def nearest(word: str, known: list[str], otherwise: str = "") -> str:
+    """``; did you mean 'x'?`` for the most similar known word, else `otherwise`."""
+    by_lower = {name.lower(): name for name in known}
+    found = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return f"; did you mean '{by_lower[found[0]]}'?" if found else otherwise

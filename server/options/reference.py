@@ -1,0 +1,174 @@
+"""Writes the table out: --help, docs/configuration.md and the YAML's JSON Schema."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from server.options.environment import CONFIG_VARIABLE
+from server.options.flags import CONFIG_FLAG
+from server.options.option import Entry, Table
+from server.options.unsupported import FIXED, FLAGS
+
+USAGE = """llamapool [serve] [flags]
+       llamapool check-config FILE [flags]"""
+_INTRODUCTION = """# Configuration
+
+Generated from the option table in `server/options/` by `llamapool docs --write`; do not edit.
+
+Each option can be given as a flag, as a variable, or in the YAML. Strongest first:
+
+1. flags of the command line,
+2. variables: `LLAMAPOOL_...`, then llama-server's `LLAMA_ARG_...`,
+3. the YAML: `models.<id>`, then `defaults`,
+4. the defaults below.
+
+- **YAML**: `--config FILE` or `LLAMAPOOL_CONFIG`; without either, and without a model on the command line or in the
+  environment, `config/default.yaml` beside the package. Keys are the names below: `server.<name>`,
+  `defaults.<name>` for every model, `models.<id>.<name>` for one. Paths are relative to the file's folder.
+  `config/schema.json` is the file's schema for editors.
+- **Flags**: llama-server's, spelled out: `-c 4096`, `--ctx-size 4096` (`--ctx-size=4096` too). A flag of a model's
+  option holds for every model. `-m FILE` serves that model in place of the YAML's; its id is its alias (of several
+  the first in alphabetical order), or else the path as given.
+- **`LLAMA_ARG_...`**: llama-server's variables, for every model; `LLAMA_ARG_NO_X` with any value switches X off.
+- **`LLAMAPOOL_SERVER__<NAME>`**: one field of `server`, e.g. `LLAMAPOOL_SERVER__PORT=8081`;
+  **`LLAMAPOOL_DEFAULTS__<NAME>`**: one field of `defaults`.
+- **`LLAMAPOOL_MODELS__<ID>__<NAME>`**: one field of one model. In `<ID>` write `_` for every character that is not
+  a letter or a digit: `LLAMAPOOL_MODELS__QWEN3_0_6B__N_CTX` for `qwen3-0.6b`. Case makes no difference.
+- **`--models-preset FILE`**: llama-server's INI, a section for each model, `[*]` for all. Keys are flags without
+  dashes, or variables, and `load-on-startup`. Sections are stronger than `LLAMA_ARG_...`, as in llama-server; paths
+  are relative to the working directory.
+- **`--models-dir FOLDER`**: every `*.gguf` in the folder under its name without `.gguf`; every subfolder with a GGUF
+  (one file, parts `-00001-of-0000N`, a `mmproj*.gguf` beside) under the folder's name.
+
+Booleans are `true`, `1`, `on`, `enabled` and their opposites. Lists are separated by commas in flags and variables
+(quotes protect a comma) and may be YAML lists. An empty variable counts as unset. An unknown key, flag or variable
+of these families stops the start with one line; `llamapool check-config FILE` checks without serving and prints
+the effective configuration.
+"""
+_NOT_HERE = """
+## llama-server's options that are fixed here
+
+Accepted in the form that says what Llamapool does anyway, refused in the other.
+
+"""
+
+
+def help_text(table: Table) -> str:
+    """What --help prints: the flags by group."""
+    parser = argparse.ArgumentParser(
+        prog="llamapool",
+        usage=USAGE,
+        add_help=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=38, width=110),
+        epilog="Variables, YAML keys and precedence: docs/configuration.md",
+    )
+    general = parser.add_argument_group("General")
+    general.add_argument("-h", "--help", "--usage", action="help", help="show this page")
+    general.add_argument("--version", action="store_true", help="show the version")
+    general.add_argument(CONFIG_FLAG, metavar="FILE", help=f"the YAML configuration ({CONFIG_VARIABLE})")
+    for name, entries in _groups(table):
+        group = parser.add_argument_group(name)
+        for entry in entries:
+            _add_help(group, entry)
+    return parser.format_help()
+
+
+def _add_help(group: "argparse._ArgumentGroup", entry: Entry) -> None:
+    shown = f"{entry.description} ({_default(entry)})".replace("%", "%%")
+    if entry.is_switch:
+        group.add_argument(*entry.flags, *entry.constants, action="store_true", help=shown)
+        return
+    group.add_argument(*entry.flags, metavar=_metavar(entry), help=shown)
+    if entry.constants:
+        group.add_argument(*entry.constants, action="store_true", help=f"{entry.key} at its highest")
+
+
+def _metavar(entry: Entry) -> str:
+    if entry.option.metavar:
+        return entry.option.metavar
+    return "MODE" if isinstance(entry.default, str) else "N"
+
+
+def _default(entry: Entry) -> str:
+    return "required" if entry.default is PydanticUndefined else f"default: {_shown(entry)}"
+
+
+def _shown(entry: Entry) -> str:
+    value = entry.default
+    if value is None:
+        return "auto" if entry.is_switch else "none"
+    if value is True or value is False:
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(json.dumps(item) if item.strip() != item or "," in item else item for item in value) or "none"
+    return str(value) if value not in ("", {}) else "empty"
+
+
+def _groups(table: Table) -> Iterator[tuple[str, list[Entry]]]:
+    ordered = sorted(table, key=lambda entry: entry.section != "model")
+    names = list(dict.fromkeys(entry.group for entry in ordered))
+    names.sort(key=lambda name: name != "Model")
+    ordered.sort(key=lambda entry: names.index(entry.group))
+    for name, entries in groupby(ordered, lambda entry: entry.group):
+        yield name, list(entries)
+
+
+def markdown(table: Table) -> str:
+    """docs/configuration.md."""
+    parts = [_INTRODUCTION]
+    for name, entries in _groups(table):
+        home = "`server`" if entries[0].section == "server" else "`models.<id>`"
+        if entries[0].section == "model" and name != "Model":
+            home += " or `defaults`"
+        parts.append(f"\n## {name}\n\nIn {home}.\n\n| name | flags | variable | default | |\n|---|---|---|---|---|\n")
+        parts += [_row(entry) for entry in entries]
+    parts.append(_NOT_HERE)
+    for fixed in FIXED:
+        accepted = fixed.on if fixed.value else fixed.off
+        parts.append(f"- {', '.join(f'`{flag}`' for flag in accepted)}: Llamapool {fixed.reason}.\n")
+    parts.append("\n## llama-server's options that are not supported yet\n\nRefused with one line that says so.\n\n")
+    parts.append(", ".join(f"`{flag}`" for flag in sorted(FLAGS, key=lambda flag: (flag.lstrip("-"), flag))) + "\n")
+    return "".join(parts)
+
+
+def _row(entry: Entry) -> str:
+    flags = " ".join(f"`{flag}`" for flag in (*entry.flags, *entry.constants))
+    env = f"`{entry.option.env}`" if entry.option.env else ""
+    default = "required" if entry.default is PydanticUndefined else f"`{_shown(entry)}`"
+    cells = (f"`{entry.key}`", flags, env, default, entry.description)
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells) + " |\n"
+
+
+_KEYWORDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "min_length": "minItems",
+}
+
+
+def json_schema(document: type[BaseModel]) -> str:
+    """config/schema.json, for editors: `# yaml-language-server: $schema=schema.json`."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **_plain_schema(document.model_json_schema()),
+        "title": "Llamapool configuration",
+    }
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _plain_schema(node: Any) -> Any:
+    """Limits under JSON Schema's names (pydantic leaves its own where a validator stands before), no titles."""
+    if isinstance(node, list):
+        return [_plain_schema(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    titled = isinstance(node.get("title"), str)
+    kept = {key: value for key, value in node.items() if not (titled and key == "title")}
+    return {_KEYWORDS.get(key, key): value if key == "default" else _plain_schema(value) for key, value in kept.items()}

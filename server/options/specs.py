@@ -1,0 +1,84 @@
+"""From a model's settings to the plain values that the inside works with."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from server.engine.params import EngineParams
+from server.engine.request import SamplingParams
+from server.errors import ConfigError
+from server.options.model import CHATML, ModelSettings
+from server.options.values import SAMPLERS
+from server.pool.spec import ChatParams, LoadParams, ModelSpec
+
+
+def model_spec(model_id: str, settings: ModelSettings, place: str, mmproj: Path | None) -> ModelSpec:
+    """The specification of one model; ``place`` says where it was configured.
+
+    Raises ConfigError when its template file cannot be read.
+    """
+    return ModelSpec(
+        id=model_id,
+        path=settings.path,
+        aliases=settings.aliases,
+        tags=settings.tags,
+        mmproj=mmproj,
+        load=settings.load,
+        native=_load_params(settings),
+        engine=EngineParams(**_same_names(EngineParams, settings)),
+        chat=_chat_params(model_id, settings, place),
+        sampling=_sampling_params(settings),
+        n_predict=settings.n_predict,
+        sleep_idle_s=float(settings.sleep_idle_seconds),
+        source=place,
+    )
+
+
+def _same_names(inside: type, settings: ModelSettings) -> dict[str, Any]:
+    names = {field.name for field in fields(inside)}
+    return {name: getattr(settings, name) for name in names & set(type(settings).model_fields)}
+
+
+def _load_params(settings: ModelSettings) -> LoadParams:
+    mode = settings.load_mode
+    values = _same_names(LoadParams, settings)
+    values["mmap"] = mode in ("auto", "mmap", "mmap+mlock") if settings.mmap is None else settings.mmap
+    values["mlock"] = mode in ("mlock", "mmap+mlock") if settings.mlock is None else settings.mlock
+    for name in ("n_threads", "n_threads_batch"):
+        values[name] = values[name] or -1
+    return LoadParams(**values)
+
+
+def _sampling_params(settings: ModelSettings) -> SamplingParams:
+    values = _same_names(SamplingParams, settings)
+    values["seed"] = settings.seed & 0xFFFFFFFF
+    values["temperature"] = max(settings.temperature, 0.0)  # as llama-server's --temp
+    if settings.sampler_seq:
+        by_char = {char: name for name, char in SAMPLERS.items()}
+        values["samplers"] = tuple(by_char[char] for char in settings.sampler_seq)
+    return SamplingParams(**values)
+
+
+def _chat_params(model_id: str, settings: ModelSettings, place: str) -> ChatParams:
+    kwargs = {"preserve_reasoning": settings.reasoning_preserve, **settings.chat_template_kwargs}
+    if settings.reasoning_effort != "default":
+        kwargs["reasoning_effort"] = settings.reasoning_effort
+    return ChatParams(
+        template=_template(model_id, settings, place),
+        template_kwargs=kwargs,
+        reasoning_format=settings.reasoning_format,
+        reasoning=settings.reasoning,
+        prefill_assistant=settings.prefill_assistant,
+    )
+
+
+def _template(model_id: str, settings: ModelSettings, place: str) -> str | None:
+    """None: the model's own; empty: ChatML, what a model without a template gets."""
+    path = settings.chat_template_file
+    if path is None:
+        return "" if settings.chat_template == CHATML else settings.chat_template or None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise ConfigError(f"{place}: models.{model_id}.chat_template_file: {path}: {reason}") from None

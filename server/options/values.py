@@ -1,0 +1,194 @@
+"""How settings are written: types that read llama-server's spellings as well as YAML's own."""
+
+import csv
+import json
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AllowInfNan, BeforeValidator, WithJsonSchema
+
+TRUE = ("on", "enabled", "true", "1")  # llama.cpp common/arg.cpp, is_truthy and is_falsey
+FALSE = ("off", "disabled", "false", "0")
+SAMPLERS = {
+    "penalties": "e",
+    "dry": "d",
+    "top_n_sigma": "s",
+    "top_k": "k",
+    "typ_p": "y",
+    "top_p": "p",
+    "min_p": "m",
+    "xtc": "x",
+    "temperature": "t",
+    "adaptive_p": "a",
+    "infill": "i",
+}  # llama.cpp common/sampling.cpp, common_sampler_type_to_chr
+_SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
+
+
+def read_bool(value: object) -> bool:
+    """``true``/``1``/``on``/``enabled`` and their opposites."""
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in TRUE:
+        return True
+    if text in FALSE:
+        return False
+    raise ValueError("should be true or false (also on/off, enabled/disabled, 1/0)")
+
+
+def read_switch(value: object) -> object:
+    """on, off or auto; YAML reads a bare ``on`` as true."""
+    text = str(value).strip().lower()
+    if text in TRUE:
+        return "on"
+    if text in FALSE:
+        return "off"
+    return "auto" if text in ("auto", "-1") else value
+
+
+def read_optional_bool(value: object) -> bool | None:
+    """A boolean, or ``auto`` for None."""
+    return None if value is None or str(value).lower() == "auto" else read_bool(value)
+
+
+def read_number(value: object) -> object:
+    """Refuse ``true`` where a number belongs: Python would take it for 1."""
+    if isinstance(value, bool):
+        raise ValueError("should be a number")
+    return value
+
+
+def without_zero(value: int) -> int:
+    """Refuse 0 where only -1 and positive numbers mean something."""
+    if value == 0:
+        raise ValueError("should be -1 or at least 1")
+    return value
+
+
+def read_gpu_layers(value: object) -> object:
+    """A number, ``auto`` (-1) or ``all`` (-2)."""
+    return {"auto": -1, "all": -2}.get(str(value).strip().lower(), read_number(value))
+
+
+def split_list(text: str) -> list[str]:
+    """Parts between commas, stripped, empty ones dropped; quotes protect a comma, as in CSV (parse_csv_row)."""
+    return [part.strip() for part in next(csv.reader([text], skipinitialspace=True), []) if part.strip()]
+
+
+def read_list(value: object) -> object:
+    """Text separated by commas, or a list."""
+    return tuple(split_list(value)) if isinstance(value, str) else value
+
+
+def read_proportions(value: object) -> object:
+    """``3,1`` or ``3/1``, or a list of numbers."""
+    return re.split(r"[,/]+", value) if isinstance(value, str) else value
+
+
+def read_samplers(value: object) -> object:
+    """``top_k;temperature`` or a list of names; kebab-case and llama-server's short names are understood."""
+    if not isinstance(value, (str, list, tuple)):
+        raise ValueError("should be a list of sampler names")
+    names = [name for name in value.split(";") if name] if isinstance(value, str) else value
+    squeezed = {name.replace("_", ""): name for name in SAMPLERS} | _SAMPLER_ALIASES
+    found = [squeezed.get(re.sub(r"[-_]", "", str(name).strip().lower())) for name in names]
+    if None in found:
+        raise ValueError(f"unknown sampler '{names[found.index(None)]}'; known: {', '.join(SAMPLERS)}")
+    return tuple(found)
+
+
+def read_sampler_chars(value: object) -> object:
+    """``edskypmxt``: one letter for each sampler."""
+    by_char = {char: name for name, char in SAMPLERS.items()}
+    unknown = [char for char in str(value) if char not in by_char]
+    if unknown:
+        letters = ", ".join(f"{char} = {name}" for char, name in by_char.items())
+        raise ValueError(f"unknown letter '{unknown[0]}'; known: {letters}")
+    return str(value)
+
+
+def _bias(item: object) -> tuple[int, float]:
+    if isinstance(item, str):
+        match = re.fullmatch(r"\s*(\d+)\s*([+-])\s*([0-9.eE+-]+|inf)\s*", item)
+        if match:
+            return int(match[1]), float(match[2] + match[3])
+    elif isinstance(item, (list, tuple)) and len(item) == 2 and isinstance(item[0], int) and item[0] >= 0:
+        bias = float(item[1])
+        if not math.isnan(bias):
+            return item[0], bias
+    raise ValueError("should be TOKEN_ID+BIAS or TOKEN_ID-BIAS, as in 15043+1")
+
+
+def read_logit_bias(value: object) -> object:
+    """``15043+1`` (several with commas), a list of those or of pairs, or a mapping of token id to bias."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)):
+        raise ValueError("should be TOKEN_ID+BIAS, or a mapping of token id to bias")
+    return tuple(_bias(item) for item in items)
+
+
+def read_json_object(value: object) -> object:
+    """A JSON object as text, or a mapping."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"should be a JSON object: {error}") from None
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise ValueError("should be a JSON object")
+    return value
+
+
+def unescape(text: str) -> list[str]:
+    r"""``\n``, ``\t`` and the like in a flag become the character, as llama-server does (string_process_escapes)."""
+    plain = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+    return [re.sub(r"\\([nrt'\"\\])", lambda match: plain[match[1]], text)]
+
+
+def read_breakers(value: object) -> object:
+    """A list of strings; the word ``none`` empties it, as in llama-server."""
+    items = [value] if isinstance(value, str) else value
+    if isinstance(items, (list, tuple)) and "none" in items:
+        items = items[len(items) - list(reversed(items)).index("none") :]
+    return items
+
+
+_NUMBERS = {"type": "array", "items": {"type": "number"}}
+_TEXT_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_ON_OFF = {"anyOf": [{"enum": ["on", "off", "auto"]}, {"type": "boolean"}]}
+
+Bool = Annotated[bool, BeforeValidator(read_bool)]
+AutoBool = Annotated[
+    bool | None,
+    BeforeValidator(read_optional_bool),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "auto"}, {"type": "null"}]}),
+]
+Switch = Annotated[Literal["on", "off", "auto"], BeforeValidator(read_switch), WithJsonSchema(_ON_OFF)]
+Int = Annotated[int, BeforeValidator(read_number)]
+Float = Annotated[float, BeforeValidator(read_number)]
+GpuLayers = Annotated[
+    int,
+    BeforeValidator(read_gpu_layers),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": -2}, {"enum": ["auto", "all"]}]}),
+]
+TextList = Annotated[tuple[str, ...], BeforeValidator(read_list), WithJsonSchema(_TEXT_LIST)]
+Proportions = Annotated[
+    tuple[float, ...],
+    BeforeValidator(read_proportions),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _NUMBERS]}),
+]
+Samplers = Annotated[tuple[str, ...], BeforeValidator(read_samplers), WithJsonSchema(_TEXT_LIST)]
+SamplerChars = Annotated[str, BeforeValidator(read_sampler_chars)]
+LogitBias = Annotated[
+    tuple[tuple[int, Annotated[float, AllowInfNan()]], ...],
+    BeforeValidator(read_logit_bias),
+    WithJsonSchema({"type": ["string", "object", "array"]}),
+]
+JsonObject = Annotated[dict[str, Any], BeforeValidator(read_json_object), WithJsonSchema({"type": "object"})]
+Breakers = Annotated[tuple[str, ...], BeforeValidator(read_breakers), WithJsonSchema(_TEXT_LIST)]
+FilePath = Annotated[Path, WithJsonSchema({"type": "string"})]

@@ -1,0 +1,110 @@
+"""Models on disk, laid out as llama-server expects them."""
+
+from pathlib import Path
+
+import pytest
+
+from server.errors import ConfigError
+from server.pool.catalogue import CatalogueEntry, PresetKey, problem_of, read_preset, scan_models_dir
+
+
+def gguf(folder: Path, *names: str) -> None:
+    for name in names:
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"GGUF")
+
+
+def ini(folder: Path, text: str) -> Path:
+    file = folder / "models.ini"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_single_files_split_folders_and_multimodal_folders(tmp_path: Path) -> None:
+    gguf(tmp_path, "llama-Q4_K_M.gguf", "gemma/gemma-Q8_0.gguf", "gemma/mmproj-F16.gguf")
+    gguf(tmp_path, "kimi/kimi-00001-of-00002.gguf", "kimi/kimi-00002-of-00002.gguf")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("no model")
+    assert scan_models_dir(tmp_path) == [
+        CatalogueEntry("gemma", tmp_path / "gemma" / "gemma-Q8_0.gguf", tmp_path / "gemma" / "mmproj-F16.gguf"),
+        CatalogueEntry("kimi", tmp_path / "kimi" / "kimi-00001-of-00002.gguf"),
+        CatalogueEntry("llama-Q4_K_M", tmp_path / "llama-Q4_K_M.gguf"),
+    ]
+
+
+def test_companion_files_are_no_models(tmp_path: Path) -> None:
+    gguf(tmp_path, "mmproj-F16.gguf", "mtp-x.gguf", "dspark-x.gguf", "dflash-x.gguf", "only/mmproj.gguf")
+    assert scan_models_dir(tmp_path) == []
+
+
+def test_parts_beside_each_other_in_the_folder_itself_are_one_model(tmp_path: Path) -> None:
+    gguf(tmp_path, "m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
+    [entry] = scan_models_dir(tmp_path)
+    assert (entry.id, entry.problem) == ("m-00001-of-00002", "")
+
+
+def test_a_missing_part_is_the_entrys_problem_and_not_the_others(tmp_path: Path) -> None:
+    gguf(tmp_path, "good.gguf", "kimi/kimi-00001-of-00003.gguf", "kimi/kimi-00003-of-00003.gguf")
+    good, kimi = sorted(scan_models_dir(tmp_path), key=lambda entry: entry.id)
+    assert good.problem == ""
+    assert kimi.problem == "of the 3 parts of the model 1 are missing: kimi-00002-of-00003.gguf"
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a folder; give --models-dir a folder that contains GGUF files"):
+        scan_models_dir(tmp_path / "no")
+
+
+def test_a_file_and_a_folder_of_the_same_name(tmp_path: Path) -> None:
+    gguf(tmp_path, "a.gguf", "a/x.gguf")
+    with pytest.raises(ConfigError, match="'a' is both a file and a folder; rename one"):
+        scan_models_dir(tmp_path)
+
+
+def test_what_is_wrong_with_a_file(tmp_path: Path) -> None:
+    gguf(tmp_path, "good.gguf", "m-00002-of-00002.gguf")
+    (tmp_path / "empty.gguf").touch()
+    assert problem_of(tmp_path / "good.gguf") == ""
+    assert problem_of(tmp_path / "no.gguf").startswith("no such file")
+    assert problem_of(tmp_path).startswith("is not a file")
+    assert problem_of(tmp_path / "empty.gguf").startswith("is not a GGUF file")
+    assert problem_of(tmp_path / "m-00002-of-00002.gguf").startswith("is part 2 of a split model, name its first part")
+
+
+def test_a_preset_as_in_llama_servers_readme(tmp_path: Path) -> None:
+    file = ini(
+        tmp_path,
+        "version = 1\n\n; a comment\n[*]\nc = 8192 ; shared\n\n"
+        "[ggml-org/MY-MODEL-GGUF:ud-q8_0]\nchat-template = chatml\n# another\nLLAMA_ARG_CTX_SIZE = 4096\n\n"
+        "[custom_model]\nmodel = /models/my awesome.gguf\n",
+    )
+    preset = read_preset(file)
+    assert preset.common == [PresetKey("c", "8192", f"{file}:5")]
+    assert preset.sections == {
+        "ggml-org/MY-MODEL-GGUF:Q8_0": [
+            PresetKey("chat-template", "chatml", f"{file}:8"),
+            PresetKey("LLAMA_ARG_CTX_SIZE", "4096", f"{file}:10"),
+        ],
+        "custom_model": [PresetKey("model", "/models/my awesome.gguf", f"{file}:13")],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[a]\nnonsense\n", r"models.ini:2: should be \[section\], key = value or ; comment"),
+        ("[a]\n  indented = 1\n", "models.ini:2: should be"),
+        ("c = 1\n[a]\n", r"models.ini:1: 'c' stands before any section; put it under \[\*\]"),
+        ("[a]\n[b]\n[a]\n", r"models.ini:3: section \[a\] appears twice; merge them"),
+        ("[a]\nc = 1\nc = 2\n", "models.ini:3: 'c' appears twice in its section; remove one"),
+    ],
+)
+def test_mistakes_in_a_preset(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        read_preset(ini(tmp_path, text))
+
+
+def test_a_preset_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file or directory; check --models-preset"):
+        read_preset(tmp_path / "no.ini")

@@ -1,0 +1,251 @@
+"""The command line: help, check-config, generated files, and that mistakes are one line and status 2."""
+
+import asyncio
+import json
+import logging
+import logging.config
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from server.cli import effective_yaml, main, reference_files
+from server.errors import ConfigError
+from server.listen import check_tls, open_listeners
+from server.logs import LineFormatter, level_of, log_config
+from server.options.server import VERBOSITY_ALL, ServerSettings
+from server.settings import TABLE, load_settings
+
+ROOT = Path(__file__).parents[2]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    return file
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("LLAMAPOOL_", "LLAMA_ARG_", "LLAMA_API_KEY")):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("word", ["-h", "--help", "--usage"])
+def test_help_groups_every_flag(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 0
+    page = capsys.readouterr().out
+    for group in ("General:", "Model:", "Context and memory:", "Sampling defaults:", "Server:", "Logging:"):
+        assert group in page
+    assert [flag for flag in TABLE.by_flag if flag not in page] == []
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("llamapool ")
+
+
+def test_check_config_prints_what_it_comes_to_with_keys_masked(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "pool.yaml"
+    config.write_text(f"server: {{api_keys: [hidden]}}\nmodels: {{a: {{path: {model.name}, n_ctx: 5}}}}")
+    monkeypatch.setenv("LLAMAPOOL_MODELS__A__SEED", "9")
+    assert main(["check-config", str(config), "--port", "99"]) == 0
+    printed = capsys.readouterr().out
+    found = yaml.safe_load(printed)
+    assert "hidden" not in printed
+    assert found["server"]["api_keys"] == ["****"]
+    assert found["server"]["port"] == 99
+    assert (found["models"]["a"]["path"], found["models"]["a"]["n_ctx"]) == (str(model.resolve()), 5)
+    assert found["models"]["a"]["seed"] == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["check-config"], "check-config needs a file"),
+        (["check-config", "no.yaml"], "no.yaml: no such file"),
+        (["serve", "--bogus"], "unknown argument '--bogus'"),
+        (["-m", "nothere.gguf"], "-m: models.nothere.gguf.path no such file: nothere.gguf"),
+        (["serv"], "unknown argument 'serv'"),
+        (["docs", "x"], "docs takes no argument but --write"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"llamapool: {expected}")
+    assert printed.err.count("\n") == 1
+
+
+def test_python_m_server_ends_with_one_line_and_status_2() -> None:
+    command = [sys.executable, "-m", "server", "--port", "x", "-m", "y.gguf"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("llamapool: --port: server.port should be a valid integer")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_ends_cleanly_on_a_signal(
+    number: signal.Signals, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over an application that asks for the signal itself, once it has started."""
+
+    async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        asyncio.get_running_loop().call_soon(signal.raise_signal, number)
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr("server.app.create_app", lambda settings: application)
+    monkeypatch.setattr(logging.config, "dictConfig", lambda config: None)
+    path = tmp_path / "pool.sock"
+    try:
+        assert main(["-m", str(model), "--host", str(path)]) == 0
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("path", sorted(reference_files()))
+def test_generated_files_are_up_to_date(path: str) -> None:
+    assert (ROOT / path).read_text(encoding="utf-8") == reference_files()[path], "run: llamapool docs --write"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_shipped_configurations_follow_the_schema_and_load(path: Path) -> None:
+    schema = json.loads((ROOT / "config" / "schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), schema)
+    assert load_settings([], {}, path).models
+
+
+def test_the_schema_refuses_what_the_reader_refuses() -> None:
+    schema = json.loads((ROOT / "config" / "schema.json").read_text(encoding="utf-8"))
+    for wrong in ({"servr": {}}, {"server": {"port": 70000}}, {"models": {"a": {}}}, {"defaults": {"path": "x"}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+
+
+numbers = st.integers(1, 255)
+
+
+@examples(deadline=None, max_examples=60)
+@given(port=numbers, n_ctx=numbers, bias=st.floats(-9, 9), breaker=st.text(min_size=1).filter(lambda x: x != "none"))
+def test_what_check_config_prints_gives_the_same_settings(
+    port: int, n_ctx: int, bias: float, breaker: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("p")
+    first = folder / "first.yaml"
+    model = {"path": "x.gguf", "n_ctx": n_ctx, "logit_bias": {5: bias}, "dry_sequence_breakers": [breaker]}
+    document = {"server": {"port": port}, "defaults": {"seed": n_ctx}, "models": {"a.b-c": model}}
+    first.write_text(yaml.safe_dump(document), encoding="utf-8")
+    settings = load_settings([], {}, first)
+    second = folder / "second.yaml"
+    second.write_text(effective_yaml(settings), encoding="utf-8")
+    again = load_settings([], {}, second)
+    assert (again.server, again.models) == (settings.server, settings.models)
+
+
+def test_sockets_of_several_hosts(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sock"
+    first, second = open_listeners(ServerSettings(host=("127.0.0.1", str(path)), port=0, api_prefix="/llm"))
+    assert re.fullmatch(r"http://127\.0\.0\.1:[1-9]\d*/llm", first.url)
+    assert second.url == f"http+unix://{path}/llm"
+    for listener in (first, second, second):
+        listener.close()
+    assert not path.exists()
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1 port {port}: it is in use"):
+            open_listeners(ServerSettings(port=port))
+
+
+def test_a_unix_socket_that_is_stale_is_replaced_and_one_in_use_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    [listener] = open_listeners(ServerSettings(host=(str(path),)))
+    listener.socket.listen()
+    with pytest.raises(ConfigError, match="it is in use"):
+        open_listeners(ServerSettings(host=(str(path),)))
+    assert path.exists()
+    listener.close()
+
+
+def test_hosts_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
+        open_listeners(ServerSettings(host=("192.0.2.1",), port=0))
+    with pytest.raises(ConfigError, match=r"server.port 0 needs a single TCP address"):
+        open_listeners(ServerSettings(host=("127.0.0.1", "127.0.0.2"), port=0))
+
+
+def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "k").write_text("no key")
+    for name in ("k", "missing"):
+        with pytest.raises(ConfigError, match=r"server.ssl_cert_file, server.ssl_key_file: .* check both files"):
+            check_tls(ServerSettings(ssl_key_file=tmp_path / name, ssl_cert_file=tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "level"),
+    [
+        (0, logging.ERROR),
+        (2, logging.WARNING),
+        (3, logging.INFO),
+        (4, logging.DEBUG),
+        (VERBOSITY_ALL, logging.DEBUG - 5),
+    ],
+)
+def test_verbosity_is_a_level(verbosity: int, level: int) -> None:
+    assert level_of(verbosity) == level
+
+
+def test_log_lines_are_as_configured() -> None:
+    record = logging.LogRecord("server.pool", logging.INFO, "", 0, "ready: %s", ("demo",), None)
+    assert LineFormatter(timestamps=False).format(record) == "I pool: ready: demo"
+    assert LineFormatter(prefix=False, timestamps=False).format(record) == "ready: demo"
+    assert LineFormatter(timestamps=False, colors=True).format(record) == "\x1b[32mI\x1b[0m pool: ready: demo"
+    assert LineFormatter().format(record).endswith(" I pool: ready: demo")
+
+
+def test_the_log_configuration_has_a_file_or_nothing(tmp_path: Path) -> None:
+    with_file = log_config(ServerSettings(log_file=tmp_path / "log"))
+    assert set(with_file["handlers"]) == {"terminal", "file"}
+    assert with_file["loggers"]["server"]["level"] == logging.INFO
+    assert set(log_config(ServerSettings(log_disable=True))["handlers"]) == {"none"}
+    logging.config.DictConfigurator(log_config(ServerSettings(log_colors="on")))
+
+
+def test_a_log_file_that_cannot_be_opened_is_one_line(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", str(model), "--log-file", str(tmp_path / "no" / "log")]) == 2
+    assert "server.log_file:" in capsys.readouterr().err

@@ -1,0 +1,367 @@
+"""Where settings come from, which source wins, and that no option ends nowhere."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from pydantic_core import PydanticUndefined
+
+from server.engine.params import EngineParams
+from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
+from server.errors import ConfigError
+from server.options.option import Entry
+from server.pool.spec import ChatParams, LoadParams, ModelSpec
+from server.settings import TABLE, ConfigFile, Settings, check_files, load_settings, model_specs
+
+MODEL = ["-m", "model.gguf"]
+ROOT = Path(__file__).parents[2]
+
+
+def write(folder: Path, text: str, name: str = "pool.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def settings(*argv: str, env: dict[str, str] | None = None, config: Path | None = None) -> Settings:
+    return load_settings(argv, env or {}, config)
+
+
+def spec(*argv: str, env: dict[str, str] | None = None) -> ModelSpec:
+    return model_specs(settings(*MODEL, *argv, env=env))[0]
+
+
+def test_a_line_for_llama_server_needs_no_yaml() -> None:
+    line = "-m model.gguf -c 4096 -np 4 --port 8081 --api-key k --metrics"
+    found = settings(*line.split())
+    assert (found.server.port, found.server.api_keys, found.server.metrics) == (8081, ("k",), True)
+    [model] = model_specs(found)
+    assert (model.id, model.load, model.path) == ("model.gguf", "startup", Path("model.gguf"))
+    assert (model.native.n_ctx, model.native.n_parallel) == (4096, 4)
+
+
+def test_llama_servers_docker_environment_needs_no_yaml() -> None:
+    env = {
+        "LLAMA_ARG_MODEL": "/models/my_model.gguf",
+        "LLAMA_ARG_CTX_SIZE": "4096",
+        "LLAMA_ARG_N_PARALLEL": "2",
+        "LLAMA_ARG_ENDPOINT_METRICS": "1",
+        "LLAMA_ARG_PORT": "8080",
+    }
+    found = settings(env=env)
+    [model] = model_specs(found)
+    assert found.server.metrics
+    assert (model.id, model.native.n_ctx, model.native.n_parallel) == ("/models/my_model.gguf", 4096, 2)
+
+
+def test_without_any_model_the_default_configuration_is_served() -> None:
+    [model] = model_specs(settings())
+    assert (model.id, model.aliases, model.load) == ("demo", ("gpt-4o-mini",), "startup")
+    assert model.path == ROOT / "models" / "demo.gguf"
+    assert (model.native.n_ctx, model.native.n_parallel) == (16384, 4)
+
+
+def test_the_first_alias_in_order_is_the_id_as_in_llama_server() -> None:
+    model = spec("--alias", "zeta, alpha")
+    assert (model.id, model.aliases) == ("alpha", ("zeta",))
+
+
+def test_m_serves_one_model_in_place_of_the_yamls(tmp_path: Path) -> None:
+    config = write(tmp_path, "defaults: {n_ctx: 512}\nmodels: {a: {path: a.gguf}, b: {path: b.gguf}}\n")
+    [model] = model_specs(settings("-m", "c.gguf", config=config))
+    assert (model.id, model.native.n_ctx) == ("c.gguf", 512)
+
+
+def test_defaults_are_merged_under_every_model_and_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    config = write(
+        tmp_path, "defaults: {n_ctx: 512, seed: 7}\nmodels:\n  a: {path: x/a.gguf}\n  b: {path: b, n_ctx: 9}\n"
+    )
+    first, second = model_specs(settings(config=config))
+    assert (first.native.n_ctx, first.sampling.seed) == (512, 7)
+    assert (second.native.n_ctx, second.sampling.seed) == (9, 7)
+    assert first.path == tmp_path.resolve() / "x" / "a.gguf"
+    assert first.source == f"{config}:3"
+
+
+def test_a_flag_of_a_models_option_holds_for_every_model(tmp_path: Path) -> None:
+    config = write(tmp_path, "models:\n  a: {path: a, n_ctx: 1}\n  b: {path: b}\n")
+    assert [model.native.n_ctx for model in model_specs(settings("-c", "64", config=config))] == [64, 64]
+
+
+def test_one_field_of_one_model_is_set_from_the_environment(tmp_path: Path) -> None:
+    config = write(tmp_path, "models:\n  qwen3-0.6b: {path: a}\n  other: {path: b}\n")
+    env = {"LLAMAPOOL_MODELS__qwen3_0_6b__n_ctx": "77", "LLAMAPOOL_SERVER__PORT": "1234"}
+    found = settings(env={name.upper(): value for name, value in env.items()}, config=config)
+    assert [model.native.n_ctx for model in model_specs(found)] == [77, 0]
+    assert found.server.port == 1234
+
+
+def test_llamapools_own_variable_is_stronger_than_llama_servers() -> None:
+    env = {"LLAMA_ARG_PORT": "1", "LLAMAPOOL_SERVER__PORT": "2"}
+    assert settings(*MODEL, env=env).server.port == 2
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1", True), ("enabled", True), ("off", False), ("false", False)])
+def test_booleans_in_variables_are_llama_servers(text: str, expected: bool) -> None:
+    assert settings(*MODEL, env={"LLAMA_ARG_ENDPOINT_METRICS": text}).server.metrics is expected
+
+
+def test_a_negated_variable_counts_whatever_its_value() -> None:
+    assert spec(env={"LLAMA_ARG_NO_KV_OFFLOAD": "", "LLAMA_ARG_KV_OFFLOAD": "1"}).native.kv_offload is False
+    assert spec(env={"LLAMA_ARG_NO_MMAP": "1"}).native.mmap is False
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
+    assert settings(*MODEL, env={"LLAMA_ARG_PORT": "", "LLAMAPOOL_SERVER__PORT": ""}).server.port == 8080
+
+
+@pytest.mark.parametrize(
+    ("argv", "mmap", "mlock"),
+    [
+        ([], True, False),
+        (["--mlock"], True, True),
+        (["--no-mmap"], False, False),
+        (["-lm", "none"], False, False),
+        (["-lm", "mlock"], False, True),
+        (["-lm", "mmap+mlock"], True, True),
+        (["--mlock", "-lm", "none"], False, False),
+        (["-lm", "none", "--mlock", "--mmap"], True, True),
+    ],
+)
+def test_how_the_file_is_read(argv: list[str], mmap: bool, mlock: bool) -> None:
+    native = spec(*argv).native
+    assert (native.mmap, native.mlock) == (mmap, mlock)
+
+
+@pytest.mark.parametrize(("text", "layers"), [("auto", -1), ("all", -2), ("17", 17)])
+def test_gpu_layers_take_words(text: str, layers: int) -> None:
+    assert spec("-ngl", text).native.n_gpu_layers == layers
+
+
+def test_special_values_of_llama_server() -> None:
+    assert spec("-fa", "1").native.flash_attn == "on"
+    assert spec("-np", "-1").native.n_parallel == -1
+    assert spec("--seed", "-1").sampling.seed == RANDOM_SEED
+    assert spec("--temp", "-3").sampling.temperature == 0.0
+    assert spec("-no-kvu").native.kv_unified is False
+    assert spec("-t", "0").native.n_threads == -1
+    assert spec("-ts", "3/1").native.tensor_split == (3.0, 1.0)
+    assert spec("--chat-template", "chatml").chat.template == ""
+
+
+def test_samplers_are_read_by_name_or_by_letter() -> None:
+    assert spec().sampling.samplers == DEFAULT_SAMPLERS
+    assert spec("--samplers", "top-k;temp;Nucleus").sampling.samplers == ("top_k", "temperature", "top_p")
+    assert spec("--sampler-seq", "kt").sampling.samplers == ("top_k", "temperature")
+    assert spec("--sampler-seq", "kt", "--samplers", "min_p").sampling.samplers == ("min_p",)
+
+
+def test_repeated_flags_add_up() -> None:
+    sampling = spec("-l", "5+1.5", "-l", "6-2,7-inf", "--dry-sequence-breaker", "\\n", "--dry-sequence-breaker", "x")
+    assert sampling.sampling.logit_bias == ((5, 1.5), (6, -2.0), (7, float("-inf")))
+    assert sampling.sampling.dry_sequence_breakers == ("\n", "x")
+    assert spec("--dry-sequence-breaker", "none").sampling.dry_sequence_breakers == ()
+    keys = settings(*MODEL, "--api-key", 'a,"b,c"', "--api-key", "d").server.api_keys
+    assert keys == ("a", "b,c", "d")
+
+
+def test_keys_of_the_file_are_added(tmp_path: Path) -> None:
+    file = write(tmp_path, "# comment\nk1\n\nk2\n", "keys")
+    assert settings(*MODEL, "--api-key", "k0", "--api-key-file", str(file)).server.all_api_keys() == ("k0", "k1", "k2")
+
+
+def test_a_template_file_is_read_relative_to_the_yaml(tmp_path: Path) -> None:
+    write(tmp_path, "{{ messages }}", "t.jinja")
+    config = write(tmp_path, "models: {a: {path: a, chat_template_file: t.jinja}}\n")
+    assert model_specs(settings(config=config))[0].chat.template == "{{ messages }}"
+
+
+def test_template_variables() -> None:
+    chat = spec("--chat-template-kwargs", '{"a": 1}', "--reasoning-effort", "low", "--no-reasoning-preserve").chat
+    assert chat.template_kwargs == {"a": 1, "reasoning_effort": "low", "preserve_reasoning": False}
+
+
+# What each option is set to, to see that it ends somewhere; the others get the next value of their type.
+SAMPLES = {
+    "host": "0.0.0.0",
+    "api_prefix": "/llm",
+    "load": "on_demand",
+    "log_colors": "on",
+    "numa": "isolate",
+    "rope_scaling": "yarn",
+    "tensor_split": "3,1",
+    "chat_template": "{{ messages }}",
+    "chat_template_kwargs": '{"a": 1}',
+    "reasoning_effort": "low",
+    "samplers": "top_k",
+    "sampler_seq": "k",
+    "logit_bias": "5+1",
+    "dry_sequence_breakers": "x",
+    "slot_prompt_similarity": "0.5",
+    "adaptive_decay": "0.5",
+    "mirostat": "1",
+    "aliases": "a,b",
+    "tags": "a,b",
+    "api_keys": "a,b",
+    "path": "other.gguf",
+    "sleep_idle_seconds": "60",
+    "n_parallel": "3",
+    "n_threads": "3",
+    "n_threads_batch": "3",
+}
+
+
+def sample(entry: Entry) -> str:
+    if entry.key in SAMPLES:
+        return SAMPLES[entry.key]
+    owner: Any = ConfigFile.model_fields["server" if entry.section == "server" else "defaults"].annotation
+    choices = [choice for choice in get_args(owner.model_fields[entry.key].annotation) if isinstance(choice, str)]
+    if choices:
+        return next(choice for choice in reversed(choices) if choice != entry.default)
+    if isinstance(entry.default, (int, float)):
+        return str(entry.default + 1)
+    return "some.file"
+
+
+def observed(argv: list[str]) -> tuple[Any, ...]:
+    found = settings(*argv)
+    return found.server, model_specs(found)
+
+
+@pytest.mark.parametrize("entry", list(TABLE), ids=lambda entry: entry.key)
+def test_every_option_reaches_the_server_settings_or_a_model_spec(entry: Entry, tmp_path: Path) -> None:
+    template = write(tmp_path, "{{ messages }}", "t.jinja")
+    special = {
+        "chat_template_file": ["--chat-template-file", str(template)],
+        "ssl_key_file": ["--ssl-key-file", "k", "--ssl-cert-file", "c"],
+        "ssl_cert_file": ["--ssl-key-file", "k", "--ssl-cert-file", "c"],
+        "models_dir": ["--models-dir", str(tmp_path)],
+        "models_preset": ["--models-preset", str(write(tmp_path, "", "p.ini"))],
+    }
+    if entry.key in special:
+        argv = special[entry.key]
+    elif entry.is_switch and entry.default is True:
+        argv = [next(flag for flag, value in entry.constants.items() if value is False)]
+    elif entry.is_switch:
+        argv = [entry.flags[0]]
+        argv = ["--no-mmap"] if entry.key == "mmap" else argv
+    else:
+        argv = [entry.flags[-1], sample(entry)]
+    plain = observed(MODEL)
+    assert observed([*MODEL, *argv]) != plain
+
+
+def test_every_field_of_the_inside_can_be_configured() -> None:
+    derived = {ChatParams: {"template", "template_kwargs"}}
+    names = {key for section, key in TABLE.entries if section == "model"}
+    for inside in (LoadParams, EngineParams, SamplingParams, ChatParams):
+        assert {field.name for field in fields(inside)} - names <= derived.get(inside, set()), inside
+
+
+def test_the_tables_defaults_are_the_insides() -> None:
+    plain = spec()
+    assert plain.native == LoadParams()
+    assert plain.engine == EngineParams()
+    assert plain.sampling == SamplingParams()
+    assert plain.chat == ChatParams(template_kwargs={"preserve_reasoning": True})
+
+
+def test_no_two_options_share_a_spelling() -> None:
+    flags = [flag for entry in TABLE for flag in (*entry.flags, *entry.constants)]
+    variables = [entry.option.env for entry in TABLE if entry.option.env]
+    assert len(flags) == len(set(flags))
+    assert len(variables) == len(set(variables))
+    assert all(entry.description for entry in TABLE)
+
+
+ports = st.none() | st.integers(0, 65535)
+
+
+@examples(deadline=None, max_examples=60)
+@given(flag=ports, own=ports, llama=ports, yaml=ports)
+def test_flags_beat_the_environment_beats_the_yaml_beats_defaults(
+    flag: int | None, own: int | None, llama: int | None, yaml: int | None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    server = "" if yaml is None else f"server: {{port: {yaml}}}\n"
+    config = write(tmp_path_factory.mktemp("p"), server + "models: {a: {path: a}}\n")
+    env = {} if own is None else {"LLAMAPOOL_SERVER__PORT": str(own)}
+    env |= {} if llama is None else {"LLAMA_ARG_PORT": str(llama)}
+    argv = [] if flag is None else ["--port", str(flag)]
+    expected = next(port for port in (flag, own, llama, yaml, 8080) if port is not None)
+    assert settings(*argv, env=env, config=config).server.port == expected
+
+
+sizes = st.none() | st.integers(0, 1 << 20)
+
+
+@examples(deadline=None, max_examples=60)
+@given(flag=sizes, own=sizes, llama=sizes, model=sizes, own_defaults=sizes, defaults=sizes)
+def test_the_same_for_a_models_option(
+    flag: int | None,
+    own: int | None,
+    llama: int | None,
+    model: int | None,
+    own_defaults: int | None,
+    defaults: int | None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    lines = ["" if defaults is None else f"defaults: {{n_ctx: {defaults}}}", "models:", "  a-b:", "    path: x"]
+    lines += [] if model is None else [f"    n_ctx: {model}"]
+    config = write(tmp_path_factory.mktemp("p"), "\n".join(lines))
+    given = {
+        "LLAMAPOOL_MODELS__A_B__N_CTX": own,
+        "LLAMA_ARG_CTX_SIZE": llama,
+        "LLAMAPOOL_DEFAULTS__N_CTX": own_defaults,
+    }
+    env = {name: str(value) for name, value in given.items() if value is not None}
+    argv = [] if flag is None else ["-c", str(flag)]
+    order = (flag, own, llama, model, own_defaults, defaults, 0)
+    expected = next(size for size in order if size is not None)
+    assert model_specs(settings(*argv, env=env, config=config))[0].native.n_ctx == expected
+
+
+numeric = [entry for entry in TABLE if type(entry.default) in (int, float) and entry.section == "model"]
+
+
+@examples(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_a_number_means_the_same_as_flag_variable_and_yaml(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    entry = data.draw(st.sampled_from(numeric))
+    numbers = st.integers(1, 2) if isinstance(entry.default, int) else st.floats(0.1, 0.9)
+    text = str(data.draw(numbers))
+    config = write(tmp_path_factory.mktemp("p"), f"models: {{model.gguf: {{path: m, {entry.key}: {text}}}}}\n")
+    env = {f"LLAMAPOOL_DEFAULTS__{entry.key.upper()}": text}
+    try:
+        from_flag = settings(*MODEL, entry.flags[0], text)
+    except ConfigError:
+        with pytest.raises(ConfigError):
+            settings(config=config)
+        return
+    values = [
+        getattr(from_flag.models["model.gguf"], entry.key),
+        getattr(settings(*MODEL, env=env).models["model.gguf"], entry.key),
+        getattr(settings(config=config).models["model.gguf"], entry.key),
+    ]
+    assert values == [values[0]] * 3
+
+
+def test_a_required_path_has_no_default() -> None:
+    assert TABLE.entries["model", "path"].default is PydanticUndefined
+
+
+def test_files_are_checked_apart_from_reading(tmp_path: Path) -> None:
+    good = tmp_path / "good.gguf"
+    good.write_bytes(b"GGUF....")
+    assert check_files(settings("-m", str(good))) == []
+    with pytest.raises(ConfigError, match=r"^-m: models\.model\.gguf\.path no such file: model\.gguf$"):
+        check_files(settings(*MODEL))
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"PK..")
+    with pytest.raises(ConfigError, match="is not a GGUF file"):
+        check_files(settings("-m", str(bad)))

@@ -1,0 +1,210 @@
+"""Every mistake in the settings ends in one line that names where, what and what to do."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from server.errors import ConfigError
+from server.options.unsupported import FIXED, FLAGS, VARIABLES
+from server.settings import TABLE, check_files, load_settings, model_specs
+
+MODEL = ["-m", "model.gguf"]
+
+
+def mistake(*argv: str, env: dict[str, str] | None = None, config: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(argv, env or {}, config)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def outcome(argv: list[str], config: Path | None = None) -> str:
+    """The mistake, or nothing; anything but a ConfigError fails the test."""
+    try:
+        load_settings(argv, {}, config)
+    except ConfigError as error:
+        return error.message
+    return ""
+
+
+@pytest.fixture
+def yaml_mistake(tmp_path: Path) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        config = tmp_path / "pool.yaml"
+        config.write_text(text, encoding="utf-8")
+        return mistake(config=config).replace(f"{config}", "FILE")
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--prot", "1"], "unknown argument '--prot'; did you mean '--port'?"),
+        (["--ctx_siz", "1"], "unknown argument '--ctx-siz'; did you mean '--ctx-size'?"),
+        (["qqqqqqq"], "unknown argument 'qqqqqqq'; see --help"),
+        (["-np"], "-np needs a value; see --help"),
+        (["--metrics=1"], "--metrics takes no value; write --metrics alone"),
+        (["--port", "abc"], "--port: server.port should be a valid integer, unable to parse string as an integer"),
+        (["--port=70000"], "--port: server.port should be less than or equal to 65535, not '70000'"),
+        (["-c", "-1"], "-c: models.model.gguf.n_ctx should be greater than or equal to 0, not '-1'"),
+        (["-np", "0"], "-np: models.model.gguf.n_parallel should be -1 or at least 1, not '0'"),
+        (["-fa", "maybe"], "flash_attn should be 'on', 'off' or 'auto', not 'maybe'"),
+        (["-ctk", "q3"], "cache_type_k should be 'f32', 'f16'"),
+        (["--temp", "nan"], "temperature should be a finite number, not 'nan'"),
+        (["--samplers", "top_k;bogus"], "unknown sampler 'bogus'; known: penalties, dry"),
+        (["--sampler-seq", "kz"], "unknown letter 'z'; known: e = penalties"),
+        (["-l", "5*3"], "logit_bias should be TOKEN_ID+BIAS or TOKEN_ID-BIAS, as in 15043+1, not ['5*3']"),
+        (["--chat-template-kwargs", "[1]"], "chat_template_kwargs should be a JSON object, not '[1]'"),
+        (["--chat-template", "llama2"], "should be Jinja source or the word chatml"),
+        (["--api-prefix", "llm/"], "--api-prefix: server.api_prefix should start with / and not end with it"),
+        (["--ssl-key-file", "k"], "ssl_key_file and ssl_cert_file belong together; give both"),
+        (["--host", ","], "--host: server.host"),
+        (["--sleep-idle-seconds", "0"], "sleep_idle_seconds should be -1 or at least 1, not '0'"),
+        (["--lora", "x"], "--lora is an option of llama-server that Llamapool does not support yet; remove it"),
+        (["--props"], "--props is an option of llama-server that Llamapool does not support yet; remove it"),
+        (["--no-jinja"], "--no-jinja cannot be honoured: Llamapool always renders templates with Jinja; remove it"),
+        (["-nocb"], "-nocb cannot be honoured: Llamapool always batches continuously; remove it"),
+    ],
+)
+def test_flags(argv: list[str], expected: str) -> None:
+    assert expected in mistake(*MODEL, *argv)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("LLAMA_ARG_PROT", "1", "unknown variable LLAMA_ARG_PROT; did you mean 'LLAMA_ARG_PORT'?"),
+        ("LLAMA_ARG_HF_REPO", "a/b", "LLAMA_ARG_HF_REPO is an option of llama-server that Llamapool does not support"),
+        ("LLAMA_ARG_PORT", "x", "LLAMA_ARG_PORT: server.port should be a valid integer"),
+        ("LLAMA_ARG_ENDPOINT_METRICS", "maybe", "server.metrics should be true or false"),
+        ("LLAMA_ARG_JINJA", "false", "LLAMA_ARG_JINJA=false cannot be honoured"),
+        ("LLAMA_ARG_NO_CONT_BATCHING", "1", "LLAMA_ARG_NO_CONT_BATCHING=1 cannot be honoured"),
+        ("LLAMA_ARG_NO_PORT", "1", "unknown variable LLAMA_ARG_NO_PORT"),
+        ("LLAMAPOOL_PORT", "1", "unknown variable LLAMAPOOL_PORT; Llamapool's own are LLAMAPOOL_CONFIG"),
+        ("LLAMAPOOL_SERVER__PROT", "1", "LLAMAPOOL_SERVER__PROT: unknown field 'prot'; did you mean 'port'?"),
+        ("LLAMAPOOL_MODELS__DEMO", "1", "write LLAMAPOOL_MODELS__<ID>__<FIELD>"),
+        ("LLAMAPOOL_DEFAULTS__A__N_CTX", "1", "write LLAMAPOOL_DEFAULTS__<FIELD>"),
+        ("LLAMAPOOL_MODELS__B__N_CTX", "1", "no model of that id is configured; known: model.gguf (MODEL_GGUF)"),
+        ("LLAMAPOOL_DEFAULTS__PATH", "x", "defaults.path"),
+    ],
+)
+def test_variables(name: str, value: str, expected: str) -> None:
+    assert expected in mistake(*MODEL, env={name: value})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: [", "FILE:1: invalid YAML: while parsing a flow node"),
+        ("- 1", "FILE: the file should be a mapping"),
+        ("sever: {}", "FILE:1: unknown key 'sever'; did you mean 'server'?"),
+        ("server:\n  prot: 1", "FILE:2: unknown key 'server.prot'; did you mean 'port'?"),
+        ("server:\n  n_ctx: 1", "FILE:2: unknown key 'server.n_ctx'; see docs/configuration.md"),
+        ("server: 5", "FILE:1: server should be a mapping"),
+        ("models:\n  a:\n    ctx-size: 1", "FILE:3: unknown key 'models.a.ctx-size'; did you mean 'n_ctx'?"),
+        ("models:\n  a:\n    metrics: 1", "unknown key 'models.a.metrics'; 'metrics' belongs to server"),
+        ("models:\n  a:\n    n_ctx: 1", "FILE:2: models.a.path is missing"),
+        ("models:\n  a:", "FILE:2: models.a.path is missing"),
+        ("models:\n  a: {path: x}\n  a: {path: y}", "FILE:3: 'a' appears twice in models; remove one"),
+        ("models:\n  1: {path: x}", 'FILE:2: the key 1 in models is not text; write "1" in quotes'),
+        ("models:\n  a:\n    path: x\n    n_ctx: true", "FILE:4: models.a.n_ctx should be a number, not True"),
+        ("models:\n  a:\n    path: x\n    n_ctx: [1]", "FILE:4: models.a.n_ctx should be a valid integer"),
+        ("models:\n  a:\n    path: 5", "FILE:3: models.a.path"),
+        ("server:\n  api_keys: [1]\nmodels: {a: {path: x}}", "FILE:2: server.api_keys should be a valid string"),
+        ("defaults:\n  path: x", "FILE:2: defaults.path belongs to one model; move it to models.<id>"),
+        ("defaults:\n  seed: -2", "FILE:2: defaults.seed should be greater than or equal to -1, not -2"),
+        ("server: {port: 1}", "no model is configured: give -m FILE"),
+        ("models:\n  a: {path: x}\n  b: {path: y, aliases: [a]}", "'a' already names model 'a'; remove it"),
+        ("models:\n  a: {path: x, aliases: c}\n  b: {path: y, aliases: c}", "'c' already names model 'a'"),
+        (
+            "server: {models_max: 1}\ndefaults: {load: startup}\nmodels: {a: {path: x}, b: {path: y}}",
+            "server.models_max is 1, but 2 models are loaded at start-up (a, b); raise it or set load: on_demand",
+        ),
+        (
+            "models:\n  a:\n    path: x\n    chat_template: '{{ x }}'\n    chat_template_file: t",
+            "FILE:4, FILE:5: models.a: chat_template and chat_template_file exclude each other",
+        ),
+    ],
+)
+def test_yaml(yaml_mistake: Callable[[str], str], text: str, expected: str) -> None:
+    assert expected in yaml_mistake(text)
+
+
+def test_a_configuration_file_that_is_missing_or_not_text(tmp_path: Path) -> None:
+    assert "no such file; check --config and LLAMAPOOL_CONFIG" in mistake("--config", str(tmp_path / "no.yaml"))
+    assert "cannot be read" in mistake(env={"LLAMAPOOL_CONFIG": str(tmp_path)})
+    (tmp_path / "latin.yaml").write_bytes(b"models: \xff")
+    assert "is not UTF-8 text" in mistake(config=tmp_path / "latin.yaml")
+
+
+def test_an_alias_flag_without_its_model(tmp_path: Path) -> None:
+    config = tmp_path / "pool.yaml"
+    config.write_text("models: {a: {path: x}}")
+    assert mistake("-a", "b", config=config) == "-a names the model of -m; in the YAML set models.<id>.aliases"
+
+
+def test_keys_are_never_shown(tmp_path: Path) -> None:
+    config = tmp_path / "pool.yaml"
+    config.write_text("server: {api_keys: {secret: 1}}\nmodels: {a: {path: x}}")
+    message = mistake(config=config)
+    assert "secret" not in message
+    assert "a value that is not shown" in message
+
+
+def test_files_that_the_settings_name(tmp_path: Path) -> None:
+    config = tmp_path / "pool.yaml"
+    config.write_text("models:\n  a: {path: no.gguf, chat_template_file: no.jinja}")
+    with pytest.raises(ConfigError, match=r"pool.yaml:2: models.a.chat_template_file: .*no.jinja: No such file"):
+        model_specs(load_settings([], {}, config))
+    with pytest.raises(ConfigError, match=r"server.api_key_file: nokeys: No such file or directory; check the path"):
+        check_files(load_settings([*MODEL, "--api-key-file", "nokeys"], {}))
+    (tmp_path / "m-00001-of-00003.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"of the 3 parts of the model 2 are missing: m-00002-of-00003.gguf"):
+        check_files(load_settings(["-m", str(tmp_path / "m-00001-of-00003.gguf")], {}))
+
+
+def reference_options() -> tuple[set[str], set[str]]:
+    flags = set(TABLE.by_flag) | FLAGS | {flag for fixed in FIXED for flag in (*fixed.on, *fixed.off)}
+    return flags, set(TABLE.by_env) | VARIABLES | {fixed.env for fixed in FIXED}
+
+
+def test_an_option_is_supported_or_fixed_or_refused_and_only_one_of_them() -> None:
+    fixed = {flag for item in FIXED for flag in (*item.on, *item.off)}
+    assert not set(TABLE.by_flag) & FLAGS
+    assert not set(TABLE.by_flag) & fixed
+    assert not FLAGS & fixed
+    assert not set(TABLE.by_env) & (VARIABLES | {item.env for item in FIXED})
+
+
+@examples(deadline=None, max_examples=60)
+@given(words=st.lists(st.text(min_size=1) | st.sampled_from(sorted(TABLE.by_flag) + sorted(FLAGS)), max_size=6))
+def test_no_command_line_does_worse_than_a_config_error(words: list[str]) -> None:
+    harmless = [word for word in words if word not in ("--models-dir", "--models-preset", "--config")]
+    assert len(outcome([*MODEL, *harmless]).splitlines()) <= 1
+
+
+yaml_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@examples(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_no_value_in_the_yaml_does_worse_than_a_config_error(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    entry = data.draw(st.sampled_from([entry for entry in TABLE if entry.key not in ("models_dir", "models_preset")]))
+    value = data.draw(yaml_values)
+    section = {entry.key: value}
+    document = {"models": {"a": {"path": "x", **section}}} if entry.section == "model" else {"server": section}
+    config = tmp_path_factory.mktemp("p") / "pool.yaml"
+    config.write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
+    assert len(outcome(MODEL if entry.section == "server" else [], config).splitlines()) <= 1
