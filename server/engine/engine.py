@@ -52,6 +52,8 @@ class Engine:
             )
             for i, runner in enumerate(runners)
         ]
+        for instance in self._instances:
+            instance.start()
 
     @property
     def busy(self) -> bool:

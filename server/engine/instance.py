@@ -43,6 +43,9 @@ class Instance:
         self._open: dict[int, Ticket] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="llamapool-step", daemon=True)
+
+    def start(self) -> None:
+        """Start the step thread; from here on the runner is its own."""
         self._thread.start()
 
     def stop(self) -> None:

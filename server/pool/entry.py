@@ -1,0 +1,113 @@
+"""The pool's record of one configured model."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from server.pool.lease import Lease
+from server.pool.loading import Load
+from server.pool.model import LoadedModel
+from server.pool.policy import Candidate
+from server.pool.spec import ModelSpec
+from server.pool.state import ModelFacts, ModelState, Status
+
+
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """Everything about one model; changed by the pool only, on the event loop."""
+
+    spec: ModelSpec
+    last_used: float
+    status: Status = Status.UNLOADED
+    progress: float = 0.0
+    failure: str = ""
+    failed_at: float = 0.0
+    facts: ModelFacts | None = None
+    loaded: LoadedModel | None = None
+    load: Load | None = None
+    asked: bool = False  # an explicit load, which nobody needs to wait for
+    starting: bool = False  # its load at start-up has not ended
+    giving_way: bool = False
+    leases: set[Lease] = field(default_factory=set)
+    waiters: list[asyncio.Future[Lease]] = field(default_factory=list)
+    vacant: asyncio.Event = field(default_factory=_set_event)  # set while there is no lease
+    after_drain: Status = Status.UNLOADED
+    grace: asyncio.Timeout | None = None  # while draining: how long leases may stay
+    cut_off: bool = False  # while draining: their requests were cancelled
+    abandon_s: float | None = None  # how long they may stay after that; None = for ever
+    task: asyncio.Task[None] | None = None  # the last load or drain
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def idle(self) -> bool:
+        """No lease, and the engine has nothing left to do."""
+        return not self.leases and (self.loaded is None or not self.loaded.engine.busy)
+
+    @property
+    def leaving(self) -> bool:
+        """Its place under ``models_max`` becomes free by itself."""
+        return self.status is Status.DRAINING or (self.load is not None and self.load.cancelled)
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody waits for it, or asked for it."""
+        return self.asked or bool(self.waiters)
+
+    @property
+    def serving(self) -> bool:
+        """A lease can be had at once."""
+        return self.status is Status.READY and not self.giving_way
+
+    def refuse(self, error: Callable[[], Exception]) -> None:
+        """Give every waiter an `error` of its own, and forget that anybody wanted the model."""
+        self.asked = False
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(error())
+
+    def hurry(self, grace_s: float, abandon_s: float) -> None:
+        """Shorten a drain that is under way: seconds from now until requests are cut off, and after that."""
+        self.abandon_s = abandon_s
+        if self.grace is None:
+            return
+        when = asyncio.get_running_loop().time() + (abandon_s if self.cut_off else grace_s)
+        old = self.grace.when()
+        if old is None or when < old:
+            self.grace.reschedule(when)
+
+    def candidate(self) -> Candidate:
+        """The view that the policy decides on."""
+        return Candidate(
+            self.id,
+            self.status,
+            idle=self.idle,
+            last_used=self.last_used,
+            leaving=self.leaving,
+            giving_way=self.giving_way,
+            sleep_idle_s=self.spec.sleep_idle_s,
+        )
+
+    def state(self, *, queued: bool) -> ModelState:
+        """The view that endpoints show."""
+        return ModelState(
+            spec=self.spec,
+            status=self.status,
+            progress=self.progress,
+            failure=self.failure,
+            facts=self.facts,
+            loaded=self.loaded,
+            last_used=self.last_used,
+            n_leases=len(self.leases),
+            n_waiting=len(self.waiters),
+            queued=queued,
+        )

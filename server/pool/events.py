@@ -1,0 +1,122 @@
+"""Status changes and load progress, handed to any number of listeners without ever waiting for one."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Self
+
+from server.pool.protocols import ModelInfo
+from server.pool.state import Status
+
+STAGES = ("text_model",)
+"""llama-server's names of what is loaded, in order (tools/server/server-context.cpp, load_model)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusChanged:
+    """A model went from one state to another."""
+
+    model: str
+    status: Status
+    previous: Status
+    reason: str = ""  # why it failed
+    info: ModelInfo | None = None  # on READY, except when the model woke up (as llama-server)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """A part of the weights was read: `value` is 0..1 of stage `current`."""
+
+    model: str
+    value: float
+    current: str = STAGES[0]
+    stages: tuple[str, ...] = STAGES
+
+
+PoolEvent = StatusChanged | LoadProgress
+
+
+class Subscription:
+    """An async iterator over the events since it was made; ends when the pool closes or `close` is called.
+
+    Holds at most `limit` events. A listener that is slower loses the oldest progress first, then states that a
+    later state of the same model has replaced; never the latest state of a model. To be used on the event loop.
+    """
+
+    def __init__(self, fan_out: "FanOut", limit: int) -> None:
+        self._fan_out = fan_out
+        self._limit = limit
+        self._events: deque[PoolEvent] = deque()
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def put(self, event: PoolEvent) -> None:
+        """Keep one more event; make room first."""
+        self._events.append(event)
+        if len(self._events) > self._limit:
+            self._drop_one()
+        self._wake.set()
+
+    def _drop_one(self) -> None:
+        victim = next((i for i, e in enumerate(self._events) if isinstance(e, LoadProgress)), None)
+        if victim is None:
+            latest = {e.model: i for i, e in enumerate(self._events)}
+            victim = next((i for i, e in enumerate(self._events) if latest[e.model] != i), None)
+        if victim is not None:
+            del self._events[victim]
+
+    def close(self) -> None:
+        """Stop listening. What was received can still be read; then the iterator ends."""
+        self._closed = True
+        self._fan_out.forget(self)
+        self._wake.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> PoolEvent:
+        while not self._events:
+            if self._closed:
+                raise StopAsyncIteration
+            self._wake.clear()
+            await self._wake.wait()
+        return self._events.popleft()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class FanOut:
+    """Copies each event to every subscription."""
+
+    def __init__(self, limit: int = 256) -> None:
+        self._limit = limit
+        self._subscriptions: list[Subscription] = []
+        self._closed = False
+
+    def subscribe(self) -> Subscription:
+        """A new subscription; one that ends at once after `close`."""
+        subscription = Subscription(self, self._limit)
+        self._subscriptions.append(subscription)
+        if self._closed:
+            subscription.close()
+        return subscription
+
+    def publish(self, event: PoolEvent) -> None:
+        """Hand on one event; never waits."""
+        for subscription in self._subscriptions:
+            subscription.put(event)
+
+    def forget(self, subscription: Subscription) -> None:
+        """Drop a subscription; nothing if it is gone."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    def close(self) -> None:
+        """End every subscription once it has read what it holds."""
+        self._closed = True
+        for subscription in list(self._subscriptions):
+            subscription.close()

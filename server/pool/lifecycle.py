@@ -1,0 +1,214 @@
+"""Carries out loads and frees: threads, engines, state transitions, events. Decides nothing."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from server.engine.engine import Engine
+from server.engine.params import EngineParams
+from server.engine.protocols import Runner
+from server.errors import LlamapoolError, ModelFailed
+from server.pool.entry import Entry
+from server.pool.events import FanOut, LoadProgress, StatusChanged
+from server.pool.loading import Load, Parts, TemplateFactory, chat_template
+from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
+from server.pool.protocols import Loader
+from server.pool.state import ModelFacts, Status, check_transition
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+EngineFactory = Callable[[Sequence[Runner], EngineParams, asyncio.AbstractEventLoop], Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class Factories:
+    """What a loaded model is put together from."""
+
+    engine: EngineFactory = Engine
+    template: TemplateFactory = chat_template
+    grammar: GrammarFactory = compile_grammars
+
+
+class Lifecycle:
+    """Moves one entry at a time through `TRANSITIONS`; every move is an event."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        factories: Factories,
+        fan_out: FanOut,
+        threads: Executor,
+        clock: Callable[[], float],
+    ) -> None:
+        self._loader = loader
+        self._factories = factories
+        self._fan_out = fan_out
+        self._threads = threads
+        self._clock = clock
+
+    # ---- loading
+
+    def begin_load(self, entry: Entry) -> None:
+        """Take the model's place; `load` must follow."""
+        loop = asyncio.get_running_loop()
+
+        def report(value: float) -> None:
+            loop.call_soon_threadsafe(self._progressed, entry, load, value)
+
+        load = Load(entry.spec, self._loader, self._factories.template, report, self._clock)
+        entry.load = load
+        entry.after_drain = Status.UNLOADED
+        entry.progress = 0.0
+        entry.failure = ""
+        self._to(entry, Status.LOADING)
+
+    async def load(self, entry: Entry) -> None:
+        """Load; the entry ends READY, FAILED with the reason, or UNLOADED when the load was cancelled."""
+        load = entry.load
+        assert load is not None
+        try:
+            parts = await self._in_thread(load.run)
+            model = await self._assemble(load, parts)
+        except asyncio.CancelledError:
+            load.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is logged and shown as the model's failure)
+            entry.load = None
+            self._not_loaded(entry, load, error)
+        else:
+            entry.load = None
+            self._loaded(entry, model)
+
+    async def _assemble(self, load: Load, parts: Parts) -> LoadedModel:
+        """Put an engine over the runners; frees the parts when that fails or the load was cancelled."""
+        try:
+            if load.cancelled:
+                raise ModelFailed(load.spec.id, "the load was cancelled")
+            engine = self._factories.engine(parts.runners, load.spec.engine, asyncio.get_running_loop())
+        except BaseException:
+            await self._in_thread(parts.close)
+            raise
+        return LoadedModel(
+            load.spec,
+            parts.weights.info,
+            parts.weights.vocab,
+            engine,
+            parts.template,
+            parts.weights,
+            loaded_at=time.time(),
+            make_grammar=self._factories.grammar,
+        )
+
+    def _loaded(self, entry: Entry, model: LoadedModel) -> None:
+        woke = entry.facts is not None
+        engine = model.engine
+        entry.loaded = model
+        entry.facts = ModelFacts(
+            model.info, model.template, engine.n_ctx_seq, engine.n_slots, loaded_at=model.loaded_at
+        )
+        entry.progress = 1.0
+        entry.last_used = self._clock()
+        log.info("model '%s' is %s", entry.id, "awake" if woke else "loaded")
+        self._to(entry, Status.READY, first_load=not woke)
+
+    def _not_loaded(self, entry: Entry, load: Load, error: Exception) -> None:
+        entry.progress = 0.0
+        entry.facts = None
+        if load.cancelled:
+            log.info("the load of model '%s' was cancelled: %s", entry.id, error)
+            self._to(entry, Status.UNLOADED)
+            return
+        expected = isinstance(error, LlamapoolError)
+        log.error("model '%s' failed to load: %s", entry.id, error, exc_info=None if expected else error)
+        self._failed(entry, _reason(error))
+
+    def _progressed(self, entry: Entry, load: Load, value: float) -> None:
+        if entry.load is load and not load.cancelled:
+            entry.progress = min(max(value, 0.0), 1.0)
+            self._fan_out.publish(LoadProgress(entry.id, entry.progress))
+
+    # ---- freeing
+
+    def begin_drain(self, entry: Entry, target: Status) -> None:
+        """No lease from now on; `drain` must follow."""
+        entry.after_drain = target
+        entry.giving_way = entry.cut_off = False
+        self._to(entry, Status.DRAINING)
+
+    async def drain(self, entry: Entry, grace_s: float) -> None:
+        """Free a draining model: the engine first, then the weights, and these never under a lease.
+
+        Leases get `grace_s` seconds. Then the engine fails what still runs, which makes its holders let go. If
+        they don't within ``entry.abandon_s`` (None = wait for ever), the weights stay in memory and the model
+        stays DRAINING: better a leak than freed memory in use.
+        """
+        model = entry.loaded
+        assert model is not None
+        try:
+            if not await self._vacated(entry, grace_s):
+                log.warning("model '%s': %d requests are cancelled", entry.id, len(entry.leases))
+            entry.cut_off = True
+            await model.engine.close(0.0)
+            if not await self._vacated(entry, entry.abandon_s):
+                log.error("model '%s': %d leases were never released", entry.id, len(entry.leases))
+                return
+            await self._in_thread(model.weights.close)
+        except Exception as error:
+            log.exception("model '%s' could not be freed", entry.id)
+            entry.loaded = None
+            entry.leases.clear()  # of a model that stays in memory: nothing waits for them any more
+            entry.vacant.set()
+            self._failed(entry, f"could not be freed: {_reason(error)}")
+            return
+        entry.loaded = None
+        entry.progress = 0.0
+        if entry.after_drain is Status.UNLOADED:
+            entry.facts = None
+        log.info("model '%s' is %s", entry.id, entry.after_drain)
+        self._to(entry, entry.after_drain)
+
+    async def _vacated(self, entry: Entry, timeout_s: float | None) -> bool:
+        """Wait until no lease is left; False when the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s) as entry.grace:
+                await entry.vacant.wait()
+        entry.grace = None
+        return not entry.leases
+
+    def forget(self, entry: Entry) -> None:
+        """Make a sleeping model an unloaded one."""
+        entry.facts = None
+        self._to(entry, Status.UNLOADED)
+
+    # ---- both
+
+    def _failed(self, entry: Entry, reason: str) -> None:
+        entry.failure = reason
+        entry.failed_at = self._clock()
+        entry.facts = None
+        self._to(entry, Status.FAILED)
+
+    def _to(self, entry: Entry, status: Status, *, first_load: bool = False) -> None:
+        previous = entry.status
+        check_transition(entry.id, previous, status)
+        entry.status = status
+        info = entry.facts.info if first_load and entry.facts else None
+        self._fan_out.publish(StatusChanged(entry.id, status, previous, entry.failure, info))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ModelFailed):
+        return error.reason
+    if isinstance(error, LlamapoolError):
+        return error.message
+    return f"{type(error).__name__}: {error}"

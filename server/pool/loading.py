@@ -1,0 +1,94 @@
+"""The blocking half of a load: runs in a thread, reports progress, can be stopped, leaves nothing behind."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from server.chat.template import ChatTemplate
+from server.engine.protocols import Runner
+from server.errors import ModelFailed
+from server.pool.protocols import Loader, ModelInfo, Weights
+from server.pool.spec import ModelSpec
+
+PROGRESS_INTERVAL_S = 0.2  # as llama-server (tools/server/server-context.cpp, load_progress_callback)
+
+TemplateFactory = Callable[[ModelInfo, ModelSpec], ChatTemplate]
+
+
+def chat_template(info: ModelInfo, spec: ModelSpec) -> ChatTemplate:
+    """The configured template, else the model's own; raises `LlamapoolError` when it does not compile."""
+    own = spec.chat.template is None
+    return ChatTemplate(
+        info.chat_template if spec.chat.template is None else spec.chat.template,
+        bos_token=info.bos_token,
+        eos_token=info.eos_token,
+        tool_source=info.chat_template_tool_use if own else "",
+        default_kwargs=spec.chat.template_kwargs,
+    )
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a load made, before an engine owns the runners."""
+
+    weights: Weights
+    template: ChatTemplate
+    runners: list[Runner]
+
+    def close(self) -> None:
+        """Free all of it, contexts before weights."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.weights.close)
+            for runner in self.runners:
+                stack.callback(runner.close)
+
+
+@dataclass(slots=True)
+class Load:
+    """One load of one model. `run` is called in a thread; `cancel` from anywhere."""
+
+    spec: ModelSpec
+    loader: Loader
+    template: TemplateFactory
+    report: Callable[[float], None]  # called in the thread, with 0..1, at most every 0.2 s but for both ends
+    clock: Callable[[], float]
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+    _reported_at: float | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether its result is no longer wanted."""
+        return self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        """Ask the loader to stop at its next progress call."""
+        self._cancelled.set()
+
+    def run(self) -> Parts:
+        """Weights, ``instances`` contexts, and the chat template; raises whatever the native side raised.
+
+        What was made before an error is freed.
+        """
+        weights = self.loader.load(self.spec, self._progress)
+        with contextlib.ExitStack() as undo:
+            undo.callback(weights.close)
+            runners: list[Runner] = []
+            for _ in range(self.spec.native.instances):
+                if self.cancelled:
+                    raise ModelFailed(self.spec.id, "the load was cancelled")
+                runners.append(weights.runner())
+                undo.callback(runners[-1].close)
+            parts = Parts(weights, self.template(weights.info, self.spec), runners)
+            if self.cancelled:
+                raise ModelFailed(self.spec.id, "the load was cancelled")
+            undo.pop_all()
+        return parts
+
+    def _progress(self, value: float) -> bool:
+        now = self.clock()
+        first, last = self._reported_at is None, value >= 1.0
+        if first or last or now - (self._reported_at or 0.0) >= PROGRESS_INTERVAL_S:
+            self._reported_at = now
+            self.report(value)
+        return not self.cancelled

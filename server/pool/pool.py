@@ -1,0 +1,203 @@
+"""Every configured model, its state, and the leases on it. See `Pool`."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+from server.errors import ConfigError, InvalidRequest, ModelFailed, ModelLoading, ShuttingDown, Unavailable
+from server.pool.entry import Entry
+from server.pool.events import FanOut, Subscription
+from server.pool.integrity import check_integrity
+from server.pool.lease import Lease
+from server.pool.lifecycle import Factories, Lifecycle
+from server.pool.names import Names
+from server.pool.protocols import Loader
+from server.pool.spec import ModelSpec
+from server.pool.state import ModelState, Status
+from server.pool.turns import PoolLimits, Turns, log_failure
+
+__all__ = ["Lease", "Pool", "PoolLimits"]
+
+
+class Pool:
+    """Loads models on demand, shares each load, evicts idle ones for others, and lets unused ones sleep.
+
+    All methods are for the event loop's thread. ``policy`` decides, ``turns`` keeps the queue and the leases,
+    ``lifecycle`` loads and frees; what is here is the door.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ModelSpec],
+        loader: Loader,
+        limits: PoolLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        factories: Factories | None = None,
+        threads: Executor | None = None,
+    ) -> None:
+        """`threads` runs what blocks (loads, frees); the pool shuts it down."""
+        self.limits = limits or PoolLimits()
+        self._names = Names(specs)
+        self._clock = clock
+        self._entries = {spec.id: Entry(spec, clock()) for spec in specs}
+        self._check_startup()
+        self._fan_out = FanOut()
+        self._threads = threads or ThreadPoolExecutor(max(1, len(specs)), thread_name_prefix="pool")
+        self._lifecycle = Lifecycle(loader, factories or Factories(), self._fan_out, self._threads, clock)
+        self._turns = Turns(self._entries, self.limits, self._lifecycle, clock)
+        self._keeper: asyncio.Task[None] | None = None
+
+    def _check_startup(self) -> None:
+        n_startup = sum(e.spec.load == "startup" for e in self._entries.values())
+        if 0 < self.limits.models_max < n_startup:
+            raise ConfigError(
+                f"{n_startup} models have 'load: startup', but models_max is {self.limits.models_max}; "
+                "raise models_max, or make some 'load: on_demand'"
+            )
+
+    # ---- looking
+
+    def resolve(self, name: str | None) -> ModelSpec:
+        """The model that a request means; see `Names.resolve`."""
+        return self._names.resolve(name)
+
+    def states(self) -> list[ModelState]:
+        """Every model in the order of the configuration. Wakes and loads nothing."""
+        return [self._state(e) for e in self._entries.values()]
+
+    def state(self, name: str | None) -> ModelState:
+        """One model, resolved as for a request. Wakes and loads nothing."""
+        return self._state(self._entries[self.resolve(name).id])
+
+    def _state(self, entry: Entry) -> ModelState:
+        return entry.state(queued=entry.id in self._turns.queue)
+
+    def subscribe(self) -> Subscription:
+        """The events from now on, as an async iterator; close it, or use it in a ``with``."""
+        return self._fan_out.subscribe()
+
+    # ---- using
+
+    async def acquire(self, name: str | None, *, autoload: bool | None = None) -> Lease:
+        """A hold on the model, which is loaded or woken first; waits for its turn under ``models_max``.
+
+        Callers of a loading model share the load; a caller that is cancelled stops it for nobody. `autoload`
+        overrides the limits' for this call. Raises `ModelNotFound`; `InvalidRequest` (no name, or not loaded
+        without `autoload`); `ModelFailed` with the reason; `ModelLoading` while the only model is loaded at
+        start-up; `Unavailable` when the model was unloaded meanwhile; `ShuttingDown`.
+        """
+        if self._turns.stopped:
+            raise ShuttingDown()
+        entry = self._entries[self.resolve(name).id]
+        if entry.serving:
+            return self._turns.lease(entry)
+        if entry.starting and len(self._entries) == 1:
+            raise ModelLoading()
+        if entry.id not in self._turns.queue:
+            self._check_may_load(entry, self.limits.autoload if autoload is None else autoload)
+        return await self._turns.wait(entry)
+
+    def _check_may_load(self, entry: Entry, autoload: bool) -> None:
+        """Raise where this request may not be what loads the model."""
+        if entry.status is Status.FAILED:
+            cooling = self._clock() < entry.failed_at + self.limits.retry_failed_s
+            if cooling or not autoload:
+                raise ModelFailed(entry.id, entry.failure)
+        being_unloaded = entry.leaving and entry.after_drain is Status.UNLOADED
+        if not autoload and (being_unloaded or entry.status is Status.UNLOADED):
+            raise InvalidRequest("model is not loaded", "model")
+
+    async def load(self, name: str, *, wait: bool = False) -> None:
+        """Load or wake by id or alias; queued behind others where ``models_max`` is reached.
+
+        Returns at once, as ``POST /models/load`` does, unless `wait`. Raises `ModelNotFound`, `InvalidRequest`
+        when it is loaded or being loaded, `ShuttingDown`; with `wait` also what `acquire` raises.
+        """
+        if self._turns.stopped:
+            raise ShuttingDown()
+        entry = self._entries[self._names.exact(name).id]
+        loading = entry.status is Status.LOADING and not entry.leaving
+        if entry.status is Status.READY or loading or entry.asked:
+            raise InvalidRequest("model is already running", "model")
+        entry.asked = True
+        self._turns.enqueue(entry)
+        if wait:
+            (await self._turns.wait(entry)).release()
+
+    async def unload(self, name: str, *, wait: bool = False) -> None:
+        """Free by id or alias: no new leases, ``stop_timeout_s`` for those there are, then their requests end.
+
+        A load under way, or one that waits for its turn, is cancelled; who waited for it gets `Unavailable`.
+        Returns at once, as ``POST /models/unload`` does, unless `wait`. Raises `ModelNotFound`, and
+        `InvalidRequest` when there is nothing to unload.
+        """
+        entry = self._entries[self._names.exact(name).id]
+        queued = self._turns.queue.pop(entry.id, None) is not None
+        if entry.status in (Status.UNLOADED, Status.FAILED) and not queued:
+            raise InvalidRequest("model is not running", "model")
+        entry.refuse(lambda: Unavailable(f"model '{entry.id}' was unloaded while this request waited for it"))
+        self._begin_unload(entry, self.limits.stop_timeout_s)
+        self._turns.advance()
+        if wait:
+            await self._settled([entry])
+
+    def _begin_unload(self, entry: Entry, grace_s: float) -> None:
+        if entry.load is not None:
+            entry.load.cancel()
+        elif entry.status is Status.READY:
+            self._turns.drain(entry, Status.UNLOADED, grace_s)
+        elif entry.status is Status.DRAINING:
+            entry.after_drain = Status.UNLOADED
+        elif entry.status is Status.SLEEPING:
+            self._lifecycle.forget(entry)
+
+    # ---- beginning and end
+
+    async def start(self) -> None:
+        """Begin the loads of ``load: startup`` models, and to keep time; returns at once."""
+        self._keeper = asyncio.create_task(self._turns.keep(), name="pool: keeper")
+        self._keeper.add_done_callback(log_failure)
+        for entry in self._entries.values():
+            if entry.spec.load == "startup" and not entry.wanted:
+                entry.asked = entry.starting = True
+                self._turns.enqueue(entry)
+
+    def tick(self) -> float | None:
+        """Do what is due by the clock; returns the seconds until the next tick is needed, None = after a change.
+
+        The pool does so by itself after `start`; for tests with a clock of their own.
+        """
+        return self._turns.tick()
+
+    async def settled(self) -> None:
+        """Wait until no load and no drain is under way."""
+        await self._settled(list(self._entries.values()))
+
+    async def _settled(self, entries: Sequence[Entry]) -> None:
+        while tasks := [e.task for e in entries if e.task is not None and not e.task.done()]:
+            await asyncio.wait(tasks)
+
+    async def close(self, drain_s: float | None = None) -> None:
+        """Refuse new work, give leases `drain_s` seconds (default: ``stop_timeout_s``), and free everything.
+
+        Loads under way are cancelled and waited for; subscriptions end. A later call waits for the first.
+        """
+        if not self._turns.stopped:
+            self._turns.stopped = True
+            self._turns.queue.clear()
+            grace_s = self.limits.stop_timeout_s if drain_s is None else drain_s
+            for entry in self._entries.values():
+                entry.refuse(ShuttingDown)
+                entry.hurry(grace_s, self.limits.abandon_s)
+                self._begin_unload(entry, grace_s)
+        await self.settled()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        self._threads.shutdown(wait=False)
+        self._fan_out.close()
+
+    def check_integrity(self) -> None:
+        """Prove that leases, waiters, the queue and the states agree; raises AssertionError."""
+        check_integrity(list(self._entries.values()), self._turns.queue, self.limits.models_max)

@@ -1,0 +1,85 @@
+"""What a model of the pool can be, and what may follow what."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from server.chat.template import ChatTemplate
+from server.errors import InternalError
+from server.pool.protocols import ModelInfo
+from server.pool.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from server.pool.model import LoadedModel
+
+
+class Status(StrEnum):
+    """The state of one configured model.
+
+    llama-server (tools/server/server-models.h, server_model_status) says "loaded" for READY, also for DRAINING
+    (a stopping instance counts as loaded until it has exited), and "unloaded" with ``failed: true`` for FAILED.
+    """
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"  # takes no new lease; becomes UNLOADED or SLEEPING once it is freed
+    SLEEPING = "sleeping"  # freed after idling; the next acquire loads it again
+    FAILED = "failed"  # the last load failed, or freeing it did
+
+
+TRANSITIONS: dict[Status, frozenset[Status]] = {
+    Status.UNLOADED: frozenset({Status.LOADING}),
+    Status.LOADING: frozenset({Status.READY, Status.FAILED, Status.UNLOADED}),
+    Status.READY: frozenset({Status.DRAINING}),
+    Status.DRAINING: frozenset({Status.UNLOADED, Status.SLEEPING, Status.FAILED}),
+    Status.SLEEPING: frozenset({Status.LOADING, Status.UNLOADED}),
+    Status.FAILED: frozenset({Status.LOADING}),
+}
+
+OCCUPYING = frozenset({Status.LOADING, Status.READY, Status.DRAINING})
+"""The states that hold native memory, and so count against ``models_max``."""
+
+LOADABLE = frozenset({Status.UNLOADED, Status.SLEEPING, Status.FAILED})
+
+
+def check_transition(model: str, old: Status, new: Status) -> None:
+    """Raise `InternalError` unless `new` may follow `old`."""
+    if new not in TRANSITIONS[old]:
+        raise InternalError(f"model '{model}' cannot go from {old} to {new}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What stays known of a loaded model while it sleeps: nothing here refers to native memory."""
+
+    info: ModelInfo
+    template: ChatTemplate
+    n_ctx_seq: int
+    n_slots: int
+    loaded_at: float  # unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """One model at one moment, for ``GET /models``, ``/health``, ``/props`` and ``/metrics``.
+
+    ``loaded`` is for looking only (statistics, slots): what it holds may be freed at the next ``await``. A caller
+    that uses the model takes a lease.
+    """
+
+    spec: ModelSpec
+    status: Status
+    progress: float  # 0..1 while loading, 1 when ready
+    failure: str  # "" unless the status is FAILED
+    facts: ModelFacts | None  # from the first load until the model is unloaded, also while it sleeps
+    loaded: "LoadedModel | None"
+    last_used: float  # seconds on the pool's clock
+    n_leases: int
+    n_waiting: int  # callers of acquire that wait for this model
+    queued: bool  # waits for its turn under models_max
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """The GGUF's facts, where they are known."""
+        return self.facts.info if self.facts else None

@@ -1,0 +1,200 @@
+"""Who gets a place in memory, and when: carries out what `policy` decides, and hands out leases."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from server.errors import ModelFailed
+from server.pool import policy
+from server.pool.entry import Entry
+from server.pool.lease import Lease
+from server.pool.lifecycle import Lifecycle
+from server.pool.state import Status
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05  # an engine doesn't say when it has ended a cancelled request; looked at only while a model waits
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """How much the pool holds, and how long it waits. Seconds."""
+
+    models_max: int = 0  # models in memory at a time, sleeping ones not counted; 0 = unlimited
+    autoload: bool = True  # whether a request loads an unloaded model
+    stop_timeout_s: float = 10.0  # leases' grace when a model is unloaded (llama-server's stop-timeout)
+    patience_s: float = 10.0  # after which the first in the queue makes a busy model take no new lease
+    retry_failed_s: float = 10.0  # after a failed load, requests get its reason for so long before one tries again
+    abandon_s: float = 5.0  # on close, how long cancelled requests may take to give their leases back
+
+
+class Turns:
+    """The queue of wanted models. After every change `advance` loads, evicts and grants what is due."""
+
+    def __init__(
+        self,
+        entries: Mapping[str, Entry],
+        limits: PoolLimits,
+        lifecycle: Lifecycle,
+        clock: Callable[[], float],
+    ) -> None:
+        self.queue: dict[str, float] = {}  # model -> since when it is wanted, in order of arrival
+        self.stopped = False
+        self._entries = entries
+        self._limits = limits
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._nudge = asyncio.Event()
+
+    # ---- leases
+
+    def lease(self, entry: Entry) -> Lease:
+        """A hold on a serving model."""
+        assert entry.loaded is not None
+        lease = Lease(entry.loaded, partial(self._released, entry))
+        entry.leases.add(lease)
+        entry.vacant.clear()
+        entry.last_used = self._clock()
+        return lease
+
+    def _released(self, entry: Entry, lease: Lease) -> None:
+        entry.leases.discard(lease)
+        entry.last_used = self._clock()
+        if not entry.leases:
+            entry.vacant.set()
+        if self.queue:
+            self.advance()
+
+    def _grant(self, entry: Entry) -> None:
+        """Give everybody who waits for a serving model a lease."""
+        waiters, entry.waiters = entry.waiters, []
+        entry.asked = False
+        self.queue.pop(entry.id, None)
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(self.lease(entry))
+
+    # ---- the queue
+
+    async def wait(self, entry: Entry) -> Lease:
+        """A lease when the model's turn has come; raises what ended the wait. May be cancelled at any point."""
+        waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        entry.waiters.append(waiter)
+        self.enqueue(entry)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            self._forget(entry, waiter)
+            raise
+
+    def _forget(self, entry: Entry, waiter: asyncio.Future[Lease]) -> None:
+        """A waiter was cancelled, perhaps right after it had got its lease."""
+        if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+            waiter.result().release()
+        if waiter in entry.waiters:
+            entry.waiters.remove(waiter)
+            if not entry.wanted:
+                self.queue.pop(entry.id, None)
+            self.advance()
+
+    def enqueue(self, entry: Entry) -> None:
+        """Put a wanted model in the queue, unless a load that will serve is under way."""
+        if entry.load is None or entry.load.cancelled:
+            self.queue.setdefault(entry.id, self._clock())
+            self.advance()
+
+    def advance(self) -> None:
+        """Carry out what the policy decides now."""
+        self._decide()
+        self._nudge.set()
+
+    def _decide(self) -> None:
+        if self.stopped:
+            return
+        decision = policy.decide(
+            self._candidates(),
+            [policy.Waiting(model, since) for model, since in self.queue.items()],
+            models_max=self._limits.models_max,
+            now=self._clock(),
+            patience_s=self._limits.patience_s,
+        )
+        for model in decision.evict:
+            log.info("models_max reached: unloading '%s', the least recently used idle model", model)
+            self.drain(self._entries[model], Status.UNLOADED, 0.0)
+        for entry in self._entries.values():
+            entry.giving_way = entry.id in decision.give_way
+            if entry.serving and entry.wanted:
+                self._grant(entry)
+        for model in decision.load:
+            del self.queue[model]
+            self._begin_load(self._entries[model])
+
+    def _candidates(self) -> list[policy.Candidate]:
+        return [entry.candidate() for entry in self._entries.values()]
+
+    # ---- loading and freeing
+
+    def _begin_load(self, entry: Entry) -> None:
+        self._lifecycle.begin_load(entry)
+        self._spawn(entry, self._load(entry))
+
+    async def _load(self, entry: Entry) -> None:
+        try:
+            await self._lifecycle.load(entry)
+        finally:
+            entry.starting = False
+            if entry.status is Status.READY:
+                self._grant(entry)
+            elif entry.status is Status.FAILED:
+                entry.refuse(lambda: ModelFailed(entry.id, entry.failure))
+            self.advance()
+
+    def drain(self, entry: Entry, target: Status, grace_s: float) -> None:
+        """Begin to free a ready model, which then is `target`."""
+        self._lifecycle.begin_drain(entry, target)
+        self._spawn(entry, self._drain(entry, grace_s))
+
+    async def _drain(self, entry: Entry, grace_s: float) -> None:
+        try:
+            await self._lifecycle.drain(entry, grace_s)
+        finally:
+            self.advance()
+
+    def _spawn(self, entry: Entry, work: Coroutine[None, None, None]) -> None:
+        entry.task = asyncio.create_task(work, name=f"pool: {entry.id}: {entry.status}")
+        entry.task.add_done_callback(log_failure)
+
+    # ---- time
+
+    async def keep(self) -> None:
+        """Tick whenever it is time to, for ever."""
+        while True:
+            self._nudge.clear()
+            delay_s = self.tick()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._nudge.wait()
+
+    def tick(self) -> float | None:
+        """Do what is due by the clock; returns the seconds until the next tick is needed, None = after a change."""
+        now = self._clock()
+        for entry in self._entries.values():
+            if entry.status is Status.READY and not entry.leases and not entry.idle:
+                entry.last_used = now  # the last step of a request whose client has left
+        if not self.stopped:
+            for model in policy.overdue(self._candidates(), now):
+                self.drain(self._entries[model], Status.SLEEPING, 0.0)
+        self._decide()
+        if self.queue:
+            return POLL_S
+        due = policy.next_sleep(self._candidates(), now)
+        return None if due is None else max(due - now, POLL_S)
+
+
+def log_failure(task: asyncio.Task[None]) -> None:
+    """For tasks that nobody awaits: what they raised is logged."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s failed", task.get_name(), exc_info=error)

@@ -1,0 +1,187 @@
+"""A pool without threads, time or a native library: a test runs each blocking job, and moves the clock, itself."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from server.engine.engine import Engine
+from server.engine.protocols import Runner
+from server.errors import ModelFailed
+from server.pool.lease import Lease
+from server.pool.lifecycle import Factories
+from server.pool.pool import Pool, PoolLimits
+from server.pool.spec import LoadParams, ModelSpec
+from server.pool.state import Status
+from tests.fakes import FakeRunner, FakeWeights
+
+
+def spec(model: str, **changes: Any) -> ModelSpec:
+    """A model to configure; ``instances`` may be given directly."""
+    native = LoadParams(instances=changes.pop("instances", 1))
+    return ModelSpec(model, Path(f"{model}.gguf"), native=native, **changes)
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ManualExecutor(Executor):
+    """Keeps submitted jobs until `run`."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.jobs.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def run(self, index: int = 0) -> None:
+        """Run one waiting job to its end."""
+        future, job = self.jobs.pop(index)
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(job())
+        except BaseException as error:  # noqa: BLE001 (it is the future's)
+            future.set_exception(error)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        assert not self.jobs, "shut down with jobs waiting"
+
+
+class Engines:
+    """Makes engines that do nothing, and remembers them."""
+
+    def __init__(self) -> None:
+        self.made: list[FakeEngine] = []
+        self.failing = False
+
+    def __call__(self, runners: Sequence[Runner], params: object, loop: object) -> Engine:
+        if self.failing:
+            raise RuntimeError("no thread for the engine")
+        self.made.append(FakeEngine(runners))
+        return cast(Engine, self.made[-1])
+
+
+class FakeEngine:
+    n_ctx_seq = 256
+    n_slots = 4
+
+    def __init__(self, runners: Sequence[Runner]) -> None:
+        self.runners = runners
+        self.busy = False
+        self.closed = False
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        assert not self.closed, "an engine was closed twice"
+        self.closed = True
+        self.busy = False
+        for runner in self.runners:
+            runner.close()
+
+
+class Loader:
+    """Fails for the models in ``failing``; ``weights`` has all that were ever loaded."""
+
+    def __init__(self) -> None:
+        self.failing: dict[str, Exception] = {}
+        self.weights: list[FakeWeights] = []
+        self.n_runners_that_fit = 1000
+        self.during: Callable[[str], None] = lambda model: None
+
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
+        progress(0.0)
+        self.during(spec.id)
+        if spec.id in self.failing:
+            raise self.failing[spec.id]
+        if not progress(1.0):
+            raise ModelFailed(spec.id, "cancelled")
+        self.weights.append(FakeWeights(spec, self._runner))
+        return self.weights[-1]
+
+    def _runner(self) -> FakeRunner:
+        if self.n_runners_that_fit == 0:
+            raise ModelFailed("", "out of memory")
+        self.n_runners_that_fit -= 1
+        return FakeRunner()
+
+    @property
+    def open(self) -> list[FakeWeights]:
+        """The weights that are in memory."""
+        return [w for w in self.weights if not w.closed]
+
+
+async def spin(n: int = 25) -> None:
+    """Let everything that can go on without a thread or the clock go on."""
+    for _ in range(n):
+        await asyncio.sleep(0)
+
+
+class Setup:
+    """A pool with all its fakes."""
+
+    def __init__(self, *specs: ModelSpec, **limits: Any) -> None:
+        self.clock = Clock()
+        self.threads = ManualExecutor()
+        self.loader = Loader()
+        self.engines = Engines()
+        self.factories = Factories(
+            engine=self.engines,
+            template=lambda info, spec: cast(Any, object()),
+            grammar=lambda vocab: cast(Any, object()),
+        )
+        self.pool = Pool(specs, self.loader, PoolLimits(**limits), self.clock, self.factories, threads=self.threads)
+
+    async def work(self) -> None:
+        """Run blocking jobs until there is nothing left to do."""
+        await spin()
+        while self.threads.jobs:
+            self.threads.run()
+            await spin()
+        self.pool.check_integrity()
+
+    def status(self, model: str) -> Status:
+        return self.pool.state(model).status
+
+    def statuses(self) -> dict[str, Status]:
+        return {s.spec.id: s.status for s in self.pool.states()}
+
+    async def later(self, seconds: float) -> None:
+        """Pass time, do what is due then."""
+        self.clock.now += seconds
+        self.pool.tick()
+        await self.work()
+
+
+@asynccontextmanager
+async def pool_of(*models: ModelSpec | str, **limits: Any) -> AsyncIterator[Setup]:
+    """A pool, closed at the end; nothing may be left in memory."""
+    setup = Setup(*(spec(m) if isinstance(m, str) else m for m in models), **limits)
+    yield setup
+    closing = asyncio.ensure_future(setup.pool.close(0.0))
+    await setup.work()
+    await asyncio.wait_for(closing, 5)
+    assert setup.loader.open == []
+    assert all(engine.closed for engine in setup.engines.made)
+
+
+async def loaded(s: Setup, model: str) -> Lease:
+    """A lease, with all the work that it takes."""
+    task = asyncio.ensure_future(s.pool.acquire(model))
+    await s.work()
+    return await asyncio.wait_for(task, 5)
+
+
+def acquiring(s: Setup, model: str) -> "asyncio.Future[Lease]":
+    """A caller that waits for a lease."""
+    return asyncio.ensure_future(s.pool.acquire(model))

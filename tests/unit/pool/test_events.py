@@ -1,0 +1,92 @@
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.pool.events import FanOut, LoadProgress, PoolEvent, StatusChanged, Subscription
+from server.pool.state import Status
+
+
+def changed(model: str, status: Status = Status.READY) -> StatusChanged:
+    return StatusChanged(model, status, Status.LOADING)
+
+
+async def rest(subscription: Subscription) -> list[PoolEvent]:
+    subscription.close()
+    return [event async for event in subscription]
+
+
+async def test_every_subscriber_gets_every_event_in_order():
+    fan_out = FanOut()
+    first, second = fan_out.subscribe(), fan_out.subscribe()
+    events = [LoadProgress("a", 0.5), changed("a"), changed("b")]
+    for event in events:
+        fan_out.publish(event)
+    assert await rest(first) == events
+    assert await rest(second) == events
+
+
+async def test_a_slow_subscriber_loses_the_oldest_progress_but_no_status():
+    fan_out = FanOut(limit=3)
+    slow = fan_out.subscribe()
+    fan_out.publish(changed("a", Status.LOADING))
+    for value in (0.1, 0.2, 0.3, 0.4):
+        fan_out.publish(LoadProgress("a", value))
+    fan_out.publish(changed("a"))
+    assert await rest(slow) == [changed("a", Status.LOADING), LoadProgress("a", 0.4), changed("a")]
+
+
+async def test_a_listener_that_waits_is_woken():
+    fan_out = FanOut()
+    with fan_out.subscribe() as events:
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        fan_out.publish(changed("a"))
+        assert await asyncio.wait_for(waiting, 5) == changed("a")
+
+
+async def test_closing_ends_listeners_that_wait_and_those_that_come_later():
+    fan_out = FanOut()
+    events = fan_out.subscribe()
+    waiting = asyncio.ensure_future(rest_of(events))
+    await asyncio.sleep(0)
+    fan_out.close()
+    assert await asyncio.wait_for(waiting, 5) == []
+    assert await asyncio.wait_for(rest_of(fan_out.subscribe()), 5) == []
+
+
+async def rest_of(events: Subscription) -> list[PoolEvent]:
+    return [event async for event in events]
+
+
+async def test_after_its_with_block_a_subscription_is_forgotten():
+    fan_out = FanOut()
+    with fan_out.subscribe() as events:
+        pass
+    fan_out.publish(changed("a"))
+    assert await rest_of(events) == []
+
+
+EVENTS = st.one_of(
+    st.builds(changed, st.sampled_from("abcd"), st.sampled_from(list(Status))),
+    st.builds(LoadProgress, st.sampled_from("abcd"), st.floats(0, 1)),
+)
+
+
+@given(st.lists(EVENTS, max_size=40), st.integers(1, 8))
+def test_the_buffer_is_bounded_and_keeps_each_latest_status(events: list[PoolEvent], limit: int):
+    async def received() -> list[PoolEvent]:
+        fan_out = FanOut(limit)
+        subscription = fan_out.subscribe()
+        for event in events:
+            fan_out.publish(event)
+        return await rest(subscription)
+
+    got = asyncio.run(received())
+    models = {e.model for e in events}
+    assert len(got) <= max(limit, len(models))
+    for model in models:
+        said = [e for e in events if isinstance(e, StatusChanged) and e.model == model]
+        heard = [e for e in got if isinstance(e, StatusChanged) and e.model == model]
+        assert heard[-1:] == said[-1:]

@@ -1,0 +1,83 @@
+from typing import Any, cast
+
+import pytest
+
+from server.errors import ModelFailed
+from server.pool.loading import Load
+from server.pool.spec import ModelSpec
+from tests.unit.pool.fakes import Clock, Loader, spec
+
+
+class Reports(list[float]):
+    def __call__(self, value: float) -> None:
+        self.append(value)
+
+
+def load(loader: object, model: ModelSpec, clock: Clock | None = None, reports: Reports | None = None) -> Load:
+    return Load(
+        model,
+        cast(Any, loader),
+        template=lambda info, spec: cast(Any, object()),
+        report=Reports() if reports is None else reports,
+        clock=clock or Clock(),
+    )
+
+
+def test_as_many_contexts_as_instances_share_the_weights():
+    loader = Loader()
+    parts = load(loader, spec("a", instances=3)).run()
+    assert len(parts.runners) == 3
+    parts.close()
+    assert loader.open == []
+
+
+def test_when_the_second_context_does_not_fit_the_first_and_the_weights_are_freed():
+    loader = Loader()
+    loader.n_runners_that_fit = 1
+    with pytest.raises(ModelFailed):
+        load(loader, spec("a", instances=2)).run()
+    assert loader.weights[0].closed
+    assert loader.weights[0].runners[0].closed
+
+
+def test_when_the_template_does_not_compile_everything_is_freed():
+    loader = Loader()
+    job = load(loader, spec("a"))
+    job.template = cast(Any, lambda info, spec: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        job.run()
+    assert loader.open == []
+
+
+def test_a_load_cancelled_after_the_weights_came_leaves_nothing():
+    loader = Loader()
+    job = load(loader, spec("a"))
+    job.template = cast(Any, lambda info, spec: job.cancel())
+    with pytest.raises(ModelFailed, match="cancelled"):
+        job.run()
+    assert loader.open == []
+
+
+def test_the_loader_hears_of_a_cancel_at_its_next_progress():
+    loader = Loader()
+    job = load(loader, spec("a"))
+    loader.during = lambda model: job.cancel()
+    with pytest.raises(ModelFailed, match="cancelled"):
+        job.run()
+    assert loader.weights == []
+
+
+def test_progress_is_reported_at_both_ends_and_every_fifth_of_a_second_between():
+    clock, reports = Clock(), Reports()
+
+    class Stepwise(Loader):
+        def load(self, spec: ModelSpec, progress: Any) -> Any:
+            for percent in range(100):
+                progress(percent / 100)
+                clock.now += 0.1
+            return super().load(spec, progress)
+
+    load(Stepwise(), spec("a"), clock, reports).run()
+    assert reports[0] == 0.0
+    assert reports[-1] == 1.0
+    assert len(reports) < 60

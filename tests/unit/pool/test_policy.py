@@ -1,0 +1,144 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.pool.policy import Candidate, Waiting, decide, next_sleep, overdue
+from server.pool.state import LOADABLE, OCCUPYING, Status
+
+PATIENCE_S = 10.0
+
+
+def ready(model: str, last_used: float = 0.0, **changes: object) -> Candidate:
+    return Candidate(model, Status.READY, last_used=last_used, **changes)  # type: ignore[arg-type]
+
+
+def unloaded(*ids: str) -> list[Candidate]:
+    return [Candidate(model, Status.UNLOADED) for model in ids]
+
+
+def queue(*ids: str, since: float = 0.0) -> list[Waiting]:
+    return [Waiting(model, since) for model in ids]
+
+
+def test_without_a_limit_everything_wanted_is_loaded():
+    decision = decide(unloaded("a", "b"), queue("b", "a"), models_max=0, now=0, patience_s=PATIENCE_S)
+    assert decision.load == ("b", "a")
+    assert not decision.evict
+
+
+def test_free_places_go_to_the_first_in_the_queue():
+    decision = decide(unloaded("a", "b", "c"), queue("c", "a", "b"), models_max=2, now=0, patience_s=PATIENCE_S)
+    assert decision.load == ("c", "a")
+
+
+def test_the_least_recently_used_idle_model_leaves():
+    models = [ready("new", 5), ready("old", 1), ready("busy", 0, idle=False), *unloaded("x")]
+    decision = decide(models, queue("x"), models_max=3, now=9, patience_s=PATIENCE_S)
+    assert decision.evict == ("old",)
+    assert not decision.load
+    assert not decision.give_way
+
+
+def test_a_place_that_becomes_free_by_itself_costs_nobody_else_theirs():
+    models = [ready("a"), Candidate("b", Status.DRAINING, leaving=True), *unloaded("x")]
+    decision = decide(models, queue("x"), models_max=2, now=100, patience_s=PATIENCE_S)
+    assert not decision.evict
+    assert not decision.give_way
+
+
+def test_a_leaving_model_that_is_wanted_again_needs_a_place_in_its_turn():
+    models = [ready("a"), Candidate("b", Status.DRAINING, leaving=True), *unloaded("x")]
+    decision = decide(models, queue("x", "b"), models_max=2, now=0, patience_s=PATIENCE_S)
+    assert decision.evict == ("a",)
+
+
+def test_a_busy_model_gives_way_only_to_a_queue_that_lost_its_patience():
+    models = [ready("a", 3, idle=False), ready("b", 1, idle=False), *unloaded("x")]
+
+    def at(now: float) -> frozenset[str]:
+        return decide(models, queue("x"), models_max=2, now=now, patience_s=PATIENCE_S).give_way
+
+    assert at(9.9) == frozenset()
+    assert at(10) == {"b"}
+
+
+def test_who_gives_way_keeps_doing_so_while_it_is_needed():
+    models = [ready("a", 1, idle=False), ready("b", 3, idle=False, giving_way=True), *unloaded("x")]
+    assert decide(models, queue("x"), models_max=2, now=50, patience_s=PATIENCE_S).give_way == {"b"}
+    assert not decide(models, queue("b"), models_max=2, now=50, patience_s=PATIENCE_S).give_way
+
+
+def test_sleep_is_due_after_idling_long_enough():
+    models = [
+        ready("a", 10, sleep_idle_s=5),
+        ready("busy", 10, sleep_idle_s=5, idle=False),
+        ready("never", 0),
+        Candidate("out", Status.UNLOADED, sleep_idle_s=5),
+    ]
+    assert overdue(models, 14.9) == []
+    assert overdue(models, 15) == ["a"]
+    assert next_sleep(models, 12) == 15
+    assert next_sleep([models[1]], 12) == 17
+    assert next_sleep(models[2:], 12) is None
+
+
+TIMES = st.floats(0, 100)
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> tuple[list[Candidate], list[Waiting], int]:
+    models_max = draw(st.integers(0, 4))
+    models: list[Candidate] = []
+    for i in range(draw(st.integers(1, 6))):
+        full = models_max and sum(m.status in OCCUPYING for m in models) >= models_max
+        status = draw(st.sampled_from(sorted(LOADABLE if full else Status)))
+        draining = status is Status.DRAINING
+        models.append(
+            Candidate(
+                f"m{i}",
+                status,
+                idle=draw(st.booleans()),
+                last_used=draw(TIMES),
+                leaving=draining or (status is Status.LOADING and draw(st.booleans())),
+                giving_way=status is Status.READY and draw(st.booleans()),
+                sleep_idle_s=draw(st.sampled_from([-1.0, 5.0, 50.0])),
+            )
+        )
+    wanted = draw(st.permutations(models))[: draw(st.integers(0, len(models)))]
+    return models, [Waiting(m.id, draw(TIMES)) for m in wanted], models_max
+
+
+@given(pools(), TIMES)
+def test_any_decision_keeps_the_rules(pool: tuple[list[Candidate], list[Waiting], int], now: float):
+    models, waiting, models_max = pool
+    by_id = {m.id: m for m in models}
+    decision = decide(models, waiting, models_max=models_max, now=now, patience_s=PATIENCE_S)
+    held = sum(m.status in OCCUPYING for m in models)
+
+    loadable = [w.id for w in waiting if by_id[w.id].status in LOADABLE]
+    assert list(decision.load) == loadable[: len(decision.load)], "loads out of turn"
+    assert not models_max or held + len(decision.load) <= models_max
+    for model in decision.evict:
+        assert by_id[model].idle
+        assert by_id[model].status is Status.READY
+    for model in decision.give_way:
+        assert not by_id[model].idle
+        assert by_id[model].status is Status.READY
+    spared = [m for m in models if m.status is Status.READY and m.idle and m.id not in decision.evict]
+    for model in decision.evict:
+        older = [m for m in spared if m.last_used < by_id[model].last_used]
+        assert by_id[model].giving_way or not older, "not the least recently used"
+    short = bool(loadable[len(decision.load) :])
+    leaving = any(m.leaving for m in models)
+    assert not short or spared == [] or leaving or decision.evict, "waits beside an idle model"
+    if not loadable and not any(by_id[w.id].leaving for w in waiting):
+        assert not decision.evict
+        assert not decision.give_way
+
+
+@given(pools(), TIMES)
+def test_sleep_becomes_due_exactly_when_it_was_said_to(pool: tuple[list[Candidate], list[Waiting], int], now: float):
+    idle = [m for m in pool[0] if m.idle]
+    due = next_sleep(idle, now)
+    if due is not None:
+        assert overdue(idle, due)
+        assert bool(overdue(idle, now)) == (due <= now)

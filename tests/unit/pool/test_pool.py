@@ -1,0 +1,201 @@
+import pytest
+
+from server.errors import ConfigError, ModelFailed, ModelLoading
+from server.pool.events import StatusChanged
+from server.pool.state import Status
+from tests.unit.pool.fakes import Setup, acquiring, loaded, pool_of, spec, spin
+
+UNLOADED, LOADING, READY, _, _, FAILED = Status
+
+
+# ---- loading
+
+
+async def test_callers_of_one_model_share_its_load():
+    async with pool_of("a", "b") as s:
+        tasks = [acquiring(s, "a") for _ in range(3)]
+        await spin()
+        assert s.status("a") is LOADING
+        assert s.pool.state("a").n_waiting == 3
+        await s.work()
+        assert len(s.loader.weights) == 1
+        assert s.pool.state("a").n_leases == 3
+        for task in tasks:
+            task.result().release()
+        assert s.pool.state("a").n_leases == 0
+
+
+async def test_a_loaded_model_is_leased_at_once():
+    async with pool_of("a", "b") as s:
+        with await loaded(s, "a") as first:
+            with await s.pool.acquire("a") as second:
+                assert second.model is first.model
+            s.pool.check_integrity()
+            assert s.pool.state("a").n_leases == 1
+
+
+async def test_a_lease_is_released_once():
+    async with pool_of("a") as s:
+        lease, other = await loaded(s, "a"), await s.pool.acquire("a")
+        lease.release()
+        lease.release()
+        assert lease.released
+        assert s.pool.state("a").n_leases == 1
+        other.release()
+
+
+async def test_a_cancelled_caller_stops_the_load_for_nobody():
+    async with pool_of("a", "b") as s:
+        quitter, stayer = acquiring(s, "a"), acquiring(s, "a")
+        await spin()
+        quitter.cancel()
+        await s.work()
+        assert quitter.cancelled()
+        stayer.result().release()
+
+
+async def test_a_load_goes_on_when_every_caller_has_left():
+    async with pool_of("a", "b") as s:
+        task = acquiring(s, "a")
+        await spin()
+        task.cancel()
+        await s.work()
+        assert s.status("a") is READY
+
+
+async def test_a_caller_cancelled_in_the_moment_of_its_lease_gives_it_back():
+    async with pool_of("a") as s:
+        task = acquiring(s, "a")
+        await spin()
+        s.threads.run()
+        with s.pool.subscribe() as events:
+            async for event in events:  # the lease is given in the same step as READY, then the caller runs
+                if isinstance(event, StatusChanged) and event.status is READY:
+                    break
+        task.cancel()
+        await spin()
+        assert task.cancelled()
+        assert s.pool.state("a").n_leases == 0
+
+
+async def test_startup_models_load_without_being_asked():
+    async with pool_of(spec("a", load="startup"), "b") as s:
+        await s.pool.start()
+        await s.work()
+        assert s.statuses() == {"a": READY, "b": UNLOADED}
+
+
+async def test_while_the_only_model_loads_at_startup_requests_are_told_so():
+    async with pool_of(spec("a", load="startup")) as s:
+        await s.pool.start()
+        with pytest.raises(ModelLoading, match="Loading model"):
+            await s.pool.acquire("any")
+        await s.work()
+        (await s.pool.acquire("any")).release()
+
+
+async def test_among_several_a_request_waits_for_a_startup_load():
+    async with pool_of(spec("a", load="startup"), "b") as s:
+        await s.pool.start()
+        task = acquiring(s, "a")
+        await s.work()
+        task.result().release()
+
+
+def test_more_startup_models_than_places_stop_the_start():
+    models = [spec(m, load="startup") for m in "abc"]
+    with pytest.raises(ConfigError, match="3 models have 'load: startup', but models_max is 2"):
+        Setup(*models, models_max=2)
+
+
+async def test_instances_share_weights():
+    async with pool_of(spec("a", instances=2)) as s:
+        (await loaded(s, "a")).release()
+        assert len(s.engines.made[0].runners) == 2
+        assert len(s.loader.open) == 1
+
+
+async def test_facts_and_grammar_of_a_loaded_model():
+    async with pool_of("a") as s:
+        with await loaded(s, "a") as lease:
+            assert lease.model.grammar is lease.model.grammar
+        state = s.pool.state("a")
+        assert state.progress == 1.0
+        assert state.info is not None
+        assert state.info.n_vocab == 260
+        assert state.facts is not None
+        assert state.facts.n_slots == 4
+
+
+# ---- failing
+
+
+async def test_a_failed_load_shows_its_reason_and_leaves_the_others_serving():
+    async with pool_of("a", "b") as s:
+        other = await loaded(s, "b")
+        s.loader.failing["a"] = ModelFailed("a", "no such file")
+        tasks = [acquiring(s, "a"), acquiring(s, "a")]
+        await s.work()
+        for task in tasks:
+            assert isinstance(task.exception(), ModelFailed)
+        assert tasks[0].exception() is not tasks[1].exception()
+        assert (s.status("a"), s.pool.state("a").failure) == (FAILED, "no such file")
+        assert s.status("b") is READY
+        other.release()
+
+
+async def test_after_a_failure_requests_get_the_reason_until_one_may_try_again():
+    async with pool_of("a", "b", retry_failed_s=10) as s:
+        s.loader.failing["a"] = ModelFailed("a", "out of memory")
+        with pytest.raises(ModelFailed):
+            await loaded(s, "a")
+        with pytest.raises(ModelFailed, match="out of memory"):
+            await s.pool.acquire("a")
+        assert not s.threads.jobs
+        s.clock.now += 10
+        s.loader.failing.clear()
+        (await loaded(s, "a")).release()
+        assert s.pool.state("a").failure == ""
+
+
+async def test_an_explicit_load_tries_again_at_once():
+    async with pool_of("a", "b") as s:
+        s.loader.failing["a"] = ModelFailed("a", "out of memory")
+        with pytest.raises(ModelFailed):
+            await loaded(s, "a")
+        s.loader.failing.clear()
+        await s.pool.load("a")
+        await s.work()
+        assert s.status("a") is READY
+
+
+async def test_an_unexpected_error_of_the_loader_is_a_failure_like_any_other(
+    caplog: pytest.LogCaptureFixture,
+):
+    async with pool_of("a") as s:
+        s.loader.failing["a"] = OSError("bus error")
+        with pytest.raises(ModelFailed, match="OSError: bus error"):
+            await loaded(s, "a")
+        assert "bus error" in caplog.text
+
+
+async def test_when_the_engine_cannot_start_what_was_loaded_is_freed():
+    async with pool_of("a") as s:
+        s.engines.failing = True
+        with pytest.raises(ModelFailed, match="no thread"):
+            await loaded(s, "a")
+        assert s.loader.open == []
+
+
+async def test_a_model_that_cannot_be_freed_is_failed_and_can_be_loaded_again():
+    async with pool_of("a", "b") as s:
+        (await loaded(s, "a")).release()
+        weights = s.loader.weights[0]
+        weights.close = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+        await s.pool.unload("a")
+        await s.work()
+        assert "could not be freed" in s.pool.state("a").failure
+        weights.closed = True
+        await s.pool.load("a")
+        await s.work()
+        assert s.status("a") is READY

@@ -1,0 +1,66 @@
+"""The pool with its own threads and the fake weights of the HTTP tests."""
+
+import asyncio
+import threading
+from typing import Any, cast
+
+import pytest
+
+from server.errors import ShuttingDown, Unavailable
+from server.pool.events import LoadProgress, Subscription
+from server.pool.lifecycle import Factories
+from server.pool.pool import Pool
+from server.pool.state import Status
+from tests.fakes import FakeLoader
+from tests.unit.pool.fakes import spec
+
+FACTORIES = Factories(template=lambda info, spec: cast(Any, object()))
+
+
+async def progress(events: Subscription) -> float:
+    """Wait for the next report of a load."""
+    async for event in events:
+        if isinstance(event, LoadProgress):
+            return event.value
+    raise AssertionError("the events ended")
+
+
+async def test_a_load_in_a_thread_with_a_real_engine_is_shared():
+    gate = threading.Event()
+    loader = FakeLoader(gate=gate)
+    pool = Pool([spec("a", instances=2), spec("b")], loader, factories=FACTORIES)
+    events = pool.subscribe()
+    tasks = [asyncio.ensure_future(pool.acquire("a")) for _ in range(5)]
+    assert await asyncio.wait_for(progress(events), 5) == 0.5
+    assert pool.state("a").progress == 0.5
+    gate.set()
+    leases = await asyncio.wait_for(asyncio.gather(*tasks), 5)
+    assert len({id(lease.model) for lease in leases}) == 1
+    assert leases[0].model.engine.n_slots == 8
+    for lease in leases:
+        lease.release()
+    await asyncio.wait_for(pool.close(), 5)
+    assert [w.closed for w in loader.loaded] == [True]
+
+
+@pytest.mark.parametrize("how", ["unload", "close"])
+async def test_a_load_in_a_thread_stops_when_its_result_is_no_longer_wanted(how: str):
+    gate = threading.Event()
+    loader = FakeLoader(gate=gate)
+    pool = Pool([spec("a"), spec("b")], loader, factories=FACTORIES)
+    events = pool.subscribe()
+    task = asyncio.ensure_future(pool.acquire("a"))
+    await asyncio.wait_for(progress(events), 5)
+    if how == "unload":
+        await pool.unload("a")
+        closing = None
+    else:
+        closing = asyncio.ensure_future(pool.close())
+    with pytest.raises(Unavailable if how == "unload" else ShuttingDown):
+        await asyncio.wait_for(task, 5)
+    assert pool.state("a").status is Status.LOADING
+    gate.set()
+    await asyncio.wait_for(pool.settled(), 5)
+    assert pool.state("a").status is Status.UNLOADED
+    assert loader.loaded == []
+    await asyncio.wait_for(closing or pool.close(), 5)

@@ -1,0 +1,203 @@
+import asyncio
+
+import pytest
+
+from server.errors import InvalidRequest, ModelNotFound, ShuttingDown, Unavailable
+from server.pool.state import Status
+from tests.unit.pool.fakes import Setup, acquiring, loaded, pool_of, spec, spin
+
+UNLOADED, _, READY, DRAINING, _, _ = Status
+
+
+# ---- load and unload
+
+
+async def test_without_autoload_an_unloaded_model_is_the_clients_mistake():
+    async with pool_of("a", "b", autoload=False) as s:
+        with pytest.raises(InvalidRequest, match="model is not loaded"):
+            await s.pool.acquire("a")
+        await s.pool.load("a")
+        task = acquiring(s, "a")
+        await s.work()
+        task.result().release()
+
+
+async def test_a_request_may_override_autoload():
+    async with pool_of("a", "b") as s:
+        with pytest.raises(InvalidRequest, match="model is not loaded"):
+            await s.pool.acquire("a", autoload=False)
+
+
+async def test_loading_what_runs_and_unloading_what_does_not_are_refused():
+    async with pool_of("a", "b") as s:
+        with pytest.raises(InvalidRequest, match="model is not running"):
+            await s.pool.unload("a")
+        await s.pool.load("a")
+        with pytest.raises(InvalidRequest, match="model is already running"):
+            await s.pool.load("a")
+        await s.work()
+        with pytest.raises(InvalidRequest, match="model is already running"):
+            await s.pool.load("a")
+        with pytest.raises(ModelNotFound):
+            await s.pool.load("x")
+
+
+async def test_load_and_unload_can_be_waited_for():
+    async with pool_of("a", "b") as s:
+        task = asyncio.ensure_future(s.pool.load("a", wait=True))
+        await s.work()
+        assert task.done()
+        assert s.pool.state("a").n_leases == 0
+        task = asyncio.ensure_future(s.pool.unload("a", wait=True))
+        await spin()
+        assert not task.done()
+        await s.work()
+        assert task.done()
+
+
+async def test_unload_lets_running_requests_finish():
+    async with pool_of("a", "b") as s:
+        lease = await loaded(s, "a")
+        await s.pool.unload("a")
+        await s.work()
+        assert s.status("a") is DRAINING
+        assert not s.engines.made[0].closed
+        lease.release()
+        await s.work()
+        assert s.status("a") is UNLOADED
+
+
+async def test_after_the_grace_requests_are_cut_off_and_weights_wait_for_the_last_lease():
+    async with pool_of("a", "b", stop_timeout_s=0) as s:
+        lease = await loaded(s, "a")
+        await s.pool.unload("a")
+        await s.work()
+        assert s.engines.made[0].closed
+        assert s.loader.open
+        assert s.status("a") is DRAINING
+        lease.release()
+        await s.work()
+        assert s.loader.open == []
+
+
+async def test_a_request_during_an_unload_is_served_by_the_next_load():
+    async with pool_of("a", "b") as s:
+        lease = await loaded(s, "a")
+        await s.pool.unload("a")
+        task = acquiring(s, "a")
+        await s.work()
+        lease.release()
+        await s.work()
+        assert task.result().model is not lease.model
+        task.result().release()
+
+
+async def test_unload_cancels_a_load_under_way():
+    async with pool_of("a", "b") as s:
+        task = acquiring(s, "a")
+        await spin()
+        await s.pool.unload("a")
+        again = acquiring(s, "a")
+        await spin()
+        assert isinstance(task.exception(), Unavailable)
+        s.threads.run()
+        await spin()
+        assert len(s.loader.weights) == 0, "the load was not cancelled"
+        await s.work()
+        again.result().release()
+
+
+async def test_unload_takes_a_waiting_model_out_of_the_queue():
+    async with pool_of("a", "b", models_max=1) as s:
+        lease = await loaded(s, "a")
+        await s.pool.load("b")
+        await s.pool.unload("b")
+        lease.release()
+        await s.work()
+        assert s.statuses() == {"a": READY, "b": UNLOADED}
+
+
+async def test_unload_cancels_a_load_that_has_ended_but_is_not_yet_seen():
+    async with pool_of("a", "b") as s:
+        task = acquiring(s, "a")
+        await spin()
+        s.threads.run()
+        await s.pool.unload("a")
+        await s.work()
+        assert isinstance(task.exception(), Unavailable)
+        assert s.status("a") is UNLOADED
+        assert s.loader.open == []
+
+
+# ---- closing
+
+
+async def test_closing_cancels_loads_and_tells_those_who_wait():
+    async with pool_of("a", "b", models_max=1) as s:
+        loading, queued = acquiring(s, "a"), acquiring(s, "b")
+        await spin()
+        closing = asyncio.ensure_future(s.pool.close())
+        await spin()
+        assert isinstance(loading.exception(), ShuttingDown)
+        assert isinstance(queued.exception(), ShuttingDown)
+        with pytest.raises(ShuttingDown):
+            await s.pool.acquire("a")
+        with pytest.raises(ShuttingDown):
+            await s.pool.load("a")
+        assert not closing.done()
+        await s.work()
+        await closing
+        assert s.loader.weights == []
+
+
+async def test_closing_waits_for_leases_before_it_frees():
+    async with pool_of("a") as s:
+        lease = await loaded(s, "a")
+        closing = asyncio.ensure_future(s.pool.close(30))
+        await s.work()
+        assert not s.engines.made[0].closed
+        lease.release()
+        await s.work()
+        await closing
+        assert s.loader.open == []
+
+
+async def test_closing_shortens_the_grace_of_an_unload_under_way():
+    async with pool_of("a", stop_timeout_s=1000, abandon_s=1000) as s:
+        lease = await loaded(s, "a")
+        await s.pool.unload("a")
+        await s.work()
+        closing = asyncio.ensure_future(s.pool.close(0))
+        await s.work()
+        assert s.engines.made[0].closed
+        lease.release()
+        await s.work()
+        await closing
+
+
+async def test_a_lease_that_is_never_released_keeps_its_weights_but_not_the_server(
+    caplog: pytest.LogCaptureFixture,
+):
+    s = Setup(spec("a"), abandon_s=0)
+    lease = await loaded(s, "a")
+    await asyncio.wait_for(s.pool.close(0), 5)
+    assert s.engines.made[0].closed
+    assert s.loader.open
+    assert "1 leases were never released" in caplog.text
+    s.pool.check_integrity()
+    lease.release()
+
+
+async def test_closing_twice_is_closing_once():
+    async with pool_of("a") as s:
+        (await loaded(s, "a")).release()
+        both = asyncio.gather(s.pool.close(), s.pool.close())
+        await s.work()
+        await asyncio.wait_for(both, 5)
+
+
+async def test_closing_ends_subscriptions():
+    async with pool_of("a") as s:
+        events = s.pool.subscribe()
+        await s.pool.close()
+        assert [e async for e in events] == []

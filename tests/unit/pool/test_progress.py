@@ -1,0 +1,34 @@
+import io
+
+from server.pool.events import FanOut, LoadProgress, StatusChanged
+from server.pool.progress import show_load_progress
+from server.pool.state import Status
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+async def shown(stream: io.StringIO) -> str:
+    fan_out = FanOut()
+    events = fan_out.subscribe()
+    fan_out.publish(StatusChanged("demo", Status.LOADING, Status.UNLOADED))
+    fan_out.publish(LoadProgress("demo", 0.25))
+    fan_out.publish(LoadProgress("demo", 1.0))
+    fan_out.publish(StatusChanged("demo", Status.READY, Status.LOADING))
+    fan_out.publish(LoadProgress("other", 0.5))
+    fan_out.close()
+    await show_load_progress(events, stream)
+    return stream.getvalue()
+
+
+async def test_a_terminal_shows_a_bar_for_each_loading_model():
+    text = await shown(Terminal())
+    assert "loading demo" in text
+    assert "25%" in text
+    assert "loading other" in text
+
+
+async def test_anything_else_than_a_terminal_shows_nothing():
+    assert await shown(io.StringIO()) == ""
