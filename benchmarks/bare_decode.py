@@ -1,0 +1,126 @@
+"""Tokens per second of the bare native loop: no server, no event loop, only this package's runner.
+
+    python -m benchmarks.bare_decode models/demo.gguf --threads 2 --sequences 1 8
+
+It is the ceiling for what the server can reach with the same library, and shows what Python adds to each step:
+``python`` is the part of the step outside `llama_decode`.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.engine.request import SamplingParams
+from server.llama.library import C, system_info
+from server.llama.loader import LlamaLoader
+from server.llama.runner import LlamaRunner
+from server.llama.weights import LlamaWeights
+from server.pool.spec import LoadParams, ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A run of tokens in a batch."""
+
+    seq: int
+    pos: int
+    tokens: Sequence[int]
+    want_logits: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Medians over the steps of one run."""
+
+    n_seq: int
+    tokens_per_s: float
+    step_ms: float
+    python_us: float
+
+
+def measure(weights: LlamaWeights, n_seq: int, n_prompt: int, n_steps: int, params: SamplingParams) -> Result:
+    """Generate `n_steps` tokens in `n_seq` sequences at once after prompts of `n_prompt` tokens."""
+    runner = weights.runner()
+    native = _Stopwatch()
+    decode, C.llama_decode = C.llama_decode, native.around(C.llama_decode)
+    try:
+        steps = _generate(runner, n_seq, n_prompt, n_steps, params, native)
+    finally:
+        C.llama_decode = decode
+        runner.close()
+    step_s = statistics.median(total for total, _ in steps)
+    python_s = statistics.median(total - inside for total, inside in steps)
+    return Result(n_seq, n_seq / statistics.mean(t for t, _ in steps), step_s * 1e3, python_s * 1e6)
+
+
+class _Stopwatch:
+    """Time spent inside the native decode since the last `take`."""
+
+    def __init__(self) -> None:
+        self._spent_s = 0.0
+
+    def around(self, function):  # type: ignore[no-untyped-def]
+        def timed(context, batch):  # type: ignore[no-untyped-def]
+            started = time.perf_counter()
+            status = function(context, batch)
+            self._spent_s += time.perf_counter() - started
+            return status
+
+        return timed
+
+    def take(self) -> float:
+        spent_s, self._spent_s = self._spent_s, 0.0
+        return spent_s
+
+
+def _generate(
+    runner: LlamaRunner, n_seq: int, n_prompt: int, n_steps: int, params: SamplingParams, native: _Stopwatch
+) -> list[tuple[float, float]]:
+    prompts = [[(7 + seq + i) % (runner.vocab.n_tokens // 2) for i in range(n_prompt)] for seq in range(n_seq)]
+    last = []
+    samplers = [runner.sampler(params, prompt) for prompt in prompts]
+    for seq, prompt in enumerate(prompts):
+        runner.decode([Entry(seq, 0, prompt)])
+        last.append(runner.sample(0, samplers[seq]))
+    native.take()
+    steps = []
+    for step in range(n_steps):
+        started = time.perf_counter()
+        runner.decode([Entry(seq, n_prompt + step, (last[seq],)) for seq in range(n_seq)])
+        last = [runner.sample(seq, samplers[seq]) for seq in range(n_seq)]
+        steps.append((time.perf_counter() - started, native.take()))
+    for sampler in samplers:
+        sampler.close()
+    return steps
+
+
+def main() -> None:
+    """Print one line per number of sequences."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--threads", type=int, default=-1)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
+    parser.add_argument("--steps", type=int, default=64, help="tokens to generate in each sequence")
+    parser.add_argument("--unified", action="store_true", help="one KV stream for all sequences")
+    parser.add_argument("--greedy", action="store_true", help="temperature 0 instead of the default samplers")
+    args = parser.parse_args()
+    params = SamplingParams(temperature=0.0 if args.greedy else 0.8, seed=1, ignore_eos=True)
+    n_ctx_seq = -(-(args.prompt + args.steps + 1) // 256) * 256
+    print(system_info())
+    for n_seq in args.sequences:
+        native = LoadParams(n_ctx=n_ctx_seq * n_seq, n_parallel=n_seq, n_threads=args.threads, kv_unified=args.unified)
+        weights = LlamaLoader().load(ModelSpec("bench", args.model, native=native), lambda _fraction: True)
+        result = measure(weights, n_seq, args.prompt, args.steps, params)
+        weights.close()
+        print(
+            f"{result.n_seq:3d} sequences: {result.tokens_per_s:8.1f} tok/s, step {result.step_ms:7.2f} ms, "
+            f"of it python {result.python_us:6.0f} us"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""One preallocated `llama_batch`, filled by whole slices: 30 ns per token and field instead of 5 us."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from server.engine.protocols import BatchEntry
+from server.errors import InternalError
+from server.llama.library import C
+
+
+class Batch:
+    """Room for `capacity` tokens, each in one sequence. The arrays are ctypes' own memory; nothing is to be freed.
+
+    ctypes arrays, not numpy's: a slice of a few tokens, the usual step, is written in a third of the time.
+    """
+
+    def __init__(self, capacity: int, n_seq: int, n_vocab: int) -> None:
+        self.capacity = capacity
+        self._n_seq = n_seq
+        self._n_vocab = n_vocab
+        # Any: typeshed wants c_int32 objects in slices, ctypes takes ints
+        self._token: Any = (ctypes.c_int32 * capacity)()
+        self._pos: Any = (ctypes.c_int32 * capacity)()
+        self._seq: Any = (ctypes.c_int32 * capacity)()
+        self._one = (ctypes.c_int32 * capacity)(*[1] * capacity)
+        self._logits = (ctypes.c_int8 * capacity)()
+        int_pointer = ctypes.POINTER(ctypes.c_int32)
+        # n_tokens pointers, each to that token's own element of _seq
+        first = ctypes.addressof(self._seq)
+        self._seq_pointers = (ctypes.c_void_p * capacity)(*range(first, first + 4 * capacity, 4))
+        self.native: ctypes.Structure = C.llama_batch()
+        self.native.token = self._token
+        self.native.pos = self._pos
+        self.native.n_seq_id = self._one
+        self.native.seq_id = ctypes.cast(self._seq_pointers, ctypes.POINTER(int_pointer))
+        self.native.logits = self._logits
+
+    def fill(self, entries: Sequence[BatchEntry]) -> list[int]:
+        """Put `entries` into the batch; returns the index of each token whose logits were asked for, in order.
+
+        Raises `InternalError` for whatever the library would abort on: nothing to decode, too many tokens or outputs,
+        ids out of range.
+        """
+        tokens: list[int] = []
+        positions: list[int] = []
+        sequences: list[int] = []
+        outputs: list[int] = []
+        for entry in entries:
+            n = len(entry.tokens)
+            if not n or entry.pos < 0 or not 0 <= entry.seq < self._n_seq:
+                raise InternalError(f"a batch entry of {n} tokens at {entry.pos} in sequence {entry.seq}")
+            tokens += entry.tokens
+            positions += range(entry.pos, entry.pos + n)
+            sequences += [entry.seq] * n
+            if entry.want_logits:
+                outputs.append(len(tokens) - 1)
+        self._check(tokens, positions, outputs)
+        n = len(tokens)
+        self._token[:n] = tokens
+        self._pos[:n] = positions
+        self._seq[:n] = sequences
+        ctypes.memset(self._logits, 0, n)
+        for output in outputs:
+            self._logits[output] = 1
+        self.native.n_tokens = n
+        return outputs
+
+    def _check(self, tokens: list[int], positions: list[int], outputs: list[int]) -> None:
+        if not 0 < len(tokens) <= self.capacity:
+            raise InternalError(f"a batch of {len(tokens)} tokens; 1 to {self.capacity} are possible")
+        if len(outputs) > self._n_seq:
+            raise InternalError(f"a batch with {len(outputs)} outputs; at most {self._n_seq} are possible")
+        if min(tokens) < 0 or max(tokens) >= self._n_vocab:
+            raise InternalError(f"a batch with a token id outside the vocabulary of {self._n_vocab}")
+        if max(positions) >= 1 << 31:
+            raise InternalError("a batch with a position past 32 bits")

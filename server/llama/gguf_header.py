@@ -1,0 +1,191 @@
+"""Reads a GGUF file's header with every length checked, so that a broken file is refused before the library sees it.
+
+Format: ggml's docs/gguf.md; limits as in ggml/src/gguf.cpp (4 dimensions, power-of-two alignment, versions 2 and 3).
+"""
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+Scalar = int | float | bool | str
+MAX_KEPT_ARRAY = 4096  # longer arrays (vocabularies) are skipped, not kept
+MAX_DIMS = 4
+DEFAULT_ALIGNMENT = 32
+
+_STRING, _ARRAY = 8, 9
+_FIXED = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+# elements and bytes of one block per ggml type (ggml/src/ggml.c, type_traits); a test compares them with the library
+BLOCKS: Mapping[int, tuple[int, int]] = {
+    **{0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36)},
+    **{10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292)},
+    **{16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82)},
+    **{23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2)},
+    **{34: (256, 54), 35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18), 42: (64, 18)},
+}
+
+
+class BrokenFileError(Exception):
+    """The file is not a GGUF that can be loaded; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor's entry: ``end`` is the offset behind its last byte, from the start of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """What a header says. Arrays of more than `MAX_KEPT_ARRAY` elements appear in ``lengths`` only."""
+
+    version: int
+    metadata: dict[str, Scalar | tuple[Scalar, ...]]
+    lengths: dict[str, int]
+    tensors: tuple[Tensor, ...]
+
+    def integer(self, key: str, default: int = 0) -> int:
+        """A whole-number value, or `default` where the key is missing or something else."""
+        value = self.metadata.get(key, default)
+        return value if isinstance(value, int) else default
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read and check; raises `BrokenFileError` (not a GGUF, truncated, impossible lengths) and OSError."""
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        if size < 24:
+            raise BrokenFileError(f"{size} bytes are too few for a GGUF file")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            return _Reader(view, size).header()
+
+
+class _Reader:
+    def __init__(self, view: mmap.mmap, size: int) -> None:
+        self._view = view
+        self._size = size
+        self._at = 0
+
+    def header(self) -> GgufHeader:
+        version, n_tensors, n_values = self._preamble()
+        metadata: dict[str, Scalar | tuple[Scalar, ...]] = {}
+        lengths: dict[str, int] = {}
+        for _ in range(n_values):
+            key = self._string()
+            if key in metadata or key in lengths:
+                raise BrokenFileError(f"key '{key}' appears twice")
+            kind = self._number("I")
+            if kind == _ARRAY:
+                self._array(key, metadata, lengths)
+            else:
+                metadata[key] = self._value(kind)
+        tensors = self._tensors(n_tensors, metadata)
+        return GgufHeader(version, metadata, lengths, tensors)
+
+    def _preamble(self) -> tuple[int, int, int]:
+        if self._view[:4] != b"GGUF":
+            raise BrokenFileError("not a GGUF file (it does not start with 'GGUF')")
+        self._at = 4
+        version = self._number("I")
+        if version & 0xFFFF == 0:
+            raise BrokenFileError("a GGUF file for machines of the other byte order")
+        if version not in (2, 3):
+            raise BrokenFileError(f"GGUF version {version} is not supported (2 and 3 are)")
+        n_tensors, n_values = self._number("Q"), self._number("Q")
+        if n_tensors * 24 + n_values * 12 > self._size:
+            raise BrokenFileError(
+                f"the header promises {n_tensors} tensors and {n_values} values, more than fit the file"
+            )
+        return version, n_tensors, n_values
+
+    def _take(self, n_bytes: int) -> int:
+        at = self._at
+        if n_bytes > self._size - at:
+            raise BrokenFileError(f"truncated: the header needs {n_bytes} bytes at {at}, the file ends at {self._size}")
+        self._at = at + n_bytes
+        return at
+
+    def _number(self, code: str) -> int:
+        width = struct.calcsize("<" + code)
+        value: int = struct.unpack_from("<" + code, self._view, self._take(width))[0]
+        return value
+
+    def _string(self) -> str:
+        length = self._number("Q")
+        at = self._take(length)
+        return self._view[at : at + length].decode("utf-8", "replace")
+
+    def _value(self, kind: int) -> Scalar:
+        if kind == _STRING:
+            return self._string()
+        if kind not in _FIXED:
+            raise BrokenFileError(f"value type {kind} does not exist")
+        return self._number(_FIXED[kind])
+
+    def _array(self, key: str, metadata: dict[str, Scalar | tuple[Scalar, ...]], lengths: dict[str, int]) -> None:
+        kind, count = self._number("I"), self._number("Q")
+        if kind == _STRING:
+            lengths[key] = count
+            self._skip_strings(count)
+            return
+        if kind not in _FIXED:
+            raise BrokenFileError(f"'{key}': arrays of type {kind} are not supported")
+        at = self._take(count * struct.calcsize("<" + _FIXED[kind]))
+        lengths[key] = count
+        if count <= MAX_KEPT_ARRAY:
+            metadata[key] = struct.unpack_from(f"<{count}{_FIXED[kind]}", self._view, at)
+
+    def _skip_strings(self, count: int) -> None:
+        """Vocabularies and merges: hundreds of thousands, so without a call for each."""
+        view, at, length_at = self._view, self._at, struct.Struct("<Q").unpack_from
+        try:
+            for _ in range(count):
+                at += 8 + length_at(view, at)[0]
+        except (struct.error, OverflowError):
+            at = self._size + 1
+        self._take(at - self._at)
+
+    def _tensors(self, count: int, metadata: Mapping[str, Scalar | tuple[Scalar, ...]]) -> tuple[Tensor, ...]:
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise BrokenFileError(f"general.alignment is {alignment!r}, not a power of two")
+        entries = [self._tensor() for _ in range(count)]
+        start = -(-self._at // alignment) * alignment
+        tensors = []
+        for name, shape, kind, offset in entries:
+            if offset % alignment:
+                raise BrokenFileError(f"tensor '{name}' is not aligned to {alignment} bytes")
+            end = start + offset + _n_bytes(name, shape, kind)
+            if end > self._size:
+                raise BrokenFileError(
+                    f"truncated: tensor '{name}' ends at byte {end}, the file has {self._size} "
+                    "(an unfinished download?)"
+                )
+            tensors.append(Tensor(name, shape, kind, end))
+        return tuple(tensors)
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._string()
+        n_dims = self._number("I")
+        if not 1 <= n_dims <= MAX_DIMS:
+            raise BrokenFileError(f"tensor '{name}' has {n_dims} dimensions")
+        shape = tuple(self._number("Q") for _ in range(n_dims))
+        return name, shape, self._number("I"), self._number("Q")
+
+
+def _n_bytes(name: str, shape: tuple[int, ...], kind: int) -> int:
+    if kind not in BLOCKS:
+        raise BrokenFileError(f"tensor '{name}' has the unknown type {kind}; a newer llama.cpp may know it")
+    per_block, block_bytes = BLOCKS[kind]
+    if shape[0] % per_block or 0 in shape:
+        raise BrokenFileError(f"tensor '{name}' of type {kind} cannot have the shape {shape}")
+    n_elements = 1
+    for extent in shape:
+        n_elements *= extent
+    return n_elements // per_block * block_bytes

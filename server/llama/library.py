@@ -1,0 +1,158 @@
+"""The loaded library: start-up, its log, and the handles that the step thread calls.
+
+Two handles on one library. ``C`` (`ctypes.CDLL`, as llama-cpp-python defines it) gives the GIL away during the call:
+for everything that computes, reads files or waits for a device. ``fast`` (`ctypes.PyDLL`) keeps it: for calls of
+microseconds, where getting it back from a busy event loop would cost more than the call.
+"""
+
+import atexit
+import ctypes
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from server.llama.environment import prepare_environment
+
+prepare_environment()
+
+import llama_cpp.llama_cpp as _bindings  # noqa: E402
+
+C: Any = _bindings  # their annotations describe the C types, not what ctypes takes and returns
+
+logger = logging.getLogger("llamapool.llama")
+
+NUMA = {"distribute": 1, "isolate": 2, "numactl": 3}  # enum ggml_numa_strategy
+_LEVELS = {1: logging.DEBUG - 5, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}  # enum ggml_log_level
+_CONTINUED = 5
+_GENERIC = ("failed to load model", "failed to initialize the context")
+
+
+class Fast:
+    """Calls that keep the GIL: each takes microseconds (the samplers' for vocabularies of up to about 64k tokens)."""
+
+    def __init__(self) -> None:
+        lib = ctypes.PyDLL(C._lib._name)
+        ptr, i32, f32, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float, ctypes.c_size_t
+        self.get_logits_ith = _bind(lib, "llama_get_logits_ith", ptr, ptr, i32)
+        self.sampler_sample = _bind(lib, "llama_sampler_sample", i32, ptr, ptr, i32)
+        self.sampler_apply = _bind(lib, "llama_sampler_apply", None, ptr, ptr)
+        self.sampler_accept = _bind(lib, "llama_sampler_accept", None, ptr, i32)
+        self.sampler_free = _bind(lib, "llama_sampler_free", None, ptr)
+        self.memory_seq_rm = _bind(lib, "llama_memory_seq_rm", ctypes.c_bool, ptr, i32, i32, i32)
+        self.memory_seq_cp = _bind(lib, "llama_memory_seq_cp", None, ptr, i32, i32, i32, i32)
+        self.memory_seq_pos_min = _bind(lib, "llama_memory_seq_pos_min", i32, ptr, i32)
+        self.memory_seq_pos_max = _bind(lib, "llama_memory_seq_pos_max", i32, ptr, i32)
+        self.token_to_piece = _bind(lib, "llama_token_to_piece", i32, ptr, i32, ptr, i32, i32, ctypes.c_bool)
+        self.vocab_get_text = _bind(lib, "llama_vocab_get_text", ctypes.c_char_p, ptr, i32)
+        self.vocab_get_attr = _bind(lib, "llama_vocab_get_attr", ctypes.c_int, ptr, i32)
+        self.vocab_is_eog = _bind(lib, "llama_vocab_is_eog", ctypes.c_bool, ptr, i32)
+        self.init_dist = _bind(lib, "llama_sampler_init_dist", ptr, ctypes.c_uint32)
+        self.init_top_k = _bind(lib, "llama_sampler_init_top_k", ptr, i32)
+        self.init_top_p = _bind(lib, "llama_sampler_init_top_p", ptr, f32, size)
+        self.init_min_p = _bind(lib, "llama_sampler_init_min_p", ptr, f32, size)
+        self.init_typical = _bind(lib, "llama_sampler_init_typical", ptr, f32, size)
+        self.init_temp = _bind(lib, "llama_sampler_init_temp", ptr, f32)
+        self.init_temp_ext = _bind(lib, "llama_sampler_init_temp_ext", ptr, f32, f32, f32)
+        self.init_xtc = _bind(lib, "llama_sampler_init_xtc", ptr, f32, f32, size, ctypes.c_uint32)
+        self.init_top_n_sigma = _bind(lib, "llama_sampler_init_top_n_sigma", ptr, f32)
+        self.init_mirostat = _bind(lib, "llama_sampler_init_mirostat", ptr, i32, ctypes.c_uint32, f32, f32, i32)
+        self.init_mirostat_v2 = _bind(lib, "llama_sampler_init_mirostat_v2", ptr, ctypes.c_uint32, f32, f32)
+        self.init_penalties = _bind(lib, "llama_sampler_init_penalties", ptr, i32, i32, f32, f32, f32)
+        self.init_adaptive_p = _bind(lib, "llama_sampler_init_adaptive_p", ptr, f32, f32, ctypes.c_uint32)
+        self.chain_add = _bind(lib, "llama_sampler_chain_add", None, ptr, ptr)
+
+
+def _bind(lib: ctypes.PyDLL, name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
+    function = lib[name]
+    function.restype = restype
+    function.argtypes = argtypes
+    return function
+
+
+fast = Fast()
+
+
+class _Log:
+    """Receives the library's log from any thread and hands whole lines to `logging`."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def __call__(self, level: int, text: bytes | None, _user_data: object) -> None:
+        local = self._local
+        if level != _CONTINUED:
+            local.level = level
+        pending = getattr(local, "pending", "") + (text or b"").decode("utf-8", "replace")
+        *lines, local.pending = pending.split("\n")
+        for line in lines:
+            self._line(getattr(local, "level", 2), line.rstrip())
+
+    def _line(self, level: int, line: str) -> None:
+        errors = getattr(self._local, "errors", None)
+        if errors is not None and level == 4:
+            errors.append(line)
+        if line:
+            quiet = getattr(self._local, "quiet", False)
+            logger.log(logging.DEBUG if quiet else _LEVELS.get(level, logging.DEBUG), "%s", line)
+
+    @contextmanager
+    def collecting(self, *, quiet: bool = False) -> Iterator[list[str]]:
+        """The error lines that this thread's native calls log meanwhile; `quiet` keeps warnings and errors out of the
+        log, for calls whose outcome the caller reports itself."""
+        errors: list[str] = []
+        self._local.errors, self._local.quiet = errors, quiet
+        try:
+            yield errors
+        finally:
+            self._local.errors, self._local.quiet = None, False
+
+
+_log = _Log()
+_log_callback = C.llama_log_callback(_log)  # the library calls it until the process ends, so it must stay referenced
+collect_errors = _log.collecting
+
+
+@cache
+def start_backend(numa: str = "") -> None:
+    """Initialize the library; only the first call of each kind does something. `numa` is a process-wide choice."""
+    C.llama_log_set(_log_callback, None)
+    atexit.register(_silence)
+    C.llama_backend_init()
+    if numa:
+        C.llama_numa_init(NUMA[numa])
+
+
+def _silence() -> None:
+    """The interpreter is going: the library must not call back into it."""
+    C.llama_log_set(C.llama_log_callback(), None)
+
+
+def reason(errors: list[str], otherwise: str) -> str:
+    """The most telling of the collected error lines, without the name of the C function that logged it."""
+    telling = [line for line in errors if not line.endswith(_GENERIC)] or errors
+    if not telling:
+        return otherwise
+    head, separator, rest = telling[-1].partition(": ")
+    return rest if separator and head.isidentifier() else telling[-1]
+
+
+def supports_gpu_offload() -> bool:
+    """Whether this build of the library can compute on a GPU that it sees."""
+    return bool(C.llama_supports_gpu_offload())
+
+
+def system_info() -> str:
+    """The library's line on the instruction sets and backends that it uses."""
+    return (C.llama_print_system_info() or b"").decode("utf-8", "replace")
+
+
+def version() -> str:
+    """The version of llama.cpp inside the bindings."""
+    name = getattr(C._lib, "llama_version", None)
+    if name is None:
+        return "unknown"
+    name.restype = ctypes.c_char_p
+    return (name() or b"unknown").decode()

@@ -1,0 +1,90 @@
+"""Loads a model's weights through the native library."""
+
+import ctypes
+import logging
+from collections.abc import Callable
+
+from server.errors import InternalError, ModelFailed
+from server.llama.library import C, collect_errors, reason, start_backend, supports_gpu_offload
+from server.llama.model_file import check_files
+from server.llama.weights import LlamaWeights
+from server.pool.spec import LoadParams, ModelSpec
+
+logger = logging.getLogger("llamapool.llama")
+
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}  # enum llama_split_mode
+_LOAD_AUTO, _LOAD_PLAIN, _LOAD_MLOCK, _LOAD_MMAP_MLOCK = -1, 0, 2, 3  # enum llama_load_mode
+
+
+class LlamaLoader:
+    """`server.pool.protocols.Loader` over the native library."""
+
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> LlamaWeights:
+        """Blocking; several models may be loaded at the same time, each in its own thread.
+
+        Raises `ModelFailed` with the reason: a missing, broken or truncated file, an unsupported architecture,
+        too little memory, or a load that `progress` stopped by returning False.
+        """
+        files = check_files(spec.id, spec.path)
+        start_backend(spec.native.numa)
+        report = _Progress(progress)
+        params = _model_params(spec.id, spec.native)
+        params.progress_callback = report.callback
+        with collect_errors() as errors:
+            model = C.llama_model_load_from_file(str(files.path).encode(), params)
+        report.raise_failure()
+        if not model:
+            stopped = "the load was stopped" if report.stopped else reason(errors, "the native library gave no reason")
+            raise ModelFailed(spec.id, stopped if report.stopped else f"{spec.path}: {stopped}")
+        try:
+            return LlamaWeights(model, spec, files.header)
+        except BaseException:
+            C.llama_model_free(model)
+            raise
+
+
+class _Progress:
+    """Carries the library's progress calls; must stay referenced as long as the load runs."""
+
+    def __init__(self, report: Callable[[float], bool]) -> None:
+        self._report = report
+        self._failure: BaseException | None = None
+        self.stopped = False
+        self.callback = C.llama_progress_callback(self._on_progress)
+
+    def _on_progress(self, fraction: float, _user_data: object) -> bool:
+        try:
+            self.stopped = not self._report(fraction)
+        except BaseException as error:  # noqa: BLE001 - ctypes would swallow it; raise_failure raises it again
+            self._failure = error
+            self.stopped = True
+        return not self.stopped
+
+    def raise_failure(self) -> None:
+        """Raise what the caller's own progress function raised."""
+        if self._failure is not None:
+            raise InternalError("reporting the load's progress failed") from self._failure
+
+
+def _model_params(model: str, native: LoadParams) -> ctypes.Structure:
+    params: ctypes.Structure = C.llama_model_default_params()
+    params.n_gpu_layers = native.n_gpu_layers if native.n_gpu_layers >= 0 else -1
+    if native.n_gpu_layers > 0 and not supports_gpu_offload():
+        logger.warning("model '%s': n_gpu_layers is ignored, this build of llama.cpp sees no GPU", model)
+    params.split_mode = SPLIT_MODES[native.split_mode]
+    params.main_gpu = native.main_gpu
+    params.load_mode = _load_mode(native)
+    params.check_tensors = native.check_tensors
+    if native.tensor_split:
+        most = C.LLAMA_MAX_DEVICES
+        if len(native.tensor_split) > most:
+            raise ModelFailed(model, f"tensor_split has {len(native.tensor_split)} parts, at most {most} are possible")
+        # the library reads it during the load only, and `params` keeps it referenced until then
+        params.tensor_split = (ctypes.c_float * most)(*native.tensor_split)
+    return params
+
+
+def _load_mode(native: LoadParams) -> int:
+    if native.mlock:
+        return _LOAD_MMAP_MLOCK if native.mmap else _LOAD_MLOCK
+    return _LOAD_AUTO if native.mmap else _LOAD_PLAIN

@@ -1,0 +1,66 @@
+"""Whether a KV cache of a wanted size fits the machine's memory: the library would let the kernel kill the process."""
+
+import ctypes
+from pathlib import Path
+
+from server.errors import ModelFailed
+from server.llama.gguf_header import BLOCKS, GgufHeader
+from server.llama.library import supports_gpu_offload
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_GIB = 1 << 30
+# caches of another shape: sliding windows, latent attention, recurrent states
+_OTHER_SHAPES = ("attention.sliding_window", "attention.kv_lora_rank", "ssm.state_size", "wkv.head_size")
+
+
+def check_kv_fits(model: str, header: GgufHeader, params: ctypes.Structure, n_ctx_train: int) -> None:
+    """Raises `ModelFailed` with both numbers when the cache certainly does not fit. Silent where it cannot know."""
+    if supports_gpu_offload() and params.offload_kqv:
+        return
+    per_cell = kv_bytes_per_cell(header, params.type_k, params.type_v)
+    available = available_bytes()
+    n_cells = params.n_ctx or n_ctx_train
+    if per_cell * n_cells > available > 0:
+        raise ModelFailed(
+            model,
+            f"the KV cache for n_ctx {n_cells} needs {per_cell * n_cells / _GIB:.1f} GiB, "
+            f"{available / _GIB:.1f} GiB of memory are available: set a smaller n_ctx or a smaller cache_type_k/v",
+        )
+
+
+def kv_bytes_per_cell(header: GgufHeader, type_k: int, type_v: int) -> int:
+    """Bytes of keys and values that one token takes in all layers, 0 where the model's cache has another shape."""
+    arch = header.metadata.get("general.architecture")
+    if any(f"{arch}.{key}" in header.metadata for key in _OTHER_SHAPES):
+        return 0
+    n_layer = header.integer(f"{arch}.block_count")
+    n_head = header.integer(f"{arch}.attention.head_count")
+    n_embd = header.integer(f"{arch}.embedding_length")
+    if not (n_layer and n_head and n_embd):
+        return 0
+    heads_kv = header.metadata.get(f"{arch}.attention.head_count_kv", n_head)
+    n_heads_kv = sum(map(int, heads_kv)) if isinstance(heads_kv, tuple) else int(heads_kv) * n_layer
+    k_len = header.integer(f"{arch}.attention.key_length", n_embd // n_head)
+    v_len = header.integer(f"{arch}.attention.value_length", n_embd // n_head)
+    return _row_bytes(n_heads_kv * k_len, type_k) + _row_bytes(n_heads_kv * v_len, type_v)
+
+
+def _row_bytes(n_elements: int, kind: int) -> int:
+    per_block, block_bytes = BLOCKS[kind]
+    return n_elements * block_bytes // per_block
+
+
+def available_bytes() -> int:
+    """Memory that can still be taken without swapping, within this process's control group; 0 when unknown."""
+    try:
+        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 0
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):
+        return available
+    return max(1, min(available, limit - used))

@@ -1,0 +1,209 @@
+"""One native context: decoding, sampling, log probabilities, and the sequences of its KV cache."""
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from server.engine.protocols import BatchEntry, RunnerInfo
+from server.engine.request import SamplingParams, TokenLogprob
+from server.errors import InternalError
+from server.llama.batch import Batch
+from server.llama.candidates import Candidates, Logits, allowed_tokens
+from server.llama.library import C, collect_errors, fast, reason
+from server.llama.sampler import NativeSampler, SamplerFactory
+from server.llama.sequences import Sequences
+from server.llama.vocab import LlamaVocab
+
+# a chain over more candidates takes longer than getting the GIL back: let other threads run meanwhile
+_HOLD_GIL_UP_TO = 1 << 16
+_LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability of 0
+
+
+class LlamaRunner:
+    """`server.engine.protocols.Runner` over a native context. Every call comes from one thread.
+
+    ``deferred``: the device computes on after `llama_decode` returned (a GPU); `decode` then waits for it.
+    """
+
+    def __init__(
+        self,
+        context: int,
+        vocab: LlamaVocab,
+        info: RunnerInfo,
+        *,
+        n_swa: int,
+        deferred: bool,
+        on_close: Callable[["LlamaRunner"], None],
+    ) -> None:
+        self._context: int | None = context
+        self.vocab = vocab
+        self.info = info
+        self._deferred = deferred
+        self._on_close = on_close
+        self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens)
+        self._outputs: list[int] = []
+        self._sequences = Sequences(context, info, n_swa, self._decode_entries)
+        self._samplers = SamplerFactory(vocab, info.n_ctx_seq)
+        small = vocab.n_tokens <= _HOLD_GIL_UP_TO
+        self._sample = fast.sampler_sample if small else C.llama_sampler_sample
+        self._candidates = Candidates(vocab.n_tokens, fast.sampler_apply if small else _apply)
+        self._scratch = np.empty(vocab.n_tokens, np.float32)
+        self._logits_type = ctypes.c_float * vocab.n_tokens
+
+    def _open(self) -> int:
+        if self._context is None:
+            raise InternalError("a context was used after it was closed")
+        return self._context
+
+    def decode(self, entries: Sequence[BatchEntry]) -> bool:
+        """Decode in one call. True: done. False: no KV room, and nothing was changed.
+
+        Raises `InternalError` for a batch that cannot be, before or inside the library; after the latter, positions
+        of this batch may be in the cache: remove them.
+        """
+        return self._decode_entries(entries)
+
+    def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
+        context = self._open()
+        self._outputs = []
+        outputs = self._batch.fill(entries)
+        with collect_errors(quiet=True) as errors:
+            status = C.llama_decode(context, self._batch.native)
+            if self._deferred:
+                C.llama_synchronize(context)
+        self._sequences.decoded(status)
+        if status == 1:
+            return False
+        if status != 0:
+            raise InternalError(f"llama_decode returned {status}: {reason(errors, 'no reason given')}")
+        self._outputs = outputs
+        return True
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
+        """A new chain that has seen the prompt's tokens. Raises `InvalidRequest` for impossible parameters."""
+        self._open()
+        return self._samplers.build(params, prompt)
+
+    def sample(self, output: int, sampler: NativeSampler) -> int:
+        """Sample from the `output`-th wanted logits of the last decode and accept the token."""
+        self._logits(output)
+        token: int = self._sample(sampler.chain, self._context, self._outputs[output])
+        return token
+
+    def sample_constrained(self, output: int, sampler: NativeSampler, mask: bytes | memoryview | bytearray) -> int:
+        """Sample and accept, among the tokens whose bit is set; raises `InternalError` when none is left."""
+        logits = self._logits(output)
+        token = self._candidates.choose(sampler, logits, allowed_tokens(mask, self.vocab.n_tokens))
+        fast.sampler_accept(sampler.chain, token)
+        return token
+
+    def propose(self, output: int, sampler: NativeSampler) -> int:
+        """Sample without accepting."""
+        if not sampler.remembers:  # then accepting changes nothing, and the library's own loop is the faster one
+            return self.sample(output, sampler)
+        return self._candidates.choose(sampler, self._logits(output))
+
+    def accept(self, sampler: NativeSampler, token: int) -> None:
+        """Tell the chain that `token` was taken."""
+        self._check_token(token)
+        fast.sampler_accept(sampler.chain, token)
+
+    def sample_probs(
+        self, output: int, sampler: NativeSampler, n_top: int, mask: bytes | memoryview | bytearray | None = None
+    ) -> TokenLogprob:
+        """Sample and accept, with log probabilities of what the chain left over (``post_sampling_probs``)."""
+        allowed = None if mask is None else allowed_tokens(mask, self.vocab.n_tokens)
+        token = self._candidates.choose(sampler, self._logits(output), allowed)
+        probability, best = self._candidates.probabilities(token, n_top)
+        fast.sampler_accept(sampler.chain, token)
+        top = tuple(TokenLogprob(t, self._plain(t), _log(p)) for t, p in best)
+        return TokenLogprob(token, self._plain(token), _log(probability), top)
+
+    def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
+        """From the raw logits of that output: the token's log probability and the `n_top` best, best first."""
+        self._check_token(token)
+        logits = self._logits(output)
+        highest = logits.max()
+        np.subtract(logits, highest, out=self._scratch)
+        np.exp(self._scratch, out=self._scratch)
+        log_sum = float(highest) + math.log(float(self._scratch.sum(dtype=np.float64)))
+        top = tuple(self._entry(t, logits, log_sum) for t in _best(logits, min(n_top, len(logits))))
+        return self._entry(token, logits, log_sum, top)
+
+    def _entry(self, token: int, logits: Logits, log_sum: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        return TokenLogprob(token, self._plain(token), max(float(logits[token]) - log_sum, _LOWEST), top)
+
+    def _plain(self, token: int) -> bytes:
+        # llama-server prints the pieces of its probabilities without control tokens (unless started with --special)
+        return self.vocab.piece(token, special=False)
+
+    def seq_remove(self, seq: int, pos: int) -> bool:
+        """Forget positions >= `pos`; False, and nothing changed, when what would be left cannot be continued from."""
+        self._open()
+        return self._sequences.remove(seq, pos)
+
+    def clear(self, seq: int) -> None:
+        """Forget the whole sequence; never fails."""
+        self.seq_remove(seq, 0)
+
+    def seq_copy(self, source: int, target: int) -> None:
+        """Make `target` a copy of the whole of `source`; the target must be empty."""
+        self._open()
+        self._sequences.copy(source, target)
+
+    def seq_save(self, seq: int) -> bytes:
+        """The state of one sequence, for `seq_load` of the same runner or of one with the same settings.
+
+        The logits of the last decode may be gone after it, as after `seq_load`.
+        """
+        self._open()
+        return self._sequences.save(seq)
+
+    def seq_load(self, seq: int, state: bytes) -> bool:
+        """Replace what `seq` holds; False when there is no room or the state is not one, and `seq` is empty then."""
+        self._open()
+        return self._sequences.load(seq, state)
+
+    def close(self) -> None:
+        """Free the context; every later call raises. Once is enough."""
+        context, self._context = self._context, None
+        if context is None:
+            return
+        self._samplers.close()
+        C.llama_free(context)
+        self._on_close(self)
+
+    def _check_token(self, token: int) -> None:
+        if not 0 <= token < self.vocab.n_tokens:
+            raise InternalError(f"token {token} is outside the vocabulary of {self.vocab.n_tokens}")
+
+    def _logits(self, output: int) -> Logits:
+        """A view into the context, valid until the next decode. Logits that are no numbers would make samplers read
+        out of bounds, so they are refused here."""
+        context = self._open()
+        if not 0 <= output < len(self._outputs):
+            raise InternalError(f"output {output} of a decode with {len(self._outputs)}")
+        address = fast.get_logits_ith(context, self._outputs[output])
+        if not address:
+            raise InternalError("the library has no logits for a token that asked for them")
+        logits: Logits = np.frombuffer(memoryview(self._logits_type.from_address(address)), np.float32)
+        if not math.isfinite(np.maximum.reduce(logits)):
+            raise InternalError("the model computed logits that are not numbers")
+        return logits
+
+
+def _apply(chain: int, array: object) -> None:
+    C.llama_sampler_apply(chain, ctypes.cast(array, C.llama_token_data_array_p))  # type: ignore[arg-type]
+
+
+def _best(logits: Logits, n: int) -> list[int]:
+    if n <= 0:
+        return []
+    candidates = np.argpartition(logits, -n)[-n:]
+    return [int(i) for i in candidates[np.lexsort((candidates, -logits[candidates]))]]
+
+
+def _log(probability: float) -> float:
+    return math.log(probability) if probability > 0.0 else _LOWEST

@@ -1,0 +1,120 @@
+"""The sequences of one context's KV cache: forgetting, copying, saving and loading them."""
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from server.engine.protocols import BatchEntry, RunnerInfo
+from server.errors import InternalError
+from server.llama.library import C, fast
+
+_STATE = struct.Struct("<8sQ")  # magic, bytes of the library's state behind it
+_MAGIC = b"LPSEQ\x00\x00\x01"
+_BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    seq: int
+    pos: int
+    tokens: Sequence[int]
+    want_logits: bool = False
+
+
+class Sequences:
+    """Between separate KV streams a copy's cells move inside the *next* decode, while saving and loading take place
+    at once: `_pending` holds the copies that are still to come, and `_settle` brings them about."""
+
+    def __init__(
+        self, context: int, info: RunnerInfo, n_swa: int, decode: Callable[[Sequence[BatchEntry]], bool]
+    ) -> None:
+        self._context = context
+        self._memory = C.llama_get_memory(context)
+        self._info = info
+        self._n_swa = n_swa
+        self._decode = decode
+        self._pending: set[int] = set()
+
+    def decoded(self, status: int) -> None:
+        """A decode was tried; only a batch refused at once (-1) leaves the pending copies undone."""
+        if status != -1:
+            self._pending.clear()
+
+    def remove(self, seq: int, pos: int) -> bool:
+        """Forget positions >= `pos`. False, with nothing changed, when the rest cannot be continued from.
+
+        A sliding window's cache keeps the last positions only, so what remains must still cover the window of `pos`
+        (llama-server: server-context.cpp, pos_min_thold); recurrent states know no way back.
+        """
+        self._check(seq)
+        if pos <= 0:
+            return bool(fast.memory_seq_rm(self._memory, seq, -1, -1))
+        if pos > fast.memory_seq_pos_max(self._memory, seq):
+            return True
+        if self._n_swa:
+            oldest = fast.memory_seq_pos_min(self._memory, seq)
+            if oldest > max(0, pos - self._n_swa):
+                return False
+        return bool(fast.memory_seq_rm(self._memory, seq, pos, -1))
+
+    def copy(self, source: int, target: int) -> None:
+        """The whole of `source` into the empty `target`."""
+        self._check(source)
+        self._check(target)
+        if source == target or fast.memory_seq_pos_max(self._memory, target) >= 0:
+            raise InternalError(f"sequence {source} cannot be copied into {target}, which is not empty")
+        fast.memory_seq_cp(self._memory, source, target, -1, -1)
+        if not self._info.unified:
+            self._pending |= {source, target}
+
+    def save(self, seq: int) -> bytes:
+        """Raises `InternalError` when the library fails."""
+        self._check(seq)
+        self._settle(seq)
+        size = C.llama_state_seq_get_size(self._context, seq)
+        state = np.empty(_STATE.size + size, np.uint8)
+        _STATE.pack_into(state.data, 0, _MAGIC, size)
+        start = ctypes.cast(state.ctypes.data + _STATE.size, _BYTE_POINTER)
+        if C.llama_state_seq_get_data(self._context, start, size, seq) != size:
+            raise InternalError(f"the state of sequence {seq} could not be saved")
+        return state.tobytes()
+
+    def load(self, seq: int, state: bytes) -> bool:
+        """False for something else than a whole state, or when the cache has no room; `seq` is empty then."""
+        self._check(seq)
+        self._settle(seq)
+        fast.memory_seq_rm(self._memory, seq, -1, -1)
+        if len(state) < _STATE.size:
+            return False
+        magic, size = _STATE.unpack_from(state)
+        if magic != _MAGIC or size != len(state) - _STATE.size:
+            return False
+        start = ctypes.cast(np.frombuffer(state, np.uint8).ctypes.data + _STATE.size, _BYTE_POINTER)
+        if C.llama_state_seq_set_data(self._context, start, size, seq) == size:
+            return True
+        fast.memory_seq_rm(self._memory, seq, -1, -1)
+        return False
+
+    def _settle(self, seq: int) -> None:
+        """Make pending copies from or to `seq` happen, by decoding one token where it disturbs nobody."""
+        if seq not in self._pending:
+            return
+        last = [fast.memory_seq_pos_max(self._memory, s) for s in range(self._info.n_seq)]
+        # an empty sequence if there is one; else the end of one with room, which is cut again
+        order = sorted(range(self._info.n_seq), key=last.__getitem__)
+        for candidate in order:
+            pos = last[candidate] + 1
+            if pos >= self._info.n_ctx_seq:
+                break
+            self._decode([_Entry(candidate, pos, (0,))])
+            if not fast.memory_seq_rm(self._memory, candidate, pos if pos else -1, -1):
+                raise InternalError("a pending copy of a recurrent state needs an empty sequence to be settled")
+            return
+        raise InternalError("a pending copy could not be settled: every sequence is full")
+
+    def _check(self, seq: int) -> None:
+        if not 0 <= seq < self._info.n_seq:
+            raise InternalError(f"sequence {seq} of {self._info.n_seq}")

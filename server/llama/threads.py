@@ -1,0 +1,59 @@
+"""How many compute threads: llama.cpp's rule (common/common.cpp, common_cpu_get_num_math), within what we may use."""
+
+import math
+import os
+from pathlib import Path
+
+_CPUS = Path("/sys/devices/system/cpu")
+_PERFORMANCE_CORES = Path("/sys/devices/cpu_core/cpus")  # exists on hybrid Intel processors only
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+
+
+def n_threads(wanted: int) -> int:
+    """`wanted`, or for -1 the number of physical cores, and for 0 every logical one."""
+    if wanted > 0:
+        return min(wanted, 512)  # GGML_MAX_N_THREADS
+    allowed = usable_cpus()
+    if wanted == 0:
+        return allowed
+    return max(1, min(physical_cores(), allowed))
+
+
+def usable_cpus() -> int:
+    """Logical processors that this process may use: its affinity mask and its control group's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _CPU_MAX.read_text().split()[:2]
+    except (OSError, ValueError):
+        return allowed
+    if not quota.isdigit():
+        return allowed
+    return max(1, min(allowed, math.ceil(int(quota) / int(period))))
+
+
+def physical_cores() -> int:
+    """Cores, not hardware threads; on hybrid processors the performance cores only."""
+    siblings = set()
+    for cpu in _CPUS.glob("cpu[0-9]*"):
+        if _fast_cpus() and int(cpu.name[3:]) not in _fast_cpus():
+            continue
+        try:
+            siblings.add((cpu / "topology" / "thread_siblings").read_text())
+        except OSError:
+            continue
+    if siblings:
+        return len(siblings)
+    logical = os.cpu_count() or 4
+    return logical if logical <= 4 else logical // 2
+
+
+def _fast_cpus() -> frozenset[int]:
+    try:
+        text = _PERFORMANCE_CORES.read_text().strip()
+    except OSError:
+        return frozenset()
+    cpus: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)

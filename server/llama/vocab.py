@@ -1,0 +1,129 @@
+"""A model's vocabulary: tokenizing, pieces, special tokens."""
+
+import ctypes
+from collections.abc import Sequence
+
+from server.errors import InternalError, InvalidRequest
+from server.llama.library import C, fast
+
+_MAX_BYTES = (1 << 31) - 1
+_PIECE_BYTES = 64
+CONTROL = 1 << 3  # LLAMA_TOKEN_ATTR_CONTROL
+_NOT_PRINTED = 1 | CONTROL  # and LLAMA_TOKEN_ATTR_UNKNOWN: llama_vocab::impl::token_to_piece
+
+
+class LlamaVocab:
+    """`server.engine.protocols.Vocab` over a loaded model. Ids are -1 where the model has no such token.
+
+    Safe to use from any thread until the weights are closed; the native tokenizer changes nothing, and the piece
+    tables only ever receive the value that belongs there.
+    """
+
+    def __init__(self, model: int) -> None:
+        pointer = C.llama_model_get_vocab(model)
+        self._pointer: int | None = pointer
+        self.type: int = C.llama_vocab_type(pointer)
+        self.n_tokens: int = C.llama_vocab_n_tokens(pointer)
+        self.bos: int = C.llama_vocab_bos(pointer)
+        self.eos: int = C.llama_vocab_eos(pointer)
+        self.eot: int = C.llama_vocab_eot(pointer)
+        self.add_bos: bool = C.llama_vocab_get_add_bos(pointer)
+        self.add_eos: bool = C.llama_vocab_get_add_eos(pointer)
+        self.fim_pre: int = C.llama_vocab_fim_pre(pointer)
+        self.fim_suf: int = C.llama_vocab_fim_suf(pointer)
+        self.fim_mid: int = C.llama_vocab_fim_mid(pointer)
+        self.fim_pad: int = C.llama_vocab_fim_pad(pointer)
+        self.fim_rep: int = C.llama_vocab_fim_rep(pointer)
+        self.fim_sep: int = C.llama_vocab_fim_sep(pointer)
+        self.eog: frozenset[int] = frozenset(t for t in range(self.n_tokens) if fast.vocab_is_eog(pointer, t))
+        self.suppressed: tuple[int, ...] = _suppressed(pointer)
+        self._pieces = _pieces(pointer, self.n_tokens)
+        self._plain: list[bytes | None] = [None] * self.n_tokens
+
+    @property
+    def pointer(self) -> int:
+        """The native vocabulary; raises `InternalError` after the weights were closed."""
+        if self._pointer is None:
+            raise InternalError("the model was unloaded while it was in use")
+        return self._pointer
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Raises `InvalidRequest` for a text that the library cannot measure (2 GiB)."""
+        raw = _utf8(text)
+        if len(raw) > _MAX_BYTES:
+            raise InvalidRequest(f"the text has {len(raw)} bytes, at most {_MAX_BYTES} can be tokenized")
+        capacity = len(raw) + 8
+        while True:
+            tokens = (ctypes.c_int32 * capacity)()
+            n = C.llama_tokenize(self.pointer, raw, len(raw), tokens, capacity, add_special, parse_special)
+            if n >= 0:
+                return tokens[:n]
+            if n < -_MAX_BYTES:
+                raise InvalidRequest("the text has more tokens than can be counted")
+            capacity = -n
+
+    def piece(self, token: int, *, special: bool = True) -> bytes:
+        """The bytes that `token` prints; with ``special=False`` nothing for control tokens."""
+        if not 0 <= token < self.n_tokens:
+            raise InternalError(f"token {token} is outside the vocabulary of {self.n_tokens}")
+        if special:
+            return self._pieces[token]
+        known = self._plain[token]
+        if known is None:
+            known = self._plain[token] = b"" if self.attributes(token) & _NOT_PRINTED else self._pieces[token]
+        return known
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
+        """The pieces put together, as llama-server's /detokenize (no leading space is taken away)."""
+        return b"".join([self.piece(token, special=special) for token in tokens])
+
+    def text(self, token: int) -> str:
+        """The token as the vocabulary writes it, not as it prints (byte-level letters, ``▁`` for a space)."""
+        if not 0 <= token < self.n_tokens:
+            raise InternalError(f"token {token} is outside the vocabulary of {self.n_tokens}")
+        return (fast.vocab_get_text(self.pointer, token) or b"").decode("utf-8", "replace")
+
+    def attributes(self, token: int) -> int:
+        """The bits of llama.h's enum llama_token_attr."""
+        if not 0 <= token < self.n_tokens:
+            raise InternalError(f"token {token} is outside the vocabulary of {self.n_tokens}")
+        return int(fast.vocab_get_attr(self.pointer, token))
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token is markup of the model (turns, tools), not text."""
+        return bool(self.attributes(token) & CONTROL)
+
+    def close(self) -> None:
+        """The weights are going: every later native call raises. Pieces that were read stay readable."""
+        self._pointer = None
+
+
+def _pieces(pointer: int, n_tokens: int) -> list[bytes]:
+    """What every token prints: 1 us each, so a table of 150,000 takes about a sixth of a second, once a load."""
+    buffer = ctypes.create_string_buffer(_PIECE_BYTES)
+    read, string_at, address = fast.token_to_piece, ctypes.string_at, ctypes.addressof(buffer)
+    pieces = []
+    for token in range(n_tokens):
+        n = read(pointer, token, address, _PIECE_BYTES, 0, True)
+        pieces.append(string_at(address, n) if n >= 0 else _long_piece(pointer, token, -n))
+    return pieces
+
+
+def _long_piece(pointer: int, token: int, n_bytes: int) -> bytes:
+    buffer = ctypes.create_string_buffer(n_bytes)
+    n = fast.token_to_piece(pointer, token, buffer, n_bytes, 0, True)
+    return buffer.raw[: max(n, 0)]
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # JSON can carry halves of surrogate pairs: join the whole ones, replace the others
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def _suppressed(pointer: int) -> tuple[int, ...]:
+    """Tokens that the model's file forbids to generate (llama_vocab_get_suppress_tokens)."""
+    count = ctypes.c_int32(0)
+    tokens = C.llama_vocab_get_suppress_tokens(pointer, ctypes.byref(count))
+    return tuple(tokens[: count.value]) if tokens and count.value > 0 else ()

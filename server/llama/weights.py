@@ -1,0 +1,154 @@
+"""Loaded weights: the facts of their file, and new contexts over them."""
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from server.engine.protocols import RunnerInfo
+from server.errors import InternalError, ModelFailed
+from server.llama.context_params import context_params
+from server.llama.gguf_header import GgufHeader
+from server.llama.library import C, collect_errors, reason, supports_gpu_offload
+from server.llama.memory import check_kv_fits
+from server.llama.runner import LlamaRunner
+from server.llama.vocab import LlamaVocab
+from server.pool.protocols import ModelInfo
+from server.pool.spec import ModelSpec
+
+
+class LlamaWeights:
+    """`server.pool.protocols.Weights`: one native model, shared by the contexts that `runner` makes."""
+
+    def __init__(self, model: int, spec: ModelSpec, header: GgufHeader) -> None:
+        if C.llama_model_has_encoder(model) or not C.llama_model_has_decoder(model):
+            raise ModelFailed(spec.id, "the model has an encoder; only decoder models generate text here")
+        if not C.llama_vocab_n_tokens(C.llama_model_get_vocab(model)):
+            raise ModelFailed(spec.id, "the model has no vocabulary")
+        self._model: int | None = model
+        self._spec = spec
+        self._header = header
+        self._lock = threading.Lock()
+        self._runners: set[LlamaRunner] = set()
+        self.vocab = LlamaVocab(model)
+        self.info = _info(model, self.vocab)
+
+    def runner(self) -> LlamaRunner:
+        """A new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
+        with self._lock:
+            if self._model is None:
+                raise InternalError(f"model '{self._spec.id}' was unloaded")
+            model = self._model
+        name, native = self._spec.id, self._spec.native
+        params = context_params(name, native)
+        check_kv_fits(name, self._header, params, self.info.n_ctx_train)
+        with collect_errors() as errors:
+            context = C.llama_init_from_model(model, params)
+        if not context:
+            raise ModelFailed(
+                name, f"no context of n_ctx {params.n_ctx}: {reason(errors, 'the library gave no reason')}"
+            )
+        try:
+            runner = self._wrap(context, model, params)
+        except BaseException:
+            C.llama_free(context)
+            raise
+        with self._lock:
+            self._runners.add(runner)
+        return runner
+
+    def _wrap(self, context: int, model: int, params: ctypes.Structure) -> LlamaRunner:
+        if not C.llama_get_memory(context):
+            raise ModelFailed(self._spec.id, "the model keeps no memory of its context, so it cannot generate text")
+        if self._spec.native.warmup:
+            _warm_up(self._spec.id, context, self.vocab)
+        unified, n_seq = bool(params.kv_unified), int(params.n_seq_max)
+        # llama-server's n_ctx_slot(): never more than the model was trained for; YaRN may have raised that by now
+        n_ctx_seq = min(C.llama_n_ctx_seq(context), C.llama_model_n_ctx_train(model))
+        info = RunnerInfo(
+            n_seq=n_seq,
+            n_ctx_seq=n_ctx_seq,
+            n_cells=C.llama_n_ctx(context) if unified else n_ctx_seq * n_seq,
+            n_batch=C.llama_n_batch(context),
+            n_ubatch=C.llama_n_ubatch(context),
+            unified=unified,
+        )
+        return LlamaRunner(
+            *(context, self.vocab, info),
+            n_swa=C.llama_model_n_swa(model),
+            deferred=supports_gpu_offload(),
+            on_close=self._forget,
+        )
+
+    def _forget(self, runner: LlamaRunner) -> None:
+        with self._lock:
+            self._runners.discard(runner)
+
+    def close(self) -> None:
+        """Free the weights. Raises `InternalError` while a context is open; once is enough."""
+        with self._lock:
+            if self._runners:
+                raise InternalError(f"model '{self._spec.id}' still has {len(self._runners)} open contexts")
+            model, self._model = self._model, None
+        if model is not None:
+            self.vocab.close()
+            C.llama_model_free(model)
+
+
+def _warm_up(name: str, context: int, vocab: LlamaVocab) -> None:
+    """An empty run, as llama-server's: pages in the weights, builds the graph (common_init_from_params)."""
+    tokens = [token for token in (vocab.bos, vocab.eos) if token != -1] or [0]
+    tokens = tokens[: C.llama_n_batch(context)]
+    array = (ctypes.c_int32 * len(tokens))(*tokens)
+    with collect_errors() as errors:
+        status = C.llama_decode(context, C.llama_batch_get_one(array, len(tokens)))
+        C.llama_synchronize(context)
+    if status != 0:
+        raise ModelFailed(name, f"the first decode failed ({status}): {reason(errors, 'the library gave no reason')}")
+    C.llama_memory_clear(C.llama_get_memory(context), True)
+
+
+def _info(model: int, vocab: LlamaVocab) -> ModelInfo:
+    return ModelInfo(
+        description=_text(partial(C.llama_model_desc, model)),
+        ftype=(C.llama_ftype_name(C.llama_model_ftype(model)) or b"").decode(),
+        vocab_type=vocab.type,
+        n_vocab=vocab.n_tokens,
+        n_ctx_train=C.llama_model_n_ctx_train(model),
+        n_embd=C.llama_model_n_embd(model),
+        n_params=C.llama_model_n_params(model),
+        size=C.llama_model_size(model),
+        bos_token=_piece(vocab, vocab.bos),
+        eos_token=_piece(vocab, vocab.eos),
+        chat_template=_template(model, None),
+        chat_template_tool_use=_template(model, b"tool_use"),
+        metadata=_metadata(model),
+    )
+
+
+def _piece(vocab: LlamaVocab, token: int) -> str:
+    return "" if token == -1 else vocab.piece(token).decode("utf-8", "replace")
+
+
+def _template(model: int, name: bytes | None) -> str:
+    return (C.llama_model_chat_template(model, name) or b"").decode("utf-8", "replace")
+
+
+def _metadata(model: int) -> dict[str, str]:
+    """The file's scalar values as the library prints them; arrays are left out there."""
+    values = {}
+    for i in range(C.llama_model_meta_count(model)):
+        key = _text(partial(C.llama_model_meta_key_by_index, model, i))
+        values[key] = _text(partial(C.llama_model_meta_val_str_by_index, model, i))
+    return values
+
+
+def _text(read: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
+    """What one of the library's snprintf-like functions writes, however long; "" when it has nothing."""
+    size = 256
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        n = read(buffer, size)
+        if n < size:
+            return buffer.raw[: max(n, 0)].decode("utf-8", "replace")
+        size = n + 1

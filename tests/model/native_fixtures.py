@@ -1,0 +1,151 @@
+"""Tiny real models for the tests of the native side: files are written once a session, contexts once a test."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from server.engine.request import SamplingParams
+from server.llama.loader import LlamaLoader
+from server.llama.runner import LlamaRunner
+from server.llama.vocab import LlamaVocab
+from server.llama.weights import LlamaWeights
+from server.pool.spec import LoadParams, ModelSpec
+from tests.ggufs import TinyModel, gguf_file
+
+GREEDY = SamplingParams(temperature=0.0, seed=1)
+# no truncation, no randomness but the draw
+PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7)
+PROMPT = "the quick brown fox jumps over the lazy dog"
+
+Probabilities = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A `BatchEntry`."""
+
+    seq: int
+    pos: int
+    tokens: Sequence[int]
+    want_logits: bool = True
+
+
+def load(path: Path, **native: Any) -> LlamaWeights:
+    """Weights with a small context, unless `native` says otherwise."""
+    params = {"n_ctx": 1024, "n_parallel": 4, "n_threads": 1, "warmup": False} | native
+    spec = ModelSpec("tiny", path, native=LoadParams(**params))
+    return LlamaLoader().load(spec, lambda _fraction: True)
+
+
+@contextmanager
+def open_runner(path: Path, **native: Any) -> Iterator[LlamaRunner]:
+    """A runner over its own weights, closed at the end."""
+    weights = load(path, **native)
+    try:
+        runner = weights.runner()
+        try:
+            yield runner
+        finally:
+            runner.close()
+    finally:
+        weights.close()
+
+
+def prompt_tokens(vocab: LlamaVocab, text: str = PROMPT) -> list[int]:
+    """`text` with the beginning-of-text token."""
+    return vocab.tokenize(text, add_special=True, parse_special=False)
+
+
+def prefill(runner: LlamaRunner, seq: int, tokens: Sequence[int]) -> None:
+    """Decode `tokens` into the empty `seq`; the last one's logits are output 0."""
+    assert runner.decode([Entry(seq, 0, tokens)])
+
+
+def generate(
+    runner: LlamaRunner, tokens: Sequence[int], n: int, params: SamplingParams = GREEDY, seq: int = 0
+) -> list[int]:
+    """`n` tokens after `tokens`, which are prefilled into the emptied `seq`."""
+    runner.clear(seq)
+    prefill(runner, seq, tokens)
+    sampler = runner.sampler(params, tokens)
+    pos = len(tokens)
+    out = [runner.sample(0, sampler)]
+    while len(out) < n:
+        assert runner.decode([Entry(seq, pos, out[-1:])])
+        pos += 1
+        out.append(runner.sample(0, sampler))
+    sampler.close()
+    return out
+
+
+def raw_logits(runner: LlamaRunner, output: int = 0) -> list[float]:
+    """Every token's log probability after the last decode, in the vocabulary's order."""
+    n_vocab = runner.vocab.n_tokens
+    entry = runner.logprobs(output, 0, n_vocab)
+    by_id = {top.id: top.logprob for top in entry.top}
+    return [by_id[token] for token in range(n_vocab)]
+
+
+def raw_probabilities(runner: LlamaRunner) -> Probabilities:
+    """Every token's probability after the last decode, before any sampler."""
+    n_vocab = runner.vocab.n_tokens
+    out = np.zeros(n_vocab)
+    for top in runner.logprobs(0, 0, n_vocab).top:
+        out[top.id] = np.exp(top.logprob)
+    return out
+
+
+@pytest.fixture(scope="session")
+def gguf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ggufs")
+
+
+@pytest.fixture(scope="session")
+def tiny_path(gguf_folder: Path) -> Path:
+    """A llama-architecture model with separate parameters for everything that matters."""
+    return gguf_file(gguf_folder)
+
+
+@pytest.fixture(scope="session")
+def swa_path(gguf_folder: Path) -> Path:
+    """A model with a sliding window of 32 tokens."""
+    return gguf_file(gguf_folder, TinyModel(arch="gemma3"))
+
+
+@pytest.fixture(scope="session")
+def recurrent_path(gguf_folder: Path) -> Path:
+    """A recurrent model (mamba)."""
+    return gguf_file(gguf_folder, TinyModel(arch="mamba"))
+
+
+@pytest.fixture
+def runner(tiny_path: Path) -> Iterator[LlamaRunner]:
+    """Four slots with separate KV streams of 256 tokens each."""
+    with open_runner(tiny_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def ready(runner: LlamaRunner) -> LlamaRunner:
+    """A runner with the logits after `PROMPT` in output 0."""
+    prefill(runner, 0, prompt_tokens(runner.vocab))
+    return runner
+
+
+@pytest.fixture
+def runner_of(tiny_path: Path) -> Callable[..., AbstractContextManager[LlamaRunner]]:
+    """``with runner_of(kv_unified=True) as runner``: other load parameters over the same file."""
+    return lambda **native: open_runner(tiny_path, **native)
+
+
+@pytest.fixture(scope="session")
+def tiny_vocab(tiny_path: Path) -> Iterator[LlamaVocab]:
+    weights = load(tiny_path)
+    yield weights.vocab
+    weights.close()

@@ -1,0 +1,279 @@
+"""Decoding and the sequences of a KV cache, on a real tiny model."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server.errors import InternalError
+from server.llama.runner import LlamaRunner
+from tests.ggufs import TinyModel, gguf_file
+from tests.model.native_fixtures import GREEDY, Entry, generate, open_runner, prefill, prompt_tokens, raw_logits
+
+RunnerOf = Callable[..., AbstractContextManager[LlamaRunner]]
+
+
+def test_the_same_prompt_gives_the_same_tokens(runner: LlamaRunner) -> None:
+    tokens = prompt_tokens(runner.vocab)
+    assert generate(runner, tokens, 30) == generate(runner, tokens, 30) == generate(runner, tokens, 30, seq=3)
+
+
+def test_a_prompt_in_chunks_gives_the_same_next_token(runner: LlamaRunner) -> None:
+    tokens = prompt_tokens(runner.vocab)
+    prefill(runner, 0, tokens)
+    whole = raw_logits(runner)
+    for start in range(0, len(tokens), 3):
+        assert runner.decode([Entry(1, start, tokens[start : start + 3])])
+    assert np.allclose(raw_logits(runner), whole, atol=1e-4)
+
+
+def test_sequences_of_one_batch_do_not_see_each_other(runner: LlamaRunner) -> None:
+    tokens = prompt_tokens(runner.vocab)
+    alone = generate(runner, tokens, 10)
+    others = [generate(runner, tokens[: 3 + i], 10) for i in range(3)]
+    prompts = [tokens, *(tokens[: 3 + i] for i in range(3))]
+    for seq in range(4):
+        runner.clear(seq)
+    assert runner.decode([Entry(seq, 0, prompt) for seq, prompt in enumerate(prompts)])
+    samplers = [runner.sampler(GREEDY, prompt) for prompt in prompts]
+    out = [[runner.sample(seq, samplers[seq])] for seq in range(4)]
+    for step in range(9):
+        assert runner.decode([Entry(s, len(prompts[s]) + step, out[s][-1:]) for s in range(4)])
+        for seq in range(4):
+            out[seq].append(runner.sample(seq, samplers[seq]))
+    assert out == [alone, *others]
+
+
+def test_outputs_are_counted_among_the_wanted_logits_only(runner: LlamaRunner) -> None:
+    tokens = prompt_tokens(runner.vocab)
+    prefill(runner, 0, tokens)
+    expected = raw_logits(runner)
+    runner.clear(0)
+    assert runner.decode([Entry(1, 0, tokens[:5], want_logits=False), Entry(0, 0, tokens)])
+    assert np.allclose(raw_logits(runner, 0), expected, atol=1e-4)
+    with pytest.raises(InternalError, match="output 1"):
+        runner.logprobs(1, 0, 0)
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_a_copied_sequence_continues_like_a_fresh_prefill(runner_of: RunnerOf, unified: bool) -> None:
+    with runner_of(kv_unified=unified) as runner:
+        tokens = prompt_tokens(runner.vocab)
+        fresh = generate(runner, tokens, 12)
+        runner.clear(0)
+        prefill(runner, 0, tokens[:-2])
+        runner.seq_copy(0, 2)
+        runner.clear(0)
+        assert runner.decode([Entry(2, len(tokens) - 2, tokens[-2:])])
+        sampler = runner.sampler(GREEDY, tokens)
+        assert runner.sample(0, sampler) == fresh[0]
+
+
+def test_with_separate_streams_a_copys_logits_are_bit_identical(runner: LlamaRunner) -> None:
+    tokens = prompt_tokens(runner.vocab)
+    prefill(runner, 0, tokens)
+    runner.seq_copy(0, 1)
+    assert runner.seq_remove(1, len(tokens) - 4)
+    assert runner.decode([Entry(1, len(tokens) - 4, tokens[-4:])])
+    copied = raw_logits(runner)
+    prefill(runner, 2, tokens[:-4])
+    assert runner.decode([Entry(2, len(tokens) - 4, tokens[-4:])])
+    assert copied == raw_logits(runner)
+
+
+def test_a_copy_goes_into_an_empty_sequence_only(runner: LlamaRunner) -> None:
+    prefill(runner, 0, [1, 2, 3])
+    prefill(runner, 1, [1])
+    for target in (0, 1):
+        with pytest.raises(InternalError, match="not empty"):
+            runner.seq_copy(0, target)
+
+
+def test_a_removed_tail_can_be_written_again(runner: LlamaRunner) -> None:
+    tokens = prompt_tokens(runner.vocab)
+    expected = generate(runner, tokens, 8)
+    assert runner.seq_remove(0, len(tokens) - 3)
+    assert runner.decode([Entry(0, len(tokens) - 3, tokens[-3:])])
+    assert runner.sample(0, runner.sampler(GREEDY, tokens)) == expected[0]
+
+
+def test_removing_past_the_end_changes_nothing(runner: LlamaRunner) -> None:
+    prefill(runner, 0, [1, 2, 3])
+    assert runner.seq_remove(0, 3)
+    assert runner.decode([Entry(0, 3, [4])])
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_a_saved_sequence_continues_where_it_was(runner_of: RunnerOf, unified: bool) -> None:
+    with runner_of(kv_unified=unified) as runner:
+        tokens = prompt_tokens(runner.vocab)
+        expected = generate(runner, tokens, 6)
+        prefill(runner, 1, tokens[:-1])
+        state = runner.seq_save(1)
+        runner.clear(1)
+        assert runner.seq_load(3, state)
+        assert runner.decode([Entry(3, len(tokens) - 1, tokens[-1:])])
+        assert runner.sample(0, runner.sampler(GREEDY, tokens)) == expected[0]
+
+
+def test_saving_a_copy_before_the_next_decode_saves_its_content(runner: LlamaRunner) -> None:
+    """Between streams the cells move inside the next decode: saving must not run ahead of it."""
+    tokens = prompt_tokens(runner.vocab)
+    expected = generate(runner, tokens, 2)
+    runner.clear(0)
+    prefill(runner, 0, tokens[:-1])
+    runner.seq_copy(0, 1)
+    state = runner.seq_save(1)
+    runner.clear(1)
+    assert runner.seq_load(1, state)
+    assert runner.decode([Entry(1, len(tokens) - 1, tokens[-1:])])
+    assert runner.sample(0, runner.sampler(GREEDY, tokens)) == expected[0]
+
+
+def test_loading_over_the_source_of_a_copy_does_not_change_the_copy(runner: LlamaRunner) -> None:
+    tokens = prompt_tokens(runner.vocab)
+    expected = generate(runner, tokens, 2)
+    prefill(runner, 1, [5] * len(tokens))
+    other = runner.seq_save(1)
+    for seq in (2, 3):
+        prefill(runner, seq, [7] * 20)
+    runner.clear(0)
+    runner.clear(1)
+    prefill(runner, 0, tokens[:-1])
+    runner.seq_copy(0, 1)
+    assert runner.seq_load(0, other)
+    assert runner.decode([Entry(1, len(tokens) - 1, tokens[-1:])])
+    assert runner.sample(0, runner.sampler(GREEDY, tokens)) == expected[0]
+
+
+@pytest.mark.parametrize("damage", [lambda s: s[:-1], lambda s: s[:10], lambda s: b"", lambda s: b"x" + s[1:]])
+def test_a_damaged_state_is_refused_and_leaves_the_sequence_empty(
+    runner: LlamaRunner, damage: Callable[[bytes], bytes]
+) -> None:
+    prefill(runner, 0, [1, 2, 3])
+    prefill(runner, 1, [1, 2])
+    assert not runner.seq_load(1, damage(runner.seq_save(0)))
+    prefill(runner, 1, [4, 5])
+
+
+def test_a_state_of_another_model_is_refused(runner: LlamaRunner, gguf_folder: Path) -> None:
+    prefill(runner, 0, [1, 2, 3])
+    state = runner.seq_save(0)
+    with open_runner(gguf_file(gguf_folder, TinyModel(n_layer=3))) as other:
+        assert not other.seq_load(0, state)
+        prefill(other, 0, [1, 2, 3])
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_a_full_cache_says_so_and_changes_nothing(runner_of: RunnerOf, unified: bool) -> None:
+    with runner_of(kv_unified=unified, n_parallel=2, n_ctx=512, n_batch=512) as runner:
+        room = runner.info.n_ctx_seq
+        assert runner.decode([Entry(0, 0, [1] * (room - 4))])
+        assert runner.decode([Entry(0, room - 4, [1] * 5)]) is False
+        assert runner.decode([Entry(0, room - 4, [1] * 4)])
+        if unified:
+            assert runner.decode([Entry(1, 0, [1])]) is False
+            assert runner.seq_remove(0, 10)
+        assert runner.decode([Entry(1, 0, [1])])
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [],
+        [Entry(0, 0, [])],
+        [Entry(4, 0, [1])],
+        [Entry(-1, 0, [1])],
+        [Entry(0, -1, [1])],
+        [Entry(0, 0, [400])],
+        [Entry(0, 0, [-1])],
+        [Entry(0, 0, [1 << 40])],
+        [Entry(0, 0, [1] * 1025)],
+        [Entry(0, i, [1]) for i in range(5)],
+        [Entry(0, 5, [1]), Entry(0, 3, [1])],
+        [Entry(0, 0, [1]), Entry(0, 2, [1])],
+    ],
+)
+def test_an_impossible_batch_raises_and_the_context_serves_on(runner: LlamaRunner, entries: list[Entry]) -> None:
+    tokens = prompt_tokens(runner.vocab)
+    with pytest.raises(InternalError):
+        runner.decode(entries)
+    assert len(generate(runner, tokens, 3)) == 3
+
+
+def test_a_gap_in_a_sequence_is_the_librarys_to_refuse(runner: LlamaRunner) -> None:
+    prefill(runner, 0, [1, 2, 3])
+    with pytest.raises(InternalError, match=r"llama_decode returned -1: .+"):
+        runner.decode([Entry(0, 7, [1])])
+
+
+def test_logits_that_are_no_numbers_are_refused(gguf_folder: Path) -> None:
+    with open_runner(gguf_file(gguf_folder, TinyModel(nan_weights=True))) as runner:
+        prefill(runner, 0, [1, 2, 3])
+        sampler = runner.sampler(GREEDY, [])
+        with pytest.raises(InternalError, match="not numbers"):
+            runner.sample(0, sampler)
+        with pytest.raises(InternalError, match="not numbers"):
+            runner.logprobs(0, 0, 1)
+
+
+def test_logprobs_are_a_distribution_in_order(runner: LlamaRunner) -> None:
+    prefill(runner, 0, prompt_tokens(runner.vocab))
+    entry = runner.logprobs(0, 17, 400)
+    best = [top.logprob for top in entry.top]
+    assert len(best) == 400
+    assert best == sorted(best, reverse=True)
+    assert np.exp(best).sum() == pytest.approx(1.0)
+    assert entry.logprob == next(top.logprob for top in entry.top if top.id == 17)
+    assert runner.logprobs(0, 17, 3).top == entry.top[:3]
+    assert runner.logprobs(0, 17, 0).top == ()
+    assert runner.logprobs(0, 17, 10_000).top == entry.top
+
+
+def test_a_sliding_window_forgets_and_says_so(swa_path: Path) -> None:
+    with open_runner(swa_path, n_parallel=1, n_ctx=1024, n_batch=64, n_ubatch=64) as runner:
+        tokens = (prompt_tokens(runner.vocab) * 80)[:600]
+        for start in range(0, 600, 50):
+            assert runner.decode([Entry(0, start, tokens[start : start + 50])])
+        last = raw_logits(runner)
+        assert not runner.seq_remove(0, 100)  # positions 68 to 99, its window, are gone
+        assert runner.seq_remove(0, 599)
+        assert runner.decode([Entry(0, 599, tokens[599:])])
+        assert np.allclose(raw_logits(runner), last, atol=1e-4)
+        assert runner.seq_remove(0, 0)
+        prefill(runner, 0, tokens[:50])
+
+
+def test_within_a_sliding_window_a_tail_can_be_removed(swa_path: Path) -> None:
+    with open_runner(swa_path) as runner:
+        tokens = prompt_tokens(runner.vocab)
+        expected = generate(runner, tokens, 4)
+        assert runner.seq_remove(0, 2)
+        assert runner.decode([Entry(0, 2, tokens[2:])])
+        assert runner.sample(0, runner.sampler(GREEDY, tokens)) == expected[0]
+
+
+def test_a_full_sized_window_cache_forgets_nothing(swa_path: Path) -> None:
+    with open_runner(swa_path, n_parallel=1, swa_full=True) as runner:
+        tokens = (prompt_tokens(runner.vocab) * 80)[:600]
+        prefill(runner, 0, tokens)
+        assert runner.seq_remove(0, 100)
+        assert runner.decode([Entry(0, 100, tokens[100:])])
+
+
+def test_a_recurrent_state_has_no_way_back(recurrent_path: Path) -> None:
+    with open_runner(recurrent_path) as runner:
+        tokens = prompt_tokens(runner.vocab)
+        expected = generate(runner, tokens, 5)
+        runner.clear(0)
+        prefill(runner, 0, tokens)
+        assert not runner.seq_remove(0, len(tokens) - 1)
+        assert runner.seq_remove(0, len(tokens))
+        runner.seq_copy(0, 1)
+        state = runner.seq_save(1)
+        assert runner.seq_load(2, state)
+        for seq in (0, 1, 2):
+            assert runner.decode([Entry(seq, len(tokens), expected[:1])])
+            assert runner.sample(0, runner.sampler(GREEDY, tokens)) == expected[1]

@@ -1,0 +1,97 @@
+"""Tokenizing and pieces of a real vocabulary."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.errors import InternalError
+from server.llama.vocab import LlamaVocab
+from tests.ggufs import TinyModel, gguf_file
+from tests.model.native_fixtures import load
+
+TEXTS = ["", " ", "hello world", "ünïcödé ☃ 🙂", "a\x00b", "\x00", "<|im_start|>user\n", "x" * 3000, "\r\n\t"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_comes_back_from_its_tokens(tiny_vocab: LlamaVocab, text: str) -> None:
+    tokens = tiny_vocab.tokenize(text, add_special=False, parse_special=False)
+    assert tiny_vocab.detokenize(tokens) == text.encode()
+
+
+def test_special_tokens_are_parsed_only_on_request(tiny_vocab: LlamaVocab) -> None:
+    text = "<|im_start|>"
+    assert tiny_vocab.tokenize(text, add_special=False, parse_special=True) == [395]
+    assert len(tiny_vocab.tokenize(text, add_special=False, parse_special=False)) > 1
+
+
+def test_the_beginning_token_is_added_on_request(tiny_vocab: LlamaVocab) -> None:
+    assert tiny_vocab.tokenize("", add_special=True, parse_special=False) == [tiny_vocab.bos]
+
+
+def test_control_tokens_print_nothing_unless_asked(tiny_vocab: LlamaVocab) -> None:
+    assert tiny_vocab.piece(tiny_vocab.eos) == b"</s>"
+    assert tiny_vocab.piece(tiny_vocab.eos, special=False) == b""
+    assert tiny_vocab.is_control(tiny_vocab.eos)
+    assert not tiny_vocab.is_control(65)
+    assert tiny_vocab.detokenize([tiny_vocab.bos, 65], special=False) == b"A"
+
+
+def test_every_end_of_generation_token_is_known(tiny_vocab: LlamaVocab) -> None:
+    assert tiny_vocab.eog == {tiny_vocab.eos, tiny_vocab.eot}
+
+
+def test_fill_in_the_middle_tokens_are_found_by_their_text(tiny_vocab: LlamaVocab) -> None:
+    found = [tiny_vocab.text(t) for t in (tiny_vocab.fim_pre, tiny_vocab.fim_suf, tiny_vocab.fim_mid)]
+    assert found == ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    assert tiny_vocab.fim_rep == -1
+
+
+def test_token_text_is_the_vocabularys_own_writing(tiny_vocab: LlamaVocab) -> None:
+    assert tiny_vocab.text(32) == "Ġ"
+    assert tiny_vocab.piece(32) == b" "
+
+
+@pytest.mark.parametrize("token", [-1, 400, 1 << 31])
+def test_ids_outside_the_vocabulary_never_reach_the_library(tiny_vocab: LlamaVocab, token: int) -> None:
+    for call in (tiny_vocab.piece, tiny_vocab.text, tiny_vocab.attributes):
+        with pytest.raises(InternalError):
+            call(token)
+
+
+def test_halves_of_surrogate_pairs_do_not_stop_anything(tiny_vocab: LlamaVocab) -> None:
+    tokens = tiny_vocab.tokenize("a\ud83d\ude42b\ud800c", add_special=False, parse_special=False)
+    assert tiny_vocab.detokenize(tokens).decode() == "a🙂b\ufffdc"
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text())
+def test_any_text_comes_back(tiny_vocab: LlamaVocab, text: str) -> None:
+    tokens = tiny_vocab.tokenize(text, add_special=False, parse_special=False)
+    expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+    assert tiny_vocab.detokenize(tokens) == expected
+
+
+def test_threads_may_tokenize_at_the_same_time(tiny_vocab: LlamaVocab) -> None:
+    texts = [f"{text} {i}" for i in range(40) for text in TEXTS]
+
+    def there_and_back(text: str) -> bytes:
+        return tiny_vocab.detokenize(tiny_vocab.tokenize(text, add_special=False, parse_special=False))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(there_and_back, texts)) == [text.encode() for text in texts]
+
+
+def test_a_very_long_word_is_tokenized(tiny_vocab: LlamaVocab) -> None:
+    text = "ab" * 50_000
+    tokens = tiny_vocab.tokenize(text, add_special=False, parse_special=False)
+    assert tiny_vocab.detokenize(tokens) == text.encode()
+
+
+def test_a_large_vocabulary_is_read_whole(gguf_folder: Path) -> None:
+    weights = load(gguf_file(gguf_folder, TinyModel(n_vocab=40_000, n_embd=32)))
+    assert weights.vocab.n_tokens == 40_000
+    assert weights.vocab.text(39_000).startswith("<unused")
+    weights.close()

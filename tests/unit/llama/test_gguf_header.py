@@ -1,0 +1,79 @@
+"""The GGUF header reader on good, truncated and hostile bytes."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from server.errors import ModelFailed
+from server.llama.gguf_header import BrokenFileError, read_header
+from server.llama.model_file import check_files
+from tests.ggufs import TinyModel, gguf_file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("headers")
+
+
+@pytest.fixture(scope="module")
+def good(folder: Path) -> Path:
+    return gguf_file(folder, TinyModel(n_vocab=300, n_embd=32))
+
+
+def test_a_header_tells_metadata_and_tensors(good: Path) -> None:
+    header = read_header(good)
+    assert header.version == 3
+    assert header.metadata["general.architecture"] == "llama"
+    assert header.integer("llama.block_count") == 2
+    assert header.integer("llama.no_such_key", 7) == 7
+    assert header.lengths["tokenizer.ggml.tokens"] == 300
+    assert "tokenizer.ggml.tokens" not in header.metadata
+    by_name = {tensor.name: tensor for tensor in header.tensors}
+    assert by_name["token_embd.weight"].shape == (32, 300)
+    assert max(tensor.end for tensor in header.tensors) <= good.stat().st_size
+
+
+def test_every_truncation_is_noticed(good: Path, folder: Path) -> None:
+    data = good.read_bytes()
+    path = folder / "cut.gguf"
+    for length in {*range(0, 400, 7), *range(400, len(data), 997), len(data) - 40}:
+        path.write_bytes(data[:length])
+        with pytest.raises(BrokenFileError):
+            read_header(path)
+
+
+@pytest.mark.parametrize(
+    ("at", "replacement", "expected"),
+    [
+        (0, b"GGML", "not a GGUF"),
+        (4, b"\x01\0\0\0", "version 1"),
+        (4, b"\0\0\0\x03", "byte order"),
+        (8, b"\xff" * 8, "promises"),
+        (16, b"\xff" * 8, "promises"),
+        (24, b"\xff" * 8, "truncated"),
+    ],
+)
+def test_a_damaged_preamble_is_named(good: Path, folder: Path, at: int, replacement: bytes, expected: str) -> None:
+    data = bytearray(good.read_bytes())
+    data[at : at + len(replacement)] = replacement
+    path = folder / "damaged.gguf"
+    path.write_bytes(bytes(data))
+    with pytest.raises(BrokenFileError, match=expected):
+        read_header(path)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(st.integers(0, 12_000), st.binary(min_size=1, max_size=8)), max_size=4))
+def test_any_damage_is_read_or_refused_but_nothing_else(
+    good: Path, folder: Path, changes: list[tuple[int, bytes]]
+) -> None:
+    data = bytearray(good.read_bytes())
+    for at, replacement in changes:
+        data[at : at + len(replacement)] = replacement
+    path = folder / "fuzzed.gguf"
+    path.write_bytes(bytes(data))
+    with suppress(ModelFailed):
+        check_files("m", path)
