@@ -1,0 +1,85 @@
+"""What shapes a chat's output: constraints from schema, grammar and tool choice, and the tags that must be shown."""
+
+import json
+
+from server.chat import hermes
+from server.chat.parser import forced_call_grammar
+from server.chat.reasoning import thinking_tags
+from server.chat.template import RenderedPrompt
+from server.dialects.chat_prefill import opens_thoughts
+from server.dialects.chat_tools import Tools
+from server.dialects.constraints import ConstraintFields, output_constraint, wanted_schema
+from server.dialects.thinking_constraint import AfterThinking
+from server.engine.request import Constraint
+from server.errors import InvalidRequest
+from server.pool.model import LoadedModel
+
+
+def chat_constraint(
+    fields: ConstraintFields, tools: Tools, model: LoadedModel, rendered: RenderedPrompt
+) -> Constraint | None:
+    """The constraint of a chat, which begins behind thoughts that the prompt has opened.
+
+    Tools that must be called leave nothing else; with tools that may be, a schema holds for the answer that is
+    not a call. Raises `InvalidRequest`.
+    """
+    constraint = _constraint(fields, tools, model)
+    if constraint is None:
+        return None
+    source = template_source(tools, model)
+    if not opens_thoughts(rendered.generation_prompt, source):
+        return constraint
+    return AfterThinking(constraint, model.vocab, thinking_tags(source)[1])
+
+
+def _constraint(fields: ConstraintFields, tools: Tools, model: LoadedModel) -> Constraint | None:
+    if not tools.callable:
+        return output_constraint(fields, lambda: model.grammar)
+    parallel = tools.parallel is not False
+    if tools.choice == "required":
+        return model.grammar.lark(forced_call_grammar(model.template, tools.tools, name=tools.name, parallel=parallel))
+    schema = wanted_schema(fields)
+    if schema is None:
+        return None
+    model.grammar.json_schema(schema)  # for its message: that of the whole grammar would not name the schema
+    return model.grammar.lark(_call_or_answer(tools, model, schema, parallel=parallel))
+
+
+def _call_or_answer(tools: Tools, model: LoadedModel, schema: object, *, parallel: bool) -> str:
+    try:
+        calls = forced_call_grammar(model.template, tools.tools, name="", parallel=parallel)
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            "response_format: with tools it needs a template with <tool_call> tags; this model's has none",
+            "response_format",
+        ) from error
+    calls = calls.removeprefix("start")
+    return f"start: calls | answer\ncalls{calls}answer: %json {json.dumps(schema)}\n"
+
+
+def shown_tags(tools: Tools, model: LoadedModel) -> frozenset[int]:
+    """Control tokens that the parsers must see as text: those of thoughts, and of calls where they may come.
+
+    What llama-server calls preserved tokens (common/chat.cpp).
+    """
+    tags = [*thinking_tags(template_source(tools, model))]
+    if tools.callable:
+        tags += [hermes.OPEN, hermes.CLOSE]
+    found = (model.vocab.tokenize(tag, add_special=False, parse_special=True) for tag in tags)
+    return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
+
+
+def thinks_by_default(tools: Tools, model: LoadedModel) -> bool:
+    """Whether to let the model think when the client doesn't say.
+
+    llama-server's rule: yes where the template knows how thoughts end, which is how they can be told from the
+    answer (tools/server/server-context.cpp; common/chat-diff-analyzer.cpp, analyze_reasoning).
+    """
+    wanted = model.spec.chat.reasoning
+    source = template_source(tools, model)
+    return wanted == "on" or (wanted == "auto" and thinking_tags(source)[1] in source)
+
+
+def template_source(tools: Tools, model: LoadedModel) -> str:
+    """The template that a request with these tools is rendered by."""
+    return model.template.tool_source if tools.callable else model.template.source

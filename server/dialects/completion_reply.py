@@ -1,0 +1,139 @@
+"""Completion replies out of engine events, in one object or as a stream of ready events.
+
+llama.cpp server-task.cpp, to_json_oaicompat. The choices of several prompts are numbered through: choice k of
+prompt p is ``p * n + k``. Of a stream, llama-server puts usage into the last chunk of each choice; with
+``stream_options.include_usage`` it comes in a chunk of its own instead, as at OpenAI.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import orjson
+
+from server.dialects import wire
+from server.dialects.wire import Header, Json
+from server.engine.request import Event, Finished, Progress, Started, Text, TokenLogprob
+
+
+@dataclass(slots=True)
+class _Choice:
+    prompt: int
+    text: list[str]
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: Finished | None = None
+
+
+class CompletionReply:
+    """Collects events into one ``text_completion``."""
+
+    def __init__(self, header: Header, *, n: int, echoes: Sequence[str]) -> None:
+        self._header = header
+        self._n = n
+        self._choices = {
+            p * n + k: _Choice(p, [echo] if echo else []) for p, echo in enumerate(echoes) for k in range(n)
+        }
+
+    def feed(self, prompt: int, event: Event) -> None:
+        """Take one event of a prompt's request."""
+        if isinstance(event, Text):
+            choice = self._choices[prompt * self._n + event.index]
+            choice.text.append(event.text)
+            choice.logprobs += event.logprobs
+        elif isinstance(event, Finished):
+            self._choices[prompt * self._n + event.index].end = event
+
+    def body(self) -> Json:
+        """The reply, once every choice has finished."""
+        choices: list[Json] = []
+        ends: list[tuple[int, Finished]] = []
+        for index, choice in self._choices.items():
+            assert choice.end is not None, f"choice {index} has not finished"
+            choices.append(
+                {
+                    "text": "".join(choice.text),
+                    "index": index,
+                    "logprobs": wire.logprobs(choice.logprobs) if choice.logprobs else None,
+                    "finish_reason": wire.finish_reason(choice.end.reason),
+                }
+            )
+            ends.append((choice.prompt, choice.end))
+        return {
+            "choices": choices,
+            "created": self._header.created,
+            "model": self._header.model,
+            "system_fingerprint": wire.FINGERPRINT,
+            "object": "text_completion",
+            "usage": wire.usage(ends),
+            "id": self._header.id,
+            "timings": wire.timings(ends[0][1].timings),
+        }
+
+
+class CompletionStream:
+    """Feed it every event; send what it returns, then what `finish` returns."""
+
+    def __init__(self, header: Header, *, n: int, echoes: Sequence[str], include_usage: bool) -> None:
+        self._n = n
+        self._echoes = echoes
+        self._include_usage = include_usage
+        self._ends: list[tuple[int, Finished]] = []
+        self._common = wire.members(
+            {
+                "created": header.created,
+                "model": header.model,
+                "system_fingerprint": wire.FINGERPRINT,
+                "object": "text_completion",
+                "id": header.id,
+            }
+        )
+
+    def feed(self, prompt: int, event: Event) -> list[bytes]:
+        """The chunks that follow from one event of a prompt's request."""
+        match event:
+            case Text(text=text, logprobs=logprobs, timings=timings):
+                if not text and not logprobs:
+                    return []
+                extra = wire.members({"timings": wire.timings(timings)}) if timings else b""
+                return [self._chunk(prompt, event.index, text, logprobs, extra=extra)]
+            case Started(index=index):
+                echo = self._echoes[prompt]
+                return [self._chunk(prompt, index, echo)] if echo else []
+            case Finished():
+                return [self._last(prompt, event)]
+            case Progress():
+                return [self._chunk(prompt, event.index, "", extra=wire.members(wire.progress(event)))]
+        return []
+
+    def finish(self) -> list[bytes]:
+        """The last events of the stream, after every choice has finished."""
+        if not self._include_usage:
+            return [wire.DONE]
+        extra: Json = {"usage": wire.usage(self._ends), "timings": wire.timings(self._ends[0][1].timings)}
+        return [b'data: {"choices":[]' + self._common + wire.members(extra) + b"}\n\n", wire.DONE]
+
+    def _last(self, prompt: int, end: Finished) -> bytes:
+        self._ends.append((prompt, end))
+        extra: Json = {}
+        if not self._include_usage:
+            extra = {"usage": wire.usage([(prompt, end)]), "timings": wire.timings(end.timings)}
+        reason = b'"%b"' % wire.finish_reason(end.reason).encode()
+        return self._chunk(prompt, end.index, "", reason=reason, extra=wire.members(extra))
+
+    def _chunk(
+        self,
+        prompt: int,
+        index: int,
+        text: str,
+        logprobs: Sequence[TokenLogprob] = (),
+        *,
+        reason: bytes = b"null",
+        extra: bytes = b"",
+    ) -> bytes:
+        return b'data: {"choices":[{"text":%b,"index":%d,"logprobs":%b,"finish_reason":%b}]%b%b}\n\n' % (
+            orjson.dumps(text),
+            prompt * self._n + index,
+            orjson.dumps(wire.logprobs(logprobs)) if logprobs else b"null",
+            reason,
+            self._common,
+            extra,
+        )

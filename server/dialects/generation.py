@@ -1,0 +1,203 @@
+"""What every generating dialect shares beside sampling: limits, stops, streaming, cache; and one engine `Request`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field, field_validator
+
+from server.dialects.constraints import ConstraintFields
+from server.dialects.fields import Body, CountOrAll, Int32, Whole
+from server.dialects.sampling import SamplingFields, sampling_params
+from server.dialects.wire import Json
+from server.engine.request import Constraint, Event, Request
+from server.errors import InvalidRequest
+from server.pool.model import LoadedModel
+
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+MAX_LOGPROBS = 100
+"""Most alternatives per token in llama.cpp's ``n_probs``; OpenAI's own ``top_logprobs`` ends at 20."""
+MAX_TOP_LOGPROBS = 20
+
+REFUSED: dict[str, str] = {
+    "lora": "adapters per request are not supported",
+    "grammar_lazy": "lazy grammars are not supported",
+    "grammar_triggers": "lazy grammars are not supported",
+    "n_indent": "a minimum indentation is not supported",
+    "reasoning_control": "ending the reasoning of a running request is not supported",
+    "post_sampling_probs": "probabilities after sampling are not supported; leave it out for those before",
+}
+"""llama-server's fields that would change the reply and that this server can't carry out, with the reason."""
+
+WITHOUT_EFFECT = (
+    # llama-server's: speed, context shift (off there by default too), native replies and debugging
+    *("n_keep", "n_discard", "n_cache_reuse", "backend_sampling", "return_tokens", "response_fields", "verbose"),
+    *("preserved_tokens", "reasoning_budget_message", "sse_ping_interval", "chat_format"),
+    # OpenAI's: accounting and routing at OpenAI, hints
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    *("prompt_cache_retention", "prediction", "verbosity"),
+)
+"""Fields that clients send, and that may be ignored since no reply would be another one."""
+
+Limit = Annotated[Whole, Field(ge=-1, le=2**31 - 1)]
+
+
+class StreamOptions(Body):
+    """OpenAI's ``stream_options``."""
+
+    include_usage: bool | None = None
+
+
+class GenerationFields(SamplingFields, ConstraintFields):
+    """Fields of every dialect that generates (llama.cpp tools/server/server-schema.cpp, make_llama_cmpl_schema)."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n_predict: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    max_tokens: Limit | None = None
+    n_cmpl: Annotated[Whole, Field(ge=1)] | None = None
+    n: Annotated[Whole, Field(ge=1)] | None = None
+    stop: Any = None
+    n_probs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    cache_prompt: bool | None = None
+    id_slot: CountOrAll | None = None
+    t_max_predict_ms: Annotated[Whole, Field(ge=-1, le=2**63 - 1)] | None = None
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
+    lora: Any = None
+    grammar_lazy: bool | None = None
+    grammar_triggers: Any = None
+    n_indent: Int32 | None = None
+    reasoning_control: bool | None = None
+    post_sampling_probs: bool | None = None
+    reasoning_budget_tokens: Limit | None = None
+    thinking_budget_tokens: Limit | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _readable_stop(cls, value: object) -> tuple[str, ...]:
+        return read_stop(value)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage is True
+
+    @property
+    def n_choices(self) -> int:
+        """Choices per prompt."""
+        return self.n_cmpl or self.n or 1
+
+
+class ReplyWriter(Protocol):
+    """Collects the events of all requests (numbered as in `Generation`) into one reply."""
+
+    def feed(self, prompt: int, event: Event) -> None: ...
+
+    def body(self) -> Json: ...
+
+
+class StreamWriter(Protocol):
+    """Turns the events of all requests into server-sent events, each one whole."""
+
+    def feed(self, prompt: int, event: Event) -> list[bytes]: ...
+
+    def finish(self) -> list[bytes]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What a dialect makes of a body and a model: what the engine is to do, and the writer of what comes out."""
+
+    requests: Sequence[Request]
+    writer: ReplyWriter | StreamWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Which log probabilities a reply carries: none, the tokens' own, or those of ``n_top`` alternatives too."""
+
+    wanted: bool = False
+    n_top: int = 0
+
+
+def read_stop(value: object) -> tuple[str, ...]:
+    """Stop strings from one string or a list; empty ones stop nothing and are left out, as in llama-server."""
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list):
+        raise ValueError("must be a string or a list of strings")
+    if len(words) > MAX_STOPS:
+        raise ValueError(f"must have at most {MAX_STOPS} strings")
+    for index, word in enumerate(words):
+        if not isinstance(word, str):
+            raise ValueError(f"entry {index} must be a string")
+        if len(word) > MAX_STOP_CHARS:
+            raise ValueError(f"entry {index} must have at most {MAX_STOP_CHARS} characters")
+    return tuple(word for word in words if word)
+
+
+def refuse_unsupported(fields: GenerationFields) -> None:
+    """Raise `InvalidRequest` for a field whose effect this server can't give; its neutral value is fine."""
+    for name, reason in REFUSED.items():
+        if getattr(fields, name):
+            raise InvalidRequest(f"{name}: {reason}", name)
+    for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):
+        if (getattr(fields, name) or 0) > 0:
+            raise InvalidRequest(f"{name}: a limit to reasoning is not supported; 0 turns it off", name)
+
+
+def token_limit(fields: GenerationFields, ceiling: int) -> int:
+    """max_tokens by llama-server's precedence of names, at most the model's `ceiling` (-1 = none)."""
+    given = (fields.n_predict, fields.max_completion_tokens, fields.max_tokens)
+    wanted = next((limit for limit in given if limit is not None), -1)
+    if ceiling < 0:
+        return wanted
+    return ceiling if wanted < 0 else min(wanted, ceiling)
+
+
+def engine_request(
+    fields: GenerationFields,
+    model: LoadedModel,
+    *,
+    request_id: str,
+    prompt: list[int],
+    logprobs: Logprobs = Logprobs(),
+    constraint: Constraint | None = None,
+    print_special: frozenset[int] = frozenset(),
+) -> Request:
+    """One engine request from a body's shared fields. Raises `InvalidRequest`."""
+    refuse_unsupported(fields)
+    check_choices(fields, model)
+    id_slot = -1 if fields.id_slot is None else fields.id_slot
+    if id_slot >= model.engine.n_slots:
+        raise InvalidRequest(f"id_slot: there are slots 0 to {model.engine.n_slots - 1}", "id_slot")
+    cache_prompt = model.spec.engine.cache_prompt if fields.cache_prompt is None else fields.cache_prompt
+    return Request(
+        id=request_id,
+        prompt=prompt,
+        sampling=sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq),
+        max_tokens=token_limit(fields, model.spec.n_predict),
+        stop=fields.stop or (),
+        n=fields.n_choices,
+        n_probs=logprobs.n_top,
+        want_logprobs=logprobs.wanted,
+        cache_prompt=cache_prompt,
+        id_slot=id_slot,
+        deadline_s=max(fields.t_max_predict_ms or 0, 0) / 1e3,
+        return_progress=bool(fields.return_progress and fields.stream),
+        timings_per_token=bool(fields.timings_per_token),
+        print_special=print_special,
+        constraint=constraint,
+    )
+
+
+def check_choices(fields: GenerationFields, model: LoadedModel) -> None:
+    """Choices are generated side by side, so a request may ask for as many as there are slots."""
+    if fields.n_choices > model.engine.n_slots:
+        name = "n_cmpl" if fields.n_cmpl else "n"
+        raise InvalidRequest(
+            f"{name}: must be at most {model.engine.n_slots}, the number of slots, got {fields.n_choices}", name
+        )

@@ -1,0 +1,206 @@
+"""OpenAI chat completions: the body, the rendered prompt, and one engine request.
+
+Beside OpenAI's fields all of llama.cpp's are taken (tools/server/server-common.cpp, oaicompat_chat_params_parse).
+What comes back is written by `chat_reply` and `chat_stream`.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from server.chat.parser import OutputParser, output_parser
+from server.chat.template import RenderedPrompt
+from server.dialects.chat_messages import Message, read_messages
+from server.dialects.chat_output import chat_constraint, shown_tags, template_source, thinks_by_default
+from server.dialects.chat_prefill import Prefill
+from server.dialects.chat_reply import ChatReply
+from server.dialects.chat_stream import ChatStream
+from server.dialects.chat_tools import Tools, read_tools
+from server.dialects.fields import Whole, parse, wrong_type
+from server.dialects.generation import MAX_TOP_LOGPROBS, Generation, GenerationFields, Logprobs, engine_request
+from server.dialects.wire import Header, Json
+from server.engine.request import Request
+from server.errors import InvalidRequest
+from server.pool.model import LoadedModel
+
+DEFAULT_TOP_LOGPROBS = 20  # llama-server's, for logprobs without top_logprobs
+_REFUSED = {
+    "audio": "audio output is not supported",
+    "functions": "is not supported, use tools",
+    "function_call": "is not supported, use tool_choice",
+    "web_search_options": "web search is not supported",
+}
+
+
+class ChatBody(GenerationFields):
+    """The body of ``POST /v1/chat/completions`` and ``/apply-template``."""
+
+    messages: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    parse_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
+    echo: bool | None = None
+    modalities: Any = None
+    audio: Any = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A chat body, checked, before a model renders it."""
+
+    body: ChatBody
+    messages: list[Message]
+    tools: Tools
+
+
+@dataclass(frozen=True, slots=True)
+class ChatJob:
+    """What the engine gets, and how its text is read."""
+
+    body: ChatBody
+    request: Request
+    tools: Tools
+    rendered: RenderedPrompt
+    prefill: Prefill | None
+    reasoning_format: str
+    model: LoadedModel
+
+    def parser(self) -> OutputParser:
+        """A new parser of one choice's text."""
+        parse_tools = self.body.parse_tool_calls is not False and self.tools.callable
+        return output_parser(
+            self.model.template,
+            tools=self.tools.callable,
+            parse_tools=parse_tools,
+            reasoning_format=self.reasoning_format,
+            generation_prompt=self.rendered.generation_prompt,
+            parallel_tool_calls=self.tools.parallel is not False,
+        )
+
+
+def read_chat(given: object) -> Conversation:
+    """Check what needs no model. Raises `InvalidRequest`."""
+    body = parse(ChatBody, given)
+    for name, reason in _REFUSED.items():
+        if getattr(body, name):
+            raise InvalidRequest(f"{name}: {reason}", name)
+    if body.modalities not in (None, ["text"]):
+        raise InvalidRequest('modalities: only ["text"] is supported', "modalities")
+    messages = read_messages(body.messages)
+    tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    if tools.callable and body.grammar:
+        raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
+    if tools.tools and body.stream and body.logprobs:
+        raise InvalidRequest("logprobs: logprobs is not supported with tools + stream", "logprobs")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs: top_logprobs requires logprobs to be set to true", "top_logprobs")
+    return Conversation(body, messages, tools)
+
+
+def render(chat: Conversation, model: LoadedModel) -> RenderedPrompt:
+    """The prompt's text. Raises `InvalidRequest`, also with the template's own complaint."""
+    body = chat.body
+    prefill = _prefill(chat, model)
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort and body.reasoning_effort != "none":
+        kwargs["reasoning_effort"] = body.reasoning_effort
+    thinking = _thinks(body, kwargs, default=thinks_by_default(chat.tools, model))
+    rendered = model.template.render(
+        chat.messages if prefill is None else chat.messages[:-1],
+        tools=chat.tools.tools if chat.tools.choice != "none" else (),
+        add_generation_prompt=prefill is not None or body.add_generation_prompt is not False,
+        enable_thinking=thinking if prefill is None else prefill.thinks,
+        kwargs=kwargs,
+    )
+    return rendered if prefill is None else prefill.end(rendered, template_source(chat.tools, model))
+
+
+def _prefill(chat: Conversation, model: LoadedModel) -> Prefill | None:
+    """What is to be continued: asked for, or (as llama-server does) the last message is the assistant's."""
+    wanted, messages = chat.body.continue_final_message, chat.messages
+    if wanted and chat.body.add_generation_prompt:
+        raise InvalidRequest(
+            "Cannot set both add_generation_prompt and continue_final_message to true.", "continue_final_message"
+        )
+    if messages[-1]["role"] != "assistant":
+        if wanted:
+            raise InvalidRequest(
+                "continue_final_message: the last message must be the assistant's", "continue_final_message"
+            )
+        return None
+    if not wanted:
+        if not model.spec.chat.prefill_assistant:
+            return None
+        if len(messages) > 1 and messages[-2]["role"] == "assistant":
+            raise InvalidRequest("Cannot have 2 or more assistant messages at the end of the list.", "messages")
+    if messages[-1].get("tool_calls"):
+        raise InvalidRequest("Cannot continue an assistant message that contains tool calls.", "messages")
+    return Prefill.of(messages[-1], wanted)
+
+
+def _thinks(body: ChatBody, kwargs: dict[str, Any], *, default: bool) -> bool:
+    """enable_thinking, from the field, the template's argument of that name, or what means the same."""
+    given = kwargs.pop("enable_thinking", None)
+    if given is not None and not isinstance(given, bool):
+        raise wrong_type("chat_template_kwargs.enable_thinking", "a boolean", given)
+    if body.reasoning_effort == "none" or 0 in (body.reasoning_budget_tokens, body.thinking_budget_tokens):
+        return False
+    if body.enable_thinking is not None:
+        return body.enable_thinking
+    return default if given is None else given
+
+
+def chat_generation(chat: Conversation, model: LoadedModel) -> Generation:
+    """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
+    header = Header(model.spec.id)
+    job = prepare_chat(chat, model, header.id)
+    # Of a continued message llama-server repeats the beginning in whole replies, in streams only with "echo".
+    prefill = "" if job.prefill is None else job.prefill.content
+    if not chat.body.stream:
+        return Generation([job.request], ChatReply(header, job.parser, prefill=prefill))
+    echo = prefill if chat.body.echo else ""
+    stream = ChatStream(header, job.parser, include_usage=chat.body.include_usage, echo=echo)
+    return Generation([job.request], stream)
+
+
+def apply_template(chat: Conversation, model: LoadedModel) -> Json:
+    """The reply of ``POST /apply-template``."""
+    return {"prompt": render(chat, model).text}
+
+
+def prepare_chat(chat: Conversation, model: LoadedModel, request_id: str) -> ChatJob:
+    """Render, tokenize and compile; blocking, for a thread. Raises `InvalidRequest`."""
+    rendered = render(chat, model)
+    prompt = model.vocab.tokenize(rendered.text, add_special=True, parse_special=True)
+    if not prompt:
+        raise InvalidRequest("messages: the chat template renders them to an empty prompt", "messages")
+    request = engine_request(
+        chat.body,
+        model,
+        request_id=request_id,
+        prompt=prompt,
+        logprobs=_logprobs(chat.body),
+        constraint=chat_constraint(chat.body, chat.tools, model, rendered),
+        print_special=shown_tags(chat.tools, model),
+    )
+    reasoning_format = chat.body.reasoning_format or model.spec.chat.reasoning_format
+    return ChatJob(chat.body, request, chat.tools, rendered, _prefill(chat, model), reasoning_format, model)
+
+
+def _logprobs(body: ChatBody) -> Logprobs:
+    if body.logprobs:
+        return Logprobs(True, DEFAULT_TOP_LOGPROBS if body.top_logprobs is None else body.top_logprobs)
+    return Logprobs(bool(body.n_probs), body.n_probs or 0)

@@ -1,0 +1,90 @@
+"""A constraint that begins behind the model's thoughts, for prompts that have opened them already.
+
+llama-server leaves a grammar aside while the model reasons, too (common/sampling.cpp, reasoning budget state).
+"""
+
+from enum import Enum
+
+from server.engine.protocols import Vocab
+from server.engine.request import Constraint
+from server.errors import InternalError
+
+MAX_SPACES = 8  # white-space tokens between the thoughts and the answer
+
+
+class _State(Enum):
+    THINKING = 0
+    BETWEEN = 1
+    ANSWER = 2
+
+
+class AfterThinking:
+    """Any text but an end up to the closing tag, white space, then what `inner` wants."""
+
+    __slots__ = ("_closing", "_free", "_inner", "_n_spaces", "_state", "_tail", "_vocab")
+
+    def __init__(self, inner: Constraint, vocab: Vocab, closing: str) -> None:
+        self._inner = inner
+        self._vocab = vocab
+        self._closing = closing.encode()
+        self._tail = b""
+        self._n_spaces = 0
+        self._state = _State.THINKING
+        self._free = _all_but(vocab.eog, vocab.n_tokens)
+
+    def fork(self) -> "AfterThinking":
+        """An independent copy in the same state."""
+        copy = AfterThinking(self._inner.fork(), self._vocab, self._closing.decode())
+        copy._tail, copy._n_spaces, copy._state = self._tail, self._n_spaces, self._state
+        return copy
+
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come next."""
+        if self._state is _State.THINKING:
+            return token not in self._vocab.eog and not self._rest(token)
+        return self._is_space(token) or self._inner.allows(token)
+
+    def mask(self) -> "memoryview | bytes | bytearray":
+        """The allowed tokens; between thoughts and answer only those of the answer."""
+        return self._free if self._state is _State.THINKING else self._inner.mask()
+
+    def accept(self, token: int) -> None:
+        """Advance. Raises `InternalError` for a token that closes the thoughts and already begins the answer."""
+        if self._state is _State.THINKING:
+            if self._rest(token):
+                raise InternalError("a token closes the thoughts and begins the answer")
+            self._tail += self._vocab.piece(token)
+            if self._closing in self._tail:
+                self._state = _State.BETWEEN
+            self._tail = self._tail[-len(self._closing) :]
+        elif self._is_space(token) and not self._inner.allows(token):
+            self._n_spaces += 1
+        else:
+            self._state = _State.ANSWER
+            self._inner.accept(token)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is complete."""
+        return self._state is _State.ANSWER and self._inner.finished
+
+    def _rest(self, token: int) -> bytes:
+        """What `token` would say behind the closing tag, white space aside."""
+        _, closed, rest = (self._tail + self._vocab.piece(token)).partition(self._closing)
+        return rest.strip() if closed else b""
+
+    def _is_space(self, token: int) -> bool:
+        return (
+            self._state is _State.BETWEEN
+            and self._n_spaces < MAX_SPACES
+            and token not in self._vocab.eog
+            and self._vocab.piece(token).isspace()
+        )
+
+
+def _all_but(tokens: frozenset[int], n_tokens: int) -> bytes:
+    """A mask of every token but a few."""
+    mask = bytearray(b"\xff" * ((n_tokens + 31) // 32 * 4))
+    for token in tokens:
+        mask[token // 8] &= ~(1 << token % 8)
+    return bytes(mask)

@@ -1,0 +1,123 @@
+"""Pieces that replies of several dialects have in common, field by field as llama-server writes them."""
+
+import codecs
+import secrets
+import string
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from server import __version__
+from server.engine.request import Finished, FinishReason, Progress, Timings, TokenLogprob
+
+FINGERPRINT = f"llamapool-{__version__}"
+DONE = b"data: [DONE]\n\n"
+_ALPHABET = (string.digits + string.ascii_letters).encode()
+_TO_ALPHABET = bytes(_ALPHABET[i % len(_ALPHABET)] for i in range(256))
+_LOWEST_FLOAT = -3.4028234663852886e38  # what llama-server writes for log 0, since JSON has no -inf
+
+Json = dict[str, Any]
+
+
+def random_id() -> str:
+    """32 random letters and digits (llama.cpp tools/server/server-common.cpp, random_string)."""
+    return secrets.token_bytes(32).translate(_TO_ALPHABET).decode("ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What every chunk and reply of one request repeats."""
+
+    model: str
+    id: str = field(default_factory=lambda: f"chatcmpl-{random_id()}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+def finish_reason(reason: FinishReason, *, called: bool = False) -> str:
+    """OpenAI's word for why a choice ended; `called`: with tool calls."""
+    if reason is FinishReason.LIMIT:
+        return "length"
+    return "tool_calls" if called else "stop"
+
+
+def timings(t: Timings) -> Json:
+    """llama-server's ``timings``: the first token counts as prompt time, so speed is over n - 1 steps."""
+    steps = max(t.predicted_n - 1, 0)
+    return {
+        "cache_n": t.cache_n,
+        "prompt_n": t.prompt_n,
+        "prompt_ms": t.prompt_ms,
+        "prompt_per_token_ms": _ratio(t.prompt_ms, t.prompt_n),
+        "prompt_per_second": _ratio(1e3 * t.prompt_n, t.prompt_ms),
+        "predicted_n": t.predicted_n,
+        "predicted_ms": t.predicted_ms,
+        "predicted_per_token_ms": _ratio(t.predicted_ms, steps),
+        "predicted_per_second": _ratio(1e3 * steps, t.predicted_ms),
+    }
+
+
+def _ratio(value: float, by: float) -> float:
+    return value / by if by > 0 else 0.0
+
+
+def progress(p: Progress) -> Json:
+    """llama-server's ``prompt_progress`` with its timings; cached tokens count as processed."""
+    return {
+        "timings": timings(Timings(cache_n=p.cached, prompt_n=p.computed - p.cached, prompt_ms=p.elapsed_ms)),
+        "prompt_progress": {
+            "total": p.total,
+            "cache": p.cached,
+            "processed": p.computed,
+            "time_ms": int(p.elapsed_ms),
+        },
+    }
+
+
+def usage(finished: Iterable[tuple[int, Finished]]) -> Json:
+    """``usage`` of all choices: (prompt number, end of one of its choices); each prompt counts once."""
+    prompts: dict[int, tuple[int, int]] = {}
+    n_predicted = 0
+    for prompt, end in finished:
+        prompts.setdefault(prompt, (end.n_prompt, end.n_cached))
+        n_predicted += end.n_predicted
+    n_prompt = sum(n for n, _ in prompts.values())
+    return {
+        "completion_tokens": n_predicted,
+        "prompt_tokens": n_prompt,
+        "total_tokens": n_prompt + n_predicted,
+        "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in prompts.values())},
+    }
+
+
+def logprobs(tokens: Iterable[TokenLogprob]) -> Json:
+    """``logprobs`` of a choice or a chunk (llama.cpp server-task.cpp, completion_token_output)."""
+    return {
+        "content": [{**_logprob(t), "top_logprobs": [_logprob(alternative) for alternative in t.top]} for t in tokens]
+    }
+
+
+def _logprob(token: TokenLogprob) -> Json:
+    return {
+        "id": token.id,
+        "token": shown_piece(token.piece),
+        "bytes": list(token.piece),
+        "logprob": max(token.logprob, _LOWEST_FLOAT),
+    }
+
+
+def shown_piece(piece: bytes) -> str:
+    """A token's bytes as text: a character cut off at the end is left out, other invalid bytes become U+FFFD."""
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(piece)
+
+
+def event(body: Json) -> bytes:
+    """One server-sent event."""
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def members(body: Json) -> bytes:
+    """The members of an object, to be put behind others in a ready-made one: ``,"a":1,"b":2``."""
+    return b"," + orjson.dumps(body)[1:-1] if body else b""

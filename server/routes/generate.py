@@ -1,0 +1,94 @@
+"""A dialect's generation as an HTTP reply: one object, or a stream of events."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from server.dialects.generation import Generation, ReplyWriter, StreamWriter
+from server.dialects.wire import Json, event
+from server.pool.model import LoadedModel
+from server.routes.services import services
+from server.routes.session import Batch, Session
+from server.transport.disconnect import while_connected
+from server.transport.handlers import error_body
+from server.transport.reply import json_reply
+from server.transport.sse import event_stream
+
+Prepare = Callable[[LoadedModel], Generation]
+
+
+async def compute(request: Request, model: str | None, work: Callable[[LoadedModel], Json]) -> Response:
+    """The result of `work` with a model, under a lease."""
+    session = Session(services(request))
+    try:
+        return json_reply(await while_connected(request, session.prepare(model, work)))
+    finally:
+        session.close()
+
+
+async def reply(request: Request, model: str | None, prepare: Prepare) -> Response:
+    """The whole reply in one object. The client's disconnect cancels the request at once."""
+    session = Session(services(request))
+    try:
+        return json_reply(await while_connected(request, _collect(session, model, prepare)))
+    finally:
+        session.close()
+
+
+async def _collect(session: Session, model: str | None, prepare: Prepare) -> Json:
+    generation = await session.start(model, prepare, lambda g: g.requests)
+    writer = cast(ReplyWriter, generation.writer)
+    async for number, events in session.batches():
+        for item in events:
+            writer.feed(number, item)
+    return writer.body()
+
+
+async def stream(request: Request, model: str | None, prepare: Prepare) -> Response:
+    """A stream of events. It begins with the first event of the engine, so that what fails before has its status;
+    or, for a prompt that takes longer, when the first ping is due, so that proxies see life."""
+    session = Session(services(request))
+    ping_s = services(request).options.sse_ping_interval_s
+    try:
+        writer, first = await while_connected(request, _begin(session, model, prepare, ping_s if ping_s > 0 else None))
+    except BaseException:
+        session.close()
+        raise
+    return event_stream(request, _chunks(session, writer, first), on_close=session.close)
+
+
+async def _begin(
+    session: Session, model: str | None, prepare: Prepare, patience_s: float | None
+) -> tuple[StreamWriter, Batch | None]:
+    generation = await session.start(model, prepare, lambda g: g.requests)
+    first: Batch | None = None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience_s):
+            first = await session.next()
+    return cast(StreamWriter, generation.writer), first
+
+
+async def _chunks(session: Session, writer: StreamWriter, first: Batch | None) -> AsyncIterator[bytes]:
+    """The stream's events; an error is the last one, as in llama-server."""
+    try:
+        if first is not None:
+            for chunk in _written(writer, first):
+                yield chunk
+        async for batch in session.batches():
+            for chunk in _written(writer, batch):
+                yield chunk
+        for chunk in writer.finish():
+            yield chunk
+    except Exception as error:  # noqa: BLE001 (the status is sent: `error_body` logs what is unexpected)
+        yield event(error_body(error)[1])
+    finally:
+        session.close()
+
+
+def _written(writer: StreamWriter, batch: Batch) -> list[bytes]:
+    number, events = batch
+    return [chunk for item in events for chunk in writer.feed(number, item)]

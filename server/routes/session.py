@@ -1,0 +1,92 @@
+"""A client's request from the lease to the last event, whatever ends it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from server.engine.request import Event, Failed, Finished, Request, Sink
+from server.engine.sequence import Ticket
+from server.pool.lease import Lease
+from server.pool.model import LoadedModel
+from server.routes.services import Services
+
+T = TypeVar("T")
+Batch = tuple[int, list[Event]]
+"""The number of a request within the session, and its events of one step."""
+
+
+class Session:
+    """Holds the lease and the engine requests of one client; `close` gives back everything, at any time.
+
+    The queue of events needs no bound of its own: a request has at most as many events as its context has
+    tokens, and the transport ends streams whose client does not read.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._lease: Lease | None = None
+        self._preparing: Future[object] | None = None
+        self._tickets: list[Ticket] = []
+        self._events: asyncio.Queue[Batch] = asyncio.Queue()
+        self._n_open = 0
+
+    async def prepare(self, name: str | None, work: Callable[[LoadedModel], T]) -> T:
+        """Get the model and do `work` with it in a thread. Raises what the pool and `work` raise."""
+        model = await self._acquire(name)
+        return await self._in_thread(work, model)
+
+    async def start(
+        self, name: str | None, work: Callable[[LoadedModel], T], requests: Callable[[T], Sequence[Request]]
+    ) -> T:
+        """`prepare`, then submit the requests of its result; those that arrive together share a batch."""
+        model = await self._acquire(name)
+        with model.engine.preparing():
+            result = await self._in_thread(work, model)
+            for number, request in enumerate(requests(result)):
+                self._tickets.append(model.engine.submit(request, self._sink(number)))
+                self._n_open += request.n
+        return result
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Events as they come, until every choice has finished. Raises the error of a request that fails."""
+        while self._n_open:
+            yield await self.next()
+
+    async def next(self) -> Batch:
+        """The next batch of events. Raises the error of a request that fails."""
+        number, events = await self._events.get()
+        for event in events:
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Finished):
+                self._n_open -= 1
+        return number, events
+
+    def close(self) -> None:
+        """Cancel what runs and release the lease; later calls do nothing."""
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        if self._n_open:
+            for ticket in self._tickets:
+                lease.model.engine.cancel(ticket)
+        preparing = self._preparing
+        if preparing is None or preparing.done():
+            lease.release()
+            return
+        # The thread still uses the model's vocabulary: whoever was cancelled meanwhile must not free it.
+        loop = asyncio.get_running_loop()
+        preparing.add_done_callback(lambda _: loop.call_soon_threadsafe(lease.release))
+
+    async def _acquire(self, name: str | None) -> LoadedModel:
+        self._lease = await self._services.pool.acquire(name)
+        return self._lease.model
+
+    async def _in_thread(self, work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
+        future = self._services.prepare.submit(work, model)
+        self._preparing = future  # type: ignore[assignment]
+        return await asyncio.wrap_future(future)
+
+    def _sink(self, number: int) -> Sink:
+        return lambda events: self._events.put_nowait((number, events))

@@ -1,0 +1,24 @@
+"""``POST /tokenize`` and ``POST /detokenize``."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from server.dialects.tokens import detokenize, read_detokenize, read_tokenize, tokenize
+from server.routes.generate import compute
+from server.transport.body import read_json
+
+router = APIRouter(tags=["tokens"])
+
+
+@router.post("/tokenize")
+async def post_tokenize(request: Request) -> Response:
+    """Tokens of a text."""
+    wanted = read_tokenize(await read_json(request))
+    return await compute(request, wanted.body.model, lambda model: tokenize(wanted, model.vocab))
+
+
+@router.post("/detokenize")
+async def post_detokenize(request: Request) -> Response:
+    """Text of tokens."""
+    wanted = read_detokenize(await read_json(request))
+    return await compute(request, wanted.body.model, lambda model: detokenize(wanted, model.vocab))

@@ -1,0 +1,87 @@
+"""A client below httpx, which would collect a stream before it shows any of it: one ASGI call, chunk by chunk."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+
+TIMEOUT_S = 20.0
+
+
+class Exchange:
+    """One POST under way: `start` is the reply's first message, `chunk` the next part of its body."""
+
+    def __init__(self, app: FastAPI, path: str, body: object, prefix: str = "") -> None:
+        self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.gone = asyncio.Event()
+        self._unread = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": prefix + path,
+            "raw_path": (prefix + path).encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"content-type", b"application/json")],
+            "client": ("127.0.0.1", 1),
+            "server": ("test", 80),
+            "state": {},
+        }
+        self.task = asyncio.create_task(app(scope, self._receive, self._send))  # type: ignore[arg-type]
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._unread:
+            return self._unread.pop()
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self.messages.put_nowait(message)
+
+    def disconnect(self) -> None:
+        """The client goes away."""
+        self.gone.set()
+
+    async def start(self) -> int:
+        """Wait for the reply to begin: its status."""
+        message = await self.messages.get()
+        assert message["type"] == "http.response.start"
+        status: int = message["status"]
+        return status
+
+    async def chunk(self) -> bytes:
+        """The next part of the body; b"" at the end."""
+        message = await self.messages.get()
+        body: bytes = message.get("body", b"")
+        return body
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The parts of the body up to the end."""
+        while part := await self.chunk():
+            yield part
+
+
+@asynccontextmanager
+async def posting(app: FastAPI, path: str, body: object) -> AsyncIterator[Exchange]:
+    """A POST that ends, by disconnecting if need be, with the block."""
+    async with asyncio.timeout(TIMEOUT_S):
+        exchange = Exchange(app, path, body)
+        try:
+            yield exchange
+        finally:
+            exchange.disconnect()
+            await asyncio.wait([exchange.task])
+        exchange.task.result()
+
+
+def events(raw: str) -> list[dict[str, Any]]:
+    """The parsed events of a whole stream, which must end with [DONE]."""
+    parts = [part for part in raw.split("\n\n") if part and not part.startswith(":")]
+    assert parts[-1] == "data: [DONE]"
+    return [orjson.loads(part.removeprefix("data: ")) for part in parts[:-1]]

@@ -1,0 +1,186 @@
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from tests.api.conftest import Serve
+from tests.api.streams import events, posting
+from tests.fakes import FakeLoader, FakeRunner
+
+URL = "/v1/chat/completions"
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def scripted(reply: str = "Hello there!") -> FakeLoader:
+    return FakeLoader(replies={"Hi<|im_end|>\n<|im_start|>assistant\n": reply})
+
+
+@pytest.mark.parametrize("path", [URL, "/chat/completions"])
+async def test_a_chat_is_answered(serve: Serve, path: str) -> None:
+    async with serve(scripted()) as api:
+        reply = await api.client.post(path, json={"messages": HI})
+    assert reply.status_code == 200
+    body = reply.json()
+    assert body["choices"] == [
+        {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "Hello there!"}}
+    ]
+    ChatCompletion.model_validate(body)
+
+
+async def test_a_stream_is_openais_to_the_letter(serve: Serve) -> None:
+    async with serve(scripted()) as api:
+        reply = await api.client.post(
+            URL, json={"messages": HI, "stream": True, "stream_options": {"include_usage": True}}
+        )
+    parsed = events(reply.text)
+    assert parsed[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(c["choices"][0]["delta"]["content"] for c in parsed[:-2]) == "Hello there!"
+    assert parsed[-2]["choices"][0] == {"finish_reason": "stop", "index": 0, "delta": {}}
+    assert parsed[-1]["choices"] == []
+    assert parsed[-1]["usage"]["completion_tokens"] == 13
+    for chunk in parsed:
+        ChatCompletionChunk.model_validate(chunk)
+
+
+async def test_a_client_that_reads_chunks_without_a_parser_gets_every_text(serve: Serve) -> None:
+    """As the plain client of a well-known tutorial reads: one chunk, one event, content never null."""
+    said = []
+    async with (
+        serve(scripted()) as api,
+        posting(api.app, URL, {"messages": HI, "stream": True, "temperature": 1.0}) as exchange,
+    ):
+        assert await exchange.start() == 200
+        async for chunk in exchange.chunks():
+            raw = chunk.decode()
+            choice = orjson.loads(raw.removeprefix("data: "))["choices"][0]
+            if choice["finish_reason"] == "stop":
+                break
+            assert choice["delta"]["content"] is not None
+            said.append(choice["delta"]["content"])
+    assert "".join(said) == "Hello there!"
+
+
+async def test_n_choices_come_from_one_prompt(client: httpx.AsyncClient) -> None:
+    body = (await client.post(URL, json={"messages": HI, "n": 3, "max_tokens": 4, "seed": 1})).json()
+    texts = [choice["message"]["content"] for choice in body["choices"]]
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert body["usage"]["completion_tokens"] == 12
+
+
+async def test_more_choices_than_slots_are_refused(client: httpx.AsyncClient) -> None:
+    reply = await client.post(URL, json={"messages": HI, "n": 5})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "n"
+
+
+async def test_a_schema_keeps_the_model_to_it(serve: Serve) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+    format_ = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    async with serve(scripted('{"a":"y"}')) as api:
+        reply = await api.client.post(URL, json={"messages": HI, "response_format": format_, "max_tokens": 60})
+    assert reply.status_code == 200
+    assert orjson.loads(reply.json()["choices"][0]["message"]["content"]) == {"a": "x"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"response_format": {"type": "sound"}}, "response_format.type"),
+        ({"grammar": "root ::= (", "stream": True}, None),
+        ({"json_schema": {"type": "nonsense"}}, None),
+    ],
+)
+async def test_a_wrong_body_is_a_400_that_names_the_field(
+    client: httpx.AsyncClient, fields: dict[str, object], named: str | None
+) -> None:
+    reply = await client.post(URL, json={"messages": HI, **fields})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert named is None or error["param"] == named
+
+
+async def test_an_image_gets_a_clear_400(client: httpx.AsyncClient) -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    reply = await client.post(URL, json={"messages": [{"role": "user", "content": [part]}]})
+    assert reply.status_code == 400
+    assert "mmproj" in reply.json()["error"]["message"]
+
+
+async def test_apply_template_renders_without_generating(client: httpx.AsyncClient) -> None:
+    reply = await client.post("/apply-template", json={"messages": HI})
+    assert reply.json() == {"prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"}
+
+
+async def test_a_failing_model_is_a_503_with_its_reason(serve: Serve) -> None:
+    models = {"one": {"path": "one.gguf", "load": "on_demand"}}
+    async with serve(FakeLoader(failing={"one": "no such file"}), models=models) as api:
+        reply = await api.client.post(URL, json={"messages": HI, "stream": True})
+    assert reply.status_code == 503
+    assert "no such file" in reply.json()["error"]["message"]
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def with_tools(reply: str) -> tuple[FakeLoader, dict[str, Any]]:
+    """A model whose template knows tools, with room for what it says of them."""
+    replies = {"Hi<|im_end|>\n<|im_start|>assistant\n": reply}
+    loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, replies=replies))
+    return loader, {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
+async def test_a_tool_call_is_read(serve: Serve, choice: object) -> None:
+    loader, models = with_tools(CALL)
+    async with serve(loader, models=models) as api:
+        reply = await api.client.post(URL, json={"messages": HI, "tools": [TOOL], "tool_choice": choice})
+    choice = reply.json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == ""
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
+
+
+async def test_a_tool_call_streams_as_openai_streams_it(serve: Serve) -> None:
+    loader, models = with_tools(CALL)
+    async with serve(loader, models=models) as api:
+        reply = await api.client.post(URL, json={"messages": HI, "tools": [TOOL], "stream": True})
+    deltas = [c["choices"][0]["delta"] for c in events(reply.text)]
+    calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert calls[0]["id"]
+    assert {**calls[0], "id": ""} == {
+        "index": 0,
+        "id": "",
+        "type": "function",
+        "function": {"name": "f", "arguments": ""},
+    }
+    assert "".join(c["function"]["arguments"] for c in calls[1:]) == '{"a": 1}'
+    assert all(set(c) == {"index", "function"} for c in calls[1:])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thoughts_are_told_from_the_answer(serve: Serve, stream: bool) -> None:
+    async with serve(scripted("<think>\nhmm\n</think>\n\nYes.")) as api:
+        reply = await api.client.post(URL, json={"messages": HI, "stream": stream})
+    if stream:
+        deltas = [c["choices"][0]["delta"] for c in events(reply.text)]
+        message = {k: "".join(d.get(k, "") for d in deltas) for k in ("content", "reasoning_content")}
+    else:
+        message = reply.json()["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Yes.", "hmm")
+
+
+async def test_what_a_parser_holds_back_and_stop_strings_do_not_leak(serve: Serve) -> None:
+    async with serve(scripted("yes STOP no")) as api:
+        reply = await api.client.post(URL, json={"messages": HI, "stream": True, "stop": "STOP"})
+    text = "".join(c["choices"][0]["delta"].get("content", "") for c in events(reply.text))
+    assert text == "yes "

@@ -1,0 +1,205 @@
+import asyncio
+import threading
+
+import httpx
+import pytest
+
+from tests.api.conftest import Api, Serve
+from tests.api.streams import events, posting
+from tests.fakes import FakeLoader, FakeRunner
+
+URL = "/v1/completions"
+
+
+def scripted(reply: str = "there") -> FakeLoader:
+    return FakeLoader(replies={"Hi": reply})
+
+
+async def test_a_completion_has_its_text_usage_and_timings(serve: Serve) -> None:
+    async with serve(scripted()) as api:
+        reply = (await api.client.post(URL, json={"prompt": "Hi", "model": "gpt-4o-mini"})).json()
+    assert reply["choices"] == [{"text": "there", "index": 0, "logprobs": None, "finish_reason": "stop"}]
+    assert reply["model"] == "demo"
+    assert reply["usage"] == {
+        "completion_tokens": 6,
+        "prompt_tokens": 3,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    assert reply["timings"]["predicted_n"] == 6
+
+
+async def test_a_stream_gives_the_same_text_chunk_by_chunk(serve: Serve) -> None:
+    async with serve(scripted("héllo")) as api:
+        reply = await api.client.post(URL, json={"prompt": "Hi", "stream": True})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    parsed = events(reply.text)
+    assert "".join(c["choices"][0]["text"] for c in parsed) == "héllo"
+    assert parsed[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_strings_end_the_text_before_them(serve: Serve, stream: bool) -> None:
+    async with serve(scripted("one two three")) as api:
+        reply = await api.client.post(URL, json={"prompt": "Hi", "stop": [" tw"], "stream": stream})
+    if stream:
+        assert "".join(c["choices"][0]["text"] for c in events(reply.text)) == "one"
+    else:
+        assert reply.json()["choices"][0]["text"] == "one"
+
+
+async def test_the_token_limit_ends_with_length(client: httpx.AsyncClient) -> None:
+    reply = (await client.post(URL, json={"prompt": "Hi", "max_tokens": 4})).json()
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert reply["usage"]["completion_tokens"] == 4
+
+
+async def test_a_seed_repeats_a_text(client: httpx.AsyncClient) -> None:
+    body = {"prompt": "Hi", "max_tokens": 8, "seed": 5}
+    texts = [
+        (await client.post(URL, json=body | extra)).json()["choices"][0]["text"] for extra in ({}, {}, {"seed": 6})
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+async def test_a_batch_of_prompts_with_n_choices_is_numbered_through(client: httpx.AsyncClient) -> None:
+    body = {"prompt": ["a", [98], ["c", 100]], "n": 2, "max_tokens": 2, "seed": 1}
+    reply = (await client.post(URL, json=body)).json()
+    assert [c["index"] for c in reply["choices"]] == list(range(6))
+    assert reply["usage"]["completion_tokens"] == 12
+    alone = (await client.post(URL, json=body | {"prompt": [98]})).json()
+    assert [c["text"] for c in reply["choices"][2:4]] == [c["text"] for c in alone["choices"]]
+
+
+async def test_a_batch_streams_all_its_choices(client: httpx.AsyncClient) -> None:
+    body = {
+        "prompt": ["a", "b"],
+        "max_tokens": 2,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0,
+    }
+    parsed = events((await client.post(URL, json=body)).text)
+    ends = [c["choices"][0]["index"] for c in parsed if c["choices"] and c["choices"][0]["finish_reason"]]
+    assert sorted(ends) == [0, 1]
+    assert parsed[-1]["choices"] == []
+    assert parsed[-1]["usage"]["completion_tokens"] == 4
+
+
+async def test_echo_puts_the_prompt_in_front(serve: Serve) -> None:
+    async with serve(scripted()) as api:
+        body = {"prompt": "Hi", "echo": True}
+        whole = (await api.client.post(URL, json=body)).json()
+        streamed = events((await api.client.post(URL, json=body | {"stream": True})).text)
+    assert whole["choices"][0]["text"] == "Hithere"
+    assert "".join(c["choices"][0]["text"] for c in streamed) == "Hithere"
+
+
+async def test_logprobs_have_llama_servers_shape(client: httpx.AsyncClient) -> None:
+    reply = (await client.post(URL, json={"prompt": "Hi", "max_tokens": 2, "logprobs": 2})).json()
+    content = reply["choices"][0]["logprobs"]["content"]
+    assert [len(token["top_logprobs"]) for token in content] == [2, 2]
+    assert list(content[0]) == ["id", "token", "bytes", "logprob", "top_logprobs"]
+
+
+async def test_a_prompt_past_the_context_is_a_400_with_both_counts(client: httpx.AsyncClient) -> None:
+    for stream in (False, True):
+        reply = await client.post(URL, json={"prompt": "x" * 300, "stream": stream})
+        assert reply.status_code == 400
+        error = reply.json()["error"]
+        assert error["type"] == "exceed_context_size_error"
+        assert (error["n_prompt_tokens"], error["n_ctx"]) == (301, 256)
+
+
+async def test_one_prompt_too_long_stops_the_whole_batch(api: Api) -> None:
+    reply = await api.client.post(URL, json={"prompt": ["short", "x" * 300]})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["type"] == "exceed_context_size_error"
+
+
+async def test_an_unknown_model_is_a_404_before_anything_is_prepared(serve: Serve) -> None:
+    models = {name: {"path": f"{name}.gguf", "load": "on_demand"} for name in ("one", "two")}
+    async with serve(models=models) as api:
+        reply = await api.client.post(URL, json={"prompt": "Hi", "model": "three"})
+    assert reply.status_code == 404
+    assert "one, two" in reply.json()["error"]["message"]
+    assert api.loader.loaded == []
+
+
+async def test_a_wrong_body_loads_no_model(serve: Serve) -> None:
+    models = {"one": {"path": "one.gguf", "load": "on_demand"}}
+    async with serve(models=models) as api:
+        reply = await api.client.post(URL, json={"prompt": 5})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "prompt"
+    assert api.loader.loaded == []
+
+
+async def test_native_completion_paths_are_not_this_dialect(client: httpx.AsyncClient) -> None:
+    for path in ("/completion", "/completions"):
+        assert (await client.post(path, json={"prompt": "Hi"})).status_code == 404
+
+
+def held_back(n_steps: int) -> tuple[FakeRunner, threading.Semaphore, asyncio.Event]:
+    """A runner that does `n_steps` until the semaphore lets it on, and an event for the one it stops at."""
+    steps, stopped = threading.Semaphore(n_steps), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def tell(_: object) -> None:
+        if len(runner.batches) == n_steps - 1:
+            loop.call_soon_threadsafe(stopped.set)
+
+    runner = FakeRunner(steps=steps, on_decode=tell)
+    return runner, steps, stopped
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_disconnects_frees_its_slot(serve: Serve, stream: bool) -> None:
+    runner, steps, stopped = held_back(3)
+    async with serve(FakeLoader(runner=lambda: runner)) as api:
+        body = {"prompt": "Hi", "max_tokens": 200, "stream": stream}
+        async with posting(api.app, URL, body) as exchange:
+            if stream:
+                assert await exchange.start() == 200
+            await stopped.wait()
+            exchange.disconnect()
+            await asyncio.wait([exchange.task])
+        steps.release(10_000)
+    assert 0 < len(runner.samplers[0].accepted) < 10
+
+
+async def test_a_disconnect_in_the_middle_of_a_prompt_frees_its_slot(serve: Serve) -> None:
+    runner, steps, stopped = held_back(1)
+    async with serve(FakeLoader(runner=lambda: runner)) as api:
+        async with posting(api.app, URL, {"prompt": "x" * 250, "stream": True}) as exchange:
+            await stopped.wait()
+            exchange.disconnect()
+            await asyncio.wait([exchange.task])
+        steps.release(10_000)
+    assert exchange.messages.empty()
+    assert len(runner.samplers[0].accepted) == 251, "only the prompt was seen"
+
+
+async def test_each_event_is_a_chunk_of_its_own(serve: Serve) -> None:
+    async with (
+        serve(scripted("abc")) as api,
+        posting(api.app, URL, {"prompt": "Hi", "stream": True}) as exchange,
+    ):
+        assert await exchange.start() == 200
+        parts = [part async for part in exchange.chunks()]
+    assert all(part.startswith(b"data: ") and part.endswith(b"\n\n") and part.count(b"\n") == 2 for part in parts)
+    assert parts[-1] == b"data: [DONE]\n\n"
+
+
+async def test_an_error_after_the_first_event_is_the_last_event(serve: Serve) -> None:
+    def fail_later(entries: object) -> None:
+        if len(runner.batches) >= 3:
+            raise RuntimeError("the decode is broken")
+
+    runner = FakeRunner(on_decode=fail_later)
+    async with serve(FakeLoader(runner=lambda: runner)) as api:
+        reply = await api.client.post(URL, json={"prompt": "Hi", "stream": True})
+    assert reply.status_code == 200
+    last = reply.text.strip().rsplit("\n\n", 1)[-1]
+    assert last.startswith('data: {"error":{"code":500,')
+    assert "[DONE]" not in reply.text

@@ -1,0 +1,73 @@
+"""Whatever a client sends, the reply is a success or an error in the API's shape, and nothing stays busy."""
+
+from typing import Any
+
+import httpx
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from server.dialects.openai_chat import ChatBody
+from server.dialects.openai_completions import CompletionBody
+from tests.api.conftest import Api, Serve
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+LIKELY = st.sampled_from(
+    [0, 1, -1, 2, 0.5, 1e30, True, False, "", "a", "auto", "required", [], {}, [1], ["a"], [[65, 1.0]], {"65": 1}]
+)
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system", "tool"])},
+    optional={"content": st.text(max_size=9) | JSON, "tool_calls": JSON, "name": st.text(max_size=3) | JSON},
+)
+
+
+def bodies(schema: Any, required: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    names = sorted(set(schema.model_fields) - {*required, "max_tokens", "n_predict", "max_completion_tokens"})
+    some = st.dictionaries(st.sampled_from(names), JSON | LIKELY, max_size=4)
+    return st.builds(lambda a, b: {"max_tokens": 2, **a, **b}, some, st.fixed_dictionaries(required))
+
+
+HI = st.just([{"role": "user", "content": "Hi"}])
+CHAT = bodies(ChatBody, {"messages": HI | HI | st.lists(MESSAGE, max_size=3) | JSON})
+COMPLETION = bodies(CompletionBody, {"prompt": st.text(max_size=9) | JSON | LIKELY})
+TOKENS = st.dictionaries(st.sampled_from(["content", "tokens", "add_special", "with_pieces", "model"]), JSON)
+REQUEST = st.one_of(
+    st.tuples(st.sampled_from(["/v1/chat/completions", "/apply-template"]), CHAT),
+    st.tuples(st.just("/v1/completions"), COMPLETION),
+    st.tuples(st.sampled_from(["/tokenize", "/detokenize"]), TOKENS),
+)
+
+
+def check(reply: httpx.Response) -> None:
+    if reply.status_code == 200:
+        assert reply.content
+        return
+    assert 400 <= reply.status_code < 500, reply.text
+    error = reply.json()["error"]
+    assert set(error) >= {"code", "message", "type"}
+    assert error["code"] == reply.status_code
+
+
+async def post_all(api: Api, requests: list[tuple[str, dict[str, Any]]]) -> None:
+    for path, body in requests:
+        check(await api.client.post(path, json=body))
+
+
+async def test_no_body_is_a_server_error_and_none_leaves_a_slot_busy(serve: Serve) -> None:
+    found: list[tuple[str, dict[str, Any]]] = []
+
+    @settings(max_examples=400, database=None, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(REQUEST)
+    def collect(request: tuple[str, dict[str, Any]]) -> None:
+        found.append(request)
+
+    collect()
+    async with serve() as api:
+        await post_all(api, found)

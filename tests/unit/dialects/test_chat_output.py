@@ -1,0 +1,162 @@
+"""With the real grammar compiler over a byte vocabulary."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from server.chat.template import RenderedPrompt
+from server.dialects.chat_output import chat_constraint, shown_tags
+from server.dialects.chat_tools import Tools, read_tools
+from server.dialects.constraints import ConstraintFields
+from server.dialects.fields import parse
+from server.dialects.thinking_constraint import MAX_SPACES, AfterThinking
+from server.engine.request import Constraint
+from server.errors import InternalError, InvalidRequest
+from server.grammar.compiler import GrammarCompiler
+from tests.fakes import EOS, FakeVocab
+from tests.unit.dialects.builders import make_model
+
+HERMES = "{{ messages }}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}<tool_call></tool_call>"
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+SCHEMA = {"type": "object", "properties": {"b": {"const": 1}}, "required": ["b"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 5}}\n</tool_call>'
+
+
+def constraint(
+    *, tools: Tools | None = None, opened: str = "", template: str = HERMES, **fields: object
+) -> Constraint | None:
+    model: Any = make_model(template=template)
+    model.grammar = GrammarCompiler(model.vocab)
+    return chat_constraint(parse(ConstraintFields, fields), tools or Tools(), model, RenderedPrompt("", opened))
+
+
+def accepts(made: Constraint | None, text: str) -> bool:
+    """Whether the whole of `text` may come, and then an end."""
+    assert made is not None
+    for token in text.encode():
+        if not made.allows(token):
+            return False
+        made.accept(token)
+    return made.finished or made.allows(EOS)
+
+
+def choosing(choice: object) -> Tools:
+    return read_tools([TOOL], choice, None)
+
+
+def test_nothing_asked_for_is_no_constraint() -> None:
+    assert constraint() is None
+    assert constraint(tools=choosing("auto")) is None
+
+
+def test_a_required_tool_leaves_nothing_but_calls() -> None:
+    assert accepts(constraint(tools=choosing("required")), CALL)
+    assert not accepts(constraint(tools=choosing("required")), "Hello")
+
+
+def test_with_tools_a_schema_holds_for_what_is_no_call() -> None:
+    for text, fits in ((CALL, True), ('{"b": 1}', True), ('{"b": 2}', False), ("Hello", False)):
+        assert accepts(constraint(tools=choosing("auto"), response_format=FORMAT), text) is fits
+
+
+def test_a_template_without_calls_cannot_be_made_to_call() -> None:
+    for choice, fields in (("required", {}), ("auto", {"response_format": FORMAT})):
+        with pytest.raises(InvalidRequest, match="tool_call"):
+            constraint(tools=choosing(choice), template="{{ messages }}", **fields)
+
+
+def test_opened_thoughts_come_before_the_constraint() -> None:
+    made = constraint(opened="assistant\n<think>\n", response_format=FORMAT)
+    assert accepts(made, 'I think.</think>\n\n{"b": 1}')
+
+
+def test_closed_thoughts_do_not() -> None:
+    assert not accepts(constraint(opened="<think></think>", response_format=FORMAT), "I think")
+
+
+@dataclass
+class Only:
+    """Allows one text."""
+
+    text: bytes
+    at: int = 0
+
+    def fork(self) -> "Only":
+        return Only(self.text, self.at)
+
+    def allows(self, token: int) -> bool:
+        return self.text[self.at : self.at + 1] == bytes([token]) if token < 256 else self.finished
+
+    def mask(self) -> bytes:
+        return b"answer"
+
+    def accept(self, token: int) -> None:
+        assert self.allows(token)
+        self.at += 1
+
+    @property
+    def finished(self) -> bool:
+        return self.at == len(self.text)
+
+
+def thinking(answer: bytes = b"ok") -> AfterThinking:
+    return AfterThinking(Only(answer), FakeVocab(), "</t>")
+
+
+def test_thoughts_may_not_end_the_output() -> None:
+    made = thinking()
+    assert not made.allows(EOS)
+    mask = made.mask()
+    assert not mask[EOS // 8] >> EOS % 8 & 1
+    assert mask[ord("a") // 8] >> ord("a") % 8 & 1
+
+
+def test_between_thoughts_and_answer_white_space_is_free_but_not_for_ever() -> None:
+    made = thinking()
+    for token in b"x</t>" + b"\n" * MAX_SPACES:
+        assert made.allows(token)
+        made.accept(token)
+    assert not made.allows(ord("\n"))
+    assert made.mask() == b"answer"
+    assert accepts(made, "ok")
+
+
+def test_white_space_that_the_answer_begins_with_is_the_answers() -> None:
+    assert accepts(thinking(b"\nok"), "</t>\nok")
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    made = thinking()
+    made.accept(ord("a"))
+    copy = made.fork()
+    assert accepts(made, "</t>ok")
+    assert accepts(copy, "b</t>ok")
+
+
+def test_a_token_that_closes_and_goes_on_is_not_allowed() -> None:
+    class Joined(FakeVocab):
+        def piece(self, token: int, *, special: bool = True) -> bytes:
+            return b"</t>o" if token == 1 else super().piece(token, special=special)
+
+    made = AfterThinking(Only(b"ok"), Joined(), "</t>")
+    assert not made.allows(1)
+    with pytest.raises(InternalError):
+        made.accept(1)
+
+
+def test_tags_of_one_token_are_shown() -> None:
+    class Tagged(FakeVocab):
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            known = {"<think>": 1, "</think>": 2, "<tool_call>": 3, "</tool_call>": 4}
+            return [known[text]]
+
+    model: Any = make_model(template=HERMES)
+    model.vocab = Tagged()
+    assert shown_tags(Tools(), model) == {1, 2}
+    assert shown_tags(choosing("auto"), model) == {1, 2, 3, 4}
+    assert shown_tags(Tools(), make_model(template=HERMES)) == frozenset()
