@@ -25,6 +25,7 @@ from server.logs import log_config
 from server.options.option import SettingsModel
 from server.options.reference import help_text, json_schema, markdown
 from server.settings import TABLE, ConfigFile, Settings, check_files, load_settings
+from server.transport.http_protocol import BoundedHttpProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +165,7 @@ def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:
     server = settings.server
     return uvicorn.Config(
         app,
+        http=BoundedHttpProtocol,
         log_config=None,
         access_log=False,
         lifespan="on",

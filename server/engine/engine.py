@@ -72,6 +72,11 @@ class Engine:
             _add(total, instance.stats)
         return total
 
+    async def wait_idle(self) -> None:
+        """Return when no request waits or runs."""
+        if self.busy:
+            await self._idle.wait()
+
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
         """Around the preparation of a request: the step thread gives it a moment to join the next batch."""
@@ -124,9 +129,9 @@ class Engine:
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more requests, give the running ones `drain_s` seconds, then fail them and free the contexts."""
         self._closing = True
-        if self.busy and drain_s > 0:
+        if drain_s > 0:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), drain_s)
+                await asyncio.wait_for(self.wait_idle(), drain_s)
         for instance in self._instances:
             instance.stop()
         for instance in self._instances:

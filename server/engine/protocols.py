@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from server.engine.request import SamplingParams, TokenLogprob
 
@@ -10,11 +10,19 @@ from server.engine.request import SamplingParams, TokenLogprob
 class Vocab(Protocol):
     """A model's vocabulary. Safe to use from any thread; no method changes anything."""
 
-    n_tokens: int
-    bos: int  # -1 where there is none, as for every id below
-    eos: int
-    add_bos: bool
-    eog: frozenset[int]  # every end-of-generation id
+    @property
+    def n_tokens(self) -> int: ...
+    @property
+    def bos(self) -> int:
+        """-1 where there is none, as for every id."""
+
+    @property
+    def eos(self) -> int: ...
+    @property
+    def add_bos(self) -> bool: ...
+    @property
+    def eog(self) -> frozenset[int]:
+        """Every end-of-generation id."""
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
 
@@ -53,16 +61,23 @@ class BatchEntry(Protocol):
 class Sampler(Protocol):
     """One sequence's sampler chain: native memory, closed by its owner."""
 
-    seed: int
+    @property
+    def seed(self) -> int: ...
 
     def close(self) -> None: ...
+
+
+OwnSampler: TypeAlias = Any
+"""A sampler that the same runner made; its type is the runner's own."""
 
 
 class Runner(Protocol):
     """One native context. Every method is called by the instance's step thread only."""
 
-    info: RunnerInfo
-    vocab: Vocab
+    @property
+    def info(self) -> RunnerInfo: ...
+    @property
+    def vocab(self) -> Vocab: ...
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode in one call. True: done. False: no KV room, and nothing was changed.
@@ -73,16 +88,16 @@ class Runner(Protocol):
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
         """A new chain that has seen the prompt's tokens."""
 
-    def sample(self, output: int, sampler: Sampler) -> int:
+    def sample(self, output: int, sampler: OwnSampler) -> int:
         """Sample from the `output`-th wanted logits of the last decode and accept the token."""
 
-    def sample_constrained(self, output: int, sampler: Sampler, mask: "bytes | memoryview | bytearray") -> int:
+    def sample_constrained(self, output: int, sampler: OwnSampler, mask: "bytes | memoryview | bytearray") -> int:
         """Sample and accept, among the tokens whose bit is set; raises InternalError when none is left."""
 
-    def propose(self, output: int, sampler: Sampler) -> int:
+    def propose(self, output: int, sampler: OwnSampler) -> int:
         """Sample without accepting."""
 
-    def accept(self, sampler: Sampler, token: int) -> None: ...
+    def accept(self, sampler: OwnSampler, token: int) -> None: ...
 
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
         """From the raw logits of that output: the token's log probability and the `n_top` best."""

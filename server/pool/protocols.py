@@ -30,8 +30,10 @@ class ModelInfo:
 class Weights(Protocol):
     """Loaded weights, shared by all instances of a model."""
 
-    info: ModelInfo
-    vocab: Vocab
+    @property
+    def info(self) -> ModelInfo: ...
+    @property
+    def vocab(self) -> Vocab: ...
 
     def runner(self) -> Runner:
         """A new context over these weights; blocking. Raises `server.errors.ModelFailed` when memory is short."""

@@ -1,0 +1,175 @@
+"""The composition root: builds everything from the settings, owns its life. ``uvicorn server.app:app`` starts here.
+
+A request's way: `transport.gateway` (keys, CORS, log) -> `routes` -> `pool` (a lease) -> `dialects` and `chat`
+(body to request) -> `engine` -> `dialects` (events to reply) -> `transport.sse` or one JSON body.
+"""
+
+import asyncio
+import logging
+import logging.config
+import multiprocessing
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from fastapi import FastAPI
+from sse_starlette.sse import AppStatus
+
+from server import __version__
+from server.errors import ConfigError
+from server.logs import log_config
+from server.metrics.exposition import Metrics
+from server.pool.pool import Pool, PoolLimits
+from server.pool.progress import show_load_progress
+from server.pool.protocols import Loader
+from server.routes import include_routes
+from server.routes.services import Services
+from server.settings import ServerSettings, Settings, check_files, load_settings, model_specs
+from server.transport.gateway import Gateway
+from server.transport.handlers import add_error_handlers
+from server.transport.options import CorsOptions, HttpOptions
+from server.transport.shutdown import StopSignals
+
+logger = logging.getLogger(__name__)
+
+CONFIG_ERROR_STATUS = 2
+
+
+def create_app(settings: Settings, *, loader: Loader | None = None) -> FastAPI:
+    """The application. It loads and serves nothing before its lifespan starts.
+
+    `loader` replaces the native library's (tests). Raises `ConfigError`.
+    """
+    server = settings.server
+    limits = PoolLimits(models_max=server.models_max, autoload=server.models_autoload)
+    services = Services(
+        pool=Pool(model_specs(settings), loader or native_loader(), limits),
+        options=http_options(server),
+        prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix="prepare"),
+        metrics=Metrics(),
+    )
+    app = FastAPI(
+        title="Llamapool",
+        version=__version__,
+        docs_url=None,  # the pages come from a CDN
+        redoc_url=None,
+        openapi_url=f"{server.api_prefix}/openapi.json",
+        lifespan=lifespan_of(services, server.drain_s),
+    )
+    app.state.services = services
+    include_routes(app, server.api_prefix)
+    add_error_handlers(app)
+    # Around everything, Starlette's own middlewares too: it talks to the server's `send` itself.
+    app.middleware_stack = Gateway(
+        app.build_middleware_stack(), services.options, services.draining, services.metrics.count_request
+    )
+    return app
+
+
+def native_loader() -> Loader:
+    """llama.cpp's. Imported here, so that an application over another loader needs no native library."""
+    from server.llama.environment import prepare_environment
+
+    prepare_environment()
+    from server.llama.loader import LlamaLoader
+
+    return LlamaLoader()
+
+
+def http_options(server: ServerSettings) -> HttpOptions:
+    """The HTTP side's part of the settings. Raises `ConfigError` when the key file cannot be read."""
+    return HttpOptions(
+        metrics=server.metrics,
+        slots=server.slots,
+        timeout_s=server.timeout_s,
+        idle_s=server.idle_s,
+        max_body_bytes=server.max_body_bytes,
+        sse_ping_interval_s=server.sse_ping_interval,
+        api_prefix=server.api_prefix,
+        api_keys=server.all_api_keys(),
+        cors=CorsOptions(
+            origins=server.cors_origins,
+            methods=server.cors_methods,
+            headers=server.cors_headers,
+            credentials=server.cors_credentials,
+        ),
+    )
+
+
+def n_prepare_threads(server: ServerSettings) -> int:
+    """Threads for tokenization and templates: few, since they share the GIL with the step threads."""
+    return server.threads_http if server.threads_http > 0 else min(4, os.cpu_count() or 1)
+
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def lifespan_of(services: Services, drain_s: float) -> Lifespan:
+    """Starts the pool; on the way out gives running requests `drain_s` seconds and frees everything."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        warn_of_workers(sys.argv, os.environ)
+        AppStatus.enable_automatic_graceful_drain = False  # it would cut every stream at the first signal
+        stopping: list[asyncio.Task[None]] = []
+
+        def begin_stop() -> asyncio.Task[None]:
+            """Refuse new requests, drain the others; later calls give the same task."""
+            if not stopping:
+                services.draining.set()
+                stopping.append(asyncio.create_task(services.pool.close(drain_s), name="drain"))
+            return stopping[0]
+
+        watch = asyncio.create_task(_follow_pool(services), name="metrics follow the pool")
+        bars = asyncio.create_task(show_load_progress(services.pool.subscribe()), name="load progress")
+        StopSignals(begin_stop).install()
+        try:
+            await services.pool.start()
+            yield
+        finally:
+            await begin_stop()
+            await asyncio.gather(watch, bars)  # they end with the pool
+            await asyncio.to_thread(services.prepare.shutdown, cancel_futures=True)
+
+    return lifespan
+
+
+async def _follow_pool(services: Services) -> None:
+    with services.pool.subscribe() as events:
+        async for _ in events:
+            services.metrics.observe(services.pool.states())
+
+
+def warn_of_workers(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Say so when this process is one of several that uvicorn or gunicorn started for the same server."""
+    spawned = multiprocessing.parent_process() is not None and "--reload" not in argv
+    several = environ.get("WEB_CONCURRENCY", "1") not in ("", "0", "1")
+    if spawned or several or environ.get("SERVER_SOFTWARE", "").startswith("gunicorn"):
+        logger.warning(
+            "this is one of several worker processes: each loads every model into memory anew and has its own "
+            "queue, cache and metrics; start one worker and set n_parallel or instances instead"
+        )
+
+
+def __getattr__(name: str) -> FastAPI:
+    """``server.app:app``, built on first use, so that importing this module reads no environment.
+
+    A wrong setting ends the process with one line.
+    """
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        settings = load_settings()
+        warnings = check_files(settings)
+        logging.config.dictConfig(log_config(settings.server))
+        logging.getLogger("uvicorn").propagate = True  # uvicorn gave it a handler of its own, which is gone now
+        for warning in warnings:
+            logger.warning("%s", warning)
+        application = create_app(settings)
+    except ConfigError as error:
+        print(f"llamapool: {error.message}", file=sys.stderr)
+        raise SystemExit(CONFIG_ERROR_STATUS) from None
+    globals()["app"] = application
+    return application

@@ -1,0 +1,24 @@
+"""Prometheus' view of the server."""
+
+from fastapi import APIRouter, Request, Response
+
+from server.errors import NotSupported
+from server.routes.services import services
+
+router = APIRouter(tags=["monitoring"])
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """llama-server's metrics with a label ``model``, histograms, HTTP and process metrics."""
+    used = services(request)
+    if not used.options.metrics:
+        raise NotSupported("This server does not support metrics endpoint. Start it with `--metrics`")
+    body, content_type = used.metrics.render(request.headers.get("accept", ""), used.pool.states())
+    return Response(
+        body,
+        headers={
+            "Content-Type": content_type,
+            "Process-Start-Time-Unix": str(int(used.metrics.started_at)),
+        },
+    )

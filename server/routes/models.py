@@ -1,0 +1,176 @@
+"""The configured models: the OpenAI list, llama-server's router endpoints, and their events."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from server.errors import InvalidRequest, ModelNotFound
+from server.pool.events import PoolEvent, StatusChanged, Subscription
+from server.pool.protocols import ModelInfo
+from server.pool.state import ModelFacts, ModelState, Status
+from server.routes.services import services
+from server.transport.body import read_json
+from server.transport.reply import json_reply
+from server.transport.sse import event_stream
+
+router = APIRouter(tags=["models"])
+
+_STATUS_NAMES = {  # tools/server/server-models.h, server_model_status_to_string
+    Status.READY: "loaded",
+    Status.DRAINING: "loaded",  # an instance that is stopping counts as loaded until it has exited
+    Status.FAILED: "unloaded",
+}
+
+
+@router.get("/v1/models")
+@router.get("/models")
+async def list_models(request: Request) -> Response:
+    """Every configured model with its status; OpenAI's keys, Ollama's (as llama-server) and the router's in one."""
+    states = services(request).pool.states()
+    return json_reply(
+        {
+            "models": [ollama_object(state.spec.id) for state in states],
+            "object": "list",
+            "data": [model_object(state) for state in states],
+        }
+    )
+
+
+@router.get("/models/sse")
+async def model_events(request: Request) -> Response:
+    """Status changes and load progress as they happen; llama-server's shapes. Ends when the server stops."""
+    events = services(request).pool.subscribe()
+    return event_stream(request, _encoded(events), on_close=events.close)
+
+
+@router.get("/v1/models/{model_id:path}")
+async def show_model(request: Request, model_id: str) -> Response:
+    """One model by id or alias. The id may contain slashes."""
+    states = services(request).pool.states()
+    for state in states:
+        if model_id == state.spec.id or model_id in state.spec.aliases:
+            return json_reply(model_object(state))
+    raise ModelNotFound(model_id, [state.spec.id for state in states])
+
+
+@router.post("/models/load")
+async def load_model(request: Request) -> Response:
+    """Begin to load ``{"model": id}``; the reply doesn't wait for it."""
+    await services(request).pool.load(await _named_model(request))
+    return json_reply({"success": True})
+
+
+@router.post("/models/unload")
+async def unload_model(request: Request) -> Response:
+    """Begin to unload ``{"model": id}``, or stop its load; the reply doesn't wait for it."""
+    await services(request).pool.unload(await _named_model(request))
+    return json_reply({"success": True})
+
+
+async def _named_model(request: Request) -> str:
+    body = await read_json(request)
+    name = body.get("model")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest("model: must be a non-empty string", "model")
+    return name
+
+
+async def _encoded(events: Subscription) -> AsyncIterator[bytes]:
+    async for event in events:
+        yield b"data: " + orjson.dumps(event_object(event)) + b"\n\n"
+
+
+def event_object(event: PoolEvent) -> dict[str, Any]:
+    """llama-server's event (README, GET /models/sse)."""
+    data: dict[str, Any]
+    if isinstance(event, StatusChanged):
+        data = {"status": _STATUS_NAMES.get(event.status, event.status.value)}
+        if event.status is Status.FAILED:
+            data |= {"exit_code": 1, "failed": True, "reason": event.reason}
+        elif event.status is Status.UNLOADED:
+            data["exit_code"] = 0
+        elif event.info is not None:
+            data["info"] = {"meta": meta_object(event.info)}
+    else:
+        data = {"status": "loading", "progress": progress_object(event.value, event.current, event.stages)}
+    return {"model": event.model, "event": "model_status", "data": data}
+
+
+def model_object(state: ModelState) -> dict[str, Any]:
+    """One entry of ``data``: llama-server's get_res_model_info and get_router_models. ``meta`` once it is known."""
+    spec = state.spec
+    shown: dict[str, Any] = {
+        "id": spec.id,
+        "aliases": list(spec.aliases),
+        "tags": list(spec.tags),
+        "object": "model",
+        "created": int(state.facts.loaded_at if state.facts else time.time()),
+        "owned_by": "llamacpp",
+        "status": status_object(state),
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "can_remove": False,
+    }
+    if state.facts is not None:
+        shown["meta"] = _facts_object(state.facts)
+    return shown
+
+
+def status_object(state: ModelState) -> dict[str, Any]:
+    """The router's ``status``; ``args`` stays empty, since a model here is no process of its own."""
+    shown: dict[str, Any] = {"value": _STATUS_NAMES.get(state.status, state.status.value), "args": []}
+    if state.status is Status.FAILED:
+        shown |= {"failed": True, "exit_code": 1, "reason": state.failure}
+    elif state.status is Status.LOADING:
+        shown["progress"] = progress_object(state.progress)
+    return shown
+
+
+def progress_object(
+    value: float, current: str = "text_model", stages: tuple[str, ...] = ("text_model",)
+) -> dict[str, Any]:
+    """How far a load is: 0..1 of one of its stages."""
+    return {"stages": list(stages), "current": current, "value": value}
+
+
+def meta_object(info: ModelInfo) -> dict[str, Any]:
+    """Facts of the GGUF."""
+    return {
+        "vocab_type": info.vocab_type,
+        "n_vocab": info.n_vocab,
+        "n_ctx_train": info.n_ctx_train,
+        "n_embd": info.n_embd,
+        "n_params": info.n_params,
+        "size": info.size,
+        "ftype": info.ftype,
+    }
+
+
+def _facts_object(facts: ModelFacts) -> dict[str, Any]:
+    return meta_object(facts.info) | {"n_ctx": facts.n_ctx_seq}
+
+
+def ollama_object(model_id: str) -> dict[str, Any]:
+    """One entry of ``models``, with llama-server's constants."""
+    return {
+        "name": model_id,
+        "model": model_id,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [""],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }

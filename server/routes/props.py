@@ -1,0 +1,96 @@
+"""What a model and the server are (tools/server/server-context.cpp, get_res_props; server-models.cpp for several)."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from server import __version__
+from server.errors import NotSupported
+from server.pool.state import ModelFacts, ModelState, Status
+from server.routes.generation_settings import generation_settings
+from server.routes.services import Services, services
+from server.transport.options import HttpOptions
+from server.transport.reply import json_reply
+
+router = APIRouter(tags=["models"])
+
+BUILD_INFO = f"llamapool-{__version__}"
+MEDIA_MARKER = "<__media__>"
+
+
+@router.get("/props")
+async def props(request: Request, model: str = "", autoload: str = "") -> Response:
+    """A model's properties. A sleeping model is not woken for them; an unloaded one is loaded unless ``autoload``
+    says no. With several models and none named: the server's own.
+    """
+    used = services(request)
+    if not model and len(used.pool.states()) > 1:
+        return json_reply(server_props(used))
+    state = used.pool.state(model or None)
+    if state.facts is None:
+        with await used.pool.acquire(state.spec.id, autoload=wants_load(autoload)):
+            state = used.pool.state(state.spec.id)
+    assert state.facts is not None, "a leased model has facts"
+    return json_reply(model_props(state, state.facts, used.options))
+
+
+@router.post("/props")
+async def change_props() -> Response:
+    """Not supported: with llama-server's ``--props``, too, it changes nothing."""
+    raise NotSupported("This server does not support changing global properties")
+
+
+def wants_load(autoload: str) -> bool | None:
+    """The query's ``autoload`` in llama-server's spelling; None = what the server was started with."""
+    return autoload in ("true", "1") if autoload else None
+
+
+def server_props(used: Services) -> dict[str, Any]:
+    """Several models: what llama-server's router says."""
+    return {
+        "role": "router",
+        "max_instances": used.pool.limits.models_max,
+        "models_autoload": used.pool.limits.autoload,
+        "model_alias": "llamapool",
+        "model_path": "none",
+        "default_generation_settings": {"params": None, "n_ctx": 0},
+        "ui_settings": {},
+        "build_info": BUILD_INFO,
+        "cors_proxy_enabled": False,
+    }
+
+
+def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> dict[str, Any]:
+    """One model, the reference's keys in its order."""
+    spec, info, template = state.spec, facts.info, facts.template
+    shown: dict[str, Any] = {
+        "default_generation_settings": {
+            "params": generation_settings(spec.sampling, max_tokens=spec.n_predict),
+            "n_ctx": facts.n_ctx_seq,
+        },
+        "total_slots": facts.n_slots,
+        "model_alias": spec.id,
+        "model_ftype": info.ftype,
+        "model_path": str(spec.path),
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "media_marker": MEDIA_MARKER,
+        "endpoint_slots": options.slots,
+        "endpoint_props": False,
+        "endpoint_metrics": options.metrics,
+        "ui": False,
+        "ui_settings": {},
+        "chat_template": template.source,
+        "chat_template_caps": {
+            "supports_tools": template.supports_tools,
+            "supports_tool_calls": template.supports_tools,
+            "supports_thinking": template.supports_thinking,
+        },
+        "bos_token": info.bos_token,
+        "eos_token": info.eos_token,
+        "build_info": BUILD_INFO,
+        "is_sleeping": state.status is Status.SLEEPING,
+        "cors_proxy_enabled": False,
+    }
+    if info.chat_template_tool_use:
+        shown["chat_template_tool_use"] = info.chat_template_tool_use
+    return shown

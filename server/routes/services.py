@@ -1,0 +1,28 @@
+"""What every route may use: one frozen value on ``app.state.services``."""
+
+import asyncio
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from server.metrics.exposition import Metrics
+from server.pool.pool import Pool
+from server.transport.options import HttpOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Built once by `server.app`. ``prepare`` runs tokenization and template rendering off the event loop."""
+
+    pool: Pool
+    options: HttpOptions
+    prepare: Executor
+    metrics: Metrics
+    draining: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server begins to stop
+
+
+def services(request: Request) -> Services:
+    """The services of the application that `request` came to."""
+    found: Services = request.app.state.services
+    return found

@@ -1,0 +1,34 @@
+"""API keys: ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY`` (llama.cpp tools/server/server-http.cpp)."""
+
+import hmac
+from collections.abc import Iterable
+
+from server.errors import AuthenticationFailed
+
+_PREFIX = b"bearer "
+OPEN_PATHS = ("/health", "/v1/health", "/livez", "/readyz")
+"""Answered without a key: a load balancer and a kubelet have none. llama-server opens the first two."""
+
+
+class ApiKeys:
+    """The keys that open the server; none configured = open to all."""
+
+    def __init__(self, keys: Iterable[str], prefix: str = "") -> None:
+        self._keys = tuple(key.encode() for key in keys)
+        self._open = frozenset(prefix + path for path in OPEN_PATHS)
+
+    def check(self, path: str, authorization: bytes | None, x_api_key: bytes | None) -> None:
+        """Raise `AuthenticationFailed` unless `path` is open or a key fits.
+
+        Every key is compared in constant time, so that the time taken says nothing about any of them.
+        """
+        if not self._keys or path in self._open:
+            return
+        given = authorization or x_api_key or b""
+        if given[: len(_PREFIX)].lower() == _PREFIX:
+            given = given[len(_PREFIX) :].strip()
+        fits = False
+        for key in self._keys:
+            fits |= hmac.compare_digest(given, key)
+        if not fits:
+            raise AuthenticationFailed("Invalid API Key")

@@ -1,0 +1,102 @@
+"""Request bodies: read within limits, parsed as one JSON object. Every fault is the client's, a 4xx."""
+
+import asyncio
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+
+from server.errors import InvalidRequest
+from server.transport.options import HttpOptions
+
+_BOM = b"\xef\xbb\xbf"
+_JSON_NAMES = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body is larger than the server's limit (HTTP 413)."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the request body is larger than the limit of {limit} bytes")
+
+
+class BodyTimeout(InvalidRequest):
+    """The body did not arrive in time (HTTP 408)."""
+
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(f"the request body did not arrive within {waited_s:g} s")
+
+
+class UnsupportedEncoding(InvalidRequest):
+    """The body is compressed (HTTP 415)."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(f"Content-Encoding '{encoding}' is not supported; send the body uncompressed")
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body as a JSON object, whatever its content type says (as llama-server).
+
+    Raises `InvalidRequest` for what is not a JSON object in UTF-8, with the position (RFC 8259: NaN, Infinity
+    and lone surrogates are not JSON; of equal keys the last counts), and its subclasses above.
+    Raises `starlette.requests.ClientDisconnect` when the client goes away.
+    """
+    return parse_object(await read_body(request))
+
+
+async def read_body(request: Request) -> bytes:
+    """The raw body, within the server's limits of size and time."""
+    options: HttpOptions = request.app.state.services.options
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() not in ("", "identity"):
+        raise UnsupportedEncoding(encoding)
+    if _declared_length(request) > options.max_body_bytes:
+        raise BodyTooLarge(options.max_body_bytes)
+    try:
+        async with asyncio.timeout(options.timeout_s):
+            return await _receive(request, options)
+    except BodyTimeout:
+        raise
+    except TimeoutError:
+        raise BodyTimeout(options.timeout_s) from None
+
+
+async def _receive(request: Request, options: HttpOptions) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    stream = aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(options.idle_s):
+                piece = await anext(stream, None)
+        except TimeoutError:
+            raise BodyTimeout(options.idle_s) from None
+        if piece is None:
+            return b"".join(pieces)
+        size += len(piece)
+        if size > options.max_body_bytes:
+            raise BodyTooLarge(options.max_body_bytes)
+        pieces.append(piece)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Parse one JSON object; raises `InvalidRequest` with line and column."""
+    body = body.removeprefix(_BOM)
+    if not body:
+        raise InvalidRequest("the request body is empty; expected a JSON object")
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(
+            f"the request body is not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
+        ) from None
+    if not isinstance(value, dict):
+        found = _JSON_NAMES.get(type(value), "null")
+        raise InvalidRequest(f"the request body must be a JSON object, not {found}")
+    return value
+
+
+def _declared_length(request: Request) -> int:
+    """Content-Length, 0 where there is none (uvicorn refuses one that is not a number)."""
+    declared = request.headers.get("content-length", "0")
+    return int(declared) if declared.isdecimal() else 0

@@ -1,0 +1,159 @@
+"""The one middleware around every route: request ids, CORS, keys, draining, the access log, faults.
+
+Plain ASGI and one wrapper of `send`: it adds no task and no buffering to streams.
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+
+from sse_starlette.sse import SendTimeoutError
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import ShuttingDown
+from server.transport.auth import OPEN_PATHS, ApiKeys
+from server.transport.cors import CorsPolicy
+from server.transport.handlers import error_response
+from server.transport.options import HttpOptions
+
+logger = logging.getLogger(__name__)
+access = logging.getLogger("server.access")
+
+CountRequest = Callable[[str, str, int], None]
+"""path template, method, status"""
+
+UNMATCHED = "unmatched"
+CLIENT_GONE = 499
+"""In the log and the metrics only: the client went away before the reply began (nginx's number)."""
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_QUIET = frozenset({*OPEN_PATHS, "/metrics", "/props", "/models", "/v1/models"})  # polled: logged at debug level
+_SERVER = (b"server", b"llamapool")
+
+
+class _Exchange:
+    """One request and what became of its reply."""
+
+    __slots__ = ("_extra", "_send", "finished", "id", "started_at", "status")
+
+    def __init__(self, send: Send, id_: bytes, cors: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._extra = [_SERVER, (b"x-request-id", id_), *cors]
+        self.id = id_.decode()
+        self.status = 0  # 0 = not begun
+        self.finished = False
+        self.started_at = time.perf_counter()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *self._extra]
+        elif not message.get("more_body", False):
+            self.finished = True
+        await self._send(message)
+
+    def abort(self) -> None:
+        """Drop the connection with what is still buffered.
+
+        ASGI has no word for it, and closing would wait for a client that reads nothing; uvicorn's `send` is a
+        method of the object that knows the transport.
+        """
+        transport = getattr(getattr(self._send, "__self__", None), "transport", None)
+        if transport is not None:
+            transport.abort()
+
+
+class Gateway:
+    """Wraps the application; `draining` set means that new requests are refused."""
+
+    def __init__(self, app: ASGIApp, options: HttpOptions, draining: asyncio.Event, count: CountRequest) -> None:
+        self._app = app
+        self._cors = CorsPolicy(options.cors)
+        self._keys = ApiKeys(options.api_keys, options.api_prefix)
+        self._open = frozenset(options.api_prefix + path for path in OPEN_PATHS)
+        self._quiet = frozenset(options.api_prefix + path for path in _QUIET)
+        self._draining = draining
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection of any kind; only HTTP is looked at."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        origin = headers.get(b"origin")
+        if scope["method"] == "OPTIONS":
+            exchange = _Exchange(send, request_id(headers), self._cors.preflight(origin))
+            await self._answer(Response(b"", media_type="text/html"), scope, receive, exchange)
+        else:
+            exchange = _Exchange(send, request_id(headers), self._cors.headers(origin))
+            await self._serve(headers, scope, receive, exchange)
+
+    async def _serve(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+        try:
+            if self._draining.is_set() and scope["path"] not in self._open:
+                raise ShuttingDown
+            self._keys.check(scope["path"], headers.get(b"authorization"), headers.get(b"x-api-key"))
+            await self._app(scope, receive, exchange.send)
+        except ClientDisconnect:
+            exchange.status = exchange.status or CLIENT_GONE
+        except SendTimeoutError:
+            logger.warning("request %s: the client stopped reading, dropped", exchange.id)
+            await self._drop(exchange)
+        except Exception as error:  # noqa: BLE001 (the last net: logged and answered in _fail)
+            await self._fail(error, scope, receive, exchange)
+        finally:
+            self._record(scope, exchange)
+
+    async def _answer(self, response: Response, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+        try:
+            await response(scope, receive, exchange.send)
+        finally:
+            self._record(scope, exchange)
+
+    async def _fail(self, error: Exception, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+        """A fault that no handler answered: as a reply if none has begun, else by ending the connection."""
+        if exchange.status == 0:
+            response = error_response(error)
+            response.headers.setdefault("Connection", "close")  # the request's body may be unread
+            await response(scope, receive, exchange.send)
+        elif exchange.finished:
+            logger.error("request %s failed: %s", exchange.id, type(error).__name__)  # answered and logged inside
+        else:
+            logger.error("request %s failed in the middle of its reply", exchange.id, exc_info=error)
+            await self._drop(exchange)
+
+    async def _drop(self, exchange: _Exchange) -> None:
+        exchange.abort()
+        await asyncio.sleep(0)  # so that uvicorn hears of it before it looks for the reply's end
+
+    def _record(self, scope: Scope, exchange: _Exchange) -> None:
+        status = exchange.status or CLIENT_GONE
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._count(path_template(scope), method, status)
+        level = logging.DEBUG if scope["path"] in self._quiet else logging.INFO
+        if access.isEnabledFor(level):
+            elapsed_ms = (time.perf_counter() - exchange.started_at) * 1000
+            cut = "" if exchange.finished else " (cut off)"
+            # %r: a path may hold line breaks after unquoting
+            access.log(level, "%s %r %d %.1f ms %s%s", method, scope["path"], status, elapsed_ms, exchange.id, cut)
+
+
+def request_id(headers: Mapping[bytes, bytes]) -> bytes:
+    """The client's X-Request-Id where it is plain text of a sane length, else a new one."""
+    given = headers.get(b"x-request-id")
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given
+    return secrets.token_hex(8).encode()
+
+
+def path_template(scope: Scope) -> str:
+    """The route's own path, such as ``/v1/models/{model_id}``: few values, none made by clients."""
+    route = scope.get("route")
+    return getattr(route, "path", UNMATCHED)

@@ -1,0 +1,137 @@
+"""Errors as replies: llama-server's ``{"error": {"code", "message", "type"}}`` with its statuses and types
+(llama.cpp tools/server/server-common.cpp, format_error_response)."""
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from server.errors import (
+    AuthenticationFailed,
+    ContextExceeded,
+    InternalError,
+    InvalidRequest,
+    LlamapoolError,
+    ModelLoading,
+    ModelNotFound,
+    NotFound,
+    NotSupported,
+    QueueFull,
+    ShuttingDown,
+    Unavailable,
+)
+from server.transport.body import BodyTimeout, BodyTooLarge, UnsupportedEncoding
+from server.transport.reply import json_reply
+
+logger = logging.getLogger(__name__)
+
+_KINDS: tuple[tuple[type[LlamapoolError], int, str], ...] = (  # the first that matches counts
+    (ContextExceeded, 400, "exceed_context_size_error"),
+    (BodyTooLarge, 413, "invalid_request_error"),
+    (BodyTimeout, 408, "invalid_request_error"),
+    (UnsupportedEncoding, 415, "invalid_request_error"),
+    (InvalidRequest, 400, "invalid_request_error"),
+    (AuthenticationFailed, 401, "authentication_error"),
+    (NotFound, 404, "not_found_error"),
+    (NotSupported, 501, "not_supported_error"),
+    (QueueFull, 429, "unavailable_error"),
+    (Unavailable, 503, "unavailable_error"),
+    (InternalError, 500, "server_error"),
+)
+_HTTP_TYPES = {404: "not_found_error", 401: "authentication_error", 403: "permission_error"}
+_RETRY_LOADING_S = 1
+_RETRY_RESTART_S = 5
+
+ErrorReply = tuple[int, dict[str, Any], dict[str, str]]
+
+
+def error_body(error: Exception) -> ErrorReply:
+    """Status, body and extra headers of an error; for plain replies and for the error event of a stream.
+
+    What is not on purpose becomes a 500 without its text, logged with its traceback.
+    """
+    if isinstance(error, LlamapoolError):
+        return _known(error)
+    if isinstance(error, ValidationError | RequestValidationError):
+        return _known(_first_fault(error.errors()))
+    if isinstance(error, RecursionError):
+        logger.warning("a request nests too deeply", exc_info=error)
+        return _known(InvalidRequest("the request nests too deeply"))
+    if isinstance(error, HTTPException):
+        return _http(error)
+    logger.error("unhandled error in a request", exc_info=error)
+    return _reply(500, "server_error", "internal server error; the server's log has the details")
+
+
+def error_response(error: Exception) -> Response:
+    """`error` as a whole reply."""
+    status, body, headers = error_body(error)
+    return json_reply(body, status=status, headers=headers)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error that a route raises. `transport.gateway` answers what escapes them."""
+
+    async def answer(_: Request, error: Exception) -> Response:
+        return error_response(error)
+
+    async def forget(_: Request, __: Exception) -> None:
+        """Nobody is left to answer; the gateway records it."""
+
+    app.add_exception_handler(ClientDisconnect, forget)  # type: ignore[arg-type]  # None = no reply
+    for kind in (LlamapoolError, RequestValidationError, ValidationError, RecursionError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def _known(error: LlamapoolError) -> ErrorReply:
+    status, type_ = next(
+        ((status, type_) for kind, status, type_ in _KINDS if isinstance(error, kind)), (500, "server_error")
+    )
+    code, body, headers = _reply(status, type_, error.message)
+    detail = body["error"]
+    if isinstance(error, ContextExceeded):
+        detail |= {"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx}
+    elif isinstance(error, ModelNotFound):
+        detail["param"] = "model"
+    elif isinstance(error, InvalidRequest) and error.param:
+        detail["param"] = error.param
+    if isinstance(error, AuthenticationFailed):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, BodyTooLarge | BodyTimeout):
+        headers["Connection"] = "close"  # the rest of the body is not read
+    headers |= _retry_after(error)
+    return code, body, headers
+
+
+def _retry_after(error: LlamapoolError) -> dict[str, str]:
+    if isinstance(error, QueueFull):
+        return {"Retry-After": str(error.retry_after_s)}
+    if isinstance(error, ModelLoading):
+        return {"Retry-After": str(_RETRY_LOADING_S)}
+    if isinstance(error, ShuttingDown):
+        return {"Retry-After": str(_RETRY_RESTART_S)}
+    return {}
+
+
+def _first_fault(faults: Any) -> InvalidRequest:
+    """pydantic's first fault as ``messages.0.role: Field required``."""
+    fault = faults[0]
+    where = ".".join(str(part) for part in fault["loc"] if part not in ("body", "query", "path"))
+    return InvalidRequest(f"{where}: {fault['msg']}" if where else fault["msg"], where or None)
+
+
+def _http(error: HTTPException) -> ErrorReply:
+    """Starlette's own: unknown paths (llama-server's words), wrong methods."""
+    status = error.status_code
+    type_ = _HTTP_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    code, body, _ = _reply(status, type_, "File Not Found" if status == 404 else str(error.detail))
+    return code, body, dict(error.headers or {})
+
+
+def _reply(status: int, type_: str, message: str) -> ErrorReply:
+    return status, {"error": {"code": status, "message": message, "type": type_}}, {}

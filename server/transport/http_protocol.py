@@ -1,0 +1,66 @@
+"""uvicorn's fast HTTP protocol with bounds that it lacks: the size of a request's head, and the time it may take."""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's other protocol (h11) and nginx's order of magnitude
+HEAD_S = 60.0
+_NOT_IN_HEAD = -1
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """Closes a connection whose request line and headers are endless or never end.
+
+    For ``uvicorn.Config(http=BoundedHttpProtocol)``. The parser keeps an unfinished header in memory, however
+    long it is, and has no clock.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._n_head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A new connection: its first request's head is due."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """A request begins; the bytes of this read are counted already when it is the first."""
+        super().on_message_begin()
+        if self._n_head_bytes == _NOT_IN_HEAD:
+            self._n_head_bytes = 0
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        """The head is complete; what follows is the body, which `transport.body` bounds."""
+        self._n_head_bytes = _NOT_IN_HEAD
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, unless the head has grown too large."""
+        if self._n_head_bytes != _NOT_IN_HEAD:
+            self._n_head_bytes += len(data)
+        super().data_received(data)
+        if self._n_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            if self.cycle is None or self.cycle.response_complete:
+                self.send_400_response("Request header fields too large.")
+            else:  # an earlier, pipelined request's reply is under way
+                self.transport.close()
+
+    def _await_head(self) -> None:
+        self._stop_timer()
+        self._head_timer = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

@@ -1,0 +1,32 @@
+"""What the HTTP side needs of the settings, as plain values."""
+
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+IDLE_S = 60.0
+"""Longest silence of a client in the middle of a body or of a stream that it should be reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorsOptions:
+    """llama-server's ``--cors-*`` with its defaults (llama.cpp common/common.h)."""
+
+    origins: str = "*"
+    methods: str = "GET, POST, DELETE, OPTIONS"
+    headers: str = "*"
+    credentials: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """Switches and limits of the HTTP side. Built from the settings by `server.app`."""
+
+    metrics: bool = False  # GET /metrics answers
+    slots: bool = True  # GET /slots answers
+    timeout_s: float = 3600.0  # a body must have arrived, and a request in all
+    idle_s: float = IDLE_S  # longest silence within a body, longest wait for a client to read a stream
+    max_body_bytes: int = 64 * MIB
+    sse_ping_interval_s: float = 30.0  # <= 0 = no pings
+    api_prefix: str = ""
+    api_keys: tuple[str, ...] = ()
+    cors: CorsOptions = CorsOptions()

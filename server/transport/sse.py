@@ -1,0 +1,64 @@
+"""Server-sent events out of ready-made bytes: each chunk that the iterator yields is one HTTP chunk."""
+
+from collections.abc import AsyncIterator, Callable
+
+from sse_starlette.sse import EventSourceResponse
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from server.transport.options import HttpOptions
+
+PING = b":\n\n"
+"""A comment line, which clients ignore (llama-server sends the same)."""
+
+
+class EventStream(EventSourceResponse):
+    """An event stream that always closes its iterator, then calls `on_close` once, however it ends.
+
+    An async generator whose first item was never asked for does not run its ``finally``; what must be released
+    in any case belongs into `on_close`.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        *,
+        on_close: Callable[[], object] | None,
+        ping_s: float,
+        send_timeout_s: float,
+    ) -> None:
+        super().__init__(
+            chunks,
+            headers={"Cache-Control": "no-cache"},
+            ping=max(ping_s, 0),
+            send_timeout=send_timeout_s,
+            # Bytes pass through as they are; the library's type says ServerSentEvent only.
+            ping_message_factory=lambda: PING,  # type: ignore[arg-type,return-value]
+        )
+        self._chunks = chunks
+        self._on_close = on_close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events; ends when the iterator does, when the client goes away or stops reading."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            try:
+                close = getattr(self._chunks, "aclose", None)
+                if close is not None:
+                    await close()
+            finally:
+                if self._on_close is not None:
+                    self._on_close()
+
+
+def event_stream(
+    request: Request, chunks: AsyncIterator[bytes], *, on_close: Callable[[], object] | None = None
+) -> EventStream:
+    """A ``text/event-stream`` reply. Each item of `chunks` is a whole event, blank line included.
+
+    When the client disconnects, or reads nothing for ``idle_s``, the generator is closed at once where it waits.
+    `on_close` is called once at the end in every case, also when the generator never started.
+    """
+    options: HttpOptions = request.app.state.services.options
+    return EventStream(chunks, on_close=on_close, ping_s=options.sse_ping_interval_s, send_timeout_s=options.idle_s)

@@ -1,0 +1,222 @@
+"""The whole application over a fake model: no native library, no sockets, the lifespan run as uvicorn does.
+
+`client` is enough for most tests. `serve(...)` starts an application with other settings or another loader::
+
+    async with serve(loader=FakeLoader(replies={"Hi": "there"}), server={"slots": False}) as api:
+        reply = await api.client.get("/health")
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from server.app import create_app
+from server.engine.engine import Engine
+from server.pool.pool import Pool
+from server.routes.health import is_pending
+from server.settings import ModelSettings, Origin, ServerSettings, Settings
+from server.transport.http_protocol import BoundedHttpProtocol
+from tests.fakes import FakeLoader
+
+TIMEOUT_S = 20.0
+MODELS: Mapping[str, Any] = {"demo": {"path": "demo.gguf", "aliases": ["gpt-4o-mini"], "load": "startup"}}
+
+
+@dataclass(frozen=True)
+class Api:
+    """A running application."""
+
+    app: FastAPI
+    client: httpx.AsyncClient
+    loader: FakeLoader
+
+    @property
+    def pool(self) -> Pool:
+        pool: Pool = self.app.state.services.pool
+        return pool
+
+    async def settled(self) -> None:
+        """Wait until every model that loads at start is loaded, or has failed."""
+        with self.pool.subscribe() as events:
+            while any(is_pending(s) for s in self.pool.states() if s.spec.load == "startup"):
+                await anext(events)
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Api]]
+
+
+def make_settings(
+    server: Mapping[str, Any] | None = None, models: Mapping[str, Mapping[str, Any]] | None = None
+) -> Settings:
+    """Settings as a YAML file would give them, by default one model that loads at start."""
+    models = MODELS if models is None else models
+    return Settings(
+        server=ServerSettings.model_validate({"drain_s": 5, **(server or {})}),
+        models={name: ModelSettings.model_validate(dict(fields)) for name, fields in models.items()},
+        origins={name: Origin("test") for name in models},
+    )
+
+
+@asynccontextmanager
+async def run_app(app: FastAPI) -> AsyncIterator[None]:
+    """Start `app` as an ASGI server would, and stop it at the end."""
+    async with asyncio.timeout(TIMEOUT_S), app.router.lifespan_context(app):
+        yield
+
+
+@pytest.fixture
+def serve() -> Serve:
+    """Starts applications: ``serve(loader=..., server={...}, models={...}, wait=True)``."""
+
+    @asynccontextmanager
+    async def start(
+        loader: FakeLoader | None = None, *, wait: bool = True, headers: Any = None, **settings: Any
+    ) -> AsyncIterator[Api]:
+        loader = loader or FakeLoader()
+        app = create_app(make_settings(**settings), loader=loader)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+        async with (
+            run_app(app),
+            httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client,
+        ):
+            api = Api(app, client, loader)
+            if wait:
+                await api.settled()
+            yield api
+            await check_nothing_leaked(api)
+        assert all(weights.closed for weights in loader.loaded), "weights outlive the server"
+
+    return start
+
+
+async def check_nothing_leaked(api: Api) -> None:
+    """Every slot is free and every KV cell accounted for. (A lease that is left keeps the weights from closing.)"""
+    for state in api.pool.states():
+        if state.loaded is not None:
+            await idle(state.loaded.engine)
+            state.loaded.engine.check_integrity()
+    api.pool.check_integrity()
+
+
+async def idle(engine: Engine) -> None:
+    """Wait until no request waits or runs."""
+    await until(lambda: not engine.busy)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop run until `condition` holds; for what announces itself by no event."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():  # noqa: ASYNC110 (see above; time decides nothing but a failure)
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def api(serve: Serve) -> AsyncIterator[Api]:
+    """One running application with the model "demo" loaded."""
+    async with serve() as running:
+        yield running
+
+
+@pytest.fixture
+def client(api: Api) -> httpx.AsyncClient:
+    """A client of `api`."""
+    return api.client
+
+
+class LiveServer(uvicorn.Server):
+    """uvicorn on a loopback socket, in the test's own event loop; says when it has started."""
+
+    def __init__(self, app: FastAPI, **config: Any) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=BoundedHttpProtocol,
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                **config,
+            )
+        )
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+
+@dataclass(frozen=True)
+class Live:
+    """A running application behind a real socket."""
+
+    api: Api
+    server: LiveServer
+    port: int
+
+    async def connect(self, raw: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A new connection on which `raw` was sent."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(raw)
+        await writer.drain()
+        return reader, writer
+
+    async def exchange(self, raw: bytes) -> bytes:
+        """All that the server says to `raw` until it closes the connection."""
+        reader, writer = await self.connect(raw)
+        try:
+            return await asyncio.wait_for(reader.read(), TIMEOUT_S)
+        finally:
+            writer.close()
+
+
+GoLive = Callable[..., AbstractAsyncContextManager[Live]]
+
+
+@pytest.fixture
+def live() -> GoLive:
+    """Starts applications behind uvicorn: for what only a socket can show. Takes what `serve` takes."""
+
+    @asynccontextmanager
+    async def start(
+        loader: FakeLoader | None = None, *, options: Mapping[str, Any] | None = None, **settings: Any
+    ) -> AsyncIterator[Live]:
+        loader = loader or FakeLoader()
+        app = create_app(make_settings(**settings), loader=loader)
+        if options:  # e.g. shorter than the settings allow
+            app.state.services = replace(app.state.services, options=replace(app.state.services.options, **options))
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)  # so that little fits on the way
+        port = listening.getsockname()[1]
+        server = LiveServer(app)
+        async with asyncio.timeout(TIMEOUT_S):
+            running = asyncio.create_task(server.serve(sockets=[listening]))
+            await server.ready.wait()
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                api = Api(app, client, loader)
+                await api.settled()
+                try:
+                    yield Live(api, server, port)
+                    await check_nothing_leaked(api)
+                finally:
+                    server.should_exit = True
+                    await running
+        assert all(weights.closed for weights in loader.loaded), "weights outlive the server"
+
+    return start
+
+
+def chat_request(path: str = "/v1/chat/completions", **body: Any) -> bytes:
+    """The bytes of a POST with a chat body, by default a stream."""
+    payload = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, **body}
+    content = json.dumps(payload).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(content)}\r\n\r\n"
+    return head.encode() + content

@@ -1,0 +1,136 @@
+import asyncio
+import contextlib
+import gzip
+import json
+
+import pytest
+
+from tests.api.conftest import GoLive, Serve
+
+COMPLETION = {"prompt": "Hi", "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b"{b", "line 1, column 2"),
+        (b"[]", "must be a JSON object, not an array"),
+        (b'{"prompt": "\xff"}', "UTF-8"),
+        (b'{"temperature": NaN}', "line 1"),
+        (b'{"a":' * 5000, "depth limit"),
+        (b"\x00" * 100, "line 1, column 1"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/models/load"])
+async def test_a_malformed_body_is_the_clients_mistake(client, path, content, message):
+    reply = await client.post(path, content=content)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert message in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "???"])
+async def test_the_content_type_does_not_matter(client, content_type):
+    body = json.dumps(COMPLETION)
+    reply = await client.post("/v1/completions", content=body, headers={"Content-Type": content_type})
+    assert reply.status_code == 200
+
+
+async def test_compressed_bodies_are_refused(client):
+    body = gzip.compress(json.dumps(COMPLETION).encode())
+    reply = await client.post("/v1/completions", content=body, headers={"Content-Encoding": "gzip"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (415, 415)
+
+
+async def test_a_body_over_the_limit_is_refused_by_its_length_or_by_its_size(serve: Serve):
+    async def chunks():
+        for _ in range(3):
+            yield b" " * 1000
+
+    async with serve(server={"max_body_bytes": 2048}) as api:
+        for content in (b" " * 2049, chunks()):
+            reply = await api.client.post("/v1/completions", content=content)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (413, 413)
+        exact = json.dumps(COMPLETION).encode().ljust(2048)
+        assert (await api.client.post("/v1/completions", content=exact)).status_code == 200
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n\r\n"
+
+
+@pytest.mark.parametrize("options", [{"idle_s": 0.05}, {"timeout_s": 0.05}])
+async def test_a_body_that_never_ends_is_given_up(live: GoLive, options):
+    async with live(options=options) as server:
+        reply = await server.exchange(HEAD + b'{"prompt": ')
+        assert reply.startswith(b"HTTP/1.1 408 ")
+        assert b'"the request body did not arrive within 0.05 s"' in reply
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_forgotten(live: GoLive):
+    async with live() as server:
+        _, writer = await server.connect(HEAD + b'{"prompt": ')
+        writer.transport.abort()
+        assert (await server.api.client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: ten\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b"GET /health HTTP/1.1\r\nbad header\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_ends_its_connection_and_nothing_else(live: GoLive, garbage):
+    async with live() as server:
+        assert (await server.exchange(garbage)).startswith(b"HTTP/1.1 400 ")
+        assert (await server.api.client.get("/health")).status_code == 200
+
+
+async def test_garbage_behind_a_request_does_not_spoil_its_reply(live: GoLive):
+    async with live() as server:
+        reply = await server.exchange(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n\x00garbage\r\n\r\n")
+        assert b"HTTP/1.1 400 " in reply
+        assert (await server.api.client.get("/health")).status_code == 200
+
+
+async def test_pipelined_requests_are_answered_in_order(live: GoLive):
+    async with live() as server:
+        one = b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Request-Id: %d\r\n\r\n"
+        last = b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Request-Id: 3\r\nConnection: close\r\n\r\n"
+        reply = await server.exchange(one % 1 + one % 2 + last)
+        assert [reply.index(b"x-request-id: %d" % i) for i in (1, 2, 3)] == sorted(
+            reply.index(b"x-request-id: %d" % i) for i in (1, 2, 3)
+        )
+        assert reply.count(b"HTTP/1.1 200 ") == 3
+
+
+@pytest.mark.parametrize("piece", [b"X-A: " + b"a" * 1000 + b"\r\n", b"a" * 1000])
+async def test_an_endless_head_is_cut(live: GoLive, piece):
+    async with live() as server:
+        reader, writer = await server.connect(b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: ")
+        reply = asyncio.create_task(reader.read())
+        with contextlib.suppress(ConnectionError):
+            while not reply.done():
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+        writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            assert (await reply).startswith((b"HTTP/1.1 400 ", b""))
+
+
+async def test_a_head_that_never_ends_is_given_up(live: GoLive, monkeypatch):
+    monkeypatch.setattr("server.transport.http_protocol.HEAD_S", 0.05)
+    async with live() as server:
+        assert await server.exchange(b"GET /livez HTTP/1.1\r\nHost: ") == b""
+
+
+async def test_large_but_finite_heads_pass(live: GoLive):
+    async with live() as server:
+        head = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-A: " + b"a" * 60_000 + b"\r\n\r\n"
+        assert (await server.exchange(head)).startswith(b"HTTP/1.1 200 ")

@@ -1,0 +1,72 @@
+import logging
+
+import pytest
+
+from tests.api.conftest import Serve
+
+
+async def test_an_unknown_path_is_llama_servers_404(client):
+    reply = await client.get("/nope")
+    assert (reply.status_code, reply.json()) == (
+        404,
+        {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}},
+    )
+    assert reply.headers["content-type"] == "application/json; charset=utf-8"
+
+
+async def test_a_wrong_method_says_which_are_right(client):
+    reply = await client.get("/v1/completions")
+    assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/%00", "/v1/models/%ff", "/" + "x" * 5000, "//", "/v1/models/..%2f..%2fetc"])
+async def test_strange_paths_are_not_found(client, path):
+    assert (await client.get(path)).status_code == 404
+
+
+async def test_a_fault_of_ours_is_a_500_without_details(serve: Serve, caplog, monkeypatch):
+    async with serve() as api:
+
+        def broken() -> None:
+            raise KeyError("the password")
+
+        monkeypatch.setattr(api.pool, "states", broken)
+        with caplog.at_level(logging.ERROR):
+            reply = await api.client.get("/v1/models", headers={"Origin": "http://x.y", "X-Request-Id": "abc-1"})
+        monkeypatch.undo()
+        assert reply.status_code == 500
+        assert reply.json()["error"]["type"] == "server_error"
+        assert "password" not in reply.text
+        assert "the password" in caplog.text
+        assert "abc-1" in caplog.text
+        assert reply.headers["access-control-allow-origin"] == "http://x.y"
+        assert reply.headers["x-request-id"] == "abc-1"
+
+
+async def test_every_reply_says_who_answers_and_to_which_request(client):
+    reply = await client.get("/health", headers={"X-Request-Id": "mine"})
+    assert (reply.headers["server"], reply.headers["x-request-id"]) == ("llamapool", "mine")
+    first, second = [(await client.get("/health")).headers["x-request-id"] for _ in range(2)]
+    assert first != second
+
+
+@pytest.mark.parametrize("given", ["a b", "x" * 129, "ü".encode().decode("latin-1"), ""])
+async def test_a_request_id_that_could_spoil_the_log_is_replaced(client, given):
+    reply = await client.get("/health", headers=[(b"x-request-id", given.encode("latin-1"))])
+    assert reply.headers["x-request-id"] != given
+
+
+async def test_the_log_tells_status_and_duration(client, caplog):
+    with caplog.at_level(logging.INFO, "server.access"):
+        await client.get("/nope%0Ainjected", headers={"X-Request-Id": "abc-2"})
+        await client.get("/health")
+    (record,) = [r for r in caplog.records if r.name == "server.access"]
+    assert "GET '/nope\\ninjected' 404" in record.getMessage()
+    assert record.getMessage().endswith(" abc-2")
+
+
+async def test_the_api_describes_itself_without_pages_from_elsewhere(client):
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    assert {"/v1/chat/completions", "/v1/models/{model_id}", "/health"} <= set(paths)
+    assert (await client.get("/docs")).status_code == 404

@@ -1,0 +1,228 @@
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from server.app import create_app, warn_of_workers
+from server.errors import ConfigError
+from tests.api.conftest import GoLive, Serve, chat_request, idle, make_settings, run_app, until
+from tests.fakes import FakeLoader, FakeRunner
+
+ENDLESS = {"max_tokens": 200, "ignore_eos": True}
+
+
+def slow_loader(steps: threading.Semaphore, **runner: object) -> FakeLoader:
+    """A model that takes a step when `steps` gives one."""
+    return FakeLoader(runner=lambda: FakeRunner(steps=steps, **runner))
+
+
+async def test_nothing_is_loaded_before_the_lifespan_starts():
+    loader = FakeLoader()
+    app = create_app(make_settings(), loader=loader)
+    assert loader.loaded == []
+    async with run_app(app):
+        pass
+    assert all(weights.closed for weights in loader.loaded)
+
+
+async def test_stopping_while_a_model_loads_ends_the_load():
+    gate = threading.Event()
+    loader = FakeLoader(gate=gate)
+    async with run_app(create_app(make_settings(), loader=loader)):
+        gate.set()
+    assert all(weights.closed for weights in loader.loaded)
+
+
+async def test_two_models_of_one_name_are_a_mistake_of_the_configuration():
+    models = {"a": {"path": "a.gguf", "aliases": ["b"]}, "b": {"path": "b.gguf"}}
+    with pytest.raises(ConfigError, match="both called 'b'"):
+        create_app(make_settings(models=models), loader=FakeLoader())
+
+
+async def test_while_it_stops_new_requests_are_refused_and_health_still_answers(serve: Serve):
+    async with serve() as api:
+        api.app.state.services.draining.set()
+        reply = await api.client.post("/v1/completions", json={"prompt": "x"})
+        assert (reply.status_code, reply.json()["error"]["type"]) == (503, "unavailable_error")
+        assert reply.headers["retry-after"]
+        assert (await api.client.get("/livez")).status_code == 200
+        assert (await api.client.get("/readyz")).status_code == 503
+
+
+async def test_a_running_stream_is_finished_within_the_drain_time(live: GoLive):
+    steps = threading.Semaphore(1)
+    async with live(slow_loader(steps)) as server:
+        reader, writer = await server.connect(chat_request(max_tokens=3))
+        await reader.readuntil(b"data: ")
+        server.server.should_exit = True
+        await until(lambda: not server.server.servers[0].sockets)
+        for _ in range(50):
+            steps.release()
+        rest = await asyncio.wait_for(reader.read(), 10)
+        assert b"[DONE]" in rest
+        writer.close()
+
+
+async def test_a_stream_that_outlives_the_drain_time_ends_with_an_error(live: GoLive):
+    loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=5000))
+    async with live(loader, server={"drain_s": 0}) as server:
+        reader, writer = await server.connect(chat_request(max_tokens=4500, ignore_eos=True))
+        await reader.readuntil(b"data: ")
+        server.server.should_exit = True  # as uvicorn does at SIGTERM, and `StopSignals` the rest
+        await server.api.pool.close(0)
+        rest = await asyncio.wait_for(reader.read(), 10)
+        assert b"shutting down" in rest
+        assert b"[DONE]" not in rest
+        writer.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_frees_its_slot_at_once(live: GoLive, stream, caplog):
+    steps = threading.Semaphore(2)
+    async with live(slow_loader(steps, n_seq=1)) as server:
+        engine = server.api.pool.states()[0].loaded.engine
+        _, writer = await server.connect(chat_request(stream=stream, **ENDLESS))
+        await until(lambda: any(slot.is_processing for slot in engine.slots()))
+        writer.transport.abort()
+        await until(lambda: not server.api.pool.states()[0].n_leases)
+        assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+        steps.release()
+        await idle(engine)
+        reply = asyncio.create_task(server.api.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}))
+        for _ in range(50):
+            steps.release()
+        assert (await reply).status_code == 200
+
+
+async def test_a_client_that_stops_reading_is_dropped_and_its_slot_freed(live: GoLive, caplog):
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, n_ctx_seq=1000))
+    async with live(loader, options={"idle_s": 0.2}) as server:
+        engine = server.api.pool.states()[0].loaded.engine
+        listening = socket.create_connection(("127.0.0.1", server.port))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        with caplog.at_level(logging.WARNING):
+            listening.sendall(chat_request(max_tokens=900, ignore_eos=True, logprobs=True, top_logprobs=20))
+            await until(lambda: engine.busy)
+            await idle(engine)
+        assert "stopped reading" in caplog.text
+        await until(lambda: not server.server.server_state.connections)
+        listening.close()
+
+
+async def test_each_event_is_one_http_chunk(live: GoLive):
+    async with live(FakeLoader(replies={"Hi": "there"})) as server:
+        reader, writer = await server.connect(chat_request(max_tokens=4, temperature=0))
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        assert b"content-type: text/event-stream" in head
+        assert b"cache-control: no-cache" in head
+        assert b"x-accel-buffering: no" in head
+        assert b"transfer-encoding: chunked" in head
+        chunks = []
+        while size := int(await reader.readline(), 16):
+            chunks.append((await reader.readexactly(size + 2))[:-2])
+        writer.close()
+        assert all(c.startswith(b"data: ") and c.endswith(b"\n\n") and c.count(b"data: ") == 1 for c in chunks)
+        assert chunks[-1] == b"data: [DONE]\n\n"
+
+
+async def test_a_silent_stream_is_pinged(live: GoLive):
+    steps = threading.Semaphore(1)
+    async with live(slow_loader(steps), options={"sse_ping_interval_s": 0.05}) as server:
+        reader, writer = await server.connect(chat_request(max_tokens=2))
+        await asyncio.wait_for(reader.readuntil(b"\r\n:\n\n\r\n"), 10)
+        for _ in range(50):
+            steps.release()
+        await reader.readuntil(b"[DONE]")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "warns"),
+    [
+        (["uvicorn"], {}, False),
+        (["uvicorn"], {"WEB_CONCURRENCY": "1"}, False),
+        (["uvicorn"], {"WEB_CONCURRENCY": "2"}, True),
+        (["gunicorn"], {"SERVER_SOFTWARE": "gunicorn/23.0"}, True),
+    ],
+)
+def test_several_workers_get_a_warning(caplog, argv, environ, warns):
+    warn_of_workers(argv, environ)
+    assert ("loads every model into memory anew" in caplog.text) is warns
+
+
+def run_uvicorn(*args: str, **env: str) -> subprocess.Popen[str]:
+    """``uvicorn server.app:app`` as a process of its own."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMA", "LLAMAPOOL"))}
+    return subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0", *args],
+        env=clean | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_a_wrong_setting_stops_uvicorn_with_one_line():
+    process = run_uvicorn(LLAMAPOOL_SERVER__PORT="many")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    lines = [line for line in output.splitlines() if line]
+    assert len(lines) == 1
+    assert lines[0].startswith("llamapool: ")
+    assert "PORT" in lines[0] or "port" in lines[0]
+
+
+def test_importing_the_module_reads_no_environment():
+    code = "import server.app; assert 'app' not in vars(server.app)"
+    env = os.environ | {"LLAMAPOOL_SERVER__PORT": "many"}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+
+
+def test_the_module_has_no_other_surprises():
+    import server.app
+
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        server.app.nothing  # noqa: B018
+
+
+MAIN = """
+import asyncio, threading, uvicorn
+from server.app import create_app
+from tests.api.conftest import make_settings, LiveServer
+from tests.fakes import FakeLoader, FakeRunner
+loader = FakeLoader(runner=lambda: FakeRunner(steps=threading.Semaphore(1)))
+server = LiveServer(create_app(make_settings(server={"drain_s": 60}), loader=loader), port=0)
+async def main():
+    serving = asyncio.create_task(server.serve())
+    await server.ready.wait()
+    print(server.servers[0].sockets[0].getsockname()[1], flush=True)
+    await server.config.loaded_app.app.state.services.draining.wait()
+    print("draining", flush=True)
+    await serving
+asyncio.run(main())
+"""
+
+
+def test_a_second_sigterm_ends_the_process_in_the_middle_of_a_stream():
+    with subprocess.Popen([sys.executable, "-c", MAIN], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+                client.sendall(chat_request(**ENDLESS))
+                received = b""
+                while b"data: " not in received:
+                    received += client.recv(65536)
+                process.send_signal(signal.SIGTERM)
+                process.stdout.readline()  # it says that it drains
+                assert process.poll() is None
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(10) == 128 + signal.SIGTERM
+        finally:
+            process.kill()

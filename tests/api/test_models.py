@@ -1,0 +1,180 @@
+import json
+import threading
+
+from server.pool.state import Status
+from tests.api.conftest import GoLive, Serve, until
+from tests.fakes import FakeLoader
+
+TWO = {
+    "org/a:Q8": {"path": "a.gguf", "load": "startup", "aliases": ["first"], "tags": ["small"]},
+    "b": {"path": "b.gguf", "load": "on_demand"},
+}
+
+
+async def test_the_list_has_llama_servers_shape(client):
+    body = (await client.get("/v1/models")).json()
+    assert body["object"] == "list"
+    assert body["models"] == [
+        {
+            "name": "demo",
+            "model": "demo",
+            "modified_at": "",
+            "size": "",
+            "digest": "",
+            "type": "model",
+            "description": "",
+            "tags": [""],
+            "capabilities": ["completion"],
+            "parameters": "",
+            "details": {
+                "parent_model": "",
+                "format": "gguf",
+                "family": "",
+                "families": [""],
+                "parameter_size": "",
+                "quantization_level": "",
+            },
+        }
+    ]
+    (model,) = body["data"]
+    assert isinstance(model.pop("created"), int)
+    assert model == {
+        "id": "demo",
+        "aliases": ["gpt-4o-mini"],
+        "tags": [],
+        "object": "model",
+        "owned_by": "llamacpp",
+        "status": {"value": "loaded", "args": []},
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "can_remove": False,
+        "meta": {
+            "vocab_type": 2,
+            "n_vocab": 260,
+            "n_ctx": 256,
+            "n_ctx_train": 4096,
+            "n_embd": 8,
+            "n_params": 1000,
+            "size": 4000,
+            "ftype": "all F32",
+        },
+    }
+
+
+async def test_an_unloaded_model_is_listed_with_its_status(serve: Serve):
+    async with serve(models=TWO) as api:
+        first, second = (await api.client.get("/models")).json()["data"]
+        assert (first["id"], first["tags"], first["status"]["value"]) == ("org/a:Q8", ["small"], "loaded")
+        assert (second["id"], second["status"]) == ("b", {"value": "unloaded", "args": []})
+        assert "meta" not in second
+
+
+async def test_one_model_is_shown_by_id_and_alias_with_slashes(serve: Serve):
+    async with serve(models=TWO) as api:
+        for name in ("org/a:Q8", "first", "org%2Fa%3AQ8"):
+            reply = await api.client.get(f"/v1/models/{name}")
+            assert (reply.status_code, reply.json()["id"]) == (200, "org/a:Q8")
+
+
+async def test_an_unknown_model_gets_a_404_that_lists_the_known_ones(serve: Serve):
+    async with serve(models=TWO) as api:
+        error = {
+            "code": 404,
+            "message": "model 'gpt-9' not found; known models: b, org/a:Q8",
+            "type": "not_found_error",
+            "param": "model",
+        }
+        for reply in (
+            await api.client.get("/v1/models/gpt-9"),
+            await api.client.post("/models/load", json={"model": "gpt-9"}),
+            await api.client.post("/models/unload", json={"model": "gpt-9"}),
+            await api.client.get("/props?model=gpt-9"),
+            await api.client.post("/v1/completions", json={"model": "gpt-9", "prompt": "x"}),
+        ):
+            assert (reply.status_code, reply.json()) == (404, {"error": error})
+
+
+async def test_even_the_only_model_is_shown_under_its_own_names_alone(client):
+    assert (await client.get("/v1/models/gpt-9")).status_code == 404
+
+
+async def test_a_model_is_loaded_and_unloaded(serve: Serve):
+    async with serve(models=TWO) as api:
+        with api.pool.subscribe() as events:
+            reply = await api.client.post("/models/load", json={"model": "b"})
+            assert (reply.status_code, reply.json()) == (200, {"success": True})
+            await reached(api, events, "b", Status.READY)
+            reply = await api.client.post("/models/load", json={"model": "b"})
+            assert (reply.status_code, reply.json()["error"]["message"]) == (400, "model is already running")
+            reply = await api.client.post("/models/unload", json={"model": "b"})
+            assert (reply.status_code, reply.json()) == (200, {"success": True})
+            await reached(api, events, "b", Status.UNLOADED)
+            reply = await api.client.post("/models/unload", json={"model": "b"})
+            assert (reply.status_code, reply.json()["error"]["message"]) == (400, "model is not running")
+
+
+async def test_a_load_needs_a_name(client):
+    for body in ({}, {"model": ""}, {"model": 3}):
+        reply = await client.post("/models/load", json=body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model")
+
+
+async def test_a_failed_load_shows_its_reason_and_requests_get_a_503(serve: Serve):
+    async with serve(FakeLoader(failing={"b": "not a GGUF file"}), models=TWO) as api:
+        reply = await api.client.post("/v1/completions", json={"model": "b", "prompt": "x"})
+        assert reply.status_code == 503
+        assert reply.json()["error"]["message"] == "model 'b' failed to load: not a GGUF file"
+        status = (await api.client.get("/models")).json()["data"][1]["status"]
+        assert status == {
+            "value": "unloaded",
+            "args": [],
+            "failed": True,
+            "exit_code": 1,
+            "reason": "not a GGUF file",
+        }
+
+
+async def test_progress_is_shown_while_a_model_loads(serve: Serve):
+    gate = threading.Event()
+    async with serve(FakeLoader(gate=gate), wait=False) as api:
+        with api.pool.subscribe() as events:
+            while api.pool.states()[0].progress != 0.5:
+                await anext(events)
+            status = (await api.client.get("/models")).json()["data"][0]["status"]
+            gate.set()
+            await reached(api, events, "demo", Status.READY)
+        progress = {"stages": ["text_model"], "current": "text_model", "value": 0.5}
+        assert status == {"value": "loading", "args": [], "progress": progress}
+
+
+async def test_events_tell_of_a_load_as_it_happens(live: GoLive):
+    async with live(models=TWO) as server, server.api.client.stream("GET", "/models/sse") as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        await server.api.client.post("/models/load", json={"model": "b"})
+        seen = []
+        async for line in reply.aiter_lines():
+            if line.startswith("data: "):
+                seen.append(json.loads(line.removeprefix("data: ")))
+                if seen[-1]["data"]["status"] == "loaded":
+                    break
+        assert {(e["model"], e["event"]) for e in seen} == {("b", "model_status")}
+        assert seen[0]["data"] == {"status": "loading"}
+        progress = {"stages": ["text_model"], "current": "text_model", "value": 1.0}
+        assert {"status": "loading", "progress": progress} in [e["data"] for e in seen]
+        assert seen[-1]["data"]["info"]["meta"]["n_vocab"] == 260
+
+
+async def test_a_listener_that_leaves_is_forgotten(live: GoLive):
+    async with live() as server:
+        async with server.api.client.stream("GET", "/models/sse"):
+            assert len(listeners(server)) == 2  # the metrics listen, too
+        await until(lambda: len(listeners(server)) == 1)
+
+
+def listeners(server) -> list:
+    return server.api.pool._fan_out._subscriptions
+
+
+async def reached(api, events, model: str, status: Status) -> None:
+    """Wait until the model has this status."""
+    while api.pool.state(model).status is not status:
+        await anext(events)

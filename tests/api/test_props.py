@@ -1,0 +1,77 @@
+import json
+from pathlib import Path
+
+from server.pool.state import Status
+from tests.api.conftest import Serve
+from tests.api.test_models import TWO
+from tests.fakes import CHATML
+
+RECORDED_KEYS = {
+    *("default_generation_settings", "total_slots", "model_alias", "model_ftype", "model_path", "modalities"),
+    *("media_marker", "endpoint_slots", "endpoint_props", "endpoint_metrics", "ui", "ui_settings"),
+    *("chat_template", "chat_template_caps", "bos_token", "eos_token", "build_info", "is_sleeping"),
+    "cors_proxy_enabled",
+}
+RECORDED_PARAMS = json.loads((Path(__file__).parent / "recorded_params.json").read_text())
+
+
+async def test_the_only_models_properties_have_llama_servers_keys(client):
+    reply = await client.get("/props")
+    assert reply.status_code == 200
+    props = reply.json()
+    assert set(props) == RECORDED_KEYS
+    assert props["default_generation_settings"]["n_ctx"] == 256
+    assert (props["total_slots"], props["model_alias"], props["model_ftype"]) == (4, "demo", "all F32")
+    assert (props["bos_token"], props["eos_token"], props["chat_template"]) == ("<s>", "</s>", CHATML)
+    assert props["model_path"].endswith("demo.gguf")
+    assert props["is_sleeping"] is False
+    assert (props["endpoint_slots"], props["endpoint_metrics"]) == (True, False)
+
+
+async def test_the_default_sampling_is_llama_servers(client):
+    params = (await client.get("/props")).json()["default_generation_settings"]["params"]
+    assert list(params) == list(RECORDED_PARAMS)
+    random_seed = {"seed": 0xFFFFFFFF}
+    assert {k: round(v, 6) if isinstance(v, float) else v for k, v in params.items()} == RECORDED_PARAMS | random_seed
+
+
+async def test_with_several_models_and_none_named_the_server_describes_itself(serve: Serve):
+    async with serve(models=TWO, server={"models_max": 3}) as api:
+        props = (await api.client.get("/props")).json()
+        assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 3, True)
+
+
+async def test_a_named_model_is_loaded_for_its_properties(serve: Serve):
+    async with serve(models=TWO) as api:
+        assert (await api.client.get("/props?model=b")).json()["model_alias"] == "b"
+        assert api.pool.state("b").status is Status.READY
+
+
+async def test_autoload_false_loads_nothing(serve: Serve):
+    async with serve(models=TWO) as api:
+        reply = await api.client.get("/props?model=b&autoload=false")
+        assert (reply.status_code, reply.json()["error"]["message"]) == (400, "model is not loaded")
+        assert api.pool.state("b").status is Status.UNLOADED
+
+
+async def test_a_server_that_loads_nothing_by_itself_says_so_unless_asked_to(serve: Serve):
+    async with serve(models=TWO, server={"models_autoload": False}) as api:
+        assert (await api.client.get("/props?model=b")).status_code == 400
+        assert (await api.client.get("/props?model=b&autoload=1")).status_code == 200
+
+
+async def test_a_sleeping_model_is_not_woken(serve: Serve):
+    models = {"demo": {"path": "demo.gguf", "load": "startup", "sleep_idle_seconds": 1}}
+    async with serve(models=models) as api:
+        with api.pool.subscribe() as events:
+            while api.pool.states()[0].status is not Status.SLEEPING:
+                await anext(events)
+        assert (await api.client.get("/props")).json()["is_sleeping"] is True
+        assert [s["is_processing"] for s in (await api.client.get("/slots")).json()] == [False] * 4
+        assert (await api.client.get("/models")).json()["data"][0]["status"]["value"] == "sleeping"
+        assert api.pool.states()[0].status is Status.SLEEPING
+
+
+async def test_properties_cannot_be_changed(client):
+    reply = await client.post("/props", json={})
+    assert (reply.status_code, reply.json()["error"]["type"]) == (501, "not_supported_error")

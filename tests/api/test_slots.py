@@ -1,0 +1,57 @@
+import threading
+
+from tests.api.conftest import GoLive, Serve, chat_request
+from tests.api.test_models import TWO
+from tests.api.test_props import RECORDED_PARAMS
+from tests.fakes import FakeLoader, FakeRunner
+
+
+async def test_idle_slots_are_listed(client):
+    reply = await client.get("/slots")
+    assert reply.json() == [{"id": i, "n_ctx": 256, "speculative": False, "is_processing": False} for i in range(4)]
+
+
+async def test_without_slots_the_reply_names_the_flag(serve: Serve):
+    async with serve(server={"slots": False}) as api:
+        reply = await api.client.get("/slots")
+        message = "This server does not support slots endpoint. Start it with `--slots`"
+        assert (reply.status_code, reply.json()["error"]["message"]) == (501, message)
+
+
+async def test_a_busy_slot_shows_its_request_but_not_its_text(live: GoLive):
+    steps = threading.Semaphore(1)
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
+    async with live(loader) as server:
+        reader, writer = await server.connect(chat_request(max_tokens=5, temperature=0, n_probs=0))
+        await reader.readuntil(b"data: ")  # the first token has come; the next step waits for its permit
+        (slot,) = (await server.api.client.get("/slots")).json()
+        assert slot["is_processing"] is True
+        assert set(slot) == {
+            *("id", "n_ctx", "speculative", "is_processing", "id_task", "n_prompt_tokens"),
+            *("n_prompt_tokens_processed", "n_prompt_tokens_cache", "params", "next_token"),
+        }
+        assert list(slot["params"]) == list(RECORDED_PARAMS)
+        assert (slot["params"]["temperature"], slot["params"]["max_tokens"]) == (0, 5)
+        assert slot["next_token"][0]["n_remain"] == 5 - slot["next_token"][0]["n_decoded"]
+        reply = await server.api.client.get("/slots?fail_on_no_slot=1")
+        assert (reply.status_code, reply.json()["error"]["message"]) == (503, "no slot available")
+        for _ in range(20):
+            steps.release()
+        await reader.readuntil(b"[DONE]")
+        writer.close()
+
+
+async def test_an_idle_server_has_a_slot_for_who_asks(client):
+    assert (await client.get("/slots?fail_on_no_slot=1")).status_code == 200
+
+
+async def test_with_several_models_one_must_be_named(serve: Serve):
+    async with serve(models=TWO) as api:
+        assert (await api.client.get("/slots")).status_code == 400
+        assert len((await api.client.get("/slots?model=first")).json()) == 4
+
+
+async def test_looking_at_slots_loads_nothing(serve: Serve):
+    async with serve(models=TWO) as api:
+        reply = await api.client.get("/slots?model=b")
+        assert (reply.status_code, reply.json()["error"]["message"]) == (400, "model is not loaded")

@@ -1,0 +1,44 @@
+import pytest
+
+from server.errors import AuthenticationFailed
+from server.transport.auth import ApiKeys
+
+
+def test_without_keys_everything_is_open():
+    ApiKeys([]).check("/v1/models", None, None)
+
+
+@pytest.mark.parametrize(
+    ("authorization", "x_api_key"),
+    [
+        (b"Bearer two", None),
+        (b"bearer two", None),
+        (b"two", None),
+        (None, b"two"),
+        (None, b"Bearer two"),
+        (b"", b"two"),
+    ],
+)
+def test_any_configured_key_opens(authorization, x_api_key):
+    ApiKeys(["one", "two"]).check("/v1/models", authorization, x_api_key)
+
+
+@pytest.mark.parametrize(
+    ("authorization", "x_api_key"),
+    [(None, None), (b"Bearer three", None), (b"Bearer", None), (b"Bearer ", None), (b"\xff\xfe", None), (b"x", b"one")],
+)
+def test_no_key_or_a_wrong_one_is_refused(authorization, x_api_key):
+    with pytest.raises(AuthenticationFailed, match=r"^Invalid API Key$"):
+        ApiKeys(["one", "two"]).check("/v1/models", authorization, x_api_key)
+
+
+def test_a_key_may_hold_any_character():
+    ApiKeys(["schlüssel"]).check("/props", "Bearer schlüssel".encode(), None)
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/livez", "/readyz"])
+def test_health_is_open_behind_the_prefix_only(path):
+    ApiKeys(["one"]).check(path, None, None)
+    ApiKeys(["one"], "/llm").check("/llm" + path, None, None)
+    with pytest.raises(AuthenticationFailed):
+        ApiKeys(["one"], "/llm").check(path, None, None)

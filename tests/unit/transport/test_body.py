@@ -1,0 +1,61 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.errors import InvalidRequest
+from server.transport.body import parse_object
+
+
+def test_an_object_is_read():
+    assert parse_object(b'{"a": [1, 2.5, "\\u00e9", null, true]}') == {"a": [1, 2.5, "é", None, True]}
+
+
+def test_a_byte_order_mark_is_skipped():
+    assert parse_object(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+
+
+def test_of_equal_keys_the_last_counts():
+    assert parse_object(b'{"a": 1, "a": 2}') == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the request body is empty; expected a JSON object"),
+        (b"[]", "the request body must be a JSON object, not an array"),
+        (b'"x"', "the request body must be a JSON object, not a string"),
+        (b"1", "the request body must be a JSON object, not a number"),
+        (b"true", "the request body must be a JSON object, not a boolean"),
+        (b"null", "the request body must be a JSON object, not null"),
+    ],
+)
+def test_what_is_no_object_is_refused(body, message):
+    with pytest.raises(InvalidRequest, match=f"^{message}$"):
+        parse_object(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "position"),
+    [
+        (b"{b", "line 1, column 2"),
+        (b'{\n "a": x}', "line 2, column 7"),
+        (b'{"a": NaN}', "line 1, column 7"),
+        (b'{"a": Infinity}', "line 1, column 7"),
+        (b'{"a": 1e999}', "line 1, column 7"),
+        (b'{"a": "\\ud800"}', "low surrogate"),
+        (b'{"a": "\xff"}', "not valid UTF-8"),
+        (b'{"a": ' + b"[" * 5000, "depth limit"),
+        ('{"a": 1}'.encode("utf-16"), "not valid"),
+    ],
+)
+def test_what_is_not_json_is_refused_with_its_place(body, position):
+    with pytest.raises(InvalidRequest, match=position):
+        parse_object(body)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise_anything_else(body):
+    try:
+        assert isinstance(parse_object(body), dict)
+    except InvalidRequest as error:
+        assert error.message  # noqa: PT017 (any outcome but another exception is right)

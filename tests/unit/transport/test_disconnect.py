@@ -1,0 +1,62 @@
+import asyncio
+
+import pytest
+from starlette.requests import ClientDisconnect, Request
+
+from server.transport.disconnect import while_connected
+
+
+def request(messages: asyncio.Queue[dict]) -> Request:
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": []}, messages.get)
+
+
+async def test_the_result_is_given_while_the_client_stays():
+    async def work() -> int:
+        return 7
+
+    assert await while_connected(request(asyncio.Queue()), work()) == 7
+
+
+async def test_an_error_of_the_work_is_raised():
+    async def work() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await while_connected(request(asyncio.Queue()), work())
+
+
+async def test_a_disconnect_ends_the_work_before_it_is_reported():
+    messages: asyncio.Queue[dict] = asyncio.Queue()
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    task = asyncio.create_task(while_connected(request(messages), work()))
+    await started.wait()
+    messages.put_nowait({"type": "http.disconnect"})
+    with pytest.raises(ClientDisconnect):
+        await task
+    assert ended.is_set()
+
+
+async def test_cancelling_the_caller_ends_the_work():
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    task = asyncio.create_task(while_connected(request(asyncio.Queue()), work()))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()

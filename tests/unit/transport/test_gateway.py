@@ -1,0 +1,144 @@
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from server.errors import QueueFull
+from server.transport.gateway import CLIENT_GONE, Gateway, path_template, request_id
+from server.transport.options import HttpOptions
+
+
+class Recorder:
+    """A connection to a gateway around `app`."""
+
+    def __init__(self, app: Any, **options: Any) -> None:
+        self.counted: list[tuple[str, str, int]] = []
+        self.sent: list[dict] = []
+        self.draining = asyncio.Event()
+        self.gateway = Gateway(app, HttpOptions(**options), self.draining, lambda *c: self.counted.append(c))
+
+    async def request(self, method: str = "GET", path: str = "/x", **headers: str) -> None:
+        raw = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+        scope = {"type": "http", "method": method, "path": path, "headers": raw}
+        await self.gateway(scope, self.receive, self.send)
+
+    async def receive(self) -> dict:
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict) -> None:
+        self.sent.append(message)
+
+    @property
+    def status(self) -> int:
+        return self.sent[0]["status"]
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self.sent[0]["headers"])
+
+
+def raising(error: Exception, *, after: str = "") -> Any:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if after:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        if after == "all":
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        raise error
+
+    return app
+
+
+async def test_a_reply_passes_with_two_headers_more():
+    connection = Recorder(PlainTextResponse("hello"))
+    await connection.request(x_request_id="r-1")
+    assert connection.status == 200
+    assert connection.headers[b"server"] == b"llamapool"
+    assert connection.headers[b"x-request-id"] == b"r-1"
+    assert connection.sent[1]["body"] == b"hello"
+    assert connection.counted == [("unmatched", "GET", 200)]
+
+
+async def test_what_escapes_the_application_is_answered():
+    connection = Recorder(raising(KeyError("secret")))
+    await connection.request(origin="http://x.y")
+    assert connection.status == 500
+    assert b"secret" not in connection.sent[1]["body"]
+    assert connection.headers[b"access-control-allow-origin"] == b"http://x.y"
+
+
+async def test_errors_of_the_tree_keep_their_status_and_headers():
+    connection = Recorder(raising(QueueFull(3, 9)))
+    await connection.request()
+    assert (connection.status, connection.headers[b"retry-after"]) == (429, b"9")
+
+
+async def test_a_fault_in_the_middle_of_a_reply_ends_the_connection(caplog):
+    connection = Recorder(raising(KeyError("x"), after="head"))
+    with caplog.at_level(logging.ERROR):
+        await connection.request()
+    assert len(connection.sent) == 1
+    assert "in the middle of its reply" in caplog.text
+
+
+async def test_a_fault_after_the_reply_is_logged_only(caplog):
+    connection = Recorder(raising(KeyError("x"), after="all"))
+    with caplog.at_level(logging.ERROR):
+        await connection.request(x_request_id="r-2")
+    assert len(connection.sent) == 2
+    assert "request r-2 failed: KeyError" in caplog.text
+
+
+async def test_a_client_that_left_is_no_fault(caplog):
+    connection = Recorder(raising(ClientDisconnect()))
+    with caplog.at_level(logging.WARNING):
+        await connection.request("POST")
+    assert (connection.sent, caplog.text) == ([], "")
+    assert connection.counted == [("unmatched", "POST", CLIENT_GONE)]
+
+
+async def test_a_cancelled_request_is_still_counted():
+    started = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    connection = Recorder(app)
+    running = asyncio.create_task(connection.request())
+    await started.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert connection.counted == [("unmatched", "GET", CLIENT_GONE)]
+
+
+async def test_while_draining_the_application_is_not_asked():
+    connection = Recorder(raising(AssertionError("asked")))
+    connection.draining.set()
+    await connection.request()
+    assert connection.status == 503
+
+
+async def test_other_kinds_of_connections_pass_untouched():
+    seen = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["type"])
+
+    connection = Recorder(app, api_keys=("k",))
+    await connection.gateway({"type": "lifespan"}, connection.receive, connection.send)
+    assert seen == ["lifespan"]
+
+
+@pytest.mark.parametrize("given", [b"", b"a b", b"a\r\nb", b"x" * 129, b"\xc3\xbc"])
+def test_a_request_id_from_outside_is_taken_only_when_it_is_plain(given):
+    assert request_id({b"x-request-id": b"abc.DEF-1:2_3"}) == b"abc.DEF-1:2_3"
+    assert request_id({b"x-request-id": given}) != given
+
+
+def test_a_path_without_a_route_has_no_template_of_its_own():
+    assert path_template({"type": "http", "path": "/made/up"}) == "unmatched"

@@ -1,0 +1,122 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from sse_starlette.sse import SendTimeoutError
+
+from server.transport.sse import PING, EventStream
+
+SCOPE = {"type": "http", "method": "GET"}
+
+
+class Client:
+    """The server's side of a connection: what was sent, and when the client leaves."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict] = []
+        self.left = asyncio.Event()
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.got = asyncio.Event()
+
+    async def receive(self) -> dict:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict) -> None:
+        await self.reads.wait()
+        self.sent.append(message)
+        self.got.set()
+
+    @property
+    def chunks(self) -> list[bytes]:
+        return [m["body"] for m in self.sent if m.get("body")]
+
+
+class Source:
+    """Events, and whether their generator was closed."""
+
+    def __init__(self, *events: bytes, endless: bool = False) -> None:
+        self.events = events
+        self.endless = endless
+        self.closed = 0
+        self.released = 0
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        try:
+            for event in self.events:
+                yield event
+            if self.endless:
+                await asyncio.Event().wait()
+        finally:
+            self.closed += 1
+
+    def release(self) -> None:
+        self.released += 1
+
+    def stream(self, *, ping_s: float = 0, send_timeout_s: float = 30) -> EventStream:
+        return EventStream(self.chunks(), on_close=self.release, ping_s=ping_s, send_timeout_s=send_timeout_s)
+
+
+async def test_bytes_go_out_as_they_are_one_chunk_for_each_event():
+    source, client = Source(b"data: 1\n\n", b"event: x\ndata: 2\n\n"), Client()
+    await source.stream()(SCOPE, client.receive, client.send)
+    assert client.chunks == [b"data: 1\n\n", b"event: x\ndata: 2\n\n"]
+    assert (source.closed, source.released) == (1, 1)
+
+
+async def test_a_disconnect_closes_the_generator_where_it_waits():
+    source, client = Source(b"data: 1\n\n", endless=True), Client()
+    running = asyncio.create_task(source.stream()(SCOPE, client.receive, client.send))
+    await client.got.wait()
+    client.left.set()
+    await asyncio.wait_for(running, 5)
+    assert (source.closed, source.released) == (1, 1)
+
+
+async def test_what_was_acquired_is_released_though_the_generator_never_started():
+    source, client = Source(endless=True), Client()
+    client.reads.clear()  # not even the head gets out
+    client.left.set()
+    await asyncio.wait_for(source.stream()(SCOPE, client.receive, client.send), 5)
+    assert (source.closed, source.released) == (0, 1)
+
+
+async def test_a_client_that_does_not_read_is_given_up():
+    source, client = Source(b"data: 1\n\n", b"data: 2\n\n", endless=True), Client()
+
+    async def send(message: dict) -> None:
+        await client.send(message)
+        if message.get("body"):
+            client.reads.clear()
+
+    with pytest.raises(SendTimeoutError):
+        await asyncio.wait_for(source.stream(send_timeout_s=0.01)(SCOPE, client.receive, send), 5)
+    assert (source.closed, source.released) == (1, 1)
+
+
+async def test_a_silent_stream_sends_comments():
+    source, client = Source(endless=True), Client()
+    pinged = asyncio.Event()
+
+    async def send(message: dict) -> None:
+        await client.send(message)
+        if message.get("body") == PING:
+            pinged.set()
+
+    running = asyncio.create_task(source.stream(ping_s=0.01)(SCOPE, client.receive, send))
+    await asyncio.wait_for(pinged.wait(), 5)
+    client.left.set()
+    await asyncio.wait_for(running, 5)
+
+
+async def test_no_pings_when_they_are_off():
+    source, client = Source(b"data: 1\n\n"), Client()
+    await source.stream(ping_s=-1)(SCOPE, client.receive, client.send)
+    assert client.chunks == [b"data: 1\n\n"]
+
+
+async def test_head_starts_nothing():
+    source, client = Source(b"data: 1\n\n"), Client()
+    await source.stream()({"type": "http", "method": "HEAD"}, client.receive, client.send)
+    assert (client.chunks, source.closed, source.released) == ([], 0, 1)
