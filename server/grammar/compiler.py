@@ -1,0 +1,118 @@
+"""Grammars to constraints, for one model's vocabulary."""
+
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Lock
+
+import llguidance
+
+from server.errors import InvalidRequest
+from server.grammar.constraint import MatcherConstraint, first_line
+from server.grammar.gbnf import parse_gbnf
+from server.grammar.gbnf_lark import to_lark
+from server.grammar.json_schema import ANY_OBJECT, schema_text, unsupported
+from server.grammar.lark import checked_lark, literal
+from server.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
+from server.grammar.tokens import TokenBytes, build_tokenizer, end_tokens
+
+_CACHED = 32  # compiled grammars kept; agents send the same tools with every request
+PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama-server's words
+
+
+class GrammarCompiler:
+    """Makes constraints; every method may be called from any thread and raises InvalidRequest for a bad grammar.
+
+    The vocabulary is read at the first grammar, not before: about a second for 150,000 tokens.
+    """
+
+    def __init__(self, vocab: TokenBytes) -> None:
+        self._vocab = vocab
+        self._ends = frozenset(end_tokens(vocab))
+        self._lock = Lock()
+        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._compiled: OrderedDict[str, MatcherConstraint] = OrderedDict()
+
+    def json_schema(self, schema: object) -> MatcherConstraint:
+        """JSON that validates against `schema` (Draft 2020-12, or the draft that its `$schema` names)."""
+        text = schema_text(schema)
+        grammar = f'{{"grammars": [{{"json_schema": {text}}}]}}'
+        try:
+            return self._constraint(grammar, "json_schema")
+        except InvalidRequest as error:
+            raise unsupported(error.message.removeprefix("json_schema: "), schema, "json_schema") from None
+
+    def json_object(self) -> MatcherConstraint:
+        """Any JSON object."""
+        return self.json_schema(ANY_OBJECT)
+
+    def gbnf(self, text: str) -> MatcherConstraint:
+        """llama.cpp's grammar format (grammars/README.md), matched exactly as written."""
+        try:
+            lark = to_lark(parse_gbnf(text), self.token_id, self._ends)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{PARSE_FAILED}: {error.message}", "grammar") from None
+        return self._constraint(lark, "grammar", PARSE_FAILED)
+
+    def lark(self, text: str) -> MatcherConstraint:
+        """llguidance's dialect of Lark: rule `start`, inline ``%json {...}``."""
+        return self._constraint(llguidance.LLMatcher.grammar_from_lark(checked_lark(text)), "grammar", PARSE_FAILED)
+
+    def regex(self, pattern: str) -> MatcherConstraint:
+        """The whole output matches `pattern` (Rust regex syntax, no look-around); `^` and `$` at its ends are fine."""
+        if len(pattern) > MAX_TEXT_CHARS:
+            raise InvalidRequest(f"the regex has {len(pattern)} characters, {MAX_TEXT_CHARS} are allowed", "regex")
+        body = pattern.removeprefix("^")
+        if body.endswith("$") and (len(body) - len(body[:-1].rstrip("\\"))) % 2 == 1:
+            body = body[:-1]
+        return self._constraint(llguidance.LLMatcher.grammar_from_regex(body), "regex", "invalid regex")
+
+    def choice(self, options: Sequence[str]) -> MatcherConstraint:
+        """Exactly one of `options`."""
+        if not options:
+            raise InvalidRequest("choice needs at least one option", "choice")
+        if sum(map(len, options)) > MAX_TEXT_CHARS:
+            raise InvalidRequest(f"the choices have more than {MAX_TEXT_CHARS} characters in all", "choice")
+        # One terminal: alternatives that begin alike must stay open side by side.
+        return self._constraint("start: CHOICE\nCHOICE: " + "\n  | ".join(map(literal, options)) + "\n", "choice")
+
+    def token_id(self, text: str) -> int | None:
+        """The one token whose whole text is `text`, special ones included; None when there is no such token."""
+        tokens = self._vocab.tokenize(text, add_special=False, parse_special=True)
+        if len(tokens) == 1 and self._vocab.piece(tokens[0], special=True) == text.encode():
+            return tokens[0]
+        return None
+
+    def is_control(self, token: int) -> bool:
+        """Whether a grammar has to name `token` by its id, since no text matches it."""
+        return not self._vocab.piece(token, special=False)
+
+    def _constraint(self, grammar: str, param: str, prefix: str = "") -> MatcherConstraint:
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
+                return found.fork()
+            if self._tokenizer is None:
+                self._tokenizer = build_tokenizer(self._vocab)
+            tokenizer = self._tokenizer
+        made = self._compile(tokenizer, grammar, param, prefix or param)
+        with self._lock:
+            self._compiled[grammar] = made.fork()
+            while len(self._compiled) > _CACHED:
+                self._compiled.popitem(last=False)
+        return made
+
+    def _compile(self, tokenizer: llguidance.LLTokenizer, grammar: str, param: str, prefix: str) -> MatcherConstraint:
+        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=PARSER_LIMITS)
+        # The first mask finds grammars that match nothing, or cost too much, before a slot is taken.
+        allowed = b"" if matcher.is_error() else matcher.compute_bitmask()
+        if matcher.is_error() or not any(allowed):
+            reason = first_line(_without_place(matcher.get_error()))
+            raise InvalidRequest(f"{prefix}: {reason}", param)
+        return MatcherConstraint(matcher, self._vocab.n_tokens, self._ends, param)
+
+
+def _without_place(error: str) -> str:
+    """Drop the position of a generated text, keep that of a client's own lines."""
+    return re.sub(r"^at 1\(\d+\): ", "", error)
