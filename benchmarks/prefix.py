@@ -16,7 +16,7 @@ class Cache:
 
 
 def main() -> None:
-    """Time one look-up for several numbers of slots and lengths, with the whole length shared by all (the worst case)."""
+    """Time one look-up for several numbers of slots and lengths; all shared is the worst case."""
     rng = random.Random(1)
     print("| slots | tokens | nothing shared | everything shared but the end |\n|---|---|---|---|")
     for n_slots, n_tokens in ((8, 2_000), (8, 32_000), (64, 2_000), (256, 2_000), (256, 32_000)):

@@ -1,0 +1,1 @@
+"""Benchmarks of Llamapool against llama-server: see README.md here."""

@@ -1,0 +1,87 @@
+"""Llamapool in a real process, as the official clients meet it.
+
+Two servers for all tests of this folder: `server`, open, with one model; and `guarded`, with API keys and two
+models. Both serve a tiny model with random weights, whose template knows tools.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.ggufs import TinyModel, gguf_file
+from tests.real_server import RealServer, llamapool, llamapool_config
+
+API_KEY = "sk-of-the-tests"
+QUIET = {"OMP_WAIT_POLICY": "passive"}
+TEMPLATE = (
+    "{%- if tools %}<|im_start|>system\nYou may call functions:\n<tools>"
+    "{%- for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools>\nAnswer with\n"
+    '<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call><|im_end|>\n{% endif %}'
+    "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
+    "{%- for call in message.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CONFIG = """
+server:
+  api_keys: [{key}]
+defaults:
+  n_ctx: 1024
+  n_parallel: 1
+  n_threads: 1
+models:
+  first:
+    path: {model}
+    aliases: [gpt-4o-mini]
+    load: startup
+  second:
+    path: {model}
+    load: on_demand
+"""
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model's file."""
+    return gguf_file(tmp_path_factory.mktemp("gguf"), TinyModel(chat_template=TEMPLATE))
+
+
+@pytest.fixture(scope="session")
+def server(model: Path) -> Iterator[RealServer]:
+    """Four slots of 2,048 tokens, no key."""
+    flags = ("-c", "8192", "-np", "4", "-t", "1", "-a", "tiny", "--metrics")
+    with llamapool(model, *flags, environment=QUIET) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def guarded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """A key, and two models with one slot each."""
+    config = tmp_path_factory.mktemp("config") / "guarded.yaml"
+    config.write_text(CONFIG.format(key=API_KEY, model=model))
+    with llamapool_config(config, environment=QUIET) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: RealServer) -> Iterator[OpenAI]:
+    """The synchronous client, as a user makes it; an error is raised at once instead of tried again."""
+    with OpenAI(base_url=f"{server.base_url}/v1", api_key="sk-no-key-required", max_retries=0) as openai:
+        yield openai
+
+
+@pytest.fixture
+async def async_client(server: RealServer) -> AsyncIterator[AsyncOpenAI]:
+    """The asynchronous client."""
+    async with AsyncOpenAI(base_url=f"{server.base_url}/v1", api_key="sk-no-key-required", max_retries=0) as openai:
+        yield openai
+
+
+@pytest.fixture
+def keyed_client(guarded: RealServer) -> Iterator[OpenAI]:
+    """A client with the right key for `guarded`."""
+    with OpenAI(base_url=f"{guarded.base_url}/v1", api_key=API_KEY, max_retries=0) as openai:
+        yield openai

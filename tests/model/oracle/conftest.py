@@ -1,0 +1,40 @@
+"""Llamapool and the real llama-server on the same tiny F32 model, started once for all tests of this folder.
+
+One thread each and weights in F32: both libraries then compute the same up to the rounding of another instruction
+set, far below the distance between two tokens' logits, and greedy output can be compared token by token.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.ggufs import TinyModel, gguf_file
+from tests.model.oracle.comparison import Pair
+from tests.oracle import oracle
+from tests.real_server import llamapool
+
+N_SLOTS = 8
+N_CTX = 8 * 1024
+WAIT_QUIETLY = {"OMP_WAIT_POLICY": "passive"}  # idle compute threads leave the cores to the other server
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Both servers, ready."""
+    model = gguf_file(tmp_path_factory.mktemp("gguf"), TinyModel())
+    with ExitStack() as stack:
+        yield start_pair(stack, model)
+
+
+def start_pair(stack: ExitStack, model: Path) -> Pair:
+    """Start both, then wait for both."""
+    theirs = oracle(model, n_ctx=N_CTX, n_parallel=N_SLOTS, n_threads=1, alias="tiny", environment=WAIT_QUIETLY)
+    stack.callback(theirs.stop)
+    flags = ("-c", N_CTX, "-np", N_SLOTS, "-t", 1, "-a", "tiny", "--metrics")
+    ours = llamapool(model, *map(str, flags), environment=WAIT_QUIETLY)
+    stack.callback(ours.stop)
+    theirs.wait_until_ready()
+    ours.wait_until_ready()
+    return Pair(ours, theirs)

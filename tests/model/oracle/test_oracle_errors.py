@@ -1,0 +1,84 @@
+"""What is refused: status, type and keys of the error against llama-server's."""
+
+from typing import Any
+
+import pytest
+
+from tests.model.oracle.comparison import Pair
+
+HELLO = [{"role": "user", "content": "hello"}]
+SAME: list[tuple[str, str, Any]] = [
+    ("GET", "/nowhere", None),
+    ("POST", "/v1/completions", {}),
+    ("POST", "/v1/completions", {"prompt": "x " * 2000}),
+    ("POST", "/v1/completions", {"prompt": "x " * 2000, "stream": True}),
+    ("POST", "/v1/completions", {"prompt": ""}),
+    ("POST", "/v1/completions", {"prompt": []}),
+    ("POST", "/v1/completions", b"{broken"),
+    ("POST", "/v1/completions", b'{"prompt": "\xff\xfe"}'),
+    ("POST", "/v1/completions", b"[]"),
+    ("POST", "/tokenize", {"content": 5}),
+    ("POST", "/tokenize", {"content": [["a"]]}),
+    ("POST", "/v1/completions", {"prompt": [100000]}),
+    ("POST", "/v1/completions", {"prompt": "x", "grammar": "root ::= ("}),
+    ("POST", "/v1/completions", {"prompt": "x", "temperature": "hot"}),
+    ("POST", "/v1/completions", {"prompt": "x", "repeat_last_n": -2}),
+    ("POST", "/v1/completions", {"prompt": "x", "max_tokens": 0}),
+    ("POST", "/v1/completions", {"prompt": "x", "n": 1000}),
+    ("POST", "/v1/chat/completions", {}),
+    ("POST", "/v1/chat/completions", {"messages": "hello"}),
+    ("POST", "/v1/chat/completions", {"messages": [{"role": "user"}]}),
+    ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}),
+    ("POST", "/v1/chat/completions", {"messages": HELLO, "response_format": {"type": "sound"}}),
+    ("POST", "/v1/chat/completions", {"messages": HELLO, "top_logprobs": 3}),
+    ("POST", "/v1/chat/completions", {"messages": HELLO, "tool_choice": "whatever", "tools": []}),
+    ("POST", "/v1/chat/completions", {"messages": [*HELLO, *[{"role": "assistant", "content": "a"}] * 2]}),
+    (
+        "POST",
+        "/v1/chat/completions",
+        {"messages": HELLO, "add_generation_prompt": True, "continue_final_message": True},
+    ),
+    ("POST", "/detokenize", {"tokens": "x"}),
+    ("POST", "/props", {}),
+]
+
+STRICTER: list[tuple[str, object, int]] = [  # path, body, what llama-server answers
+    ("/v1/completions", {"prompt": "x", "n_probs": -1, "max_tokens": 1}, 200),
+    ("/v1/completions", {"prompt": "x", "stop": 5, "max_tokens": 1}, 200),
+    ("/v1/completions", {"prompt": "x", "samplers": ["nonsense"], "max_tokens": 1}, 200),
+    ("/v1/completions", {"prompt": "x", "n_probs": 2, "post_sampling_probs": True, "max_tokens": 1}, 200),
+    ("/v1/chat/completions", {"messages": []}, 200),
+    ("/v1/chat/completions", {"messages": [{"content": "no role"}]}, 500),
+    ("/v1/chat/completions", {"messages": HELLO, "tools": 5}, 500),
+]
+"""A client's mistake is refused and named where llama-server ignores the field, and is never the server's fault
+(500). What Llamapool cannot do is refused, too: probabilities after sampling."""
+
+
+@pytest.mark.parametrize(("method", "path", "body"), SAME, ids=lambda value: str(value)[:60])
+def test_errors_have_the_reference_status_and_type(pair: Pair, method: str, path: str, body: object) -> None:
+    ours, theirs = pair.request(method, path, body)
+    assert ours.status == theirs.status, (ours.body[:300], theirs.body[:300])
+    if theirs.status != 200:
+        assert error_kind(ours.json()) == error_kind(theirs.json())
+
+
+@pytest.mark.parametrize(("path", "body", "reference"), STRICTER, ids=lambda value: str(value)[:60])
+def test_a_mistake_that_the_reference_lets_pass_is_a_400(pair: Pair, path: str, body: object, reference: int) -> None:
+    ours, theirs = pair.request("POST", path, body)
+    assert theirs.status == reference, theirs.body[:300]
+    assert ours.status == 400, ours.body[:300]
+    assert ours.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_wrong_method_says_which_are_right(pair: Pair) -> None:
+    """llama-server answers 404 as for an unknown path."""
+    ours, theirs = pair.request("DELETE", "/v1/models")
+    assert (ours.status, theirs.status) == (405, 404)
+    assert ours.headers["allow"] == "GET"
+
+
+def error_kind(reply: dict[str, Any]) -> tuple[set[str], int, str]:
+    """Keys, code and type; ``param`` is OpenAI's, and only Llamapool gives it."""
+    error = reply["error"]
+    return set(error) - {"param"}, error["code"], error["type"]

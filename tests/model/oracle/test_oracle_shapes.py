@@ -1,0 +1,82 @@
+"""Field by field: the keys and types of every reply against llama-server's. What differs is listed with its reason."""
+
+from typing import Any
+
+import pytest
+
+from tests.model.oracle.comparison import Pair, rounded, shape_differences
+
+GREEDY = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+HELLO = [{"role": "user", "content": "hello"}]
+CAPABILITIES_OF_THE_REFERENCE = (
+    "supports_object_arguments",
+    "supports_parallel_tool_calls",
+    "supports_preserve_reasoning",
+    "supports_reasoning_effort",
+    "supports_string_content",
+    "supports_system_role",
+    "supports_typed_content",
+)
+"""What llama-server finds out of a chat template and Llamapool's ``/props`` does not say."""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "the fox"}),
+        ("/v1/completions", {"prompt": "the fox", "logprobs": 2}),
+        ("/v1/chat/completions", {"messages": HELLO}),
+        ("/v1/chat/completions", {"messages": HELLO, "logprobs": True, "top_logprobs": 2}),
+        ("/v1/chat/completions", {"messages": HELLO, "n": 2}),
+        ("/v1/chat/completions", {"messages": HELLO, "verbose": False, "return_tokens": True}),
+    ],
+)
+def test_generation_replies(pair: Pair, path: str, body: dict[str, Any]) -> None:
+    ours, theirs = pair.post(path, {**GREEDY, **body})
+    assert shape_differences(ours, theirs) == set()
+
+
+def test_props(pair: Pair) -> None:
+    ours, theirs = pair.get("/props")
+    caps = {"-chat_template_caps." + name for name in CAPABILITIES_OF_THE_REFERENCE}
+    assert shape_differences(ours, theirs) - caps == {"+chat_template_caps.supports_thinking"}
+    for name in ("total_slots", "model_alias", "model_ftype", "chat_template", "bos_token", "eos_token", "modalities"):
+        assert ours[name] == theirs[name], name
+    mine, other = (props["default_generation_settings"] for props in (ours, theirs))
+    assert mine["n_ctx"] == other["n_ctx"]
+    assert rounded(mine["params"]) == rounded(other["params"])
+
+
+def test_models(pair: Pair) -> None:
+    """A model's entry is the same whether it is alone or one of several, as in llama-server's router."""
+    ours, theirs = pair.get("/v1/models")
+    assert shape_differences(ours, theirs) - {"-data.0.aliases.0"} == {"+data.0.status", "+data.0.can_remove"}
+    assert ours["data"][0]["id"] == theirs["data"][0]["id"]
+    assert ours["data"][0]["meta"] == theirs["data"][0]["meta"]
+
+
+def test_slots(pair: Pair) -> None:
+    """A busy slot is shown as llama-server shows it, an idle one without the last request's parameters and counts."""
+    shown = []
+    for server in (pair.ours, pair.theirs):
+        with server.open_stream("/v1/completions", {"prompt": "run", "max_tokens": 900, "ignore_eos": True}):
+            shown.append(server.get("/slots"))
+    busy = [next(slot for slot in slots if slot["is_processing"]) for slots in shown]
+    assert shape_differences(*busy) == set()
+    assert [len(slots) for slots in shown] == [8, 8]
+    idle = next(slot for slot in shown[0] if not slot["is_processing"])
+    assert set(idle) == {"id", "n_ctx", "speculative", "is_processing"}
+
+
+def test_metrics_have_every_name_of_the_reference(pair: Pair) -> None:
+    def names(text: str) -> set[str]:
+        return {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE llamacpp:")}
+
+    ours, theirs = (names(reply.body.decode()) for reply in pair.request("GET", "/metrics"))
+    assert theirs - ours == set()
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+def test_health(pair: Pair, path: str) -> None:
+    ours, theirs = pair.get(path)
+    assert ours == theirs

@@ -1,0 +1,201 @@
+"""Real server processes for tests and benchmarks: started on a free loopback port, waited for, and always stopped.
+
+The child is told to die with its parent's end of a pipe: see `tests/oracle.py`; Llamapool is stopped by SIGTERM.
+"""
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+ROOT = Path(__file__).resolve().parents[1]
+STOP_S = 10.0  # a server that has not stopped by then is killed
+POLL_S = 0.05
+
+
+class ServerStartError(Exception):
+    """The process ended, or its deadline passed, before /health answered 200. The message carries its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One HTTP reply, read to its end."""
+
+    status: int
+    headers: dict[str, str]  # names in lower case
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+
+class RealServer:
+    """A server process. Use it as a context manager; `request` speaks plain HTTP to it."""
+
+    def __init__(self, command: Sequence[str], port: int, environment: Mapping[str, str] | None = None) -> None:
+        """Start `command`, which will listen on `port` of 127.0.0.1; returns at once."""
+        self.host = "127.0.0.1"
+        self.port = port
+        self.log = Path(tempfile.mkstemp(prefix="server-", suffix=".log")[1])
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                list(command),
+                cwd=ROOT,
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def base_url(self) -> str:
+        """``http://host:port``, without a path."""
+        return f"http://{self.host}:{self.port}"
+
+    def wait_until_ready(self, timeout_s: float = 60.0) -> None:
+        """Poll /health until it answers 200. Raises `ServerStartError`."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise ServerStartError(f"exit status {self.process.returncode}\n{self.log_tail()}")
+            try:
+                if self.request("GET", "/health", timeout_s=5.0).status == 200:
+                    return
+            except OSError:  # not listening yet
+                pass
+            time.sleep(POLL_S)
+        raise ServerStartError(f"no answer within {timeout_s:.0f} s\n{self.log_tail()}")
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> Reply:
+        """One request on its own connection; `body` is sent as JSON, or as it is when it is bytes."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        try:
+            payload = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+            all_headers = {"Content-Type": "application/json", **(headers or {})}
+            connection.request(method, path, body=payload, headers=all_headers)
+            response = connection.getresponse()
+            names = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, names, response.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Any:
+        """The JSON of a GET that must succeed."""
+        reply = self.request("GET", path)
+        assert reply.status == 200, reply
+        return reply.json()
+
+    def post(self, path: str, body: object) -> Any:
+        """The JSON of a POST that must succeed."""
+        reply = self.request("POST", path, body)
+        assert reply.status == 200, reply
+        return reply.json()
+
+    def events(self, path: str, body: object) -> list[str]:
+        """The ``data:`` of each server-sent event of a streamed POST, to its end."""
+        reply = self.request("POST", path, body)
+        assert reply.status == 200, reply
+        blocks = reply.body.decode().replace("\r\n", "\n").split("\n\n")
+        lines = (line for block in blocks for line in block.split("\n"))
+        return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
+    @contextmanager
+    def open_stream(self, path: str, body: Mapping[str, object]) -> Iterator[http.client.HTTPResponse]:
+        """A streamed POST whose first event has arrived; leaving the block hangs up."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=60.0)
+        try:
+            payload = json.dumps({**body, "stream": True}).encode()
+            connection.request("POST", path, payload, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            assert response.status == 200, response.read()
+            with response:
+                response.readline()
+                yield response
+        finally:
+            connection.close()
+
+    def raw_chunks(self, path: str, body: object) -> list[bytes]:
+        """The HTTP chunks of a streamed POST, as the server framed them, without the last empty one."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=60.0)
+        try:
+            connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            assert response.getheader("Transfer-Encoding") == "chunked", response.getheaders()
+            framed = response.fp
+            chunks = []
+            while size := int(framed.readline().split(b";")[0], 16):
+                chunks.append(framed.read(size))
+                framed.readline()
+            return chunks
+        finally:
+            connection.close()
+
+    def log_tail(self, n_bytes: int = 4000) -> str:
+        """The end of what the process printed."""
+        return self.log.read_bytes()[-n_bytes:].decode(errors="replace")
+
+    def stop(self) -> int:
+        """SIGTERM, then SIGKILL after `STOP_S`; the exit status."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process.terminate()
+        try:
+            return self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait(STOP_S)
+        finally:
+            self.log.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def llamapool(model: Path, *flags: str, environment: Mapping[str, str] | None = None) -> RealServer:
+    """``python -m server -m MODEL`` with `flags` in llama-server's own words."""
+    port = free_port()
+    command = [sys.executable, "-m", "server", "-m", str(model), "--host", "127.0.0.1", "--port", str(port)]
+    return RealServer([*command, *flags], port, environment)
+
+
+def llamapool_config(config: Path, *flags: str, environment: Mapping[str, str] | None = None) -> RealServer:
+    """``python -m server --config FILE`` with `flags`."""
+    port = free_port()
+    command = [sys.executable, "-m", "server", "--config", str(config), "--port", str(port)]
+    return RealServer([*command, *flags], port, environment)
