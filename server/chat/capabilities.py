@@ -1,70 +1,131 @@
-"""What a template can render, found by rendering probes (as llama.cpp does, common/jinja/caps.cpp)."""
+"""What a template can render, found by rendering probes.
 
+llama.cpp (common/jinja/caps.cpp) watches which values its interpreter touches; here the output of a few renderings
+is searched instead, which tells the same of every template in llama.cpp's models/templates.
+"""
+
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from server.chat.jinja import FAULTS
+from server.chat.reasoning import TAGS
 
 Render = Callable[..., str]
 Message = Mapping[str, Any]
 
-_NEEDLE = "needle-7351"
+_NEEDLE = "needle7351"
 _USER: Message = {"role": "user", "content": "hi"}
-_TOOL = {"type": "function", "function": {"name": _NEEDLE, "description": "d", "parameters": {"type": "object"}}}
+
+
+def _tool(name: str) -> dict[str, Any]:
+    properties = {"a": {"type": "string", "description": "d"}}
+    parameters = {"type": "object", "properties": properties, "required": ["a"]}
+    return {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """``typed_content``: content must be a list of parts. ``object_arguments``: a tool call's arguments must be an
-    object, their JSON text comes out quoted or not at all."""
+    """What the messages must look like for a template.
+
+    ``string_content`` and ``typed_content``: a message's content may be text, or a list of parts.
+    ``object_arguments``: a tool call's arguments must be an object; their JSON text comes out quoted, or not at all.
+    ``thinking``: ``enable_thinking`` changes the prompt, or thoughts of a message show up in it.
+    ``thought_tags``: what stands in front of thoughts and behind them, with the white space; "" where the template
+    shows none.
+    """
 
     system: bool
+    string_content: bool
     typed_content: bool
     tools: bool
+    tool_calls: bool
+    parallel_tool_calls: bool
     object_arguments: bool
     thinking: bool
+    thought_tags: tuple[str, str]
 
 
-def probe(render: Render) -> Capabilities:
+def probe(render: Render, source: str) -> Capabilities:
     """Try the template out; a probe that it refuses counts as not supported."""
 
-    def says(needle: str, messages: Sequence[Message], **kwargs: Any) -> bool:
-        return needle in _try(render, messages, **kwargs)
+    def says(messages: Sequence[Message], **kwargs: Any) -> bool:
+        return _NEEDLE in _try(render, messages, **kwargs)
 
+    text = _NEEDLE
     parts = [{"type": "text", "text": _NEEDLE}]
-    plain = says(_NEEDLE, [{"role": "user", "content": _NEEDLE}])
-    typed = says(_NEEDLE, [{"role": "user", "content": parts}])
+    strings = says([{"role": "user", "content": text}])
     raw = _try(render, [{"role": "user", "content": parts}])
+    typed = _NEEDLE in raw and not _shows_structure(raw)
+    content: Any = text if strings or not typed else parts
+    user = {"role": "user", "content": "hi" if strings or not typed else [{"type": "text", "text": "hi"}]}
+    system = {"role": "system", "content": "s" if strings or not typed else [{"type": "text", "text": "s"}]}
+    objects = _calls(render, user, {_NEEDLE: "v"})
+    strings_too = _calls(render, user, '{"' + _NEEDLE + '": "v"}')
+    wants_objects = _wants_objects(objects, strings_too)
     return Capabilities(
-        system=says(_NEEDLE, [{"role": "system", "content": _NEEDLE}, _USER])
-        or says(_NEEDLE, [{"role": "system", "content": parts}, _USER]),
-        typed_content=typed and not plain and "'type'" not in raw,
-        tools=says(_NEEDLE, [_USER], tools=[_TOOL]),
-        object_arguments=_wants_objects(render),
-        thinking=_try(render, [_USER], enable_thinking=True) != _try(render, [_USER], enable_thinking=False),
+        system=says([{"role": "system", "content": content}, user]) or not strings,
+        string_content=strings or not typed,
+        typed_content=typed,
+        tools=any(says(history, tools=[_tool(_NEEDLE)]) for history in ([user], [system, user])),
+        tool_calls=_NEEDLE in objects or _NEEDLE in strings_too,
+        parallel_tool_calls=_shows_two_calls(render, user, {"a": 1} if wants_objects else '{"a": 1}'),
+        object_arguments=wants_objects,
+        thinking=_thinks(render, user),
+        thought_tags=_thought_tags(_thought(render, user), source),
     )
 
 
-def _wants_objects(render: Render) -> bool:
-    def calls(arguments: Any) -> str:
-        call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        return _try(
-            render,
-            [
-                _USER,
-                {"role": "assistant", "content": "", "tool_calls": [call]},
-                {"role": "tool", "content": "r", "name": "f", "tool_call_id": "call00001"},
-            ],
-            tools=[_TOOL],
-        )
+def _thinks(render: Render, user: Message) -> bool:
+    switched = _try(render, [user], enable_thinking=True) != _try(render, [user], enable_thinking=False)
+    return switched or _NEEDLE in _thought(render, user)
 
-    as_object = calls({_NEEDLE: 1})
-    as_text = calls('{"' + _NEEDLE + '": 1}')
-    readable = (f'"{_NEEDLE}": 1', f'"{_NEEDLE}":1', f"'{_NEEDLE}': 1")
-    if any(form in as_text for form in readable[:2]):
+
+def _thought(render: Render, user: Message) -> str:
+    message = {"role": "assistant", "content": "content7351", "reasoning_content": _NEEDLE}
+    return _try(render, [user, message], enable_thinking=True)
+
+
+def _thought_tags(shown: str, source: str) -> tuple[str, str]:
+    """As a message's thoughts are shown; else the bare tags of a template that cuts thoughts off."""
+    for opening, closing in TAGS:
+        around = rf"({re.escape(opening)}\s*){_NEEDLE}(\s*{re.escape(closing)}\s*)"
+        if found := re.search(around, shown):
+            return found[1], found[2]
+    return next((pair for pair in TAGS if pair[0] in source or pair[1] in source), ("", ""))
+
+
+def _shows_structure(text: str) -> bool:
+    """Whether a list of parts was printed as a list."""
+    return "'type'" in text or '"type"' in text
+
+
+def _calls(render: Render, user: Message, arguments: Any) -> str:
+    call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    result = {"role": "tool", "content": "r", "name": "f", "tool_call_id": "call00001"}
+    turn = [user, {"role": "assistant", "content": "", "tool_calls": [call]}, result]
+    for history in (turn, [*turn, {"role": "assistant", "content": "done"}, user]):
+        text = _try(render, history, tools=[_tool("f")])
+        if _NEEDLE in text:
+            return text
+    return ""
+
+
+def _wants_objects(as_object: str, as_text: str) -> bool:
+    """Objects where their text would be quoted again or fail; text where an object would print as Python's."""
+    if f"'{_NEEDLE}'" in as_object:
         return False
-    return any(form in as_object for form in readable) or (_NEEDLE in as_object and _NEEDLE not in as_text)
+    return _NEEDLE in as_object
+
+
+def _shows_two_calls(render: Render, user: Message, arguments: Any) -> bool:
+    calls = [
+        {"id": f"call0000{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for n, name in ((1, "f"), (2, _NEEDLE))
+    ]
+    results = [{"role": "tool", "content": "r", "name": "f", "tool_call_id": call["id"]} for call in calls]
+    return _NEEDLE in _try(render, [user, {"role": "assistant", "content": "", "tool_calls": calls}, *results])
 
 
 def _try(render: Render, messages: Sequence[Message], **kwargs: Any) -> str:

@@ -1,14 +1,15 @@
 """What the generated text means: content, reasoning, tool calls. Incremental: `feed` as text comes, then `finish`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from server.chat import hermes
+from server.chat import hermes, llama3, mistral
+from server.chat.calls import CallFormat, CallParser
 from server.chat.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.chat.reasoning import ReasoningParser, thinking_tags
 from server.chat.template import ChatTemplate
+from server.chat.tool_choice import Control, calls_lark
 from server.errors import InvalidRequest
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "Reasoning",
     "ToolCallArguments",
     "ToolCallBegin",
+    "call_format",
+    "call_tags",
     "forced_call_grammar",
     "output_parser",
 ]
@@ -55,13 +58,14 @@ def output_parser(
 ) -> OutputParser:
     """A new parser for one choice.
 
-    Tool calls are read in the Hermes form where the template speaks it; other templates' calls stay content.
+    Tool calls are read in the form that the template shows (`call_format`); those of unknown forms stay content.
     ``reasoning_format`` is llama-server's: none, deepseek, deepseek-legacy, auto (= deepseek).
     """
     source = template.tool_source if tools else template.source
     inner: OutputParser = PlainParser()
-    if parse_tools and hermes.OPEN in source:
-        inner = hermes.HermesParser(parallel=parallel_tool_calls)
+    form = call_format(source) if parse_tools else None
+    if form is not None:
+        inner = CallParser(form, parallel=parallel_tool_calls)
     if reasoning_format == "none":
         return inner
     return ReasoningParser(
@@ -70,27 +74,35 @@ def output_parser(
 
 
 def forced_call_grammar(
-    template: ChatTemplate, tools: Sequence[Mapping[str, Any]], *, name: str, parallel: bool
+    template: ChatTemplate,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    name: str,
+    parallel: bool,
+    control: Control | None = None,
 ) -> str:
     """Lark (llguidance's dialect) for ``tool_choice`` required, or the one function `name`: nothing but calls.
 
+    ``control``: `GrammarCompiler.control_token` of the model, for vocabularies whose tags are control tokens.
     Raises `InvalidRequest` when the template's form of a call is not known here.
     """
-    if hermes.OPEN not in template.tool_source:
+    form = call_format(template.tool_source)
+    if form is None:
         raise InvalidRequest(
-            "tool_choice: forcing a call needs a chat template with <tool_call> tags; this model's has none",
+            "tool_choice: forcing a call needs a chat template whose form of a tool call is known (<tool_call> tags, "
+            "Llama 3, Mistral's list); this model's is not",
             "tool_choice",
         )
-    wanted = [t["function"] for t in tools if not name or t["function"]["name"] == name]
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": f["name"]}, "arguments": f.get("parameters") or {"type": "object"}},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for f in wanted
-    ]
-    more = ' ("\\n" call)*' if parallel and not name else ""
-    schema = json.dumps({"anyOf": calls} if len(calls) > 1 else calls[0])
-    return f'start: call{more}\ncall: "{hermes.OPEN}\\n" body "\\n{hermes.CLOSE}"\nbody: %json {schema}\n'
+    wanted = [tool["function"] for tool in tools if not name or tool["function"]["name"] == name]
+    return calls_lark(form, wanted, parallel=parallel and not name, control=control)
+
+
+def call_format(source: str) -> CallFormat | None:
+    """How a template with that source has calls written; None when that is not known here."""
+    return next((module.FORMAT for module in (hermes, llama3, mistral) if module.speaks(source)), None)
+
+
+def call_tags(template: ChatTemplate) -> tuple[str, ...]:
+    """The tags around calls, which the parser must see even where they are control tokens."""
+    form = call_format(template.tool_source)
+    return () if form is None else tuple(tag for tag in (form.open, form.close) if tag)

@@ -1,20 +1,23 @@
 """Messages to a prompt, by the model's own Jinja2 template."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import Any, Literal
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from server.chat.capabilities import Capabilities, probe
 from server.chat.defaults import CHATML
-from server.chat.jinja import FAULTS, TemplateRaisedError, environment
+from server.chat.jinja import FAULTS, TemplateEnvironment, TemplateRaisedError, environment
+from server.chat.messages import Message, adapt, text_of
 from server.errors import ConfigError, InvalidRequest
 
-Message = Mapping[str, Any]
-MAX_RENDERED_CHARS = 64 << 20
 BUILT_IN = {"chatml": CHATML}  # what --chat-template accepts by name
+Continued = bool | Literal["content", "reasoning_content"]
+"""What of the last message the prompt ends with; True: its content, or its thoughts where there is nothing else."""
+
+RESERVED = frozenset(("messages", "tools", "add_generation_prompt"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +28,20 @@ class RenderedPrompt:
     generation_prompt: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    source: str
+    template: Template
+    environment: TemplateEnvironment
+    capabilities: Capabilities
+
+
 class ChatTemplate:
-    """A compiled template and what it can do.
+    """A compiled template and what it can do. Safe to use from any thread.
 
     ``source`` "" means ChatML; a built-in template may be given by its name. ``tool_source`` is used for requests
-    with tools (GGUF: ``tokenizer.chat_template.tool_use``). Raises `ConfigError` when a template does not compile.
+    with tools (GGUF: ``tokenizer.chat_template.tool_use``). ``add_bos``: tokenizing adds the BOS token, so the one
+    that a template writes at the start is dropped. Raises `ConfigError` when a template does not compile.
     """
 
     def __init__(
@@ -40,25 +52,30 @@ class ChatTemplate:
         eos_token: str,
         tool_source: str = "",
         default_kwargs: Mapping[str, Any] | None = None,
+        add_bos: bool = True,
     ) -> None:
-        self.source = BUILT_IN.get(source, source) or CHATML
         self._fixed = {"bos_token": bos_token, "eos_token": eos_token}
+        self._dropped = bos_token if add_bos else ""
         self._defaults = dict(default_kwargs or {})
-        self._main = _compile(self.source)
-        self._for_tools = _compile(tool_source) if tool_source else self._main
-        self.tool_source = tool_source or self.source
-        self._capabilities = probe(self._renderer(self._main))
-        self._tool_capabilities = probe(self._renderer(self._for_tools)) if tool_source else self._capabilities
+        self._main = self._compiled(BUILT_IN.get(source, source) or tool_source or CHATML)
+        self._for_tools = self._compiled(tool_source) if tool_source else self._main
+        self.source = self._main.source
+        self.tool_source = self._for_tools.source
 
     @property
     def supports_tools(self) -> bool:
         """Whether tools given to the template appear in the prompt."""
-        return self._tool_capabilities.tools
+        return self._for_tools.capabilities.tools
 
     @property
     def supports_thinking(self) -> bool:
-        """Whether ``enable_thinking`` changes the prompt."""
-        return self._capabilities.thinking
+        """Whether the template knows of thoughts: ``enable_thinking`` or ``reasoning_content`` change its prompt."""
+        return self._main.capabilities.thinking
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the template for requests with tools can do; the more expressive one, as llama-server reports."""
+        return self._for_tools.capabilities
 
     def render(
         self,
@@ -66,114 +83,107 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        continue_final_message: Continued = False,
         enable_thinking: bool = True,
         kwargs: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
         """The prompt. Raises `InvalidRequest` with the template's own words when it refuses the messages.
 
-        ``continue_final_message``: the last message's content ends the prompt, for the model to go on with it.
+        ``continue_final_message``: the last message's thoughts and content end the prompt, for the model to go on with
+        them. True goes on with the thoughts where there is nothing else (llama.cpp common/chat.cpp and
+        common/chat-auto-parser-generator.cpp, common_chat_continuation).
         """
-        template, caps = (self._for_tools, self._tool_capabilities) if tools else (self._main, self._capabilities)
-        if tools and not caps.tools:
+        compiled = self._for_tools if tools else self._main
+        if tools and not (compiled.capabilities.tools or compiled.capabilities.tool_calls):
             raise InvalidRequest("tools: the chat template of this model does not support tools", "tools")
-        prefill = ""
-        if continue_final_message:
-            prefill = _text(messages[-1].get("content"))
-            messages, add_generation_prompt = messages[:-1], True
-        adapted = _adapt(messages, caps, self.tool_source if tools else self.source)
-        arguments = {**self._defaults, "enable_thinking": enable_thinking, **(kwargs or {})}
+        last = messages[-1] if continue_final_message else None
+        arguments = self._arguments(enable_thinking, kwargs or {})
         if tools:
             arguments["tools"] = list(tools)
+        if last is not None:
+            messages = messages[:-1]
+        arguments["messages"] = adapt(messages, compiled.capabilities, compiled.source)
+        if last is None and not add_generation_prompt:
+            return RenderedPrompt(self._checked(compiled, arguments, generation=False), "")
+        text = self._checked(compiled, arguments, generation=True)
+        n_common = _common(self._checked(compiled, arguments, generation=False), text)
+        before, opening = text[:n_common], text[n_common:]
+        if last is not None:
+            opening = _continued(opening, last, continue_final_message, compiled)
+        return RenderedPrompt(before + opening, opening)
 
-        def rendered(*, generation: bool) -> str:
-            return self._checked(template, {**arguments, "messages": adapted, "add_generation_prompt": generation})
+    def _arguments(self, enable_thinking: bool, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The template's variables beside messages and tools (llama.cpp common/chat.cpp, common_chat_extra_context;
+        common/jinja/caps.cpp, caps_apply_*)."""
+        for name in sorted(RESERVED & kwargs.keys()):
+            raise InvalidRequest(
+                f"chat_template_kwargs.{name}: is set by the request's own fields", f"chat_template_kwargs.{name}"
+            )
+        now = datetime.now().astimezone()
+        arguments: dict[str, Any] = {
+            "datetime": now.strftime("%b %d %Y"),
+            "date_string": now.strftime("%d %b %Y"),
+            **self._defaults,
+            "enable_thinking": enable_thinking,
+            **kwargs,
+        }
+        keep = arguments.get("preserve_reasoning")
+        if isinstance(keep, bool):
+            arguments["preserve_thinking"] = keep
+            arguments |= dict.fromkeys(("clear_thinking", "truncate_history_thinking", "drop_thinking"), not keep)
+        effort = arguments.get("reasoning_effort")
+        if isinstance(effort, str) and effort:
+            arguments["reasoning_strength"] = effort
+        return arguments
 
-        text = rendered(generation=add_generation_prompt)
-        opening = ""
-        if add_generation_prompt:
-            closed = rendered(generation=False)
-            opening = text[len(closed) :] if text.startswith(closed) else ""
-        return RenderedPrompt(text + prefill, opening + prefill)
-
-    def _renderer(self, template: Template) -> Any:
-        return lambda **kwargs: template.render({**self._fixed, **kwargs})
-
-    def _checked(self, template: Template, arguments: Mapping[str, Any]) -> str:
+    def _checked(self, compiled: _Compiled, arguments: Mapping[str, Any], *, generation: bool) -> str:
+        given = {**arguments, **self._fixed, "add_generation_prompt": generation}
         try:
-            text = template.render({**arguments, **self._fixed})
+            text = compiled.environment.render(compiled.template, given)
         except TemplateRaisedError as error:
             raise InvalidRequest(f"messages: the chat template refused them: {error.message}", "messages") from error
         except FAULTS as error:
             raise InvalidRequest(
-                f"messages: the chat template failed on them: {type(error).__name__}: {error}", "messages"
+                f"messages: the chat template failed on them: {type(error).__name__}: {str(error)[:500]}", "messages"
             ) from error
-        if len(text) > MAX_RENDERED_CHARS:
-            raise InvalidRequest(f"messages: the prompt is longer than {MAX_RENDERED_CHARS} characters", "messages")
-        return text
+        return text.removeprefix(self._dropped)
 
-
-def _compile(source: str) -> Template:
-    try:
-        return environment().from_string(source)
-    except TemplateSyntaxError as error:
-        raise ConfigError(f"the chat template does not compile, line {error.lineno}: {error.message}") from error
-    except (TemplateError, RecursionError) as error:
-        raise ConfigError(f"the chat template does not compile: {error}") from error
-
-
-def _adapt(messages: Sequence[Message], caps: Capabilities, source: str) -> list[dict[str, Any]]:
-    """Bring messages into the form that this template takes."""
-    adapted: list[dict[str, Any]] = []
-    for given in messages:
-        message = dict(given)
-        if message.get("role") == "developer" and "developer" not in source:
-            message["role"] = "system"
-        content = message.get("content")
-        if caps.typed_content:
-            message["content"] = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-        else:
-            message["content"] = _text(content)
-        if message.get("tool_calls") and caps.object_arguments:
-            message["tool_calls"] = [_with_objects(call) for call in message["tool_calls"]]
-        adapted.append(message)
-    return adapted if caps.system else _merge_system(adapted)
-
-
-def _text(content: Any) -> str:
-    """Content as one string; text parts are joined by new lines, as llama-server does."""
-    if isinstance(content, list):
-        return "\n".join(part.get("text", "") for part in content)
-    return content or ""
-
-
-def _with_objects(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
+    def _compiled(self, source: str) -> _Compiled:
+        jinja = environment(source)
         try:
-            function["arguments"] = json.loads(arguments) if arguments else {}
-        except ValueError as error:
-            raise InvalidRequest(
-                f"messages: the arguments of the tool call '{function.get('name')}' are not JSON: {error}", "messages"
-            ) from error
-    return {**call, "function": function}
+            template = jinja.from_string(source)
+        except TemplateSyntaxError as error:
+            raise ConfigError(f"the chat template does not compile, line {error.lineno}: {error.message}") from error
+        except (TemplateError, RecursionError) as error:
+            raise ConfigError(f"the chat template does not compile: {error}") from error
+
+        def render(**arguments: Any) -> str:
+            return jinja.render(template, {**self._fixed, **arguments})
+
+        return _Compiled(source, template, jinja, probe(render, source))
 
 
-def _merge_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Templates without a system role get its text in front of the next user message."""
-    merged: list[dict[str, Any]] = []
-    pending: list[str] = []
-    for message in messages:
-        if message.get("role") == "system":
-            pending.append(_text(message["content"]))
-            continue
-        if pending and message.get("role") == "user":
-            text = "\n".join([*pending, _text(message["content"])])
-            typed = isinstance(message["content"], list)
-            message = {**message, "content": [{"type": "text", "text": text}] if typed else text}  # noqa: PLW2901
-            pending = []
-        merged.append(message)
-    if pending:
-        merged.append({"role": "user", "content": "\n".join(pending)})
-    return merged
+def _common(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    if other.startswith(one):
+        return len(one)
+    return next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(other))
+
+
+def _continued(opening: str, message: Message, wanted: Continued, compiled: _Compiled) -> str:
+    """The opening of the assistant's turn with a message's parts behind it.
+
+    Thoughts are closed in front of content, empty ones too where the template itself closes thoughts.
+    """
+    content, thought = text_of(message.get("content")), message.get("reasoning_content") or ""
+    thinks = wanted == "reasoning_content" or (wanted is True and bool(thought) and not content)
+    start, end = compiled.capabilities.thought_tags
+    tag = start.strip()
+    if thinks and not tag:
+        raise InvalidRequest(
+            "continue_final_message: the chat template of this model has no thoughts to go on with",
+            "continue_final_message",
+        )
+    if tag and (thought or thinks or tag in opening or end.strip() in compiled.source):
+        opening = opening.partition(tag)[0] + start + thought + ("" if thinks else end)
+    return opening if thinks else opening + content

@@ -2,11 +2,9 @@
 
 import json
 
-from server.chat import hermes
-from server.chat.parser import forced_call_grammar
+from server.chat.parser import call_tags, forced_call_grammar
 from server.chat.reasoning import thinking_tags
 from server.chat.template import RenderedPrompt
-from server.dialects.chat_prefill import opens_thoughts
 from server.dialects.chat_tools import Tools
 from server.dialects.constraints import ConstraintFields, output_constraint, wanted_schema
 from server.dialects.thinking_constraint import AfterThinking
@@ -32,12 +30,19 @@ def chat_constraint(
     return AfterThinking(constraint, model.vocab, thinking_tags(source)[1])
 
 
+def opens_thoughts(generation_prompt: str, source: str) -> bool:
+    """Whether the assistant's turn begins inside thoughts."""
+    opening, closing = thinking_tags(source)
+    at = generation_prompt.rfind(opening)
+    return at >= 0 and closing not in generation_prompt[at:]
+
+
 def _constraint(fields: ConstraintFields, tools: Tools, model: LoadedModel) -> Constraint | None:
     if not tools.callable:
         return output_constraint(fields, lambda: model.grammar)
     parallel = tools.parallel is not False
     if tools.choice == "required":
-        return model.grammar.lark(forced_call_grammar(model.template, tools.tools, name=tools.name, parallel=parallel))
+        return model.grammar.lark(_forced(tools, model, parallel=parallel))
     schema = wanted_schema(fields)
     if schema is None:
         return None
@@ -45,12 +50,18 @@ def _constraint(fields: ConstraintFields, tools: Tools, model: LoadedModel) -> C
     return model.grammar.lark(_call_or_answer(tools, model, schema, parallel=parallel))
 
 
+def _forced(tools: Tools, model: LoadedModel, *, parallel: bool) -> str:
+    return forced_call_grammar(
+        model.template, tools.tools, name=tools.name, parallel=parallel, control=model.grammar.control_token
+    )
+
+
 def _call_or_answer(tools: Tools, model: LoadedModel, schema: object, *, parallel: bool) -> str:
     try:
-        calls = forced_call_grammar(model.template, tools.tools, name="", parallel=parallel)
+        calls = _forced(tools, model, parallel=parallel)
     except InvalidRequest as error:
         raise InvalidRequest(
-            "response_format: with tools it needs a template with <tool_call> tags; this model's has none",
+            "response_format: with tools it needs a template whose form of a tool call is known; this model's is not",
             "response_format",
         ) from error
     calls = calls.removeprefix("start")
@@ -64,7 +75,7 @@ def shown_tags(tools: Tools, model: LoadedModel) -> frozenset[int]:
     """
     tags = [*thinking_tags(template_source(tools, model))]
     if tools.callable:
-        tags += [hermes.OPEN, hermes.CLOSE]
+        tags += call_tags(model.template)
     found = (model.vocab.tokenize(tag, add_special=False, parse_special=True) for tag in tags)
     return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
 
@@ -72,9 +83,12 @@ def shown_tags(tools: Tools, model: LoadedModel) -> frozenset[int]:
 def thinks_by_default(tools: Tools, model: LoadedModel) -> bool:
     """Whether to let the model think when the client doesn't say.
 
-    llama-server's rule: yes where the template knows how thoughts end, which is how they can be told from the
+    llama-server's rule: as the configured chat_template_kwargs say; else yes where the template knows how thoughts end, which is how they can be told from the
     answer (tools/server/server-context.cpp; common/chat-diff-analyzer.cpp, analyze_reasoning).
     """
+    configured = model.spec.chat.template_kwargs.get("enable_thinking")
+    if isinstance(configured, bool):
+        return configured
     wanted = model.spec.chat.reasoning
     source = template_source(tools, model)
     return wanted == "on" or (wanted == "auto" and thinking_tags(source)[1] in source)
@@ -82,4 +96,4 @@ def thinks_by_default(tools: Tools, model: LoadedModel) -> bool:
 
 def template_source(tools: Tools, model: LoadedModel) -> str:
     """The template that a request with these tools is rendered by."""
-    return model.template.tool_source if tools.callable else model.template.source
+    return model.template.tool_source if tools.tools else model.template.source

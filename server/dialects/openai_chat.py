@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from server.chat.messages import text_of
 from server.chat.parser import OutputParser, output_parser
-from server.chat.template import RenderedPrompt
+from server.chat.template import Continued, RenderedPrompt
 from server.dialects.chat_messages import Message, read_messages
-from server.dialects.chat_output import chat_constraint, shown_tags, template_source, thinks_by_default
-from server.dialects.chat_prefill import Prefill
+from server.dialects.chat_output import chat_constraint, shown_tags, thinks_by_default
 from server.dialects.chat_reply import ChatReply
 from server.dialects.chat_stream import ChatStream
 from server.dialects.chat_tools import Tools, read_tools
@@ -74,7 +74,7 @@ class ChatJob:
     request: Request
     tools: Tools
     rendered: RenderedPrompt
-    prefill: Prefill | None
+    prefilled: str
     reasoning_format: str
     model: LoadedModel
 
@@ -113,23 +113,25 @@ def read_chat(given: object) -> Conversation:
 def render(chat: Conversation, model: LoadedModel) -> RenderedPrompt:
     """The prompt's text. Raises `InvalidRequest`, also with the template's own complaint."""
     body = chat.body
-    prefill = _prefill(chat, model)
+    continued = _continued(chat, model)
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort and body.reasoning_effort != "none":
         kwargs["reasoning_effort"] = body.reasoning_effort
     thinking = _thinks(body, kwargs, default=thinks_by_default(chat.tools, model))
-    rendered = model.template.render(
-        chat.messages if prefill is None else chat.messages[:-1],
-        tools=chat.tools.tools if chat.tools.choice != "none" else (),
-        add_generation_prompt=prefill is not None or body.add_generation_prompt is not False,
-        enable_thinking=thinking if prefill is None else prefill.thinks,
+    # Tools are shown also where none may be called (as llama-server does), unless the template can't show any.
+    shown = chat.tools.callable or model.template.supports_tools
+    return model.template.render(
+        chat.messages,
+        tools=chat.tools.tools if shown else (),
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=continued,
+        enable_thinking=thinking,
         kwargs=kwargs,
     )
-    return rendered if prefill is None else prefill.end(rendered, template_source(chat.tools, model))
 
 
-def _prefill(chat: Conversation, model: LoadedModel) -> Prefill | None:
-    """What is to be continued: asked for, or (as llama-server does) the last message is the assistant's."""
+def _continued(chat: Conversation, model: LoadedModel) -> Continued:
+    """What of the last message is continued: asked for, or (as llama-server does) it is the assistant's."""
     wanted, messages = chat.body.continue_final_message, chat.messages
     if wanted and chat.body.add_generation_prompt:
         raise InvalidRequest(
@@ -140,15 +142,15 @@ def _prefill(chat: Conversation, model: LoadedModel) -> Prefill | None:
             raise InvalidRequest(
                 "continue_final_message: the last message must be the assistant's", "continue_final_message"
             )
-        return None
+        return False
     if not wanted:
         if not model.spec.chat.prefill_assistant:
-            return None
+            return False
         if len(messages) > 1 and messages[-2]["role"] == "assistant":
             raise InvalidRequest("Cannot have 2 or more assistant messages at the end of the list.", "messages")
     if messages[-1].get("tool_calls"):
         raise InvalidRequest("Cannot continue an assistant message that contains tool calls.", "messages")
-    return Prefill.of(messages[-1], wanted)
+    return wanted or True
 
 
 def _thinks(body: ChatBody, kwargs: dict[str, Any], *, default: bool) -> bool:
@@ -168,10 +170,9 @@ def chat_generation(chat: Conversation, model: LoadedModel) -> Generation:
     header = Header(model.spec.id)
     job = prepare_chat(chat, model, header.id)
     # Of a continued message llama-server repeats the beginning in whole replies, in streams only with "echo".
-    prefill = "" if job.prefill is None else job.prefill.content
     if not chat.body.stream:
-        return Generation([job.request], ChatReply(header, job.parser, prefill=prefill))
-    echo = prefill if chat.body.echo else ""
+        return Generation([job.request], ChatReply(header, job.parser, prefill=job.prefilled))
+    echo = job.prefilled if chat.body.echo else ""
     stream = ChatStream(header, job.parser, include_usage=chat.body.include_usage, echo=echo)
     return Generation([job.request], stream)
 
@@ -197,7 +198,12 @@ def prepare_chat(chat: Conversation, model: LoadedModel, request_id: str) -> Cha
         print_special=shown_tags(chat.tools, model),
     )
     reasoning_format = chat.body.reasoning_format or model.spec.chat.reasoning_format
-    return ChatJob(chat.body, request, chat.tools, rendered, _prefill(chat, model), reasoning_format, model)
+    return ChatJob(chat.body, request, chat.tools, rendered, _prefilled(chat, model), reasoning_format, model)
+
+
+def _prefilled(chat: Conversation, model: LoadedModel) -> str:
+    """The content that the prompt ends with."""
+    return text_of(chat.messages[-1]["content"]) if _continued(chat, model) in (True, "content") else ""
 
 
 def _logprobs(body: ChatBody) -> Logprobs:

@@ -3,6 +3,7 @@
 llama-server leaves a grammar aside while the model reasons, too (common/sampling.cpp, reasoning budget state).
 """
 
+from collections.abc import Iterable
 from enum import Enum
 
 from server.engine.protocols import Vocab
@@ -30,7 +31,7 @@ class AfterThinking:
         self._tail = b""
         self._n_spaces = 0
         self._state = _State.THINKING
-        self._free = _all_but(vocab.eog, vocab.n_tokens)
+        self._free = _without(b"\xff" * ((vocab.n_tokens + 31) // 32 * 4), vocab.eog)
 
     def fork(self) -> "AfterThinking":
         """An independent copy in the same state."""
@@ -46,7 +47,12 @@ class AfterThinking:
 
     def mask(self) -> "memoryview | bytes | bytearray":
         """The allowed tokens; between thoughts and answer only those of the answer."""
-        return self._free if self._state is _State.THINKING else self._inner.mask()
+        if self._state is not _State.THINKING:
+            return self._inner.mask()
+        if not self._closing_begun():
+            return self._free
+        # the closing tag is half written: no token may complete it and begin the answer
+        return _without(self._free, (t for t in range(self._vocab.n_tokens) if self._rest(t)))
 
     def accept(self, token: int) -> None:
         """Advance. Raises `InternalError` for a token that closes the thoughts and already begins the answer."""
@@ -68,6 +74,9 @@ class AfterThinking:
         """Whether the answer is complete."""
         return self._state is _State.ANSWER and self._inner.finished
 
+    def _closing_begun(self) -> bool:
+        return any(self._tail.endswith(self._closing[:n]) for n in range(1, len(self._closing)))
+
     def _rest(self, token: int) -> bytes:
         """What `token` would say behind the closing tag, white space aside."""
         _, closed, rest = (self._tail + self._vocab.piece(token)).partition(self._closing)
@@ -82,9 +91,9 @@ class AfterThinking:
         )
 
 
-def _all_but(tokens: frozenset[int], n_tokens: int) -> bytes:
-    """A mask of every token but a few."""
-    mask = bytearray(b"\xff" * ((n_tokens + 31) // 32 * 4))
+def _without(mask: bytes, tokens: Iterable[int]) -> bytes:
+    """`mask` with the bits of some tokens cleared."""
+    cleared = bytearray(mask)
     for token in tokens:
-        mask[token // 8] &= ~(1 << token % 8)
-    return bytes(mask)
+        cleared[token // 8] &= ~(1 << token % 8)
+    return bytes(cleared)

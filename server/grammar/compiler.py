@@ -83,9 +83,10 @@ class GrammarCompiler:
             return tokens[0]
         return None
 
-    def is_control(self, token: int) -> bool:
-        """Whether a grammar has to name `token` by its id, since no text matches it."""
-        return not self._vocab.piece(token, special=False)
+    def control_token(self, text: str) -> int | None:
+        """Like `token_id`, for control tokens only: those that no text of a grammar matches."""
+        token = self.token_id(text)
+        return token if token is not None and not self._vocab.piece(token, special=False) else None
 
     def _constraint(self, grammar: str, param: str, prefix: str = "") -> MatcherConstraint:
         with self._lock:

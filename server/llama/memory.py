@@ -52,7 +52,11 @@ def _row_bytes(n_elements: int, kind: int) -> int:
 
 
 def available_bytes() -> int:
-    """Memory that can still be taken without swapping, within this process's control group; 0 when unknown."""
+    """Memory that can still be taken without swapping, within this process's control group; 0 when unknown.
+
+    Cached files count as used in ``memory.current`` (cgroup v2), but the kernel gives them up under pressure, and a
+    GGUF that was just read or downloaded is such a file: they are free here, as in ``MemAvailable``.
+    """
     try:
         fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         available = int(fields["MemAvailable"].split()[0]) * 1024
@@ -61,6 +65,8 @@ def available_bytes() -> int:
     try:
         limit = int((_CGROUP / "memory.max").read_text())
         used = int((_CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
     except (OSError, ValueError):
         return available
-    return max(1, min(available, limit - used))
+    return max(1, min(available, limit - used + cached))

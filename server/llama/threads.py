@@ -33,9 +33,9 @@ def usable_cpus() -> int:
 
 def physical_cores() -> int:
     """Cores, not hardware threads; on hybrid processors the performance cores only."""
-    siblings = set()
+    siblings, fast = set(), _fast_cpus()
     for cpu in _CPUS.glob("cpu[0-9]*"):
-        if _fast_cpus() and int(cpu.name[3:]) not in _fast_cpus():
+        if fast and int(cpu.name[3:]) not in fast:
             continue
         try:
             siblings.add((cpu / "topology" / "thread_siblings").read_text())

@@ -119,6 +119,7 @@ def _info(model: int, vocab: LlamaVocab) -> ModelInfo:
         n_params=C.llama_model_n_params(model),
         size=C.llama_model_size(model),
         bos_token=_piece(vocab, vocab.bos),
+        add_bos=vocab.add_bos,
         eos_token=_piece(vocab, vocab.eos),
         chat_template=_template(model, None),
         chat_template_tool_use=_template(model, b"tool_use"),

@@ -22,6 +22,7 @@ def chat_template(info: ModelInfo, spec: ModelSpec) -> ChatTemplate:
     return ChatTemplate(
         info.chat_template if spec.chat.template is None else spec.chat.template,
         bos_token=info.bos_token,
+        add_bos=info.add_bos,
         eos_token=info.eos_token,
         tool_source=info.chat_template_tool_use if own else "",
         default_kwargs=spec.chat.template_kwargs,

@@ -21,6 +21,7 @@ class ModelInfo:
     n_params: int = 0
     size: int = 0  # bytes of all tensors
     bos_token: str = ""
+    add_bos: bool = True  # tokenizing adds it
     eos_token: str = ""
     chat_template: str = ""  # "" where the model has none
     chat_template_tool_use: str = ""  # its template named "tool_use", if any

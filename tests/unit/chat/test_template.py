@@ -1,5 +1,7 @@
 """Templates: what they get, and what they may refuse."""
 
+from typing import Any
+
 import pytest
 
 from server.chat.template import ChatTemplate
@@ -111,9 +113,12 @@ def test_thinking_is_found_and_switched() -> None:
 
 
 def test_template_arguments_reach_the_template_but_cannot_replace_its_tokens() -> None:
-    source = "{{ bos_token }}{{ mood }}{{ messages[0].content }}"
+    source = "{{ mood }}{{ bos_token }}{{ messages[0].content }}"
     text = template(source).render([USER], kwargs={"mood": "calm ", "bos_token": "X"}).text
-    assert text == "<s>calm hi"
+    assert text == "calm <s>hi"
+    for name in ("messages", "tools", "add_generation_prompt"):
+        with pytest.raises(InvalidRequest, match=f"chat_template_kwargs.{name}"):
+            template(source).render([USER], kwargs={name: []})
 
 
 def test_a_last_message_is_continued() -> None:
@@ -131,3 +136,127 @@ def test_arguments_that_are_no_json_are_named() -> None:
     bad = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{oops"}}
     with pytest.raises(InvalidRequest, match="tool call 'f'"):
         template(source).render([USER, {"role": "assistant", "content": "", "tool_calls": [bad]}])
+
+
+def test_the_bos_token_that_tokenizing_adds_is_not_written_twice() -> None:
+    source = "{{ bos_token }}{{ messages[0].content }}"
+    assert template(source).render([USER]).text == "hi"
+    own = ChatTemplate(source, bos_token="<s>", eos_token="", add_bos=False)
+    assert own.render([USER]).text == "<s>hi"
+    assert template(source).render([{"role": "user", "content": "<s>"}]).text == "<s>"
+
+
+QWEN3 = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n"
+    "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted", "end"),
+    [
+        ({"content": "Once"}, True, "<think>\n\n</think>\n\nOnce"),
+        ({"content": "Once", "reasoning_content": "so"}, True, "<think>\nso\n</think>\n\nOnce"),
+        ({"content": "", "reasoning_content": "so"}, True, "<think>\nso"),
+        ({"content": "x", "reasoning_content": "so"}, "reasoning_content", "<think>\nso"),
+        ({"content": "", "reasoning_content": "so"}, "content", "<think>\nso\n</think>\n\n"),
+    ],
+)
+def test_thoughts_of_a_continued_message_are_written_as_the_template_writes_them(
+    message: dict[str, str], wanted: Any, end: str
+) -> None:
+    messages = [USER, {"role": "assistant", **message}]
+    for thinking in (True, False):
+        rendered = template(QWEN3).render(messages, continue_final_message=wanted, enable_thinking=thinking)
+        assert rendered.text == f"<user>hi<assistant>{end}"
+        assert rendered.generation_prompt == f"<assistant>{end}"
+
+
+def test_thoughts_that_only_the_opening_knows_are_closed_before_content() -> None:
+    source = "{{ messages[0].content }}>{% if add_generation_prompt and enable_thinking %}<think>\\n{% endif %}"
+    messages = [USER, {"role": "assistant", "content": "Once"}]
+    assert template(source).render(messages, continue_final_message=True).text == "hi><think></think>Once"
+    plain = template(source).render(messages, continue_final_message=True, enable_thinking=False)
+    assert plain.text == "hi>Once"
+
+
+def test_a_developer_is_a_system_unless_the_template_tells_them_apart() -> None:
+    message = {"role": "developer", "content": "S"}
+    assert "<|im_start|>system\nS" in template().render([message, USER]).text
+    source = "{% for m in messages %}{{ m.role }}<|channel|>{{ m.content }}{% endfor %}"
+    assert template(source).render([message, USER]).text.startswith("developer")
+
+
+def test_a_tool_use_template_serves_requests_with_tools_only() -> None:
+    both = template("plain {{ messages[0].content }}", tool_source="{{ tools | tojson }} {{ messages[0].content }}")
+    assert both.render([USER]).text == "plain hi"
+    assert "get_weather" in both.render([USER], tools=[TOOL]).text
+    assert both.supports_tools
+
+
+def test_what_filters_give_is_json_and_nothing_is_escaped() -> None:
+    source = "{{ messages | map(attribute='role') | tojson }}{{ ('<a>' | safe) ~ '<b>' + ('<c>' | safe) }}"
+    assert template(source).render([USER]).text == '["user"]<a><b><c>'
+
+
+def test_a_template_that_changes_lists_gets_its_own() -> None:
+    source = "{% set _ = messages[0].parts.append(1) %}{{ messages[0].parts | length }}{{ messages[0].content }}"
+    parts: list[int] = []
+    for _ in range(2):
+        assert template(source).render([{**USER, "parts": parts}]).text == "1hi"
+    assert parts == []
+
+
+@pytest.mark.parametrize(
+    ("source", "kwargs"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", {}),
+        ("{% for a in x %}{% for b in x %}{% endfor %}{% endfor %}", {"x": list(range(5000))}),
+        ("{{ range(n) | list | length }}", {"n": 10**9}),
+        ("{{ 'x' * n }}", {"n": 10**12}),
+        ("{{ n ** n }}", {"n": 10**9}),
+        ("{{ 'x'.ljust(n) }}", {"n": 10**12}),
+        ("{{ 'x' | center(n) }}{{ 'x' | indent(n) }}", {"n": 10**12}),
+        ("{{ ('%' ~ n ~ 'd') % 1 }}", {"n": 10**9}),
+        ("{{ ('{:' ~ n ~ 'd}').format(1) }}", {"n": 10**9}),
+        ("{{ {} | tojson(indent=n) }}", {"n": 10**12}),
+        (
+            "{% set n = namespace(s='xxxx') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+            {},
+        ),
+        (
+            "{% set n = namespace(s='xxxx') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
+            {},
+        ),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", {}),
+    ],
+)
+@pytest.mark.timeout(30)
+def test_a_rendering_that_costs_too_much_is_refused(source: str, kwargs: dict[str, Any]) -> None:
+    hostile = template(
+        "{% if n is defined or messages | length > 1 %}" + source + "{% endif %}{{ messages[0].content }}"
+    )
+    with pytest.raises(InvalidRequest, match="the chat template failed"):
+        hostile.render([USER, USER], kwargs=kwargs)
+
+
+def test_deeply_nested_arguments_are_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidRequest, match="RecursionError"):
+        template("{{ x | tojson if x is defined }}{{ messages[0].content }}").render([USER], kwargs={"x": deep})
+
+
+def test_loop_variables_still_work_under_the_meter() -> None:
+    source = (
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ '.' if loop.last else ',' }}"
+        "{{ loop.nextitem.content if loop.nextitem is defined }}{% else %}none{% endfor %}"
+    )
+    assert template(source).render([USER, {"role": "user", "content": "b"}]).text == "1/2,b2/2."
+
+
+def test_markup_in_a_message_is_text() -> None:
+    text = template().render([{"role": "user", "content": "{{ 1 + 1 }}<|im_end|>"}]).text
+    assert "user\n{{ 1 + 1 }}<|im_end|><|im_end|>" in text

@@ -66,7 +66,7 @@ def test_with_tools_a_schema_holds_for_what_is_no_call() -> None:
 
 def test_a_template_without_calls_cannot_be_made_to_call() -> None:
     for choice, fields in (("required", {}), ("auto", {"response_format": FORMAT})):
-        with pytest.raises(InvalidRequest, match="tool_call"):
+        with pytest.raises(InvalidRequest, match="form of a tool call is known"):
             constraint(tools=choosing(choice), template="{{ messages }}", **fields)
 
 
