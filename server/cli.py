@@ -4,7 +4,6 @@ A wrong setting ends it with one line on standard error and status 2.
 """
 
 import logging
-import logging.config
 import math
 import signal
 import socket
@@ -12,19 +11,17 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import uvicorn
 import yaml
 
-from server import __version__
+from server import __version__, logs
 from server.errors import ConfigError
 from server.listen import check_tls, open_listeners
-from server.logs import log_config
 from server.options.option import SettingsModel
 from server.options.reference import help_text, json_schema, markdown
-from server.settings import TABLE, ConfigFile, Settings, check_files, load_settings
+from server.settings import TABLE, Settings, check_files, load_settings
 from server.transport.http_protocol import BoundedHttpProtocol
 
 logger = logging.getLogger(__name__)
@@ -55,7 +52,7 @@ def serve(words: list[str]) -> int:
     settings = load_settings(words)
     check_tls(settings.server)
     warnings = check_files(settings)
-    _configure_logging(settings)
+    logs.configure(settings.server)
     for warning in warnings:
         logger.warning("%s", warning)
     from server.app import create_app  # the whole application: not needed by the other commands
@@ -98,7 +95,7 @@ def docs(words: list[str]) -> int:
 
 def reference_files() -> dict[str, str]:
     """The generated files, by their path in the checkout."""
-    return {"docs/configuration.md": markdown(TABLE), "config/schema.json": json_schema(ConfigFile)}
+    return {"docs/configuration.md": markdown(TABLE), "config/schema.json": json_schema(Settings)}
 
 
 def effective_yaml(settings: Settings) -> str:
@@ -127,7 +124,7 @@ class _Server(uvicorn.Server):
             signal.signal(number, self._stop)
         self.run(sockets=sockets)
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:
+    def _stop(self, *_: object) -> None:
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -151,14 +148,6 @@ def _shown(words: Sequence[str]) -> bool:
         print(f"llamapool {__version__} (llama-cpp-python {version('llama-cpp-python')})")
         return True
     return False
-
-
-def _configure_logging(settings: Settings) -> None:
-    try:
-        logging.config.dictConfig(log_config(settings.server))
-    except ValueError as error:  # dictConfig's wrapping of what the file handler raised
-        reason = error.__cause__ or error
-        raise ConfigError(f"server.log_file: {settings.server.log_file}: {reason}; check the path") from None
 
 
 def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:

@@ -1,9 +1,11 @@
 """How the process logs: llama-server's --log-* and --verbosity, as a configuration of `logging`."""
 
 import logging
+import logging.config
 import sys
 from typing import Any
 
+from server.errors import ConfigError
 from server.options.server import LogSettings
 
 _ERRORS_ONLY, _WARNINGS, _INFORMATION, _DEBUG = range(1, 5)
@@ -34,6 +36,15 @@ class LineFormatter(logging.Formatter):
 
 def _origin(logger: str) -> str:
     return logger.removeprefix("server.").removesuffix(".error")  # uvicorn logs everything as "uvicorn.error"
+
+
+def configure(settings: LogSettings) -> None:
+    """Log as `settings` say. Raises ConfigError when the log file cannot be opened."""
+    try:
+        logging.config.dictConfig(log_config(settings))
+    except ValueError as error:  # dictConfig's wrapping of what the file handler raised
+        reason = error.__cause__ or error
+        raise ConfigError(f"server.log_file: {settings.log_file}: {reason}; check the path") from None
 
 
 def log_config(settings: LogSettings) -> dict[str, Any]:

@@ -1,33 +1,36 @@
 """The settings: what flags, environment, YAML and defaults together say, through the one option table.
 
 The table's rows are the fields of `ServerSettings` and `ModelSettings` (server/options/). Strongest first: flags,
-environment, YAML, defaults. A flag or ``LLAMA_ARG_*`` variable of a model's option holds for every model; ``-m``
-serves one model in place of the YAML's. docs/configuration.md is generated from the table.
+environment, YAML, defaults; pydantic-settings lays these sources over each other (server/options/sources.py) and
+checks what comes out. A flag or ``LLAMA_ARG_*`` variable of a model's option holds for every model; ``-m`` serves one
+model in place of the YAML's. docs/configuration.md is generated from the table.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, ValidationError
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from server.errors import ConfigError
 from server.options.environment import Variables, check_model_names, read_environment
 from server.options.flags import Flags, read_flags
-from server.options.layers import Given, Layer, checked, laid_over
+from server.options.layers import mistake
 from server.options.model import ModelDefaults, ModelSettings
-from server.options.option import Table
-from server.options.presets import preset_layer
+from server.options.option import SettingsModel, Table
+from server.options.roster import Inputs, Origin, Roster, find_models
 from server.options.server import ServerSettings
+from server.options.sources import LayerSource, stacked
 from server.options.specs import model_spec
 from server.options.yaml_file import Document, read_yaml
-from server.pool.catalogue import CatalogueEntry, problem_of, read_preset, scan_models_dir
+from server.pool.catalogue import problem_of
 from server.pool.spec import ModelSpec
 
 __all__ = [
     "TABLE",
-    "ConfigFile",
     "ModelDefaults",
     "ModelSettings",
     "Origin",
@@ -38,7 +41,10 @@ __all__ = [
     "model_specs",
 ]
 
-DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "config" / "default.yaml"
+DEFAULT_CONFIGS = (
+    Path(__file__).resolve().parent.parent / "config" / "default.yaml",  # a checkout's
+    Path("config") / "default.yaml",  # of the working directory, for an installed package
+)
 TABLE = Table(ServerSettings, ModelSettings)
 MODEL_ONLY = frozenset(ModelSettings.model_fields) - frozenset(ModelDefaults.model_fields)
 NO_MODEL = (
@@ -47,10 +53,14 @@ NO_MODEL = (
 )
 
 
-class ConfigFile(BaseModel):
-    """The YAML file; its JSON Schema is config/schema.json."""
+class Settings(BaseSettings):
+    """What all sources together say; without ``origins`` it is also what the YAML file may hold.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    ``models`` are complete: the defaults are merged into them. Made by `load_settings`, or from values; the
+    process's environment counts in neither, since all sources are handed in.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     server: ServerSettings = ServerSettings()
     """The server as a whole."""
@@ -58,41 +68,26 @@ class ConfigFile(BaseModel):
     """Merged under every model."""
     models: dict[str, ModelSettings] = Field(default_factory=dict)
     """The models, by the id that requests name."""
+    origins: Annotated[dict[str, Origin], SkipJsonSchema()] = Field(default_factory=dict)
+    """Where each model was configured."""
 
+    def __init__(self, *, sources: Sequence[LayerSource] = (), **values: Any) -> None:
+        super().__init__(**values, sources=sources)
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a model was configured (``file:line``, a flag, a folder), and what only a scanned folder tells."""
-
-    place: str
-    mmproj: Path | None = None
-    scanned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What all sources together say. ``models`` are complete: the defaults are merged into them."""
-
-    server: ServerSettings = field(default_factory=ServerSettings)
-    defaults: ModelDefaults = field(default_factory=ModelDefaults)
-    models: Mapping[str, ModelSettings] = field(default_factory=dict)
-    origins: Mapping[str, Origin] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sources:
-    flags: Flags
-    variables: Variables
-    document: Document
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A model before its values are checked; ``layers`` from the weakest to the strongest."""
-
-    id: str
-    origin: Origin
-    layers: tuple[Layer, ...]
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The values handed in, then the sources handed in; none of those that read the process by themselves."""
+        del env_settings, dotenv_settings, file_secret_settings
+        assert isinstance(init_settings, InitSettingsSource)
+        sources = init_settings.init_kwargs.pop("sources")
+        return (init_settings, *sources)
 
 
 def load_settings(
@@ -107,16 +102,14 @@ def load_settings(
     variables = read_environment(TABLE, os.environ if env is None else env)
     path = config or _config_path(flags, variables)
     document = read_yaml(TABLE, path, MODEL_ONLY) if path else Document()
-    sources = _Sources(flags, variables, document)
-    layer = laid_over(TABLE, "server", document.server, variables.server, flags.server)
-    server = checked(ServerSettings, "server", layer, document.name)
-    defaults = laid_over(TABLE, "model", document.defaults, variables.defaults)
-    checked_defaults = checked(ModelDefaults, "defaults", defaults, document.name)
-    candidates = list(_candidates(sources, server, defaults))
-    check_model_names(variables, [candidate.id for candidate in candidates])
-    models = {candidate.id: _checked(sources, candidate) for candidate in candidates}
-    settings = Settings(server, checked_defaults, models, {item.id: item.origin for item in candidates})
-    _check_together(settings, candidates, sources)
+    inputs = Inputs(TABLE, flags, variables, document)
+    without_models = _laid_over(inputs, Roster())  # says where the models are
+    roster = find_models(inputs, without_models.server)
+    check_model_names(variables, roster.origins)
+    if not roster.origins:
+        raise ConfigError(NO_MODEL)
+    settings = _laid_over(inputs, roster)
+    _check_together(settings, inputs)
     return settings
 
 
@@ -153,73 +146,37 @@ def _config_path(flags: Flags, variables: Variables) -> Path | None:
     if named:
         return Path(named)
     given = {*flags.model, *variables.model, *flags.server, *variables.server}
-    if given & {"path", "models_dir", "models_preset"} or not DEFAULT_CONFIG.is_file():
+    if given & {"path", "models_dir", "models_preset"}:
         return None
-    return DEFAULT_CONFIG
+    return next((path for path in DEFAULT_CONFIGS if path.is_file()), None)
 
 
-def _candidates(sources: _Sources, server: ServerSettings, defaults: Layer) -> Iterator[_Candidate]:
-    flags, variables, document = sources.flags, sources.variables, sources.document
-    named = flags.model.get("path") or variables.model.get("path")
-    if named:
-        yield _named_model(sources, named, defaults)
-    else:
-        for model_id, layer in document.models.items():
-            layers = (defaults, layer, _shared(variables.model))
-            yield _Candidate(model_id, Origin(document.places[model_id]), layers)
-    yield from _catalogued(sources, server, defaults)
+def _laid_over(inputs: Inputs, roster: Roster) -> Settings:
+    sources = stacked(Settings, inputs, roster)
+    try:
+        return Settings(sources=sources, origins=dict(roster.origins))
+    except ValidationError as error:
+        raise ConfigError(_mistake(error, sources[-1], inputs, roster)) from None
 
 
-def _named_model(sources: _Sources, named: Given, defaults: Layer) -> _Candidate:
-    """The model of -m; its id by llama-server's rule: the first alias in order, or the path as given."""
-    startup = {"load": Given("startup", named.source)}
-    aliases = sources.flags.model.get("aliases") or sources.variables.model.get("aliases")
-    names = sorted(aliases.value) if aliases else [str(named.value)]
-    layer = {
-        **sources.variables.model,
-        "path": named,
-        "aliases": Given(names[1:], aliases.source if aliases else named.source),
+def _mistake(error: ValidationError, weakest: LayerSource, inputs: Inputs, roster: Roster) -> str:
+    details = error.errors(include_url=False)[0]
+    depth = 2 if details["loc"][0] == "models" else 1
+    section = tuple(str(part) for part in details["loc"][:depth])
+    details["loc"] = details["loc"][depth:]
+    owners: dict[str, type[SettingsModel]] = {
+        "server": ServerSettings,
+        "defaults": ModelDefaults,
+        "models": ModelSettings,
     }
-    return _Candidate(names[0], Origin(named.source), (startup, defaults, layer))
+    fallback = roster.origins[section[1]].place if depth == 2 else inputs.document.name
+    return mistake(details, ".".join(section), weakest.merged(section), fallback, owners[section[0]])
 
 
-def _catalogued(sources: _Sources, server: ServerSettings, defaults: Layer) -> Iterator[_Candidate]:
-    """Models of --models-dir and --models-preset, merged by id (llama.cpp server-models.cpp, load_models)."""
-    found: dict[str, CatalogueEntry] = {}
-    if server.models_dir is not None:
-        found = {entry.id: entry for entry in scan_models_dir(server.models_dir)}
-    preset = read_preset(server.models_preset) if server.models_preset is not None else None
-    shared = laid_over(TABLE, "model", defaults, _shared(sources.variables.model))
-    common = preset_layer(TABLE, "*", preset.common) if preset else {}
-    for name, entry in found.items():
-        place = str(server.models_dir)
-        keys = preset.sections.get(name, []) if preset else []
-        layers = (shared, common, {"path": Given(entry.path, place)}, preset_layer(TABLE, name, keys))
-        yield _Candidate(name, Origin(place, entry.mmproj, scanned=True), layers)
-    for name, keys in preset.sections.items() if preset else ():
-        if name not in found:
-            place = keys[0].place if keys else str(server.models_preset)
-            yield _Candidate(name, Origin(place), (shared, common, preset_layer(TABLE, name, keys)))
-
-
-def _shared(layer: Layer) -> Layer:
-    """What a flag or variable may say of every model."""
-    return {key: given for key, given in layer.items() if key not in ("path", "aliases")}
-
-
-def _checked(sources: _Sources, candidate: _Candidate) -> ModelSettings:
-    named = _shared(sources.flags.model)
-    layers = (*candidate.layers, sources.variables.of_model(candidate.id), named)
-    layer = laid_over(TABLE, "model", *layers)
-    return checked(ModelSettings, f"models.{candidate.id}", layer, candidate.origin.place)
-
-
-def _check_together(settings: Settings, candidates: Sequence[_Candidate], sources: _Sources) -> None:
-    if not candidates:
-        raise ConfigError(NO_MODEL)
-    _check_unique(settings, candidates)
-    named = sources.flags.model.get("path") or sources.variables.model.get("path")
-    alias = sources.flags.model.get("aliases") or sources.variables.model.get("aliases")
+def _check_together(settings: Settings, inputs: Inputs) -> None:
+    _check_unique(settings)
+    named = inputs.flags.model.get("path") or inputs.variables.model.get("path")
+    alias = inputs.flags.model.get("aliases") or inputs.variables.model.get("aliases")
     if alias is not None and named is None:
         raise ConfigError(f"{alias.source} names the model of -m; in the YAML set models.<id>.aliases")
     at_start = [model_id for model_id, model in settings.models.items() if model.load == "startup"]
@@ -231,12 +188,8 @@ def _check_together(settings: Settings, candidates: Sequence[_Candidate], source
         )
 
 
-def _check_unique(settings: Settings, candidates: Sequence[_Candidate]) -> None:
-    owner: dict[str, str] = {}
-    for candidate in candidates:
-        if candidate.id in owner:
-            raise ConfigError(f"{candidate.origin.place}: model '{candidate.id}' is configured twice; rename one")
-        owner[candidate.id] = candidate.id
+def _check_unique(settings: Settings) -> None:
+    owner = {model_id: model_id for model_id in settings.models}
     for model_id, model in settings.models.items():
         for alias in model.aliases:
             if owner.setdefault(alias, model_id) != model_id:

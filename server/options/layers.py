@@ -1,18 +1,14 @@
-"""Values with their origin, laid over each other, then checked by the table's models."""
+"""Values with their origin, laid over each other, and the line that says what is wrong with one."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from server.errors import ConfigError
 from server.options.option import Entry, Option, Section, SettingsModel, Table
-
-_Checked = TypeVar("_Checked", bound=SettingsModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +38,11 @@ def from_text(entry: Entry, text: str) -> Any:
     return entry.option.text(text) if entry.option.text else text
 
 
-def checked(model: type[_Checked], where: str, layer: Layer, fallback: str) -> _Checked:
-    """The settings of `model`; raises ConfigError with the first mistake, its source and the remedy."""
-    try:
-        return model.model_validate({key: given.value for key, given in layer.items()})
-    except ValidationError as error:
-        details = error.errors(include_url=False)[0]
-        raise ConfigError(_mistake(details, where, layer, fallback, model)) from None
+def mistake(details: ErrorDetails, where: str, layer: Layer, fallback: str, model: type[SettingsModel]) -> str:
+    """The line for what pydantic found in section ``where``: its source, the key and the remedy.
 
-
-def _mistake(details: ErrorDetails, where: str, layer: Layer, fallback: str, model: type[SettingsModel]) -> str:
+    ``details["loc"]`` is relative to the section; ``fallback`` names the source of what nobody gave.
+    """
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if not details["loc"]:  # about several fields together
         named = [given.source for key, given in layer.items() if re.search(rf"\b{key}\b", message)]

@@ -28,7 +28,8 @@ Each option can be given as a flag, as a variable, or in the YAML. Strongest fir
 4. the defaults below.
 
 - **YAML**: `--config FILE` or `LLAMAPOOL_CONFIG`; without either, and without a model on the command line or in the
-  environment, `config/default.yaml` beside the package. Keys are the names below: `server.<name>`,
+  environment (`-m`, `--models-dir`, `--models-preset` or their variables), `config/default.yaml` of the checkout, or
+  of the working directory where the package is installed elsewhere. Keys are the names below: `server.<name>`,
   `defaults.<name>` for every model, `models.<id>.<name>` for one. Paths are relative to the file's folder.
   `config/schema.json` is the file's schema for editors.
 - **Flags**: llama-server's, spelled out: `-c 4096`, `--ctx-size 4096` (`--ctx-size=4096` too). A flag of a model's
@@ -159,6 +160,7 @@ def json_schema(document: type[BaseModel]) -> str:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **_plain_schema(document.model_json_schema()),
         "title": "Llamapool configuration",
+        "description": "The YAML file that --config and LLAMAPOOL_CONFIG name; docs/configuration.md explains it.",
     }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 

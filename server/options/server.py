@@ -48,7 +48,7 @@ class ListenSettings(SettingsModel):
     ] = None
     """PEM file with the TLS certificate; needs ssl_key_file."""
     timeout_s: Annotated[Float, option("-to", "--timeout", env="LLAMA_ARG_TIMEOUT", metavar="N"), Field(gt=0)] = 3600.0
-    """Seconds within which a request's body must have arrived, and its reply been sent."""
+    """Seconds within which a request's body must have arrived in all; a reply may take as long as it takes."""
     idle_s: Annotated[Float, option(), Field(gt=0)] = 60.0
     """Longest silence in seconds of a client that sends a body, or that should be reading a stream."""
     max_body_bytes: Annotated[Int, option(), Field(ge=1024)] = 64 * MIB

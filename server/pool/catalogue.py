@@ -71,16 +71,16 @@ def scan_models_dir(path: Path) -> list[CatalogueEntry]:
 def problem_of(path: Path) -> str:
     """Why the GGUF at `path` cannot be loaded, as far as its name and first bytes tell; empty if it can."""
     if not path.exists():
-        return f"no such file: {path}"
+        return f"no such file: {path}; check the path"
     if not path.is_file():
-        return f"is not a file: {path}"
+        return f"is not a file: {path}; name the GGUF in it"
     try:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
         return f"cannot be read: {path}: {error.strerror}"
     if magic != b"GGUF":
-        return f"is not a GGUF file: {path}"
+        return f"is not a GGUF file: {path}; download it again, or convert the model"
     split = _SPLIT.match(path.name)
     if split and int(split["part"]) != 1:
         return f"is part {int(split['part'])} of a split model, name its first part: {path}"

@@ -14,8 +14,17 @@ from server.engine.params import EngineParams
 from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
 from server.errors import ConfigError
 from server.options.option import Entry
+from server.options.sources import SOURCES
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
-from server.settings import TABLE, ConfigFile, Settings, check_files, load_settings, model_specs
+from server.settings import (
+    DEFAULT_CONFIGS,
+    TABLE,
+    ServerSettings,
+    Settings,
+    check_files,
+    load_settings,
+    model_specs,
+)
 
 MODEL = ["-m", "model.gguf"]
 ROOT = Path(__file__).parents[2]
@@ -85,6 +94,79 @@ def test_defaults_are_merged_under_every_model_and_paths_are_relative_to_the_fil
     assert (second.native.n_ctx, second.sampling.seed) == (9, 7)
     assert first.path == tmp_path.resolve() / "x" / "a.gguf"
     assert first.source == f"{config}:3"
+
+
+def test_a_field_that_is_a_mapping_is_replaced_whole(tmp_path: Path) -> None:
+    text = (
+        "defaults: {chat_template_kwargs: {a: 1}, logit_bias: {5: 1.0}}\n"
+        "models: {m: {path: m, chat_template_kwargs: {b: 2}, logit_bias: {6: 1.0}}}\n"
+    )
+    [model] = model_specs(settings(config=write(tmp_path, text)))
+    assert model.chat.template_kwargs == {"b": 2, "preserve_reasoning": True}
+    assert model.sampling.logit_bias == ((6, 1.0),)
+
+
+def test_an_option_drops_what_weaker_sources_say_of_those_it_excludes(tmp_path: Path) -> None:
+    config = write(tmp_path, "models: {m: {path: m, mmap: false}}\n")
+    mode = {"LLAMA_ARG_LOAD_MODE": "none"}
+    [native] = [model.native for model in model_specs(settings("--mlock", env=mode, config=config))]
+    assert (native.mmap, native.mlock) == (True, True)  # the variable drops mmap, the flag drops the variable
+    [native] = [model.native for model in model_specs(settings(env={"LLAMA_ARG_MLOCK": "1"}, config=config))]
+    assert (native.mmap, native.mlock) == (False, True)
+
+
+def test_only_what_is_handed_in_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pydantic-settings would read these names of the process's environment."""
+    monkeypatch.setenv("SERVER", '{"port": 1}')
+    monkeypatch.setenv("SERVER__PORT", "1")
+    monkeypatch.setenv("LLAMAPOOL_SERVER__PORT", "1")
+    assert settings(*MODEL).server.port == 8080
+    assert Settings(server=ServerSettings(port=5)).server.port == 5
+    assert Settings().server.port == 8080
+
+
+def test_the_sources_stand_in_the_order_of_their_precedence() -> None:
+    assert [source.__name__ for source in SOURCES] == [
+        "FlagSource",
+        "NamedModelSource",
+        "VariableSource",
+        "CatalogueSource",
+        "SharedVariableSource",
+        "YamlSource",
+        "DefaultsSource",
+        "StartupSource",
+    ]
+
+
+def test_the_models_stay_in_the_files_order(tmp_path: Path) -> None:
+    config = write(tmp_path, "models: {z: {path: z}, a: {path: a, seed: 1}, m: {path: m}}\n")
+    env = {"LLAMAPOOL_MODELS__M__SEED": "2", "LLAMA_ARG_BATCH": "3"}
+    assert list(settings("-c", "1", env=env, config=config).models) == ["z", "a", "m"]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed package's view: no configuration beside it, one in the working directory, as in the image."""
+    monkeypatch.setattr("server.settings.DEFAULT_CONFIGS", (tmp_path / "none.yaml", DEFAULT_CONFIGS[-1]))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").mkdir()
+    return write(tmp_path / "config", "models: {here: {path: ../models/here.gguf}}\n", "default.yaml")
+
+
+def test_an_installed_package_takes_the_working_directorys_default_configuration(installed: Path) -> None:
+    [model] = model_specs(settings())
+    assert (model.id, model.path) == ("here", installed.parents[1].resolve() / "models" / "here.gguf")
+
+
+def test_a_model_of_the_environment_stands_in_place_of_the_default_configuration(installed: Path) -> None:
+    [model] = model_specs(settings(env={"LLAMA_ARG_MODEL": "/models/other.gguf", "LLAMA_ARG_HOST": "0.0.0.0"}))
+    assert (model.id, model.load) == ("/models/other.gguf", "startup")
+
+
+def test_a_working_directory_without_a_configuration_names_the_ways_to_give_one(installed: Path) -> None:
+    installed.unlink()
+    with pytest.raises(ConfigError, match="no model is configured: give -m FILE"):
+        settings()
 
 
 def test_a_flag_of_a_models_option_holds_for_every_model(tmp_path: Path) -> None:
@@ -218,7 +300,7 @@ SAMPLES = {
 def sample(entry: Entry) -> str:
     if entry.key in SAMPLES:
         return SAMPLES[entry.key]
-    owner: Any = ConfigFile.model_fields["server" if entry.section == "server" else "defaults"].annotation
+    owner: Any = Settings.model_fields["server" if entry.section == "server" else "defaults"].annotation
     choices = [choice for choice in get_args(owner.model_fields[entry.key].annotation) if isinstance(choice, str)]
     if choices:
         return next(choice for choice in reversed(choices) if choice != entry.default)
@@ -359,7 +441,7 @@ def test_files_are_checked_apart_from_reading(tmp_path: Path) -> None:
     good = tmp_path / "good.gguf"
     good.write_bytes(b"GGUF....")
     assert check_files(settings("-m", str(good))) == []
-    with pytest.raises(ConfigError, match=r"^-m: models\.model\.gguf\.path no such file: model\.gguf$"):
+    with pytest.raises(ConfigError, match=r"^-m: models\.model\.gguf\.path no such file: model\.gguf; check the path$"):
         check_files(settings(*MODEL))
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"PK..")

@@ -1,0 +1,104 @@
+"""HTTPS: a server with a certificate made here, and clients that trust no other."""
+
+import http.client
+import json
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from openai import DefaultHttpxClient, OpenAI
+
+from tests.clients.conftest import QUIET
+from tests.real_server import RealServer, Reply, free_port
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+
+
+class TlsServer(RealServer):
+    """`python -m server` over TLS; ``certificate`` is the only one that its requests trust."""
+
+    def __init__(self, model: Path, key: Path, certificate: Path) -> None:
+        self.trust = ssl.create_default_context(cafile=certificate)
+        port = free_port()
+        files = ["--ssl-key-file", str(key), "--ssl-cert-file", str(certificate)]
+        command = [
+            sys.executable,
+            "-m",
+            "server",
+            "-m",
+            str(model),
+            "--port",
+            str(port),
+            "-c",
+            "512",
+            "-t",
+            "1",
+            *files,
+        ]
+        super().__init__(command, port, QUIET)
+
+    @property
+    def base_url(self) -> str:
+        return f"https://{self.host}:{self.port}"
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> Reply:
+        connection = http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=self.trust)
+        try:
+            connection.request(method, path, json.dumps(body).encode(), dict(headers or {}))
+            response = connection.getresponse()
+            return Reply(response.status, dict(response.getheaders()), response.read())
+        finally:
+            connection.close()
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
+    folder = tmp_path_factory.mktemp("tls")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    command = ["openssl", "req", *kind, *names, "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    with TlsServer(model, key, certificate) as running:
+        yield running
+
+
+def test_the_openai_client_streams_over_https(server: TlsServer) -> None:
+    http_client = DefaultHttpxClient(verify=server.trust)
+    with OpenAI(base_url=f"{server.base_url}/v1", api_key="-", max_retries=0, http_client=http_client) as client:
+        stream = client.chat.completions.create(
+            model="any", messages=[{"role": "user", "content": "Hi"}], max_tokens=4, stream=True
+        )
+        assert [chunk.choices[0].finish_reason for chunk in stream if chunk.choices][-1] in ("length", "stop")
+
+
+def test_a_client_that_does_not_know_the_certificate_refuses_the_server(server: TlsServer) -> None:
+    stranger = http.client.HTTPSConnection(server.host, server.port, timeout=30, context=ssl.create_default_context())
+    with pytest.raises(ssl.SSLCertVerificationError):
+        stranger.request("GET", "/health")
+    stranger.close()
+
+
+def test_plain_http_gets_no_answer_and_the_server_lives_on(server: TlsServer) -> None:
+    plain = http.client.HTTPConnection(server.host, server.port, timeout=30)
+    plain.request("GET", "/health")
+    with pytest.raises((http.client.HTTPException, OSError)):
+        plain.getresponse()
+    plain.close()
+    assert server.get("/health") == {"status": "ok"}
+
+
+def test_the_log_names_the_https_address(server: TlsServer) -> None:
+    assert f"listening on {server.base_url}" in server.log_tail()
