@@ -6,7 +6,6 @@ A request's way: `transport.gateway` (keys, CORS, log) -> `routes` -> `pool` (a 
 
 import asyncio
 import logging
-import logging.config
 import multiprocessing
 import os
 import sys
@@ -17,9 +16,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
-from server import __version__
+from server import __version__, logs
 from server.errors import ConfigError
-from server.logs import log_config
 from server.metrics.exposition import Metrics
 from server.pool.pool import Pool, PoolLimits
 from server.pool.progress import show_load_progress
@@ -163,7 +161,7 @@ def __getattr__(name: str) -> FastAPI:
     try:
         settings = load_settings()
         warnings = check_files(settings)
-        logging.config.dictConfig(log_config(settings.server))
+        logs.configure(settings.server)
         logging.getLogger("uvicorn").propagate = True  # uvicorn gave it a handler of its own, which is gone now
         for warning in warnings:
             logger.warning("%s", warning)

@@ -104,10 +104,10 @@ class QueueFull(Unavailable):
 
 
 class ShuttingDown(Unavailable):
-    """The model or the server is going away."""
+    """The server, or the request's model, is going away."""
 
-    def __init__(self) -> None:
-        super().__init__("the server is shutting down")
+    def __init__(self, what: str = "server") -> None:
+        super().__init__(f"the {what} is shutting down")
 
 
 class InternalError(LlamapoolError):

@@ -63,7 +63,7 @@ def probe(render: Render, source: str) -> Capabilities:
     system = {"role": "system", "content": "s" if strings or not typed else [{"type": "text", "text": "s"}]}
     objects = _calls(render, user, {_NEEDLE: "v"})
     strings_too = _calls(render, user, '{"' + _NEEDLE + '": "v"}')
-    wants_objects = _wants_objects(objects, strings_too)
+    wants_objects = _wants_objects(objects)
     return Capabilities(
         system=says([{"role": "system", "content": content}, user]) or not strings,
         string_content=strings or not typed,
@@ -112,11 +112,9 @@ def _calls(render: Render, user: Message, arguments: Any) -> str:
     return ""
 
 
-def _wants_objects(as_object: str, as_text: str) -> bool:
+def _wants_objects(as_object: str) -> bool:
     """Objects where their text would be quoted again or fail; text where an object would print as Python's."""
-    if f"'{_NEEDLE}'" in as_object:
-        return False
-    return _NEEDLE in as_object
+    return _NEEDLE in as_object and f"'{_NEEDLE}'" not in as_object
 
 
 def _shows_two_calls(render: Render, user: Message, arguments: Any) -> bool:

@@ -83,8 +83,9 @@ def shown_tags(tools: Tools, model: LoadedModel) -> frozenset[int]:
 def thinks_by_default(tools: Tools, model: LoadedModel) -> bool:
     """Whether to let the model think when the client doesn't say.
 
-    llama-server's rule: as the configured chat_template_kwargs say; else yes where the template knows how thoughts end, which is how they can be told from the
-    answer (tools/server/server-context.cpp; common/chat-diff-analyzer.cpp, analyze_reasoning).
+    llama-server's rule: as the configured chat_template_kwargs say; else yes where the template knows how thoughts
+    end, which is how they can be told from the answer (tools/server/server-context.cpp; common/
+    chat-diff-analyzer.cpp, analyze_reasoning).
     """
     configured = model.spec.chat.template_kwargs.get("enable_thinking")
     if isinstance(configured, bool):

@@ -4,19 +4,18 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import fields
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 
 from server.engine.instance import Instance
 from server.engine.mailbox import Mailbox
 from server.engine.params import EngineParams
 from server.engine.prefix import longest_match
 from server.engine.protocols import Runner
-from server.engine.request import Event, Failed, Finished, Request, Sink
+from server.engine.request import Request, Sink
 from server.engine.sequence import Ticket
 from server.engine.snapshot import SlotSnapshot, snapshot
-from server.engine.stats import EngineStats, Histogram
+from server.engine.stats import EngineStats, combined
 from server.errors import ContextExceeded, InvalidRequest, QueueFull, ShuttingDown
 
 MAX_RETRY_AFTER_S = 60
@@ -67,10 +66,7 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """Totals over the instances; a copy."""
-        total = EngineStats()
-        for instance in self._instances:
-            _add(total, instance.stats)
-        return total
+        return reduce(combined, (instance.stats for instance in self._instances), EngineStats())
 
     async def wait_idle(self) -> None:
         """Return when no request waits or runs."""
@@ -95,12 +91,13 @@ class Engine:
         Raises ContextExceeded, InvalidRequest, QueueFull or ShuttingDown; then nothing was queued.
         """
         if self._closing:
-            raise ShuttingDown()
+            raise ShuttingDown("model")
         self._check(request)
         instance = self._choose(request)
         capacity = self.params.max_queue + self.n_slots_each
         if instance.mailbox.n_load >= capacity:
-            raise QueueFull(instance.mailbox.n_load, self._retry_after_s(instance))
+            n_queued = instance.mailbox.n_load - self.n_slots_each
+            raise QueueFull(n_queued, self._retry_after_s(instance))
         ticket = Ticket(request, sink, self._clock(), n_open=request.n)
         self._idle.clear()
         instance.mailbox.submit(ticket)
@@ -111,12 +108,6 @@ class Engine:
         ticket.cancelled = True
         for instance in self._instances:
             instance.mailbox.wake()
-
-    def stream(self, request: Request) -> "EventStream":
-        """Submit, and read the events as an async iterator; see `submit` for what it raises."""
-        stream = EventStream(self, request.n)
-        stream.ticket = self.submit(request, stream.put)
-        return stream
 
     def slots(self) -> list[SlotSnapshot]:
         """What every slot does now; ids run on across instances."""
@@ -172,65 +163,3 @@ class Engine:
         n = sum(durations.counts)
         mean_s = durations.sum / n if n else 1.0
         return min(MAX_RETRY_AFTER_S, max(1, math.ceil(mean_s * instance.mailbox.n_load / self.n_slots_each / 2)))
-
-
-class EventStream:
-    """The events of one request; ends after the last choice. Leaving it early cancels the request."""
-
-    def __init__(self, engine: Engine, n: int) -> None:
-        self.ticket: Ticket | None = None
-        self._engine = engine
-        self._n_open = n
-        self._events: list[Event] = []
-        self._arrived = asyncio.Event()
-
-    def put(self, events: list[Event]) -> None:
-        """Take the events of one step."""
-        self._events.extend(events)
-        self._arrived.set()
-
-    def cancel(self) -> None:
-        """Stop the request; harmless when it has ended."""
-        if self.ticket is not None and self._n_open:
-            self._engine.cancel(self.ticket)
-
-    async def __aenter__(self) -> "EventStream":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()
-
-    def __aiter__(self) -> AsyncIterator[list[Event]]:
-        return self
-
-    async def __anext__(self) -> list[Event]:
-        """All events since the last call: those of one step, or of several when the reader is slow."""
-        if not self._n_open and not self._events:
-            raise StopAsyncIteration
-        try:
-            await self._arrived.wait()
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-        self._arrived.clear()
-        events, self._events = self._events, []
-        for event in events:
-            if isinstance(event, Finished):
-                self._n_open -= 1
-            elif isinstance(event, Failed):
-                self._n_open = 0
-        return events
-
-
-def _add(total: EngineStats, part: EngineStats) -> None:
-    for field in fields(EngineStats):
-        mine, other = getattr(total, field.name), getattr(part, field.name)
-        if isinstance(other, Histogram):
-            mine.counts = [a + b for a, b in zip(mine.counts, other.counts, strict=True)]
-            mine.sum += other.sum
-        elif field.name == "n_tokens_max":
-            total.n_tokens_max = max(mine, other)
-        else:
-            setattr(total, field.name, mine + other)

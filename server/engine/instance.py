@@ -71,7 +71,7 @@ class Instance:
                 log.exception("a step failed; every request of this instance ends")
                 self._fail_all(InternalError("the engine failed; see the server's log"))
             self.mailbox.post()
-        self._fail_all(ShuttingDown())
+        self._fail_all(ShuttingDown("model"))
         self.mailbox.post()
         self.runner.close()
 

@@ -5,6 +5,7 @@ import logging
 from server.engine.protocols import Runner
 from server.engine.scheduler import Placement, Scheduler
 from server.engine.sequence import Sequence, Slot
+from server.errors import LlamapoolError
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,11 @@ class Cells:
         """Move a running sequence out of the cells; it waits for its turn again."""
         slot = sequence.slot
         assert slot is not None
-        sequence.saved = self._runner.seq_save(slot.id)
-        sequence.saved_tokens = list(slot.tokens)
+        try:
+            sequence.saved = self._runner.seq_save(slot.id)
+            sequence.saved_tokens = list(slot.tokens)
+        except LlamapoolError as error:  # its cells are computed anew then, and nobody else is troubled
+            log.warning("slot %d: its state could not be saved: %s", slot.id, error)
         self._scheduler.park(sequence, now)
         self.clear(slot)
 

@@ -37,12 +37,16 @@ S = TypeVar("S", bound=Cached)
 
 
 def longest_match(prompt: Sequence[int], slots: Iterable[S]) -> tuple[S | None, int]:
-    """The slot whose cells share the longest prefix with `prompt`, and its length in tokens."""
+    """The slot whose cells share the longest prefix with `prompt`, and its length in tokens.
+
+    Also called on the event loop while a step thread changes the slots: slices, which are never out of range.
+    """
     best: S | None = None
     longest = 0
     for slot in slots:
-        if len(slot.tokens) > longest and slot.tokens[longest] == prompt[longest]:
-            n = common_prefix(prompt, slot.tokens)
+        tokens = slot.tokens
+        if tokens[longest : longest + 1] == prompt[longest : longest + 1]:
+            n = common_prefix(prompt, tokens)
             if n > longest:
                 best, longest = slot, n
                 if longest == len(prompt):

@@ -1,7 +1,7 @@
 """Who gets a slot, and who decodes which tokens in the next step. Pure: no threads, no clock, no native calls.
 
 A step of the instance is: `place` until nobody can be placed, `plan`, decode, `commit` (or `make_room` when the
-cells ran out), sample, `finish` who ended.
+cells ran out), sample, `release` who ended.
 """
 
 from collections import deque

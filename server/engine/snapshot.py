@@ -16,7 +16,6 @@ class SlotSnapshot:
     n_requests: int
     n_tokens: int  # in its cells
     request: Request | None = None
-    n_prompt: int = 0
     n_prompt_cached: int = 0
     n_prompt_computed: int = 0
     n_decoded: int = 0
@@ -38,7 +37,6 @@ def snapshot(slot: Slot, first_id: int, n_ctx: int) -> SlotSnapshot:
         n_requests=slot.n_requests,
         n_tokens=n_tokens,
         request=sequence.request,
-        n_prompt=n_prompt,
         n_prompt_cached=n_cached,
         n_prompt_computed=max(min(n_tokens, n_prompt) - n_cached, 0),
         n_decoded=len(sequence.output),

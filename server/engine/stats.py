@@ -1,7 +1,8 @@
 """Counters and histograms of one model's engine: plain numbers, read by `server.metrics` from another thread."""
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 SECONDS = (
     0.001,
@@ -57,3 +58,22 @@ class EngineStats:
     inter_token: Histogram = field(default_factory=Histogram)
     queue_time: Histogram = field(default_factory=Histogram)
     request_duration: Histogram = field(default_factory=Histogram)
+
+
+def combined(one: EngineStats, other: EngineStats) -> EngineStats:
+    """The sum of two: a new value; of the peak the larger."""
+    return EngineStats(
+        **{f.name: _sum(f.name, getattr(one, f.name), getattr(other, f.name)) for f in fields(EngineStats)}
+    )
+
+
+def ended(stats: EngineStats) -> EngineStats:
+    """What remains of an engine's totals when it no longer runs: its gauges are 0."""
+    return replace(stats, n_processing=0, n_deferred=0)
+
+
+def _sum(name: str, one: Any, other: Any) -> Any:
+    if isinstance(one, Histogram):
+        counts = [a + b for a, b in zip(one.counts, other.counts, strict=True)]
+        return Histogram(one.bounds, counts, one.sum + other.sum)
+    return max(one, other) if name == "n_tokens_max" else one + other

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from server.engine.request import RANDOM_SEED, SamplingParams
-from server.errors import InternalError
+from server.errors import InternalError, InvalidRequest
 from server.llama.library import C, fast
 from server.llama.sampler_params import check_sampling
 from server.llama.vocab import LlamaVocab
@@ -51,6 +51,8 @@ class SamplerFactory:
     def build(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
         """A chain that has seen `prompt`. Raises `InvalidRequest` for parameters that cannot be."""
         check_sampling(params, self._vocab.n_tokens)
+        if "infill" in params.samplers and self._vocab.eot == self._vocab.eos == -1:  # else the library aborts
+            raise InvalidRequest("the sampler 'infill' needs a model with an end token", "samplers")
         seed = _fresh_seed() if params.seed == RANDOM_SEED else params.seed
         n_penalized, n_dry = self._windows(params)
         remembers = bool(n_penalized or n_dry or (params.mirostat == 0 and "adaptive_p" in params.samplers))

@@ -1,14 +1,17 @@
 """A model's vocabulary: tokenizing, pieces, special tokens."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from server.errors import InternalError, InvalidRequest
 from server.llama.library import C, fast
+from server.llama.special_text import SpecialTexts
 
 _MAX_BYTES = (1 << 31) - 1
 _PIECE_BYTES = 64
+_LONG_BYTES = 4096  # from here on, special tokens in the text are worth cutting it at
 CONTROL = 1 << 3  # LLAMA_TOKEN_ATTR_CONTROL
+_USER_DEFINED = 1 << 4
 _NOT_PRINTED = 1 | CONTROL  # and LLAMA_TOKEN_ATTR_UNKNOWN: llama_vocab::impl::token_to_piece
 
 
@@ -37,6 +40,9 @@ class LlamaVocab:
         self.fim_sep: int = C.llama_vocab_fim_sep(pointer)
         self.eog: frozenset[int] = frozenset(t for t in range(self.n_tokens) if fast.vocab_is_eog(pointer, t))
         self.suppressed: tuple[int, ...] = _suppressed(pointer)
+        special = [(t, self.attributes(t)) for t in range(self.n_tokens)]
+        self._always_special = self._special_texts(t for t, bits in special if bits & _USER_DEFINED)
+        self._special = self._special_texts(t for t, bits in special if bits & (_USER_DEFINED | _NOT_PRINTED))
         self._pieces = _pieces(pointer, self.n_tokens)
         self._plain: list[bytes | None] = [None] * self.n_tokens
 
@@ -52,6 +58,21 @@ class LlamaVocab:
         raw = _utf8(text)
         if len(raw) > _MAX_BYTES:
             raise InvalidRequest(f"the text has {len(raw)} bytes, at most {_MAX_BYTES} can be tokenized")
+        if len(raw) < _LONG_BYTES:
+            return self._tokenize(raw, add_special, parse_special)
+        first, last = self._ends() if add_special else ([], [])
+        tokens = first
+        for piece in (self._special if parse_special else self._always_special).pieces(raw):
+            tokens += self._tokenize(piece, False, parse_special)
+        return tokens + last
+
+    def _ends(self) -> tuple[list[int], list[int]]:
+        """What ``add_special`` puts before a text and behind it."""
+        around = self._tokenize(b"", True, False)
+        n_first = len(around) // 2 if len(around) != 1 else int(self.add_bos)
+        return around[:n_first], around[n_first:]
+
+    def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
         capacity = len(raw) + 8
         while True:
             tokens = (ctypes.c_int32 * capacity)()
@@ -61,6 +82,9 @@ class LlamaVocab:
             if n < -_MAX_BYTES:
                 raise InvalidRequest("the text has more tokens than can be counted")
             capacity = -n
+
+    def _special_texts(self, tokens: Iterable[int]) -> SpecialTexts:
+        return SpecialTexts(fast.vocab_get_text(self.pointer, token) or b"" for token in tokens)
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
         """The bytes that `token` prints; with ``special=False`` nothing for control tokens."""

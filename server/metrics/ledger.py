@@ -1,14 +1,11 @@
 """Totals per model that never go backwards, although a model's statistics begin anew with each load."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from server.engine.stats import EngineStats, Histogram
+from server.engine.stats import EngineStats, combined, ended
 from server.pool.state import ModelState
-
-_PEAKS = frozenset({"n_tokens_max"})
-_GAUGES = frozenset({"n_processing", "n_deferred"})
 
 
 class Counted(Protocol):
@@ -47,32 +44,12 @@ class Ledger:
             if account.engine is engine:
                 continue
             if account.engine is not None:
-                account.past = total(account.past, account.engine.stats, running=False)
+                account.past = combined(account.past, ended(account.engine.stats))
             account.engine = engine
 
     def totals(self) -> dict[str, EngineStats]:
         """By model id, over all loads; gauges are of the present one."""
         return {
-            model: total(account.past, account.engine.stats) if account.engine else account.past
+            model: combined(account.past, account.engine.stats) if account.engine else account.past
             for model, account in self._accounts.items()
         }
-
-
-def total(past: EngineStats, present: EngineStats, *, running: bool = True) -> EngineStats:
-    """The sum of two. Gauges come from `present`, or are 0 when its engine no longer runs."""
-    result = EngineStats()
-    for f in fields(EngineStats):
-        old, new = getattr(past, f.name), getattr(present, f.name)
-        setattr(result, f.name, _combine(f.name, old, new, running=running))
-    return result
-
-
-def _combine(name: str, old: float | Histogram, new: float | Histogram, *, running: bool) -> float | Histogram:
-    if isinstance(old, Histogram) and isinstance(new, Histogram):
-        counts = [a + b for a, b in zip(old.counts, new.counts, strict=True)]
-        return Histogram(bounds=new.bounds, counts=counts, sum=old.sum + new.sum)
-    assert isinstance(old, int | float)
-    assert isinstance(new, int | float)
-    if name in _GAUGES:
-        return new if running else 0
-    return max(old, new) if name in _PEAKS else old + new

@@ -4,11 +4,11 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
+from server.dialects import wire
 from server.errors import InvalidRequest, ModelNotFound
-from server.pool.events import PoolEvent, StatusChanged, Subscription
+from server.pool.events import STAGES, PoolEvent, StatusChanged, Subscription
 from server.pool.protocols import ModelInfo
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.services import services
@@ -80,7 +80,7 @@ async def _named_model(request: Request) -> str:
 
 async def _encoded(events: Subscription) -> AsyncIterator[bytes]:
     async for event in events:
-        yield b"data: " + orjson.dumps(event_object(event)) + b"\n\n"
+        yield wire.event(event_object(event))
 
 
 def event_object(event: PoolEvent) -> dict[str, Any]:
@@ -128,9 +128,7 @@ def status_object(state: ModelState) -> dict[str, Any]:
     return shown
 
 
-def progress_object(
-    value: float, current: str = "text_model", stages: tuple[str, ...] = ("text_model",)
-) -> dict[str, Any]:
+def progress_object(value: float, current: str = STAGES[0], stages: tuple[str, ...] = STAGES) -> dict[str, Any]:
     """How far a load is: 0..1 of one of its stages."""
     return {"stages": list(stages), "current": current, "value": value}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from server import __version__
+from server.dialects.wire import FINGERPRINT
 from server.errors import NotSupported
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.generation_settings import generation_settings
@@ -14,7 +14,6 @@ from server.transport.reply import json_reply
 
 router = APIRouter(tags=["models"])
 
-BUILD_INFO = f"llamapool-{__version__}"
 MEDIA_MARKER = "<__media__>"
 
 
@@ -55,7 +54,7 @@ def server_props(used: Services) -> dict[str, Any]:
         "model_path": "none",
         "default_generation_settings": {"params": None, "n_ctx": 0},
         "ui_settings": {},
-        "build_info": BUILD_INFO,
+        "build_info": FINGERPRINT,
         "cors_proxy_enabled": False,
     }
 
@@ -87,7 +86,7 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
         },
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
-        "build_info": BUILD_INFO,
+        "build_info": FINGERPRINT,
         "is_sleeping": state.status is Status.SLEEPING,
         "cors_proxy_enabled": False,
     }

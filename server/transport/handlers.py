@@ -25,7 +25,7 @@ from server.errors import (
     ShuttingDown,
     Unavailable,
 )
-from server.transport.body import BodyTimeout, BodyTooLarge, UnsupportedEncoding
+from server.transport.body import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
 from server.transport.reply import json_reply
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _KINDS: tuple[tuple[type[LlamapoolError], int, str], ...] = (  # the first that matches counts
     (ContextExceeded, 400, "exceed_context_size_error"),
     (BodyTooLarge, 413, "invalid_request_error"),
+    (TooManyValues, 413, "invalid_request_error"),
     (BodyTimeout, 408, "invalid_request_error"),
     (UnsupportedEncoding, 415, "invalid_request_error"),
     (InvalidRequest, 400, "invalid_request_error"),

@@ -7,11 +7,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's other protocol (h11) and nginx's order of magnitude
 HEAD_S = 60.0
-_NOT_IN_HEAD = -1
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Closes a connection whose request line and headers are endless or never end.
+    """Closes a connection whose request line and headers are endless or never end, trailers behind a body included.
 
     For ``uvicorn.Config(http=BoundedHttpProtocol)``. The parser keeps an unfinished header in memory, however
     long it is, and has no clock.
@@ -19,7 +18,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._n_head_bytes = 0
+        self._n_overhead = 0  # bytes since the head began, or since the last byte of a body
+        self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -35,22 +35,31 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins; the bytes of this read are counted already when it is the first."""
         super().on_message_begin()
-        if self._n_head_bytes == _NOT_IN_HEAD:
-            self._n_head_bytes = 0
+        if not self._in_head:
+            self._in_head, self._n_overhead = True, 0
             self._await_head()
 
     def on_headers_complete(self) -> None:
         """The head is complete; what follows is the body, which `transport.body` bounds."""
-        self._n_head_bytes = _NOT_IN_HEAD
+        self._in_head, self._n_overhead = False, 0
         self._stop_timer()
         super().on_headers_complete()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head; trailers mean nothing to anybody here."""
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._n_overhead = 0
+        super().on_body(body)
+
     def data_received(self, data: bytes) -> None:
-        """Parse, unless the head has grown too large."""
-        if self._n_head_bytes != _NOT_IN_HEAD:
-            self._n_head_bytes += len(data)
+        """Parse, unless the head, the trailers or a chunk's extensions have grown too large."""
+        self._n_overhead += len(data)
         super().data_received(data)
-        if self._n_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._n_overhead > MAX_HEAD_BYTES and not self.transport.is_closing():
             if self.cycle is None or self.cycle.response_complete:
                 self.send_400_response("Request header fields too large.")
             else:  # an earlier, pipelined request's reply is under way

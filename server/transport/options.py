@@ -23,7 +23,7 @@ class HttpOptions:
 
     metrics: bool = False  # GET /metrics answers
     slots: bool = True  # GET /slots answers
-    timeout_s: float = 3600.0  # a body must have arrived, and a request in all
+    timeout_s: float = 3600.0  # within which a body must have arrived
     idle_s: float = IDLE_S  # longest silence within a body, longest wait for a client to read a stream
     max_body_bytes: int = 64 * MIB
     sse_ping_interval_s: float = 30.0  # <= 0 = no pings

@@ -1,12 +1,12 @@
 """With the real grammar compiler over a byte vocabulary."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from server.chat.template import RenderedPrompt
-from server.dialects.chat_output import chat_constraint, shown_tags
+from server.dialects.chat_output import chat_constraint, shown_tags, thinks_by_default
 from server.dialects.chat_tools import Tools, read_tools
 from server.dialects.constraints import ConstraintFields
 from server.dialects.fields import parse
@@ -14,6 +14,7 @@ from server.dialects.thinking_constraint import MAX_SPACES, AfterThinking
 from server.engine.request import Constraint
 from server.errors import InternalError, InvalidRequest
 from server.grammar.compiler import GrammarCompiler
+from server.pool.spec import ChatParams
 from tests.fakes import EOS, FakeVocab
 from tests.unit.dialects.builders import make_model
 
@@ -147,6 +148,28 @@ def test_a_token_that_closes_and_goes_on_is_not_allowed() -> None:
     assert not made.allows(1)
     with pytest.raises(InternalError):
         made.accept(1)
+
+
+def test_the_mask_of_a_half_written_closing_tag_leaves_out_what_would_go_on_behind_it() -> None:
+    class Joined(FakeVocab):
+        def piece(self, token: int, *, special: bool = True) -> bytes:
+            return b">o" if token == 1 else super().piece(token, special=special)
+
+    made = AfterThinking(Only(b"ok"), Joined(), "</t>")
+    assert made.mask()[0] & 2
+    for token in b"a</t":
+        made.accept(token)
+    assert not made.allows(1)
+    mask = made.mask()
+    assert not mask[0] & 2
+    assert mask[ord(">") // 8] >> ord(">") % 8 & 1
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_configured_template_arguments_say_whether_to_think(wanted: bool) -> None:
+    model: Any = make_model(template="{{ messages }}<think></think>")
+    model.spec = replace(model.spec, chat=ChatParams(template_kwargs={"enable_thinking": wanted}))
+    assert thinks_by_default(Tools(), model) is wanted
 
 
 def test_tags_of_one_token_are_shown() -> None:

@@ -10,6 +10,7 @@ from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Started, Text
 from tests.fakes import EOS, FakeRunner, FakeVocab
+from tests.unit.engine.events import events_of
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -69,7 +70,7 @@ async def run(engine: Engine, *requests: Request) -> list[Reply]:
 
     async def one(req: Request) -> Reply:
         reply = Reply()
-        async with engine.stream(req) as stream:
+        async with events_of(engine, req) as stream:
             async for events in stream:
                 reply.add(events)
         return reply

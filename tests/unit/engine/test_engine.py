@@ -11,6 +11,7 @@ from server.engine.request import Failed, FinishReason, Progress, SamplingParams
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
 from tests.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run
+from tests.unit.engine.events import events_of
 
 
 async def test_a_request_gets_its_text_and_one_finish() -> None:
@@ -66,10 +67,10 @@ async def test_running_slots_decode_before_any_prompt_token() -> None:
 async def test_a_long_prompt_does_not_stall_running_slots() -> None:
     runner = FakeRunner(n_seq=2, n_ctx_seq=4096, n_batch=2048, steps=threading.Semaphore(0))
     async with engine_over(runner, min_chunk=16) as engine:
-        first = engine.stream(request("abc", max_tokens=400))
+        first = events_of(engine, request("abc", max_tokens=400))
         runner.steps.release(2)
         assert await anext(first)
-        second = engine.stream(request("x" * 2000, max_tokens=1))
+        second = events_of(engine, request("x" * 2000, max_tokens=1))
         runner.steps.release(1000)
         async for _ in first:
             pass
@@ -151,7 +152,7 @@ async def test_one_request_that_fills_unified_cells_alone_is_truncated() -> None
 async def test_a_cancel_in_the_middle_of_a_prefill_frees_the_slot() -> None:
     runner = FakeRunner(n_seq=1, n_ctx_seq=4096, n_batch=64, steps=threading.Semaphore(0))
     async with engine_over(runner) as engine:
-        stream = engine.stream(request("w" * 1000, return_progress=True))
+        stream = events_of(engine, request("w" * 1000, return_progress=True))
         runner.steps.release(2)
         assert any(isinstance(e, Progress) for e in await anext(stream))
         stream.cancel()
@@ -164,7 +165,7 @@ async def test_a_cancel_in_the_middle_of_a_prefill_frees_the_slot() -> None:
 
 async def test_leaving_a_stream_cancels_its_request() -> None:
     async with engine_over(FakeRunner(n_ctx_seq=100_000, n_seq=1)) as engine:
-        async with engine.stream(request("abc", max_tokens=90_000)) as stream:
+        async with events_of(engine, request("abc", max_tokens=90_000)) as stream:
             await anext(stream)
         (reply,) = await run(engine, request("next"))
         assert reply.finished
@@ -173,9 +174,9 @@ async def test_leaving_a_stream_cancels_its_request() -> None:
 async def test_a_full_queue_says_when_to_come_back() -> None:
     runner = FakeRunner(n_seq=1, steps=threading.Semaphore(0))
     async with engine_over(runner, max_queue=2) as engine:
-        streams = [engine.stream(request(f"r{i}")) for i in range(3)]
+        streams = [events_of(engine, request(f"r{i}")) for i in range(3)]
         with pytest.raises(QueueFull) as full:
-            engine.stream(request("one too many"))
+            events_of(engine, request("one too many"))
         assert full.value.retry_after_s >= 1
         runner.steps.release(1000)
         for stream in streams:
@@ -203,7 +204,7 @@ async def test_a_bad_request_is_refused_before_it_reaches_the_library(
         setattr(req, name, value)
     async with engine_over(FakeRunner()) as engine:
         with pytest.raises(error):
-            engine.stream(req)
+            events_of(engine, req)
         assert not engine.busy
 
 
@@ -250,19 +251,19 @@ async def test_stop_strings_are_never_shown_in_part() -> None:
 async def test_closing_fails_what_is_open() -> None:
     runner = FakeRunner(n_ctx_seq=100_000)
     async with engine_over(runner) as engine:
-        stream = engine.stream(request("abc", max_tokens=90_000))
+        stream = events_of(engine, request("abc", max_tokens=90_000))
         await anext(stream)
         await engine.close()
         events = [e async for batch in stream for e in batch]
         assert isinstance(events[-1], Failed)
         assert isinstance(events[-1].error, ShuttingDown)
         with pytest.raises(ShuttingDown):
-            engine.stream(request("abc"))
+            events_of(engine, request("abc"))
 
 
 async def test_closing_with_a_drain_lets_requests_end() -> None:
     async with engine_over(FakeRunner()) as engine:
-        stream = engine.stream(request("abc", max_tokens=50))
+        stream = events_of(engine, request("abc", max_tokens=50))
         await engine.close(drain_s=30)
         events = [e async for batch in stream for e in batch]
         assert not any(isinstance(e, Failed) for e in events)
@@ -271,7 +272,7 @@ async def test_closing_with_a_drain_lets_requests_end() -> None:
 async def test_instances_share_the_load_and_slot_ids_run_on() -> None:
     runners = [FakeRunner(n_seq=2, steps=threading.Semaphore(0)) for _ in range(2)]
     async with engine_over(*runners) as engine:
-        streams = [engine.stream(request(f"r{i}")) for i in range(4)]
+        streams = [events_of(engine, request(f"r{i}")) for i in range(4)]
         for runner in runners:
             runner.steps.release(1000)
         for stream in streams:
@@ -302,7 +303,7 @@ def test_any_mix_of_requests_gives_each_what_it_gets_alone(
         )
         requests = [request(a + b, max_tokens=n) for a, b, n in prompts]
         async with engine_over(runner, min_chunk=8) as engine:
-            dropped = [engine.stream(request(r.id * 10)) for i, r in enumerate(requests) if i in cancelled and r.id]
+            dropped = [events_of(engine, request(r.id * 10)) for i, r in enumerate(requests) if i in cancelled and r.id]
             for stream in dropped:
                 stream.cancel()
             replies = await run(engine, *requests)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,24 @@ TOKENS = st.lists(st.integers(0, 2), max_size=60)
 class Cache:
     id: int
     tokens: list[int] = field(default_factory=list)
+
+
+class Emptied:
+    """A slot that its step thread clears while it is looked at."""
+
+    id = 0
+
+    def __init__(self) -> None:
+        self._looks = iter(([1, 2], []))
+
+    @property
+    def tokens(self) -> list[int]:
+        return next(self._looks, [])
+
+
+def test_a_slot_that_is_cleared_meanwhile_is_no_error() -> None:
+    slots: Any = [Emptied(), Cache(1, [1])]
+    assert longest_match([1, 2, 3], slots)[1] in (1, 2)
 
 
 @given(TOKENS, TOKENS, TOKENS)
