@@ -22,6 +22,7 @@ from server.metrics.exposition import Metrics
 from server.pool.pool import Pool, PoolLimits
 from server.pool.progress import show_load_progress
 from server.pool.protocols import Loader
+from server.pool.turns import log_failure
 from server.routes import include_routes
 from server.routes.services import Services
 from server.settings import ServerSettings, Settings, check_files, load_settings, model_specs
@@ -122,6 +123,8 @@ def lifespan_of(services: Services, drain_s: float) -> Lifespan:
 
         watch = asyncio.create_task(_follow_pool(services), name="metrics follow the pool")
         bars = asyncio.create_task(show_load_progress(services.pool.subscribe()), name="load progress")
+        for task in (watch, bars):
+            task.add_done_callback(log_failure)
         StopSignals(begin_stop).install()
         try:
             await services.pool.start()

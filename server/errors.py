@@ -20,6 +20,8 @@
 `transport.handlers` gives each class its status and llama-server's ``type``.
 """
 
+_SHOWN_CHARS = 100  # of a client's own words in a message
+
 
 class LlamapoolError(Exception):
     """Base of the tree. ``message`` is written for the reader of the reply."""
@@ -67,7 +69,8 @@ class ModelNotFound(NotFound):
     """No model of that id or alias; the message lists the known ones."""
 
     def __init__(self, name: str, known: list[str]) -> None:
-        super().__init__(f"model '{name}' not found; known models: {', '.join(sorted(known)) or 'none'}")
+        shown = name if len(name) <= _SHOWN_CHARS else name[:_SHOWN_CHARS] + "…"
+        super().__init__(f"model '{shown}' not found; known models: {', '.join(sorted(known)) or 'none'}")
         self.name = name
 
 

@@ -148,9 +148,7 @@ class Engine:
 
     def _choose(self, request: Request) -> Instance:
         if request.id_slot >= 0:
-            instance = self._instances[request.id_slot // self.n_slots_each]
-            request.id_slot %= self.n_slots_each
-            return instance
+            return self._instances[request.id_slot // self.n_slots_each]
         if len(self._instances) == 1:
             return self._instances[0]
         least = min(instance.mailbox.n_load for instance in self._instances)

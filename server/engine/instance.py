@@ -18,6 +18,8 @@ from server.errors import ContextExceeded, InternalError, LlamapoolError, Shutti
 
 log = logging.getLogger(__name__)
 
+MAX_FAULTS = 2  # times a sequence is computed anew after a refused batch; then it is taken to be at fault
+
 
 class Instance:
     """Owns `runner`; takes tickets from its mailbox, and runs steps until it is stopped."""
@@ -184,31 +186,34 @@ class Instance:
     def _on_fault(self, entries: list[Entry], error: LlamapoolError) -> None:
         """The library refused the batch. Bring the cells back in step; alone, a sequence that is at fault fails."""
         log.error("a decode of %d sequences failed: %s", len(entries), error)
-        for entry in entries:
-            slot = entry.sequence.slot
-            if slot is not None and not self._cells.truncate(slot, len(slot.tokens)):
-                self._cells.clear(slot)
+        kept = [entry for entry in entries if self._rewind(entry.sequence, error)]
         if len(entries) == 1:
-            self._fail(entries[0].sequence.ticket, error)
+            if kept:
+                self._fail(entries[0].sequence.ticket, error)
             return
-        now = self._clock()
-        for entry in entries:
-            if entry.sequence.slot is None or not entry.sequence.slot.tokens:
-                self._restart(entry.sequence, now)
-                continue
+        for entry in kept:
             try:
                 if self.runner.decode([entry]):
                     self.scheduler.commit([entry], 0.0)
                     if entry.want_logits:
                         self._sample([entry])
             except LlamapoolError as own:
-                self._cells.clear(entry.sequence.slot)
-                self._fail(entry.sequence.ticket, own)
+                if self._rewind(entry.sequence, own):
+                    self._fail(entry.sequence.ticket, own)
 
-    def _restart(self, sequence: Sequence, now: float) -> None:
-        """Compute its cells anew."""
-        if sequence.slot is not None:
-            self.scheduler.park(sequence, now)
+    def _rewind(self, sequence: Sequence, error: LlamapoolError) -> bool:
+        """Forget what a failed decode may have left. False when the model can't, and it must be computed anew."""
+        slot = sequence.slot
+        assert slot is not None
+        if self._cells.truncate(slot, len(slot.tokens)):
+            return True
+        self._cells.clear(slot)
+        sequence.n_faults += 1
+        if sequence.n_faults > MAX_FAULTS:
+            self._fail(sequence.ticket, error)
+        else:
+            self.scheduler.park(sequence, self._clock())
+        return False
 
     def _report_progress(self, sequence: Sequence, now: float) -> None:
         if sequence.request.return_progress and not sequence.output:
@@ -257,7 +262,10 @@ class Instance:
         for ticket in list(self._open.values()):
             self._fail(ticket, error)
         for slot in self.scheduler.slots:
-            self._cells.clear(slot)
+            try:
+                self._cells.clear(slot)
+            except Exception:  # the thread must live: without it, later requests would wait for ever
+                log.exception("slot %d could not be cleared", slot.id)
         self._count()
 
     def _count(self) -> None:

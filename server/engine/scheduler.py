@@ -83,6 +83,8 @@ class Scheduler:
 
     def _placement(self, sequence: Sequence) -> Placement | _Skip:
         pinned = sequence.request.id_slot
+        if pinned >= 0:
+            pinned %= self.info.n_seq  # ids run on across instances
         if pinned >= 0 and not self.slots[pinned].idle:
             return _Skip.LATER
         if sequence.saved is not None:

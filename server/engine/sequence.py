@@ -47,6 +47,7 @@ class Sequence:
     constraint: Constraint | None = None
     saved: bytes | None = None
     saved_tokens: list[int] = field(default_factory=list)
+    n_faults: int = 0  # refused batches that it was in and had to be computed anew after
     n_cached: int = -1  # prompt tokens that needed no computing; -1 until the first placement
     placed_at: float = 0.0
     prompt_done_at: float = 0.0

@@ -134,3 +134,28 @@ async def test_large_but_finite_heads_pass(live: GoLive):
     async with live() as server:
         head = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-A: " + b"a" * 60_000 + b"\r\n\r\n"
         assert (await server.exchange(head)).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("piece", [b"X-A: " + b"a" * 1000 + b"\r\n", b"a" * 1000])
+async def test_endless_trailers_are_cut(live: GoLive, piece):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with live() as server:
+        reader, writer = await server.connect(head + b"2\r\n{}\r\n0\r\nX-Long: ")
+        reply = asyncio.create_task(reader.read())
+        with contextlib.suppress(ConnectionError):
+            while not reply.done():
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+        writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            assert await reply == b""
+
+
+async def test_a_body_in_small_chunks_with_a_trailer_is_read(live: GoLive):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    body = json.dumps(COMPLETION).ljust(20_000).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    async with live() as server:
+        reply = await server.exchange(head + chunks + b"0\r\nX-Check: 1\r\n\r\n")
+        assert reply.startswith(b"HTTP/1.1 200 ")

@@ -65,3 +65,13 @@ def test_extreme_but_finite_numbers_do_not_stop_the_process(ready: LlamaRunner) 
         for _ in range(3):
             assert 0 <= ready.sample(0, sampler) < ready.vocab.n_tokens
             assert 0 <= ready.propose(0, sampler) < ready.vocab.n_tokens
+
+
+def test_infill_needs_an_end_token(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one the library would abort."""
+    monkeypatch.setattr(runner.vocab, "eot", -1)
+    runner.sampler(replace(PLAIN, samplers=("infill",)), []).close()
+    monkeypatch.setattr(runner.vocab, "eos", -1)
+    with pytest.raises(InvalidRequest, match="end token") as caught:
+        runner.sampler(replace(PLAIN, samplers=("infill",)), [])
+    assert caught.value.param == "samplers"

@@ -95,3 +95,21 @@ def test_a_large_vocabulary_is_read_whole(gguf_folder: Path) -> None:
     assert weights.vocab.n_tokens == 40_000
     assert weights.vocab.text(39_000).startswith("<unused")
     weights.close()
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data(), add_special=st.booleans(), parse_special=st.booleans())
+def test_a_text_handed_over_in_pieces_has_the_tokens_of_the_whole(
+    tiny_vocab: LlamaVocab, data: st.DataObject, add_special: bool, parse_special: bool
+) -> None:
+    part = st.sampled_from(["<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|", "|>", " ", "\n\n", "hello", "é", "1"])
+    parts = data.draw(st.lists(st.tuples(part, st.integers(1, 40)), min_size=50, max_size=200))
+    text = "".join(unit * times for unit, times in parts)
+    whole = tiny_vocab._tokenize(text.encode(), add_special, parse_special)
+    assert tiny_vocab.tokenize(text, add_special=add_special, parse_special=parse_special) == whole
+
+
+def test_a_text_full_of_special_tokens_takes_linear_time(tiny_vocab: LlamaVocab) -> None:
+    n = 400_000  # an hour, were it handed over whole
+    tokens = tiny_vocab.tokenize("<|im_start|>x" * n, add_special=False, parse_special=True)
+    assert tokens == [395, ord("x")] * n or len(tokens) == 2 * n

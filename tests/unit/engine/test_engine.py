@@ -311,3 +311,35 @@ def test_any_mix_of_requests_gives_each_what_it_gets_alone(
         assert [r.text for r in replies] == [alone(r) for r in requests]
 
     asyncio.run(scenario())
+
+
+async def test_a_poisoned_first_batch_fails_alone_while_others_go_on() -> None:
+    """Also on a model that can't forget a part of a sequence, where innocent ones are computed anew."""
+    poison = ord("!")
+
+    def refuse(entries: object) -> None:
+        if any(poison in e.tokens for e in entries):  # type: ignore[attr-defined]
+            raise InternalError("llama_decode failed (-1)")
+
+    for partial_removal in (True, False):
+        runner = FakeRunner(n_seq=4, on_decode=refuse, partial_removal=partial_removal)
+        good = [request(f"good {i}", max_tokens=60) for i in range(3)]
+        async with engine_over(runner) as engine:
+            bad, *replies = await run(engine, request("!bad"), *good)
+        assert isinstance(bad.error, InternalError)
+        assert [r.text for r in replies] == [alone(r) for r in good]
+
+
+async def test_a_pinned_slot_of_the_second_instance_survives_a_full_queue() -> None:
+    runners = [FakeRunner(n_seq=1, steps=threading.Semaphore(0)) for _ in range(2)]
+    async with engine_over(*runners, max_queue=0) as engine:
+        running = events_of(engine, request("a", id_slot=1))
+        pinned = request("b", id_slot=1)
+        with pytest.raises(QueueFull):
+            events_of(engine, pinned)
+        for runner in runners:
+            runner.steps.release(1000)
+        async for _ in running:
+            pass
+        (reply,) = await run(engine, pinned)
+        assert reply.finished[0].id_slot == 1

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import InvalidRequest
-from server.transport.body import parse_object
+from server.transport.body import MAX_VALUES, TooManyValues, parse_object
 
 
 def test_an_object_is_read():
@@ -59,3 +59,14 @@ def test_no_bytes_raise_anything_else(body):
         assert isinstance(parse_object(body), dict)
     except InvalidRequest as error:
         assert error.message  # noqa: PT017 (any outcome but another exception is right)
+
+
+@pytest.mark.parametrize("value", [b"1", b"[]", b"{}", b'"a"'])
+def test_a_body_of_millions_of_values_is_not_taken_apart(value: bytes):
+    with pytest.raises(TooManyValues, match=str(MAX_VALUES)):
+        parse_object(b'{"prompt": [' + b",".join([value] * (MAX_VALUES + 1)) + b"]}")
+
+
+def test_a_long_text_is_read_whatever_its_size():
+    text = "word, [x] {y} " * 200_000
+    assert parse_object(b'{"prompt": "' + text.encode() + b'"}') == {"prompt": text}
