@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from server.chat.template import ChatTemplate
 from server.errors import ConfigError
 from server.options.environment import Variables, check_model_names, read_environment
 from server.options.flags import Flags, read_flags
@@ -128,17 +129,27 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
     others unless `strict`: its problem is returned.
     """
     settings.server.all_api_keys()
-    model_specs(settings)
+    for spec in model_specs(settings):
+        _check_template(spec)
     warnings: list[str] = []
     for model_id, model in settings.models.items():
         problem = problem_of(model.path)
         if problem:
             origin = settings.origins[model_id]
-            message = f"{origin.place}: models.{model_id}.path {problem}"
+            message = f"{origin.path_place or origin.place}: models.{model_id}.path {problem}"
             if strict or not origin.scanned:
                 raise ConfigError(message)
             warnings.append(message)
     return warnings
+
+
+def _check_template(spec: ModelSpec) -> None:
+    if spec.chat.template is None:
+        return
+    try:
+        ChatTemplate(spec.chat.template, bos_token="", eos_token="")
+    except ConfigError as error:
+        raise ConfigError(f"{spec.source}: models.{spec.id}.chat_template: {error.message}; correct it") from None
 
 
 def _config_path(flags: Flags, variables: Variables) -> Path | None:

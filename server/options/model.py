@@ -44,6 +44,12 @@ class ContextSettings(SettingsModel):
 
     group: ClassVar[str] = "Context and memory"
 
+    @model_validator(mode="after")
+    def _quantized_values_need_flash_attention(self) -> "ContextSettings":
+        if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
+            raise ValueError("cache_type_v is quantized, which needs flash_attn on or auto; change one of them")
+        return self
+
     n_ctx: Annotated[Int, option("-c", "--ctx-size", env="LLAMA_ARG_CTX_SIZE"), Field(ge=0)] = 0
     """Tokens of context of all slots of an instance together; 0 = the model's training context."""
     n_parallel: Annotated[

@@ -22,6 +22,7 @@ class Origin:
     place: str
     mmproj: Path | None = None
     scanned: bool = False
+    path_place: str = ""  # where its file was named, if not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,9 @@ def find_models(inputs: Inputs, server: ServerSettings) -> Roster:
         model_id, named[model_id] = _named_model(inputs, path)
         origins[model_id] = Origin(path.source)
     else:
-        origins.update((model_id, Origin(place)) for model_id, place in inputs.document.places.items())
+        for model_id, place in inputs.document.places.items():
+            path = inputs.variables.of_model(model_id).get("path")
+            origins[model_id] = Origin(place, path_place=path.source if path else "")
     for model_id, origin, layer in _catalogued(inputs.table, server):
         if model_id in origins:
             raise ConfigError(f"{origin.place}: model '{model_id}' is configured twice; rename one")

@@ -208,3 +208,23 @@ def test_no_value_in_the_yaml_does_worse_than_a_config_error(
     config = tmp_path_factory.mktemp("p") / "pool.yaml"
     config.write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
     assert len(outcome(MODEL if entry.section == "server" else [], config).splitlines()) <= 1
+
+
+def test_a_template_that_does_not_compile_stops_the_start_with_its_line(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF" + bytes(60))
+    settings = load_settings(["-m", str(model), "--chat-template", "{% for %}"], {})
+    with pytest.raises(ConfigError, match=r"chat_template: the chat template does not compile, line 1"):
+        check_files(settings)
+
+
+def test_a_quantized_v_cache_without_flash_attention_is_refused() -> None:
+    assert "cache_type_v is quantized" in mistake("-m", "m.gguf", "-ctv", "q8_0", "-fa", "off")
+
+
+def test_a_missing_model_names_the_variable_that_named_it(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("models: {demo: {path: m.gguf}}")
+    settings = load_settings([], {"LLAMAPOOL_MODELS__DEMO__PATH": "/nope"}, file)
+    with pytest.raises(ConfigError, match=r"^LLAMAPOOL_MODELS__DEMO__PATH: models\.demo\.path no such file"):
+        check_files(settings)
