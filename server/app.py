@@ -34,6 +34,7 @@ from server.transport.shutdown import StopSignals
 logger = logging.getLogger(__name__)
 
 CONFIG_ERROR_STATUS = 2
+PREPARE_THREADS = "prepare"  # their names begin so
 
 
 def create_app(settings: Settings, *, loader: Loader | None = None) -> FastAPI:
@@ -46,7 +47,7 @@ def create_app(settings: Settings, *, loader: Loader | None = None) -> FastAPI:
     services = Services(
         pool=Pool(model_specs(settings), loader or native_loader(), limits),
         options=http_options(server),
-        prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix="prepare"),
+        prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
         metrics=Metrics(),
     )
     app = FastAPI(
@@ -132,7 +133,7 @@ def lifespan_of(services: Services, drain_s: float) -> Lifespan:
         finally:
             await begin_stop()
             await asyncio.gather(watch, bars)  # they end with the pool
-            await asyncio.to_thread(services.prepare.shutdown, cancel_futures=True)
+            services.prepare.shutdown(wait=False, cancel_futures=True)  # a thread may be deep in the library
 
     return lifespan
 

@@ -5,9 +5,11 @@ A wrong setting ends it with one line on standard error and status 2.
 
 import logging
 import math
+import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +32,7 @@ OK, NOT_STARTED, WRONG = 0, 1, 2
 _HELP = frozenset({"-h", "--help", "--usage"})
 _ROOT = Path(__file__).resolve().parent.parent
 _GRACE_S = 10.0  # for uvicorn to close connections after the application has drained
+_PREPARE_GRACE_S = 2.0  # for threads that prepare a request, after everything else has ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +58,7 @@ def serve(words: list[str]) -> int:
     logs.configure(settings.server)
     for warning in warnings:
         logger.warning("%s", warning)
-    from server.app import create_app  # the whole application: not needed by the other commands
+    from server.app import PREPARE_THREADS, create_app  # the whole application: not needed by the other commands
 
     listeners = open_listeners(settings.server)
     try:
@@ -64,7 +67,15 @@ def serve(words: list[str]) -> int:
     finally:
         for listener in listeners:
             listener.close()
-    return OK if server.started else NOT_STARTED
+    status = OK if server.started else NOT_STARTED
+    preparing = [thread for thread in threading.enumerate() if thread.name.startswith(PREPARE_THREADS)]
+    for thread in preparing:
+        thread.join(_PREPARE_GRACE_S / len(preparing))
+    if any(thread.is_alive() for thread in preparing):
+        logger.warning("a request is still being prepared; the process ends without waiting for it")
+        logging.shutdown()
+        os._exit(status)  # Python would join the thread
+    return status
 
 
 def check_config(words: list[str]) -> int:

@@ -4,6 +4,7 @@ A field's docstring is its description in --help, docs/configuration.md and the 
 are llama-server's (llama.cpp common/arg.cpp); a field without any is Llamapool's own.
 """
 
+from stat import S_ISCHR
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
@@ -69,6 +70,20 @@ class ListenSettings(SettingsModel):
         return self
 
 
+MAX_KEY_FILE_BYTES = 1 << 20
+
+
+def _key_list(text: str) -> list[str]:
+    """``--api-key "$KEY"`` with KEY unset must not open the server to everybody: no key at all is an empty key."""
+    return split_list(text) or [""]
+
+
+def _no_empty_key(keys: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(key.strip() for key in keys):
+        raise ValueError("holds an empty key; give a key, or leave the option out to serve everybody")
+    return keys
+
+
 class AccessSettings(SettingsModel):
     """Who may use what."""
 
@@ -76,7 +91,8 @@ class AccessSettings(SettingsModel):
 
     api_keys: Annotated[
         TextList,
-        option("--api-key", env="LLAMA_API_KEY", metavar="KEY,...", text=split_list, repeat=True, secret=True),
+        AfterValidator(_no_empty_key),
+        option("--api-key", env="LLAMA_API_KEY", metavar="KEY,...", text=_key_list, repeat=True, secret=True),
     ] = ()
     """Keys, separated by commas, one of which a request must carry; none = open to all."""
     api_key_file: Annotated[
@@ -162,12 +178,24 @@ class ServerSettings(LogSettings, PoolSettings, AccessSettings, ListenSettings):
     """The YAML's ``server``."""
 
     def all_api_keys(self) -> tuple[str, ...]:
-        """The keys given and those in the file. Raises ConfigError when it cannot be read."""
+        """The keys given and those in the file. Raises ConfigError when it cannot be read or holds none."""
         if self.api_key_file is None:
             return self.api_keys
         try:
+            found = self.api_key_file.stat()
+            if found.st_size > MAX_KEY_FILE_BYTES or S_ISCHR(found.st_mode):
+                raise ConfigError(
+                    f"server.api_key_file: {self.api_key_file} is no text file of at most {MAX_KEY_FILE_BYTES} bytes; "
+                    "check the path"
+                )
             lines = self.api_key_file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
             raise ConfigError(f"server.api_key_file: {self.api_key_file}: {reason}; check the path") from None
-        return (*self.api_keys, *(line for line in lines if line and not line.startswith("#")))
+        keys = [line for line in lines if line.strip() and not line.startswith("#")]
+        if not keys:
+            raise ConfigError(
+                f"server.api_key_file: {self.api_key_file} holds no key; add one, or leave the option out to serve "
+                "everybody"
+            )
+        return (*self.api_keys, *keys)

@@ -228,3 +228,22 @@ def test_a_missing_model_names_the_variable_that_named_it(tmp_path: Path) -> Non
     settings = load_settings([], {"LLAMAPOOL_MODELS__DEMO__PATH": "/nope"}, file)
     with pytest.raises(ConfigError, match=r"^LLAMAPOOL_MODELS__DEMO__PATH: models\.demo\.path no such file"):
         check_files(settings)
+
+
+@pytest.mark.parametrize("words", [["--api-key", ""], ["--api-key="], ["--api-key", " , "]])
+def test_an_empty_key_does_not_open_the_server(words: list[str]) -> None:
+    assert "server.api_keys holds an empty key" in mistake(*MODEL, *words)
+
+
+@pytest.mark.parametrize("text", ["", "\n# only a comment\n  \n"])
+def test_a_key_file_without_a_key_does_not_open_the_server(tmp_path: Path, text: str) -> None:
+    (tmp_path / "keys").write_text(text)
+    settings = load_settings([*MODEL, "--api-key-file", str(tmp_path / "keys")], {})
+    with pytest.raises(ConfigError, match="holds no key"):
+        settings.server.all_api_keys()
+
+
+def test_a_key_file_that_never_ends_is_refused() -> None:
+    settings = load_settings([*MODEL, "--api-key-file", "/dev/zero"], {})
+    with pytest.raises(ConfigError, match="no text file"):
+        settings.server.all_api_keys()
