@@ -1,0 +1,69 @@
+"""The corpus: an endless stream of samples, by ability, each side of the split from its own phrasings."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+
+from .chitchat import small_talk
+from .facts import fact
+from .infill import infill
+from .llamapool import llamapool
+from .recall import recall
+from .sample import Infill, Sample, Split, after
+from .stories import story
+from .systems import plain_system, system
+from .tools import tool_use
+from .unknown import unknown
+
+Maker = Callable[[Random, Split], Sample]
+
+# maker and share of the samples
+_MIX: tuple[tuple[Maker, float], ...] = (
+    (fact, 36),
+    (small_talk, 12),
+    (llamapool, 7),
+    (tool_use, 24),
+    (system, 11),
+    (recall, 9),
+    (story, 2.5),
+    (unknown, 3),
+)
+_INFILL_SHARE = 0.1
+_LONG_SHARE = 0.001
+_THINKING_SHARE = 0.18
+
+
+def sample(rng: Random, split: Split) -> Sample | Infill:
+    """One sample of the whole mixture."""
+    if rng.random() < _INFILL_SHARE:
+        return infill(rng, split)
+    makers, shares = zip(*_MIX, strict=True)
+    made = rng.choices(makers, shares)[0](rng, split)
+    if rng.random() < _THINKING_SHARE and made.turns[-1].thought:
+        made = replace(made, thinking=True)
+    plain = made.turns[0].role != "system"
+    if plain and not made.tools and rng.random() < 0.3:
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            made = after(rng.choice((small_talk, fact, llamapool))(rng, split).turns, made)
+    if plain and rng.random() < 0.15:
+        made = plain_system(rng, made)
+    return made
+
+
+def long_talk(rng: Random, split: Split) -> Sample:
+    """A conversation of up to 4,000 tokens, so that late positions are trained too."""
+    talk = fact(rng, split)
+    for _ in range(rng.randint(20, 150)):
+        talk = after(rng.choice((small_talk, fact, llamapool))(rng, split).turns, talk)
+    return talk
+
+
+def stream(seed: int, split: Split = "train") -> Iterator[Sample | Infill]:
+    """Samples without end, the same for the same seed."""
+    rng = Random(seed)
+    while True:
+        is_long = split == "train" and rng.random() < _LONG_SHARE
+        yield long_talk(rng, split) if is_long else sample(rng, split)
+
+
+__all__ = ["Infill", "Maker", "Sample", "Split", "sample", "stream"]

@@ -1,0 +1,126 @@
+"""Write a checkpoint as GGUF: `python models/demo/export.py --help`."""
+
+import argparse
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from network import Shape
+from tokenizer import CONTROL, PRE, TAGS
+from torch import Tensor
+
+HERE = Path(__file__).parent
+_BLOCK_NAMES = {
+    "attn_norm": "attn_norm",
+    "attn.q": "attn_q",
+    "attn.k": "attn_k",
+    "attn.v": "attn_v",
+    "attn.o": "attn_output",
+    "ff_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+
+
+def gguf_name(name: str) -> str:
+    """The tensor's name in GGUF."""
+    if name.startswith("blocks."):
+        _, i, rest = name.split(".", 2)
+        return f"blk.{i}.{_BLOCK_NAMES[rest.removesuffix('.weight')]}.weight"
+    return {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}[name]
+
+
+def add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    """The hyperparameters."""
+    writer.add_context_length(shape.n_ctx)
+    writer.add_embedding_length(shape.dim)
+    writer.add_block_count(shape.n_layer)
+    writer.add_feed_forward_length(shape.dim_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_rope_dimension_count(shape.dim_head)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_layer_norm_rms_eps(shape.norm_eps)
+    writer.add_vocab_size(shape.n_vocab)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, path: Path) -> None:
+    """Vocabulary, merges, token types and the special tokens' ids."""
+    model = json.loads(path.read_text())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    types = dict.fromkeys(CONTROL, gguf.TokenType.CONTROL)
+    types |= dict.fromkeys(TAGS, gguf.TokenType.USER_DEFINED)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(PRE)
+    writer.add_token_list(tokens)
+    writer.add_token_types([types.get(token, gguf.TokenType.NORMAL) for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    ids = model["vocab"]
+    writer.add_eos_token_id(ids["<|im_end|>"])
+    writer.add_eot_token_id(ids["<|im_end|>"])
+    writer.add_pad_token_id(ids["<|endoftext|>"])
+    writer.add_bos_token_id(ids["<|endoftext|>"])
+    for short, token in (("pre", "prefix"), ("suf", "suffix"), ("mid", "middle"), ("pad", "pad")):
+        writer.add_uint32(f"tokenizer.ggml.fim_{short}_token_id", ids[f"<|fim_{token}|>"])
+    writer.add_add_bos_token(False)
+    writer.add_add_eos_token(False)
+
+
+def add_weights(writer: gguf.GGUFWriter, weights: dict[str, Tensor], kind: str) -> None:
+    """Matrices as `kind` (f32, f16 or q8_0), norms as float32."""
+    quantization = gguf.GGMLQuantizationType[kind.upper()]
+    for name, weight in weights.items():
+        values = weight.float().numpy()
+        if values.ndim == 2 and kind != "f32":
+            quantized = gguf.quants.quantize(values, quantization)
+            writer.add_tensor(gguf_name(name), quantized, raw_dtype=quantization)
+        else:
+            writer.add_tensor(gguf_name(name), values.astype(np.float32))
+
+
+def export(
+    checkpoint: Path, tokenizer: Path, out: Path, name: str, kind: str, raw: bool = False, mean_pooling: bool = False
+) -> None:
+    """Write `out` whole or not at all. With mean_pooling it is an embedding model, without a chat template."""
+    state = torch.load(checkpoint, map_location="cpu")
+    draft = out.with_suffix(".tmp")
+    writer = gguf.GGUFWriter(draft, "llama")
+    writer.add_name(name)
+    writer.add_author("The Llamapool authors")
+    writer.add_license("mit")
+    writer.add_description("A very small model, trained on text that its own scripts generate")
+    writer.add_languages(["en"])
+    writer.add_file_type({"f32": 0, "f16": 1, "q8_0": 7}[kind])
+    add_shape(writer, Shape(**state["shape"]))
+    add_tokenizer(writer, tokenizer)
+    if mean_pooling:
+        writer.add_pooling_type(gguf.PoolingType.MEAN)
+    else:
+        writer.add_chat_template((HERE / "chat_template.jinja").read_text().rstrip("\n"))
+    add_weights(writer, state["weights" if raw else "average"], kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    draft.replace(out)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", type=Path, default=HERE / "build")
+    parser.add_argument("--checkpoint", default="demo")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "demo.gguf")
+    parser.add_argument("--name", default="Llamapool demo")
+    parser.add_argument("--kind", choices=("f32", "f16", "q8_0"), default="f16")
+    parser.add_argument("--raw", action="store_true", help="the last step's weights, not their average")
+    args = parser.parse_args()
+    checkpoint = args.build / f"{args.checkpoint}.pt"
+    export(checkpoint, args.build / "tokenizer.json", args.out, args.name, args.kind, args.raw)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The tokenizer: byte-level BPE, trained on the corpus, with the pre-tokenizer that llama.cpp calls qwen2."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from corpus import stream
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+N_VOCAB = 2560
+PRE = "qwen2"
+# The split that llama.cpp applies for "qwen2" (src/llama-vocab.cpp): digits are single tokens.
+_SPLIT = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Control tokens steer and are not printed; tags belong to the text that a parser reads.
+CONTROL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|fim_prefix|>",
+    "<|fim_suffix|>",
+    "<|fim_middle|>",
+    "<|fim_pad|>",
+)
+TAGS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<tools>",
+    "</tools>",
+    "<think>",
+    "</think>",
+)
+
+
+def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """A tokenizer of N_VOCAB tokens: control tokens and tags first, then 256 bytes, then merges."""
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"), byte_level]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=N_VOCAB,
+        special_tokens=[*CONTROL, *TAGS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def corpus_texts(n_samples: int, seed: int = 7) -> Iterator[str]:
+    """The text of the first samples."""
+    for sample in islice(stream(seed), n_samples):
+        yield "".join(text for text, _ in sample.parts())
+
+
+def tokenizer_at(path: Path) -> Tokenizer:
+    """The tokenizer stored at `path`; trained first where there is none."""
+    if path.exists():
+        return Tokenizer.from_file(str(path))
+    tokenizer = train_tokenizer(corpus_texts(40_000))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(path))
+    return tokenizer
