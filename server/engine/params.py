@@ -12,5 +12,5 @@ class EngineParams:
     min_chunk: int = 32  # prompt tokens a step carries at least, in all
     cache_prompt: bool = True
     slot_prompt_similarity: float = 0.1
-    gather_ms: float = 1.0  # longest wait for requests that are being prepared
+    gather_ms: float = 4.0  # longest wait for requests that are being prepared
     check_integrity: bool = False  # prove the accounting after every step (slow; for debugging)

@@ -177,7 +177,7 @@ class SchedulingSettings(SettingsModel):
     """Reuse the KV cache of prompts with a common beginning."""
     slot_prompt_similarity: Annotated[Float, option("-sps", "--slot-prompt-similarity"), Field(ge=0, le=1)] = 0.1
     """Part of a prompt that must match a slot's to prefer that slot; 0 = off."""
-    gather_ms: Annotated[Float, option(), Field(ge=0, le=1000)] = 1.0
+    gather_ms: Annotated[Float, option(), Field(ge=0, le=1000)] = 4.0
     """Longest wait in ms for requests that are being prepared, to start them in one step."""
     check_integrity: Annotated[Bool, option()] = False
     """Prove the accounting of slots and KV cells after every step (slow; for debugging)."""
