@@ -4,7 +4,7 @@ import os
 import sys
 
 SWITCH_INTERVAL_S = 0.0005
-SPIN_COUNT = "100000"
+SPIN_COUNT = "2000"
 
 
 def prepare_environment() -> None:
