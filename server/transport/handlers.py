@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from sse_starlette.sse import SendTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -79,6 +80,8 @@ def add_error_handlers(app: FastAPI) -> None:
     """Answer every error that a route raises. `transport.gateway` answers what escapes them."""
 
     async def answer(_: Request, error: Exception) -> Response:
+        if isinstance(error, SendTimeoutError):  # the reply has begun, nothing more is sent; the gateway logs it
+            return Response(status_code=408)
         return error_response(error)
 
     async def forget(_: Request, __: Exception) -> None:

@@ -70,12 +70,16 @@ async def test_a_running_stream_is_finished_within_the_drain_time(live: GoLive):
 
 
 async def test_a_stream_that_outlives_the_drain_time_ends_with_an_error(live: GoLive):
-    loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=5000))
+    steps = threading.Semaphore(3)
+    loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=100_000, steps=steps))
     async with live(loader, server={"drain_s": 0}) as server:
-        reader, writer = await server.connect(chat_request(max_tokens=4500, ignore_eos=True))
+        reader, writer = await server.connect(chat_request(max_tokens=90_000, ignore_eos=True))
         await reader.readuntil(b"data: ")
         server.server.should_exit = True  # as uvicorn does at SIGTERM, and `StopSignals` the rest
-        await server.api.pool.close(0)
+        closing = asyncio.create_task(server.api.pool.close(0))
+        while not closing.done():
+            steps.release()  # the step under way ends, and with it the request
+            await asyncio.sleep(0.001)
         rest = await asyncio.wait_for(reader.read(), 10)
         assert b"shutting down" in rest
         assert b"[DONE]" not in rest
@@ -101,18 +105,19 @@ async def test_a_client_that_leaves_frees_its_slot_at_once(live: GoLive, stream,
 
 
 async def test_a_client_that_stops_reading_is_dropped_and_its_slot_freed(live: GoLive, caplog):
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, n_ctx_seq=1000))
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, n_ctx_seq=9000))  # about 20 MB: more than sockets buffer
     async with live(loader, options={"idle_s": 0.2}) as server:
         engine = server.api.pool.states()[0].loaded.engine
         listening = socket.create_connection(("127.0.0.1", server.port))
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         with caplog.at_level(logging.WARNING):
-            listening.sendall(chat_request(max_tokens=900, ignore_eos=True, logprobs=True, top_logprobs=20))
+            listening.sendall(chat_request(max_tokens=8000, ignore_eos=True, logprobs=True, top_logprobs=20))
             await until(lambda: engine.busy)
             await idle(engine)
-        assert "stopped reading" in caplog.text
-        await until(lambda: not server.server.server_state.connections)
+            await until(lambda: "stopped reading" in caplog.text)
+            await until(lambda: not server.server.server_state.connections)
         listening.close()
+        assert not [record for record in caplog.records if record.levelno > logging.WARNING]
 
 
 async def test_each_event_is_one_http_chunk(live: GoLive):
