@@ -2,12 +2,12 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CONFIG ?= config/default.yaml
+CONFIG ?= $(or $(LLAMAPOOL_CONFIG),config/default.yaml)
 
 .PHONY: serve test check bench docs clean
 
 serve: $(VENV)/.installed
-	LLAMAPOOL_CONFIG=$(CONFIG) $(BIN)/python -m server
+	exec env LLAMAPOOL_CONFIG=$(CONFIG) $(BIN)/python -m server
 
 # Format, lint, types, import contracts, dead code, then every test. CI runs this.
 test: $(VENV)/.installed-dev check
