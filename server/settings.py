@@ -133,9 +133,11 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
         _check_template(spec)
     warnings: list[str] = []
     for model_id, model in settings.models.items():
+        origin = settings.origins[model_id]
+        if origin.mmproj is not None:
+            warnings.append(f"{origin.place}: '{model_id}' is served without {origin.mmproj.name}: no images yet")
         problem = problem_of(model.path)
         if problem:
-            origin = settings.origins[model_id]
             message = f"{origin.path_place or origin.place}: models.{model_id}.path {problem}"
             if strict or not origin.scanned:
                 raise ConfigError(message)

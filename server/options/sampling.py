@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from server.engine.request import DEFAULT_SAMPLERS
 from server.options.option import SettingsModel, option
 from server.options.values import Bool, Breakers, Float, Int, LogitBias, SamplerChars, Samplers, unescape
 
@@ -19,17 +20,7 @@ class SamplingSettings(SettingsModel):
 
     n_predict: Annotated[Int, option("-n", "--predict", "--n-predict", env="LLAMA_ARG_N_PREDICT"), Field(ge=-1)] = -1
     """Most tokens of a completion: default and upper limit of max_tokens; -1 = until the context ends."""
-    samplers: Annotated[Samplers, option("--samplers", metavar="A;B;C", replaces=("sampler_seq",))] = (
-        "penalties",
-        "dry",
-        "top_n_sigma",
-        "top_k",
-        "typ_p",
-        "top_p",
-        "min_p",
-        "xtc",
-        "temperature",
-    )
+    samplers: Annotated[Samplers, option("--samplers", metavar="A;B;C", replaces=("sampler_seq",))] = DEFAULT_SAMPLERS
     """The samplers and their order, separated by ';'."""
     sampler_seq: Annotated[
         SamplerChars,

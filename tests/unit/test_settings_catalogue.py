@@ -96,10 +96,15 @@ def test_a_model_that_the_yaml_has_too(folder: Path, tmp_path: Path) -> None:
 def test_an_incomplete_model_in_a_folder_does_not_stop_the_others(folder: Path) -> None:
     gguf(folder, "kimi/kimi-00001-of-00002.gguf")
     settings = load_settings(["--models-dir", str(folder)], {})
-    [warning] = check_files(settings)
+    [warning] = [text for text in check_files(settings) if "kimi" in text]
     assert "models.kimi.path of the 2 parts of the model 1 are missing" in warning
     with pytest.raises(ConfigError, match=r"models\.kimi"):
         check_files(settings, strict=True)
+
+
+def test_a_projector_that_is_not_used_is_said_so(folder: Path) -> None:
+    warnings = check_files(load_settings(["--models-dir", str(folder)], {}))
+    assert [text for text in warnings if "mmproj" in text and "no images yet" in text]
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
