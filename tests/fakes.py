@@ -4,13 +4,15 @@ So a scheduler that puts a wrong token, a wrong position or another client's cel
 text that comes out, and a test sees it.
 """
 
+import json
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from server.engine.adapters import Adapter
 from server.engine.protocols import BatchEntry, RunnerInfo
-from server.engine.request import SamplingParams, TokenLogprob
+from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.errors import InternalError, ModelFailed
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
@@ -25,13 +27,21 @@ ASSISTANT = "<|im_start|>assistant\n"
 
 
 class FakeVocab:
-    """Token = byte value; four specials behind the bytes."""
+    """Token = byte value; four specials behind the bytes. FIM tokens are bytes that no test writes.
+
+    ``fim``: "none", "file" (prefix, suffix and middle), or "repo" (those for several files, too).
+    """
 
     n_tokens = 260
     bos = BOS
     eos = EOS
     add_bos = True
     eog = frozenset({EOS, IM_END})
+    fim_pad = -1
+
+    def __init__(self, fim: str = "file") -> None:
+        self.fim_prefix, self.fim_suffix, self.fim_middle = (-1, -1, -1) if fim == "none" else (1, 2, 3)
+        self.fim_repo, self.fim_sep = (4, 5) if fim == "repo" else (-1, -1)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         tokens = [BOS] if add_special else []
@@ -83,10 +93,14 @@ class FakeRunner:
         n_cells: int | None = None,
         replies: Mapping[str, str] | None = None,
         partial_removal: bool = True,
+        adapters: tuple[Adapter, ...] = (),
         steps: threading.Semaphore | None = None,
         on_decode: Callable[[Sequence[BatchEntry]], None] | None = None,
     ) -> None:
-        self.info = RunnerInfo(n_seq, n_ctx_seq, n_cells or n_seq * n_ctx_seq, n_batch, n_batch, unified)
+        self.info = RunnerInfo(n_seq, n_ctx_seq, n_cells or n_seq * n_ctx_seq, n_batch, n_batch, unified, True)
+        self.adapters = adapters
+        self.adapters_now: Adapters = ()
+        self.computed_by: dict[int, list[Adapters]] = {s: [] for s in range(n_seq)}
         self.vocab = FakeVocab()
         self.replies = {k.encode(): v.encode() for k, v in (replies or {}).items()}
         self.partial_removal = partial_removal
@@ -116,12 +130,22 @@ class FakeRunner:
             cells = self.cells[entry.seq]
             assert entry.pos == len(cells), f"position {entry.pos} of a sequence of {len(cells)}"
             cells.extend(entry.tokens)
+            self.computed_by[entry.seq].extend([self.adapters_now] * len(entry.tokens))
             if entry.want_logits:
-                history = self.vocab.detokenize(cells)
+                history = self.vocab.detokenize(cells) + self._tuned(entry.seq)
                 self.outputs.append(self._next(history))
                 self.histories.append(history)
         self.batches.append([(e.seq, len(e.tokens)) for e in entries])
         return True
+
+    def _tuned(self, seq: int) -> bytes:
+        """Makes the text depend on which adapters computed each cell."""
+        sets = self.computed_by[seq]
+        return repr(sets).encode() if any(sets) else b""
+
+    def use_adapters(self, adapters: Adapters) -> None:
+        assert all(scale for _, scale in adapters)
+        self.adapters_now = adapters
 
     def _next(self, history: bytes) -> int:
         best = max(((history.rfind(k), k) for k in self.replies if k in history), default=None)
@@ -168,6 +192,16 @@ class FakeRunner:
         self.accept(sampler, token)
         return token
 
+    def propose_probs(
+        self, output: int, sampler: FakeSampler, n_top: int, mask: "bytes | memoryview | None" = None
+    ) -> TokenLogprob:
+        token = self._draw(output, sampler)
+        if mask is not None:
+            bits = bytes(mask)
+            allowed = [t for t in range(self.vocab.n_tokens) if bits[t // 8] >> (t % 8) & 1]
+            token = token if token in allowed else min(allowed)
+        return TokenLogprob(token, self.vocab.piece(token), 0.0, (TokenLogprob(token, self.vocab.piece(token), 0.0),))
+
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
         best = self.outputs[output]
         order = [best, *(t for t in range(ord("a"), ord("z") + 1) if t != best)][:n_top]
@@ -178,21 +212,34 @@ class FakeRunner:
         if 0 < pos < len(self.cells[seq]) and not self.partial_removal:
             return False
         del self.cells[seq][pos:]
+        del self.computed_by[seq][pos:]
         return True
+
+    def seq_drop(self, seq: int, start: int, end: int) -> None:
+        assert start < end
+        del self.cells[seq][start:end]
+        del self.computed_by[seq][start:end]
 
     def seq_copy(self, source: int, target: int) -> None:
         assert not self.cells[target], "the target of a copy must be empty"
         self.cells[target] = list(self.cells[source])
+        self.computed_by[target] = list(self.computed_by[source])
 
     def seq_save(self, seq: int) -> bytes:
-        return b",".join(str(t).encode() for t in self.cells[seq])
+        return json.dumps([self.cells[seq], self.computed_by[seq]]).encode()
 
-    def seq_load(self, seq: int, state: bytes) -> bool:
-        tokens = [int(t) for t in state.split(b",") if t]
+    def seq_load(self, seq: int, state: bytes, n_tokens: int) -> bool:
+        try:
+            tokens, sets = json.loads(state)
+        except ValueError:
+            return False
+        sets = [tuple((id_, scale) for id_, scale in adapters) for adapters in sets]
+        if len(tokens) != n_tokens:
+            return False
         others = sum(len(c) for s, c in self.cells.items() if s != seq)
         if self.info.unified and others + len(tokens) > self.info.n_cells:
             return False
-        self.cells[seq] = tokens
+        self.cells[seq], self.computed_by[seq] = tokens, sets
         return True
 
     def close(self) -> None:
@@ -204,7 +251,7 @@ class FakeRunner:
 class FakeWeights:
     """Weights that make `FakeRunner`s; remembers them, so that a test can look inside."""
 
-    def __init__(self, spec: ModelSpec, runner: Callable[[], FakeRunner]) -> None:
+    def __init__(self, spec: ModelSpec, runner: Callable[[], FakeRunner], fim: str = "file") -> None:
         self.spec = spec
         self.info = ModelInfo(
             description="fake 1B F32",
@@ -220,7 +267,7 @@ class FakeWeights:
             chat_template=CHATML,
             metadata={"general.architecture": "fake", "general.name": "fake"},
         )
-        self.vocab = FakeVocab()
+        self.vocab = FakeVocab(fim)
         self.make = runner
         self.runners: list[FakeRunner] = []
         self.closed = False
@@ -247,7 +294,9 @@ class FakeLoader:
         failing: Mapping[str, str] | None = None,
         gate: threading.Event | None = None,
         runner: Callable[[], FakeRunner] | None = None,
+        fim: str = "file",
     ) -> None:
+        self.fim = fim
         self.failing = dict(failing or {})
         self.gate = gate
         self.make = runner or (lambda: FakeRunner(replies=replies))
@@ -262,5 +311,5 @@ class FakeLoader:
             raise ModelFailed(spec.id, self.failing[spec.id])
         if not progress(1.0):
             raise ModelFailed(spec.id, "cancelled")
-        self.loaded.append(FakeWeights(spec, self.make))
+        self.loaded.append(FakeWeights(spec, self.make, self.fim))
         return self.loaded[-1]

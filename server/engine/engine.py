@@ -5,15 +5,19 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import reduce
 
+from server.engine import commands
+from server.engine.adapters import Tuning, default_set, tuning
 from server.engine.instance import Instance
 from server.engine.mailbox import Mailbox
 from server.engine.params import EngineParams
 from server.engine.prefix import longest_match
 from server.engine.protocols import Runner
-from server.engine.request import Request, Sink
+from server.engine.request import Adapters, Request, Sink
 from server.engine.sequence import Ticket
+from server.engine.slot_state import SlotState
 from server.engine.snapshot import SlotSnapshot, snapshot
 from server.engine.stats import EngineStats, combined
 from server.errors import ContextExceeded, InvalidRequest, QueueFull, ShuttingDown
@@ -37,6 +41,7 @@ class Engine:
         self.n_slots_each = runners[0].info.n_seq
         self.n_slots = self.n_slots_each * len(runners)
         self._clock = clock
+        self.adapters = runners[0].adapters
         self._n_preparing = 0
         self._closing = False
         self._idle = asyncio.Event()
@@ -93,12 +98,13 @@ class Engine:
         if self._closing:
             raise ShuttingDown("model")
         self._check(request)
-        instance = self._choose(request)
+        wanted = self._tuning(request)
+        instance = self._choose(request, wanted)
         capacity = self.params.max_queue + self.n_slots_each
         if instance.mailbox.n_load >= capacity:
             n_queued = instance.mailbox.n_load - self.n_slots_each
             raise QueueFull(n_queued, self._retry_after_s(instance))
-        ticket = Ticket(request, sink, self._clock(), n_open=request.n)
+        ticket = Ticket(request, sink, self._clock(), n_open=request.n, tuning=wanted)
         self._idle.clear()
         instance.mailbox.submit(ticket)
         return ticket
@@ -116,6 +122,43 @@ class Engine:
             for i, instance in enumerate(self._instances)
             for slot in instance.scheduler.slots
         ]
+
+    def set_adapter_scales(self, scales: Adapters) -> None:
+        """The LoRA set of requests that come from now on and ask for none; adapters left out get scale 0.
+
+        Raises `InvalidRequest` for an adapter that is not there.
+        """
+        self._check_adapters(scales)
+        wanted = dict(scales)
+        self.adapters = tuple(replace(a, scale=wanted.get(a.id, 0.0)) for a in self.adapters)
+
+    async def save_slot(self, id_slot: int) -> SlotState:
+        """What the slot holds, once it is idle. Raises `InvalidRequest` for a slot that is not there."""
+        saved = await self._command(id_slot, commands.save)
+        assert isinstance(saved, SlotState)
+        return saved
+
+    async def restore_slot(self, id_slot: int, saved: SlotState) -> None:
+        """Replace what the slot holds, once it is idle.
+
+        Raises `InvalidRequest` when the state does not fit or the library refuses it; the slot is empty then.
+        """
+        await self._command(id_slot, commands.restore(saved))
+
+    async def erase_slot(self, id_slot: int) -> int:
+        """Forget what the slot holds, once it is idle; the number of its tokens."""
+        erased = await self._command(id_slot, commands.erase)
+        assert isinstance(erased, int)
+        return erased
+
+    async def _command(self, id_slot: int, work: commands.Work) -> object:
+        if self._closing:
+            raise ShuttingDown("model")
+        if not 0 <= id_slot < self.n_slots:
+            raise InvalidRequest(f"id_slot must be one of 0 to {self.n_slots - 1}", "id_slot")
+        command = commands.Command(id_slot % self.n_slots_each, work)
+        self._instances[id_slot // self.n_slots_each].mailbox.command(command)
+        return await asyncio.wrap_future(command.done)
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more requests, give the running ones `drain_s` seconds, then fail them and free the contexts."""
@@ -146,14 +189,28 @@ class Engine:
         if request.n < 1:
             raise InvalidRequest("n must be at least 1", "n")
 
-    def _choose(self, request: Request) -> Instance:
+    def _tuning(self, request: Request) -> Tuning:
+        """What computes the request; raises `InvalidRequest` for an adapter that is not there."""
+        if request.adapters is None:
+            return tuning(default_set(self.adapters), self.adapters, request.prompt)
+        self._check_adapters(request.adapters)
+        return tuning(request.adapters, self.adapters, request.prompt)
+
+    def _check_adapters(self, adapters: Adapters) -> None:
+        ids = [id_ for id_, _ in adapters]
+        if ids != sorted(set(ids)) or any(scale == 0.0 or not math.isfinite(scale) for _, scale in adapters):
+            raise InvalidRequest("lora: ids must ascend, and scales be finite and not 0", "lora")
+        if any(not 0 <= id_ < len(self.adapters) for id_ in ids):
+            raise InvalidRequest(f"lora: there are {len(self.adapters)} adapters", "lora")
+
+    def _choose(self, request: Request, wanted: Tuning) -> Instance:
         if request.id_slot >= 0:
             return self._instances[request.id_slot // self.n_slots_each]
         if len(self._instances) == 1:
             return self._instances[0]
         least = min(instance.mailbox.n_load for instance in self._instances)
         candidates = [i for i in self._instances if i.mailbox.n_load == least]
-        return max(candidates, key=lambda i: longest_match(request.prompt, i.scheduler.slots)[1])
+        return max(candidates, key=lambda i: longest_match(request.prompt, i.scheduler.slots, wanted)[1])
 
     def _retry_after_s(self, instance: Instance) -> int:
         """Seconds until about half of the queue is gone, at the pace of the requests so far."""

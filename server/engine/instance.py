@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from server.engine.commands import Command
 from server.engine.kv import Cells
 from server.engine.mailbox import Mailbox
 from server.engine.output import Outputs
@@ -12,6 +13,7 @@ from server.engine.protocols import Runner
 from server.engine.request import Failed, FinishReason, Progress
 from server.engine.scheduler import Entry, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from server.engine.shift import span
 from server.engine.stats import EngineStats
 from server.engine.text import TextStream
 from server.errors import ContextExceeded, InternalError, LlamapoolError, ShuttingDown
@@ -41,7 +43,9 @@ class Instance:
         self._clock = clock
         self._preparing = preparing
         self._cells = Cells(runner, self.scheduler)
-        self._outputs = Outputs(runner, self.stats, first_slot)
+        self._shifts = params.context_shift and runner.info.can_shift
+        self._outputs = Outputs(runner, self.stats, first_slot, shifts=self._shifts)
+        self._commands: list[Command] = []
         self._open: dict[int, Ticket] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="llamapool-step", daemon=True)
@@ -74,6 +78,10 @@ class Instance:
                 self._fail_all(InternalError("the engine failed; see the server's log"))
             self.mailbox.post()
         self._fail_all(ShuttingDown("model"))
+        while (command := self.mailbox.take_command()) is not None:
+            self._commands.append(command)
+        for command in self._commands:
+            command.refuse(ShuttingDown("model"))
         self.mailbox.post()
         self.runner.close()
 
@@ -91,7 +99,18 @@ class Instance:
             for sequence in [*self.scheduler.active(), *self.scheduler.waiting]:
                 if sequence.ticket.cancelled:
                     self._end(sequence)
+        self._run_commands()
         self._count()
+
+    def _run_commands(self) -> None:
+        """Carry out what was asked of slots; those of a busy slot wait for it, as in llama-server."""
+        while (command := self.mailbox.take_command()) is not None:
+            self._commands.append(command)
+        for command in list(self._commands):
+            slot = self.scheduler.slots[command.slot]
+            if slot.idle:
+                self._commands.remove(command)
+                command.carry_out(self._cells, slot, self._clock())
 
     def _enqueue(self, ticket: Ticket) -> None:
         request = ticket.request
@@ -105,9 +124,12 @@ class Instance:
     def _step(self) -> bool:
         """Place, plan, decode, sample. False when there is nothing to do."""
         self._place()
+        if self._shifts:
+            self._shift()
         entries = self.scheduler.plan()
         if not entries:
             return False
+        self.runner.use_adapters(entries[0].sequence.next_adapters)
         started = self._clock()
         try:
             decoded = self.runner.decode(entries)
@@ -147,6 +169,15 @@ class Instance:
                 if placement.slot.idle:
                     self._cells.clear(placement.slot)
                 self._fail(sequence.ticket, error)
+
+    def _shift(self) -> None:
+        """Make room in the contexts that are full."""
+        for sequence in list(self.scheduler.active()):
+            if sequence.phase is Phase.DECODE and sequence.n_computed + 1 >= self.runner.info.n_ctx_seq:
+                vocab = self.runner.vocab
+                keep, discard = span(sequence, self.runner.info.n_ctx_seq, add_bos=vocab.add_bos)
+                log.info("context shift: %d tokens kept at the beginning, %d dropped", keep, discard)
+                self._cells.shift(sequence, keep, discard, self._clock())
 
     def _sample(self, entries: list[Entry]) -> None:
         for output, entry in enumerate(entries):
@@ -193,6 +224,7 @@ class Instance:
             return
         for entry in kept:
             try:
+                self.runner.use_adapters(entry.sequence.next_adapters)
                 if self.runner.decode([entry]):
                     self.scheduler.commit([entry], 0.0)
                     if entry.want_logits:

@@ -2,10 +2,12 @@
 
 import logging
 
+from server.engine.adapters import NEVER
 from server.engine.protocols import Runner
 from server.engine.scheduler import Placement, Scheduler
 from server.engine.sequence import Sequence, Slot
-from server.errors import LlamapoolError
+from server.engine.slot_state import SlotState
+from server.errors import InvalidRequest, LlamapoolError
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,7 @@ class Cells:
         self._runner.seq_remove(slot.id, 0)
         slot.tokens = []
         slot.n_shared = 0
+        slot.n_exact = NEVER
 
     def truncate(self, slot: Slot, n: int) -> bool:
         """Keep the first `n` tokens. False, and nothing changed, when the model cannot forget a part."""
@@ -29,6 +32,8 @@ class Cells:
             return False
         del slot.tokens[n:]
         slot.n_shared = min(slot.n_shared, n)
+        if n <= slot.n_exact:
+            slot.n_exact = NEVER
         return True
 
     def prepare(self, placement: Placement) -> None:
@@ -45,8 +50,78 @@ class Cells:
             self._runner.seq_copy(source.id, slot.id)
             slot.tokens = list(source.tokens)
             slot.n_shared = len(slot.tokens) if self._runner.info.unified else 0
+            slot.n_exact = source.n_exact
+        if placement.moves:
+            self._move(placement)
+            return
         if len(slot.tokens) > placement.n_reuse and not self.truncate(slot, placement.n_reuse):
             self.clear(slot)
+
+    def _move(self, placement: Placement) -> None:
+        """Bring runs of the slot's own cells to the places that the new prompt has them at."""
+        slot = placement.slot
+        if not self._own(slot):
+            return
+        kept, shift = slot.tokens[: placement.n_reuse], 0
+        for move in placement.moves:
+            self._runner.seq_drop(slot.id, move.target, move.source - shift)
+            kept += slot.tokens[move.source : move.source + move.n]
+            shift = move.source - move.target
+        slot.n_exact = min(slot.n_exact, placement.n_reuse)
+        self._runner.seq_remove(slot.id, len(kept))
+        slot.tokens = kept
+
+    def shift(self, sequence: Sequence, keep: int, discard: int, now: float) -> None:
+        """Drop `discard` tokens behind the first `keep`; what follows moves up, and generation goes on."""
+        slot = sequence.slot
+        assert slot is not None
+        tokens = slot.tokens
+        sequence.base = tokens[:keep] + tokens[keep + discard :]
+        sequence.base_output, sequence.shifted = len(sequence.output) - 1, True
+        if not self._own(slot):
+            self._scheduler.park(sequence, now)
+            return
+        self._runner.seq_drop(slot.id, keep, keep + discard)
+        slot.n_exact = min(slot.n_exact, keep)
+        slot.tokens = list(sequence.base)
+
+    def _own(self, slot: Slot) -> bool:
+        """Give `slot` cells of its own, since moving shared ones moves them for everybody. False: it is empty now."""
+        if not self._runner.info.unified or not slot.tokens:
+            return True
+        if not any(other.tokens for other in self._scheduler.slots if other is not slot):
+            slot.n_shared = 0
+            return True
+        tokens, exact = slot.tokens, slot.n_exact
+        state = self._runner.seq_save(slot.id)
+        self.clear(slot)
+        if not self._runner.seq_load(slot.id, state, len(tokens)):
+            return False
+        slot.tokens, slot.n_exact = tokens, exact
+        return True
+
+    def save(self, slot: Slot) -> SlotState:
+        """What `slot` holds, to be kept elsewhere."""
+        return SlotState(list(slot.tokens), self._runner.seq_save(slot.id), slot.tuning, slot.n_exact)
+
+    def restore(self, slot: Slot, saved: SlotState, now: float) -> None:
+        """Put a saved state in the place of what `slot` holds; caches of other idle slots make room for it.
+
+        Raises `InvalidRequest` when it does not fit or the library refuses it; the slot is empty then.
+        """
+        self.clear(slot)
+        n = len(saved.tokens)
+        if n > self._runner.info.n_ctx_seq:
+            raise InvalidRequest(f"the state has {n} tokens, the slot's context {self._runner.info.n_ctx_seq}")
+        if not n:
+            return
+        while not self._runner.seq_load(slot.id, saved.state, n):
+            cached = [s for s in self._scheduler.slots if s.idle and s.tokens and s is not slot]
+            if not (self._runner.info.unified and cached):
+                raise InvalidRequest(f"the state of {n} tokens was refused by the library or finds no room")
+            self.clear(min(cached, key=lambda s: s.last_used))
+        slot.tokens, slot.tuning, slot.n_exact = list(saved.tokens), saved.tuning, saved.n_exact
+        slot.last_used = now
 
     def park(self, sequence: Sequence, now: float) -> None:
         """Move a running sequence out of the cells; it waits for its turn again."""
@@ -55,6 +130,7 @@ class Cells:
         try:
             sequence.saved = self._runner.seq_save(slot.id)
             sequence.saved_tokens = list(slot.tokens)
+            sequence.saved_exact = slot.n_exact
         except LlamapoolError as error:  # its cells are computed anew then, and nobody else is troubled
             log.warning("slot %d: its state could not be saved: %s", slot.id, error)
         self._scheduler.park(sequence, now)
@@ -66,8 +142,8 @@ class Cells:
         state, tokens = sequence.saved, sequence.saved_tokens
         sequence.saved, sequence.saved_tokens = None, []
         assert state is not None
-        if self._runner.seq_load(slot.id, state):
-            slot.tokens = tokens
+        if self._runner.seq_load(slot.id, state, len(tokens)):
+            slot.tokens, slot.n_exact = tokens, sequence.saved_exact
         else:
             log.info("slot %d: no room for a parked state of %d tokens, computing it again", slot.id, len(tokens))
             self.clear(slot)

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from server.engine.commands import Command
 from server.engine.request import Event
 from server.engine.sequence import Ticket
 
@@ -20,6 +21,7 @@ class Mailbox:
         self._loop = loop
         self._on_idle = on_idle
         self._inbox: deque[Ticket] = deque()
+        self._commands: deque[Command] = deque()
         self._outbox: dict[int, tuple[Ticket, list[Event]]] = {}
         self._ended: list[Ticket] = []
         self._wake = threading.Event()
@@ -30,6 +32,11 @@ class Mailbox:
         """Hand a checked request to the step thread."""
         self.n_load += ticket.request.n
         self._inbox.append(ticket)
+        self._wake.set()
+
+    def command(self, command: Command) -> None:
+        """Ask something of a slot."""
+        self._commands.append(command)
         self._wake.set()
 
     def wake(self) -> None:
@@ -59,10 +66,14 @@ class Mailbox:
         """The next new ticket."""
         return self._inbox.popleft() if self._inbox else None
 
+    def take_command(self) -> Command | None:
+        """The next thing that is asked of a slot."""
+        return self._commands.popleft() if self._commands else None
+
     @property
     def empty(self) -> bool:
-        """No new ticket is there."""
-        return not self._inbox
+        """Nothing new is there."""
+        return not self._inbox and not self._commands
 
     def emit(self, ticket: Ticket, *events: Event) -> None:
         """Add events to this step's post."""

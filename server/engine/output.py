@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from server.engine.indent import IndentLimit
 from server.engine.protocols import Runner
 from server.engine.request import (
     RANDOM_SEED,
@@ -20,12 +21,13 @@ from server.engine.text import Shown
 class Outputs:
     """Used by the step thread after each decode."""
 
-    def __init__(self, runner: Runner, stats: EngineStats, first_slot: int) -> None:
+    def __init__(self, runner: Runner, stats: EngineStats, first_slot: int, *, shifts: bool) -> None:
         self._runner = runner
         self._first_slot = first_slot
         self._stats = stats
         self._vocab = runner.vocab
         self._n_ctx = runner.info.n_ctx_seq
+        self._shifts = shifts
 
     def begin(self, sequence: Sequence) -> None:
         """Make the sampler of a choice; each choice of a seeded request gets a seed of its own."""
@@ -34,6 +36,8 @@ class Outputs:
         if sequence.index and params.seed != RANDOM_SEED:
             params = replace(params, seed=(params.seed + sequence.index) % RANDOM_SEED)
         sequence.sampler = self._runner.sampler(params, request.prompt)
+        if request.n_indent > 0:
+            sequence.indent = IndentLimit(request.n_indent)
 
     def sample(self, output: int, sequence: Sequence, now: float) -> tuple[list[Event], bool]:
         """Take the next token from the `output`-th logits. Returns the events and whether the choice ended."""
@@ -54,7 +58,7 @@ class Outputs:
             return events + self.finish(sequence, FinishReason.EOS, now), True
         had_new_line = sequence.text.has_new_line
         piece = self._vocab.piece(token, special=token in request.print_special)
-        shown = sequence.text.feed(token, piece, logprob)
+        shown = self._indented(sequence, sequence.text.feed(token, piece, logprob))
         if shown is not None:
             events.append(self._text(sequence, shown, now))
         reason = self._end_reason(sequence, had_new_line, shown, now)
@@ -67,6 +71,14 @@ class Outputs:
         runner, sampler, constraint = self._runner, sequence.sampler, sequence.constraint
         assert sampler is not None
         n_top = sequence.request.n_probs
+        if wants_logprobs and sequence.request.post_sampling_probs:
+            chosen = runner.propose_probs(output, sampler, n_top)
+            if constraint is not None:
+                if not constraint.allows(chosen.id):
+                    chosen = runner.propose_probs(output, sampler, n_top, constraint.mask())
+                constraint.accept(chosen.id)
+            runner.accept(sampler, chosen.id)
+            return chosen.id, chosen
         if constraint is None:
             token = runner.sample(output, sampler)
             return token, runner.logprobs(output, token, n_top) if wants_logprobs else None
@@ -92,8 +104,14 @@ class Outputs:
         timings = sequence.timings(now) if sequence.request.timings_per_token else None
         return Text(sequence.index, shown.text, shown.tokens, shown.logprobs, timings)
 
+    def _indented(self, sequence: Sequence, shown: Shown | None) -> Shown | None:
+        """`shown`, cut where a line is indented too little."""
+        if sequence.indent is None or shown is None:
+            return shown
+        return replace(shown, text=sequence.indent.cut(shown.text))
+
     def _context_full(self, sequence: Sequence) -> bool:
-        return len(sequence.request.prompt) + len(sequence.output) >= self._n_ctx
+        return not self._shifts and len(sequence.request.prompt) + len(sequence.output) >= self._n_ctx
 
     def _end_reason(
         self, sequence: Sequence, had_new_line: bool, shown: Shown | None, now: float
@@ -104,6 +122,8 @@ class Outputs:
             return FinishReason.STOP
         if sequence.constraint is not None and sequence.constraint.finished:
             return FinishReason.EOS
+        if sequence.indent is not None and sequence.indent.met:
+            return FinishReason.LIMIT
         if 0 <= request.max_tokens <= len(sequence.output) or self._context_full(sequence):
             return FinishReason.LIMIT
         over_time = request.deadline_s > 0 and now - sequence.prompt_done_at > request.deadline_s
@@ -114,7 +134,8 @@ class Outputs:
     def finish(self, sequence: Sequence, reason: FinishReason, now: float, *, truncated: bool = False) -> list[Event]:
         """The last events of a choice: text that was held back, and why it ended."""
         events: list[Event] = []
-        rest = sequence.text.finish()
+        met = sequence.indent is not None and sequence.indent.met  # then nothing more is shown
+        rest = None if met else self._indented(sequence, sequence.text.finish())
         if rest is not None:
             events.append(self._text(sequence, rest, now))
         timings = sequence.timings(now)
@@ -134,7 +155,9 @@ class Outputs:
                 timings=timings,
                 id_slot=self._first_slot + sequence.slot.id,
                 seed=sequence.sampler.seed,
-                truncated=truncated,
+                truncated=truncated or sequence.shifted,
+                has_new_line=sequence.text.has_new_line,
+                n_tokens=sequence.n_computed,
             )
         )
         return events

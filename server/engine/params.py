@@ -12,5 +12,8 @@ class EngineParams:
     min_chunk: int = 32  # prompt tokens a step carries at least, in all
     cache_prompt: bool = True
     slot_prompt_similarity: float = 0.1
+    context_shift: bool = False  # a full context drops its older half and goes on, where the model can
+    n_keep: int = 0  # of requests that say nothing: prompt tokens that a shift keeps
+    n_cache_reuse: int = 0  # of requests that say nothing; see `Request`
     gather_ms: float = 4.0  # longest wait for requests that are being prepared
     check_integrity: bool = False  # prove the accounting after every step (slow; for debugging)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
+from server.engine.adapters import BARE, Tuning
+
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Number of leading tokens that `a` and `b` share.
@@ -32,12 +34,14 @@ class Cached(Protocol):
     id: int
     tokens: list[int]
 
+    def reusable(self, n: int, wanted: Tuning) -> int: ...
+
 
 S = TypeVar("S", bound=Cached)
 
 
-def longest_match(prompt: Sequence[int], slots: Iterable[S]) -> tuple[S | None, int]:
-    """The slot whose cells share the longest prefix with `prompt`, and its length in tokens.
+def longest_match(prompt: Sequence[int], slots: Iterable[S], wanted: Tuning = BARE) -> tuple[S | None, int]:
+    """The slot whose cells share the longest prefix with `prompt` under `wanted`, and its length in tokens.
 
     Also called on the event loop while a step thread changes the slots: slices, which are never out of range.
     """
@@ -46,7 +50,7 @@ def longest_match(prompt: Sequence[int], slots: Iterable[S]) -> tuple[S | None, 
     for slot in slots:
         tokens = slot.tokens
         if tokens[longest : longest + 1] == prompt[longest : longest + 1]:
-            n = common_prefix(prompt, tokens)
+            n = slot.reusable(common_prefix(prompt, tokens), wanted)
             if n > longest:
                 best, longest = slot, n
                 if longest == len(prompt):

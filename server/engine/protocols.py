@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from server.engine.request import SamplingParams, TokenLogprob
+from server.engine.adapters import Adapter
+from server.engine.request import Adapters, SamplingParams, TokenLogprob
 
 
 class Vocab(Protocol):
@@ -23,6 +24,21 @@ class Vocab(Protocol):
     @property
     def eog(self) -> frozenset[int]:
         """Every end-of-generation id."""
+
+    @property
+    def fim_prefix(self) -> int:
+        """Fill in the middle: what comes before the text in front of the gap."""
+
+    @property
+    def fim_suffix(self) -> int: ...
+    @property
+    def fim_middle(self) -> int: ...
+    @property
+    def fim_pad(self) -> int: ...
+    @property
+    def fim_repo(self) -> int: ...
+    @property
+    def fim_sep(self) -> int: ...
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
 
@@ -43,6 +59,7 @@ class RunnerInfo:
     n_batch: int
     n_ubatch: int
     unified: bool
+    can_shift: bool = False  # cells can get other positions
 
 
 class BatchEntry(Protocol):
@@ -99,8 +116,20 @@ class Runner(Protocol):
 
     def accept(self, sampler: OwnSampler, token: int) -> None: ...
 
+    def propose_probs(
+        self, output: int, sampler: OwnSampler, n_top: int, mask: "bytes | memoryview | bytearray | None" = None
+    ) -> TokenLogprob:
+        """Sample without accepting, with log probabilities of what the chain left over, the `n_top` best beside."""
+
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
         """From the raw logits of that output: the token's log probability and the `n_top` best."""
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The loaded LoRA adapters, by id, with the scales that they were loaded with."""
+
+    def use_adapters(self, adapters: Adapters) -> None:
+        """Compute the following batches under this set."""
 
     def seq_remove(self, seq: int, pos: int) -> bool:
         """Forget positions >= `pos` of `seq`; False when this model cannot forget a part."""
@@ -108,9 +137,17 @@ class Runner(Protocol):
     def seq_copy(self, source: int, target: int) -> None:
         """Make `target` a copy of the whole of `source`; the target must be empty."""
 
-    def seq_save(self, seq: int) -> bytes:
-        """The state of one sequence, for `seq_load` of the same runner."""
+    def seq_drop(self, seq: int, start: int, end: int) -> None:
+        """Forget positions `start` up to `end` of `seq` and move what follows down to `start`.
 
-    def seq_load(self, seq: int, state: bytes) -> bool: ...
+        Only where ``info.can_shift``, and only cells that no other sequence shares.
+        """
+
+    def seq_save(self, seq: int) -> bytes:
+        """The library's own state of one sequence, for `seq_load`."""
+
+    def seq_load(self, seq: int, state: bytes, n_tokens: int) -> bool:
+        """Replace what `seq` holds by a state of `n_tokens`; False when the library refuses it or it holds another
+        number, and `seq` is empty then."""
 
     def close(self) -> None: ...

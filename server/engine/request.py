@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 DEFAULT_SAMPLERS = (
     "penalties",
@@ -17,6 +17,9 @@ DEFAULT_SAMPLERS = (
     "temperature",
 )
 RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED: a new seed for each request
+
+Adapters: TypeAlias = tuple[tuple[int, float], ...]
+"""A LoRA set: (adapter id, scale) in the order of ids, none with scale 0. Part of what makes cells reusable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,9 @@ class Finished:
     timings: Timings
     id_slot: int
     seed: int
-    truncated: bool = False
+    truncated: bool = False  # the context was full, or was shifted on the way
+    has_new_line: bool = False
+    n_tokens: int = 0  # in the slot's cells at the end, llama-server's ``tokens_cached``
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +177,12 @@ class Request:
     log probabilities beside each token's own, 0 for none; ``want_logprobs`` with 0 gives the token's own only.
     ``deadline_s`` limits the time spent generating, checked at new lines (llama-server's ``t_max_predict_ms``);
     0 = none. ``print_special`` names control tokens whose text is wanted, such as tool-call tags.
+
+    ``adapters``: the LoRA set of this request; None is what is set for all requests when it is submitted.
+    ``n_keep`` and ``n_discard`` say what a context shift keeps (-1 = the prompt) and drops (0 = half of the rest).
+    ``n_cache_reuse`` > 0: runs of at least so many cached tokens are reused by moving their positions.
+    ``n_indent`` > 0: generation ends at the first line that is indented by fewer white spaces.
+    ``post_sampling_probs``: log probabilities after the sampler chain, instead of the model's own.
     """
 
     id: str
@@ -189,6 +200,12 @@ class Request:
     timings_per_token: bool = False
     print_special: frozenset[int] = frozenset()
     constraint: Constraint | None = None
+    adapters: Adapters | None = None
+    n_keep: int = 0
+    n_discard: int = 0
+    n_cache_reuse: int = 0
+    n_indent: int = 0
+    post_sampling_probs: bool = False
 
 
 Sink = Callable[[list[Event]], None]

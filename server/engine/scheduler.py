@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from server.engine.adapters import reusable
 from server.engine.pace import Pace
 from server.engine.params import EngineParams
 from server.engine.prefix import common_prefix, longest_match
 from server.engine.protocols import RunnerInfo
+from server.engine.request import Adapters
+from server.engine.reuse import Move, moves
 from server.engine.sequence import Phase, Sequence, Slot
 
 MIN_COPY = 16  # tokens; a shorter prefix of another slot is computed anew
@@ -23,12 +26,21 @@ ALONE_S = 1.0  # step time to stay under when no slot generates: bounds how long
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Put `sequence` into `slot`, whose cells must then hold the first `n_reuse` tokens of `source`'s."""
+    """Put `sequence` into `slot`, whose cells must then hold the first `n_reuse` tokens of `source`'s.
+
+    With ``moves`` (then `source` is `slot`), these bring further runs of its cells to their new places.
+    """
 
     sequence: Sequence
     slot: Slot
     source: Slot | None
     n_reuse: int
+    moves: tuple[Move, ...] = ()
+
+    @property
+    def n_kept(self) -> int:
+        """Tokens that need no computing."""
+        return self.n_reuse + sum(move.n for move in self.moves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,7 @@ class Scheduler:
         self.pace = Pace(params.target_itl_ms / 1e3, min(params.min_chunk, info.n_batch), info.n_batch)
         self.pace_alone = Pace(ALONE_S, self.pace.smallest, info.n_batch, min(512, info.n_batch))
         self._limit = info.n_batch
+        self._turns: dict[Adapters, int] = {}  # when each LoRA set last had a step
         self._crowded = False  # somebody was parked and nobody has left since: placing him again would go in circles
 
     def active(self) -> Iterator[Sequence]:
@@ -97,21 +110,46 @@ class Scheduler:
         slot = self.slots[pinned] if pinned >= 0 else self._choose(sequence, source, n)
         if source is not slot and not self._worth_copying(source, n):
             source, n = None, 0
-        return self._if_room(sequence, Placement(sequence, slot, source, n))
+        placement = Placement(sequence, slot, source, n)
+        if sequence.request.n_cache_reuse > 0 and self.info.can_shift and self._may_reuse(sequence):
+            placement = self._with_moves(placement, pinned)
+        return self._if_room(sequence, placement)
+
+    def _may_reuse(self, sequence: Sequence) -> bool:
+        return sequence.request.cache_prompt and self.params.cache_prompt
+
+    def _with_moves(self, placement: Placement, pinned: int) -> Placement:
+        """The idle slot of which most can be reused when runs of its cells may move; else `placement`."""
+        sequence, best = placement.sequence, placement
+        wanted = sequence.target[:-1]
+        candidates = [self.slots[pinned]] if pinned >= 0 else [slot for slot in self.slots if slot.idle]
+        for slot in candidates:
+            if slot.tuning != sequence.tuning:
+                continue
+            n = slot.reusable(common_prefix(wanted, slot.tokens), sequence.tuning)
+            found = Placement(
+                sequence, slot, slot, n, tuple(moves(slot.tokens, wanted, n, sequence.request.n_cache_reuse))
+            )
+            if found.n_kept > best.n_kept:
+                best = found
+        return best
 
     def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
         """Longest reusable prefix: at least the last token is decoded again, for its logits."""
-        if not (sequence.request.cache_prompt and self.params.cache_prompt):
+        if not self._may_reuse(sequence):
             return None, 0
-        source, n = longest_match(sequence.target, self.slots)
+        source, n = longest_match(sequence.target, self.slots, sequence.tuning)
         return source, min(n, len(sequence.target) - 1)
 
     def _coming(self, sequence: Sequence) -> int:
         """Longest prefix that a slot is computing right now."""
-        if not (sequence.request.cache_prompt and self.params.cache_prompt):
+        if not self._may_reuse(sequence):
             return 0
         prefilling = (s for s in self.active() if s.phase is Phase.PREFILL)
-        longest = max((common_prefix(sequence.target, s.target) for s in prefilling), default=0)
+        longest = max(
+            (reusable(common_prefix(sequence.target, s.target), s.tuning, sequence.tuning) for s in prefilling),
+            default=0,
+        )
         return min(longest, len(sequence.target) - 1)
 
     def _choose(self, sequence: Sequence, source: Slot | None, n: int) -> Slot:
@@ -140,13 +178,14 @@ class Scheduler:
             max(len(s.target), s.n_computed) - (s.slot.n_shared if s.slot is not None else 0) + RESERVE
             for s in self.active()
         )
-        needed = max(len(sequence.target), len(sequence.saved_tokens)) - placement.n_reuse + RESERVE
+        needed = max(len(sequence.target), len(sequence.saved_tokens)) - placement.n_kept + RESERVE
         return placement if taken == 0 or taken + needed <= self.info.n_cells else _Skip.NO_ROOM
 
     def occupy(self, placement: Placement, now: float) -> None:
         """Record that `placement` was carried out; ``slot.tokens`` already says what its cells hold."""
         sequence, slot = placement.sequence, placement.slot
         slot.sequence, sequence.slot = sequence, slot
+        slot.tuning = sequence.tuning
         slot.n_requests += 1
         if sequence.n_cached < 0:
             sequence.n_cached = len(slot.tokens)
@@ -157,27 +196,43 @@ class Scheduler:
 
     def plan(self) -> list[Entry]:
         """The next batch: every generating slot's token first, then prompts, the oldest first."""
+        members = self._turn()
         entries = [
             Entry(s.slot.id, len(s.slot.tokens), [s.output[-1]], True, s)
-            for s in self.active()
+            for s in members
             if s.phase is Phase.DECODE and s.slot is not None
         ]
         size = self.pace.size if entries else self.pace_alone.size
         budget = max(size - len(entries), self.params.min_chunk if entries else 1)
         budget = min(budget, self._limit - len(entries), self.info.n_batch - len(entries))
         prefilling = sorted(
-            (s for s in self.active() if s.phase is Phase.PREFILL),
+            (s for s in members if s.phase is Phase.PREFILL),
             key=lambda s: (s.ticket.submitted_at, s.index),
         )
         for s in prefilling:
             if budget <= 0 or s.slot is None:
                 break
             at = len(s.slot.tokens)
-            tokens = s.target[at : at + budget]
+            end = at + budget
+            if at < s.tuning.start < end:  # an aLoRA begins to work there
+                end = s.tuning.start
+            tokens = s.target[at:end]
             budget -= len(tokens)
             wants_logits = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
             entries.append(Entry(s.slot.id, at, tokens, wants_logits, s))
         return entries
+
+    def _turn(self) -> list[Sequence]:
+        """Who may be in the next batch: only one LoRA set computes a batch, so several sets take turns."""
+        active = list(self.active())
+        sets = {s.next_adapters for s in active}
+        if len(sets) < 2:
+            return active
+        turn = max(self._turns.values(), default=0) + 1
+        self._turns = {adapters: self._turns.get(adapters, 0) for adapters in sets}
+        chosen = min(sets, key=lambda adapters: (self._turns[adapters], adapters))
+        self._turns[chosen] = turn
+        return [s for s in active if s.next_adapters == chosen]
 
     def commit(self, entries: list[Entry], seconds: float) -> None:
         """The batch was decoded in `seconds`: its tokens are in the cells."""
@@ -216,7 +271,7 @@ class Scheduler:
         """`sequence` gives its slot back; the cells stay as a cache."""
         slot = sequence.slot
         if slot is not None:
-            slot.sequence, sequence.slot = None, None
+            slot.sequence, sequence.slot, slot.last = None, None, sequence
             slot.last_used = now
             self._crowded = False
         elif sequence in self.waiting:
@@ -226,7 +281,9 @@ class Scheduler:
         """Back to the head of the queue; what was generated must be in the cells again before it goes on."""
         self.release(sequence, now)
         self._crowded = True
-        sequence.target = sequence.request.prompt + sequence.output[:-1]
+        sequence.target = sequence.content
+        if len(sequence.output) > sequence.base_output:  # its last token is not in the cells
+            del sequence.target[-1:]
         sequence.phase = Phase.WAITING
         self.waiting.appendleft(sequence)
 
@@ -241,9 +298,10 @@ class Scheduler:
             s = slot.sequence
             if s is None:
                 continue
+            assert slot.tuning == s.tuning, f"slot {slot.id} has another LoRA set than its sequence"
             assert s.slot is slot, f"slot {slot.id} and its sequence disagree"
             assert s.phase in (Phase.PREFILL, Phase.DECODE), f"a {s.phase.value} sequence holds slot {slot.id}"
-            text = s.request.prompt + s.output
+            text = s.content
             assert slot.tokens == text[: len(slot.tokens)], f"slot {slot.id} holds other tokens than its sequence"
         for s in self.waiting:
             assert s.slot is None, "a waiting sequence has a slot"

@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from server.engine.adapters import BARE, NEVER, Tuning, reusable
+from server.engine.indent import IndentLimit
 from server.engine.protocols import Sampler
-from server.engine.request import Constraint, Request, Sink, Timings
+from server.engine.request import Adapters, Constraint, Request, Sink, Timings
 from server.engine.text import TextStream
 
 
@@ -16,6 +18,7 @@ class Ticket:
     sink: Sink
     submitted_at: float
     n_open: int = 0  # choices that have not ended
+    tuning: Tuning = BARE
     cancelled: bool = False
 
 
@@ -33,7 +36,8 @@ class Sequence:
     """One choice of a request.
 
     ``target`` is what must be in the cells before the next token can be sampled: the prompt, and after a
-    parking what was generated since. ``saved`` is the state of a parked sequence.
+    parking what was generated since. ``saved`` is the state of a parked sequence. ``base`` is the prompt, or
+    what a context shift left, and the output from ``base_output`` on follows it.
     """
 
     ticket: Ticket
@@ -45,8 +49,13 @@ class Sequence:
     output: list[int] = field(default_factory=list)
     sampler: Sampler | None = None
     constraint: Constraint | None = None
+    indent: IndentLimit | None = None
+    base: list[int] = field(default_factory=list)
+    base_output: int = 0
+    shifted: bool = False
     saved: bytes | None = None
     saved_tokens: list[int] = field(default_factory=list)
+    saved_exact: int = 0
     n_faults: int = 0  # refused batches that it was in and had to be computed anew after
     n_cached: int = -1  # prompt tokens that needed no computing; -1 until the first placement
     placed_at: float = 0.0
@@ -57,6 +66,25 @@ class Sequence:
     def request(self) -> Request:
         """The request that this is a choice of."""
         return self.ticket.request
+
+    def __post_init__(self) -> None:
+        """Begin with the prompt."""
+        self.base = self.base or self.target
+
+    @property
+    def tuning(self) -> Tuning:
+        """What its cells are computed under."""
+        return self.ticket.tuning
+
+    @property
+    def next_adapters(self) -> Adapters:
+        """The LoRA set that its next token needs."""
+        return self.ticket.tuning.at(self.n_computed)
+
+    @property
+    def content(self) -> list[int]:
+        """Every token that is in the cells or to come there, the last one of the output included."""
+        return self.base + self.output[self.base_output :]
 
     @property
     def n_computed(self) -> int:
@@ -79,7 +107,8 @@ class Sequence:
 class Slot:
     """One native sequence. ``tokens`` are exactly the tokens in its cells, also when nobody holds it.
 
-    ``n_shared`` of them lie in cells that another slot held when they were copied (unified KV only).
+    ``n_shared`` of them lie in cells that another slot held when they were copied (unified KV only); the first
+    ``n_exact`` are what a fresh computation under ``tuning`` would give, those behind were moved.
     """
 
     id: int
@@ -88,8 +117,15 @@ class Slot:
     last_used: float = 0.0
     n_shared: int = 0
     n_requests: int = 0
+    tuning: Tuning = BARE
+    n_exact: int = NEVER
+    last: Sequence | None = None  # who held it last, for GET /slots
 
     @property
     def idle(self) -> bool:
         """Nobody holds it; its cells are a cache."""
         return self.sequence is None
+
+    def reusable(self, n: int, wanted: Tuning) -> int:
+        """How many of its first `n` tokens a sequence under `wanted` may take over."""
+        return reusable(min(n, self.n_exact), self.tuning, wanted)

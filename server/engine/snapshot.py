@@ -8,7 +8,8 @@ from server.engine.sequence import Slot
 
 @dataclass(frozen=True, slots=True)
 class SlotSnapshot:
-    """One slot. ``request`` is None when it is idle; ``n_decoded`` counts generated tokens."""
+    """One slot. ``request`` is what it does, or did last; None when it never did anything. ``n_decoded`` counts
+    generated tokens."""
 
     id: int
     n_ctx: int
@@ -24,7 +25,8 @@ class SlotSnapshot:
 
 def snapshot(slot: Slot, first_id: int, n_ctx: int) -> SlotSnapshot:
     """A copy of what `slot` does now."""
-    sequence = slot.sequence
+    running = slot.sequence
+    sequence = running or slot.last
     n_tokens = len(slot.tokens)
     if sequence is None:
         return SlotSnapshot(first_id + slot.id, n_ctx, False, slot.n_requests, n_tokens)
@@ -33,7 +35,7 @@ def snapshot(slot: Slot, first_id: int, n_ctx: int) -> SlotSnapshot:
     return SlotSnapshot(
         id=first_id + slot.id,
         n_ctx=n_ctx,
-        is_processing=True,
+        is_processing=running is not None,
         n_requests=slot.n_requests,
         n_tokens=n_tokens,
         request=sequence.request,

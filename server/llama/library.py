@@ -43,6 +43,7 @@ class Fast:
         self.sampler_free = _bind(lib, "llama_sampler_free", None, ptr)
         self.memory_seq_rm = _bind(lib, "llama_memory_seq_rm", ctypes.c_bool, ptr, i32, i32, i32)
         self.memory_seq_cp = _bind(lib, "llama_memory_seq_cp", None, ptr, i32, i32, i32, i32)
+        self.memory_seq_add = _bind(lib, "llama_memory_seq_add", None, ptr, i32, i32, i32, i32)
         self.memory_seq_pos_min = _bind(lib, "llama_memory_seq_pos_min", i32, ptr, i32)
         self.memory_seq_pos_max = _bind(lib, "llama_memory_seq_pos_max", i32, ptr, i32)
         self.token_to_piece = _bind(lib, "llama_token_to_piece", i32, ptr, i32, ptr, i32, i32, ctypes.c_bool)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from server.engine.adapters import Adapter
 from server.engine.protocols import BatchEntry, RunnerInfo
-from server.engine.request import SamplingParams, TokenLogprob
+from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.errors import InternalError
 from server.llama.batch import Batch
 from server.llama.candidates import Candidates, Logits, allowed_tokens
@@ -24,7 +25,8 @@ _LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability o
 class LlamaRunner:
     """`server.engine.protocols.Runner` over a native context. Every call comes from one thread.
 
-    ``deferred``: the device computes on after `llama_decode` returned (a GPU); `decode` then waits for it.
+    ``adapters`` are those loaded with the weights, each with its native pointer. ``deferred``: the device computes
+    on after `llama_decode` returned (a GPU); `decode` then waits for it.
     """
 
     def __init__(
@@ -36,10 +38,14 @@ class LlamaRunner:
         n_swa: int,
         deferred: bool,
         on_close: Callable[["LlamaRunner"], None],
+        adapters: Sequence[tuple[Adapter, int]] = (),
     ) -> None:
         self._context: int | None = context
         self.vocab = vocab
         self.info = info
+        self.adapters = tuple(adapter for adapter, _ in adapters)
+        self._adapter_pointers = [pointer for _, pointer in adapters]
+        self._adapters_now: Adapters = ()
         self._deferred = deferred
         self._on_close = on_close
         self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens)
@@ -110,14 +116,13 @@ class LlamaRunner:
         self._check_token(token)
         fast.sampler_accept(sampler.chain, token)
 
-    def sample_probs(
+    def propose_probs(
         self, output: int, sampler: NativeSampler, n_top: int, mask: bytes | memoryview | bytearray | None = None
     ) -> TokenLogprob:
-        """Sample and accept, with log probabilities of what the chain left over (``post_sampling_probs``)."""
+        """Sample without accepting, with log probabilities of what the chain left over (``post_sampling_probs``)."""
         allowed = None if mask is None else allowed_tokens(mask, self.vocab.n_tokens)
         token = self._candidates.choose(sampler, self._logits(output), allowed)
         probability, best = self._candidates.probabilities(token, n_top)
-        fast.sampler_accept(sampler.chain, token)
         top = tuple(TokenLogprob(t, self._plain(t), _log(p)) for t, p in best)
         return TokenLogprob(token, self._plain(token), _log(probability), top)
 
@@ -153,18 +158,42 @@ class LlamaRunner:
         self._open()
         self._sequences.copy(source, target)
 
+    def seq_drop(self, seq: int, start: int, end: int) -> None:
+        """Forget positions `start` up to `end` of `seq` and move what follows down to `start`.
+
+        Raises `InternalError` where the memory can't do that; the cells must be this sequence's own.
+        """
+        self._open()
+        if not self.info.can_shift:
+            raise InternalError("this model's cells can't get other positions")
+        self._sequences.drop(seq, start, end)
+
+    def use_adapters(self, adapters: Adapters) -> None:
+        """Compute the following batches under this LoRA set. Raises `InternalError` when the library refuses it."""
+        if adapters == self._adapters_now:
+            return
+        context, n = self._open(), len(adapters)
+        pointers = (ctypes.c_void_p * n)(*(self._adapter_pointers[id_] for id_, _ in adapters))
+        scales = (ctypes.c_float * n)(*(scale for _, scale in adapters))
+        if C.llama_set_adapters_lora(context, pointers, n, scales) != 0:
+            raise InternalError(f"the library refused the LoRA set {adapters}")
+        self._adapters_now = adapters
+
     def seq_save(self, seq: int) -> bytes:
-        """The state of one sequence, for `seq_load` of the same runner or of one with the same settings.
+        """The library's own state of one sequence, for `seq_load` of this runner or of one with the same settings.
 
         The logits of the last decode may be gone after it, as after `seq_load`.
         """
         self._open()
         return self._sequences.save(seq)
 
-    def seq_load(self, seq: int, state: bytes) -> bool:
-        """Replace what `seq` holds; False when there is no room or the state is not one, and `seq` is empty then."""
+    def seq_load(self, seq: int, state: bytes, n_tokens: int) -> bool:
+        """Replace what `seq` holds; False when there is no room or it is no state of `n_tokens`, `seq` is empty then.
+
+        The library trusts the state: what comes from outside must be checked before.
+        """
         self._open()
-        return self._sequences.load(seq, state)
+        return self._sequences.load(seq, state, n_tokens)
 
     def close(self) -> None:
         """Free the context; every later call raises. Once is enough."""

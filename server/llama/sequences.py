@@ -1,7 +1,6 @@
 """The sequences of one context's KV cache: forgetting, copying, saving and loading them."""
 
 import ctypes
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +10,6 @@ from server.engine.protocols import BatchEntry, RunnerInfo
 from server.errors import InternalError
 from server.llama.library import C, fast
 
-_STATE = struct.Struct("<8sQ")  # magic, bytes of the library's state behind it
-_MAGIC = b"LPSEQ\x00\x00\x01"
 _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
 
@@ -70,30 +67,37 @@ class Sequences:
         if not self._info.unified:
             self._pending |= {source, target}
 
+    def drop(self, seq: int, start: int, end: int) -> None:
+        """Forget positions `start` up to `end`; what follows moves down. Needs cells that can shift, of its own."""
+        self._check(seq)
+        if not 0 <= start < end:
+            raise InternalError(f"positions {start} to {end} of sequence {seq} cannot be dropped")
+        self._settle(seq)
+        if not fast.memory_seq_rm(self._memory, seq, start, end):
+            raise InternalError(f"sequence {seq} cannot forget positions {start} to {end}")
+        fast.memory_seq_add(self._memory, seq, end, -1, start - end)
+
     def save(self, seq: int) -> bytes:
         """Raises `InternalError` when the library fails."""
         self._check(seq)
         self._settle(seq)
         size = C.llama_state_seq_get_size(self._context, seq)
-        state = np.empty(_STATE.size + size, np.uint8)
-        _STATE.pack_into(state.data, 0, _MAGIC, size)
-        start = ctypes.cast(state.ctypes.data + _STATE.size, _BYTE_POINTER)
+        state = np.empty(size, np.uint8)
+        start = ctypes.cast(state.ctypes.data, _BYTE_POINTER)
         if C.llama_state_seq_get_data(self._context, start, size, seq) != size:
             raise InternalError(f"the state of sequence {seq} could not be saved")
         return state.tobytes()
 
-    def load(self, seq: int, state: bytes) -> bool:
-        """False for something else than a whole state, or when the cache has no room; `seq` is empty then."""
+    def load(self, seq: int, state: bytes, n_tokens: int) -> bool:
+        """False for something else than a state of `n_tokens`, or when the cache has no room; `seq` is empty then."""
         self._check(seq)
         self._settle(seq)
         fast.memory_seq_rm(self._memory, seq, -1, -1)
-        if len(state) < _STATE.size:
+        if not state:
             return False
-        magic, size = _STATE.unpack_from(state)
-        if magic != _MAGIC or size != len(state) - _STATE.size:
-            return False
-        start = ctypes.cast(np.frombuffer(state, np.uint8).ctypes.data + _STATE.size, _BYTE_POINTER)
-        if C.llama_state_seq_set_data(self._context, start, size, seq) == size:
+        start = ctypes.cast(np.frombuffer(state, np.uint8).ctypes.data, _BYTE_POINTER)
+        size = C.llama_state_seq_set_data(self._context, start, len(state), seq)
+        if size == len(state) and fast.memory_seq_pos_max(self._memory, seq) + 1 == n_tokens:
             return True
         fast.memory_seq_rm(self._memory, seq, -1, -1)
         return False

@@ -113,6 +113,6 @@ def test_a_large_vocabulary_gives_the_gil_away_and_the_same_tokens(gguf_folder: 
 def test_probabilities_under_a_mask_are_renormalized(ready: LlamaRunner) -> None:
     p = raw_probabilities(ready)
     sampler = ready.sampler(PLAIN, [])
-    entry = ready.sample_probs(0, sampler, 5, mask_of(ready.vocab.n_tokens, 10, 20))
+    entry = ready.propose_probs(0, sampler, 5, mask_of(ready.vocab.n_tokens, 10, 20))
     assert {top.id for top in entry.top} == {10, 20}
     assert np.exp(entry.logprob) == pytest.approx(p[entry.id] / (p[10] + p[20]), rel=1e-4)

@@ -209,7 +209,7 @@ def test_every_call_after_close_raises(tiny_path: Path) -> None:
         lambda: runner.seq_remove(0, 0),
         lambda: runner.seq_copy(0, 1),
         lambda: runner.seq_save(0),
-        lambda: runner.seq_load(0, state),
+        lambda: runner.seq_load(0, state, 0),
         lambda: runner.logprobs(0, 0, 0),
     ]
     for call in calls:

@@ -88,7 +88,7 @@ def test_probabilities_after_sampling_are_llama_servers(server: RealServer, ours
     expected = reply["completion_probabilities"][0]
     ours.clear(0)
     prefill(ours, 0, prompt)
-    got = ours.sample_probs(0, ours.sampler(replace(SamplingParams(), seed=SEED), prompt), 5)
+    got = ours.propose_probs(0, ours.sampler(replace(SamplingParams(), seed=SEED), prompt), 5)
     assert got.id == expected["id"]
     assert np.exp(got.logprob) == pytest.approx(expected["prob"], abs=1e-4)
     assert [top.id for top in got.top] == [top["id"] for top in expected["top_probs"]]

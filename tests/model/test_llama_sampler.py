@@ -15,7 +15,7 @@ def left_over(runner: LlamaRunner, params: SamplingParams, prompt: list[int] | N
     """The distribution that the chain draws from."""
     n_vocab = runner.vocab.n_tokens
     sampler = runner.sampler(params, prompt or [])
-    entry = runner.sample_probs(0, sampler, n_vocab)
+    entry = runner.propose_probs(0, sampler, n_vocab)
     sampler.close()
     out = np.zeros(n_vocab)
     for top in entry.top:

@@ -44,9 +44,9 @@ def test_every_end_of_generation_token_is_known(tiny_vocab: LlamaVocab) -> None:
 
 
 def test_fill_in_the_middle_tokens_are_found_by_their_text(tiny_vocab: LlamaVocab) -> None:
-    found = [tiny_vocab.text(t) for t in (tiny_vocab.fim_pre, tiny_vocab.fim_suf, tiny_vocab.fim_mid)]
+    found = [tiny_vocab.text(t) for t in (tiny_vocab.fim_prefix, tiny_vocab.fim_suffix, tiny_vocab.fim_middle)]
     assert found == ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
-    assert tiny_vocab.fim_rep == -1
+    assert tiny_vocab.fim_repo == -1
 
 
 def test_token_text_is_the_vocabularys_own_writing(tiny_vocab: LlamaVocab) -> None:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from server.engine.adapters import Adapter, tuning
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Started, Text
@@ -78,12 +79,14 @@ async def run(engine: Engine, *requests: Request) -> list[Reply]:
     return list(await asyncio.gather(*(one(r) for r in requests)))
 
 
-def alone(req: Request) -> str:
+def alone(req: Request, adapters: Sequence[Adapter] = ()) -> str:
     """What the fake model says to this prompt when nobody else is there."""
     runner = FakeRunner(n_seq=1, n_ctx_seq=10**6)
     tokens = list(req.prompt)
+    wanted = tuning(req.adapters or (), adapters, req.prompt)
     while len(tokens) - len(req.prompt) < req.max_tokens:
-        token = runner._next(FakeVocab().detokenize(tokens))
+        runner.computed_by[0] = [wanted.at(i) for i in range(len(tokens))]
+        token = runner._next(FakeVocab().detokenize(tokens) + runner._tuned(0))
         if token == EOS:
             break
         tokens.append(token)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.engine.request import Failed, FinishReason, Progress, SamplingParams, Started, Text
+from server.engine.adapters import Adapter
+from server.engine.request import Adapters, Failed, FinishReason, Progress, SamplingParams, Started, Text
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
 from tests.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run
@@ -285,8 +286,19 @@ async def test_instances_share_the_load_and_slot_ids_run_on() -> None:
     assert all(runner.batches for runner in runners)
 
 
+ADAPTERS = (
+    Adapter(0, "plain"),
+    Adapter(1, "other"),
+    Adapter(2, "activated", alora_invocation_tokens=tuple(b"bc")),
+)
+SETS: list[Adapters] = [(), ((0, 1.0),), ((0, 0.5),), ((0, 1.0), (1, 2.0)), ((2, 1.0),)]
 PROMPTS = st.lists(
-    st.tuples(st.sampled_from(["", "a" * 40, "a" * 100, "ab" * 60]), st.text("abc", max_size=12), st.integers(0, 12)),
+    st.tuples(
+        st.sampled_from(["", "a" * 40, "a" * 100, "ab" * 60]),
+        st.text("abc", max_size=12),
+        st.integers(0, 12),
+        st.sampled_from(SETS),
+    ),
     min_size=1,
     max_size=12,
 )
@@ -295,20 +307,25 @@ PROMPTS = st.lists(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PROMPTS, st.booleans(), st.booleans(), st.integers(1, 4), st.sets(st.integers(0, 11)))
 def test_any_mix_of_requests_gives_each_what_it_gets_alone(
-    prompts: list[tuple[str, str, int]], unified: bool, partial: bool, n_seq: int, cancelled: set[int]
+    prompts: list[tuple[str, str, int, Adapters]], unified: bool, partial: bool, n_seq: int, cancelled: set[int]
 ) -> None:
     async def scenario() -> None:
         runner = FakeRunner(
-            n_seq=n_seq, n_ctx_seq=256, n_cells=256 if unified else None, unified=unified, partial_removal=partial
+            n_seq=n_seq,
+            n_ctx_seq=256,
+            n_cells=256 if unified else None,
+            unified=unified,
+            partial_removal=partial,
+            adapters=ADAPTERS,
         )
-        requests = [request(a + b, max_tokens=n) for a, b, n in prompts]
+        requests = [request(a + b, max_tokens=n, adapters=wanted) for a, b, n, wanted in prompts]
         async with engine_over(runner, min_chunk=8) as engine:
             dropped = [events_of(engine, request(r.id * 10)) for i, r in enumerate(requests) if i in cancelled and r.id]
             for stream in dropped:
                 stream.cancel()
             replies = await run(engine, *requests)
         assert [r.error for r in replies] == [None] * len(replies)
-        assert [r.text for r in replies] == [alone(r) for r in requests]
+        assert [r.text for r in replies] == [alone(r, ADAPTERS) for r in requests]
 
     asyncio.run(scenario())
 

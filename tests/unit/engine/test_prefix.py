@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.engine.adapters import Tuning
 from server.engine.prefix import common_prefix, longest_match
 
 TOKENS = st.lists(st.integers(0, 2), max_size=60)
@@ -16,6 +17,9 @@ TOKENS = st.lists(st.integers(0, 2), max_size=60)
 class Cache:
     id: int
     tokens: list[int] = field(default_factory=list)
+
+    def reusable(self, n: int, _wanted: Tuning) -> int:
+        return n
 
 
 class Emptied:
@@ -29,6 +33,9 @@ class Emptied:
     @property
     def tokens(self) -> list[int]:
         return next(self._looks, [])
+
+    def reusable(self, n: int, _wanted: Tuning) -> int:
+        return n
 
 
 def test_a_slot_that_is_cleared_meanwhile_is_no_error() -> None:

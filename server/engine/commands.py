@@ -1,0 +1,51 @@
+"""What is asked of a slot beside requests: keep, put back or forget what is in its cells."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from server.engine.kv import Cells
+from server.engine.sequence import Slot
+from server.engine.slot_state import SlotState
+
+Work = Callable[[Cells, Slot, float], object]
+
+
+@dataclass(eq=False, slots=True)
+class Command:
+    """Carried out by the step thread once the slot is idle; ``done`` gets the result."""
+
+    slot: int  # within its instance
+    work: Work
+    done: "Future[object]" = field(default_factory=Future)
+
+    def carry_out(self, cells: Cells, slot: Slot, now: float) -> None:
+        """Do it, unless nobody waits for it any more."""
+        if not self.done.set_running_or_notify_cancel():
+            return
+        try:
+            self.done.set_result(self.work(cells, slot, now))
+        except Exception as error:  # noqa: BLE001 - it is the asker's
+            self.done.set_exception(error)
+
+    def refuse(self, error: Exception) -> None:
+        """End it without doing it."""
+        if self.done.set_running_or_notify_cancel():
+            self.done.set_exception(error)
+
+
+def save(cells: Cells, slot: Slot, _now: float) -> SlotState:
+    """What the slot holds."""
+    return cells.save(slot)
+
+
+def restore(saved: SlotState) -> Work:
+    """Put `saved` into the slot."""
+    return lambda cells, slot, now: cells.restore(slot, saved, now)
+
+
+def erase(cells: Cells, slot: Slot, _now: float) -> int:
+    """Forget everything; the number of tokens that were there."""
+    n = len(slot.tokens)
+    cells.clear(slot)
+    return n
