@@ -35,7 +35,10 @@ class FakeVocab:
     n_tokens = 260
     bos = BOS
     eos = EOS
+    sep = -1
     add_bos = True
+    add_eos = False
+    add_sep = False
     eog = frozenset({EOS, IM_END})
     fim_pad = -1
 
@@ -97,7 +100,9 @@ class FakeRunner:
         steps: threading.Semaphore | None = None,
         on_decode: Callable[[Sequence[BatchEntry]], None] | None = None,
     ) -> None:
-        self.info = RunnerInfo(n_seq, n_ctx_seq, n_cells or n_seq * n_ctx_seq, n_batch, n_batch, unified, True)
+        self.info = RunnerInfo(
+            n_seq, n_ctx_seq, n_cells or n_seq * n_ctx_seq, n_batch, n_batch, unified, True, partial_removal
+        )
         self.adapters = adapters
         self.adapters_now: Adapters = ()
         self.computed_by: dict[int, list[Adapters]] = {s: [] for s in range(n_seq)}

@@ -158,7 +158,7 @@ class Instance:
             sequence = placement.sequence
             now = self._clock()
             try:
-                self._cells.prepare(placement)
+                self._cells.prepare(placement, now)
                 first = sequence.n_cached < 0
                 self.scheduler.occupy(placement, now)
                 if first:
@@ -199,6 +199,7 @@ class Instance:
         victim = self.scheduler.make_room(entries)
         now = self._clock()
         if isinstance(victim, Slot):
+            self._cells.keep(victim, len(victim.tokens), now)
             self._cells.clear(victim)
         elif isinstance(victim, Sequence):
             self.stats.n_parked += 1

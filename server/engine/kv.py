@@ -7,6 +7,7 @@ from server.engine.protocols import Runner
 from server.engine.scheduler import Placement, Scheduler
 from server.engine.sequence import Sequence, Slot
 from server.engine.slot_state import SlotState
+from server.engine.tier import Stored
 from server.errors import InvalidRequest, LlamapoolError
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,13 @@ class Cells:
             slot.n_exact = NEVER
         return True
 
-    def prepare(self, placement: Placement) -> None:
+    def prepare(self, placement: Placement, now: float) -> None:
         """Bring the slot's cells to the placement's prefix; less than promised when the model cannot share it."""
         slot, source, sequence = placement.slot, placement.source, placement.sequence
+        self.keep(slot, len(slot.tokens) - (placement.n_kept if source is slot else 0), now)
+        if placement.stored is not None:
+            self._load(slot, placement.stored, placement.n_reuse, now)
+            return
         if sequence.saved is not None:
             self._restore(slot, sequence)
             return
@@ -122,6 +127,29 @@ class Cells:
             self.clear(min(cached, key=lambda s: s.last_used))
         slot.tokens, slot.tuning, slot.n_exact = list(saved.tokens), saved.tuning, saved.n_exact
         slot.last_used = now
+
+    def keep(self, slot: Slot, n_lost: int, now: float) -> None:
+        """Before `n_lost` tokens of an idle slot go: save them to the tier, if that may be of use."""
+        tier = self._scheduler.tier
+        if not tier.wants(slot.tokens, slot.tuning, n_lost):
+            return
+        try:
+            state = self._runner.seq_save(slot.id)
+        except LlamapoolError as error:
+            log.warning("slot %d: its state could not be kept: %s", slot.id, error)
+            return
+        tier.put(Stored(list(slot.tokens), slot.tuning, slot.n_exact, state, slot.last_used), now)
+
+    def _load(self, slot: Slot, stored: Stored, n: int, now: float) -> None:
+        """Bring a kept state back and cut it to `n` tokens; nothing is reused when it finds no room."""
+        self.clear(slot)
+        if not self._runner.seq_load(slot.id, stored.state, len(stored.tokens)):
+            log.info("slot %d: no room for a kept state of %d tokens", slot.id, len(stored.tokens))
+            return
+        self._scheduler.tier.touch(stored, now)
+        slot.tokens, slot.n_exact = list(stored.tokens), stored.n_exact
+        if len(slot.tokens) > n and not self.truncate(slot, n):
+            self.clear(slot)
 
     def park(self, sequence: Sequence, now: float) -> None:
         """Move a running sequence out of the cells; it waits for its turn again."""

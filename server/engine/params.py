@@ -15,5 +15,6 @@ class EngineParams:
     context_shift: bool = False  # a full context drops its older half and goes on, where the model can
     n_keep: int = 0  # of requests that say nothing: prompt tokens that a shift keeps
     n_cache_reuse: int = 0  # of requests that say nothing; see `Request`
+    cache_ram: int = -2  # MiB of prompt states in RAM; -1 = no limit, -2 = automatic
     gather_ms: float = 4.0  # longest wait for requests that are being prepared
     check_integrity: bool = False  # prove the accounting after every step (slow; for debugging)

@@ -20,7 +20,13 @@ class Vocab(Protocol):
     @property
     def eos(self) -> int: ...
     @property
+    def sep(self) -> int: ...
+    @property
     def add_bos(self) -> bool: ...
+    @property
+    def add_eos(self) -> bool: ...
+    @property
+    def add_sep(self) -> bool: ...
     @property
     def eog(self) -> frozenset[int]:
         """Every end-of-generation id."""
@@ -60,6 +66,8 @@ class RunnerInfo:
     n_ubatch: int
     unified: bool
     can_shift: bool = False  # cells can get other positions
+    can_cut: bool = True  # the end of a sequence can be forgotten
+    free_bytes: int = 0  # memory left when the context was made; 0 = unknown
 
 
 class BatchEntry(Protocol):

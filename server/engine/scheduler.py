@@ -17,6 +17,7 @@ from server.engine.protocols import RunnerInfo
 from server.engine.request import Adapters
 from server.engine.reuse import Move, moves
 from server.engine.sequence import Phase, Sequence, Slot
+from server.engine.tier import MIN_TOKENS, Stored, Tier, tier_limit
 
 MIN_COPY = 16  # tokens; a shorter prefix of another slot is computed anew
 MIN_WAIT = 64  # tokens; a longer prefix that another slot is computing is waited for
@@ -28,7 +29,8 @@ ALONE_S = 1.0  # step time to stay under when no slot generates: bounds how long
 class Placement:
     """Put `sequence` into `slot`, whose cells must then hold the first `n_reuse` tokens of `source`'s.
 
-    With ``moves`` (then `source` is `slot`), these bring further runs of its cells to their new places.
+    With ``moves`` (then `source` is `slot`), these bring further runs of its cells to their new places. With
+    ``stored``, the first `n_reuse` tokens come from that state.
     """
 
     sequence: Sequence
@@ -36,6 +38,7 @@ class Placement:
     source: Slot | None
     n_reuse: int
     moves: tuple[Move, ...] = ()
+    stored: Stored | None = None
 
     @property
     def n_kept(self) -> int:
@@ -66,6 +69,7 @@ class Scheduler:
 
     def __init__(self, info: RunnerInfo, params: EngineParams) -> None:
         self.info = info
+        self.tier = Tier(tier_limit(params.cache_ram, info.free_bytes), partial=info.can_cut)
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
         self.waiting: deque[Sequence] = deque()
@@ -104,9 +108,13 @@ class Scheduler:
             slot = self.slots[pinned] if pinned >= 0 else self._stalest(None)
             return self._if_room(sequence, Placement(sequence, slot, None, 0))
         source, n = self._match(sequence)
+        stored, n_stored = self._stored(sequence, n)
         coming = self._coming(sequence)
-        if coming >= MIN_WAIT and coming > n:
+        if coming >= MIN_WAIT and coming > max(n, n_stored):
             return _Skip.LATER
+        if stored is not None:
+            slot = self.slots[pinned] if pinned >= 0 else self._stalest(None)
+            return self._if_room(sequence, Placement(sequence, slot, None, n_stored, stored=stored))
         slot = self.slots[pinned] if pinned >= 0 else self._choose(sequence, source, n)
         if source is not slot and not self._worth_copying(source, n):
             source, n = None, 0
@@ -140,6 +148,12 @@ class Scheduler:
             return None, 0
         source, n = longest_match(sequence.target, self.slots, sequence.tuning)
         return source, min(n, len(sequence.target) - 1)
+
+    def _stored(self, sequence: Sequence, n: int) -> tuple[Stored | None, int]:
+        """A kept state that saves much more computing than the `n` tokens of a slot."""
+        if not len(self.tier) or not self._may_reuse(sequence):
+            return None, 0
+        return self.tier.match(sequence.target[:-1], sequence.tuning, n + MIN_TOKENS)
 
     def _coming(self, sequence: Sequence) -> int:
         """Longest prefix that a slot is computing right now."""
@@ -303,6 +317,7 @@ class Scheduler:
             assert s.phase in (Phase.PREFILL, Phase.DECODE), f"a {s.phase.value} sequence holds slot {slot.id}"
             text = s.content
             assert slot.tokens == text[: len(slot.tokens)], f"slot {slot.id} holds other tokens than its sequence"
+        self.tier.check_integrity()
         for s in self.waiting:
             assert s.slot is None, "a waiting sequence has a slot"
             assert s.phase is Phase.WAITING, "a waiting sequence is not waiting"

@@ -11,7 +11,7 @@ from server.errors import InternalError, ModelFailed
 from server.llama.context_params import context_params
 from server.llama.gguf_header import GgufHeader
 from server.llama.library import C, collect_errors, reason, supports_gpu_offload
-from server.llama.memory import check_kv_fits
+from server.llama.memory import available_bytes, check_kv_fits
 from server.llama.runner import LlamaRunner
 from server.llama.vocab import LlamaVocab
 from server.pool.protocols import ModelInfo
@@ -76,6 +76,9 @@ class LlamaWeights:
             n_batch=C.llama_n_batch(context),
             n_ubatch=C.llama_n_ubatch(context),
             unified=unified,
+            can_shift=bool(C.llama_memory_can_shift(C.llama_get_memory(context))),
+            can_cut=self._can_cut(model),
+            free_bytes=available_bytes(),
         )
         return LlamaRunner(
             *(context, self.vocab, info),
@@ -83,6 +86,11 @@ class LlamaWeights:
             deferred=supports_gpu_offload(),
             on_close=self._forget,
         )
+
+    def _can_cut(self, model: int) -> bool:
+        """Whether every end of a sequence can be forgotten: not with states, nor with windows that drop cells."""
+        windowed = C.llama_model_n_swa(model) and not self._spec.native.swa_full
+        return not (windowed or C.llama_model_is_recurrent(model) or C.llama_model_is_hybrid(model))
 
     def _forget(self, runner: LlamaRunner) -> None:
         with self._lock:

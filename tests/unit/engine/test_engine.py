@@ -305,9 +305,14 @@ PROMPTS = st.lists(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(PROMPTS, st.booleans(), st.booleans(), st.integers(1, 4), st.sets(st.integers(0, 11)))
+@given(PROMPTS, st.booleans(), st.booleans(), st.integers(1, 4), st.sets(st.integers(0, 11)), st.sampled_from([0, -1]))
 def test_any_mix_of_requests_gives_each_what_it_gets_alone(
-    prompts: list[tuple[str, str, int, Adapters]], unified: bool, partial: bool, n_seq: int, cancelled: set[int]
+    prompts: list[tuple[str, str, int, Adapters]],
+    unified: bool,
+    partial: bool,
+    n_seq: int,
+    cancelled: set[int],
+    cache_ram: int,
 ) -> None:
     async def scenario() -> None:
         runner = FakeRunner(
@@ -319,7 +324,7 @@ def test_any_mix_of_requests_gives_each_what_it_gets_alone(
             adapters=ADAPTERS,
         )
         requests = [request(a + b, max_tokens=n, adapters=wanted) for a, b, n, wanted in prompts]
-        async with engine_over(runner, min_chunk=8) as engine:
+        async with engine_over(runner, min_chunk=8, cache_ram=cache_ram) as engine:
             dropped = [events_of(engine, request(r.id * 10)) for i, r in enumerate(requests) if i in cancelled and r.id]
             for stream in dropped:
                 stream.cancel()
