@@ -1,0 +1,75 @@
+"""LoRA adapters, activated LoRA adapters and control vectors for a `TinyModel` of the llama architecture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFType, GGUFValueType, GGUFWriter
+
+from tests.ggufs.model import PLAIN, TinyModel
+
+RANK = 4
+TARGETS = ("attn_output", "ffn_down")
+
+
+def lora_file(
+    folder: Path,
+    name: str = "lora",
+    *,
+    model: TinyModel = PLAIN,
+    seed: int = 11,
+    strength: float = 1.0,
+    task_name: str = "",
+    prompt_prefix: str = "",
+    invocation_tokens: Sequence[int] = (),
+) -> Path:
+    """``NAME.gguf``, a LoRA of rank 4 that changes what `model` writes; another `seed` changes it otherwise.
+
+    With `invocation_tokens` it is an aLoRA: it acts from the last place in the prompt where these stand.
+    """
+    path = folder / f"{name}.gguf"
+    writer = GGUFWriter(path, model.arch)
+    writer.add_type(GGUFType.ADAPTER)
+    writer.add_name(name)
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(RANK))
+    if task_name:
+        writer.add_string("adapter.lora.task_name", task_name)
+    if prompt_prefix:
+        writer.add_string("adapter.lora.prompt_prefix", prompt_prefix)
+    if invocation_tokens:
+        key, array, element = "adapter.alora.invocation_tokens", GGUFValueType.ARRAY, GGUFValueType.UINT32
+        writer.add_key_value(key, list(invocation_tokens), array, element)
+    rng = np.random.default_rng(seed)
+    for layer in range(model.n_layer):
+        for target in TARGETS:
+            n_in = model.n_ff if target == "ffn_down" else model.n_embd
+            tensor = f"blk.{layer}.{target}.weight"
+            down = rng.standard_normal((RANK, n_in), np.float32) / np.float32(np.sqrt(n_in))
+            up = rng.standard_normal((model.n_embd, RANK), np.float32) * np.float32(strength)
+            writer.add_tensor(f"{tensor}.lora_a", down)
+            writer.add_tensor(f"{tensor}.lora_b", up)
+    _finish(writer)
+    return path
+
+
+def control_vector_file(
+    folder: Path, name: str = "control", *, model: TinyModel = PLAIN, seed: int = 21, strength: float = 2.0
+) -> Path:
+    """``NAME.gguf``: one direction for each layer from 1 on (layer 0 has none, by the format's definition)."""
+    path = folder / f"{name}.gguf"
+    writer = GGUFWriter(path, "controlvector")
+    writer.add_string("controlvector.model_hint", model.arch)
+    writer.add_uint32("controlvector.layer_count", model.n_layer - 1)
+    rng = np.random.default_rng(seed)
+    for layer in range(1, model.n_layer):
+        writer.add_tensor(f"direction.{layer}", rng.standard_normal(model.n_embd, np.float32) * np.float32(strength))
+    _finish(writer)
+    return path
+
+
+def _finish(writer: GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,143 @@
+"""Names, shapes and random weights of every tensor. Shapes are numpy's: GGUF's, reversed."""
+
+import numpy as np
+
+from tests.ggufs.model import Array, TinyModel
+
+Shapes = list[tuple[str, tuple[int, ...]]]
+
+SSM_STATE = 16
+SSM_CONV = 4
+EXPERTS_USED = 2
+
+
+def tensors(model: TinyModel) -> Shapes:
+    """All of them, those of the layers last."""
+    if model.arch == "bert":
+        return _bert_outer(model) + _layers([_bert_layer(model)] * model.n_layer)
+    outer: Shapes = [
+        ("token_embd.weight", (model.n_vocab, model.n_embd)),
+        ("output_norm.weight", (model.n_embd,)),
+        ("output.weight", (model.n_vocab, model.n_embd)),
+    ]
+    if model.pooling == "rank":
+        outer.append(("cls.output.weight", (2, model.n_embd)))  # qwen3's: yes and no
+    return outer + _layers([_layer(model, heads_kv) for heads_kv in model.heads_kv])
+
+
+def weights(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
+    """Random ones of a size that suits the tensor's part."""
+    if name.endswith("norm.weight"):
+        return np.ones(shape, np.float32)
+    if name.endswith("norm.bias"):
+        return np.zeros(shape, np.float32)
+    if name.endswith("ssm_a"):
+        return -np.abs(rng.standard_normal(shape, np.float32))
+    # wide enough that the next token depends on what came before, narrow enough to stay finite
+    return rng.standard_normal(shape, np.float32) * np.float32(1.5 / np.sqrt(shape[-1]))
+
+
+def _layers(layers: list[Shapes]) -> Shapes:
+    return [(f"blk.{i}.{name}", shape) for i, layer in enumerate(layers) for name, shape in layer]
+
+
+def _layer(model: TinyModel, heads_kv: int) -> Shapes:
+    norm: Shapes = [("attn_norm.weight", (model.n_embd,))]
+    if model.arch == "mamba":
+        return norm + _mamba(model)
+    if model.arch == "jamba" and not heads_kv:
+        return norm + _mamba(model) + _mamba_norms(model) + _feed_forward(model)
+    return norm + _attention(model, heads_kv) + _feed_forward(model) + _further_norms(model)
+
+
+def _attention(model: TinyModel, heads_kv: int) -> Shapes:
+    n_embd, n_kv = model.n_embd, heads_kv * model.head_size
+    return [
+        ("attn_q.weight", (n_embd, n_embd)),
+        ("attn_k.weight", (n_kv, n_embd)),
+        ("attn_v.weight", (n_kv, n_embd)),
+        ("attn_output.weight", (n_embd, n_embd)),
+    ]
+
+
+def _feed_forward(model: TinyModel) -> Shapes:
+    n_embd, n_ff = model.n_embd, model.n_ff
+    if not model.n_expert:
+        return [
+            ("ffn_norm.weight", (n_embd,)),
+            ("ffn_gate.weight", (n_ff, n_embd)),
+            ("ffn_up.weight", (n_ff, n_embd)),
+            ("ffn_down.weight", (n_embd, n_ff)),
+        ]
+    return [
+        ("ffn_norm.weight", (n_embd,)),
+        ("ffn_gate_inp.weight", (model.n_expert, n_embd)),
+        ("ffn_gate_exps.weight", (model.n_expert, n_ff, n_embd)),
+        ("ffn_up_exps.weight", (model.n_expert, n_ff, n_embd)),
+        ("ffn_down_exps.weight", (model.n_expert, n_embd, n_ff)),
+    ]
+
+
+def _further_norms(model: TinyModel) -> Shapes:
+    heads: Shapes = [("attn_q_norm.weight", (model.head_size,)), ("attn_k_norm.weight", (model.head_size,))]
+    if model.arch == "qwen3":
+        return heads
+    if model.arch == "gemma3":
+        return [("post_attention_norm.weight", (model.n_embd,)), ("post_ffw_norm.weight", (model.n_embd,)), *heads]
+    return []
+
+
+def _mamba(model: TinyModel) -> Shapes:
+    n_embd, inner, rank = model.n_embd, 2 * model.n_embd, model.n_embd // 16
+    return [
+        ("ssm_in.weight", (2 * inner, n_embd)),
+        ("ssm_conv1d.weight", (inner, SSM_CONV)),
+        ("ssm_conv1d.bias", (inner,)),
+        ("ssm_x.weight", (rank + 2 * SSM_STATE, inner)),
+        ("ssm_dt.weight", (inner, rank)),
+        ("ssm_dt.bias", (inner,)),
+        ("ssm_a", (inner, SSM_STATE)),
+        ("ssm_d", (inner,)),
+        ("ssm_out.weight", (n_embd, inner)),
+    ]
+
+
+def _mamba_norms(model: TinyModel) -> Shapes:
+    return [
+        ("ssm_dt_norm.weight", (model.n_embd // 16,)),
+        ("ssm_b_norm.weight", (SSM_STATE,)),
+        ("ssm_c_norm.weight", (SSM_STATE,)),
+    ]
+
+
+def _bert_outer(model: TinyModel) -> Shapes:
+    n_embd = model.n_embd
+    outer: Shapes = [
+        ("token_embd.weight", (model.n_vocab, n_embd)),
+        ("token_types.weight", (2, n_embd)),
+        ("position_embd.weight", (model.n_ctx, n_embd)),
+        ("token_embd_norm.weight", (n_embd,)),
+        ("token_embd_norm.bias", (n_embd,)),
+    ]
+    if model.pooling == "rank":
+        outer += [("cls.weight", (n_embd, n_embd)), ("cls.bias", (n_embd,))]
+        outer += [("cls.output.weight", (1, n_embd)), ("cls.output.bias", (1,))]
+    return outer
+
+
+def _bert_layer(model: TinyModel) -> Shapes:
+    n_embd, n_ff = model.n_embd, model.n_ff
+    matrices = {
+        "attn_q": (n_embd, n_embd),
+        "attn_k": (n_embd, n_embd),
+        "attn_v": (n_embd, n_embd),
+        "attn_output": (n_embd, n_embd),
+        "ffn_up": (n_ff, n_embd),
+        "ffn_down": (n_embd, n_ff),
+    }
+    layer: Shapes = []
+    for name, shape in matrices.items():
+        layer += [(f"{name}.weight", shape), (f"{name}.bias", shape[:1])]
+    for name in ("attn_output_norm", "layer_output_norm"):
+        layer += [(f"{name}.weight", (n_embd,)), (f"{name}.bias", (n_embd,))]
+    return layer

@@ -1,0 +1,107 @@
+"""`gguf_file` writes a `TinyModel`, once per folder and options."""
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFWriter, LlamaFileType, PoolingType
+
+from tests.ggufs.model import PLAIN, TinyModel
+from tests.ggufs.tensors import EXPERTS_USED, SSM_CONV, SSM_STATE, tensors, weights
+from tests.ggufs.vocabulary import write_vocabulary
+
+RECURRENT = ("mamba", "jamba")
+
+
+def gguf_file(folder: Path, model: TinyModel = PLAIN) -> Path:
+    """The path of the file for `model`, written if it is not there."""
+    digest = hashlib.sha256(repr(model).encode() + _sources()).hexdigest()[:12]
+    path = folder / f"tiny-{model.arch}-{digest}.gguf"
+    if not path.exists():
+        part = path.with_suffix(".part")
+        _write(part, model)
+        part.rename(path)
+    return path
+
+
+@cache
+def _sources() -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+
+
+def _write(path: Path, model: TinyModel) -> None:
+    writer = GGUFWriter(path, model.arch)
+    _write_hyperparameters(writer, model)
+    write_vocabulary(writer, model)
+    _write_templates(writer, model)
+    rng = np.random.default_rng(model.seed)
+    for name, shape in tensors(model):
+        array = weights(rng, name, shape)
+        if model.nan_weights and name == "output.weight":
+            array[:] = np.nan
+        half = model.ftype == "F16" and len(shape) > 1
+        writer.add_tensor(name, array.astype(np.float16) if half else array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_hyperparameters(writer: GGUFWriter, model: TinyModel) -> None:
+    writer.add_name(f"tiny {model.arch}")
+    writer.add_file_type(LlamaFileType.ALL_F32 if model.ftype == "F32" else LlamaFileType.MOSTLY_F16)
+    writer.add_context_length(model.n_ctx)
+    writer.add_embedding_length(model.n_embd)
+    writer.add_block_count(model.n_layer)
+    writer.add_feed_forward_length(0 if model.arch == "mamba" else model.n_ff)
+    if model.arch in RECURRENT:
+        _write_state_space(writer, model)
+    if model.arch == "mamba":
+        writer.add_head_count(0)
+    else:
+        _write_attention(writer, model)
+    if model.arch == "bert":
+        writer.add_layer_norm_eps(1e-5)
+    else:
+        writer.add_layer_norm_rms_eps(1e-5)
+    if model.arch == "bert" or not model.causal:
+        writer.add_causal_attention(False)
+    if model.n_expert:
+        writer.add_expert_count(model.n_expert)
+        writer.add_expert_used_count(EXPERTS_USED)
+    if model.pooling is not None:
+        writer.add_pooling_type(PoolingType[model.pooling.upper()])
+
+
+def _write_state_space(writer: GGUFWriter, model: TinyModel) -> None:
+    writer.add_ssm_conv_kernel(SSM_CONV)
+    writer.add_ssm_inner_size(2 * model.n_embd)
+    writer.add_ssm_state_size(SSM_STATE)
+    writer.add_ssm_time_step_rank(model.n_embd // 16)
+
+
+def _write_attention(writer: GGUFWriter, model: TinyModel) -> None:
+    writer.add_head_count(model.n_head)
+    if model.arch == "bert":
+        return
+    writer.add_head_count_kv(model.heads_kv if model.arch == "jamba" else model.n_head_kv)
+    writer.add_key_length(model.head_size)
+    writer.add_value_length(model.head_size)
+    writer.add_rope_dimension_count(model.head_size)
+    writer.add_rope_freq_base(10000.0)
+    if model.arch == "gemma3":
+        writer.add_sliding_window(model.n_swa)
+        writer.add_uint32("gemma3.attention.sliding_window_pattern", model.swa_pattern)
+    if model.arch == "qwen3" and model.pooling == "rank":
+        writer.add_classifier_output_labels(["yes", "no"])
+
+
+def _write_templates(writer: GGUFWriter, model: TinyModel) -> None:
+    named = [{"name": "rerank", "template": model.rerank_template}] if model.rerank_template is not None else []
+    if model.chat_template is not None:
+        named.append({"name": "default", "template": model.chat_template})
+    if model.rerank_template is not None:
+        writer.add_chat_template(named)
+    elif model.chat_template is not None:
+        writer.add_chat_template(model.chat_template)
