@@ -1,0 +1,64 @@
+"""A typed client of llama-server's whole API, for Llamapool and for llama-server: the OpenAI SDK reaches ``/v1`` only.
+
+Needs httpx and nothing of the server: ``pip install llamapool[client]``. Reading order: `client` (what there is),
+one file per family of endpoints (`chat`, `completion`, `embeddings`, `models`, `slots`, `lora`, `text`,
+`server_state`), `completion_replies` and `replies` (what they return), `transport` (HTTP), `stream` with `sse`
+(server-sent events), `errors`.
+"""
+
+from server.client.client import LlamaCppClient
+from server.client.completion_replies import Choice, CompletionResponse, Message, StopType, Timings, Usage
+from server.client.errors import (
+    ApiError,
+    AuthenticationFailed,
+    BadRequest,
+    LlamaCppError,
+    NotFound,
+    NotSupported,
+    RequestTimedOut,
+    ServerUnreachable,
+    Unavailable,
+    UnexpectedReply,
+)
+from server.client.replies import (
+    EmbeddingData,
+    EmbeddingsResponse,
+    HealthStatus,
+    LoraAdapter,
+    ModelInfo,
+    RerankResponse,
+    RerankResult,
+    SlotInfo,
+    TokenizeResponse,
+)
+from server.client.stream import EventStream
+
+__all__ = [
+    "ApiError",
+    "AuthenticationFailed",
+    "BadRequest",
+    "Choice",
+    "CompletionResponse",
+    "EmbeddingData",
+    "EmbeddingsResponse",
+    "EventStream",
+    "HealthStatus",
+    "LlamaCppClient",
+    "LlamaCppError",
+    "LoraAdapter",
+    "Message",
+    "ModelInfo",
+    "NotFound",
+    "NotSupported",
+    "RequestTimedOut",
+    "RerankResponse",
+    "RerankResult",
+    "ServerUnreachable",
+    "SlotInfo",
+    "StopType",
+    "Timings",
+    "TokenizeResponse",
+    "Unavailable",
+    "UnexpectedReply",
+    "Usage",
+]

@@ -1,0 +1,96 @@
+"""``/v1/chat/completions``."""
+
+from typing import Any, Literal, overload
+
+from server.client.arguments import body_of
+from server.client.completion_replies import CompletionResponse
+from server.client.stream import EventStream
+from server.client.transport import Transport
+
+Messages = list[dict[str, Any]]
+
+
+class ChatCompletionsAPI:
+    """OpenAI's chat, with llama.cpp's sampling fields: ``client.chat.completions.create(...)``."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    @property
+    def completions(self) -> "ChatCompletionsAPI":
+        """Itself, for OpenAI's spelling."""
+        return self
+
+    @overload
+    def create(
+        self, messages: Messages, model: str = "gpt-codex-5.3", *, stream: Literal[True], **kwargs: Any
+    ) -> EventStream: ...
+    @overload
+    def create(
+        self,
+        messages: Messages,
+        model: str = "gpt-codex-5.3",
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        n: int = 1,
+        stream: Literal[False] = False,
+        stop: str | list[str] | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: dict[str, float] | None = None,
+        user: str | None = None,
+        response_format: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        tool_choice: str | dict[str, Any] | None = None,
+        seed: int | None = None,
+        mirostat: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        grammar: str | None = None,
+        min_p: float = 0.05,
+        top_k: int = 40,
+        repeat_penalty: float = 1.1,
+        **kwargs: Any,
+    ) -> CompletionResponse: ...
+    @overload
+    def create(
+        self, messages: Messages, model: str = "gpt-codex-5.3", *, stream: bool, **kwargs: Any
+    ) -> CompletionResponse | EventStream: ...
+
+    def create(
+        self,
+        messages: Messages,
+        model: str = "gpt-codex-5.3",
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        n: int = 1,
+        stream: bool = False,
+        stop: str | list[str] | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: dict[str, float] | None = None,
+        user: str | None = None,
+        response_format: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        tool_choice: str | dict[str, Any] | None = None,
+        seed: int | None = None,
+        mirostat: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        grammar: str | None = None,
+        min_p: float = 0.05,
+        top_k: int = 40,
+        repeat_penalty: float = 1.1,
+        **kwargs: Any,
+    ) -> CompletionResponse | EventStream:
+        """One chat completion, or with `stream` an iterator of its chunks.
+
+        The defaults are this method's, and they are sent; what is None is left out of the body, so that the server's
+        own applies. `kwargs` are further fields of the body. Raises `LlamaCppError`.
+        """
+        body = body_of(locals())
+        if stream:
+            return self._transport.stream("/v1/chat/completions", body)
+        return CompletionResponse.from_reply(self._transport.post("/v1/chat/completions", body))

@@ -1,0 +1,91 @@
+"""The client: every endpoint as a method, or as a method of one of its parts."""
+
+from collections.abc import Iterator
+from typing import Any, Literal, Self, overload
+
+import httpx
+
+from server.client.chat import ChatCompletionsAPI, Messages
+from server.client.completion import CompletionCalls
+from server.client.completion_replies import CompletionResponse
+from server.client.embeddings import EmbeddingCalls, EmbeddingsClientAPI
+from server.client.lora import LoraClientAPI
+from server.client.models import ModelsClientAPI
+from server.client.server_state import ServerCalls
+from server.client.slots import SlotsClientAPI
+from server.client.stream import EventStream
+from server.client.text import TextCalls
+from server.client.transport import Transport, new_http_client
+
+
+class LlamaCppClient(CompletionCalls, EmbeddingCalls, TextCalls, ServerCalls):
+    """A client of one server, Llamapool or llama-server. Threads may share it; close it, or use it in a ``with``.
+
+    ``chat.completions``, ``embeddings``, ``models``, ``slots`` and ``lora`` are its parts.
+    """
+
+    def __init__(
+        self,
+        base_url: str = "http://127.0.0.1:8080",
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        verify_ssl: bool = True,
+    ) -> None:
+        """`timeout`: seconds without a byte, to connect as well as in the midst of a stream.
+
+        `base_url` may have a path (``--api-prefix``); it has no ``/v1``.
+        """
+        self._use(Transport(new_http_client(base_url, api_key, timeout, verify_ssl)))
+
+    @classmethod
+    def with_http_client(cls, http_client: httpx.Client) -> Self:
+        """A client over `http_client`, for a CA, a proxy or a Unix socket of your own. Its ``base_url`` is the server.
+
+        Closing the client closes it.
+        """
+        client = cls.__new__(cls)
+        client._use(Transport(http_client))
+        return client
+
+    def for_model(self, model: str) -> Self:
+        """The same client, same connections, that asks for `model` wherever a call does not name another.
+
+        For a server of several models: ``/slots``, ``/tokenize``, ... have no parameter for it here.
+        """
+        client = type(self).__new__(type(self))
+        client._use(Transport(self._transport.http, model))
+        return client
+
+    def _use(self, transport: Transport) -> None:
+        self._transport = transport
+        self.chat = ChatCompletionsAPI(transport)
+        self.embeddings = EmbeddingsClientAPI(transport)
+        self.models = ModelsClientAPI(transport)
+        self.slots = SlotsClientAPI(transport)
+        self.lora = LoraClientAPI(transport)
+
+    @overload
+    def chat_completion(self, messages: Messages, *, stream: Literal[True], **kwargs: Any) -> EventStream: ...
+    @overload
+    def chat_completion(
+        self, messages: Messages, *, stream: Literal[False] = False, **kwargs: Any
+    ) -> CompletionResponse: ...
+    @overload
+    def chat_completion(
+        self, messages: Messages, *, stream: bool, **kwargs: Any
+    ) -> CompletionResponse | EventStream: ...
+
+    def chat_completion(self, messages: Messages, **kwargs: Any) -> CompletionResponse | Iterator[dict[str, Any]]:
+        """``chat.completions.create`` with the same parameters."""
+        response: CompletionResponse | EventStream = self.chat.create(messages, **kwargs)
+        return response
+
+    def close(self) -> None:
+        """Close every connection; streams that are still open end."""
+        self._transport.http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

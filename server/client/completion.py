@@ -1,0 +1,184 @@
+"""llama-server's own ``/completion`` and ``/infill``."""
+
+from typing import Any, Literal, overload
+
+from server.client.arguments import body_of
+from server.client.completion_replies import CompletionResponse
+from server.client.stream import EventStream
+from server.client.transport import Transport
+
+Prompt = str | list[str | int] | list[str] | list[int]
+Extra = list[dict[str, str]]
+
+
+class CompletionCalls:
+    """Native completions. All raise `LlamaCppError`."""
+
+    _transport: Transport
+
+    @overload
+    def complete(self, prompt: Prompt, n_predict: int = -1, *, stream: Literal[True], **kwargs: Any) -> EventStream: ...
+    @overload
+    def complete(
+        self,
+        prompt: Prompt,
+        n_predict: int = -1,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        repeat_penalty: float = 1.1,
+        repeat_last_n: int = 64,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        mirostat: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        grammar: str | None = None,
+        json_schema: dict[str, Any] | None = None,
+        seed: int = -1,
+        stop: list[str] | None = None,
+        stream: Literal[False] = False,
+        cache_prompt: bool = True,
+        n_probs: int = 0,
+        samplers: list[str] | None = None,
+        dry_multiplier: float = 0.0,
+        dry_base: float = 1.75,
+        dry_allowed_length: int = 2,
+        dry_penalty_last_n: int = -1,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.1,
+        dynatemp_range: float = 0.0,
+        dynatemp_exponent: float = 1.0,
+        typical_p: float = 1.0,
+        id_slot: int = -1,
+        return_tokens: bool = False,
+        **kwargs: Any,
+    ) -> CompletionResponse: ...
+    @overload
+    def complete(
+        self, prompt: Prompt, n_predict: int = -1, *, stream: bool, **kwargs: Any
+    ) -> CompletionResponse | EventStream: ...
+
+    def complete(
+        self,
+        prompt: Prompt,
+        n_predict: int = -1,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        repeat_penalty: float = 1.1,
+        repeat_last_n: int = 64,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        mirostat: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        grammar: str | None = None,
+        json_schema: dict[str, Any] | None = None,
+        seed: int = -1,
+        stop: list[str] | None = None,
+        stream: bool = False,
+        cache_prompt: bool = True,
+        n_probs: int = 0,
+        samplers: list[str] | None = None,
+        dry_multiplier: float = 0.0,
+        dry_base: float = 1.75,
+        dry_allowed_length: int = 2,
+        dry_penalty_last_n: int = -1,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.1,
+        dynatemp_range: float = 0.0,
+        dynatemp_exponent: float = 1.0,
+        typical_p: float = 1.0,
+        id_slot: int = -1,
+        return_tokens: bool = False,
+        **kwargs: Any,
+    ) -> CompletionResponse | EventStream:
+        """Complete `prompt`: text, tokens, both mixed, or a list of texts, which gives a choice for each.
+
+        With `stream` an iterator of the native chunks (``content``, ``stop``, ...). The defaults are sent; None is left
+        out of the body, `kwargs` are further fields of it. Nor is a `dry_penalty_last_n` of -1 sent: it was the default
+        of llama-server, which refuses it since (server-schema.cpp) and has another, 64.
+        """
+        body = body_of(locals())
+        if dry_penalty_last_n == -1:
+            del body["dry_penalty_last_n"]
+        if stream:
+            return self._transport.stream("/completion", body)
+        n_per_prompt = int(kwargs.get("n_cmpl") or kwargs.get("n") or 1)
+        return CompletionResponse.from_native(self._transport.post("/completion", body), n_per_prompt)
+
+    @overload
+    def simple_completion(self, prompt: str, *, stream: Literal[True], **kwargs: Any) -> EventStream: ...
+    @overload
+    def simple_completion(
+        self, prompt: str, *, stream: Literal[False] = False, **kwargs: Any
+    ) -> str | CompletionResponse: ...
+    @overload
+    def simple_completion(
+        self, prompt: str, *, stream: bool, **kwargs: Any
+    ) -> str | CompletionResponse | EventStream: ...
+
+    def simple_completion(self, prompt: str, **kwargs: Any) -> str | CompletionResponse | EventStream:
+        """The text that completes `prompt`, with `complete`'s parameters.
+
+        The whole response where it is not one text (``n_cmpl``, ``response_fields``), an iterator with ``stream``.
+        """
+        response: CompletionResponse | EventStream = self.complete(prompt, **kwargs)
+        if isinstance(response, EventStream):
+            return response
+        texts = [choice.text for choice in response.choices]
+        return texts[0] if len(texts) == 1 and texts[0] is not None else response
+
+    @overload
+    def infill(
+        self,
+        input_prefix: str,
+        input_suffix: str,
+        input_extra: Extra | None = None,
+        prompt: str | None = None,
+        *,
+        stream: Literal[True],
+        **kwargs: Any,
+    ) -> EventStream: ...
+    @overload
+    def infill(
+        self,
+        input_prefix: str,
+        input_suffix: str,
+        input_extra: Extra | None = None,
+        prompt: str | None = None,
+        stream: Literal[False] = False,
+        **kwargs: Any,
+    ) -> CompletionResponse: ...
+    @overload
+    def infill(
+        self,
+        input_prefix: str,
+        input_suffix: str,
+        input_extra: Extra | None = None,
+        prompt: str | None = None,
+        *,
+        stream: bool,
+        **kwargs: Any,
+    ) -> CompletionResponse | EventStream: ...
+
+    def infill(
+        self,
+        input_prefix: str,
+        input_suffix: str,
+        input_extra: Extra | None = None,
+        prompt: str | None = None,
+        stream: bool = False,
+        **kwargs: Any,
+    ) -> CompletionResponse | EventStream:
+        """Fill the middle between `input_prefix` and `input_suffix`; `prompt` follows the FIM_MID token.
+
+        `input_extra` are other files, ``{"filename", "text"}``; `kwargs` are `complete`'s, at the server's defaults.
+        """
+        body = body_of(locals())
+        if stream:
+            return self._transport.stream("/infill", body)
+        return CompletionResponse.from_native(self._transport.post("/infill", body), int(kwargs.get("n_cmpl") or 1))

@@ -1,0 +1,46 @@
+"""``/v1/embeddings``, ``/embedding`` and ``/v1/rerank``."""
+
+from typing import Any
+
+from server.client.arguments import body_of
+from server.client.replies import EmbeddingsResponse, RerankResponse, vectors
+from server.client.transport import Transport
+
+
+class EmbeddingsClientAPI:
+    """OpenAI's embeddings: ``client.embeddings.create(...)``."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def create(
+        self,
+        input: str | list[str],  # noqa: A002
+        model: str = "text-embedding-ada-002",
+        encoding_format: str = "float",
+        dimensions: int | None = None,
+    ) -> EmbeddingsResponse:
+        """A vector for each text. With "base64" a third of the bytes travel; the vectors are decoded either way.
+
+        Raises `LlamaCppError`; a model without pooling is a `BadRequest`: use ``client.embed``.
+        """
+        return EmbeddingsResponse.from_reply(self._transport.post_object("/v1/embeddings", body_of(locals())))
+
+
+class EmbeddingCalls:
+    """llama-server's own. All raise `LlamaCppError`."""
+
+    _transport: Transport
+
+    def embed(self, content: str | list[str], embd_normalize: int = 2) -> list[list[float]]:
+        """A vector for each text or, from a model without pooling, one for each token of each text.
+
+        `embd_normalize`: -1 none, 0 largest absolute value, 1 taxicab, 2 Euclidean, p the p-norm. Without pooling
+        vectors are never normalized.
+        """
+        return vectors(self._transport.post("/embedding", body_of(locals())))
+
+    def rerank(self, query: str, documents: list[str], top_n: int | None = None) -> RerankResponse:
+        """How well each document answers `query`, best first; the best `top_n`, or all."""
+        body: dict[str, Any] = body_of(locals())
+        return RerankResponse.from_reply(self._transport.post_object("/v1/rerank", body), documents)

@@ -1,0 +1,27 @@
+"""``/v1/models``, and what a server of several models adds."""
+
+from server.client.replies import ModelInfo
+from server.client.shape import as_object, as_objects
+from server.client.transport import Transport
+
+Models = list[ModelInfo]  # inside the class, `list` is the method
+
+
+class ModelsClientAPI:
+    """``client.models``. All raise `LlamaCppError`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def list(self) -> Models:
+        """Every model that the server knows."""
+        reply = as_object(self._transport.get("/v1/models"))
+        return [ModelInfo.from_reply(model) for model in as_objects(reply.get("data"))]
+
+    def load(self, model: str) -> bool:
+        """Begin to load a model; `list` shows how far it is. llama-server has this in router mode only."""
+        return self._transport.post_object("/models/load", {"model": model}).get("success") is True
+
+    def unload(self, model: str) -> bool:
+        """Unload a model."""
+        return self._transport.post_object("/models/unload", {"model": model}).get("success") is True

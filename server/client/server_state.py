@@ -1,0 +1,57 @@
+"""``/health``, ``/props`` and ``/metrics``."""
+
+import time
+from typing import Any
+
+from server.client.errors import ApiError, ServerUnreachable
+from server.client.replies import HealthStatus
+from server.client.shape import as_object
+from server.client.transport import Transport
+
+
+class ServerCalls:
+    """The server itself. All but `is_ready` and `wait_until_ready` raise `LlamaCppError`."""
+
+    _transport: Transport
+
+    def health(self) -> HealthStatus:
+        """Is the server up? Any answer is a status; no answer raises `ServerUnreachable`."""
+        return self._health(None)
+
+    def is_ready(self) -> bool:
+        """Whether the server answers "ok"; False also when it does not answer."""
+        return self._is_ready(None)
+
+    def wait_until_ready(self, timeout: float = 60.0, poll_interval: float = 1.0) -> bool:
+        """Ask every `poll_interval` seconds until the server is ready, at least once; False after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not self._is_ready(max(deadline - time.monotonic(), poll_interval)):
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                return False
+            time.sleep(min(poll_interval, remaining_s))
+        return True
+
+    def props(self) -> dict[str, Any]:
+        """The server's properties: ``default_generation_settings``, ``total_slots``, ``chat_template``, ..."""
+        return as_object(self._transport.get("/props"))
+
+    def set_props(self, **kwargs: Any) -> dict[str, Any]:
+        """Change properties; `NotSupported` without ``--props``."""
+        return self._transport.post_object("/props", kwargs)
+
+    def metrics(self) -> str:
+        """Prometheus' text; `NotSupported` without ``--metrics``."""
+        return self._transport.get_text("/metrics")
+
+    def _health(self, timeout_s: float | None) -> HealthStatus:
+        try:
+            return HealthStatus.from_reply(as_object(self._transport.get("/health", timeout_s=timeout_s)))
+        except ApiError as error:
+            return HealthStatus.from_error(error)
+
+    def _is_ready(self, timeout_s: float | None) -> bool:
+        try:
+            return self._health(timeout_s).status == "ok"
+        except ServerUnreachable:
+            return False

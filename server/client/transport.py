@@ -1,0 +1,108 @@
+"""HTTP: requests out, JSON or events in, errors raised. The only file, with `stream`, that handles httpx replies."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from server.client.connection import connection_errors
+from server.client.errors import ApiError, UnexpectedReply, api_error
+from server.client.shape import as_object
+from server.client.stream import EventStream
+
+STREAM_HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}  # compression would hold events back
+PLACEHOLDER_MODELS = ("gpt-codex-5.3", "text-embedding-ada-002")  # defaults of `model`, which name no model
+
+Body = dict[str, Any] | list[Any]
+
+
+def new_http_client(base_url: str, api_key: str | None, timeout_s: float, verify_ssl: bool) -> httpx.Client:
+    """The connection pool for one server; `base_url` may have a path (llama-server's ``--api-prefix``)."""
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    return httpx.Client(base_url=base_url, headers=headers, timeout=timeout_s, verify=verify_ssl)
+
+
+class Transport:
+    """One server's endpoints over a pool of connections; any number of threads may use it."""
+
+    def __init__(self, http: httpx.Client, model: str | None = None) -> None:
+        """`model` is sent with every request that names none."""
+        self.http = http
+        self.model = model
+
+    def get(self, path: str, params: Mapping[str, str] | None = None, timeout_s: float | None = None) -> Any:
+        """The JSON of a GET. Raises `LlamaCppError`, as all of these do."""
+        return _json(self._get(path, params, timeout_s))
+
+    def get_text(self, path: str) -> str:
+        """The text of a GET."""
+        return self._get(path, None, None).text
+
+    def post(self, path: str, body: Body, params: Mapping[str, str] | None = None) -> Any:
+        """The JSON of a POST."""
+        with connection_errors():
+            response = self.http.send(self._post_request(path, body, params))
+        return _json(_successful(response))
+
+    def post_object(self, path: str, body: Body, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The JSON of a POST that answers with an object."""
+        return as_object(self.post(path, body, params))
+
+    def stream(self, path: str, body: Body) -> EventStream:
+        """The events of a streamed POST; returns when its head has come."""
+        request = self._post_request(path, body, None)
+        request.headers.update(STREAM_HEADERS)
+        with connection_errors():
+            response = self.http.send(request, stream=True)
+            try:
+                if not response.is_success:
+                    response.read()
+                _successful(response)
+                if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise UnexpectedReply("the server did not stream", response.read().decode("utf-8", "replace"))
+            except BaseException:
+                response.close()
+                raise
+        return EventStream(response)
+
+    def _get(self, path: str, params: Mapping[str, str] | None, timeout_s: float | None) -> httpx.Response:
+        query = {**({"model": self.model} if self.model else {}), **(params or {})}
+        timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
+        with connection_errors():
+            response = self.http.send(self.http.build_request("GET", path, params=query, timeout=timeout))
+        return _successful(response)
+
+    def _post_request(self, path: str, body: Body, params: Mapping[str, str] | None) -> httpx.Request:
+        """`body` as JSON; the model goes into an object, or into the query beside an array."""
+        query = dict(params or {})
+        if self.model and isinstance(body, dict):
+            named = body.get("model")
+            body = {**body, "model": self.model if named in (None, *PLACEHOLDER_MODELS) else named}
+        elif self.model:
+            query["model"] = self.model
+        return self.http.build_request("POST", path, json=body, params=query)
+
+
+def _successful(response: httpx.Response) -> httpx.Response:
+    """`response`, if its status is 2xx. Raises `ApiError`."""
+    if not response.is_success:
+        raise _refusal(response)
+    return response
+
+
+def _refusal(response: httpx.Response) -> ApiError:
+    """The error that a complete reply tells of."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = response.text
+    return api_error(response.status_code, body, response.headers.get("retry-after"))
+
+
+def _json(response: httpx.Response) -> Any:
+    """The body as JSON. Raises `UnexpectedReply`."""
+    try:
+        return json.loads(response.content)
+    except ValueError:
+        raise UnexpectedReply("the reply is not JSON", response.text) from None

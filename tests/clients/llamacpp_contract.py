@@ -1,0 +1,276 @@
+"""What `LlamaCppClient` does with a real server, whichever it is.
+
+`test_llamacpp_client` runs these over Llamapool, `tests/model/oracle/test_client.py` over llama-server. Each class
+needs a fixture ``client`` whose server was started as `Served` says.
+"""
+
+import math
+from typing import Any
+
+import pytest
+
+from server.client import BadRequest, CompletionResponse, LlamaCppClient, NotSupported, StopType
+from tests.clients.slots import wait_until
+
+N_SLOTS, N_CTX = 4, 8192
+LONG = 1900  # tokens, within a slot's context
+ALIAS = "tiny"
+PROMPT = "the quick brown fox"
+HELLO = [{"role": "user", "content": "hello"}]
+ONLY_ASCII = [[token, False] for token in range(128, 256)]  # random weights would write parts of characters
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "repeat_penalty": 1.0}
+
+
+def predicted(client: LlamaCppClient) -> float:
+    """How many tokens the server has generated since it was started."""
+    lines = client.metrics().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("llamacpp:tokens_predicted_total"))
+
+
+def idle_since(client: LlamaCppClient, before: float) -> float:
+    """Wait until no slot works; how many tokens were generated beyond `before`."""
+    wait_until(lambda: not any(slot.is_processing for slot in client.slots.list()), "slots that are free again")
+    return predicted(client) - before
+
+
+class GeneratingContract:
+    """A server of ``REPO_FIM`` with slots, metrics, props, a LoRA at scale 1 and a folder for slots."""
+
+    def test_the_server_is_up(self, client: LlamaCppClient) -> None:
+        assert client.health().status == "ok"
+        assert client.is_ready()
+        assert client.wait_until_ready(timeout=5.0, poll_interval=0.1)
+
+    def test_properties(self, client: LlamaCppClient) -> None:
+        assert client.props()["total_slots"] == N_SLOTS
+        assert client.set_props()["success"] is True
+
+    def test_metrics(self, client: LlamaCppClient) -> None:
+        client.complete(PROMPT, 5, **GREEDY)
+        assert predicted(client) >= 5
+
+    def test_models(self, client: LlamaCppClient) -> None:
+        (model,) = client.models.list()
+        assert (model.id, model.object) == (ALIAS, "model")
+        assert model.meta is not None
+        assert model.meta["n_embd"] == 64
+
+    def test_a_chat_and_its_stream(self, client: LlamaCppClient) -> None:
+        options: dict[str, Any] = {**GREEDY, "max_tokens": 12, "logit_bias": ONLY_ASCII}
+        whole = client.chat.completions.create(HELLO, **options)
+        choice = whole.choices[0]
+        assert choice.message is not None
+        assert (choice.message.role, choice.finish_reason, choice.text) == ("assistant", "length", None)
+        assert whole.object == "chat.completion"
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == 12
+        assert whole.usage.total_tokens == whole.usage.prompt_tokens + 12
+        assert whole.timings is not None
+        assert whole.timings.predicted_n == 12
+        assert whole.timings.predicted_per_second > 0
+        chunks = list(client.chat_completion(HELLO, stream=True, **options))
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == choice.message.content
+
+    def test_a_chat_with_several_answers(self, client: LlamaCppClient) -> None:
+        whole = client.chat.completions.create(HELLO, n=3, max_tokens=3, seed=7, ignore_eos=True)
+        assert [choice.index for choice in whole.choices] == [0, 1, 2]
+
+    def test_a_chat_with_logprobs_keeps_them(self, client: LlamaCppClient) -> None:
+        whole = client.chat_completion(HELLO, max_tokens=3, logprobs=True, top_logprobs=2, **GREEDY)
+        assert len(whole.choices[0].raw["logprobs"]["content"]) == 3
+
+    def test_a_completion_and_its_stream(self, client: LlamaCppClient) -> None:
+        options: dict[str, Any] = {**GREEDY, "n_predict": 12, "logit_bias": ONLY_ASCII}
+        whole = client.complete(PROMPT, return_tokens=True, **options)
+        choice = whole.choices[0]
+        assert (whole.object, whole.model) == ("text_completion", ALIAS)
+        assert (choice.finish_reason, choice.stop_type, choice.message) == ("length", StopType.LIMIT, None)
+        assert whole.usage is not None
+        assert whole.usage.prompt_tokens == len(client.tokenize(PROMPT, add_special=True).ids)
+        assert whole.usage.completion_tokens == 12
+        assert whole.timings is not None
+        assert whole.timings.predicted_n == 12
+        assert len(whole.raw["tokens"]) == 12
+        assert whole.raw["generation_settings"]["n_predict"] == 12
+        *chunks, last = client.complete(PROMPT, stream=True, **options)
+        assert "".join(chunk["content"] for chunk in [*chunks, last]) == choice.text
+        assert (last["stop"], last["stop_type"]) == (True, "limit")
+        assert client.simple_completion(PROMPT, **options) == choice.text
+
+    def test_a_stop_word_ends_a_completion(self, client: LlamaCppClient) -> None:
+        options: dict[str, Any] = {**GREEDY, "n_predict": 30, "logit_bias": ONLY_ASCII}
+        text = client.complete(PROMPT, **options).choices[0].text
+        assert text is not None
+        choice = client.complete(PROMPT, stop=[text[8:11]], **options).choices[0]
+        assert choice.text == text[: text.index(text[8:11])]
+        assert (choice.finish_reason, choice.stop_type) == ("stop", StopType.WORD)
+
+    def test_prompts_of_every_form(self, client: LlamaCppClient) -> None:
+        options: dict[str, Any] = {**GREEDY, "n_predict": 4, "logit_bias": ONLY_ASCII}
+        one = client.simple_completion(PROMPT, **options)
+        tokens = client.tokenize(PROMPT, add_special=True).ids
+        assert client.complete(tokens, **options).choices[0].text == one
+        mixed: list[str | int] = [PROMPT, 300, " fox"]
+        assert client.complete(mixed, **options).usage is not None
+        both = client.complete([PROMPT, "another"], **options)
+        assert [choice.index for choice in both.choices] == [0, 1]
+        assert both.choices[0].text == one
+        assert both.usage is not None
+        assert both.usage.completion_tokens == 8
+
+    def test_several_answers_to_one_prompt(self, client: LlamaCppClient) -> None:
+        whole = client.complete(PROMPT, 4, n_cmpl=2, **GREEDY)
+        assert len(whole.choices) == 2
+        assert whole.usage is not None
+        assert whole.usage.prompt_tokens == len(client.tokenize(PROMPT, add_special=True).ids)
+        assert isinstance(client.simple_completion(PROMPT, n_predict=4, n_cmpl=2), CompletionResponse)
+
+    def test_options_of_a_completion(self, client: LlamaCppClient) -> None:
+        whole = client.complete(
+            PROMPT, 6, n_probs=2, grammar='root ::= "ab" [0-9]+', samplers=["top_k", "temperature"], id_slot=2, seed=5
+        )
+        assert whole.choices[0].text is not None
+        assert whole.choices[0].text.startswith("ab")
+        assert len(whole.raw["completion_probabilities"][0]["top_logprobs"]) == 2
+        assert whole.raw["id_slot"] == 2
+        assert whole.raw["generation_settings"]["samplers"] == ["top_k", "temperature"]
+
+    def test_response_fields_cut_a_reply_down(self, client: LlamaCppClient) -> None:
+        whole = client.complete(PROMPT, 3, response_fields=["content", "generation_settings/n_predict"], **GREEDY)
+        assert whole.raw == {"content": whole.choices[0].text, "generation_settings/n_predict": 3}
+        assert (whole.usage, whole.timings) == (None, None)
+
+    def test_infill_and_its_stream(self, client: LlamaCppClient) -> None:
+        options: dict[str, Any] = {**GREEDY, "n_predict": 6, "logit_bias": ONLY_ASCII}
+        extra = [{"filename": "other.py", "text": "x = 1\n"}]
+        whole = client.infill("def f(", "return 1", extra, "a", **options)
+        assert whole.choices[0].stop_type == StopType.LIMIT
+        chunks = client.infill("def f(", "return 1", extra, "a", stream=True, **options)
+        assert "".join(chunk["content"] for chunk in chunks) == whole.choices[0].text
+
+    def test_closing_a_stream_stops_the_server(self, client: LlamaCppClient) -> None:
+        before = predicted(client)
+        with client.complete(PROMPT, n_predict=LONG, stream=True, **GREEDY) as stream:
+            next(stream)
+        assert idle_since(client, before) < LONG
+
+    def test_breaking_out_of_a_stream_stops_the_server(self, client: LlamaCppClient) -> None:
+        before = predicted(client)
+        for chunk in client.chat.completions.create(HELLO, max_tokens=LONG, stream=True, **GREEDY):
+            if chunk["choices"][0]["delta"].get("content"):
+                break
+        assert idle_since(client, before) < LONG
+
+    def test_text_and_tokens(self, client: LlamaCppClient) -> None:
+        text = "the fox é"
+        plain = client.tokenize(text)
+        assert client.detokenize(plain.ids) == text
+        pieces = client.tokenize(text, with_pieces=True)
+        assert pieces.ids == plain.ids
+        assert b"".join(pieces.pieces).decode().strip() == text
+        assert len(client.tokenize(text, add_special=True).ids) == len(plain.ids) + 1
+
+    def test_slots_are_listed(self, client: LlamaCppClient) -> None:
+        client.complete(PROMPT, 3, id_slot=1, **GREEDY)
+        slots = client.slots.list(fail_on_no_slot=True)
+        assert [slot.id for slot in slots] == list(range(N_SLOTS))
+        assert not any(slot.is_processing for slot in slots)
+        assert all(slot.n_ctx >= N_CTX // N_SLOTS for slot in slots)
+        assert slots[1].n_predict == 3
+
+    def test_a_slot_is_saved_erased_and_restored(self, client: LlamaCppClient) -> None:
+        client.complete("one two three four five six", 4, id_slot=0, **GREEDY)
+        saved = client.slots.save(0, "client.bin")
+        assert (saved["id_slot"], saved["filename"]) == (0, "client.bin")
+        assert client.slots.erase(0)["n_erased"] == saved["n_saved"]
+        restored = client.slots.restore(3, "client.bin")
+        assert (restored["n_restored"], restored["n_read"]) == (saved["n_saved"], saved["n_written"])
+        again = client.complete("one two three four five six", 4, id_slot=3, **GREEDY)
+        assert again.timings is not None
+        assert again.timings.cache_n > 0
+
+    def test_lora_scales_change_what_the_model_writes(self, client: LlamaCppClient) -> None:
+        options: dict[str, Any] = {**GREEDY, "n_predict": 8, "logit_bias": ONLY_ASCII}
+        (adapter,) = client.lora.list()
+        assert (adapter.id, adapter.scale) == (0, 1.0)
+        assert adapter.path.endswith(".gguf")
+        with_it = client.simple_completion(PROMPT, **options)
+        try:
+            assert client.lora.set_scales([{"id": 0, "scale": 0.0}])
+            assert client.lora.list()[0].scale == 0.0
+            assert client.simple_completion(PROMPT, **options) != with_it
+        finally:
+            client.lora.set_scales([{"id": 0, "scale": 1.0}])
+        assert client.simple_completion(PROMPT, lora=[{"id": 0, "scale": 0.0}], **options) != with_it
+        assert client.simple_completion(PROMPT, **options) == with_it
+
+    def test_mistakes_are_bad_requests(self, client: LlamaCppClient) -> None:
+        with pytest.raises(BadRequest) as raised:
+            client.complete(PROMPT, 3, grammar="root ::= (")
+        assert raised.value.type == "invalid_request_error"
+        with pytest.raises(BadRequest):
+            client.slots.save(0, "../client.bin")
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_a_prompt_that_is_too_long_says_both_lengths(self, client: LlamaCppClient, stream: bool) -> None:
+        with pytest.raises(BadRequest) as raised:
+            client.complete([300] * (N_CTX + 1), 3, stream=stream)
+        assert raised.value.type == "exceed_context_size_error"
+        assert raised.value.body["error"]["n_prompt_tokens"] == N_CTX + 1
+
+    def test_what_the_model_can_not_do_is_not_supported(self, client: LlamaCppClient) -> None:
+        with pytest.raises(NotSupported):
+            client.embeddings.create("a")
+        with pytest.raises(NotSupported):
+            client.embed("a")
+        with pytest.raises(NotSupported):
+            client.rerank("a", ["b"])
+
+
+class EmbeddingContract:
+    """A server of ``BERT``, which pools."""
+
+    def test_openai_embeddings_in_both_encodings(self, client: LlamaCppClient) -> None:
+        texts = ["a quick fox", "another text"]
+        plain = client.embeddings.create(texts)
+        assert [entry.index for entry in plain.data] == [0, 1]
+        assert all(len(entry.embedding) == 64 for entry in plain.data)
+        assert plain.usage is not None
+        assert plain.usage.prompt_tokens == plain.usage.total_tokens > 4
+        packed = client.embeddings.create(texts, encoding_format="base64")
+        for a, b in zip(plain.data, packed.data, strict=True):
+            assert b.embedding == pytest.approx(a.embedding, abs=1e-5)
+
+    def test_native_embeddings_in_every_norm(self, client: LlamaCppClient) -> None:
+        (unit,), (plain,) = client.embed("a quick fox"), client.embed("a quick fox", embd_normalize=-1)
+        length = math.hypot(*plain)
+        assert math.hypot(*unit) == pytest.approx(1.0, abs=1e-4)
+        assert unit == pytest.approx([value / length for value in plain], abs=1e-4)
+        assert len(client.embed(["a", "b", "c"])) == 3
+
+
+class PerTokenContract:
+    """A server of ``EMBED_NONE``, which does not pool."""
+
+    def test_a_vector_for_each_token(self, client: LlamaCppClient) -> None:
+        n_tokens = len(client.tokenize(PROMPT, add_special=True).ids)
+        found = client.embed(PROMPT)
+        assert [len(vector) for vector in found] == [64] * n_tokens
+
+    def test_openai_embeddings_need_pooling(self, client: LlamaCppClient) -> None:
+        with pytest.raises(BadRequest, match=r"[Pp]ooling"):
+            client.embeddings.create(PROMPT)
+
+
+class RankingContract:
+    """A server of ``BERT_RERANKER``."""
+
+    def test_documents_come_back_best_first(self, client: LlamaCppClient) -> None:
+        documents = ["a quick fox", "two words", "something else again"]
+        everything = client.rerank("a fox", documents)
+        assert sorted(result.index for result in everything.results) == [0, 1, 2]
+        scores = [result.relevance_score for result in everything.results]
+        assert scores == sorted(scores, reverse=True)
+        assert all(result.document == documents[result.index] for result in everything.results)
+        assert client.rerank("a fox", documents, top_n=1).results[0].index == everything.results[0].index

@@ -1,0 +1,106 @@
+"""`LlamaCppClient` with Llamapool in a real process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.client import AuthenticationFailed, LlamaCppClient, NotFound, ServerUnreachable
+from tests.clients.conftest import API_KEY, QUIET
+from tests.clients.llamacpp_contract import (
+    ALIAS,
+    HELLO,
+    N_CTX,
+    N_SLOTS,
+    PROMPT,
+    EmbeddingContract,
+    GeneratingContract,
+    PerTokenContract,
+    RankingContract,
+)
+from tests.ggufs import BERT, BERT_RERANKER, EMBED_NONE, REPO_FIM, TinyModel, gguf_file, lora_file
+from tests.real_server import RealServer, free_port, llamapool
+
+
+@pytest.fixture(scope="class")
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaCppClient]:
+    """A client of Llamapool on the class's ``MODEL``."""
+    model: TinyModel = request.cls.MODEL
+    folder = tmp_path_factory.mktemp("client")
+    n_ctx = N_CTX if model == REPO_FIM else 1024
+    flags = generating(folder) if model == REPO_FIM else request.cls.FLAGS
+    sizes = ["-c", str(n_ctx), "-np", str(N_SLOTS), "-t", "1", "-a", ALIAS]
+    server = llamapool(gguf_file(folder, model), *sizes, *flags, environment=QUIET)
+    with server, LlamaCppClient(server.base_url, timeout=60.0) as found:
+        yield found
+
+
+def generating(folder: Path) -> list[str]:
+    """What `GeneratingContract` wants."""
+    (folder / "slots").mkdir()
+    return ["--lora", str(lora_file(folder)), "--slot-save-path", str(folder / "slots"), "--metrics", "--props"]
+
+
+class TestGenerating(GeneratingContract):
+    MODEL = REPO_FIM
+
+
+class TestEmbedding(EmbeddingContract):
+    MODEL = BERT
+    FLAGS = ("--embedding",)
+
+
+class TestPerToken(PerTokenContract):
+    MODEL = EMBED_NONE
+    FLAGS = ("--embedding",)
+
+
+class TestRanking(RankingContract):
+    MODEL = BERT_RERANKER
+    FLAGS = ("--reranking",)
+
+
+def test_a_client_waits_for_a_server_that_starts_behind_a_prefix(model: Path) -> None:
+    server = llamapool(model, "-c", "512", "-t", "1", "--api-prefix", "/llm", environment=QUIET)
+    try:
+        with LlamaCppClient(f"{server.base_url}/llm", timeout=60.0) as client:
+            assert client.wait_until_ready(timeout=60.0, poll_interval=0.05)
+            assert client.detokenize(client.tokenize(PROMPT).ids) == PROMPT
+            assert len(list(client.complete(PROMPT, n_predict=3, stream=True))) >= 1
+        with LlamaCppClient(server.base_url) as elsewhere, pytest.raises(NotFound):
+            elsewhere.props()
+    finally:
+        server.stop()
+
+
+def test_no_server_is_unreachable() -> None:
+    with LlamaCppClient(f"http://127.0.0.1:{free_port()}") as client:
+        assert not client.is_ready()
+        with pytest.raises(ServerUnreachable, match=r"http://127\.0\.0\.1:"):
+            client.chat_completion(HELLO)
+
+
+def test_a_key_opens_the_server(guarded: RealServer) -> None:
+    with LlamaCppClient(guarded.base_url) as stranger, pytest.raises(AuthenticationFailed, match="Invalid API Key"):
+        stranger.models.list()
+    with LlamaCppClient(guarded.base_url, API_KEY) as client:
+        assert {model.id for model in client.models.list()} == {"first", "second"}
+
+
+def test_with_several_models_each_call_asks_for_one(guarded: RealServer) -> None:
+    with LlamaCppClient(guarded.base_url, API_KEY, timeout=60.0) as client:
+        with pytest.raises(NotFound, match="first"):
+            client.chat_completion(HELLO)  # the default is no model's name
+        first = client.for_model("first")
+        assert first.chat_completion(HELLO, max_tokens=2).model == "first"
+        assert first.complete(PROMPT, 2).model == "first"
+        assert first.detokenize(first.tokenize(PROMPT).ids) == PROMPT
+        assert len(first.slots.list()) == first.props()["total_slots"] == 1
+        assert client.chat_completion(HELLO, model="gpt-4o-mini", max_tokens=2).choices[0].finish_reason == "length"
+
+
+def test_a_model_is_loaded_and_unloaded(guarded: RealServer) -> None:
+    with LlamaCppClient(guarded.base_url, API_KEY, timeout=60.0) as client:
+        client.for_model("second").chat_completion(HELLO, max_tokens=1)  # loads it
+        assert client.models.unload("second")
+        assert client.models.load("second")

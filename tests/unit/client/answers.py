@@ -1,0 +1,75 @@
+"""A client whose server is a function, and what it was asked."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from server.client import LlamaCppClient
+
+BASE_URL = "http://server.test"
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+@dataclass
+class Asked:
+    """A client and its requests."""
+
+    client: LlamaCppClient
+    requests: list[httpx.Request] = field(default_factory=list)
+
+    @property
+    def last(self) -> httpx.Request:
+        """The latest request."""
+        return self.requests[-1]
+
+    @property
+    def body(self) -> Any:
+        """The JSON that the latest request carried."""
+        return json.loads(self.last.content)
+
+
+def served_by(handler: Handler, base_url: str = BASE_URL) -> Asked:
+    """A client over `handler`."""
+    requests: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return handler(request)
+
+    http = httpx.Client(transport=httpx.MockTransport(answer), base_url=base_url)
+    return Asked(LlamaCppClient.with_http_client(http), requests)
+
+
+def answering(
+    reply: object, status: int = 200, headers: dict[str, str] | None = None, base_url: str = BASE_URL
+) -> Asked:
+    """A client whose every call gets `reply` as JSON, or as it is when it is text."""
+    if isinstance(reply, str):
+        return served_by(lambda _: httpx.Response(status, text=reply, headers=headers), base_url)
+    return served_by(lambda _: httpx.Response(status, json=reply, headers=headers), base_url)
+
+
+class Chunks(httpx.SyncByteStream):
+    """A body in pieces that knows whether its connection was closed, and how many pieces were read."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self.chunks = list(chunks)
+        self.n_read = 0
+        self.closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self.chunks:
+            self.n_read += 1
+            yield chunk
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def streaming(*chunks: bytes, content_type: str = "text/event-stream") -> tuple[Asked, Chunks]:
+    """A client whose every call gets a body of `chunks`."""
+    body = Chunks(chunks)
+    return served_by(lambda _: httpx.Response(200, headers={"content-type": content_type}, stream=body)), body
