@@ -10,7 +10,10 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from server.engine.adapters import Adapter
+from server.engine.embedding.vectors import EmbedderInfo, Pooling, Vectors
 from server.engine.protocols import BatchEntry, RunnerInfo
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.errors import InternalError, ModelFailed
@@ -18,6 +21,7 @@ from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
 
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
+STATE_PREFIX = b"\xd8\x3c\x14\xaf\0\0\0\0"  # as the library's: its magic number and the sequence's
 SPECIALS = {BOS: b"<s>", EOS: b"</s>", IM_START: b"<|im_start|>", IM_END: b"<|im_end|>"}
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -101,7 +105,7 @@ class FakeRunner:
         on_decode: Callable[[Sequence[BatchEntry]], None] | None = None,
     ) -> None:
         self.info = RunnerInfo(
-            n_seq, n_ctx_seq, n_cells or n_seq * n_ctx_seq, n_batch, n_batch, unified, True, partial_removal
+            n_seq, n_ctx_seq, n_cells or n_seq * n_ctx_seq, n_batch, n_batch, unified, True, partial_removal, 64
         )
         self.adapters = adapters
         self.adapters_now: Adapters = ()
@@ -136,16 +140,17 @@ class FakeRunner:
             assert entry.pos == len(cells), f"position {entry.pos} of a sequence of {len(cells)}"
             cells.extend(entry.tokens)
             self.computed_by[entry.seq].extend([self.adapters_now] * len(entry.tokens))
-            if entry.want_logits:
-                history = self.vocab.detokenize(cells) + self._tuned(entry.seq)
+            n_outputs = len(entry.tokens) if entry.all_logits else int(entry.want_logits)
+            for n in range(len(cells) - n_outputs + 1, len(cells) + 1):
+                history = self.vocab.detokenize(cells[:n]) + self._tuned(entry.seq, n)
                 self.outputs.append(self._next(history))
                 self.histories.append(history)
         self.batches.append([(e.seq, len(e.tokens)) for e in entries])
         return True
 
-    def _tuned(self, seq: int) -> bytes:
+    def _tuned(self, seq: int, n: int) -> bytes:
         """Makes the text depend on which adapters computed each cell."""
-        sets = self.computed_by[seq]
+        sets = self.computed_by[seq][:n]
         return repr(sets).encode() if any(sets) else b""
 
     def use_adapters(self, adapters: Adapters) -> None:
@@ -231,11 +236,11 @@ class FakeRunner:
         self.computed_by[target] = list(self.computed_by[source])
 
     def seq_save(self, seq: int) -> bytes:
-        return json.dumps([self.cells[seq], self.computed_by[seq]]).encode()
+        return STATE_PREFIX + json.dumps([self.cells[seq], self.computed_by[seq]]).encode()
 
     def seq_load(self, seq: int, state: bytes, n_tokens: int) -> bool:
         try:
-            tokens, sets = json.loads(state)
+            tokens, sets = json.loads(state.removeprefix(STATE_PREFIX))
         except ValueError:
             return False
         sets = [tuple((id_, scale) for id_, scale in adapters) for adapters in sets]
@@ -253,10 +258,70 @@ class FakeRunner:
         self.closed = True
 
 
-class FakeWeights:
-    """Weights that make `FakeRunner`s; remembers them, so that a test can look inside."""
+class FakeEmbeddingRunner:
+    """A fake context that embeds: a vector tells of every token it was made of, and of their order.
 
-    def __init__(self, spec: ModelSpec, runner: Callable[[], FakeRunner], fim: str = "file") -> None:
+    ``on_embed`` sees each batch first and may raise; then one permit of ``steps`` is taken.
+    """
+
+    def __init__(
+        self,
+        *,
+        pooling: Pooling = Pooling.MEAN,
+        n_seq: int = 8,
+        n_pack: int = 64,
+        n_ubatch: int = 128,
+        n_ctx_seq: int = 256,
+        steps: threading.Semaphore | None = None,
+        on_embed: Callable[[Sequence[Sequence[int]]], None] | None = None,
+    ) -> None:
+        n_embd = 2 if pooling is Pooling.RANK else 4
+        whole = pooling in (Pooling.MEAN, Pooling.CLS)
+        self.info = EmbedderInfo(pooling, n_embd, n_seq, n_pack, n_ubatch, n_ctx_seq, whole)
+        self.vocab = FakeVocab()
+        self.steps = steps
+        self.on_embed = on_embed
+        self.batches: list[list[int]] = []  # tokens of each input of each call
+        self.closed = False
+
+    def embed(self, inputs: Sequence[Sequence[int]]) -> list[Vectors]:
+        assert not self.closed
+        if self.on_embed is not None:
+            self.on_embed(inputs)
+        if self.steps is not None:
+            assert self.steps.acquire(timeout=30), "no step was let through"
+        sizes = [len(tokens) for tokens in inputs]
+        assert 0 < len(inputs) <= self.info.n_seq
+        assert len(inputs) == 1 or sum(sizes) <= self.info.n_pack, f"{sizes} tokens together"
+        self.batches.append(sizes)
+        return [self.vectors(tokens) for tokens in inputs]
+
+    def vectors(self, tokens: Sequence[int]) -> Vectors:
+        """What `embed` makes of one input."""
+        n = self.info.n_embd
+        if self.info.pooling is Pooling.NONE:
+            return np.array([[token + i for i in range(n)] for token in tokens], np.float32)
+        in_order = sum((i + 1) * token for i, token in enumerate(tokens)) % 1009
+        return np.array([[in_order, sum(tokens), len(tokens), 1][:n]], np.float32)
+
+    def close(self) -> None:
+        assert not self.closed, "a runner was closed twice"
+        self.closed = True
+
+
+class FakeWeights:
+    """Weights that make `FakeRunner`s; remembers them, so that a test can look inside.
+
+    A model that is configured for embedding gets a `FakeEmbeddingRunner`, and generates only without a pooling.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        runner: Callable[[], FakeRunner],
+        fim: str = "file",
+        embedder: Callable[[], FakeEmbeddingRunner] | None = None,
+    ) -> None:
         self.spec = spec
         self.info = ModelInfo(
             description="fake 1B F32",
@@ -271,7 +336,13 @@ class FakeWeights:
             eos_token="</s>",
             chat_template=CHATML,
             metadata={"general.architecture": "fake", "general.name": "fake"},
+            fingerprint=f"fake:{spec.path}",
+            adapter_fingerprints=tuple(f"fake:{file.path}" for file in spec.native.lora),
+            generates=not spec.native.pooling,
+            embeds=spec.native.embedding is True or spec.native.pooling != "",
         )
+        self.make_embedder = embedder or (lambda: FakeEmbeddingRunner(pooling=Pooling(spec.native.pooling or "mean")))
+        self.embedders: list[FakeEmbeddingRunner] = []
         self.vocab = FakeVocab(fim)
         self.make = runner
         self.runners: list[FakeRunner] = []
@@ -279,10 +350,17 @@ class FakeWeights:
 
     def runner(self) -> FakeRunner:
         self.runners.append(self.make())
+        files = self.spec.native.lora
+        if files:
+            self.runners[-1].adapters = tuple(Adapter(i, str(f.path), f.scale) for i, f in enumerate(files))
         return self.runners[-1]
 
+    def embedding_runner(self) -> FakeEmbeddingRunner:
+        self.embedders.append(self.make_embedder())
+        return self.embedders[-1]
+
     def close(self) -> None:
-        assert all(r.closed for r in self.runners), "weights were freed under a runner"
+        assert all(r.closed for r in (*self.runners, *self.embedders)), "weights were freed under a runner"
         self.closed = True
 
 
@@ -300,8 +378,10 @@ class FakeLoader:
         gate: threading.Event | None = None,
         runner: Callable[[], FakeRunner] | None = None,
         fim: str = "file",
+        embedder: Callable[[], FakeEmbeddingRunner] | None = None,
     ) -> None:
         self.fim = fim
+        self.make_embedder = embedder
         self.failing = dict(failing or {})
         self.gate = gate
         self.make = runner or (lambda: FakeRunner(replies=replies))
@@ -316,5 +396,5 @@ class FakeLoader:
             raise ModelFailed(spec.id, self.failing[spec.id])
         if not progress(1.0):
             raise ModelFailed(spec.id, "cancelled")
-        self.loaded.append(FakeWeights(spec, self.make, self.fim))
+        self.loaded.append(FakeWeights(spec, self.make, self.fim, self.make_embedder))
         return self.loaded[-1]

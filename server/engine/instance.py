@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from server.engine.commands import Command
 from server.engine.kv import Cells
+from server.engine.lookup import Lookup
 from server.engine.mailbox import Mailbox
 from server.engine.output import Outputs
 from server.engine.params import EngineParams
@@ -44,11 +45,19 @@ class Instance:
         self._preparing = preparing
         self._cells = Cells(runner, self.scheduler)
         self._shifts = params.context_shift and runner.info.can_shift
-        self._outputs = Outputs(runner, self.stats, first_slot, shifts=self._shifts)
+        self._outputs = Outputs(runner, self.stats, first_slot, shifts=self._shifts, lookup=self._lookup())
         self._commands: list[Command] = []
         self._open: dict[int, Ticket] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="llamapool-step", daemon=True)
+
+    def _lookup(self) -> Callable[[], Lookup] | None:
+        """Makes what guesses for one sequence; None where that is off, or the model can't take a guess back."""
+        info = self.runner.info
+        longest = min(self.params.spec_draft_max, info.n_guesses) if info.can_cut else 0
+        if self.params.spec_type == "none" or longest < 1:
+            return None
+        return lambda: Lookup(self.params.spec_ngram_size, longest)
 
     def start(self) -> None:
         """Start the step thread; from here on the runner is its own."""
@@ -141,9 +150,8 @@ class Instance:
             return True
         now = self._clock()
         prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
+        self._count_decode(entries, now - started)
         self.scheduler.commit(entries, now - started)
-        self.stats.n_decode += 1
-        self.stats.n_busy_slots += len(entries)
         for entry in prompts:
             self._report_progress(entry.sequence, now)
         self._sample([e for e in entries if e.want_logits])
@@ -152,6 +160,12 @@ class Instance:
         self._count()
         self.mailbox.post()
         return True
+
+    def _count_decode(self, entries: list[Entry], seconds: float) -> None:
+        """To be called before the commit. A slot that has a request is busy, with tokens in this decode or not."""
+        prompts = [len(e.tokens) for e in entries if e.sequence.phase is Phase.PREFILL]
+        longest = max(e.pos + len(e.tokens) for e in entries)
+        self.stats.add_decode(sum(1 for _ in self.scheduler.active()), longest, sum(prompts), seconds)
 
     def _place(self) -> None:
         while (placement := self.scheduler.place()) is not None:
@@ -180,19 +194,42 @@ class Instance:
                 self._cells.shift(sequence, keep, discard, self._clock())
 
     def _sample(self, entries: list[Entry]) -> None:
-        for output, entry in enumerate(entries):
+        output = 0
+        for entry in entries:
             sequence = entry.sequence
-            if sequence.phase is not Phase.DECODE:  # another choice of its request has failed in this step
-                continue
-            try:
-                events, ended = self._outputs.sample(output, sequence, self._clock())
-            except Exception as error:  # noqa: BLE001 - as above
-                self._fail(sequence.ticket, error)
-                continue
+            if sequence.phase is Phase.DECODE:  # else another choice of its request has failed in this step
+                try:
+                    self._sample_entry(output, entry)
+                except Exception as error:  # noqa: BLE001 - as above
+                    self._fail(sequence.ticket, error)
+            output += entry.n_outputs
+
+    def _sample_entry(self, output: int, entry: Entry) -> None:
+        """Take tokens as long as they are the guessed ones, and one more; what was guessed beyond is forgotten."""
+        sequence, guesses = entry.sequence, entry.tokens[1:] if entry.all_logits else []
+        slot, taken, ended = sequence.slot, 0, False
+        assert slot is not None
+        for taken in range(len(guesses) + 1):
+            events, ended = self._outputs.sample(output + taken, sequence, self._clock())
             if events:
                 self.mailbox.emit(sequence.ticket, *events)
-            if ended:
-                self._end(sequence)
+            if ended or taken == len(guesses) or sequence.output[-1] != guesses[taken]:
+                break
+        if guesses:
+            self._judge(sequence, slot, len(guesses), taken)
+        if ended:
+            self._end(sequence)
+
+    def _judge(self, sequence: Sequence, slot: Slot, n_guessed: int, n_right: int) -> None:
+        sequence.n_draft += n_guessed
+        sequence.n_draft_accepted += n_right
+        self.stats.n_drafts += 1
+        self.stats.n_draft_tokens += n_guessed
+        self.stats.n_draft_accepted += n_right
+        assert sequence.lookup is not None
+        sequence.lookup.judge(n_guessed, n_right)
+        if n_right < n_guessed and not self._cells.truncate(slot, len(slot.tokens) - n_guessed + n_right):
+            raise InternalError("guessed tokens could not be forgotten")
 
     def _make_room(self, entries: list[Entry]) -> None:
         """The cells ran out; nothing was decoded."""
@@ -227,6 +264,7 @@ class Instance:
             try:
                 self.runner.use_adapters(entry.sequence.next_adapters)
                 if self.runner.decode([entry]):
+                    self._count_decode([entry], 0.0)
                     self.scheduler.commit([entry], 0.0)
                     if entry.want_logits:
                         self._sample([entry])

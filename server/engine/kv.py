@@ -3,8 +3,9 @@
 import logging
 
 from server.engine.adapters import NEVER
+from server.engine.placement import Placement
 from server.engine.protocols import Runner
-from server.engine.scheduler import Placement, Scheduler
+from server.engine.scheduler import Scheduler
 from server.engine.sequence import Sequence, Slot
 from server.engine.slot_state import SlotState
 from server.engine.tier import Stored

@@ -1,8 +1,10 @@
 """From logits to events: sample a token, keep to the constraint, detokenize, decide whether the choice ends."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from server.engine.indent import IndentLimit
+from server.engine.lookup import Lookup
 from server.engine.protocols import Runner
 from server.engine.request import (
     RANDOM_SEED,
@@ -21,13 +23,16 @@ from server.engine.text import Shown
 class Outputs:
     """Used by the step thread after each decode."""
 
-    def __init__(self, runner: Runner, stats: EngineStats, first_slot: int, *, shifts: bool) -> None:
+    def __init__(
+        self, runner: Runner, stats: EngineStats, first_slot: int, *, shifts: bool, lookup: Callable[[], Lookup] | None
+    ) -> None:
         self._runner = runner
         self._first_slot = first_slot
         self._stats = stats
         self._vocab = runner.vocab
         self._n_ctx = runner.info.n_ctx_seq
         self._shifts = shifts
+        self._lookup = lookup
 
     def begin(self, sequence: Sequence) -> None:
         """Make the sampler of a choice; each choice of a seeded request gets a seed of its own."""
@@ -36,6 +41,9 @@ class Outputs:
         if sequence.index and params.seed != RANDOM_SEED:
             params = replace(params, seed=(params.seed + sequence.index) % RANDOM_SEED)
         sequence.sampler = self._runner.sampler(params, request.prompt)
+        if self._lookup is not None:
+            sequence.lookup = self._lookup()
+            sequence.lookup.extend(request.prompt)
         if request.n_indent > 0:
             sequence.indent = IndentLimit(request.n_indent)
 
@@ -53,8 +61,11 @@ class Outputs:
             self._stats.inter_token.observe(now - sequence.last_token_at)
         sequence.last_token_at = now
         sequence.output.append(token)
+        if sequence.lookup is not None:
+            sequence.lookup.extend((token,))
         self._stats.predicted_tokens += 1
         if token in self._vocab.eog and not request.sampling.ignore_eos:
+            sequence.text.feed(token, b"", logprob and replace(logprob, piece=b"", ends=True))
             return events + self.finish(sequence, FinishReason.EOS, now), True
         had_new_line = sequence.text.has_new_line
         piece = self._vocab.piece(token, special=token in request.print_special)
@@ -94,9 +105,7 @@ class Outputs:
     def _started(self, sequence: Sequence, now: float) -> Event:
         sequence.prompt_done_at = now
         n_prompt = len(sequence.request.prompt)
-        self._stats.prompt_tokens += n_prompt - sequence.n_cached
         self._stats.prompt_tokens_cached += sequence.n_cached
-        self._stats.prompt_seconds += now - sequence.placed_at
         self._stats.time_to_first_token.observe(now - sequence.ticket.submitted_at)
         return Started(sequence.index, n_prompt, sequence.n_cached)
 
@@ -141,7 +150,6 @@ class Outputs:
         timings = sequence.timings(now)
         self._stats.predicted_seconds += timings.predicted_ms / 1e3
         n_prompt = len(sequence.request.prompt)
-        self._stats.n_tokens_max = max(self._stats.n_tokens_max, n_prompt + len(sequence.output))
         assert sequence.slot is not None
         assert sequence.sampler is not None
         events.append(
@@ -157,7 +165,7 @@ class Outputs:
                 seed=sequence.sampler.seed,
                 truncated=truncated or sequence.shifted,
                 has_new_line=sequence.text.has_new_line,
-                n_tokens=sequence.n_computed,
+                n_tokens=len(sequence.content) - bool(sequence.output),
             )
         )
         return events

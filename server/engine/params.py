@@ -16,5 +16,8 @@ class EngineParams:
     n_keep: int = 0  # of requests that say nothing: prompt tokens that a shift keeps
     n_cache_reuse: int = 0  # of requests that say nothing; see `Request`
     cache_ram: int = -2  # MiB of prompt states in RAM; -1 = no limit, -2 = automatic
+    spec_type: str = "none"  # "ngram-simple": guess from the text so far
+    spec_ngram_size: int = 3  # tokens that must repeat for a guess
+    spec_draft_max: int = 16  # longest guess
     gather_ms: float = 4.0  # longest wait for requests that are being prepared
     check_integrity: bool = False  # prove the accounting after every step (slow; for debugging)

@@ -67,6 +67,7 @@ class RunnerInfo:
     unified: bool
     can_shift: bool = False  # cells can get other positions
     can_cut: bool = True  # the end of a sequence can be forgotten
+    n_guesses: int = 0  # guessed tokens of each sequence that a batch has outputs for
     free_bytes: int = 0  # memory left when the context was made; 0 = unknown
 
 
@@ -81,6 +82,9 @@ class BatchEntry(Protocol):
     def tokens(self) -> Sequence[int]: ...
     @property
     def want_logits(self) -> bool: ...
+    @property
+    def all_logits(self) -> bool:
+        """Logits for each of the tokens, in order."""
 
 
 class Sampler(Protocol):

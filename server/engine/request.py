@@ -93,6 +93,7 @@ class TokenLogprob:
     piece: bytes
     logprob: float
     top: tuple["TokenLogprob", ...] = ()
+    ends: bool = False  # the end token, which is a token of the reply without text
 
 
 @dataclass(slots=True)
@@ -104,6 +105,8 @@ class Timings:
     prompt_ms: float = 0.0
     predicted_n: int = 0
     predicted_ms: float = 0.0
+    draft_n: int = 0  # tokens that were guessed
+    draft_n_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,43 +7,16 @@ cells ran out), sample, `release` who ended.
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 
-from server.engine.adapters import reusable
 from server.engine.pace import Pace
 from server.engine.params import EngineParams
-from server.engine.prefix import common_prefix, longest_match
+from server.engine.placement import Placement, Placer, Skip
 from server.engine.protocols import RunnerInfo
 from server.engine.request import Adapters
-from server.engine.reuse import Move, moves
 from server.engine.sequence import Phase, Sequence, Slot
-from server.engine.tier import MIN_TOKENS, Stored, Tier, tier_limit
+from server.engine.tier import Tier, tier_limit
 
-MIN_COPY = 16  # tokens; a shorter prefix of another slot is computed anew
-MIN_WAIT = 64  # tokens; a longer prefix that another slot is computing is waited for
-RESERVE = 64  # cells kept for what a placed sequence will generate (unified KV)
 ALONE_S = 1.0  # step time to stay under when no slot generates: bounds how long a cancel takes
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Put `sequence` into `slot`, whose cells must then hold the first `n_reuse` tokens of `source`'s.
-
-    With ``moves`` (then `source` is `slot`), these bring further runs of its cells to their new places. With
-    ``stored``, the first `n_reuse` tokens come from that state.
-    """
-
-    sequence: Sequence
-    slot: Slot
-    source: Slot | None
-    n_reuse: int
-    moves: tuple[Move, ...] = ()
-    stored: Stored | None = None
-
-    @property
-    def n_kept(self) -> int:
-        """Tokens that need no computing."""
-        return self.n_reuse + sum(move.n for move in self.moves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +28,12 @@ class Entry:
     tokens: list[int]
     want_logits: bool
     sequence: Sequence
+    all_logits: bool = False  # the tokens after the first are guesses, to be checked
 
-
-class _Skip(Enum):
-    """Why a waiting sequence is not placed now."""
-
-    LATER = "its slot is busy, or its prefix is being computed; others may go first"
-    NO_ROOM = "too few free cells; others must not overtake it for ever"
+    @property
+    def n_outputs(self) -> int:
+        """Logits that the batch gives for it."""
+        return len(self.tokens) if self.all_logits else int(self.want_logits)
 
 
 class Scheduler:
@@ -72,6 +44,7 @@ class Scheduler:
         self.tier = Tier(tier_limit(params.cache_ram, info.free_bytes), partial=info.can_cut)
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
+        self._placer = Placer(self.slots, self.tier, info, params)
         self.waiting: deque[Sequence] = deque()
         self.pace = Pace(params.target_itl_ms / 1e3, min(params.min_chunk, info.n_batch), info.n_batch)
         self.pace_alone = Pace(ALONE_S, self.pace.smallest, info.n_batch, min(512, info.n_batch))
@@ -90,110 +63,13 @@ class Scheduler:
         if self._crowded and any(self.active()):
             return None
         for sequence in self.waiting:
-            placement = self._placement(sequence)
-            if placement is _Skip.NO_ROOM:
+            placement = self._placer.find(sequence)
+            if placement is Skip.NO_ROOM:
                 return None
             if isinstance(placement, Placement):
                 self.waiting.remove(sequence)
                 return placement
         return None
-
-    def _placement(self, sequence: Sequence) -> Placement | _Skip:
-        pinned = sequence.request.id_slot
-        if pinned >= 0:
-            pinned %= self.info.n_seq  # ids run on across instances
-        if pinned >= 0 and not self.slots[pinned].idle:
-            return _Skip.LATER
-        if sequence.saved is not None:
-            slot = self.slots[pinned] if pinned >= 0 else self._stalest(None)
-            return self._if_room(sequence, Placement(sequence, slot, None, 0))
-        source, n = self._match(sequence)
-        stored, n_stored = self._stored(sequence, n)
-        coming = self._coming(sequence)
-        if coming >= MIN_WAIT and coming > max(n, n_stored):
-            return _Skip.LATER
-        if stored is not None:
-            slot = self.slots[pinned] if pinned >= 0 else self._stalest(None)
-            return self._if_room(sequence, Placement(sequence, slot, None, n_stored, stored=stored))
-        slot = self.slots[pinned] if pinned >= 0 else self._choose(sequence, source, n)
-        if source is not slot and not self._worth_copying(source, n):
-            source, n = None, 0
-        placement = Placement(sequence, slot, source, n)
-        if sequence.request.n_cache_reuse > 0 and self.info.can_shift and self._may_reuse(sequence):
-            placement = self._with_moves(placement, pinned)
-        return self._if_room(sequence, placement)
-
-    def _may_reuse(self, sequence: Sequence) -> bool:
-        return sequence.request.cache_prompt and self.params.cache_prompt
-
-    def _with_moves(self, placement: Placement, pinned: int) -> Placement:
-        """The idle slot of which most can be reused when runs of its cells may move; else `placement`."""
-        sequence, best = placement.sequence, placement
-        wanted = sequence.target[:-1]
-        candidates = [self.slots[pinned]] if pinned >= 0 else [slot for slot in self.slots if slot.idle]
-        for slot in candidates:
-            if slot.tuning != sequence.tuning:
-                continue
-            n = slot.reusable(common_prefix(wanted, slot.tokens), sequence.tuning)
-            found = Placement(
-                sequence, slot, slot, n, tuple(moves(slot.tokens, wanted, n, sequence.request.n_cache_reuse))
-            )
-            if found.n_kept > best.n_kept:
-                best = found
-        return best
-
-    def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
-        """Longest reusable prefix: at least the last token is decoded again, for its logits."""
-        if not self._may_reuse(sequence):
-            return None, 0
-        source, n = longest_match(sequence.target, self.slots, sequence.tuning)
-        return source, min(n, len(sequence.target) - 1)
-
-    def _stored(self, sequence: Sequence, n: int) -> tuple[Stored | None, int]:
-        """A kept state that saves much more computing than the `n` tokens of a slot."""
-        if not len(self.tier) or not self._may_reuse(sequence):
-            return None, 0
-        return self.tier.match(sequence.target[:-1], sequence.tuning, n + MIN_TOKENS)
-
-    def _coming(self, sequence: Sequence) -> int:
-        """Longest prefix that a slot is computing right now."""
-        if not self._may_reuse(sequence):
-            return 0
-        prefilling = (s for s in self.active() if s.phase is Phase.PREFILL)
-        longest = max(
-            (reusable(common_prefix(sequence.target, s.target), s.tuning, sequence.tuning) for s in prefilling),
-            default=0,
-        )
-        return min(longest, len(sequence.target) - 1)
-
-    def _choose(self, sequence: Sequence, source: Slot | None, n: int) -> Slot:
-        """The matching slot itself if little is lost by it, else the one unused for longest."""
-        if source is not None and source.idle:
-            similar = n > self.params.slot_prompt_similarity * len(sequence.target) > 0
-            if similar and len(source.tokens) - n <= n:
-                return source
-        return self._stalest(source)
-
-    def _stalest(self, spare: Slot | None) -> Slot:
-        """An idle slot: an empty one first, then the least recently used; `spare` only if there is no other."""
-        idle = [slot for slot in self.slots if slot.idle]
-        return min(idle, key=lambda slot: (slot is spare, bool(slot.tokens), slot.last_used, slot.id))
-
-    def _worth_copying(self, source: Slot | None, n: int) -> bool:
-        """A copy takes the whole source along; with separate KV that costs, however little of it is kept."""
-        if source is None or n < MIN_COPY:
-            return False
-        return self.info.unified or n * 16 >= len(source.tokens)
-
-    def _if_room(self, sequence: Sequence, placement: Placement) -> Placement | _Skip:
-        if not self.info.unified:
-            return placement
-        taken = sum(
-            max(len(s.target), s.n_computed) - (s.slot.n_shared if s.slot is not None else 0) + RESERVE
-            for s in self.active()
-        )
-        needed = max(len(sequence.target), len(sequence.saved_tokens)) - placement.n_kept + RESERVE
-        return placement if taken == 0 or taken + needed <= self.info.n_cells else _Skip.NO_ROOM
 
     def occupy(self, placement: Placement, now: float) -> None:
         """Record that `placement` was carried out; ``slot.tokens`` already says what its cells hold."""
@@ -211,14 +87,16 @@ class Scheduler:
     def plan(self) -> list[Entry]:
         """The next batch: every generating slot's token first, then prompts, the oldest first."""
         members = self._turn()
-        entries = [
-            Entry(s.slot.id, len(s.slot.tokens), [s.output[-1]], True, s)
-            for s in members
-            if s.phase is Phase.DECODE and s.slot is not None
-        ]
+        generating = [s for s in members if s.phase is Phase.DECODE]
+        guesses = min(self._limit, self.info.n_batch) - len(generating)
+        entries = []
+        for s in generating:
+            entries.append(self._next(s, guesses))
+            guesses -= len(entries[-1].tokens) - 1
+        n_tokens = sum(len(entry.tokens) for entry in entries)
         size = self.pace.size if entries else self.pace_alone.size
-        budget = max(size - len(entries), self.params.min_chunk if entries else 1)
-        budget = min(budget, self._limit - len(entries), self.info.n_batch - len(entries))
+        budget = max(size - n_tokens, self.params.min_chunk if entries else 1)
+        budget = min(budget, self._limit - n_tokens, self.info.n_batch - n_tokens)
         prefilling = sorted(
             (s for s in members if s.phase is Phase.PREFILL),
             key=lambda s: (s.ticket.submitted_at, s.index),
@@ -235,6 +113,18 @@ class Scheduler:
             wants_logits = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
             entries.append(Entry(s.slot.id, at, tokens, wants_logits, s))
         return entries
+
+    def _next(self, s: Sequence, most: int) -> Entry:
+        """The next token of a generating sequence, and guesses of those that follow."""
+        assert s.slot is not None
+        at, request = len(s.slot.tokens), s.request
+        guesses: list[int] = []
+        if s.lookup is not None:
+            most = min(most, self.info.n_ctx_seq - at - 2)
+            if request.max_tokens >= 0:
+                most = min(most, request.max_tokens - len(s.output) - 1)
+            guesses = s.lookup.draft(most) if most > 0 else []
+        return Entry(s.slot.id, at, [s.output[-1], *guesses], True, s, all_logits=bool(guesses))
 
     def _turn(self) -> list[Sequence]:
         """Who may be in the next batch: only one LoRA set computes a batch, so several sets take turns."""

@@ -5,6 +5,7 @@ from enum import Enum
 
 from server.engine.adapters import BARE, NEVER, Tuning, reusable
 from server.engine.indent import IndentLimit
+from server.engine.lookup import Lookup
 from server.engine.protocols import Sampler
 from server.engine.request import Adapters, Constraint, Request, Sink, Timings
 from server.engine.text import TextStream
@@ -53,6 +54,9 @@ class Sequence:
     base: list[int] = field(default_factory=list)
     base_output: int = 0
     shifted: bool = False
+    lookup: Lookup | None = None
+    n_draft: int = 0
+    n_draft_accepted: int = 0
     saved: bytes | None = None
     saved_tokens: list[int] = field(default_factory=list)
     saved_exact: int = 0
@@ -100,6 +104,8 @@ class Sequence:
             prompt_ms=(started - self.placed_at) * 1e3,
             predicted_n=len(self.output),
             predicted_ms=max(now - started, 1e-6) * 1e3 if self.output else 0.0,
+            draft_n=self.n_draft,
+            draft_n_accepted=self.n_draft_accepted,
         )
 
 

@@ -53,11 +53,27 @@ class EngineStats:
     n_tokens_max: int = 0
     n_processing: int = 0  # gauge: requests that hold a slot
     n_deferred: int = 0  # gauge: requests that wait for one
+    n_drafts: int = 0  # times that tokens were guessed
+    n_draft_tokens: int = 0
+    n_draft_accepted: int = 0
     n_parked: int = 0  # requests that were moved out of the KV cache and resumed later
     time_to_first_token: Histogram = field(default_factory=Histogram)
     inter_token: Histogram = field(default_factory=Histogram)
     queue_time: Histogram = field(default_factory=Histogram)
     request_duration: Histogram = field(default_factory=Histogram)
+
+    def add_decode(self, n_busy: int, longest: int, n_prompt: int, seconds: float) -> None:
+        """Count a decode as llama-server does (tools/server/server-context.cpp, metrics_post_decode).
+
+        `n_busy` slots had a request, the longest sequence has `longest` tokens now; with prompt tokens in the decode
+        its time is the prompts'.
+        """
+        self.n_decode += 1
+        self.n_busy_slots += n_busy
+        self.n_tokens_max = max(self.n_tokens_max, longest)
+        if n_prompt:
+            self.prompt_tokens += n_prompt
+            self.prompt_seconds += seconds
 
 
 def combined(one: EngineStats, other: EngineStats) -> EngineStats:

@@ -64,7 +64,7 @@ class TextStream:
         return self._show(len(self._held), last=True)
 
     def _cut_at_stop(self, searched: int) -> bool:
-        """Cut the held text at the earliest stop string in it, with the tokens that lie behind."""
+        """Cut the held text at the earliest stop string in it; the tokens that lie behind have no probabilities."""
         hits = []
         for stop in self.stops:
             at = self._held.find(stop, max(0, searched - len(stop) + 1))
@@ -74,7 +74,9 @@ class TextStream:
             return False
         at, self.stopping_word = min(hits, key=lambda hit: hit[0])
         self._held = self._held[:at]
-        self._pending = [p for p in self._pending if p.start < at]
+        for pending in self._pending:
+            if pending.start >= at:
+                pending.logprob = None
         return True
 
     def _partial_stop(self) -> int:

@@ -86,7 +86,7 @@ def alone(req: Request, adapters: Sequence[Adapter] = ()) -> str:
     wanted = tuning(req.adapters or (), adapters, req.prompt)
     while len(tokens) - len(req.prompt) < req.max_tokens:
         runner.computed_by[0] = [wanted.at(i) for i in range(len(tokens))]
-        token = runner._next(FakeVocab().detokenize(tokens) + runner._tuned(0))
+        token = runner._next(FakeVocab().detokenize(tokens) + runner._tuned(0, len(tokens)))
         if token == EOS:
             break
         tokens.append(token)

@@ -305,7 +305,15 @@ PROMPTS = st.lists(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(PROMPTS, st.booleans(), st.booleans(), st.integers(1, 4), st.sets(st.integers(0, 11)), st.sampled_from([0, -1]))
+@given(
+    PROMPTS,
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 4),
+    st.sets(st.integers(0, 11)),
+    st.sampled_from([0, -1]),
+    st.sampled_from(["none", "ngram-simple"]),
+)
 def test_any_mix_of_requests_gives_each_what_it_gets_alone(
     prompts: list[tuple[str, str, int, Adapters]],
     unified: bool,
@@ -313,6 +321,7 @@ def test_any_mix_of_requests_gives_each_what_it_gets_alone(
     n_seq: int,
     cancelled: set[int],
     cache_ram: int,
+    spec_type: str,
 ) -> None:
     async def scenario() -> None:
         runner = FakeRunner(
@@ -324,7 +333,9 @@ def test_any_mix_of_requests_gives_each_what_it_gets_alone(
             adapters=ADAPTERS,
         )
         requests = [request(a + b, max_tokens=n, adapters=wanted) for a, b, n, wanted in prompts]
-        async with engine_over(runner, min_chunk=8, cache_ram=cache_ram) as engine:
+        async with engine_over(
+            runner, min_chunk=8, cache_ram=cache_ram, spec_type=spec_type, spec_ngram_size=1
+        ) as engine:
             dropped = [events_of(engine, request(r.id * 10)) for i, r in enumerate(requests) if i in cancelled and r.id]
             for stream in dropped:
                 stream.cancel()

@@ -3,9 +3,10 @@
 import pytest
 
 from server.engine.params import EngineParams
+from server.engine.placement import Placement
 from server.engine.protocols import RunnerInfo
 from server.engine.request import Request
-from server.engine.scheduler import Placement, Scheduler
+from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from server.engine.text import TextStream
 

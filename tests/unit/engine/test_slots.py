@@ -27,6 +27,15 @@ async def test_a_saved_slot_is_used_by_another_engine() -> None:
     assert reply.text == alone(request("x" * 60 + "yes"))
 
 
+async def test_a_restored_prefix_is_used_though_another_slot_has_it_and_it_is_too_short_to_copy() -> None:
+    async with engine_over(FakeRunner(n_seq=2)) as engine:
+        await run(engine, request("short", id_slot=0))
+        await engine.restore_slot(1, await engine.save_slot(0))
+        (reply,) = await run(engine, request("short", id_slot=1))
+        (other,) = await run(engine, request("shore", id_slot=1))
+    assert (reply.started.n_cached, other.started.n_cached) == (5, 5)
+
+
 async def test_a_busy_slot_is_saved_when_it_is_idle() -> None:
     runner = FakeRunner(n_seq=1, steps=threading.Semaphore(1))
     async with engine_over(runner) as engine:

@@ -1,0 +1,234 @@
+"""One native context that embeds, and the thread that owns it. Nothing else calls into the runner."""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from server.engine.embedding.queue import Job, Piece, Queue
+from server.engine.embedding.vectors import EmbeddingRunner, Vectors
+from server.engine.params import EngineParams
+from server.engine.snapshot import SlotSnapshot
+from server.engine.stats import EngineStats
+from server.errors import InternalError, LlamapoolError, ShuttingDown
+
+log = logging.getLogger(__name__)
+
+Ended = tuple[Job, LlamapoolError | None]
+
+
+class EmbeddingInstance:
+    """Takes jobs from the event loop and decodes them until it is stopped.
+
+    ``n_load`` counts the jobs that wait or run; it changes on the event loop only, and so is exact there.
+    """
+
+    def __init__(
+        self,
+        runner: EmbeddingRunner,
+        params: EngineParams,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+        *,
+        preparing: Callable[[], int],
+        on_idle: Callable[[], None],
+    ) -> None:
+        self.runner = runner
+        self.stats = EngineStats()
+        self.queue = Queue()
+        self.n_load = 0
+        self._params = params
+        self._loop = loop
+        self._clock = clock
+        self._preparing = preparing
+        self._on_idle = on_idle
+        self._inbox: deque[Job] = deque()
+        self._open: dict[int, Job] = {}
+        self._ended: list[Ended] = []
+        self._running: tuple[int, ...] = ()  # tokens of each input in the decode under way
+        self._n_served = [0] * runner.info.n_seq
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="llamapool-embed", daemon=True)
+
+    # ---- on the event loop
+
+    def start(self) -> None:
+        """Start the step thread; from here on the runner is its own."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Hand over a checked job. Cancelling ``job.done`` takes it back."""
+        self.n_load += 1
+        job.done.add_done_callback(lambda done: self._cancel(job) if done.cancelled() else None)
+        self._inbox.append(job)
+        self._wake.set()
+
+    def _cancel(self, job: Job) -> None:
+        job.cancelled = True
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Make the step thread look."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Fail what is open and end the thread; `join` waits for it."""
+        self._stopping = True
+        self._wake.set()
+
+    def join(self) -> None:
+        """Wait until the thread has closed the runner; blocking."""
+        self._thread.join()
+
+    def slots(self, first_id: int) -> list[SlotSnapshot]:
+        """One slot for each input that a decode can carry."""
+        running, info = self._running, self.runner.info
+        return [
+            SlotSnapshot(
+                first_id + i,
+                info.n_ctx_seq,
+                is_processing=i < len(running),
+                n_requests=self._n_served[i],
+                n_tokens=running[i] if i < len(running) else 0,
+            )
+            for i in range(info.n_seq)
+        ]
+
+    def _deliver(self, ended: list[Ended]) -> None:
+        for job, error in ended:
+            self.n_load -= 1
+            if job.done.done():
+                continue
+            if error is not None:
+                job.done.set_exception(error)
+            else:
+                job.done.set_result([result for result in job.results if result is not None])
+        if not self.n_load:
+            self._on_idle()
+
+    # ---- the step thread
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._wake.clear()
+                self._receive()
+                if not self._step() and not self._inbox and not self._stopping:
+                    self._post()
+                    self._wake.wait()
+            except Exception:
+                log.exception("an embedding step failed; every request of this instance ends")
+                self._fail_all(InternalError("the engine failed; see the server's log"))
+            self._post()
+        self._fail_all(ShuttingDown("model"))
+        self._post()
+        self.runner.close()
+
+    def _receive(self) -> None:
+        """Take new jobs in, waiting a moment for those that are known to come, and drop cancelled ones."""
+        n_waiting = sum(len(job.inputs) - job.n_taken for job in self.queue.jobs)
+        if self._preparing() and self._params.gather_ms > 0 and n_waiting < self.runner.info.n_seq:
+            deadline = self._clock() + self._params.gather_ms / 1e3
+            while self._preparing() and not self._stopping and (left := deadline - self._clock()) > 0:
+                self._wake.wait(left)
+                self._wake.clear()
+        while self._inbox:
+            job = self._inbox.popleft()
+            self._open[id(job)] = job
+            self.queue.add(job)
+        for job in [job for job in self._open.values() if job.cancelled]:
+            self._end(job)
+
+    def _step(self) -> bool:
+        """One decode. False when there is nothing to do."""
+        info = self.runner.info
+        pieces = self.queue.take(info.n_seq, info.n_pack)
+        self._count(pieces)
+        if not pieces:
+            return False
+        started = self._clock()
+        for piece in pieces:
+            if piece.index == 0:
+                self.stats.queue_time.observe(started - piece.job.submitted_at)
+        self._compute(pieces)
+        self.stats.prompt_seconds += self._clock() - started
+        self._count([])
+        if self._params.check_integrity:
+            self.queue.check_integrity()
+        return True
+
+    def _compute(self, pieces: list[Piece]) -> None:
+        """Decode together; when the library refuses that, one by one, so that only the job at fault fails."""
+        try:
+            found = self._embed(pieces)
+        except LlamapoolError as error:
+            log.error("a decode of %d inputs failed: %s", len(pieces), error)
+            if len(pieces) == 1:
+                self._end(pieces[0].job, error)
+                return
+            for piece in pieces:
+                if id(piece.job) in self._open:
+                    self._compute([piece])
+            return
+        for piece, vectors in zip(pieces, found, strict=True):
+            self._keep(piece, vectors)
+
+    def _embed(self, pieces: list[Piece]) -> list[Vectors]:
+        found = self.runner.embed([piece.tokens for piece in pieces])
+        sizes = [len(piece.tokens) for piece in pieces]
+        self.stats.n_decode += 1
+        self.stats.n_busy_slots += len(pieces)
+        self.stats.prompt_tokens += sum(sizes)
+        self.stats.n_tokens_max = max(self.stats.n_tokens_max, *sizes)
+        return found
+
+    def _keep(self, piece: Piece, vectors: Vectors) -> None:
+        job = piece.job
+        if id(job) not in self._open:  # another input of it has failed in this decode
+            return
+        if not np.isfinite(vectors).all():
+            self._end(job, InternalError("the model computed a vector with values that are not numbers"))
+            return
+        job.results[piece.index] = vectors
+        job.n_open -= 1
+        if not job.n_open:
+            self.stats.request_duration.observe(self._clock() - job.submitted_at)
+            self._end(job)
+
+    def _end(self, job: Job, error: LlamapoolError | None = None) -> None:
+        """Nothing of `job` is left here; said once."""
+        if self._open.pop(id(job), None) is not None:
+            self.queue.drop(job)
+            self._ended.append((job, error))
+
+    def _fail_all(self, error: LlamapoolError) -> None:
+        while self._inbox:
+            job = self._inbox.popleft()
+            self._open[id(job)] = job
+        for job in list(self._open.values()):
+            self._end(job, error)
+        self._count([])
+
+    def _post(self) -> None:
+        """One call into the event loop for all that ended in this step."""
+        if not self._ended:
+            return
+        ended, self._ended = self._ended, []
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, ended)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            log.debug("the event loop is closed; %d requests get no vectors", len(ended))
+
+    def _count(self, pieces: list[Piece]) -> None:
+        self._running = tuple(len(piece.tokens) for piece in pieces)
+        for i in range(len(pieces)):
+            self._n_served[i] += 1
+        running = {id(piece.job) for piece in pieces}
+        self.stats.n_processing = len(running)
+        self.stats.n_deferred = len(self._open.keys() - running)

@@ -1,0 +1,165 @@
+"""Which slot a waiting sequence gets, and from where its prompt's beginning comes. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from server.engine.adapters import reusable
+from server.engine.params import EngineParams
+from server.engine.prefix import common_prefix, longest_match
+from server.engine.protocols import RunnerInfo
+from server.engine.reuse import Move, moves
+from server.engine.sequence import Phase, Sequence, Slot
+from server.engine.tier import MIN_TOKENS, Stored, Tier
+
+MIN_COPY = 16  # tokens; a shorter prefix of another slot is computed anew
+MIN_WAIT = 64  # tokens; a longer prefix that another slot is computing is waited for
+RESERVE = 64  # cells kept for what a placed sequence will generate (unified KV)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Put `sequence` into `slot`, whose cells must then hold the first `n_reuse` tokens of `source`'s.
+
+    With ``moves`` (then `source` is `slot`), these bring further runs of its cells to their new places. With
+    ``stored``, the first `n_reuse` tokens come from that state.
+    """
+
+    sequence: Sequence
+    slot: Slot
+    source: Slot | None
+    n_reuse: int
+    moves: tuple[Move, ...] = ()
+    stored: Stored | None = None
+
+    @property
+    def n_kept(self) -> int:
+        """Tokens that need no computing."""
+        return self.n_reuse + sum(move.n for move in self.moves)
+
+
+class Skip(Enum):
+    """Why a waiting sequence is not placed now."""
+
+    LATER = "its slot is busy, or its prefix is being computed; others may go first"
+    NO_ROOM = "too few free cells; others must not overtake it for ever"
+
+
+class Placer:
+    """Chooses among the slots of one instance, and what its tier keeps."""
+
+    def __init__(self, slots: list[Slot], tier: Tier, info: RunnerInfo, params: EngineParams) -> None:
+        self.slots = slots
+        self.tier = tier
+        self.info = info
+        self.params = params
+
+    def _active(self) -> Iterator[Sequence]:
+        return (slot.sequence for slot in self.slots if slot.sequence is not None)
+
+    def find(self, sequence: Sequence) -> Placement | Skip:
+        """Where `sequence` can go now, with the most of its prompt that needs no computing."""
+        pinned = sequence.request.id_slot
+        if pinned >= 0:
+            pinned %= self.info.n_seq  # ids run on across instances
+        if pinned >= 0 and not self.slots[pinned].idle:
+            return Skip.LATER
+        if sequence.saved is not None:
+            slot = self.slots[pinned] if pinned >= 0 else self._stalest(None)
+            return self._if_room(sequence, Placement(sequence, slot, None, 0))
+        source, n = self._match(sequence)
+        stored, n_stored = self._stored(sequence, n)
+        coming = self._coming(sequence)
+        if coming >= MIN_WAIT and coming > max(n, n_stored):
+            return Skip.LATER
+        if stored is not None:
+            slot = self.slots[pinned] if pinned >= 0 else self._stalest(None)
+            return self._if_room(sequence, Placement(sequence, slot, None, n_stored, stored=stored))
+        slot = self.slots[pinned] if pinned >= 0 else self._choose(sequence, source, n)
+        own = self._own_match(slot, sequence)
+        if source is not slot and (own >= n or not self._worth_copying(source, n)):
+            source, n = (slot, own) if own else (None, 0)
+        placement = Placement(sequence, slot, source, n)
+        movable = self.info.can_shift and self.info.can_cut  # a recurrent state keeps what is dropped from its middle
+        if sequence.request.n_cache_reuse > 0 and movable and self._may_reuse(sequence):
+            placement = self._with_moves(placement, pinned)
+        return self._if_room(sequence, placement)
+
+    def _may_reuse(self, sequence: Sequence) -> bool:
+        return sequence.request.cache_prompt and self.params.cache_prompt
+
+    def _with_moves(self, placement: Placement, pinned: int) -> Placement:
+        """The idle slot of which most can be reused when runs of its cells may move; else `placement`."""
+        sequence, best = placement.sequence, placement
+        wanted = sequence.target[:-1]
+        candidates = [self.slots[pinned]] if pinned >= 0 else [slot for slot in self.slots if slot.idle]
+        for slot in candidates:
+            if slot.tuning != sequence.tuning:
+                continue
+            n = slot.reusable(common_prefix(wanted, slot.tokens), sequence.tuning)
+            found = Placement(
+                sequence, slot, slot, n, tuple(moves(slot.tokens, wanted, n, sequence.request.n_cache_reuse))
+            )
+            if found.n_kept > best.n_kept:
+                best = found
+        return best
+
+    def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
+        """Longest reusable prefix: at least the last token is decoded again, for its logits."""
+        if not self._may_reuse(sequence):
+            return None, 0
+        source, n = longest_match(sequence.target, self.slots, sequence.tuning)
+        return source, min(n, len(sequence.target) - 1)
+
+    def _own_match(self, slot: Slot, sequence: Sequence) -> int:
+        """What of `slot`'s own cells begins the prompt."""
+        if not self._may_reuse(sequence):
+            return 0
+        n = slot.reusable(common_prefix(sequence.target, slot.tokens), sequence.tuning)
+        return min(n, len(sequence.target) - 1)
+
+    def _stored(self, sequence: Sequence, n: int) -> tuple[Stored | None, int]:
+        """A kept state that saves much more computing than the `n` tokens of a slot."""
+        if not len(self.tier) or not self._may_reuse(sequence):
+            return None, 0
+        return self.tier.match(sequence.target[:-1], sequence.tuning, n + MIN_TOKENS)
+
+    def _coming(self, sequence: Sequence) -> int:
+        """Longest prefix that a slot is computing right now."""
+        if not self._may_reuse(sequence):
+            return 0
+        prefilling = (s for s in self._active() if s.phase is Phase.PREFILL)
+        longest = max(
+            (reusable(common_prefix(sequence.target, s.target), s.tuning, sequence.tuning) for s in prefilling),
+            default=0,
+        )
+        return min(longest, len(sequence.target) - 1)
+
+    def _choose(self, sequence: Sequence, source: Slot | None, n: int) -> Slot:
+        """The matching slot itself if little is lost by it, else the one unused for longest."""
+        if source is not None and source.idle:
+            similar = n > self.params.slot_prompt_similarity * len(sequence.target) > 0
+            if similar and len(source.tokens) - n <= n:
+                return source
+        return self._stalest(source)
+
+    def _stalest(self, spare: Slot | None) -> Slot:
+        """An idle slot: an empty one first, then the least recently used; `spare` only if there is no other."""
+        idle = [slot for slot in self.slots if slot.idle]
+        return min(idle, key=lambda slot: (slot is spare, bool(slot.tokens), slot.last_used, slot.id))
+
+    def _worth_copying(self, source: Slot | None, n: int) -> bool:
+        """A copy takes the whole source along; with separate KV that costs, however little of it is kept."""
+        if source is None or n < MIN_COPY:
+            return False
+        return self.info.unified or n * 16 >= len(source.tokens)
+
+    def _if_room(self, sequence: Sequence, placement: Placement) -> Placement | Skip:
+        if not self.info.unified:
+            return placement
+        taken = sum(
+            max(len(s.target), s.n_computed) - (s.slot.n_shared if s.slot is not None else 0) + RESERVE
+            for s in self._active()
+        )
+        needed = max(len(sequence.target), len(sequence.saved_tokens)) - placement.n_kept + RESERVE
+        return placement if taken == 0 or taken + needed <= self.info.n_cells else Skip.NO_ROOM

@@ -1,0 +1,288 @@
+"""The embedding engine over a fake runner: what a request gets, and what is left behind."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.engine.embedding.engine import EmbeddingEngine
+from server.engine.embedding.vectors import Pooling, Vectors
+from server.engine.params import EngineParams
+from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
+from tests.fakes import FakeEmbeddingRunner
+
+
+@asynccontextmanager
+async def engine_over(*runners: FakeEmbeddingRunner, **params: Any) -> AsyncIterator[EmbeddingEngine]:
+    """An engine that proves its accounting at the end."""
+    chosen = EngineParams(**{"check_integrity": True, "gather_ms": 0.0, **params})
+    engine = EmbeddingEngine(runners, chosen, asyncio.get_running_loop())
+    async with asyncio.timeout(20):
+        try:
+            yield engine
+            await engine.wait_idle()
+            engine.check_integrity()
+        finally:
+            await engine.close()
+    assert all(runner.closed for runner in runners)
+
+
+def texts(*words: str) -> list[list[int]]:
+    return [list(word.encode()) for word in words]
+
+
+def equal(found: Sequence[Vectors], runner: FakeEmbeddingRunner, inputs: Sequence[Sequence[int]]) -> bool:
+    return all(np.array_equal(a, runner.vectors(b)) for a, b in zip(found, inputs, strict=True))
+
+
+class Gate:
+    """A runner whose every step waits for `open`."""
+
+    def __init__(self, **options: Any) -> None:
+        self._entered = threading.Semaphore(0)
+        self._steps = threading.Semaphore(0)
+        self.runner = FakeEmbeddingRunner(steps=self._steps, on_embed=lambda _: self._entered.release(), **options)
+
+    async def entered(self) -> None:
+        """Wait until the next step has begun."""
+        assert await asyncio.to_thread(self._entered.acquire, timeout=20)
+
+    def open(self, n: int = 1000) -> None:
+        """Let `n` steps through."""
+        self._steps.release(n)
+
+
+async def test_a_request_gets_its_vectors_in_order() -> None:
+    runner = FakeEmbeddingRunner()
+    inputs = texts("one", "three", "to", "one")
+    async with engine_over(runner) as engine:
+        found = await engine.submit(inputs)
+    assert equal(found, runner, inputs)
+    assert runner.batches == [[3, 5, 2, 3]]
+
+
+async def test_what_waits_is_computed_together_whoever_asked() -> None:
+    gate = Gate()
+    async with engine_over(gate.runner) as engine:
+        first = engine.submit(texts("first"))
+        await gate.entered()
+        others = [engine.submit(texts(f"text {i}")) for i in range(5)]
+        gate.open()
+        await asyncio.gather(first, *others)
+    assert gate.runner.batches == [[5], [6] * 5]
+
+
+async def test_requests_in_preparation_are_waited_for() -> None:
+    runner = FakeEmbeddingRunner()
+    async with engine_over(runner, gather_ms=1000.0) as engine:
+        with engine.preparing(), engine.preparing():
+            first = engine.submit(texts("one"))
+            await asyncio.sleep(0)
+            second = engine.submit(texts("two"))
+        await asyncio.gather(first, second)
+    assert runner.batches == [[3, 3]]
+
+
+async def test_200_requests_at_once_get_each_their_own() -> None:
+    runner = FakeEmbeddingRunner()
+    inputs = [texts(f"the text of request number {i}", "x" * (i % 50 + 1)) for i in range(200)]
+    async with engine_over(runner) as engine:
+        found = await asyncio.gather(*(engine.submit(each) for each in inputs))
+        stats = engine.stats
+    assert all(equal(vectors, runner, each) for vectors, each in zip(found, inputs, strict=True))
+    assert stats.prompt_tokens == sum(len(tokens) for each in inputs for tokens in each)
+    assert stats.n_busy_slots == 400
+    assert stats.n_decode == len(runner.batches) < 400
+    assert sum(stats.request_duration.counts) == sum(stats.queue_time.counts) == 200
+    assert (stats.n_processing, stats.n_deferred) == (0, 0)
+
+
+async def test_a_vector_for_each_token_without_pooling() -> None:
+    runner = FakeEmbeddingRunner(pooling=Pooling.NONE)
+    async with engine_over(runner) as engine:
+        (found,) = await engine.submit(texts("four"))
+    assert found.shape == (4, 4)
+
+
+async def test_two_instances_share_the_work() -> None:
+    gates = Gate(n_seq=1), Gate(n_seq=1)
+    async with engine_over(*(gate.runner for gate in gates)) as engine:
+        requests = [engine.submit(texts(word)) for word in ("one", "three")]
+        for gate in gates:
+            await gate.entered()
+        assert [(slot.id, slot.is_processing, slot.n_tokens) for slot in engine.slots()] == [(0, True, 3), (1, True, 5)]
+        for gate in gates:
+            gate.open()
+        await asyncio.gather(*requests)
+    assert [gate.runner.batches for gate in gates] == [[[3]], [[5]]]
+
+
+async def test_slots_show_what_is_computed() -> None:
+    gate = Gate(n_seq=3)
+    async with engine_over(gate.runner) as engine:
+        assert not any(slot.is_processing for slot in engine.slots())
+        request = engine.submit(texts("one", "three"))
+        await gate.entered()
+        assert [(slot.is_processing, slot.n_tokens) for slot in engine.slots()] == [(True, 3), (True, 5), (False, 0)]
+        assert engine.stats.n_processing == 1
+        gate.open()
+        await request
+
+
+# ---- what ends early
+
+
+async def test_a_cancelled_request_leaves_the_queue_by_the_next_step() -> None:
+    gate = Gate(n_seq=2)
+    async with engine_over(gate.runner) as engine:
+        large = engine.submit(texts(*["text"] * 1000))
+        await gate.entered()
+        small = engine.submit(texts("small"))
+        large.cancel()
+        await asyncio.sleep(0)  # the loop tells the engine
+        gate.open()
+        await small
+    assert gate.runner.batches == [[4, 4], [5]]
+
+
+async def test_a_request_that_was_cancelled_before_its_turn_costs_nothing() -> None:
+    gate = Gate()
+    async with engine_over(gate.runner) as engine:
+        first, second = engine.submit(texts("one")), engine.submit(texts("two"))
+        first.cancel()
+        second.cancel()
+        gate.open()
+        await engine.wait_idle()
+    assert sum(map(sum, gate.runner.batches)) <= 6
+
+
+async def test_a_full_queue_says_when_to_come_back() -> None:
+    gate = Gate(n_seq=2)
+    async with engine_over(gate.runner, max_queue=1) as engine:
+        requests = [engine.submit(texts("x")) for _ in range(3)]
+        with pytest.raises(QueueFull) as caught:
+            engine.submit(texts("y"))
+        assert caught.value.retry_after_s >= 1
+        gate.open()
+        await asyncio.gather(*requests)
+        await engine.submit(texts("y"))
+
+
+async def test_only_the_input_at_fault_fails_its_request() -> None:
+    def refuse(inputs: Sequence[Sequence[int]]) -> None:
+        if any(bytes(tokens) == b"bad" for tokens in inputs):
+            raise InternalError("llama_decode returned -1")
+
+    runner = FakeEmbeddingRunner(on_embed=refuse)
+    async with engine_over(runner) as engine:
+        good = [engine.submit(texts("good", f"text {i}")) for i in range(3)]
+        bad = engine.submit(texts("fine", "bad", "fine"))
+        with pytest.raises(InternalError, match="returned -1"):
+            await bad
+        found = await asyncio.gather(*good)
+    assert all(equal(vectors, runner, texts("good", f"text {i}")) for i, vectors in enumerate(found))
+
+
+async def test_a_step_that_breaks_ends_every_request_and_the_next_ones_work() -> None:
+    faults = [RuntimeError("broken")]
+
+    def breaks(_: object) -> None:
+        if faults:
+            raise faults.pop()
+
+    async with engine_over(FakeEmbeddingRunner(on_embed=breaks)) as engine:
+        with pytest.raises(InternalError, match="the engine failed"):
+            await engine.submit(texts("one"))
+        assert len(await engine.submit(texts("two"))) == 1
+
+
+async def test_numbers_that_are_none_fail_the_request() -> None:
+    runner = FakeEmbeddingRunner()
+    plain = runner.vectors
+    runner.vectors = lambda tokens: plain(tokens) * (np.nan if bytes(tokens) == b"nan" else 1)  # type: ignore[method-assign]
+    async with engine_over(runner) as engine:
+        good, bad = engine.submit(texts("good")), engine.submit(texts("good", "nan"))
+        with pytest.raises(InternalError, match="not numbers"):
+            await bad
+        assert np.isfinite((await good)[0]).all()
+
+
+async def test_close_fails_what_runs_and_refuses_what_comes() -> None:
+    gate = Gate(n_seq=1)
+    async with engine_over(gate.runner) as engine:
+        running, waiting = engine.submit(texts("one", "two")), engine.submit(texts("three"))
+        await gate.entered()
+        closing = asyncio.create_task(engine.close())
+        await asyncio.sleep(0)
+        gate.open()
+        await closing
+        for request in (running, waiting):
+            with pytest.raises(ShuttingDown):
+                await request
+        with pytest.raises(ShuttingDown):
+            engine.submit(texts("late"))
+
+
+async def test_close_lets_running_requests_end_within_its_time() -> None:
+    gate = Gate(n_seq=1)
+    async with engine_over(gate.runner) as engine:
+        request = engine.submit(texts("one", "two"))
+        closing = asyncio.create_task(engine.close(drain_s=10.0))
+        gate.open()
+        assert len(await request) == 2
+        await closing
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("pooling", "n_tokens", "error", "message"),
+    [
+        (Pooling.MEAN, 0, InvalidRequest, "Input content cannot be empty"),
+        (
+            Pooling.MEAN,
+            129,
+            InvalidRequest,
+            r"input \(129 tokens\) is too large to process. increase the physical batch size \(current .* 128\)",
+        ),
+        (
+            Pooling.LAST,
+            256,
+            ContextExceeded,
+            r"request \(256 tokens\) exceeds the available context size \(256 tokens\)",
+        ),
+    ],
+)
+async def test_inputs_that_cannot_be(
+    pooling: Pooling, n_tokens: int, error: type[InvalidRequest], message: str
+) -> None:
+    async with engine_over(FakeEmbeddingRunner(pooling=pooling)) as engine:
+        with pytest.raises(error, match=message):
+            engine.submit([[1], [1] * n_tokens])
+        assert not engine.busy
+
+
+async def test_the_longest_inputs_pass() -> None:
+    for pooling, longest in ((Pooling.MEAN, 128), (Pooling.LAST, 255)):
+        async with engine_over(FakeEmbeddingRunner(pooling=pooling)) as engine:
+            assert len(await engine.submit([[1] * longest])) == 1
+
+
+async def test_an_input_past_the_context_but_not_the_batch() -> None:
+    async with engine_over(FakeEmbeddingRunner(n_ctx_seq=100)) as engine:
+        with pytest.raises(ContextExceeded, match=r"input \(101 tokens\) is larger than the max context size"):
+            engine.submit([[1] * 101])
+
+
+@pytest.mark.parametrize("token", [-1, 260])
+async def test_a_token_outside_of_the_vocabulary_never_reaches_the_runner(token: int) -> None:
+    runner = FakeEmbeddingRunner()
+    async with engine_over(runner) as engine:
+        with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+            engine.submit([[1, token]])
+    assert runner.batches == []

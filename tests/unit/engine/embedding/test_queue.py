@@ -1,0 +1,93 @@
+"""Which inputs share a decode, and whose turn it is."""
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.embedding.queue import Job, Queue
+
+
+def job(*sizes: int) -> Job:
+    loop = asyncio.new_event_loop()
+    try:
+        return Job([[0] * size for size in sizes], loop.create_future(), 0.0)
+    finally:
+        loop.close()
+
+
+def queue_of(*jobs: Job) -> Queue:
+    queue = Queue()
+    for each in jobs:
+        queue.add(each)
+    return queue
+
+
+def sizes(queue: Queue, n_seq: int = 100, n_tokens: int = 100) -> list[int]:
+    return [len(piece.tokens) for piece in queue.take(n_seq, n_tokens)]
+
+
+def test_inputs_of_several_jobs_share_a_decode() -> None:
+    one, other = job(1, 2), job(3)
+    pieces = queue_of(one, other).take(10, 100)
+    assert [(piece.job, piece.index) for piece in pieces] == [(one, 0), (other, 0), (one, 1)]
+
+
+def test_a_decode_ends_at_its_tokens_and_at_its_sequences() -> None:
+    queue = queue_of(job(40, 40, 40, 40))
+    assert sizes(queue) == [40, 40]
+    assert sizes(queue, n_seq=1) == [40]
+    assert sizes(queue) == [40]
+    assert sizes(queue) == []
+
+
+def test_an_input_that_is_too_long_for_company_goes_alone() -> None:
+    queue = queue_of(job(300), job(1))
+    assert sizes(queue) == [300]
+    assert sizes(queue) == [1]
+
+
+def test_a_small_job_does_not_wait_for_all_of_a_large_one() -> None:
+    queue = queue_of(job(*[50] * 20), job(50))
+    assert sizes(queue) == [50, 50]
+    assert len(queue.jobs) == 1
+
+
+def test_a_long_input_is_not_passed_over_for_ever() -> None:
+    queue = queue_of(job(*[30] * 50), job(90))
+    assert sizes(queue) == [30, 30, 30]
+    assert sizes(queue) == [90]
+
+
+def test_those_that_got_nothing_come_first_next_time() -> None:
+    jobs = [job(1, 1, 1) for _ in range(5)]
+    queue = queue_of(*jobs)
+    first = [piece.job for piece in queue.take(3, 100)]
+    second = [piece.job for piece in queue.take(3, 100)]
+    assert first == jobs[:3]
+    assert second == [*jobs[3:], jobs[0]]
+
+
+def test_a_dropped_job_leaves_nothing() -> None:
+    gone, kept = job(1, 1), job(2)
+    queue = queue_of(gone, kept)
+    queue.drop(gone)
+    queue.drop(gone)
+    assert sizes(queue) == [2]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 200), min_size=1, max_size=8), max_size=8),
+    st.integers(1, 6),
+    st.integers(1, 120),
+)
+def test_every_input_is_taken_once_within_the_limits(all_sizes: list[list[int]], n_seq: int, n_tokens: int) -> None:
+    jobs = [job(*each) for each in all_sizes]
+    queue = queue_of(*jobs)
+    taken = []
+    while pieces := queue.take(n_seq, n_tokens):
+        queue.check_integrity()
+        assert len(pieces) <= n_seq
+        assert len(pieces) == 1 or sum(len(piece.tokens) for piece in pieces) <= n_tokens
+        taken += [(jobs.index(piece.job), piece.index) for piece in pieces]
+    assert sorted(taken) == [(j, i) for j, each in enumerate(all_sizes) for i in range(len(each))]
