@@ -15,9 +15,10 @@ class Batch:
     ctypes arrays, not numpy's: a slice of a few tokens, the usual step, is written in a third of the time.
     """
 
-    def __init__(self, capacity: int, n_seq: int, n_vocab: int) -> None:
+    def __init__(self, capacity: int, n_seq: int, n_vocab: int, n_guesses: int = 0) -> None:
         self.capacity = capacity
         self._n_seq = n_seq
+        self._most_outputs = n_seq * (1 + n_guesses)
         self._n_vocab = n_vocab
         # Any: typeshed wants c_int32 objects in slices, ctypes takes ints
         self._token: Any = (ctypes.c_int32 * capacity)()
@@ -53,7 +54,9 @@ class Batch:
             tokens += entry.tokens
             positions += range(entry.pos, entry.pos + n)
             sequences += [entry.seq] * n
-            if entry.want_logits:
+            if entry.all_logits:
+                outputs += range(len(tokens) - n, len(tokens))
+            elif entry.want_logits:
                 outputs.append(len(tokens) - 1)
         self._check(tokens, positions, outputs)
         n = len(tokens)
@@ -66,11 +69,15 @@ class Batch:
         self.native.n_tokens = n
         return outputs
 
+    def want_all(self) -> None:
+        """Ask for an output of every token that `fill` put in: a context that embeds wants no less."""
+        ctypes.memset(self._logits, 1, self.native.n_tokens)
+
     def _check(self, tokens: list[int], positions: list[int], outputs: list[int]) -> None:
         if not 0 < len(tokens) <= self.capacity:
             raise InternalError(f"a batch of {len(tokens)} tokens; 1 to {self.capacity} are possible")
-        if len(outputs) > self._n_seq:
-            raise InternalError(f"a batch with {len(outputs)} outputs; at most {self._n_seq} are possible")
+        if len(outputs) > self._most_outputs:
+            raise InternalError(f"a batch with {len(outputs)} outputs; at most {self._most_outputs} are possible")
         if min(tokens) < 0 or max(tokens) >= self._n_vocab:
             raise InternalError(f"a batch with a token id outside the vocabulary of {self._n_vocab}")
         if max(positions) >= 1 << 31:

@@ -21,7 +21,7 @@ AUTO_SLOTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Slots and how they share the cells. llama-server's rule (tools/server/server.cpp): automatic is 4, unified."""
+    """Slots and how they share the cells."""
 
     n_seq: int
     unified: bool
@@ -29,23 +29,23 @@ class Layout:
 
 def layout(model: str, native: LoadParams) -> Layout:
     """Raises `ModelFailed` for a number of slots that the library refuses."""
-    automatic = native.n_parallel < 0
-    n_seq = AUTO_SLOTS if automatic else native.n_parallel
+    n_seq = AUTO_SLOTS if native.n_parallel < 0 else native.n_parallel
     if not 1 <= n_seq <= MAX_SEQUENCES:
         raise ModelFailed(model, f"n_parallel is {n_seq}, outside 1 to {MAX_SEQUENCES}")
-    return Layout(n_seq, automatic if native.kv_unified is None else native.kv_unified)
+    return Layout(n_seq, native.unified)
 
 
-def context_params(model: str, native: LoadParams) -> ctypes.Structure:
-    """Raises `ModelFailed` naming the setting that cannot be."""
+def context_params(model: str, native: LoadParams, n_guesses: int = 0) -> ctypes.Structure:
+    """Each sequence may want logits of `n_guesses` tokens beside its next. Raises `ModelFailed` naming the setting
+    that cannot be."""
     shape = layout(model, native)
     _check(model, native)
     params: ctypes.Structure = C.llama_context_default_params()
     params.n_ctx = native.n_ctx
     params.n_seq_max = shape.n_seq
     params.kv_unified = shape.unified
-    params.n_outputs_max = shape.n_seq
-    params.n_outputs_max_per_seq = 1
+    params.n_outputs_max = shape.n_seq * (1 + n_guesses)
+    params.n_outputs_max_per_seq = 1 + n_guesses
     params.n_batch = max(native.n_batch, shape.n_seq)
     params.n_ubatch = native.n_ubatch
     params.n_threads = n_threads(native.n_threads)

@@ -6,7 +6,7 @@ Format: ggml's docs/gguf.md; limits as in ggml/src/gguf.cpp (4 dimensions, power
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 Scalar = int | float | bool | str
@@ -15,6 +15,7 @@ MAX_DIMS = 4
 DEFAULT_ALIGNMENT = 32
 
 _STRING, _ARRAY = 8, 9
+_NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
 _FIXED = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 # elements and bytes of one block per ggml type (ggml/src/ggml.c, type_traits); a test compares them with the library
@@ -43,12 +44,18 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a header says. Arrays of more than `MAX_KEPT_ARRAY` elements appear in ``lengths`` only."""
+    """What a header says. Arrays of more than `MAX_KEPT_ARRAY` elements appear in ``lengths`` only.
+
+    ``types`` names each value's type: ``f32``, ``string``, ``[u32]`` for an array. ``n_bytes`` is where the tensors'
+    content begins.
+    """
 
     version: int
     metadata: dict[str, Scalar | tuple[Scalar, ...]]
     lengths: dict[str, int]
     tensors: tuple[Tensor, ...]
+    types: dict[str, str] = field(default_factory=dict)
+    n_bytes: int = 0
 
     def integer(self, key: str, default: int = 0) -> int:
         """A whole-number value, or `default` where the key is missing or something else."""
@@ -76,17 +83,19 @@ class _Reader:
         version, n_tensors, n_values = self._preamble()
         metadata: dict[str, Scalar | tuple[Scalar, ...]] = {}
         lengths: dict[str, int] = {}
+        types: dict[str, str] = {}
         for _ in range(n_values):
             key = self._string()
-            if key in metadata or key in lengths:
+            if key in types:
                 raise BrokenFileError(f"key '{key}' appears twice")
             kind = self._number("I")
             if kind == _ARRAY:
-                self._array(key, metadata, lengths)
+                types[key] = self._array(key, metadata, lengths)
             else:
                 metadata[key] = self._value(kind)
-        tensors = self._tensors(n_tensors, metadata)
-        return GgufHeader(version, metadata, lengths, tensors)
+                types[key] = _NAMES[kind]
+        tensors, start = self._tensors(n_tensors, metadata)
+        return GgufHeader(version, metadata, lengths, tensors, types, start)
 
     def _preamble(self) -> tuple[int, int, int]:
         if self._view[:4] != b"GGUF":
@@ -128,18 +137,20 @@ class _Reader:
             raise BrokenFileError(f"value type {kind} does not exist")
         return self._number(_FIXED[kind])
 
-    def _array(self, key: str, metadata: dict[str, Scalar | tuple[Scalar, ...]], lengths: dict[str, int]) -> None:
+    def _array(self, key: str, metadata: dict[str, Scalar | tuple[Scalar, ...]], lengths: dict[str, int]) -> str:
+        """Its type's name."""
         kind, count = self._number("I"), self._number("Q")
         if kind == _STRING:
             lengths[key] = count
             self._skip_strings(count)
-            return
+            return "[string]"
         if kind not in _FIXED:
             raise BrokenFileError(f"'{key}': arrays of type {kind} are not supported")
         at = self._take(count * struct.calcsize("<" + _FIXED[kind]))
         lengths[key] = count
         if count <= MAX_KEPT_ARRAY:
             metadata[key] = struct.unpack_from(f"<{count}{_FIXED[kind]}", self._view, at)
+        return f"[{_NAMES[kind]}]"
 
     def _skip_strings(self, count: int) -> None:
         """Vocabularies and merges: hundreds of thousands, so without a call for each."""
@@ -151,7 +162,10 @@ class _Reader:
             at = self._size + 1
         self._take(at - self._at)
 
-    def _tensors(self, count: int, metadata: Mapping[str, Scalar | tuple[Scalar, ...]]) -> tuple[Tensor, ...]:
+    def _tensors(
+        self, count: int, metadata: Mapping[str, Scalar | tuple[Scalar, ...]]
+    ) -> tuple[tuple[Tensor, ...], int]:
+        """Every tensor, and the offset of their content."""
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise BrokenFileError(f"general.alignment is {alignment!r}, not a power of two")
@@ -168,7 +182,7 @@ class _Reader:
                     "(an unfinished download?)"
                 )
             tensors.append(Tensor(name, shape, kind, end))
-        return tuple(tensors)
+        return tuple(tensors), start
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()

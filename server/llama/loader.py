@@ -37,7 +37,7 @@ class LlamaLoader:
             stopped = "the load was stopped" if report.stopped else reason(errors, "the native library gave no reason")
             raise ModelFailed(spec.id, stopped if report.stopped else f"{spec.path}: {stopped}")
         try:
-            return LlamaWeights(model, spec, files.header)
+            return LlamaWeights(model, spec, files)
         except BaseException:
             C.llama_model_free(model)
             raise

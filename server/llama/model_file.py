@@ -13,26 +13,27 @@ _SPLIT = re.compile(r"^(?P<prefix>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The first file's path and header; the library finds the other parts by their names."""
+    """The first file's path and header; the library finds the other parts by their names. ``parts`` are all of them."""
 
     path: Path
     header: GgufHeader
+    parts: tuple[tuple[Path, GgufHeader], ...]
 
 
 def check_files(model: str, path: Path) -> ModelFiles:
     """Read every part's header; raises `ModelFailed` for a missing, unreadable, truncated or foreign file."""
-    header = _read(model, path)
+    header = read_gguf(model, path)
     count = header.integer("split.count")
-    if count > 1:
-        _check_parts(model, path, header, count)
+    others = _other_parts(model, path, header, count) if count > 1 else []
     architecture = header.metadata.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
         raise ModelFailed(model, f"{path}: the file names no architecture (general.architecture)")
     _check_numbers(model, path, header, architecture)
-    return ModelFiles(path, header)
+    return ModelFiles(path, header, ((path, header), *others))
 
 
-def _read(model: str, path: Path) -> GgufHeader:
+def read_gguf(model: str, path: Path) -> GgufHeader:
+    """The header of one file. Raises `ModelFailed` that names it."""
     try:
         if path.is_dir():
             raise ModelFailed(model, f"{path} is a folder, not a GGUF file")
@@ -47,7 +48,7 @@ def _read(model: str, path: Path) -> GgufHeader:
         raise ModelFailed(model, f"{path}: {error}") from error
 
 
-def _check_parts(model: str, path: Path, header: GgufHeader, count: int) -> None:
+def _other_parts(model: str, path: Path, header: GgufHeader, count: int) -> list[tuple[Path, GgufHeader]]:
     name = _SPLIT.match(path.name)
     if name is None:
         raise ModelFailed(model, f"{path}: one of {count} parts, but it is not named <name>-00001-of-{count:05d}.gguf")
@@ -58,8 +59,7 @@ def _check_parts(model: str, path: Path, header: GgufHeader, count: int) -> None
     missing = [part.name for part in parts if not part.exists()]
     if missing:
         raise ModelFailed(model, f"{path}: of {count} parts, {len(missing)} are missing: {', '.join(missing[:5])}")
-    for part in parts:
-        _read(model, part)
+    return [(part, read_gguf(model, part)) for part in parts]
 
 
 def _check_numbers(model: str, path: Path, header: GgufHeader, architecture: str) -> None:

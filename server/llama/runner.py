@@ -19,6 +19,7 @@ from server.llama.vocab import LlamaVocab
 
 # a chain over more candidates takes longer than getting the GIL back: let other threads run meanwhile
 _HOLD_GIL_UP_TO = 1 << 16
+_ADAPTER = ctypes.POINTER(ctypes.c_void_p)  # the bindings' type of a llama_adapter_lora
 _LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability of 0
 
 
@@ -48,7 +49,7 @@ class LlamaRunner:
         self._adapters_now: Adapters = ()
         self._deferred = deferred
         self._on_close = on_close
-        self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens)
+        self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens, info.n_guesses)
         self._outputs: list[int] = []
         self._sequences = Sequences(context, info, n_swa, self._decode_entries)
         self._samplers = SamplerFactory(vocab, info.n_ctx_seq)
@@ -173,7 +174,7 @@ class LlamaRunner:
         if adapters == self._adapters_now:
             return
         context, n = self._open(), len(adapters)
-        pointers = (ctypes.c_void_p * n)(*(self._adapter_pointers[id_] for id_, _ in adapters))
+        pointers = (_ADAPTER * n)(*(ctypes.cast(self._adapter_pointers[id_], _ADAPTER) for id_, _ in adapters))
         scales = (ctypes.c_float * n)(*(scale for _, scale in adapters))
         if C.llama_set_adapters_lora(context, pointers, n, scales) != 0:
             raise InternalError(f"the library refused the LoRA set {adapters}")

@@ -19,6 +19,7 @@ class _Entry:
     pos: int
     tokens: Sequence[int]
     want_logits: bool = False
+    all_logits: bool = False
 
 
 class Sequences:

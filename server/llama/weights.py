@@ -4,14 +4,21 @@ import ctypes
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 from server.engine.protocols import RunnerInfo
 from server.errors import InternalError, ModelFailed
+from server.llama.adapters import apply_configured, load_adapters
 from server.llama.context_params import context_params
-from server.llama.gguf_header import GgufHeader
+from server.llama.control_vectors import read_control_vectors
+from server.llama.embedding_context import embedding_params
+from server.llama.embedding_runner import LlamaEmbeddingRunner, open_embedding_runner
+from server.llama.fingerprint import fingerprint
 from server.llama.library import C, collect_errors, reason, supports_gpu_offload
 from server.llama.memory import available_bytes, check_kv_fits
+from server.llama.model_file import ModelFiles
+from server.llama.roles import Roles, is_encoder, roles
 from server.llama.runner import LlamaRunner
 from server.llama.vocab import LlamaVocab
 from server.pool.protocols import ModelInfo
@@ -21,18 +28,26 @@ from server.pool.spec import ModelSpec
 class LlamaWeights:
     """`server.pool.protocols.Weights`: one native model, shared by the contexts that `runner` makes."""
 
-    def __init__(self, model: int, spec: ModelSpec, header: GgufHeader) -> None:
+    def __init__(self, model: int, spec: ModelSpec, files: ModelFiles) -> None:
         if C.llama_model_has_encoder(model) or not C.llama_model_has_decoder(model):
             raise ModelFailed(spec.id, "the model has an encoder; only decoder models generate text here")
         if not C.llama_vocab_n_tokens(C.llama_model_get_vocab(model)):
             raise ModelFailed(spec.id, "the model has no vocabulary")
         self._model: int | None = model
         self._spec = spec
-        self._header = header
+        self._header = files.header
         self._lock = threading.Lock()
-        self._runners: set[LlamaRunner] = set()
+        self._runners: set[LlamaRunner | LlamaEmbeddingRunner] = set()
+        self._adapters = load_adapters(model, spec.id, files, spec.native)  # before any context
+        n_embd, n_layer = C.llama_model_n_embd(model), C.llama_model_n_layer(model)
+        self._control = read_control_vectors(spec.id, spec.native, n_embd, n_layer)
         self.vocab = LlamaVocab(model)
-        self.info = _info(model, self.vocab)
+        self.info = replace(
+            _info(model, self.vocab, roles(files.header, spec.native)),
+            fingerprint=fingerprint(files.parts),
+            adapter_fingerprints=tuple(native.fingerprint for native in self._adapters),
+            control_vectors=self._control.fingerprint if self._control else "",
+        )
 
     def runner(self) -> LlamaRunner:
         """A new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
@@ -41,7 +56,7 @@ class LlamaWeights:
                 raise InternalError(f"model '{self._spec.id}' was unloaded")
             model = self._model
         name, native = self._spec.id, self._spec.native
-        params = context_params(name, native)
+        params = context_params(name, native, self._n_guesses(model))
         check_kv_fits(name, self._header, params, self.info.n_ctx_train)
         with collect_errors() as errors:
             context = C.llama_init_from_model(model, params)
@@ -61,6 +76,7 @@ class LlamaWeights:
     def _wrap(self, context: int, model: int, params: ctypes.Structure) -> LlamaRunner:
         if not C.llama_get_memory(context):
             raise ModelFailed(self._spec.id, "the model keeps no memory of its context, so it cannot generate text")
+        self._add_control_vectors(context)
         if self._spec.native.warmup:
             # libgomp keeps a team of compute threads for each thread that ever decoded, and stops spinning when
             # teams outnumber the cores: a step of 13.8 ms becomes one of 17.4. So this team ends with its thread.
@@ -73,11 +89,12 @@ class LlamaWeights:
             n_seq=n_seq,
             n_ctx_seq=n_ctx_seq,
             n_cells=C.llama_n_ctx(context) if unified else n_ctx_seq * n_seq,
-            n_batch=C.llama_n_batch(context),
+            n_batch=self._largest_batch(context, model),
             n_ubatch=C.llama_n_ubatch(context),
             unified=unified,
             can_shift=bool(C.llama_memory_can_shift(C.llama_get_memory(context))),
             can_cut=self._can_cut(model),
+            n_guesses=self._n_guesses(model),
             free_bytes=available_bytes(),
         )
         return LlamaRunner(
@@ -85,14 +102,53 @@ class LlamaWeights:
             n_swa=C.llama_model_n_swa(model),
             deferred=supports_gpu_offload(),
             on_close=self._forget,
+            adapters=[(native.adapter, native.pointer) for native in self._adapters],
         )
+
+    def _add_control_vectors(self, context: int) -> None:
+        if self._control is not None:
+            self._control.apply(context, self._spec.id)
+
+    def _adapt(self, context: int) -> None:
+        """Embeddings are computed with the scales of the configuration."""
+        self._add_control_vectors(context)
+        apply_configured(context, self._spec.id, self._adapters)
+
+    def _n_guesses(self, model: int) -> int:
+        """Tokens of each sequence that may be guessed at once: none where they could not be taken back."""
+        engine = self._spec.engine
+        return engine.spec_draft_max if engine.spec_type != "none" and self._can_cut(model) else 0
+
+    def _windowed(self, model: int) -> bool:
+        """Whether the cache drops what a sliding window has left behind."""
+        return C.llama_model_n_swa(model) > 0 and not self._spec.native.swa_full
+
+    def _largest_batch(self, context: int, model: int) -> int:
+        """Tokens of one decode. With a sliding window's small cache no more than one micro-batch: the library places
+        a batch's micro-batches one after the other to see whether they fit, and does not bring back the older tokens
+        that it drops for the later ones (llama-kv-cache.cpp, prepare and apply_ubatch), so the first lack them."""
+        n_batch, n_ubatch, n_seq = C.llama_n_batch(context), C.llama_n_ubatch(context), C.llama_n_seq_max(context)
+        return int(max(min(n_batch, n_ubatch), n_seq) if self._windowed(model) else n_batch)
 
     def _can_cut(self, model: int) -> bool:
         """Whether every end of a sequence can be forgotten: not with states, nor with windows that drop cells."""
-        windowed = C.llama_model_n_swa(model) and not self._spec.native.swa_full
-        return not (windowed or C.llama_model_is_recurrent(model) or C.llama_model_is_hybrid(model))
+        return not (self._windowed(model) or C.llama_model_is_recurrent(model) or C.llama_model_is_hybrid(model))
 
-    def _forget(self, runner: LlamaRunner) -> None:
+    def embedding_runner(self) -> LlamaEmbeddingRunner:
+        """As `runner`, a context that embeds."""
+        with self._lock:
+            if self._model is None:
+                raise InternalError(f"model '{self._spec.id}' was unloaded")
+            model = self._model
+        params = embedding_params(model, self._spec.id, self._header, self._spec.native, self.vocab)
+        if not is_encoder(self._header):
+            check_kv_fits(self._spec.id, self._header, params, self.info.n_ctx_train)
+        runner = open_embedding_runner(model, self._spec, params, self.vocab, self._forget, self._adapt)
+        with self._lock:
+            self._runners.add(runner)
+        return runner
+
+    def _forget(self, runner: LlamaRunner | LlamaEmbeddingRunner) -> None:
         with self._lock:
             self._runners.discard(runner)
 
@@ -120,7 +176,7 @@ def _warm_up(name: str, context: int, vocab: LlamaVocab) -> None:
     C.llama_memory_clear(C.llama_get_memory(context), True)
 
 
-def _info(model: int, vocab: LlamaVocab) -> ModelInfo:
+def _info(model: int, vocab: LlamaVocab, what: Roles) -> ModelInfo:
     return ModelInfo(
         description=_text(partial(C.llama_model_desc, model)),
         ftype=(C.llama_ftype_name(C.llama_model_ftype(model)) or b"").decode(),
@@ -136,6 +192,9 @@ def _info(model: int, vocab: LlamaVocab) -> ModelInfo:
         chat_template=_template(model, None),
         chat_template_tool_use=_template(model, b"tool_use"),
         metadata=_metadata(model),
+        generates=what.generates,
+        embeds=what.embeds,
+        rerank_template=_template(model, b"rerank"),
     )
 
 

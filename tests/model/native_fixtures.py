@@ -34,6 +34,7 @@ class Entry:
     pos: int
     tokens: Sequence[int]
     want_logits: bool = True
+    all_logits: bool = False
 
 
 def load(path: Path, **native: Any) -> LlamaWeights:

@@ -1,0 +1,307 @@
+"""LoRA adapters and control vectors on real files: what they change, and that a wrong file never ends the process."""
+
+import ctypes
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+
+from server.engine.request import Adapters
+from server.errors import ModelFailed
+from server.llama.fingerprint import fingerprint
+from server.llama.gguf_header import read_header
+from server.llama.library import C
+from server.llama.runner import LlamaRunner
+from server.pool.spec import ScaledFile
+from tests.ggufs import TinyModel, control_vector_file, gguf_file, lora_file, truncated
+from tests.model.native_fixtures import load, open_runner, prefill, prompt_tokens, raw_logits
+
+N_EMBD, N_FF, N_VOCAB = 64, 128, 400
+Tensors = Mapping[str, np.ndarray[Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def lora(gguf_folder: Path) -> Path:
+    return lora_file(gguf_folder, task_name="speak", prompt_prefix="Say: ")
+
+
+@pytest.fixture(scope="module")
+def control(gguf_folder: Path) -> Path:
+    return control_vector_file(gguf_folder)
+
+
+def logits(runner: LlamaRunner, adapters: Adapters = ()) -> list[float]:
+    """After the standard prompt, read from the beginning under `adapters`."""
+    runner.clear(0)
+    runner.use_adapters(adapters)
+    prefill(runner, 0, prompt_tokens(runner.vocab))
+    return raw_logits(runner)
+
+
+def controlled(path: Path, *files: tuple[Path, float], **native: Any) -> list[float]:
+    vectors = tuple(ScaledFile(*file) for file in files)
+    with open_runner(path, control_vectors=vectors, **native) as runner:
+        return logits(runner)
+
+
+def failure(path: Path, **native: Any) -> str:
+    with pytest.raises(ModelFailed) as caught:
+        load(path, **native)
+    return caught.value.reason
+
+
+def test_an_adapter_changes_what_is_computed_by_its_scale_and_not_when_it_is_off(tiny_path: Path, lora: Path) -> None:
+    with open_runner(tiny_path) as bare:
+        plain = logits(bare)
+    with open_runner(tiny_path, lora=(ScaledFile(lora, 0.5),)) as runner:
+        assert logits(runner) == plain
+        whole, half = logits(runner, ((0, 1.0),)), logits(runner, ((0, 0.5),))
+        assert logits(runner) == plain
+    assert not np.allclose(whole, plain, atol=0.1)
+    assert not np.allclose(half, plain, atol=0.1)
+    assert not np.allclose(half, whole, atol=0.1)
+
+
+def test_one_file_twice_at_half_scale_is_once_at_full_scale(tiny_path: Path, lora: Path) -> None:
+    with open_runner(tiny_path, lora=(ScaledFile(lora), ScaledFile(lora))) as runner:
+        both, one = logits(runner, ((0, 0.5), (1, 0.5))), logits(runner, ((1, 1.0),))
+    assert np.allclose(both, one, atol=1e-3)
+
+
+def test_adapters_say_what_their_files_say(tiny_path: Path, lora: Path, gguf_folder: Path) -> None:
+    activated = lora_file(gguf_folder, "activated", invocation_tokens=(5, 6, 7))
+    files = (ScaledFile(lora, 0.5), ScaledFile(activated))
+    with open_runner(tiny_path, lora=files) as runner:
+        first, second = runner.adapters
+    assert (first.id, first.path, first.scale) == (0, str(lora), 0.5)
+    assert (first.task_name, first.prompt_prefix, first.alora_invocation_tokens) == ("speak", "Say: ", ())
+    assert (second.id, second.scale, second.alora_invocation_tokens) == (1, 1.0, (5, 6, 7))
+
+
+def test_adapters_may_be_loaded_without_being_applied(tiny_path: Path, lora: Path) -> None:
+    with open_runner(tiny_path, lora=(ScaledFile(lora, 0.5),), lora_init_without_apply=True) as runner:
+        assert [adapter.scale for adapter in runner.adapters] == [0.0]
+
+
+def write(path: Path, tensors: Tensors, describe: Callable[[GGUFWriter], None], arch: str = "llama") -> Path:
+    writer = GGUFWriter(path, arch)
+    describe(writer)
+    for name, array in tensors.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def as_lora(writer: GGUFWriter) -> None:
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 4.0)
+
+
+def pair(a: tuple[int, ...], b: tuple[int, ...], name: str = "blk.0.ffn_down.weight") -> Tensors:
+    """numpy's shapes, the row's length last."""
+    return {f"{name}.lora_a": np.ones(a, np.float32), f"{name}.lora_b": np.ones(b, np.float32)}
+
+
+GOOD = pair((4, N_FF), (N_EMBD, 4))
+
+
+def _lora_with(**values: tuple[str, Any]) -> Callable[[GGUFWriter], None]:
+    def describe(writer: GGUFWriter) -> None:
+        known: dict[str, tuple[str, Any]] = {
+            "general.type": ("string", "adapter"),
+            "adapter.type": ("string", "lora"),
+            "adapter.lora.alpha": ("float32", 4.0),
+        }
+        for key, (kind, value) in (known | values).items():
+            getattr(writer, f"add_{kind}")(key, value)
+
+    return describe
+
+
+INTEGERS: Tensors = {name: np.ones(array.shape, np.int32) for name, array in GOOD.items()}
+BROKEN: dict[str, tuple[Tensors, Callable[[GGUFWriter], None], str]] = {
+    "a model": (GOOD, lambda writer: None, "is no LoRA adapter (general.type is '', adapter.type '')"),
+    "another type": (GOOD, _lora_with(**{"adapter.type": ("string", "ia3")}), "adapter.type 'ia3'"),
+    "type as number": (GOOD, _lora_with(**{"general.type": ("uint32", 1)}), "general.type is of type u32, not string"),
+    "alpha as f64": (GOOD, _lora_with(**{"adapter.lora.alpha": ("float64", 1.0)}), "is of type f64, not f32"),
+    "alpha NaN": (GOOD, _lora_with(**{"adapter.lora.alpha": ("float32", float("nan"))}), "not a finite number"),
+    "invocation as text": (
+        GOOD,
+        _lora_with(**{"adapter.alora.invocation_tokens": ("string", "x")}),
+        "invocation_tokens is of type string, not [u32]",
+    ),
+    "invocation of signed": (
+        GOOD,
+        _lora_with(**{"adapter.alora.invocation_tokens": ("array", [-1, 2])}),
+        "invocation_tokens is of type [i32], not [u32]",
+    ),
+    "no partner": ({"blk.0.ffn_down.weight.lora_a": GOOD["blk.0.ffn_down.weight.lora_a"]}, as_lora, "not the other"),
+    "other tensors": ({"blk.0.ffn_down.weight": np.ones((4, 4), np.float32)}, as_lora, "is no part of a LoRA adapter"),
+    "unknown base": (pair((4, N_FF), (N_EMBD, 4), "blk.9.ffn_down.weight"), as_lora, "no tensor 'blk.9.ffn_down"),
+    "rank differs": (pair((4, N_FF), (N_EMBD, 8)), as_lora, "has another shape"),
+    "not transposed": (pair((N_FF, 4), (4, N_EMBD)), as_lora, "has another shape"),
+    "too wide": (pair((4, N_FF * 2), (N_EMBD, 4)), as_lora, "has another shape"),
+    "three dimensions": (pair((2, 4, N_FF), (2, N_EMBD, 4)), as_lora, "has another shape"),
+    "embedding's rank": (pair((N_VOCAB, 4), (N_EMBD, 8), "token_embd.weight"), as_lora, "has another shape"),
+    "integers": (INTEGERS, as_lora, "not for multiplying"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_wrong_adapter_is_refused_with_its_name_and_the_reason(tiny_path: Path, tmp_path: Path, case: str) -> None:
+    tensors, describe, expected = BROKEN[case]
+    path = write(tmp_path / "broken.gguf", tensors, describe)
+    found = failure(tiny_path, lora=(ScaledFile(path),))
+    assert found.startswith(str(path))
+    assert expected in found
+
+
+def test_an_adapter_of_another_architecture_is_refused(tiny_path: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "other.gguf", GOOD, as_lora, "qwen3")
+    assert "for the architecture 'qwen3', the model's is 'llama'" in failure(tiny_path, lora=(ScaledFile(path),))
+
+
+def test_invocation_tokens_are_in_the_vocabulary(tiny_path: Path, gguf_folder: Path) -> None:
+    path = lora_file(gguf_folder, "outside", invocation_tokens=(1, N_VOCAB))
+    assert "the vocabulary ends at 399" in failure(tiny_path, lora=(ScaledFile(path),))
+
+
+def test_files_that_are_none_are_refused(tiny_path: Path, tmp_path: Path, lora: Path) -> None:
+    text = tmp_path / "text.gguf"
+    text.write_text("no GGUF at all, but long enough to be one")
+    for path, expected in (
+        (tmp_path / "none.gguf", "does not exist"),
+        (tmp_path, "is a folder"),
+        (text, "not a GGUF file"),
+        (truncated(lora), "truncated"),
+    ):
+        for option in ("lora", "control_vectors"):
+            found = failure(tiny_path, **{option: (ScaledFile(path),)})
+            assert found.startswith(str(path))
+            assert expected in found
+
+
+def test_an_adapter_may_change_the_embedding_and_the_norms_it_has_are_left_out(tiny_path: Path, tmp_path: Path) -> None:
+    tensors: Tensors = {
+        **pair((N_VOCAB, 4), (N_EMBD, 4), "token_embd.weight"),
+        "blk.0.attn_norm.weight": np.ones(N_EMBD, np.float32),
+    }
+    path = write(tmp_path / "embedding.gguf", tensors, as_lora)
+    with open_runner(tiny_path, lora=(ScaledFile(path),)) as runner:
+        assert logits(runner, ((0, 1.0),)) != logits(runner)
+
+
+def test_experts_get_adapters_of_three_dimensions(gguf_folder: Path, tmp_path: Path) -> None:
+    model = gguf_file(gguf_folder, TinyModel(n_expert=4))
+    name = "blk.0.ffn_down_exps.weight"
+    rng = np.random.default_rng(1)
+    parts = pair((4, 4, N_FF), (4, N_EMBD, 4), name)
+    tensors: Tensors = {key: np.asarray(rng.standard_normal(part.shape, np.float32)) for key, part in parts.items()}
+    path = write(tmp_path / "experts.gguf", tensors, as_lora)
+    with open_runner(model, lora=(ScaledFile(path),)) as runner:
+        assert not np.allclose(logits(runner, ((0, 1.0),)), logits(runner), atol=1e-3)
+    fewer = write(tmp_path / "fewer.gguf", pair((2, 4, N_FF), (2, N_EMBD, 4), name), as_lora)
+    assert "has another shape" in failure(model, lora=(ScaledFile(fewer),))
+
+
+def test_control_vectors_change_what_is_computed_and_add_up(tiny_path: Path, control: Path, gguf_folder: Path) -> None:
+    other = control_vector_file(gguf_folder, "other", seed=22)
+    plain, whole = controlled(tiny_path), controlled(tiny_path, (control, 1.0))
+    assert not np.allclose(whole, plain, atol=0.1)
+    assert np.allclose(controlled(tiny_path, (control, 0.25), (control, 0.75)), whole, atol=1e-4)
+    assert np.allclose(controlled(tiny_path, (control, 1.0), (control, -1.0)), plain, atol=1e-4)
+    assert not np.allclose(controlled(tiny_path, (control, 1.0), (other, 1.0)), whole, atol=0.1)
+
+
+def test_control_vectors_work_in_their_layers_only(gguf_folder: Path) -> None:
+    deep = TinyModel(n_layer=4)
+    model, control = gguf_file(gguf_folder, deep), control_vector_file(gguf_folder, "deep", model=deep)
+    plain, whole = controlled(model), controlled(model, (control, 1.0))
+    assert controlled(model, (control, 1.0), control_vector_layer_range=(1, 3)) == whole
+    assert controlled(model, (control, 1.0), control_vector_layer_range=(-1, 0)) == whole
+    assert controlled(model, (control, 1.0), control_vector_layer_range=(50, 60)) == plain
+    first = controlled(model, (control, 1.0), control_vector_layer_range=(1, 1))
+    assert not np.allclose(first, whole, atol=0.1)
+    assert not np.allclose(first, plain, atol=0.1)
+
+
+def test_directions_of_layers_that_the_model_lacks_have_no_effect(tiny_path: Path, gguf_folder: Path) -> None:
+    deep = control_vector_file(gguf_folder, "deeper", model=TinyModel(n_layer=8))
+    same_start = control_vector_file(gguf_folder, "same-start")
+    assert controlled(tiny_path, (deep, 1.0)) == controlled(tiny_path, (same_start, 1.0))
+
+
+DIRECTION = np.ones(N_EMBD, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "expected"),
+    [
+        ({"direction.1": np.ones(32, np.float32)}, "'direction.1' has 32 numbers, the model 64"),
+        ({"direction.1": np.ones(N_EMBD, np.float16)}, "'direction.1' is not one row of F32"),
+        ({"direction.1": np.ones((2, N_EMBD), np.float32)}, "'direction.1' is not one row of F32"),
+        ({"direction.0": DIRECTION}, "'direction.0' is not a layer's direction"),
+        ({"direction.x": DIRECTION}, "'direction.x' is not a layer's direction"),
+        ({"direction.-1": DIRECTION}, "'direction.-1' is not a layer's direction"),
+        ({"output.weight": DIRECTION}, "'output.weight' is not a layer's direction"),
+        ({"direction.1": np.full(N_EMBD, np.nan, np.float32)}, "is not finite"),
+        ({}, "it has no tensors"),
+    ],
+)
+def test_a_wrong_control_vector_is_refused(tiny_path: Path, tmp_path: Path, tensors: Tensors, expected: str) -> None:
+    path = write(tmp_path / "wrong.gguf", tensors, lambda _: None, "controlvector")
+    found = failure(tiny_path, control_vectors=(ScaledFile(path),))
+    assert expected in found
+    assert str(path) in found
+
+
+def test_embeddings_are_computed_with_both(gguf_folder: Path, lora: Path, control: Path) -> None:
+    model = gguf_file(gguf_folder, TinyModel(pooling="mean"))
+
+    def vector(**native: Any) -> Any:
+        weights = load(model, **native)
+        runner = weights.embedding_runner()
+        found = runner.embed([[5, 6, 7]])
+        runner.close()
+        weights.close()
+        return np.asarray(found).ravel()
+
+    plain = vector()
+    assert not np.allclose(vector(lora=(ScaledFile(lora),)), plain, atol=1e-2)
+    assert not np.allclose(vector(control_vectors=(ScaledFile(control),)), plain, atol=1e-2)
+    assert np.allclose(vector(lora=(ScaledFile(lora),), lora_init_without_apply=True), plain)
+
+
+@pytest.fixture
+def other_weights(gguf_folder: Path) -> Path:
+    """A file whose header is that of `tiny_path`."""
+    return gguf_file(gguf_folder, TinyModel(seed=2))
+
+
+def test_fingerprints_tell_contents_and_not_names(tiny_path: Path, other_weights: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(tiny_path.read_bytes())
+    header = read_header(tiny_path)
+    assert read_header(other_weights).metadata == header.metadata
+    found = [fingerprint([(path, read_header(path))]) for path in (tiny_path, copy, other_weights)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_weights_tell_their_fingerprints(tiny_path: Path, lora: Path, control: Path) -> None:
+    weights = load(tiny_path, lora=(ScaledFile(lora),), control_vectors=(ScaledFile(control, 0.5),))
+    info = weights.info
+    assert info.fingerprint == fingerprint([(tiny_path, read_header(tiny_path))])
+    assert info.adapter_fingerprints == (fingerprint([(lora, read_header(lora))]),)
+    assert info.control_vectors.endswith("*0.5@1-2")
+    weights.close()
+
+
+def test_the_librarys_adapter_type_is_what_the_bindings_take() -> None:
+    assert ctypes.POINTER(ctypes.c_void_p) is C.llama_adapter_lora_p_ctypes

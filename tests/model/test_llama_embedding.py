@@ -1,0 +1,266 @@
+"""The native embedding context on real files: every pooling, every limit that the library would abort on."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.engine.embedding.vectors import Pooling, Vectors
+from server.errors import InternalError, ModelFailed
+from server.llama.embedding_context import embedding_params
+from server.llama.embedding_runner import LlamaEmbeddingRunner
+from server.llama.weights import LlamaWeights
+from server.pool.spec import LoadParams
+from tests.ggufs import (
+    BERT,
+    BERT_RERANKER,
+    EMBED_CLS,
+    EMBED_LAST,
+    EMBED_MEAN,
+    EMBED_NONE,
+    MODELS,
+    PLAIN,
+    RECURRENT,
+    SLIDING_WINDOW,
+    TEMPLATE_RERANKER,
+    TinyModel,
+    gguf_file,
+)
+from tests.model.native_context import native_context
+from tests.model.native_fixtures import load
+
+DEMO = Path(__file__).parents[2] / "models" / "demo-embed.gguf"
+TEXTS = ("the quick brown fox", "a", "jumps over the lazy dog and then the other animals of the forest", "a", "x y")
+EMBEDDERS = [name for name, model in MODELS.items() if model.pooling is not None]
+
+
+@contextmanager
+def embedder(path: Path, **native: Any) -> Iterator[LlamaEmbeddingRunner]:
+    """A context over its own weights, closed at the end. Without flash attention, which rounds as batches are cut."""
+    params = {"embedding": True, "n_ctx": 0, "n_parallel": 8, "flash_attn": "off"} | native
+    weights = load(path, **params)
+    try:
+        runner = weights.embedding_runner()
+        try:
+            yield runner
+        finally:
+            runner.close()
+    finally:
+        weights.close()
+
+
+def tokens(runner: LlamaEmbeddingRunner, *texts: str) -> list[list[int]]:
+    return [runner.vocab.tokenize(text, add_special=True, parse_special=True) for text in texts]
+
+
+def close(one: Vectors, other: Vectors) -> bool:
+    return one.shape == other.shape and bool(np.allclose(one, other, atol=2e-5, rtol=1e-4))
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_vectors_are_the_librarys_own_alone_and_together(gguf_folder: Path, name: str) -> None:
+    path = gguf_file(gguf_folder, MODELS[name])
+    with embedder(path) as runner:
+        inputs = tokens(runner, *TEXTS)
+        alone = [runner.embed([each])[0] for each in inputs]
+        together = runner.embed(inputs)
+        assert all(close(a, b) for a, b in zip(alone, together, strict=True))
+        assert runner.info.pooling == (MODELS[name].pooling or "none")
+    with native_context(path, embeddings=True, flash_attn_type=0) as native:
+        for text, each, vectors in zip(TEXTS, inputs, alone, strict=True):
+            if MODELS[name].pooling == "none":
+                expected = np.stack([native.embedding(text, token) for token in range(len(each))])
+            else:
+                expected = native.embedding(text)[None]
+            assert close(vectors, expected[:, : vectors.shape[1]]), text
+
+
+@pytest.mark.parametrize("pooling", ["none", "mean", "cls", "last"])
+@pytest.mark.parametrize("model", [PLAIN, BERT, RECURRENT, SLIDING_WINDOW], ids=lambda m: m.arch)
+def test_every_pooling_of_every_kind_of_model(gguf_folder: Path, model: TinyModel, pooling: str) -> None:
+    with embedder(gguf_file(gguf_folder, model), pooling=pooling) as runner:
+        inputs = tokens(runner, *TEXTS)
+        found = runner.embed(inputs)
+        assert runner.info.pooling is Pooling(pooling)
+        assert [len(vectors) for vectors in found] == [len(each) if pooling == "none" else 1 for each in inputs]
+        assert all(close(a, runner.embed([b])[0]) for a, b in zip(found, inputs, strict=True))
+        assert close(found[1], found[3])
+        assert not close(found[0][:1], found[2][:1]) or pooling in ("none", "cls")
+
+
+@pytest.mark.parametrize("model", [EMBED_LAST, EMBED_NONE, TEMPLATE_RERANKER], ids=["last", "none", "rank"])
+def test_a_causal_models_long_input_is_computed_in_parts(gguf_folder: Path, model: TinyModel) -> None:
+    path = gguf_file(gguf_folder, model)
+    with embedder(path, n_batch=2048, n_ubatch=2048) as runner:
+        (long,) = tokens(runner, "the quick brown fox jumps over the lazy dog " * 20)
+        (whole,) = runner.embed([long])
+    with embedder(path, n_batch=64, n_ubatch=32) as runner:
+        assert not runner.info.whole
+        assert len(long) > 5 * runner.info.n_ubatch
+        (parts,) = runner.embed([long])
+    assert np.allclose(parts, whole, atol=1e-3)
+
+
+def test_a_sliding_windows_long_input_is_computed_in_parts(gguf_folder: Path) -> None:
+    path = gguf_file(gguf_folder, SLIDING_WINDOW)
+    with embedder(path, pooling="last", n_batch=2048, n_ubatch=2048) as runner:
+        (long,) = tokens(runner, "the quick brown fox jumps over the lazy dog " * 60)
+        (whole,) = runner.embed([long])
+    with embedder(path, pooling="last", n_batch=64, n_ubatch=64) as runner:
+        (parts,) = runner.embed([long])
+    assert len(long) > 500
+    assert np.allclose(parts, whole, atol=1e-3)
+
+
+@pytest.mark.parametrize("model", [BERT, EMBED_MEAN, EMBED_CLS], ids=["bert", "mean", "cls"])
+def test_an_input_that_must_be_whole_may_be_as_long_as_a_batch(gguf_folder: Path, model: TinyModel) -> None:
+    with embedder(gguf_file(gguf_folder, model), n_batch=300, n_ubatch=64) as runner:
+        info = runner.info
+        assert info.whole
+        assert (info.n_ubatch, info.n_pack) == (304, 64)  # a multiple of the 8 sequences
+        longest = [5] * min(info.n_ubatch, info.n_ctx_seq)
+        assert runner.embed([longest])[0].shape == (1, 64)
+
+
+@pytest.mark.parametrize("model", [BERT, EMBED_MEAN, EMBED_CLS, RECURRENT], ids=["bert", "mean", "cls", "mamba"])
+def test_every_combination_of_sizes_gives_a_context(gguf_folder: Path, model: TinyModel) -> None:
+    """The library ends the process over an average whose tokens are no multiple of its sequences."""
+    path = gguf_file(gguf_folder, model)
+    for n_parallel in (1, 3, 7, 64, 256):
+        for n_ctx, n_batch, n_ubatch in ((0, 2048, 512), (300, 511, 17), (100, 1, 1), (1, 33, 2047), (257, 300, 300)):
+            sizes = {"n_parallel": n_parallel, "n_ctx": n_ctx, "n_batch": n_batch, "n_ubatch": n_ubatch}
+            with embedder(path, pooling="mean", **sizes) as runner:
+                info = runner.info
+                assert info.n_seq == n_parallel, sizes
+                assert 0 < info.n_pack <= info.n_ubatch, sizes
+                assert 0 < info.n_ctx_seq <= (n_ctx or model.n_ctx), sizes
+                n_each = min(info.n_ctx_seq, info.n_pack)
+                n = max(1, min(n_parallel, info.n_pack // n_each))
+                assert len(runner.embed([[5] * n_each] * n)) == n, sizes
+                assert len(runner.embed([[5] * min(info.n_ctx_seq, info.n_ubatch)])) == 1, sizes
+
+
+def test_a_large_vocabulary_does_not_take_gigabytes_for_logits_unless_asked(gguf_folder: Path) -> None:
+    path = gguf_file(gguf_folder, TinyModel(pooling="mean", n_vocab=150_000, n_embd=32, n_head=2, n_head_kv=1))
+    weights = load(path)
+    params = [
+        embedding_params(weights._model, "m", weights._header, LoadParams(n_ubatch=n), weights.vocab).n_ubatch
+        for n in (512, 1024)
+    ]
+    weights.close()
+    assert params == [896, 1024]
+
+
+def test_positions_past_a_table_never_reach_the_library(gguf_folder: Path) -> None:
+    with embedder(gguf_file(gguf_folder, BERT)) as runner:
+        assert runner.info.n_ctx_seq == BERT.n_ctx == 512
+        assert runner.info.n_ubatch == 2048
+        assert len(runner.embed([[5] * 512])) == 1
+        with pytest.raises(InternalError, match="an input of 513 tokens"):
+            runner.embed([[5] * 513])
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [],
+        [[]],
+        [[1], []],
+        [[400]],
+        [[-1]],
+        [[1]] * 9,
+        [[1] * 100] * 8,
+        [[1] * 600],
+    ],
+    ids=["none", "empty", "one empty", "past the vocabulary", "negative", "too many", "too much", "too long"],
+)
+@pytest.mark.parametrize("model", [BERT, EMBED_CLS, EMBED_LAST], ids=["bert", "cls", "last"])
+def test_what_the_library_would_abort_on_is_an_error(
+    gguf_folder: Path, model: TinyModel, inputs: Sequence[Sequence[int]]
+) -> None:
+    native = {"n_parallel": 8, "n_batch": 512, "n_ubatch": 512, "n_ctx": 512}
+    with embedder(gguf_file(gguf_folder, model), **native) as runner:
+        before = runner.embed([[5, 6, 7]])[0]
+        with pytest.raises(InternalError):
+            runner.embed(inputs)
+        assert close(runner.embed([[5, 6, 7]])[0], before)
+
+
+def test_nothing_is_remembered_between_two_calls(gguf_folder: Path) -> None:
+    with embedder(gguf_file(gguf_folder, EMBED_LAST), n_ctx=512) as runner:
+        first = runner.embed([[5, 6, 7]])[0]
+        for _ in range(5):
+            runner.embed([[9] * 200, [8] * 200])
+        assert close(runner.embed([[5, 6, 7]])[0], first)
+
+
+def test_256_inputs_of_one_decode(gguf_folder: Path) -> None:
+    with embedder(gguf_file(gguf_folder, EMBED_MEAN), n_parallel=256) as runner:
+        assert runner.info.n_seq == 256
+        found = runner.embed([[i % 250 + 1, 7] for i in range(256)])
+        assert close(found[200], runner.embed([[201, 7]])[0])
+
+
+def test_a_model_whose_head_gives_more_than_it_reads_back_takes_one_input_at_a_time(gguf_folder: Path) -> None:
+    with embedder(gguf_file(gguf_folder, BERT_RERANKER), pooling="rank", n_parallel=-1) as runner:
+        assert runner.info.n_seq == 64
+        assert runner.info.n_embd == 1
+    with embedder(gguf_file(gguf_folder, TEMPLATE_RERANKER), pooling="rank") as runner:
+        assert runner.info.n_embd == 2
+        scores = runner.embed(tokens(runner, *TEXTS))
+        assert all(each.sum() == pytest.approx(1.0, abs=1e-5) for each in scores)
+
+
+def test_reranking_with_a_model_without_a_head_stops_the_load(gguf_folder: Path) -> None:
+    weights = load(gguf_file(gguf_folder, EMBED_MEAN), embedding=True, pooling="rank")
+    with pytest.raises(ModelFailed, match="needs a classification head"):
+        weights.embedding_runner()
+    weights.close()
+
+
+def roles_of(path: Path, **native: Any) -> tuple[bool, bool]:
+    weights: LlamaWeights = load(path, **native)
+    found = weights.info.generates, weights.info.embeds
+    weights.close()
+    return found
+
+
+def test_models_made_for_embedding_are_recognized(gguf_folder: Path) -> None:
+    assert {name for name, model in MODELS.items() if roles_of(gguf_file(gguf_folder, model))[1]} == {*EMBEDDERS} - {
+        "embed-none"
+    }
+    assert roles_of(DEMO) == (False, True)
+    assert roles_of(DEMO, embedding=False) == (True, False)
+    assert roles_of(gguf_file(gguf_folder, PLAIN), embedding=True) == (True, True)
+
+
+def test_contexts_that_generate_and_embed_share_weights(gguf_folder: Path) -> None:
+    weights = load(gguf_file(gguf_folder, PLAIN), embedding=True, pooling="mean")
+    generator, runner = weights.runner(), weights.embedding_runner()
+    assert runner.embed([[5, 6]])[0].shape == (1, 64)
+    generator.close()
+    assert runner.embed([[5, 6]])[0].shape == (1, 64)
+    runner.close()
+    weights.close()
+    with pytest.raises(InternalError, match="closed"):
+        runner.embed([[5]])
+
+
+def test_weights_that_are_not_numbers_fail_at_the_engine_not_here(gguf_folder: Path) -> None:
+    model = TinyModel(pooling="mean", nan_weights=True)
+    with embedder(gguf_file(gguf_folder, model)) as runner:
+        assert runner.embed([[5, 6]])[0].shape == (1, 64)
+
+
+def test_paraphrases_are_nearer_than_other_texts() -> None:
+    with embedder(DEMO, warmup=True) as runner:
+        pairs = [
+            "What is the capital of France?",
+            "Which city is the capital of France?",
+            "Tell me a story about a fox.",
+        ]
+        one, same, other = (vectors[0] / np.linalg.norm(vectors[0]) for vectors in runner.embed(tokens(runner, *pairs)))
+    assert one @ same > one @ other + 0.2
