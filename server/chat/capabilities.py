@@ -34,6 +34,8 @@ class Capabilities:
     ``thinking``: ``enable_thinking`` changes the prompt, or thoughts of a message show up in it.
     ``thought_tags``: what stands in front of thoughts and behind them, with the white space; "" where the template
     shows none.
+    ``preserve_reasoning``: thoughts of earlier turns can be kept in the prompt. ``reasoning_effort``: that variable
+    changes the prompt.
     """
 
     system: bool
@@ -45,6 +47,8 @@ class Capabilities:
     object_arguments: bool
     thinking: bool
     thought_tags: tuple[str, str]
+    preserve_reasoning: bool = False
+    reasoning_effort: bool = False
 
 
 def probe(render: Render, source: str) -> Capabilities:
@@ -74,6 +78,8 @@ def probe(render: Render, source: str) -> Capabilities:
         object_arguments=wants_objects,
         thinking=_thinks(render, user),
         thought_tags=_thought_tags(_thought(render, user), source),
+        preserve_reasoning=_preserves_thoughts(render, user),
+        reasoning_effort=_knows_effort(render, user),
     )
 
 
@@ -85,6 +91,22 @@ def _thinks(render: Render, user: Message) -> bool:
 def _thought(render: Render, user: Message) -> str:
     message = {"role": "assistant", "content": "content7351", "reasoning_content": _NEEDLE}
     return _try(render, [user, message], enable_thinking=True)
+
+
+def _preserves_thoughts(render: Render, user: Message) -> bool:
+    old = {"role": "assistant", "content": "a", "reasoning_content": _NEEDLE}
+    new = {"role": "assistant", "content": "a", "reasoning_content": "thought"}
+    drop = dict.fromkeys(("clear_thinking", "truncate_history_thinking", "drop_thinking"), False)
+    shown = _try(render, [user, old, user, new, user], enable_thinking=True, preserve_thinking=True, **drop)
+    return _NEEDLE in shown
+
+
+def _knows_effort(render: Render, user: Message) -> bool:
+    shown = {
+        _try(render, [user], enable_thinking=True, reasoning_effort=effort, reasoning_strength=effort)
+        for effort in ("none", "low", "high", "max")
+    }
+    return len(shown) > 1
 
 
 def _thought_tags(shown: str, source: str) -> tuple[str, str]:

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from server.chat import hermes, llama3, mistral
-from server.chat.calls import CallFormat, CallParser
+from server.chat.formats import recognised
+from server.chat.formats.form import ToolFormat
 from server.chat.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.chat.reasoning import ReasoningParser, thinking_tags
 from server.chat.template import ChatTemplate
 from server.chat.tool_choice import Control, calls_lark
+from server.chat.turn import Parser, Reading
 from server.errors import InvalidRequest
 
 __all__ = [
@@ -50,27 +51,45 @@ class PlainParser:
 def output_parser(
     template: ChatTemplate,
     *,
-    tools: bool,
+    tools: Sequence[Mapping[str, Any]],
     parse_tools: bool,
     reasoning_format: str,
     generation_prompt: str,
     parallel_tool_calls: bool,
 ) -> OutputParser:
-    """A new parser for one choice.
+    """A new parser for one choice. ``tools`` are those that may be called, in OpenAI's form.
 
-    Tool calls are read in the form that the template shows (`call_format`); those of unknown forms stay content.
     ``reasoning_format`` is llama-server's: none, deepseek, deepseek-legacy, auto (= deepseek).
     """
-    source = template.tool_source if tools else template.source
+    form = call_format(template, tools=bool(tools))
+    how = Reading(
+        functions={tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools},
+        callable=parse_tools and bool(tools),
+        parallel=parallel_tool_calls,
+        thoughts_apart=reasoning_format != "none",
+        thoughts_in_content=reasoning_format in ("none", "deepseek-legacy"),
+        id_length=form.id_length,
+    )
     inner: OutputParser = PlainParser()
-    form = call_format(source) if parse_tools else None
-    if form is not None:
-        inner = CallParser(form, parallel=parallel_tool_calls)
-    if reasoning_format == "none":
+    if how.callable or form.framed:
+        inner = Parser(form.parse, how, primer=_primer(form, generation_prompt))
+    if form.thinks or not how.thoughts_apart:
         return inner
     return ReasoningParser(
-        inner, thinking_tags(source), generation_prompt, keep_in_content=reasoning_format == "deepseek-legacy"
+        inner,
+        thinking_tags(_source(template, tools=bool(tools))),
+        generation_prompt,
+        keep_in_content=how.thoughts_in_content,
+        breaks=form.breaks if how.callable else (),
     )
+
+
+def _primer(form: ToolFormat, generation_prompt: str) -> str:
+    """The part of the assistant's turn that the prompt has begun."""
+    if not form.turn_start:
+        return ""
+    _, began, rest = generation_prompt.rpartition(form.turn_start)
+    return rest if began else ""
 
 
 def forced_call_grammar(
@@ -84,9 +103,9 @@ def forced_call_grammar(
     """Lark (llguidance's dialect) for ``tool_choice`` required, or the one function `name`: nothing but calls.
 
     ``control``: `GrammarCompiler.control_token` of the model, for vocabularies whose tags are control tokens.
-    Raises `InvalidRequest` when the template's form of a call is not known here.
+    Raises `InvalidRequest` when a call of the template's format can't be enforced.
     """
-    form = call_format(template.tool_source)
+    form = call_format(template).forced
     if form is None:
         raise InvalidRequest(
             "tool_choice: forcing a call needs a chat template whose form of a tool call is known (<tool_call> tags, "
@@ -97,12 +116,16 @@ def forced_call_grammar(
     return calls_lark(form, wanted, parallel=parallel and not name, control=control)
 
 
-def call_format(source: str) -> CallFormat | None:
-    """How a template with that source has calls written; None when that is not known here."""
-    return next((module.FORMAT for module in (hermes, llama3, mistral) if module.speaks(source)), None)
+def call_format(template: ChatTemplate, *, tools: bool = True) -> ToolFormat:
+    """How a model with that template writes calls: as configured, else as its template shows."""
+    return recognised(_source(template, tools=tools), template.tool_format)
 
 
-def call_tags(template: ChatTemplate) -> tuple[str, ...]:
-    """The tags around calls, which the parser must see even where they are control tokens."""
-    form = call_format(template.tool_source)
-    return () if form is None else tuple(tag for tag in (form.open, form.close) if tag)
+def call_tags(template: ChatTemplate, *, tools: bool = True) -> tuple[str, ...]:
+    """Markup that the parser must see even where it is a control token."""
+    form = call_format(template, tools=tools)
+    return form.tags if tools or form.framed else ()
+
+
+def _source(template: ChatTemplate, *, tools: bool) -> str:
+    return template.tool_source if tools else template.source

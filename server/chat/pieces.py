@@ -1,6 +1,6 @@
 """What parsers give: pieces of a message, in order."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,21 @@ class ToolCallArguments:
 Piece = Content | Reasoning | ToolCallBegin | ToolCallArguments
 
 
-def held_back(text: str, tag: str) -> int:
-    """Length of the longest end of `text` that `tag` begins with, less than the whole tag."""
-    for n in range(min(len(tag) - 1, len(text)), 0, -1):
-        if tag.startswith(text[-n:]):
-            return n
-    return 0
+def joined(pieces: list[Piece]) -> list[Piece]:
+    """With neighbours of a kind as one piece."""
+    if len(pieces) < 2:
+        return pieces
+    runs: list[list[Piece]] = []
+    for piece in pieces:
+        if runs and type(runs[-1][0]) is type(piece) and not isinstance(piece, ToolCallBegin):
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+    return [_one(run) for run in runs]
+
+
+def _one(run: list[Piece]) -> Piece:
+    first = run[0]
+    if len(run) == 1 or isinstance(first, ToolCallBegin):
+        return first
+    return replace(first, text="".join(piece.text for piece in run if not isinstance(piece, ToolCallBegin)))

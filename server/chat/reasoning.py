@@ -7,14 +7,14 @@
     The answer.
 
 They stand at the start of the output; the generation prompt may have opened them already. White space around them is
-dropped (llama.cpp common/chat.cpp does the same).
+dropped (llama.cpp common/chat.cpp does the same). Formats that put thoughts anywhere read them themselves (`frame`).
 """
 
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Protocol
 
-from server.chat.pieces import Content, Piece, Reasoning, held_back
+from server.chat.pieces import Piece, joined
+from server.chat.reader import EndOfText, Steps
+from server.chat.turn import Reading, Turn
 
 TAGS = (
     ("<think>", "</think>"),
@@ -25,11 +25,31 @@ TAGS = (
     ("<mm:think>", "</mm:think>"),
     ("<think:opensource>", "</think:opensource>"),
 )
+_BUILT = {
+    # Tags that a template puts together or shares with others, by what only that template has.
+    ":opensource": TAGS[6],
+    "<|channel|>analysis<|message|>": ("<|channel|>analysis<|message|>", "<|end|>"),
+    "<|end_of_msg|>": ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    "<|tool_call:begin|>": ("<|think|>", "<|end|>"),
+    "<|eom|>": (" to=self<|message|>", "<|eom|>"),
+    "[BEGIN FINAL RESPONSE]": ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    "</thinking>": ("<thinking>", "</thinking>"),
+}
 
 
 def thinking_tags(source: str) -> tuple[str, str]:
     """The tags that the template speaks of; ``<think>`` when it names none."""
-    return next((pair for pair in TAGS if pair[1] in source), TAGS[0])
+    return _named(source) or TAGS[0]
+
+
+def speaks_of_thoughts(source: str) -> bool:
+    """Whether the template names tags of thoughts, by which they can be told from the answer."""
+    return _named(source) is not None
+
+
+def _named(source: str) -> tuple[str, str] | None:
+    built = next((pair for sign, pair in _BUILT.items() if sign in source), None)
+    return built or next((pair for pair in TAGS if pair[1] in source), None)
 
 
 class Inner(Protocol):
@@ -39,106 +59,70 @@ class Inner(Protocol):
     def finish(self) -> list[Piece]: ...
 
 
-class _State(Enum):
-    START = 0
-    THINKING = 1
-    AFTER = 2
-    CONTENT = 3
-
-
-@dataclass(slots=True)
 class ReasoningParser:
-    """``keep_in_content``: the thoughts, tags and all, are content too (reasoning_format deepseek-legacy)."""
+    """``keep_in_content``: the thoughts, tags and all, are content too (reasoning_format deepseek-legacy).
 
-    inner: Inner
-    tags: tuple[str, str]
-    generation_prompt: str
-    keep_in_content: bool = False
-    _state: _State = _State.START
-    _held: str = ""
-    _said: bool = False
-    _queue: list[Piece] = field(default_factory=list)
+    ``breaks``: markup of calls, which ends thoughts that were not closed.
+    """
 
-    def __post_init__(self) -> None:
-        """Begin inside when the prompt has opened the thoughts."""
-        opened = self.generation_prompt.rfind(self.tags[0])
-        if opened >= 0 and self.tags[1] not in self.generation_prompt[opened:]:
-            self._state = _State.THINKING
-            if self.keep_in_content:
-                self._queue.append(Content(self.tags[0]))
+    def __init__(
+        self,
+        inner: Inner,
+        tags: tuple[str, str],
+        generation_prompt: str,
+        *,
+        keep_in_content: bool = False,
+        breaks: tuple[str, ...] = (),
+    ) -> None:
+        self._inner = inner
+        self._tags = tags
+        self._breaks = breaks
+        self._turn = Turn(how=Reading(thoughts_in_content=keep_in_content))
+        opened = generation_prompt.rfind(tags[0])
+        self._opened = opened >= 0 and tags[1] not in generation_prompt[opened:]
+        self._steps: Steps[None] | None = self._read()
 
     def feed(self, text: str) -> list[Piece]:
         """What is certain now."""
-        pieces, self._queue = self._queue, []
-        if self._state is _State.CONTENT:
-            return pieces + self.inner.feed(text)
-        self._held += text
-        if self._state is _State.START:
-            pieces += self._start()
-        if self._state is _State.THINKING:
-            pieces += self._think()
-        if self._state is _State.AFTER:
-            pieces += self._after()
-        return pieces
+        if self._steps is None:
+            return self._inner.feed(text)
+        self._turn.text += text
+        try:
+            next(self._steps)
+        except (StopIteration, EndOfText):
+            self._steps = None
+            rest, self._turn.text = self._turn.settle() + self._turn.text, ""
+            self._turn.finish()
+            return self._pieces() + self._inner.feed(rest)
+        return self._pieces()
 
     def finish(self) -> list[Piece]:
         """What was held back: an unfinished tag is text."""
-        pieces, self._queue = self._queue, []
-        held, self._held = self._held, ""
-        if self._state is _State.THINKING:
-            thought = held.rstrip() if self._said else held.strip()
-            return pieces + self._reasoning(thought) + (self._raw(held) if self.keep_in_content else [])
-        if self._state is _State.START:
-            pieces += self.inner.feed(held)
-        elif self._state is _State.AFTER and self.keep_in_content:
-            pieces += self._raw(held)
-        return pieces + self.inner.finish()
+        self._turn.final = True
+        return self.feed("") + self._inner.finish()
 
-    def _start(self) -> list[Piece]:
-        opening = self.tags[0]
-        text = self._held.lstrip()
-        if text.startswith(opening):
-            raw = self._held[: len(self._held) - len(text) + len(opening)]
-            self._held = text[len(opening) :]
-            self._state = _State.THINKING
-            return self._raw(raw)
-        if not opening.startswith(text):
-            held, self._held = self._held, ""
-            self._state = _State.CONTENT
-            return self.inner.feed(held)
-        return []
+    def _pieces(self) -> list[Piece]:
+        pieces, self._turn.pieces = joined(self._turn.pieces), []
+        return pieces
 
-    def _think(self) -> list[Piece]:
-        closing = self.tags[1]
-        at = self._held.find(closing)
-        if at >= 0:
-            thought, raw = self._held[:at], self._held[: at + len(closing)]
-            self._held = self._held[at + len(closing) :]
-            self._state = _State.AFTER
-            return self._reasoning(thought.rstrip() if self._said else thought.strip()) + self._raw(raw)
-        certain = self._held[: len(self._held) - held_back(self._held, closing)]
-        thought = certain.rstrip()
-        if not self._said:
-            thought = thought.lstrip()
-        if not thought:
-            return []
-        raw, self._held = self._held[: len(certain.rstrip())], self._held[len(certain.rstrip()) :]
-        return self._reasoning(thought) + self._raw(raw)
-
-    def _after(self) -> list[Piece]:
-        text = self._held.lstrip()
-        if not text:
-            return []
-        pieces = self._raw(self._held[: len(self._held) - len(text)])
-        self._held = ""
-        self._state = _State.CONTENT
-        return pieces + self.inner.feed(text)
-
-    def _reasoning(self, text: str) -> list[Piece]:
-        if not text:
-            return []
-        self._said = True
-        return [Reasoning(text)]
-
-    def _raw(self, text: str) -> list[Piece]:
-        return [Content(text)] if text and self.keep_in_content else []
+    def _read(self) -> Steps[None]:
+        """Up to the answer, which is left to `inner` with whatever is no thought."""
+        turn, (opening, closing) = self._turn, self._tags
+        tag = opening
+        if not self._opened:
+            turn.mark()
+            yield from turn.spaces()
+            if not (yield from turn.take(opening)):
+                return
+            tag = turn.settle()
+        turn.thought_tag(tag)
+        end = yield from turn.thought_until(closing, *self._breaks)
+        if end != closing:
+            turn.back(end)
+            return
+        turn.thought_tag(end)
+        turn.mark()
+        yield from turn.spaces()
+        space = turn.settle()
+        if turn.how.thoughts_in_content:
+            turn.content(space)

@@ -9,6 +9,8 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from server.chat.capabilities import Capabilities, probe
 from server.chat.defaults import CHATML
+from server.chat.formats import recognised
+from server.chat.instructions import calls_as_text, with_tools
 from server.chat.jinja import FAULTS, TemplateEnvironment, TemplateRaisedError, environment
 from server.chat.messages import Message, adapt, text_of
 from server.errors import ConfigError, InvalidRequest
@@ -41,7 +43,8 @@ class ChatTemplate:
 
     ``source`` "" means ChatML; a built-in template may be given by its name. ``tool_source`` is used for requests
     with tools (GGUF: ``tokenizer.chat_template.tool_use``). ``add_bos``: tokenizing adds the BOS token, so the one
-    that a template writes at the start is dropped. Raises `ConfigError` when a template does not compile.
+    that a template writes at the start is dropped. ``tool_format``: the name of the format of calls (`formats`);
+    auto = as the template shows. Raises `ConfigError` when a template does not compile.
     """
 
     def __init__(
@@ -53,7 +56,9 @@ class ChatTemplate:
         tool_source: str = "",
         default_kwargs: Mapping[str, Any] | None = None,
         add_bos: bool = True,
+        tool_format: str = "auto",
     ) -> None:
+        self.tool_format = tool_format
         self._fixed = {"bos_token": bos_token, "eos_token": eos_token}
         self._dropped = bos_token if add_bos else ""
         self._defaults = dict(default_kwargs or {})
@@ -94,8 +99,7 @@ class ChatTemplate:
         common/chat-auto-parser-generator.cpp, common_chat_continuation).
         """
         compiled = self._for_tools if tools else self._main
-        if tools and not (compiled.capabilities.tools or compiled.capabilities.tool_calls):
-            raise InvalidRequest("tools: the chat template of this model does not support tools", "tools")
+        messages = self._told(messages, tools, compiled)
         last = messages[-1] if continue_final_message else None
         arguments = self._arguments(enable_thinking, kwargs or {})
         if tools:
@@ -111,6 +115,20 @@ class ChatTemplate:
         if last is not None:
             opening = _continued(opening, last, continue_final_message, compiled)
         return RenderedPrompt(before + opening, opening)
+
+    def _told(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], compiled: _Compiled
+    ) -> Sequence[Message]:
+        """Messages that tell of tools, calls and results, for a template that knows neither tools nor calls."""
+        if compiled.capabilities.tools or compiled.capabilities.tool_calls:
+            return messages
+        form = recognised(compiled.source, self.tool_format)
+        if form.write is None:
+            if tools:
+                raise InvalidRequest("tools: the chat template of this model does not support tools", "tools")
+            return messages
+        messages = calls_as_text(messages, form)
+        return with_tools(messages, tools, form) if tools else messages
 
     def _arguments(self, enable_thinking: bool, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The template's variables beside messages and tools (llama.cpp common/chat.cpp, common_chat_extra_context;

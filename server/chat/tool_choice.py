@@ -2,13 +2,28 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from server.chat.calls import CallFormat
 from server.errors import InvalidRequest
 
 Control = Callable[[str], int | None]
 """The id of the control token with that text, which a grammar must name by its id; None where it is plain text."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """What a forced call looks like.
+
+    ``open`` and ``close`` stand around each call, or (``listed``) around a JSON list of them. ``bare``: nothing does.
+    ``arguments`` is the key that the model was taught.
+    """
+
+    open: str = ""
+    close: str = ""
+    listed: bool = False
+    bare: bool = False
+    arguments: str = "arguments"
 
 
 def calls_lark(

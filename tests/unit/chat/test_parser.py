@@ -18,6 +18,7 @@ from server.chat.template import ChatTemplate
 from server.errors import InvalidRequest
 
 TEMPLATE = ChatTemplate("", bos_token="", eos_token="")
+TOOLS = ({"type": "function", "function": {"name": "add", "parameters": {}}},)
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "}\\"{"}}\n</tool_call>'
 OTHER = '<tool_call>\n{"arguments": {"x": [1, {"y": 2}]}, "name": "other"}\n</tool_call>'
 
@@ -28,7 +29,7 @@ def parse(
     """Feed `text` in the given pieces; what came, summed up."""
     parser = output_parser(
         TEMPLATE,
-        tools=True,
+        tools=TOOLS,
         parse_tools=True,
         reasoning_format=reasoning,
         generation_prompt=prompt,
@@ -130,7 +131,12 @@ def test_without_parallel_calls_only_the_first_counts() -> None:
 
 def test_a_call_is_streamed_before_it_is_complete() -> None:
     parser = output_parser(
-        TEMPLATE, tools=True, parse_tools=True, reasoning_format="none", generation_prompt="", parallel_tool_calls=True
+        TEMPLATE,
+        tools=TOOLS,
+        parse_tools=True,
+        reasoning_format="none",
+        generation_prompt="",
+        parallel_tool_calls=True,
     )
     pieces = parser.feed('<tool_call>\n{"name": "add", "arguments": {"a": ')
     assert isinstance(pieces[0], ToolCallBegin)

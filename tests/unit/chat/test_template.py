@@ -112,6 +112,25 @@ def test_thinking_is_found_and_switched() -> None:
     assert not template().supports_thinking
 
 
+def test_an_effort_that_changes_the_prompt_is_found() -> None:
+    source = "{{ messages[0].content }}{% if reasoning_effort is defined and reasoning_effort == 'max' %}!{% endif %}"
+    assert template(source).capabilities.reasoning_effort
+    assert not template().capabilities.reasoning_effort
+
+
+@pytest.mark.parametrize(
+    ("condition", "kept"),
+    [("true", True), ("preserve_thinking", True), ("not clear_thinking", True), ("loop.index > 3", False)],
+)
+def test_thoughts_of_earlier_turns_that_can_be_kept_are_found(condition: str, kept: bool) -> None:
+    source = (
+        "{% for m in messages %}{% if "
+        + condition
+        + " %}{{ m.reasoning_content }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    assert template(source).capabilities.preserve_reasoning is kept
+
+
 def test_template_arguments_reach_the_template_but_cannot_replace_its_tokens() -> None:
     source = "{{ mood }}{{ bos_token }}{{ messages[0].content }}"
     text = template(source).render([USER], kwargs={"mood": "calm ", "bos_token": "X"}).text
@@ -126,9 +145,9 @@ def test_a_last_message_is_continued() -> None:
     assert rendered.text.endswith("<|im_start|>assistant\nOnce upon")
 
 
-def test_tools_need_a_template_that_shows_them() -> None:
+def test_tools_need_a_template_that_shows_them_where_they_cannot_be_told() -> None:
     with pytest.raises(InvalidRequest, match="does not support tools"):
-        template("{{ messages[0].content }}").render([USER], tools=[TOOL])
+        template("{{ messages[0].content }}functools[").render([USER], tools=[TOOL])
 
 
 def test_arguments_that_are_no_json_are_named() -> None:

@@ -1,0 +1,36 @@
+"""What describes a format of calls; each file beside this one holds one as ``FORMAT``."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from server.chat.reader import Steps
+from server.chat.tool_choice import CallFormat
+from server.chat.turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """``parse`` reads a turn. ``recognised_by``: groups of texts; a template that has all of a group uses this format.
+
+    ``tags``: markup that the parser must see even where it is a control token. ``framed``: content and thoughts have
+    markup of their own, so that it reads turns without tools, too; a part of the prompt from the last ``turn_start`` on
+    is read first. ``thinks``: it reads thoughts itself. ``breaks``: what ends thoughts that were not closed.
+    ``forced``: how a call can be enforced by a grammar; None where that is not known. ``write``: calls as a model is
+    told to write them, from names and arguments (JSON), when its template knows no tools; None: such a one is refused.
+    """
+
+    name: str
+    parse: Callable[[Turn], Steps[None]]
+    recognised_by: tuple[tuple[str, ...], ...]
+    tags: tuple[str, ...] = ()
+    framed: bool = False
+    thinks: bool = False
+    turn_start: str = ""
+    breaks: tuple[str, ...] = ()
+    id_length: int = 32
+    forced: CallFormat | None = None
+    write: Callable[[Sequence[tuple[str, str]]], str] | None = None
+
+    def speaks(self, source: str) -> bool:
+        """Whether a template with that source uses this format."""
+        return any(all(sign in source for sign in group) for group in self.recognised_by)

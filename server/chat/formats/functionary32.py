@@ -1,0 +1,46 @@
+"""Functionary 3.2: recipients, each on a line of its own; the prompt ends with the first ``>>>``::
+
+    all
+    Let me look.>>>get_weather
+    {"city": "Paris"}>>>get_time
+    {"zone": "Europe/Paris"}
+
+Text for ``python`` is code.
+"""
+
+from server.chat.formats.form import ToolFormat
+from server.chat.formats.functionary31 import code
+from server.chat.json_calls import json_arguments
+from server.chat.reader import NotMarkup, Steps
+from server.chat.turn import Turn
+
+_OPEN = ">>>"
+
+
+def parse(turn: Turn) -> Steps[None]:
+    """The recipient ``all`` is the reader; a line that is no recipient is content."""
+    while True:
+        opening = yield from turn.content_until(_OPEN)
+        yield from turn.attempt(opening, _recipient(turn))
+
+
+def _recipient(turn: Turn) -> Steps[None]:
+    name, _ = yield from turn.word("\n")
+    if name == "all":
+        turn.mark()
+        return
+    if not turn.how.callable or not turn.knows(name):
+        raise NotMarkup
+    if name == "python" and (yield from turn.peek()) != "{":
+        yield from code(turn)
+    yield from json_arguments(turn, name)
+
+
+FORMAT = ToolFormat(
+    name="functionary-v3.2",
+    parse=parse,
+    recognised_by=((">>>all", ">>>${recipient}"),),
+    tags=(">>>",),
+    framed=True,
+    turn_start="assistant<|end_header_id|>\n\n",
+)

@@ -1,0 +1,27 @@
+"""LFM2 and LFM2.5: Python calls in tags; true, false and null may be JSON's::
+
+<|tool_call_start|>[get_weather(city="Paris"), get_time(zone='Europe/Paris')]<|tool_call_end|>
+"""
+
+from server.chat import python_calls
+from server.chat.formats.form import ToolFormat
+from server.chat.reader import Steps
+from server.chat.turn import Turn
+
+_OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
+
+
+def parse(turn: Turn) -> Steps[None]:
+    """The closing tag means nothing by itself."""
+    while True:
+        opening = yield from turn.content_until(_OPEN, _CLOSE)
+        if opening == _OPEN:
+            yield from turn.attempt(opening, python_calls.calls(turn))
+
+
+FORMAT = ToolFormat(
+    name="lfm2",
+    parse=parse,
+    recognised_by=(("<|tool_list_start|>", "<|tool_list_end|>"), ("List of tools: [",), (_OPEN,)),
+    tags=(_OPEN, _CLOSE),
+)

@@ -1,0 +1,24 @@
+"""MiniMax M2: invocations in a block; the schema gives the types::
+
+    <minimax:tool_call>
+    <invoke name="get_weather">
+    <parameter name="city">Paris</parameter>
+    <parameter name="days">3</parameter>
+    </invoke>
+    </minimax:tool_call>
+
+MiniMax M1 writes as `tool_calls_tag` does.
+"""
+
+from server.chat.formats.form import ToolFormat
+from server.chat.invokes import Invokes
+
+_BLOCK = "minimax:tool_call"
+_CALLS = Invokes((_BLOCK,))
+FORMAT = ToolFormat(
+    name="minimax-m2",
+    parse=_CALLS.parse,
+    recognised_by=((f"<{_BLOCK}>",),),
+    tags=(f"<{_BLOCK}>", f"</{_BLOCK}>"),
+    breaks=_CALLS.openings,
+)

@@ -1,0 +1,20 @@
+"""Nemotron Nano 2 and Llama Nemotron: a JSON list in a tag::
+
+    <think>
+    ...
+    </think>
+    <TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</TOOLCALL>
+
+Nemotron 3 writes as `qwen3_coder` does.
+"""
+
+from server.chat.formats.form import ToolFormat
+from server.chat.json_calls import JsonCalls
+
+_TAGS = ("<TOOLCALL>", "</TOOLCALL>")
+FORMAT = ToolFormat(
+    name="nemotron",
+    parse=JsonCalls(_TAGS[:1], _TAGS[1]).parse,
+    recognised_by=((_TAGS[0],),),
+    tags=_TAGS,
+)
