@@ -122,7 +122,7 @@ def _tool_call(given: object, path: str) -> Message:
     if not isinstance(name, str):
         raise wrong_type(f"{path}.function.name", "a string", name)
     if isinstance(arguments, dict):
-        arguments = orjson.dumps(arguments).decode()
+        arguments = json_text(arguments, f"{path}.function.arguments")
     if not isinstance(arguments, str):
         raise wrong_type(f"{path}.function.arguments", "JSON text or an object", arguments)
     call: Message = {"type": "function", "function": {"name": name, "arguments": arguments}}
@@ -130,3 +130,11 @@ def _tool_call(given: object, path: str) -> Message:
     if call_id is not None and not isinstance(call_id, str):
         raise wrong_type(f"{path}.id", "a string", call_id)
     return {"id": call_id, **call} if call_id else call
+
+
+def json_text(value: Message, path: str) -> str:
+    """`value`, which stands at `path`, as JSON text."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:  # what can be read may be deeper than what can be written
+        raise InvalidRequest(f"{path}: nests too deeply", path) from None

@@ -3,10 +3,11 @@
 import json
 
 from server.chat.parser import call_tags, forced_call_grammar
-from server.chat.reasoning import thinking_tags
+from server.chat.reasoning import speaks_of_thoughts, thinking_tags
 from server.chat.template import RenderedPrompt
 from server.dialects.chat_tools import Tools
 from server.dialects.constraints import ConstraintFields, output_constraint, wanted_schema
+from server.dialects.reasoning_control import ReasoningControl, ReasoningSwitch
 from server.dialects.thinking_constraint import AfterThinking
 from server.engine.request import Constraint
 from server.errors import InvalidRequest
@@ -28,6 +29,19 @@ def chat_constraint(
     if not opens_thoughts(rendered.generation_prompt, source):
         return constraint
     return AfterThinking(constraint, model.vocab, thinking_tags(source)[1])
+
+
+def controlled(
+    constraint: Constraint | None, tools: Tools, model: LoadedModel, rendered: RenderedPrompt
+) -> tuple[Constraint | None, ReasoningSwitch]:
+    """`constraint` with a switch that ends the thoughts early. It does nothing where an answer is constrained from its
+    first token on, since no thoughts can come then."""
+    switch = ReasoningSwitch()
+    source = template_source(tools, model)
+    begun = opens_thoughts(rendered.generation_prompt, source)
+    if constraint is not None and not begun:
+        return constraint, switch
+    return ReasoningControl(switch, constraint, model.vocab, thinking_tags(source), begun=begun), switch
 
 
 def opens_thoughts(generation_prompt: str, source: str) -> bool:
@@ -73,9 +87,7 @@ def shown_tags(tools: Tools, model: LoadedModel) -> frozenset[int]:
 
     What llama-server calls preserved tokens (common/chat.cpp).
     """
-    tags = [*thinking_tags(template_source(tools, model))]
-    if tools.callable:
-        tags += call_tags(model.template)
+    tags = [*thinking_tags(template_source(tools, model)), *call_tags(model.template, tools=tools.callable)]
     found = (model.vocab.tokenize(tag, add_special=False, parse_special=True) for tag in tags)
     return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
 
@@ -91,8 +103,7 @@ def thinks_by_default(tools: Tools, model: LoadedModel) -> bool:
     if isinstance(configured, bool):
         return configured
     wanted = model.spec.chat.reasoning
-    source = template_source(tools, model)
-    return wanted == "on" or (wanted == "auto" and thinking_tags(source)[1] in source)
+    return wanted == "on" or (wanted == "auto" and speaks_of_thoughts(template_source(tools, model)))
 
 
 def template_source(tools: Tools, model: LoadedModel) -> str:

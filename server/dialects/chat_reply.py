@@ -47,8 +47,16 @@ class ChoiceMessage:
 class ChatReply:
     """Collects events into one ``chat.completion``; `prefill` is the content that the prompt has begun."""
 
-    def __init__(self, header: Header, parser: Callable[[], OutputParser], *, prefill: str = "") -> None:
+    def __init__(
+        self,
+        header: Header,
+        parser: Callable[[], OutputParser],
+        *,
+        prefill: str = "",
+        after_sampling: bool = False,
+    ) -> None:
         self._header = header
+        self._after_sampling = after_sampling
         self._prefill = prefill
         self._parser = parser
         self._choices: dict[int, ChoiceMessage] = {}
@@ -58,7 +66,7 @@ class ChatReply:
         if isinstance(event, Text):
             choice = self._choice(event.index)
             choice.take(choice.parser.feed(event.text))
-            choice.logprobs += event.logprobs
+            choice.logprobs += wire.of_text(event.logprobs)
         elif isinstance(event, Finished):
             choice = self._choice(event.index)
             choice.take(choice.parser.finish())
@@ -72,7 +80,7 @@ class ChatReply:
             reason = wire.finish_reason(choice.end.reason, called=bool(choice.calls))
             entry: Json = {"finish_reason": reason, "index": index, "message": choice.body()}
             if choice.logprobs:
-                entry["logprobs"] = wire.logprobs(choice.logprobs)
+                entry["logprobs"] = wire.logprobs(choice.logprobs, after_sampling=self._after_sampling)
             choices.append(entry)
             ends.append(choice.end)
         return {

@@ -36,8 +36,15 @@ class ChatStream:
     """Feed it every event; send what it returns, then what `finish` returns. `echo` is each choice's first content."""
 
     def __init__(
-        self, header: Header, parser: Callable[[], OutputParser], *, include_usage: bool, echo: str = ""
+        self,
+        header: Header,
+        parser: Callable[[], OutputParser],
+        *,
+        include_usage: bool,
+        echo: str = "",
+        after_sampling: bool = False,
     ) -> None:
+        self._after_sampling = after_sampling
         self._parser = parser
         self._echo = echo
         self._include_usage = include_usage
@@ -95,7 +102,7 @@ class ChatStream:
         return [self._chunk(choice, _FIRST)]
 
     def _text(self, choice: _Choice, event: Text) -> list[bytes]:
-        choice.logprobs += event.logprobs
+        choice.logprobs += wire.of_text(event.logprobs)
         deltas = [_delta(piece) for piece in choice.parser.feed(event.text)] if event.text else []
         timings = wire.members({"timings": wire.timings(event.timings)}) if event.timings else b""
         return self._deltas(choice, deltas, timings)
@@ -108,7 +115,8 @@ class ChatStream:
         last = deltas.pop()
         chunks = [self._chunk(choice, delta) for delta in deltas]
         if choice.logprobs:
-            logprobs = b',"logprobs":' + orjson.dumps(wire.logprobs(choice.logprobs))
+            shown = wire.logprobs(choice.logprobs, after_sampling=self._after_sampling)
+            logprobs = b',"logprobs":' + orjson.dumps(shown)
             choice.logprobs = []
             return [*chunks, self._chunk(choice, last, extra, logprobs)]
         return [*chunks, self._chunk(choice, last, extra)]

@@ -9,6 +9,10 @@ from server.engine.protocols import Vocab
 from server.errors import InvalidRequest
 
 MAX_PROMPTS = 256
+_FORMS = (
+    '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, or a list of '
+    "mixed strings & tokens."
+)
 Prompt = str | list[int | str]
 
 
@@ -66,8 +70,10 @@ def _prompt(value: object, path: str) -> Prompt:
                 f"{path}: Multimodal data provided, but model does not support multimodal requests.", path
             )
         if "prompt_string" not in value:
-            raise InvalidRequest(f"{path}.prompt_string: is required", f"{path}.prompt_string")
+            raise InvalidRequest(_FORMS, f"{path}.prompt_string")
         return read_mixed(value["prompt_string"], f"{path}.prompt_string")
+    if not isinstance(value, str | list):
+        raise InvalidRequest(_FORMS, path)
     prompt = read_mixed(value, path)
     if prompt == []:
         raise InvalidRequest(f"{path}: must not be empty", path)

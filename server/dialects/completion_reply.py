@@ -5,8 +5,10 @@ prompt p is ``p * n + k``. Of a stream, llama-server puts usage into the last ch
 ``stream_options.include_usage`` it comes in a chunk of its own instead, as at OpenAI.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import orjson
 
@@ -24,11 +26,27 @@ class _Choice:
 
 
 class CompletionReply:
-    """Collects events into one ``text_completion``."""
+    """Collects events into one ``text_completion``.
 
-    def __init__(self, header: Header, *, n: int, echoes: Sequence[str]) -> None:
+    `n` choices per prompt are generated; the `best` of them are shown, by the mean of their tokens' log
+    probabilities, or all when it is 0. `logprobs`: whether they are shown themselves.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        *,
+        n: int,
+        echoes: Sequence[str],
+        best: int = 0,
+        logprobs: bool = True,
+        after_sampling: bool = False,
+    ) -> None:
         self._header = header
         self._n = n
+        self._best = best
+        self._logprobs = logprobs
+        self._after_sampling = after_sampling
         self._choices = {
             p * n + k: _Choice(p, [echo] if echo else []) for p, echo in enumerate(echoes) for k in range(n)
         }
@@ -44,19 +62,11 @@ class CompletionReply:
 
     def body(self) -> Json:
         """The reply, once every choice has finished."""
-        choices: list[Json] = []
         ends: list[tuple[int, Finished]] = []
         for index, choice in self._choices.items():
             assert choice.end is not None, f"choice {index} has not finished"
-            choices.append(
-                {
-                    "text": "".join(choice.text),
-                    "index": index,
-                    "logprobs": wire.logprobs(choice.logprobs) if choice.logprobs else None,
-                    "finish_reason": wire.finish_reason(choice.end.reason),
-                }
-            )
             ends.append((choice.prompt, choice.end))
+        choices = [self._shown(index, choice) for index, choice in enumerate(self._kept())]
         return {
             "choices": choices,
             "created": self._header.created,
@@ -68,12 +78,37 @@ class CompletionReply:
             "timings": wire.timings(ends[0][1].timings),
         }
 
+    def _kept(self) -> list[_Choice]:
+        """The choices of the reply, in its order."""
+        every = list(self._choices.values())
+        if not self._best:
+            return every
+        groups = (every[start : start + self._n] for start in range(0, len(every), self._n))
+        return [choice for group in groups for choice in sorted(group, key=_mean_logprob, reverse=True)[: self._best]]
+
+    def _shown(self, index: int, choice: _Choice) -> Json:
+        assert choice.end is not None
+        shown = wire.of_text(choice.logprobs) if self._logprobs else []
+        return {
+            "text": "".join(choice.text),
+            "index": index,
+            "logprobs": wire.logprobs(shown, after_sampling=self._after_sampling) if shown else None,
+            "finish_reason": wire.finish_reason(choice.end.reason),
+        }
+
+
+def _mean_logprob(choice: _Choice) -> float:
+    return fmean(token.logprob for token in choice.logprobs) if choice.logprobs else -math.inf
+
 
 class CompletionStream:
     """Feed it every event; send what it returns, then what `finish` returns."""
 
-    def __init__(self, header: Header, *, n: int, echoes: Sequence[str], include_usage: bool) -> None:
+    def __init__(
+        self, header: Header, *, n: int, echoes: Sequence[str], include_usage: bool, after_sampling: bool = False
+    ) -> None:
         self._n = n
+        self._after_sampling = after_sampling
         self._echoes = echoes
         self._include_usage = include_usage
         self._ends: list[tuple[int, Finished]] = []
@@ -90,7 +125,8 @@ class CompletionStream:
     def feed(self, prompt: int, event: Event) -> list[bytes]:
         """The chunks that follow from one event of a prompt's request."""
         match event:
-            case Text(text=text, logprobs=logprobs, timings=timings):
+            case Text(text=text, timings=timings):
+                logprobs = wire.of_text(event.logprobs)
                 if not text and not logprobs:
                     return []
                 extra = wire.members({"timings": wire.timings(timings)}) if timings else b""
@@ -132,7 +168,7 @@ class CompletionStream:
         return b'data: {"choices":[{"text":%b,"index":%d,"logprobs":%b,"finish_reason":%b}]%b%b}\n\n' % (
             orjson.dumps(text),
             prompt * self._n + index,
-            orjson.dumps(wire.logprobs(logprobs)) if logprobs else b"null",
+            orjson.dumps(wire.logprobs(logprobs, after_sampling=self._after_sampling)) if logprobs else b"null",
             reason,
             self._common,
             extra,

@@ -1,8 +1,14 @@
-"""Field types of request bodies, and pydantic's findings as one `InvalidRequest` that names the field."""
+"""Field types of request bodies, and what is wrong with one as an `InvalidRequest` that names it.
 
+Messages are llama-server's (tools/server/server-schema.cpp, handle_with_catch): ``Field 'top_k': type must be number,
+but is string``. Its numbers have limits of two kinds: soft ones, which values are brought into (`clamped`), and hard
+ones, which are errors (`within`).
+"""
+
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from server.errors import InvalidRequest
 
@@ -10,6 +16,18 @@ INT32_MAX = 2**31 - 1
 MAX_MAGNITUDE = 1e6
 """Largest absolute value of a sampling number: far past any use, far from float32's overflow."""
 _SHOWN_CHARS = 60
+_WANTED = {  # pydantic's word for a wrong type: nlohmann::json's for the one that is wanted
+    "int_type": "number",
+    "float_type": "number",
+    "bool_type": "boolean",
+    "string_type": "string",
+    "list_type": "array",
+    "dict_type": "object",
+    "model_type": "object",
+    "model_attributes_type": "object",
+}
+
+N = TypeVar("N", int, float)
 
 
 def _whole_number(value: object) -> object:
@@ -17,14 +35,34 @@ def _whole_number(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def clamped(low: N, high: N) -> Callable[[N], N]:
+    """llama-server's soft limits: a value past one becomes the limit."""
+    return lambda value: min(max(value, low), high)
+
+
+def within(low: N, high: N) -> Callable[[N], N]:
+    """llama-server's hard limits, with its message."""
+
+    def check(value: N) -> N:
+        if not low <= value <= high:
+            raise ValueError(out_of_range(low, high, value))
+        return value
+
+    return check
+
+
+def out_of_range(low: float, high: float, value: float) -> str:
+    """llama-server's words for a value past a hard limit."""
+    shown = [f"{number:.6f}" if isinstance(low, float) else str(number) for number in (low, high, value)]
+    return f"Value must be between {shown[0]} <= value <= {shown[1]}, but got {shown[2][:_SHOWN_CHARS]}"
+
+
 Whole = Annotated[int, BeforeValidator(_whole_number)]
-Int32 = Annotated[Whole, Field(ge=-INT32_MAX - 1, le=INT32_MAX)]
-Count = Annotated[Whole, Field(ge=0, le=INT32_MAX)]
-CountOrAll = Annotated[Whole, Field(ge=-1, le=INT32_MAX)]
-Number = Annotated[float, Field(ge=-MAX_MAGNITUDE, le=MAX_MAGNITUDE, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, le=MAX_MAGNITUDE, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, le=MAX_MAGNITUDE, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Count = Annotated[Whole, AfterValidator(within(0, INT32_MAX))]
+CountOrAll = Annotated[Whole, AfterValidator(within(-1, INT32_MAX))]
+SoftCount = Annotated[Whole, AfterValidator(clamped(0, INT32_MAX))]
+Number = Annotated[float, Field(allow_inf_nan=False), AfterValidator(clamped(-MAX_MAGNITUDE, MAX_MAGNITUDE))]
+Fraction = Annotated[float, Field(allow_inf_nan=False), AfterValidator(clamped(0.0, 1.0))]
 
 
 class Body(BaseModel):
@@ -51,14 +89,29 @@ def parse(schema: type[B], body: object) -> B:
         raise _first_fault(error) from None
 
 
+def field_error(name: str, reason: str) -> InvalidRequest:
+    """The error of one field in llama-server's form; `name` may be a path."""
+    return InvalidRequest(f"Field '{name}': {reason}", name)
+
+
 def _first_fault(error: ValidationError) -> InvalidRequest:
     fault = error.errors(include_url=False, include_context=False)[0]
     path = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "missing":
-        return InvalidRequest(f"{path}: is required", path)
-    reason = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    shown = "" if isinstance(fault["input"], dict | list) else f", got {_shown(fault['input'])}"
-    return InvalidRequest(f"{path or 'body'}: {reason}{shown}", path or None)
+    reason = _reason(fault["type"], fault["msg"], fault["input"])
+    return field_error(path, reason) if path else InvalidRequest(f"body: {reason}")
+
+
+def _reason(kind: str, message: str, value: object) -> str:
+    if kind == "missing":
+        return "is required"
+    if kind == "int_type" and isinstance(value, float):
+        return f"must be a whole number, got {_shown(value)}"
+    if kind in _WANTED:
+        return f"type must be {_WANTED[kind]}, but is {json_type(value)}"
+    if kind == "value_error":
+        return message.removeprefix("Value error, ")
+    shown = "" if isinstance(value, dict | list) else f", got {_shown(value)}"
+    return message.replace("Input should be", "must be") + shown
 
 
 def _shown(value: object) -> str:
@@ -66,19 +119,27 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 
 
-def json_kind(value: object) -> str:
-    """What JSON calls the type of `value`, for messages."""
+def json_type(value: object) -> str:
+    """The name of a JSON value's type, in nlohmann::json's words."""
     if value is None:
         return "null"
     kinds: dict[type, str] = {
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-        str: "a string",
-        list: "an array",
-        dict: "an object",
+        bool: "boolean",
+        int: "number",
+        float: "number",
+        str: "string",
+        list: "array",
+        dict: "object",
     }
     return kinds.get(type(value), type(value).__name__)
+
+
+def json_kind(value: object) -> str:
+    """What JSON calls the type of `value`, with its article."""
+    name = json_type(value)
+    if name == "null":
+        return name
+    return f"an {name}" if name[0] in "ao" else f"a {name}"
 
 
 def wrong_type(path: str, wanted: str, value: object) -> InvalidRequest:

@@ -4,43 +4,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
+from server.dialects.adapters import read_adapters, request_adapters
 from server.dialects.constraints import ConstraintFields
-from server.dialects.fields import Body, CountOrAll, Int32, Whole
+from server.dialects.fields import Body, Count, CountOrAll, Whole, field_error, out_of_range, within
+from server.dialects.reasoning_control import ReasoningSwitch
 from server.dialects.sampling import SamplingFields, sampling_params
 from server.dialects.wire import Json
-from server.engine.request import Constraint, Event, Request
-from server.errors import InvalidRequest
+from server.engine.request import Adapters, Constraint, Event, Request
 from server.pool.model import LoadedModel
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_LOGPROBS = 100
-"""Most alternatives per token in llama.cpp's ``n_probs``; OpenAI's own ``top_logprobs`` ends at 20."""
+"""Most alternatives per token of OpenAI's ``logprobs``; its own ``top_logprobs`` ends at 20."""
 MAX_TOP_LOGPROBS = 20
+MAX_PROBS = 1000
+"""Most alternatives per token in llama.cpp's ``n_probs``, which has no limit there: a thousand are 60 kB a token."""
 
 REFUSED: dict[str, str] = {
-    "lora": "adapters per request are not supported",
     "grammar_lazy": "lazy grammars are not supported",
     "grammar_triggers": "lazy grammars are not supported",
-    "n_indent": "a minimum indentation is not supported",
-    "reasoning_control": "ending the reasoning of a running request is not supported",
-    "post_sampling_probs": "probabilities after sampling are not supported; leave it out for those before",
 }
 """llama-server's fields that would change the reply and that this server can't carry out, with the reason."""
 
 WITHOUT_EFFECT = (
-    # llama-server's: speed, context shift (off there by default too), native replies and debugging
-    *("n_keep", "n_discard", "n_cache_reuse", "backend_sampling", "return_tokens", "response_fields", "verbose"),
-    *("preserved_tokens", "reasoning_budget_message", "sse_ping_interval", "chat_format"),
+    # llama-server's: where sampling happens, native replies and debugging
+    *("backend_sampling", "return_tokens", "response_fields", "verbose"),
+    *("preserved_tokens", "reasoning_budget_message", "chat_format"),
     # OpenAI's: accounting and routing at OpenAI, hints
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("prompt_cache_retention", "prediction", "verbosity"),
 )
 """Fields that clients send, and that may be ignored since no reply would be another one."""
 
-Limit = Annotated[Whole, Field(ge=-1, le=2**31 - 1)]
+Limit = CountOrAll
 
 
 class StreamOptions(Body):
@@ -58,21 +57,25 @@ class GenerationFields(SamplingFields, ConstraintFields):
     n_predict: Limit | None = None
     max_completion_tokens: Limit | None = None
     max_tokens: Limit | None = None
-    n_cmpl: Annotated[Whole, Field(ge=1)] | None = None
-    n: Annotated[Whole, Field(ge=1)] | None = None
+    n_cmpl: Whole | None = None
+    n: Whole | None = None
+    n_keep: CountOrAll | None = None
+    n_discard: Count | None = None
+    n_cache_reuse: Count | None = None
+    n_indent: Count | None = None
     stop: Any = None
-    n_probs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    n_probs: Annotated[Whole, Field(le=MAX_PROBS)] | None = None
+    post_sampling_probs: bool | None = None
     cache_prompt: bool | None = None
     id_slot: CountOrAll | None = None
-    t_max_predict_ms: Annotated[Whole, Field(ge=-1, le=2**63 - 1)] | None = None
+    t_max_predict_ms: Annotated[Whole, AfterValidator(within(-1, 2**63 - 1))] | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
+    sse_ping_interval: CountOrAll | None = None
     lora: Any = None
     grammar_lazy: bool | None = None
     grammar_triggers: Any = None
-    n_indent: Int32 | None = None
     reasoning_control: bool | None = None
-    post_sampling_probs: bool | None = None
     reasoning_budget_tokens: Limit | None = None
     thinking_budget_tokens: Limit | None = None
 
@@ -80,6 +83,11 @@ class GenerationFields(SamplingFields, ConstraintFields):
     @classmethod
     def _readable_stop(cls, value: object) -> tuple[str, ...]:
         return read_stop(value)
+
+    @field_validator("lora")
+    @classmethod
+    def _readable_lora(cls, value: object) -> Adapters:
+        return read_adapters(value)
 
     @property
     def include_usage(self) -> bool:
@@ -89,7 +97,12 @@ class GenerationFields(SamplingFields, ConstraintFields):
     @property
     def n_choices(self) -> int:
         """Choices per prompt."""
-        return self.n_cmpl or self.n or 1
+        return next((n for n in (self.n_cmpl, self.n) if n is not None), 1)
+
+    @property
+    def n_top(self) -> int:
+        """Alternatives per token that ``n_probs`` asks for; below 0 is none, as in llama-server."""
+        return max(self.n_probs or 0, 0)
 
 
 class ReplyWriter(Protocol):
@@ -97,7 +110,7 @@ class ReplyWriter(Protocol):
 
     def feed(self, prompt: int, event: Event) -> None: ...
 
-    def body(self) -> Json: ...
+    def body(self) -> Json | list[Json]: ...
 
 
 class StreamWriter(Protocol):
@@ -114,6 +127,7 @@ class Generation:
 
     requests: Sequence[Request]
     writer: ReplyWriter | StreamWriter
+    reasoning: ReasoningSwitch | None = None  # ends the thoughts early, where the client has asked for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +157,10 @@ def refuse_unsupported(fields: GenerationFields) -> None:
     """Raise `InvalidRequest` for a field whose effect this server can't give; its neutral value is fine."""
     for name, reason in REFUSED.items():
         if getattr(fields, name):
-            raise InvalidRequest(f"{name}: {reason}", name)
+            raise field_error(name, reason)
     for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):
         if (getattr(fields, name) or 0) > 0:
-            raise InvalidRequest(f"{name}: a limit to reasoning is not supported; 0 turns it off", name)
+            raise field_error(name, "a limit to reasoning is not supported; 0 turns it off")
 
 
 def token_limit(fields: GenerationFields, ceiling: int) -> int:
@@ -173,8 +187,8 @@ def engine_request(
     check_choices(fields, model)
     id_slot = -1 if fields.id_slot is None else fields.id_slot
     if id_slot >= model.engine.n_slots:
-        raise InvalidRequest(f"id_slot: there are slots 0 to {model.engine.n_slots - 1}", "id_slot")
-    cache_prompt = model.spec.engine.cache_prompt if fields.cache_prompt is None else fields.cache_prompt
+        raise field_error("id_slot", f"there are slots 0 to {model.engine.n_slots - 1}")
+    defaults = model.spec.engine
     return Request(
         id=request_id,
         prompt=prompt,
@@ -184,20 +198,24 @@ def engine_request(
         n=fields.n_choices,
         n_probs=logprobs.n_top,
         want_logprobs=logprobs.wanted,
-        cache_prompt=cache_prompt,
+        cache_prompt=defaults.cache_prompt if fields.cache_prompt is None else fields.cache_prompt,
         id_slot=id_slot,
         deadline_s=max(fields.t_max_predict_ms or 0, 0) / 1e3,
         return_progress=bool(fields.return_progress and fields.stream),
         timings_per_token=bool(fields.timings_per_token),
         print_special=print_special,
         constraint=constraint,
+        adapters=request_adapters(fields.lora, model),
+        n_keep=model.spec.engine.n_keep if fields.n_keep is None else fields.n_keep,
+        n_discard=fields.n_discard or 0,
+        n_cache_reuse=model.spec.engine.n_cache_reuse if fields.n_cache_reuse is None else fields.n_cache_reuse,
+        n_indent=fields.n_indent or 0,
+        post_sampling_probs=bool(fields.post_sampling_probs),
     )
 
 
 def check_choices(fields: GenerationFields, model: LoadedModel) -> None:
     """Choices are generated side by side, so a request may ask for as many as there are slots."""
-    if fields.n_choices > model.engine.n_slots:
-        name = "n_cmpl" if fields.n_cmpl else "n"
-        raise InvalidRequest(
-            f"{name}: must be at most {model.engine.n_slots}, the number of slots, got {fields.n_choices}", name
-        )
+    n, most = fields.n_choices, model.engine.n_slots
+    if not 1 <= n <= most:
+        raise field_error("n" if fields.n_cmpl is None else "n_cmpl", out_of_range(1, most, n))

@@ -8,8 +8,8 @@ ids past the vocabulary; here they are errors.
 import math
 from collections.abc import Sequence
 
+from server.dialects.fields import field_error
 from server.engine.protocols import Vocab
-from server.errors import InvalidRequest
 
 LogitBias = tuple[tuple[int | str, float], ...]
 MAX_ENTRIES = 65536
@@ -59,9 +59,8 @@ def token_biases(bias: LogitBias, vocab: Vocab) -> tuple[tuple[int, float], ...]
         elif 0 <= token < vocab.n_tokens:
             found.append((token, value))
         else:
-            raise InvalidRequest(
-                f"logit_bias: token id {token} is outside of the vocabulary (0 to {vocab.n_tokens - 1})",
-                "logit_bias",
+            raise field_error(
+                "logit_bias", f"token id {token} is outside of the vocabulary (0 to {vocab.n_tokens - 1})"
             )
     return tuple(found)
 

@@ -13,12 +13,13 @@ from server.chat.messages import text_of
 from server.chat.parser import OutputParser, output_parser
 from server.chat.template import Continued, RenderedPrompt
 from server.dialects.chat_messages import Message, read_messages
-from server.dialects.chat_output import chat_constraint, shown_tags, thinks_by_default
+from server.dialects.chat_output import chat_constraint, controlled, shown_tags, thinks_by_default
 from server.dialects.chat_reply import ChatReply
 from server.dialects.chat_stream import ChatStream
 from server.dialects.chat_tools import Tools, read_tools
 from server.dialects.fields import Whole, parse, wrong_type
 from server.dialects.generation import MAX_TOP_LOGPROBS, Generation, GenerationFields, Logprobs, engine_request
+from server.dialects.reasoning_control import ReasoningSwitch
 from server.dialects.wire import Header, Json
 from server.engine.request import Request
 from server.errors import InvalidRequest
@@ -77,13 +78,14 @@ class ChatJob:
     prefilled: str
     reasoning_format: str
     model: LoadedModel
+    reasoning: ReasoningSwitch | None = None
 
     def parser(self) -> OutputParser:
         """A new parser of one choice's text."""
         parse_tools = self.body.parse_tool_calls is not False and self.tools.callable
         return output_parser(
             self.model.template,
-            tools=self.tools.callable,
+            tools=self.tools.tools if self.tools.callable else (),
             parse_tools=parse_tools,
             reasoning_format=self.reasoning_format,
             generation_prompt=self.rendered.generation_prompt,
@@ -170,11 +172,13 @@ def chat_generation(chat: Conversation, model: LoadedModel) -> Generation:
     header = Header(model.spec.id)
     job = prepare_chat(chat, model, header.id)
     # Of a continued message llama-server repeats the beginning in whole replies, in streams only with "echo".
+    after = job.request.post_sampling_probs
     if not chat.body.stream:
-        return Generation([job.request], ChatReply(header, job.parser, prefill=job.prefilled))
-    echo = job.prefilled if chat.body.echo else ""
-    stream = ChatStream(header, job.parser, include_usage=chat.body.include_usage, echo=echo)
-    return Generation([job.request], stream)
+        reply = ChatReply(header, job.parser, prefill=job.prefilled, after_sampling=after)
+        return Generation([job.request], reply, job.reasoning)
+    echo, include_usage = job.prefilled if chat.body.echo else "", chat.body.include_usage
+    stream = ChatStream(header, job.parser, include_usage=include_usage, echo=echo, after_sampling=after)
+    return Generation([job.request], stream, job.reasoning)
 
 
 def apply_template(chat: Conversation, model: LoadedModel) -> Json:
@@ -182,23 +186,37 @@ def apply_template(chat: Conversation, model: LoadedModel) -> Json:
     return {"prompt": render(chat, model).text}
 
 
+def count_tokens(chat: Conversation, model: LoadedModel) -> Json:
+    """The reply of ``POST /v1/chat/completions/input_tokens``: the tokens of the prompt."""
+    return {"input_tokens": len(_tokens(render(chat, model), model)), "object": "response.input_tokens"}
+
+
+def _tokens(rendered: RenderedPrompt, model: LoadedModel) -> list[int]:
+    return model.vocab.tokenize(rendered.text, add_special=True, parse_special=True)
+
+
 def prepare_chat(chat: Conversation, model: LoadedModel, request_id: str) -> ChatJob:
     """Render, tokenize and compile; blocking, for a thread. Raises `InvalidRequest`."""
     rendered = render(chat, model)
-    prompt = model.vocab.tokenize(rendered.text, add_special=True, parse_special=True)
+    prompt = _tokens(rendered, model)
     if not prompt:
         raise InvalidRequest("messages: the chat template renders them to an empty prompt", "messages")
+    constraint = chat_constraint(chat.body, chat.tools, model, rendered)
+    switch: ReasoningSwitch | None = None
+    if chat.body.reasoning_control:
+        constraint, switch = controlled(constraint, chat.tools, model, rendered)
     request = engine_request(
         chat.body,
         model,
         request_id=request_id,
         prompt=prompt,
         logprobs=_logprobs(chat.body),
-        constraint=chat_constraint(chat.body, chat.tools, model, rendered),
+        constraint=constraint,
         print_special=shown_tags(chat.tools, model),
     )
     reasoning_format = chat.body.reasoning_format or model.spec.chat.reasoning_format
-    return ChatJob(chat.body, request, chat.tools, rendered, _prefilled(chat, model), reasoning_format, model)
+    prefilled = _prefilled(chat, model)
+    return ChatJob(chat.body, request, chat.tools, rendered, prefilled, reasoning_format, model, switch)
 
 
 def _prefilled(chat: Conversation, model: LoadedModel) -> str:
@@ -209,4 +227,4 @@ def _prefilled(chat: Conversation, model: LoadedModel) -> str:
 def _logprobs(body: ChatBody) -> Logprobs:
     if body.logprobs:
         return Logprobs(True, DEFAULT_TOP_LOGPROBS if body.top_logprobs is None else body.top_logprobs)
-    return Logprobs(bool(body.n_probs), body.n_probs or 0)
+    return Logprobs(body.n_top > 0, body.n_top)

@@ -1,10 +1,10 @@
 """OpenAI completions: the body, its prompts, and one engine request per prompt.
 
-llama.cpp tools/server/server-common.cpp, oaicompat_completion_params_parse. Beyond it: ``echo``, and
-``response_format``, which llama-server ignores here. What comes back is written by `completion_reply`.
+llama.cpp tools/server/server-common.cpp, oaicompat_completion_params_parse. Beyond it: ``echo``, ``suffix``,
+``best_of``, and ``response_format``, which llama-server ignores here. What comes back is written by `completion_reply`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import field_validator
@@ -12,11 +12,12 @@ from pydantic import field_validator
 from server.dialects.completion_prompt import Prompt, read_prompts, tokenize_mixed
 from server.dialects.completion_reply import CompletionReply, CompletionStream
 from server.dialects.constraints import output_constraint
-from server.dialects.fields import parse
+from server.dialects.fields import Whole, field_error, out_of_range, parse
+from server.dialects.fim import Gap, fim_tokens, require_fim
 from server.dialects.generation import MAX_LOGPROBS, Generation, GenerationFields, Logprobs, engine_request
 from server.dialects.wire import Header
 from server.engine.request import Request
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, NotSupported
 from server.pool.model import LoadedModel
 
 
@@ -26,8 +27,8 @@ class CompletionBody(GenerationFields):
     prompt: Any = None
     echo: bool | None = None
     logprobs: Any = None
-    best_of: Any = None
-    suffix: Any = None
+    best_of: Whole | None = None
+    suffix: str | None = None
 
     @field_validator("logprobs")
     @classmethod
@@ -35,6 +36,11 @@ class CompletionBody(GenerationFields):
         if isinstance(value, bool) or (isinstance(value, int) and 0 <= value <= MAX_LOGPROBS):
             return value
         raise ValueError(f"must be a boolean or an integer from 0 to {MAX_LOGPROBS}")
+
+    @property
+    def n_generated(self) -> int:
+        """Choices that are generated per prompt, of which the reply has ``n``."""
+        return max(self.best_of or 1, self.n_choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +63,35 @@ class CompletionJob:
 def read_completion(given: object) -> Completion:
     """Check what needs no model. Raises `InvalidRequest`."""
     body = parse(CompletionBody, given)
-    if body.best_of not in (None, 1) or body.best_of is True:
-        raise InvalidRequest("best_of: Unsupported param: best_of", "best_of")
-    if body.suffix:
-        raise InvalidRequest("suffix: Unsupported param: suffix", "suffix")
+    _check_best_of(body)
+    if body.reasoning_control:
+        raise InvalidRequest("reasoning_control: only chat completions have thoughts to end", "reasoning_control")
     if body.echo and _logprobs(body).wanted:
         raise InvalidRequest("echo: can't be used with logprobs, since prompts have none here", "echo")
     return Completion(body, read_prompts(body.prompt))
+
+
+def _check_best_of(body: CompletionBody) -> None:
+    if body.best_of is None:
+        return
+    if body.best_of < body.n_choices:
+        raise field_error("best_of", f"must be at least n ({body.n_choices}), got {body.best_of}")
+    if body.stream and body.best_of > body.n_choices:
+        raise field_error("best_of", "can't be streamed: which choices are best shows at the end")
 
 
 def completion_generation(completion: Completion, model: LoadedModel) -> Generation:
     """The requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
     header = Header(model.spec.id)
     job = prepare_completion(completion, model, header.id)
-    n, body = job.body.n_choices, job.body
+    body, echoes = job.body, job.echoes
+    n, after = body.n_generated, bool(body.post_sampling_probs)
     if body.stream:
-        stream = CompletionStream(header, n=n, echoes=job.echoes, include_usage=body.include_usage)
+        stream = CompletionStream(header, n=n, echoes=echoes, include_usage=body.include_usage, after_sampling=after)
         return Generation(job.requests, stream)
-    return Generation(job.requests, CompletionReply(header, n=n, echoes=job.echoes))
+    best, shown = (body.n_choices if n > body.n_choices else 0), _logprobs(body).wanted
+    reply = CompletionReply(header, n=n, echoes=echoes, best=best, logprobs=shown, after_sampling=after)
+    return Generation(job.requests, reply)
 
 
 def prepare_completion(completion: Completion, model: LoadedModel, request_id: str) -> CompletionJob:
@@ -84,21 +101,45 @@ def prepare_completion(completion: Completion, model: LoadedModel, request_id: s
     requests, echoes = [], []
     for number, prompt in enumerate(completion.prompts):
         path = "prompt" if len(completion.prompts) == 1 else f"prompt.{number}"
-        tokens = tokenize_mixed(model.vocab, prompt, path, add_special=True, parse_special=True)
-        if not tokens:
-            raise InvalidRequest(f"{path}: is empty, and the model begins texts with no token of its own", path)
-        requests.append(
-            engine_request(
-                body,
-                model,
-                request_id=request_id if len(completion.prompts) == 1 else f"{request_id}-{number}",
-                prompt=tokens,
-                logprobs=_logprobs(body),
-                constraint=constraint.fork() if constraint is not None and number else constraint,
-            )
+        tokens = _tokens(body, prompt, path, model)
+        request = engine_request(
+            body,
+            model,
+            request_id=request_id if len(completion.prompts) == 1 else f"{request_id}-{number}",
+            prompt=tokens,
+            logprobs=_logprobs(body),
+            constraint=constraint.fork() if constraint is not None and number else constraint,
         )
+        requests.append(_best_of(body, request, model))
         echoes.append(_echo(body, prompt, tokens, model))
     return CompletionJob(body, requests, echoes)
+
+
+def _tokens(body: CompletionBody, prompt: Prompt, path: str, model: LoadedModel) -> list[int]:
+    """The tokens of one prompt, with a ``suffix`` those around the gap between both."""
+    vocab = model.vocab
+    if body.suffix:
+        prefix = tokenize_mixed(vocab, prompt, path, add_special=False, parse_special=False)
+        suffix = vocab.tokenize(body.suffix, add_special=False, parse_special=False)
+        try:
+            require_fim(vocab)
+        except NotSupported as error:
+            raise field_error("suffix", error.message) from None
+        return fim_tokens(vocab, Gap(prefix, suffix), suffix_first=model.spec.spm_infill)
+    tokens = tokenize_mixed(vocab, prompt, path, add_special=True, parse_special=True)
+    if not tokens:
+        raise InvalidRequest(f"{path}: is empty, and the model begins texts with no token of its own", path)
+    return tokens
+
+
+def _best_of(body: CompletionBody, request: Request, model: LoadedModel) -> Request:
+    """More choices than are shown need their log probabilities, to be compared by."""
+    n = body.n_generated
+    if n == request.n:
+        return request
+    if n > model.engine.n_slots:
+        raise field_error("best_of", out_of_range(1, model.engine.n_slots, n))
+    return replace(request, n=n, want_logprobs=True)
 
 
 def _echo(body: CompletionBody, prompt: Prompt, tokens: list[int], model: LoadedModel) -> str:
@@ -112,7 +153,7 @@ def _echo(body: CompletionBody, prompt: Prompt, tokens: list[int], model: Loaded
 def _logprobs(body: CompletionBody) -> Logprobs:
     """``logprobs`` counts the alternatives; true asks for one, as it does in llama-server; n_probs wins."""
     if body.n_probs is not None:
-        return Logprobs(body.n_probs > 0, body.n_probs)
+        return Logprobs(body.n_top > 0, body.n_top)
     if body.logprobs is None or body.logprobs is False:
         return Logprobs()
     return Logprobs(True, int(body.logprobs))

@@ -1,19 +1,31 @@
 """llama.cpp's sampling fields, in every dialect that generates (tools/server/server-schema.cpp).
 
-Ranges are llama-server's. Where it silently clamps to a range, only the two conventional cases are kept
-(``temperature`` < 0 is greedy, ``top_k`` < 0 is off); other values out of range are refused.
+Ranges are llama-server's: past a soft limit a value becomes the limit, past a hard one it is an error. Unlike there,
+samplers and biases that can't be read are errors, and ``repeat_last_n: -1`` still means the whole context.
 """
 
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
-from server.dialects.fields import Body, Count, CountOrAll, Fraction, Int32, NonNegative, Number, Positive, Whole
+from server.dialects.fields import (
+    MAX_MAGNITUDE,
+    Body,
+    Count,
+    CountOrAll,
+    Fraction,
+    Number,
+    SoftCount,
+    Whole,
+    clamped,
+    field_error,
+    within,
+)
 from server.dialects.logit_bias import LogitBias, banned_everything, read_logit_bias, token_biases
+from server.dialects.older import GONE_SAMPLER_CHAR, GONE_SAMPLERS
 from server.engine.protocols import Vocab
 from server.engine.request import SamplingParams
-from server.errors import InvalidRequest
 
 SAMPLER_CHARS = {  # llama.cpp common/sampling.cpp, common_sampler_type_to_chr
     "d": "dry",
@@ -40,38 +52,53 @@ MAX_SEQUENCE_BREAKERS = 64
 Seed = Annotated[Whole, Field(ge=-(2**63), le=2**64 - 1)]
 
 
+def _positive(value: float) -> float:
+    if value < _LEAST_PENALTY:
+        raise ValueError("penalty_repeat must be finite and greater than 0")
+    return value
+
+
+_LEAST_PENALTY = 1e-38  # its reciprocal is still a finite float32 (llama.cpp common/sampling.cpp)
+RepeatPenalty = Annotated[Number, AfterValidator(_positive)]
+
+
 class SamplingFields(Body):
     """Every field of `SamplingParams` under its llama-server name; absent = the model's own default."""
 
     seed: Seed | None = None
-    temperature: Number | None = None
-    dynatemp_range: NonNegative | None = None
-    dynatemp_exponent: NonNegative | None = None
-    top_k: Int32 | None = None
+    temperature: Annotated[Number, AfterValidator(clamped(0.0, MAX_MAGNITUDE))] | None = None
+    dynatemp_range: Number | None = None
+    dynatemp_exponent: Number | None = None
+    top_k: SoftCount | None = None
     top_p: Fraction | None = None
     min_p: Fraction | None = None
     top_n_sigma: Number | None = None
     xtc_probability: Fraction | None = None
     xtc_threshold: Fraction | None = None
-    typical_p: NonNegative | None = None
+    typical_p: Number | None = None
     repeat_last_n: CountOrAll | None = None
-    repeat_penalty: Positive | None = None
+    repeat_penalty: RepeatPenalty | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    dry_multiplier: NonNegative | None = None
+    dry_multiplier: Number | None = None
     dry_base: Number | None = None
     dry_allowed_length: Count | None = None
     dry_penalty_last_n: CountOrAll | None = None
-    dry_sequence_breakers: Annotated[list[str], Field(min_length=1, max_length=MAX_SEQUENCE_BREAKERS)] | None = None
-    mirostat: Annotated[Whole, Field(ge=0, le=2)] | None = None
-    mirostat_tau: NonNegative | None = None
-    mirostat_eta: NonNegative | None = None
-    adaptive_target: Annotated[Number, Field(le=1)] | None = None
-    adaptive_decay: Annotated[float, Field(ge=0, le=0.99)] | None = None
+    dry_sequence_breakers: Any = None
+    mirostat: Annotated[Whole, AfterValidator(clamped(0, 2))] | None = None
+    mirostat_tau: Number | None = None
+    mirostat_eta: Number | None = None
+    adaptive_target: Annotated[Number, AfterValidator(clamped(-MAX_MAGNITUDE, 1.0))] | None = None
+    adaptive_decay: Annotated[float, AfterValidator(within(0.0, 0.99))] | None = None
     min_keep: Count | None = None
     ignore_eos: bool | None = None
     samplers: Any = None
     logit_bias: Any = None
+
+    @field_validator("dry_sequence_breakers")
+    @classmethod
+    def _readable_breakers(cls, value: object) -> tuple[str, ...]:
+        return read_breakers(value)
 
     @field_validator("samplers")
     @classmethod
@@ -89,24 +116,37 @@ _PLAIN_FIELDS = tuple(
 )
 
 
+def read_breakers(value: object) -> tuple[str, ...]:
+    """DRY's sequence breakers."""
+    if not isinstance(value, list) or not value or not all(isinstance(breaker, str) for breaker in value):
+        raise ValueError("Error: dry_sequence_breakers must be a non-empty array of strings")
+    if len(value) > MAX_SEQUENCE_BREAKERS:
+        raise ValueError(f"must have at most {MAX_SEQUENCE_BREAKERS} strings")
+    return tuple(value)
+
+
 def read_samplers(value: object) -> tuple[str, ...]:
     """Sampler names from a list of names or a string of letters (llama-server takes both)."""
     if isinstance(value, str):
-        names: list[object] = list(value)
+        names: list[object] = [char for char in value if char != GONE_SAMPLER_CHAR]
         table = SAMPLER_CHARS
     elif isinstance(value, list):
-        names, table = value, SAMPLER_NAMES
+        names, table = [name for name in value if name not in GONE_SAMPLERS], SAMPLER_NAMES
     else:
         raise ValueError("must be a list of sampler names or a string of sampler letters")
     if len(names) > MAX_SAMPLERS:
         raise ValueError(f"must have at most {MAX_SAMPLERS} entries")
-    found = []
-    for name in names:
-        if not isinstance(name, str) or (name if table is SAMPLER_CHARS else name.lower()) not in table:
-            known = ", ".join(f"{char} ({full})" for char, full in SAMPLER_CHARS.items())
-            raise ValueError(f"unknown sampler {str(name)[:40]!r}; known: {known}")
-        found.append(table[name if table is SAMPLER_CHARS else name.lower()])
-    return tuple(found)
+    return tuple(_sampler(name, table) for name in names)
+
+
+def _sampler(name: object, table: dict[str, str]) -> str:
+    found = None
+    if isinstance(name, str):
+        found = table.get(name if table is SAMPLER_CHARS else name.lower())
+    if found is None:
+        known = ", ".join(f"{char} ({full})" for char, full in SAMPLER_CHARS.items())
+        raise ValueError(f"unknown sampler {str(name)[:40]!r}; known: {known}")
+    return found
 
 
 def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Vocab, n_ctx: int) -> SamplingParams:
@@ -121,17 +161,16 @@ def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Voc
     if fields.samplers is not None:
         given["samplers"] = fields.samplers
     if fields.dry_sequence_breakers is not None:
-        given["dry_sequence_breakers"] = tuple(fields.dry_sequence_breakers)
+        given["dry_sequence_breakers"] = fields.dry_sequence_breakers
     if fields.dry_base is not None and fields.dry_base >= 1:  # else the default, as llama-server
         given["dry_base"] = fields.dry_base
     if fields.logit_bias is not None:
         given["logit_bias"] = token_biases(fields.logit_bias, vocab)
         if banned_everything(given["logit_bias"], vocab.n_tokens):
-            raise InvalidRequest("logit_bias: bans every token of the vocabulary", "logit_bias")
+            raise field_error("logit_bias", "bans every token of the vocabulary")
     params = replace(defaults, **given)
     return replace(
         params,
-        temperature=max(params.temperature, 0.0),
         top_k=min(max(params.top_k, 0), vocab.n_tokens),
         min_keep=min(params.min_keep, vocab.n_tokens),
         repeat_last_n=_window(params.repeat_last_n, n_ctx),

@@ -1,6 +1,6 @@
 """Pieces that replies of several dialects have in common, field by field as llama-server writes them."""
 
-import codecs
+import math
 import secrets
 import string
 import time
@@ -46,6 +46,7 @@ def finish_reason(reason: FinishReason, *, called: bool = False) -> str:
 def timings(t: Timings) -> Json:
     """llama-server's ``timings``: the first token counts as prompt time, so speed is over n - 1 steps."""
     steps = max(t.predicted_n - 1, 0)
+    drafts = {"draft_n": t.draft_n, "draft_n_accepted": t.draft_n_accepted} if t.draft_n else {}
     return {
         "cache_n": t.cache_n,
         "prompt_n": t.prompt_n,
@@ -56,6 +57,7 @@ def timings(t: Timings) -> Json:
         "predicted_ms": t.predicted_ms,
         "predicted_per_token_ms": _ratio(t.predicted_ms, steps),
         "predicted_per_second": _ratio(1e3 * steps, t.predicted_ms),
+        **drafts,
     }
 
 
@@ -92,30 +94,63 @@ def usage(finished: Iterable[tuple[int, Finished]]) -> Json:
     }
 
 
-def logprobs(tokens: Iterable[TokenLogprob]) -> Json:
+def logprobs(tokens: Iterable[TokenLogprob], *, after_sampling: bool = False) -> Json:
     """``logprobs`` of a choice or a chunk (llama.cpp server-task.cpp, completion_token_output)."""
-    return {
-        "content": [{**_logprob(t), "top_logprobs": [_logprob(alternative) for alternative in t.top]} for t in tokens]
-    }
+    return {"content": probabilities(tokens, after_sampling=after_sampling)}
+
+
+def of_text(tokens: Iterable[TokenLogprob]) -> list[TokenLogprob]:
+    """Without the end token, which llama-server's ``logprobs`` list and OpenAI's do not."""
+    return [token for token in tokens if not token.ends]
+
+
+def probabilities(tokens: Iterable[TokenLogprob], *, after_sampling: bool = False) -> list[Json]:
+    """An entry per token: its logarithm and those of the best, or plain numbers when they are `after_sampling`.
+
+    Of those, none is 0: what the samplers left out is no alternative.
+    """
+    if after_sampling:
+        return [
+            {**_prob(t), "top_probs": [_prob(alternative) for alternative in t.top if alternative.logprob > -math.inf]}
+            for t in tokens
+        ]
+    return [{**_logprob(t), "top_logprobs": [_logprob(alternative) for alternative in t.top]} for t in tokens]
 
 
 def _logprob(token: TokenLogprob) -> Json:
-    return {
-        "id": token.id,
-        "token": shown_piece(token.piece),
-        "bytes": list(token.piece),
-        "logprob": max(token.logprob, _LOWEST_FLOAT),
-    }
+    return {**_token(token), "logprob": max(token.logprob, _LOWEST_FLOAT)}
+
+
+def _prob(token: TokenLogprob) -> Json:
+    return {**_token(token), "prob": math.exp(token.logprob)}
+
+
+def _token(token: TokenLogprob) -> Json:
+    return {"id": token.id, "token": shown_piece(token.piece), "bytes": list(token.piece)}
 
 
 def shown_piece(piece: bytes) -> str:
-    """A token's bytes as text: a character cut off at the end is left out, other invalid bytes become U+FFFD."""
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(piece)
+    """A token's bytes as text: a character cut off at the end is left out, other invalid bytes become U+FFFD.
+
+    What is cut off is llama-server's notion (server-common.cpp, validate_utf8): by the lead byte, also one that no
+    character has.
+    """
+    for n in range(1, min(4, len(piece)) + 1):
+        lead = piece[-n]
+        n_bytes = 2 if lead >> 5 == 0b110 else 3 if lead >> 4 == 0b1110 else 4 if lead >> 3 == 0b11110 else 0
+        if n < n_bytes:
+            return piece[:-n].decode("utf-8", "replace")
+    return piece.decode("utf-8", "replace")
 
 
 def event(body: Json) -> bytes:
     """One server-sent event."""
     return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def typed_event(body: Json) -> bytes:
+    """One server-sent event that is named by its ``type``, as those of Anthropic's streams."""
+    return b"event: %b\ndata: %b\n\n" % (body["type"].encode(), orjson.dumps(body))
 
 
 def members(body: Json) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from server.dialects.wire import Header
+from server.engine.adapters import Adapter
 from server.engine.request import (
     Finished,
     FinishReason,
@@ -18,7 +19,7 @@ from server.engine.request import (
     Timings,
     TokenLogprob,
 )
-from server.pool.spec import ChatParams, ModelSpec
+from server.pool.spec import ChatParams, LoadParams, ModelSpec
 from tests.fakes import CHATML, FakeVocab
 
 HEADER = Header("demo", "chatcmpl-1", 1700000000)
@@ -64,12 +65,16 @@ def make_model(
     n_predict: int = -1,
     n_slots: int = 4,
     n_ctx: int = 256,
+    n_batch: int = 2048,
     template: str = CHATML,
+    adapters: Sequence[Adapter] = (),
+    fim: str = "file",
+    spm_infill: bool = False,
 ) -> Any:
     """What a dialect reads of a `LoadedModel`, without an engine."""
     from server.chat.template import ChatTemplate
 
-    vocab = FakeVocab()
+    vocab = FakeVocab(fim)
     return SimpleNamespace(
         spec=ModelSpec(
             id="demo",
@@ -77,9 +82,11 @@ def make_model(
             sampling=sampling or SamplingParams(),
             chat=chat or ChatParams(),
             n_predict=n_predict,
+            native=LoadParams(n_batch=n_batch),
+            spm_infill=spm_infill,
         ),
         vocab=vocab,
-        engine=SimpleNamespace(n_slots=n_slots, n_ctx_seq=n_ctx),
+        engine=SimpleNamespace(n_slots=n_slots, n_ctx_seq=n_ctx, adapters=adapters),
         template=ChatTemplate(template, bos_token="<s>", eos_token="</s>"),
         grammar=FakeCompiler(),
     )
@@ -100,9 +107,10 @@ def finished(
     n_prompt: int = 5,
     n_cached: int = 0,
     n_predicted: int = 3,
+    stopping_word: str = "",
 ) -> Finished:
     timings = Timings(n_cached, n_prompt - n_cached, 10.0, n_predicted, 20.0)
-    return Finished(index, reason, "", n_prompt, n_cached, n_predicted, timings, 0, 7)
+    return Finished(index, reason, stopping_word, n_prompt, n_cached, n_predicted, timings, 0, 7)
 
 
 def logprob(piece: bytes, value: float = -0.5, *, token: int = 1, top: Sequence[TokenLogprob] = ()) -> TokenLogprob:

@@ -183,3 +183,14 @@ def test_tags_of_one_token_are_shown() -> None:
     assert shown_tags(Tools(), model) == {1, 2}
     assert shown_tags(choosing("auto"), model) == {1, 2, 3, 4}
     assert shown_tags(Tools(), make_model(template=HERMES)) == frozenset()
+
+
+def test_tags_of_a_format_that_frames_content_are_shown_without_tools_too() -> None:
+    class Tagged(FakeVocab):
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            known = {"<|start|>": 1, "<|end|>": 2, "<|message|>": 3, "<|channel|>": 4, "<|constrain|>": 5}
+            return [known[text]] if text in known else [8, 9]
+
+    model: Any = make_model(template="{{ messages }}<|channel|>analysis<|message|>")
+    model.vocab = Tagged()
+    assert shown_tags(Tools(), model) == {1, 2, 3, 4, 5}

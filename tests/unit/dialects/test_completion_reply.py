@@ -1,5 +1,5 @@
 from server.dialects.completion_reply import CompletionReply, CompletionStream
-from server.engine.request import FinishReason, Progress
+from server.engine.request import FinishReason, Progress, TokenLogprob
 from tests.unit.dialects.builders import HEADER, chunks, finished, logprob, started, text
 
 TIMINGS = {
@@ -33,6 +33,35 @@ def test_choices_of_a_batch_are_numbered_through() -> None:
     assert body["choices"][0]["logprobs"] is None
     assert body["usage"]["completion_tokens"] == 12
     assert body["usage"]["prompt_tokens"] == 10
+
+
+def test_the_best_choices_of_each_prompt_are_shown_in_their_order() -> None:
+    reply = CompletionReply(HEADER, n=3, best=2, echoes=["", ""], logprobs=False)
+    for prompt, values in enumerate([(-0.5, -0.1, -2.0), (-1.0, -3.0, -0.2)]):
+        for index, value in enumerate(values):
+            name = f"{prompt}{index}"
+            reply.feed(prompt, text(name, index, logprobs=[logprob(b"x", value), logprob(b"y", value)]))
+            reply.feed(prompt, finished(index))
+    body = reply.body()
+    assert [(c["index"], c["text"]) for c in body["choices"]] == [(0, "01"), (1, "00"), (2, "12"), (3, "10")]
+    assert {c["logprobs"] for c in body["choices"]} == {None}
+    assert body["usage"]["completion_tokens"] == 18
+
+
+def test_the_end_token_is_no_entry_of_the_logprobs() -> None:
+    end = text("", logprobs=[TokenLogprob(257, b"", -0.1, ends=True)])
+    reply = CompletionReply(HEADER, n=1, echoes=[""])
+    for event in (text("a", logprobs=[logprob(b"a")]), end, finished()):
+        reply.feed(0, event)
+    assert [t["token"] for t in reply.body()["choices"][0]["logprobs"]["content"]] == ["a"]
+    assert CompletionStream(HEADER, n=1, echoes=[""], include_usage=False).feed(0, end) == []
+
+
+def test_a_choice_without_tokens_is_never_the_best() -> None:
+    reply = CompletionReply(HEADER, n=2, best=1, echoes=[""])
+    for event in (finished(0), text("a", 1, logprobs=[logprob(b"a", -9.0)]), finished(1)):
+        reply.feed(0, event)
+    assert reply.body()["choices"][0]["text"] == "a"
 
 
 def test_a_stream_ends_with_reason_usage_and_done() -> None:

@@ -1,6 +1,9 @@
-import pytest
+from typing import Annotated
 
-from server.dialects.fields import Body, Count, Fraction, Number, parse
+import pytest
+from pydantic import AfterValidator
+
+from server.dialects.fields import Body, Count, Fraction, Number, SoftCount, parse, within
 from server.errors import InvalidRequest
 
 
@@ -8,6 +11,8 @@ class Sample(Body):
     count: Count | None = None
     number: Number | None = None
     fraction: Fraction | None = None
+    part: Annotated[float, AfterValidator(within(0.0, 0.99))] | None = None
+    soft: SoftCount | None = None
     flag: bool | None = None
     text: str | None = None
 
@@ -32,9 +37,6 @@ def refused(**fields: object) -> InvalidRequest:
         ("number", True),
         ("number", float("nan")),
         ("number", float("inf")),
-        ("number", 1e7),
-        ("fraction", 1.01),
-        ("fraction", -0.1),
         ("flag", 1),
         ("flag", "true"),
         ("text", 5),
@@ -44,7 +46,30 @@ def refused(**fields: object) -> InvalidRequest:
 def test_a_wrong_value_is_refused_by_the_name_of_its_field(name: str, value: object) -> None:
     error = refused(**{name: value})
     assert error.param == name
-    assert error.message.startswith(f"{name}: ")
+    assert error.message.startswith(f"Field '{name}': ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("count", "1", "Field 'count': type must be number, but is string"),
+        ("number", {}, "Field 'number': type must be number, but is object"),
+        ("flag", 1, "Field 'flag': type must be boolean, but is number"),
+        ("text", [], "Field 'text': type must be string, but is array"),
+        ("count", -5, "Field 'count': Value must be between 0 <= value <= 2147483647, but got -5"),
+        ("part", 1.0, "Field 'part': Value must be between 0.000000 <= value <= 0.990000, but got 1.000000"),
+    ],
+)
+def test_the_words_are_llama_servers(name: str, value: object, message: str) -> None:
+    assert refused(**{name: value}).message == message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [("number", 1e7, 1e6), ("number", -1e300, -1e6), ("fraction", 1.01, 1.0), ("fraction", -7, 0.0), ("soft", -3, 0)],
+)
+def test_past_a_soft_limit_a_value_becomes_the_limit(name: str, value: float, limit: float) -> None:
+    assert getattr(parse(Sample, {name: value}), name) == limit
 
 
 def test_the_message_shows_the_value_but_never_much_of_it() -> None:

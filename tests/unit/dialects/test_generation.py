@@ -4,6 +4,7 @@ import pytest
 
 from server.dialects.fields import parse
 from server.dialects.generation import WITHOUT_EFFECT, GenerationFields, engine_request
+from server.engine.adapters import Adapter
 from server.engine.request import Request
 from server.errors import InvalidRequest
 from tests.unit.dialects.builders import make_model
@@ -54,14 +55,17 @@ def test_stop_is_one_string_or_a_list(stop: object, expected: tuple[str, ...]) -
         ("n_cmpl", 5),
         ("id_slot", 4),
         ("id_slot", -2),
-        ("n_probs", 101),
+        ("n_probs", 1001),
         ("stream", "yes"),
         ("t_max_predict_ms", -2),
         ("model", 5),
-        ("lora", [{"id": 0, "scale": 1.0}]),
         ("grammar_lazy", True),
-        ("n_indent", 4),
-        ("post_sampling_probs", True),
+        ("n_indent", -1),
+        ("post_sampling_probs", 1),
+        ("n_keep", -2),
+        ("n_discard", -1),
+        ("n_cache_reuse", -1),
+        ("sse_ping_interval", -2),
         ("reasoning_budget_tokens", 100),
         ("stream_options", "x"),
     ],
@@ -74,6 +78,53 @@ def test_a_wrong_field_is_refused_by_name(name: str, value: object) -> None:
 
 def test_a_field_within_stream_options_is_named_with_its_path() -> None:
     assert refused(stream_options={"include_usage": "yes"}).param == "stream_options.include_usage"
+
+
+ADAPTERS = (Adapter(0, "a.gguf", 1.0), Adapter(1, "b.gguf", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("lora", "expected"),
+    [
+        ([], None),
+        (None, None),
+        ([{"id": 1, "scale": 0.5}], ((1, 0.5),)),
+        ([{"id": 1, "scale": 2}, {"id": 0, "scale": -1}], ((0, -1.0), (1, 2.0))),
+        ([{"id": 0, "scale": 0.0}], ()),
+    ],
+)
+def test_lora_names_the_adapters_that_are_on(lora: object, expected: object) -> None:
+    model: Any = make_model(adapters=ADAPTERS)
+    assert (
+        engine_request(parse(GenerationFields, {"lora": lora}), model, request_id="r", prompt=[1]).adapters == expected
+    )
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [
+        5,
+        {"id": 0, "scale": 1},
+        [5],
+        [{}],
+        [{"id": 0}],
+        [{"scale": 1}],
+        [{"id": "0", "scale": 1}],
+        [{"id": True, "scale": 1}],
+        [{"id": 0, "scale": "1"}],
+        [{"id": 0, "scale": True}],
+        [{"id": 0, "scale": 1e9}],
+        [{"id": 0, "scale": 1}, {"id": 0, "scale": 2}],
+        [{"id": 2, "scale": 1}],
+        [{"id": -1, "scale": 1}],
+        [{"id": 0, "scale": 0}] * 2000,
+    ],
+    ids=str,
+)
+def test_a_wrong_lora_is_refused(lora: object) -> None:
+    model: Any = make_model(adapters=ADAPTERS)
+    with pytest.raises(InvalidRequest, match=r"^Field 'lora': "):
+        engine_request(parse(GenerationFields, {"lora": lora}), model, request_id="r", prompt=[1])
 
 
 @pytest.mark.parametrize("name", ["lora", "grammar_triggers"])
@@ -90,7 +141,14 @@ def test_the_rest_of_the_fields_reaches_the_engine() -> None:
         timings_per_token=True,
         return_progress=True,
         stream=True,
+        n_keep=-1,
+        n_discard=5,
+        n_cache_reuse=6,
+        n_indent=7,
+        post_sampling_probs=True,
     )
+    assert (got.n_keep, got.n_discard, got.n_cache_reuse, got.n_indent) == (-1, 5, 6, 7)
+    assert got.post_sampling_probs
     assert (got.n, got.id_slot, got.cache_prompt, got.deadline_s) == (2, 1, False, 1.5)
     assert got.timings_per_token
     assert got.return_progress

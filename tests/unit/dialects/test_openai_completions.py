@@ -66,8 +66,12 @@ def test_a_wrong_prompt_is_refused_at_its_place(prompt: object, named: str) -> N
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"best_of": 2}, "best_of"),
-        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 5}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 0}, "best_of"),
+        ({"best_of": True}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"suffix": 5}, "suffix"),
         ({"echo": True, "logprobs": 1}, "echo"),
         ({"echo": "yes"}, "echo"),
         ({"logprobs": -1}, "logprobs"),
@@ -100,6 +104,29 @@ def test_what_changes_nothing_is_taken(fields: Body) -> None:
 def test_logprobs_is_a_count_or_a_switch(fields: Body, wanted: bool, n_top: int) -> None:
     job = prepare_completion(read_completion({"prompt": "a", **fields}), make_model(), "r")
     assert (job.requests[0].want_logprobs, job.requests[0].n_probs) == (wanted, n_top)
+
+
+def test_best_of_generates_more_than_it_shows_with_what_they_are_compared_by() -> None:
+    request = completion_generation(read_completion({"prompt": "a", "n": 2, "best_of": 3}), make_model()).requests[0]
+    assert (request.n, request.want_logprobs, request.n_probs) == (3, True, 0)
+    streamed = {"prompt": "a", "n": 2, "best_of": 2, "stream": True}
+    request = completion_generation(read_completion(streamed), make_model()).requests[0]
+    assert (request.n, request.want_logprobs) == (2, False)
+
+
+def test_a_suffix_makes_the_prompt_the_text_in_front_of_a_gap() -> None:
+    completion = read_completion({"prompt": ["ab", [99]], "suffix": "d<s>"})
+    job = prepare_completion(completion, make_model(), "r")
+    suffix = list(b"d<s>")
+    assert [r.prompt for r in job.requests] == [[BOS, 1, 97, 98, 2, *suffix, 3], [BOS, 1, 99, 2, *suffix, 3]]
+    (other, *_) = prepare_completion(completion, make_model(spm_infill=True), "r").requests
+    assert other.prompt == [BOS, 2, *suffix, 1, 97, 98, 3]
+
+
+def test_a_suffix_needs_a_model_that_fills_gaps() -> None:
+    with pytest.raises(InvalidRequest, match="prefix token is missing") as caught:
+        prepare_completion(read_completion({"prompt": "a", "suffix": "b"}), make_model(fim="none"), "r")
+    assert caught.value.param == "suffix"
 
 
 def test_each_prompt_of_a_batch_gets_a_constraint_of_its_own() -> None:

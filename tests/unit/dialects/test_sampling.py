@@ -65,16 +65,25 @@ def test_a_dry_base_below_one_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("top_p", 1.5),
-        ("min_p", -0.1),
         ("temperature", "hot"),
+        ("top_k", "40"),
+        ("dry_penalty_last_n", -2),
+        ("dry_allowed_length", -1),
+        ("min_keep", -1),
+        ("min_keep", 2**31),
         ("repeat_penalty", 0),
         ("repeat_last_n", -2),
-        ("mirostat", 3),
+        ("repeat_penalty", -1),
+        ("repeat_penalty", 1e-45),
+        ("mirostat", 1.5),
+        ("adaptive_decay", -0.1),
         ("adaptive_decay", 1.0),
         ("dry_sequence_breakers", []),
         ("dry_sequence_breakers", [1]),
         ("samplers", ["nope"]),
+        ("samplers", [5]),
+        ("samplers", [["top_k"]]),
+        ("samplers", [{}]),
         ("samplers", "q"),
         ("samplers", 5),
         ("samplers", ["top_k"] * 99),
@@ -82,7 +91,32 @@ def test_a_dry_base_below_one_is_the_default() -> None:
     ],
 )
 def test_out_of_range_is_refused_by_name(name: str, value: object) -> None:
-    assert refused(**{name: value}).startswith(name)
+    assert refused(**{name: value}).startswith(f"Field '{name}': ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        *[(name, 1.5, 1.0) for name in ("top_p", "min_p", "xtc_probability", "xtc_threshold", "adaptive_target")],
+        *[(name, -0.5, 0.0) for name in ("top_p", "min_p", "xtc_probability", "xtc_threshold", "temperature")],
+        ("mirostat", 9, 2),
+        ("mirostat", -1, 0),
+        ("top_k", -1, 0),
+        ("adaptive_target", -7.5, -7.5),
+        ("typical_p", -2, -2),
+        ("dynatemp_range", -1, -1),
+        ("dry_multiplier", -1, -1),
+        ("mirostat_tau", -3, -3),
+        ("repeat_last_n", -1, N_CTX),
+    ],
+)
+def test_soft_limits_clamp_as_llama_servers(name: str, value: float, expected: float) -> None:
+    assert getattr(params(**{name: value}), name) == expected
+
+
+@pytest.mark.parametrize("samplers", [["top_k", "tfs_z", "temperature"], "kft", ["tfs-z", "top_k", "temperature"]])
+def test_tail_free_sampling_of_older_clients_is_left_out(samplers: object) -> None:
+    assert params(samplers=samplers).samplers == ("top_k", "temperature")
 
 
 def test_samplers_come_as_names_with_aliases_or_as_letters() -> None:
@@ -129,7 +163,7 @@ def test_logit_bias_takes_ids_texts_and_false(bias: object) -> None:
 )
 def test_an_unreadable_bias_is_refused(bias: object, said: str) -> None:
     message = refused(logit_bias=bias)
-    assert message.startswith("logit_bias")
+    assert message.startswith("Field 'logit_bias': ")
     assert said in message
 
 
