@@ -22,10 +22,12 @@ from server.metrics.exposition import Metrics
 from server.pool.pool import Pool, PoolLimits
 from server.pool.progress import show_load_progress
 from server.pool.protocols import Loader
+from server.pool.slot_files import SlotFiles
 from server.pool.turns import log_failure
 from server.routes import include_routes
 from server.routes.services import Services
 from server.settings import ServerSettings, Settings, check_files, load_settings, model_specs
+from server.transport.compression import Compression
 from server.transport.gateway import Gateway
 from server.transport.handlers import add_error_handlers
 from server.transport.options import CorsOptions, HttpOptions
@@ -49,6 +51,7 @@ def create_app(settings: Settings, *, loader: Loader | None = None) -> FastAPI:
         options=http_options(server),
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
         metrics=Metrics(),
+        slot_files=None if server.slot_save_path is None else SlotFiles(server.slot_save_path),
     )
     app = FastAPI(
         title="Llamapool",
@@ -61,6 +64,7 @@ def create_app(settings: Settings, *, loader: Loader | None = None) -> FastAPI:
     app.state.services = services
     include_routes(app, server.api_prefix)
     add_error_handlers(app)
+    app.add_middleware(Compression)
     # Around everything, Starlette's own middlewares too: it talks to the server's `send` itself.
     app.middleware_stack = Gateway(
         app.build_middleware_stack(), services.options, services.draining, services.metrics.count_request
@@ -83,9 +87,11 @@ def http_options(server: ServerSettings) -> HttpOptions:
     return HttpOptions(
         metrics=server.metrics,
         slots=server.slots,
+        props=server.props,
         timeout_s=server.timeout_s,
         idle_s=server.idle_s,
         max_body_bytes=server.max_body_bytes,
+        max_bodies_bytes=server.max_bodies_bytes or 4 * server.max_body_bytes,
         sse_ping_interval_s=server.sse_ping_interval,
         api_prefix=server.api_prefix,
         api_keys=server.all_api_keys(),
@@ -127,6 +133,8 @@ def lifespan_of(services: Services, drain_s: float) -> Lifespan:
         for task in (watch, bars):
             task.add_done_callback(log_failure)
         StopSignals(begin_stop).install()
+        if services.slot_files is not None:
+            await asyncio.to_thread(services.slot_files.remove_stale)
         try:
             await services.pool.start()
             yield

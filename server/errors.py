@@ -49,9 +49,11 @@ class InvalidRequest(LlamapoolError):
 class ContextExceeded(InvalidRequest):
     """The prompt has more tokens than a slot's context (llama.cpp server-context.cpp, same two counts)."""
 
-    def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
+    def __init__(self, n_prompt_tokens: int, n_ctx: int, message: str = "") -> None:
         super().__init__(
-            f"request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it"
+            message
+            or f"request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens), "
+            "try increasing it"
         )
         self.n_prompt_tokens = n_prompt_tokens
         self.n_ctx = n_ctx

@@ -129,11 +129,13 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
     others unless `strict`: its problem is returned.
     """
     settings.server.all_api_keys()
+    _check_slot_folder(settings.server)
     for spec in model_specs(settings):
         _check_template(spec)
     warnings: list[str] = []
     for model_id, model in settings.models.items():
         origin = settings.origins[model_id]
+        _check_adapters(model_id, model, origin)
         if origin.mmproj is not None:
             warnings.append(f"{origin.place}: '{model_id}' is served without {origin.mmproj.name}: no images yet")
         problem = problem_of(model.path)
@@ -143,6 +145,20 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
                 raise ConfigError(message)
             warnings.append(message)
     return warnings
+
+
+def _check_slot_folder(server: ServerSettings) -> None:
+    folder = server.slot_save_path
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"server.slot_save_path: {folder} is not a folder; create it or correct the path")
+
+
+def _check_adapters(model_id: str, model: ModelSettings, origin: Origin) -> None:
+    for key, files in (("lora", model.lora), ("control_vectors", model.control_vectors)):
+        for file in files:
+            problem = problem_of(file.path)
+            if problem:
+                raise ConfigError(f"{origin.place}: models.{model_id}.{key}: {problem}")
 
 
 def _check_template(spec: ModelSpec) -> None:

@@ -58,7 +58,13 @@ def _serve(chosen: Mapping[str, Any]) -> None:
         target = params
         for part in path:
             target = getattr(target, part)
-        setattr(target, attribute, set(value) if attribute == "model_alias" else value)
+        if attribute == "model_alias":
+            value = set(value)
+        elif attribute == "lora_adapters":  # file names, each at its full scale
+            value = [xllamacpp.CommonAdapterLoraInfo(path, 1.0) for path in value]
+        elif attribute == "pooling_type":
+            value = xllamacpp.llama_pooling_type(value)
+        setattr(target, attribute, value)
     server = xllamacpp.Server(params)  # loads the model, then listens on threads of its own
     print(f"listening on {server.listening_address}", flush=True)
     sys.stdin.read()  # until the parent closes the pipe or dies

@@ -1,13 +1,14 @@
 """llama-server's metrics per model (llama.cpp tools/server/server-task.cpp, to_metrics), and histograms beside them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from server.engine.stats import EngineStats, Histogram
+from server.metrics.windows import Windows
 
+MAX_TOKENS = "llamacpp:n_tokens_max"
 Totals = Callable[[], Mapping[str, EngineStats]]
 _Read = Callable[[EngineStats], float]
 
@@ -31,7 +32,7 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     (
         "llamacpp:tokens_predicted_seconds_total",
         "Total time spent generating tokens",
-        lambda s: s.predicted_seconds,
+        lambda s: s.inter_token.sum,  # the gaps between tokens, counted with each token and not at a request's end
     ),
     (
         "llamacpp:n_decode_total",
@@ -45,9 +46,8 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ),
 )
 _GAUGES: tuple[tuple[str, str, _Read], ...] = (
-    # llama-server calls it a counter; the text format has no counter without "_total"
     (
-        "llamacpp:n_tokens_max",
+        MAX_TOKENS,
         "Largest observed sequence length (prompt + generation)",
         lambda s: s.n_tokens_max,
     ),
@@ -59,13 +59,26 @@ _GAUGES: tuple[tuple[str, str, _Read], ...] = (
         lambda s: s.n_busy_slots / max(s.n_decode, 1),
     ),
 )
-_SPECULATIVE = (  # part of llama-server's set; 0 until there is speculative decoding
-    ("llamacpp:spec_decode_num_draft_tokens_total", "Speculative: Total draft tokens generated"),
+_RATES = (
+    ("llamacpp:prompt_tokens_seconds", "Average prompt throughput in tokens/s"),
+    ("llamacpp:predicted_tokens_seconds", "Average generation throughput in tokens/s"),
+)
+_SPECULATIVE: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    (
+        "llamacpp:spec_decode_num_draft_tokens_total",
+        "Speculative: Total draft tokens generated",
+        lambda s: s.n_draft_tokens,
+    ),
     (
         "llamacpp:spec_decode_num_accepted_tokens_total",
         "Speculative: Total draft tokens accepted by the target model",
+        lambda s: s.n_draft_accepted,
     ),
-    ("llamacpp:spec_decode_num_drafts_total", "Speculative: Total speculative decoding verification steps"),
+    (
+        "llamacpp:spec_decode_num_drafts_total",
+        "Speculative: Total speculative decoding verification steps",
+        lambda s: s.n_drafts,
+    ),
 )
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineStats], Histogram]], ...] = (
     (
@@ -79,32 +92,16 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineStats], Histogram]], ...] = (
 )
 
 
-@dataclass(slots=True)
-class _Window:
-    """The totals at the last scrape, for llama-server's averages between two scrapes."""
-
-    tokens: float = 0
-    seconds: float = 0.0
-
-    def rate(self, tokens: float, seconds: float) -> float:
-        """Tokens per second since the last call; 0 when nothing ran."""
-        n, elapsed = tokens - self.tokens, seconds - self.seconds
-        self.tokens, self.seconds = tokens, seconds
-        return n / elapsed if elapsed > 0 else 0.0
-
-
-@dataclass(slots=True)
-class _Windows:
-    prompt: _Window = field(default_factory=_Window)
-    predicted: _Window = field(default_factory=_Window)
-
-
 class EngineCollector(Collector):
-    """Every model's totals as metric families, with the label ``model``."""
+    """Every model's totals as metric families, with the label ``model`` unless there is only one to show.
 
-    def __init__(self, totals: Totals) -> None:
+    Each scrape ends the windows that the throughput gauges are averages of, whoever scrapes, as in llama-server.
+    """
+
+    def __init__(self, totals: Totals, windows: Windows, *, labelled: bool = True) -> None:
         self._totals = totals
-        self._windows: dict[str, _Windows] = {}
+        self._windows = windows
+        self._labels = ["model"] if labelled else []
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: a registry would otherwise collect once to find the names."""
@@ -113,41 +110,34 @@ class EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """One consistent reading of every model."""
         models = self._totals()
-        for name, text, read in _COUNTERS:
-            counter = CounterMetricFamily(name, text, labels=["model"])
-            for model, stats in models.items():
-                counter.add_metric([model], read(stats))
-            yield counter
-        for name, text in _SPECULATIVE:
-            counter = CounterMetricFamily(name, text, labels=["model"])
-            for model in models:
-                counter.add_metric([model], 0)
-            yield counter
+        for name, text, read in (*_COUNTERS, *_SPECULATIVE):
+            yield self._family(CounterMetricFamily, name, text, {m: read(s) for m, s in models.items()})
         for name, text, read in _GAUGES:
-            gauge = GaugeMetricFamily(name, text, labels=["model"])
-            for model, stats in models.items():
-                gauge.add_metric([model], read(stats))
-            yield gauge
-        yield from self._rates(models)
+            yield self._family(GaugeMetricFamily, name, text, {m: read(s) for m, s in models.items()})
+        rates = {model: self._windows.rates(model, stats) for model, stats in models.items()}
+        for index, (name, text) in enumerate(_RATES):
+            yield self._family(GaugeMetricFamily, name, text, {m: r[index] for m, r in rates.items()})
         for name, text, histogram_of in _HISTOGRAMS:
-            family = HistogramMetricFamily(name, text, labels=["model"])
+            family = HistogramMetricFamily(name, text, labels=self._labels)
             for model, stats in models.items():
                 histogram = histogram_of(stats)
-                family.add_metric([model], buckets(histogram), histogram.sum)
+                family.add_metric(self._values(model), buckets(histogram), histogram.sum)
             yield family
 
-    def _rates(self, models: Mapping[str, EngineStats]) -> Iterable[Metric]:
-        prompt = GaugeMetricFamily(
-            "llamacpp:prompt_tokens_seconds", "Average prompt throughput in tokens/s", labels=["model"]
-        )
-        predicted = GaugeMetricFamily(
-            "llamacpp:predicted_tokens_seconds", "Average generation throughput in tokens/s", labels=["model"]
-        )
-        for model, stats in models.items():
-            windows = self._windows.setdefault(model, _Windows())
-            prompt.add_metric([model], windows.prompt.rate(stats.prompt_tokens, stats.prompt_seconds))
-            predicted.add_metric([model], windows.predicted.rate(stats.predicted_tokens, stats.predicted_seconds))
-        return prompt, predicted
+    def _family(
+        self,
+        kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+        name: str,
+        text: str,
+        values: Mapping[str, float],
+    ) -> Metric:
+        family = kind(name, text, labels=self._labels)
+        for model, value in values.items():
+            family.add_metric(self._values(model), value)
+        return family
+
+    def _values(self, model: str) -> list[str]:
+        return [model] if self._labels else []
 
 
 def buckets(histogram: Histogram) -> list[tuple[str, float]]:

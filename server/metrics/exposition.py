@@ -6,9 +6,13 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from server.metrics.collector import EngineCollector
+from server.metrics.collector import MAX_TOKENS, EngineCollector
 from server.metrics.ledger import Ledger
+from server.metrics.windows import Windows
 from server.pool.state import ModelState
+
+_TYPE_OF_MAX = (f"# TYPE {MAX_TOKENS} gauge\n".encode(), f"# TYPE {MAX_TOKENS} counter\n".encode())
+"""llama-server calls the peak a counter; prometheus_client would name a counter ``..._total``, as OpenMetrics must."""
 
 
 class Metrics:
@@ -17,8 +21,9 @@ class Metrics:
     def __init__(self) -> None:
         self.started_at = time.time()  # unix seconds
         self._ledger = Ledger()
+        self._windows = Windows()
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(EngineCollector(self._ledger.totals))
+        self._registry.register(EngineCollector(self._ledger.totals, self._windows))
         ProcessCollector(registry=self._registry)
         self._requests = Counter(
             "llamapool_http_requests",
@@ -35,8 +40,20 @@ class Metrics:
         """Count one answered request. `path_template` comes from the routes, never from the client."""
         self._requests.labels(path_template, method, str(status)).inc()
 
-    def render(self, accept: str, states: Iterable[ModelState]) -> tuple[bytes, str]:
-        """The text and its content type: Prometheus' plain text, or OpenMetrics where `accept` asks for it."""
+    def render(self, accept: str, states: Iterable[ModelState], model: str = "") -> tuple[bytes, str]:
+        """The text and its content type: Prometheus' plain text, or OpenMetrics where `accept` asks for it.
+
+        With the id of a `model` only its own metrics, without a label: llama-server's text to the letter.
+        """
         self._ledger.observe(states)
         encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        text = encode(self._of_one(model) if model else self._registry)
+        if content_type.startswith("text/plain"):
+            text = text.replace(*_TYPE_OF_MAX)
+        return text, content_type
+
+    def _of_one(self, model: str) -> CollectorRegistry:
+        registry = CollectorRegistry(auto_describe=False)
+        totals = {model: self._ledger.totals()[model]}
+        registry.register(EngineCollector(lambda: totals, self._windows, labelled=False))
+        return registry

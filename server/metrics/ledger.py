@@ -35,7 +35,7 @@ class Ledger:
 
         To be called on each change of a model's status, and before `totals`.
         """
-        self.note({s.spec.id: s.loaded.engine if s.loaded else None for s in states})
+        self.note({s.spec.id: s.loaded for s in states})
 
     def note(self, engines: Mapping[str, Counted | None]) -> None:
         """The same, by model id."""

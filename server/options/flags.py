@@ -48,12 +48,14 @@ def _split(word: str) -> tuple[str, str | None]:
     return name.replace("_", "-"), value if equals else None
 
 
-def _value(flag: str, inline: str | None, words: list[str]) -> str:
+def _value(flag: str, inline: str | None, words: list[str], n_words: int = 1) -> str:
+    """The next word, or several joined by a blank."""
     if inline is not None:
         return inline
-    if not words:
-        raise ConfigError(f"{flag} needs a value; see --help")
-    return words.pop(0)
+    if len(words) < n_words:
+        needed = "a value" if n_words == 1 else f"{n_words} values"
+        raise ConfigError(f"{flag} needs {needed}; see --help")
+    return " ".join(words.pop(0) for _ in range(n_words))
 
 
 def _give(flags: Flags, entry: Entry, flag: str, inline: str | None, words: list[str]) -> None:
@@ -63,7 +65,7 @@ def _give(flags: Flags, entry: Entry, flag: str, inline: str | None, words: list
             raise ConfigError(f"{flag} takes no value; write {flag} alone")
         value = entry.constants.get(flag, True)
     else:
-        value = from_text(entry, _value(flag, inline, words))
+        value = from_text(entry, _value(flag, inline, words, entry.option.n_words), flag)
         if entry.option.repeat and entry.key in target:
             value = [*target[entry.key].value, *value]
     for key in entry.option.replaces:  # the later of two flags that exclude each other counts

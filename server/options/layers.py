@@ -33,9 +33,10 @@ def laid_over(table: Table, section: Section, *layers: Layer) -> dict[str, Given
     return merged
 
 
-def from_text(entry: Entry, text: str) -> Any:
-    """What a flag's or variable's text stands for."""
-    return entry.option.text(text) if entry.option.text else text
+def from_text(entry: Entry, text: str, flag: str = "") -> Any:
+    """What a variable's text stands for, or that of `flag`."""
+    reader = entry.option.forms[flag][1] if flag in entry.option.forms else entry.option.text
+    return reader(text) if reader else text
 
 
 def mistake(details: ErrorDetails, where: str, layer: Layer, fallback: str, model: type[SettingsModel]) -> str:

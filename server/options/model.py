@@ -9,6 +9,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from server.chat.formats import BY_NAME
+from server.options.adapters import AdapterSettings
+from server.options.embedding import EmbeddingSettings
 from server.options.option import SettingsModel, option
 from server.options.sampling import SamplingSettings
 from server.options.values import (
@@ -39,6 +42,12 @@ def _template(value: str) -> str:
     return value
 
 
+def _tool_format(value: str) -> str:
+    if value != "auto" and value not in BY_NAME:
+        raise ValueError(f"should be auto or one of {', '.join(sorted(BY_NAME))}")
+    return value
+
+
 class ContextSettings(SettingsModel):
     """What the native context gets."""
 
@@ -58,7 +67,7 @@ class ContextSettings(SettingsModel):
         Field(ge=-1, le=MAX_SLOTS),
         AfterValidator(without_zero),
     ] = -1
-    """Slots of each instance: requests that generate at once; -1 = 4 slots over a unified KV cache."""
+    """Slots of each instance; -1 = 4 over a unified KV cache. Of a model that embeds: texts of a decode, -1 = 64."""
     kv_unified: Annotated[
         AutoBool,
         option("-kvu", "--kv-unified", env="LLAMA_ARG_KV_UNIFIED", off=("-no-kvu", "--no-kv-unified")),
@@ -175,8 +184,40 @@ class SchedulingSettings(SettingsModel):
         Bool, option("--cache-prompt", env="LLAMA_ARG_CACHE_PROMPT", off=("--no-cache-prompt",))
     ] = True
     """Reuse the KV cache of prompts with a common beginning."""
+    cache_ram: Annotated[
+        Int, option("-cram", "--cache-ram", env="LLAMA_ARG_CACHE_RAM", metavar="MIB"), Field(ge=-2)
+    ] = -2
+    """MiB of RAM of each instance for prompts that lost their slot; 0 = off, -1 = no limit, -2 = automatic: 8192, at
+    most a quarter of the memory that is free when the model is loaded."""
+    context_shift: Annotated[
+        Bool, option("--context-shift", env="LLAMA_ARG_CONTEXT_SHIFT", off=("--no-context-shift",))
+    ] = False
+    """Go on when a slot's context is full: drop the older half of what follows the kept beginning."""
+    n_keep: Annotated[Int, option("--keep"), Field(ge=-1)] = 0
+    """Prompt tokens that a context shift keeps, unless a request says otherwise; -1 = all."""
+    n_cache_reuse: Annotated[Int, option("--cache-reuse", env="LLAMA_ARG_CACHE_REUSE"), Field(ge=0)] = 0
+    """Shortest run of cached tokens that is reused at another position, unless a request says otherwise; 0 = off."""
     slot_prompt_similarity: Annotated[Float, option("-sps", "--slot-prompt-similarity"), Field(ge=0, le=1)] = 0.1
     """Part of a prompt that must match a slot's to prefer that slot; 0 = off."""
+    spec_type: Annotated[
+        Literal["none", "ngram-simple"],
+        option("--spec-type", env="LLAMA_ARG_SPEC_TYPE", metavar="TYPE"),
+    ] = "none"
+    """Speculative decoding: ngram-simple guesses from the text so far (prompt lookup); the output stays the same."""
+    spec_ngram_size: Annotated[
+        Int, option("--spec-ngram-simple-size-n", "--spec-ngram-size-n", metavar="N"), Field(ge=1, le=64)
+    ] = 3
+    """Tokens that must repeat for a guess."""
+    spec_draft_max: Annotated[
+        Int,
+        option(
+            *("--spec-draft-n-max", "--draft", "--draft-n", "--draft-max", "--spec-ngram-simple-size-m"),
+            env="LLAMA_ARG_SPEC_DRAFT_N_MAX",
+            metavar="N",
+        ),
+        Field(ge=1, le=128),
+    ] = 16
+    """Most tokens that are guessed at once; guesses get shorter, and pause, where they are wrong."""
     gather_ms: Annotated[Float, option(), Field(ge=0, le=1000)] = 4.0
     """Longest wait in ms for requests that are being prepared, to start them in one step."""
     check_integrity: Annotated[Bool, option()] = False
@@ -236,6 +277,10 @@ class ChatSettings(SettingsModel):
         option("--prefill-assistant", env="LLAMA_ARG_PREFILL_ASSISTANT", off=("--no-prefill-assistant",)),
     ] = True
     """Continue the last message when it is the assistant's."""
+    tool_format: Annotated[str, option(metavar="NAME"), AfterValidator(_tool_format)] = "auto"
+    """How the model writes tool calls and thoughts: a name from docs/tool-formats.md; auto = as its template shows."""
+    spm_infill: Annotated[Bool, option("--spm-infill")] = False
+    """Fill in the middle (/infill) as suffix, prefix, middle instead of prefix, suffix, middle."""
 
     @model_validator(mode="after")
     def _one_template(self) -> "ChatSettings":
@@ -244,7 +289,15 @@ class ChatSettings(SettingsModel):
         return self
 
 
-class ModelDefaults(SamplingSettings, ChatSettings, SchedulingSettings, HardwareSettings, ContextSettings):
+class ModelDefaults(
+    AdapterSettings,
+    EmbeddingSettings,
+    SamplingSettings,
+    ChatSettings,
+    SchedulingSettings,
+    HardwareSettings,
+    ContextSettings,
+):
     """What every model may set, and the YAML's ``defaults`` for all of them."""
 
     group: ClassVar[str] = "Model"

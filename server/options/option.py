@@ -26,6 +26,7 @@ class Option:
 
     ``flags`` take a value, or switch a boolean on; ``constants`` are flags without a value, each with what it
     sets. ``text`` turns a flag's or variable's text into what YAML would hold. A ``repeat`` flag adds up.
+    ``forms`` are further flags with a metavar and a text reader of their own. A flag's value has ``n_words``.
     Setting an option drops what weaker sources say of the fields in ``replaces``.
     """
 
@@ -38,6 +39,8 @@ class Option:
     secret: bool = False
     is_path: bool = False
     replaces: tuple[str, ...] = ()
+    forms: Mapping[str, tuple[str, Callable[[str], Any]]] = field(default_factory=dict)
+    n_words: int = 1
 
 
 def option(
@@ -51,10 +54,12 @@ def option(
     secret: bool = False,
     is_path: bool = False,
     replaces: tuple[str, ...] = (),
+    forms: Mapping[str, tuple[str, Callable[[str], Any]]] | None = None,
+    n_words: int = 1,
 ) -> Option:
     """An `Option`; ``off`` lists a boolean's negations. Without flags the field's own name becomes the flag."""
     known = {**dict.fromkeys(off, False), **(constants or {})}
-    return Option(flags, env, known, metavar, text, repeat, secret, is_path, replaces)
+    return Option(flags, env, known, metavar, text, repeat, secret, is_path, replaces, forms or {}, n_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class Entry:
     @property
     def flags(self) -> tuple[str, ...]:
         """Spellings that take a value, or switch on."""
-        return self.option.flags or ("--" + self.key.replace("_", "-"),)
+        return (*(self.option.flags or ("--" + self.key.replace("_", "-"),)), *self.option.forms)
 
     @property
     def constants(self) -> Mapping[str, Any]:

@@ -26,6 +26,8 @@ def preset_layer(table: Table, section: str, keys: Sequence[PresetKey]) -> dict[
             continue
         else:
             entry, value = _option(table, section, item)
+            if entry.option.forms and entry.key in layer and isinstance(value, list):  # lora and lora-scaled
+                value = [*layer[entry.key].value, *value]
             layer[entry.key] = Given(value, item.place)
     return layer
 
@@ -42,7 +44,7 @@ def _option(table: Table, section: str, item: PresetKey) -> tuple[Entry, object]
         return entry, not given if entry.constants.get(flag) is False else given
     if flag in entry.constants:
         return entry, entry.constants[flag]
-    return entry, from_text(entry, item.value)
+    return entry, from_text(entry, item.value, flag)
 
 
 def _spelling(table: Table, key: str) -> str:

@@ -84,7 +84,10 @@ def _add_help(group: "argparse._ArgumentGroup", entry: Entry) -> None:
     if entry.is_switch:
         group.add_argument(*entry.flags, *entry.constants, action="store_true", help=shown)
         return
-    group.add_argument(*entry.flags, metavar=_metavar(entry), help=shown)
+    plain = [flag for flag in entry.flags if flag not in entry.option.forms]
+    group.add_argument(*plain, metavar=_metavar(entry), help=shown)
+    for flag, (metavar, _) in entry.option.forms.items():
+        group.add_argument(flag, metavar=metavar, help=f"as {plain[0]}")
     if entry.constants:
         group.add_argument(*entry.constants, action="store_true", help=f"{entry.key} at its highest")
 

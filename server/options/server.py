@@ -54,6 +54,8 @@ class ListenSettings(SettingsModel):
     """Longest silence in seconds of a client that sends a body, or that should be reading a stream."""
     max_body_bytes: Annotated[Int, option(), Field(ge=1024)] = 64 * MIB
     """Largest request body in bytes."""
+    max_bodies_bytes: Annotated[Int, option(), Field(ge=0)] = 0
+    """Most bytes of the bodies of all running requests together; the next get a 503. 0 = four times one's limit."""
     sse_ping_interval: Annotated[
         Int, option("--sse-ping-interval", env="LLAMA_ARG_SSE_PING_INTERVAL"), Field(ge=-1)
     ] = 30
@@ -64,7 +66,9 @@ class ListenSettings(SettingsModel):
     """Seconds that running requests may take to finish when the server stops."""
 
     @model_validator(mode="after")
-    def _both_or_none(self) -> "ListenSettings":
+    def _fits_together(self) -> "ListenSettings":
+        if 0 < self.max_bodies_bytes < self.max_body_bytes:
+            raise ValueError("max_bodies_bytes must be at least max_body_bytes")
         if (self.ssl_key_file is None) is not (self.ssl_cert_file is None):
             raise ValueError("ssl_key_file and ssl_cert_file belong together; give both")
         return self
@@ -104,6 +108,10 @@ class AccessSettings(SettingsModel):
     """Serve GET /metrics for Prometheus."""
     slots: Annotated[Bool, option("--slots", env="LLAMA_ARG_ENDPOINT_SLOTS", off=("--no-slots",))] = True
     """Serve GET /slots."""
+    slot_save_path: Annotated[FilePath | None, option("--slot-save-path", metavar="FOLDER", is_path=True)] = None
+    """Folder for POST /slots/{id}?action=save|restore|erase, which answers only with it; none = off."""
+    props: Annotated[Bool, option("--props", env="LLAMA_ARG_ENDPOINT_PROPS")] = False
+    """Serve POST /props; as in llama-server, there is no property yet that it can change."""
     cors_origins: Annotated[str, option("--cors-origins", env="LLAMA_ARG_CORS_ORIGINS", metavar="A,B")] = "*"
     """Origins that browsers may call from; localhost = only pages served from this machine."""
     cors_methods: Annotated[str, option("--cors-methods", env="LLAMA_ARG_CORS_METHODS", metavar="A,B")] = (

@@ -28,7 +28,9 @@ def model_spec(model_id: str, settings: ModelSettings, place: str, mmproj: Path 
         engine=EngineParams(**_same_names(EngineParams, settings)),
         chat=_chat_params(model_id, settings, place),
         sampling=_sampling_params(settings),
+        embd_normalize=settings.embd_normalize,
         n_predict=settings.n_predict,
+        spm_infill=settings.spm_infill,
         sleep_idle_s=float(settings.sleep_idle_seconds),
         source=place,
     )
@@ -46,6 +48,8 @@ def _load_params(settings: ModelSettings) -> LoadParams:
     values["mlock"] = mode in ("mlock", "mmap+mlock") if settings.mlock is None else settings.mlock
     for name in ("n_threads", "n_threads_batch"):
         values[name] = values[name] or -1
+    if settings.reranking:
+        values |= {"embedding": True, "pooling": "rank"}
     return LoadParams(**values)
 
 
@@ -69,6 +73,7 @@ def _chat_params(model_id: str, settings: ModelSettings, place: str) -> ChatPara
         reasoning_format=settings.reasoning_format,
         reasoning=settings.reasoning,
         prefill_assistant=settings.prefill_assistant,
+        tool_format=settings.tool_format,
     )
 
 

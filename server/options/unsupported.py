@@ -26,7 +26,6 @@ FIXED = (
         True,
         "always batches continuously",
     ),
-    Fixed(("--context-shift",), ("--no-context-shift",), "LLAMA_ARG_CONTEXT_SHIFT", False, "never shifts a context"),
     Fixed(("--ui", "--webui"), ("--no-ui", "--no-webui"), "LLAMA_ARG_UI", False, "has no web UI"),
     Fixed(("-ag", "--agent"), ("-no-ag", "--no-agent"), "LLAMA_ARG_AGENT", False, "has no built-in tools"),
     Fixed(
@@ -57,20 +56,20 @@ FIXED = (
 
 _FLAGS = """
 -cl --cache-list --completion-bash -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch
--Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch --keep -e --escape --no-escape --no-host -dt
+-Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch -e --escape --no-escape --no-host -dt
 --defrag-thold --rpc -lzm --lazy-mode -dev --device --list-devices -ot --override-tensor -cmoe --cpu-moe -ncmoe
---n-cpu-moe -ncffn --n-cpu-ffn -fit --fit -fitt --fit-target -fitc --fit-ctx --override-kv --lora --lora-scaled
---control-vector --control-vector-scaled --control-vector-layer-range -mu --model-url -dr --docker-repo -hf -hfr
+--n-cpu-moe -ncffn --n-cpu-ffn -fit --fit -fitt --fit-target -fitc --fit-ctx --override-kv
+-mu --model-url -dr --docker-repo -hf -hfr
 --hf-repo -hff --hf-file -hft --hf-token --offline --spec-draft-type-k -ctkd --cache-type-k-draft
 --spec-draft-type-v -ctvd --cache-type-v-draft --grammar --grammar-file -j --json-schema -jf --json-schema-file
 -bs --backend-sampling -lcs --lookup-cache-static -lcd --lookup-cache-dynamic --kv-unified-per-slot -ctxcp
---ctx-checkpoints --swa-checkpoints -cms --checkpoint-min-step -cram --cache-ram --cache-idle-slots
---no-cache-idle-slots -r --reverse-prompt -sp --special --spm-infill --pooling -mm --mmproj -mmu --mmproj-url
+--ctx-checkpoints --swa-checkpoints -cms --checkpoint-min-step --cache-idle-slots
+--no-cache-idle-slots -r --reverse-prompt -sp --special -mm --mmproj -mmu --mmproj-url
 --mmproj-offload --no-mmproj-offload -mmdev --mmproj-device --image-min-tokens --image-max-tokens
---mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --embd-normalize --reuse-port
+--mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --reuse-port
 --path --ui-config --webui-config --ui-config-file --webui-config-file --tools --tools-runtime
---mcp-servers-config --mcp-servers-json --embedding --embeddings --rerank --reranking --cache-reuse --props
---slot-save-path --media-path --reasoning-budget --reasoning-budget-message --lora-init-without-apply
+--mcp-servers-config --mcp-servers-json
+--media-path --reasoning-budget --reasoning-budget-message
 --log-prompts-dir --spec-draft-hf -hfd -hfrd --hf-repo-draft --spec-draft-threads -td --threads-draft
 --spec-draft-threads-batch -tbd --threads-batch-draft --spec-draft-cpu-mask -Cd --cpu-mask-draft
 --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict --cpu-strict-draft --spec-draft-prio
@@ -78,14 +77,14 @@ _FLAGS = """
 --spec-draft-cpu-range-batch -Crbd --cpu-range-batch-draft --spec-draft-cpu-strict-batch --cpu-strict-batch-draft
 --spec-draft-prio-batch --prio-batch-draft --spec-draft-poll-batch --poll-batch-draft
 --spec-draft-override-tensor -otd --override-tensor-draft --spec-draft-cpu-moe -cmoed --cpu-moe-draft
---spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft --spec-draft-n-max --spec-draft-n-min
+--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft --spec-draft-n-min
 --spec-synth-len --spec-synth-rates --spec-draft-p-split --draft-p-split --spec-draft-p-min --draft-p-min
 --spec-draft-backend-sampling --no-spec-draft-backend-sampling --spec-draft-device -devd --device-draft
---spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-model -md --model-draft --spec-type
---spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match --spec-ngram-simple-size-n
---spec-ngram-simple-size-m --spec-ngram-simple-min-hits --spec-ngram-map-k-size-n --spec-ngram-map-k-size-m
+--spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-model -md --model-draft
+--spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match
+--spec-ngram-simple-min-hits --spec-ngram-map-k-size-n --spec-ngram-map-k-size-m
 --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits
---draft --draft-n --draft-max --draft-min --draft-n-min --spec-ngram-size-n --spec-ngram-size-m
+--draft-min --draft-n-min --spec-ngram-size-m
 --spec-ngram-min-hits --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default
 --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default
 --vision-gemma-4b-default --vision-gemma-12b-default --spec-default
@@ -94,13 +93,13 @@ _FLAGS = """
 _VARIABLES = """
 NO_HOST DEFRAG_THOLD RPC LAZY_MODE DEVICE OVERRIDE_TENSOR CPU_MOE N_CPU_MOE N_CPU_FFN FIT FIT_TARGET FIT_CTX
 MODEL_URL DOCKER_REPO HF_REPO HF_FILE OFFLINE SPEC_DRAFT_CACHE_TYPE_K SPEC_DRAFT_CACHE_TYPE_V BACKEND_SAMPLING
-KV_UNIFIED_PER_SLOT CTX_CHECKPOINTS CHECKPOINT_MIN_SPACING_NT CACHE_RAM CACHE_IDLE_SLOTS POOLING MMPROJ
+KV_UNIFIED_PER_SLOT CTX_CHECKPOINTS CHECKPOINT_MIN_SPACING_NT CACHE_IDLE_SLOTS MMPROJ
 MMPROJ_URL MMPROJ_OFFLOAD IMAGE_MIN_TOKENS IMAGE_MAX_TOKENS MTMD_BATCH_MAX_TOKENS VIDEO_FPS
 VIDEO_TIMESTAMP_INTERVAL VIDEO_FFMPEG_DIR REUSE_PORT STATIC_PATH UI_CONFIG UI_CONFIG_FILE TOOLS TOOLS_RUNTIME
-MCP_SERVERS_CONFIG MCP_SERVERS_JSON EMBEDDINGS RERANKING CACHE_REUSE ENDPOINT_PROPS THINK_BUDGET
-THINK_BUDGET_MESSAGE SPEC_DRAFT_HF_REPO SPEC_DRAFT_CPU_MOE SPEC_DRAFT_N_CPU_MOE SPEC_DRAFT_N_MAX SPEC_DRAFT_N_MIN
+MCP_SERVERS_CONFIG MCP_SERVERS_JSON THINK_BUDGET
+THINK_BUDGET_MESSAGE SPEC_DRAFT_HF_REPO SPEC_DRAFT_CPU_MOE SPEC_DRAFT_N_CPU_MOE SPEC_DRAFT_N_MIN
 SPEC_SYNTH_LEN SPEC_SYNTH_RATES SPEC_DRAFT_P_SPLIT SPEC_DRAFT_P_MIN SPEC_DRAFT_BACKEND_SAMPLING
-N_GPU_LAYERS_DRAFT SPEC_DRAFT_MODEL SPEC_TYPE DRAFT_MAX DRAFT_MIN
+N_GPU_LAYERS_DRAFT SPEC_DRAFT_MODEL DRAFT_MAX DRAFT_MIN
 """
 
 FLAGS = frozenset(_FLAGS.split())

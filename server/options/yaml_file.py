@@ -84,10 +84,20 @@ class _Reader:
             if entry is None:
                 raise ConfigError(f"{item.place}: unknown key '{where}.{item.key}'{self._hint(section, item.key)}")
             value = self._loader.construct_object(item.node, deep=True)
-            if entry.option.is_path and isinstance(value, str):
-                value = Path(normpath(self._path.parent.resolve() / Path(value).expanduser()))
+            if entry.option.is_path:
+                value = self._from_here(value)
             layer[item.key] = Given(value, item.place)
         return layer
+
+    def _from_here(self, value: Any) -> Any:
+        """Paths relative to the file's folder: one, several, or those of mappings with a ``path``."""
+        if isinstance(value, str) and value:
+            return Path(normpath(self._path.parent.resolve() / Path(value).expanduser()))
+        if isinstance(value, list):
+            return [self._from_here(item) for item in value]
+        if isinstance(value, dict) and "path" in value:
+            return {**value, "path": self._from_here(value["path"])}
+        return value
 
     def _hint(self, section: Section, key: str) -> str:
         entry = self._table.by_flag.get("--" + key.replace("_", "-")) or self._table.by_flag.get("-" + key)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from server.engine.request import Adapters
 from server.pool.lease import Lease
 from server.pool.loading import Load
 from server.pool.model import LoadedModel
@@ -29,6 +30,7 @@ class Entry:
     failure: str = ""
     failed_at: float = 0.0
     facts: ModelFacts | None = None
+    adapters: Adapters | None = None  # while it sleeps: the LoRA set of requests that ask for none
     loaded: LoadedModel | None = None
     load: Load | None = None
     asked: bool = False  # an explicit load, which nobody needs to wait for
@@ -50,7 +52,7 @@ class Entry:
     @property
     def idle(self) -> bool:
         """No lease, and the engine has nothing left to do."""
-        return not self.leases and (self.loaded is None or not self.loaded.engine.busy)
+        return not self.leases and (self.loaded is None or not self.loaded.busy)
 
     @property
     def leaving(self) -> bool:

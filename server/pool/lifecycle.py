@@ -9,6 +9,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from server.engine.adapters import default_set
+from server.engine.embedding.engine import EmbeddingEngine
+from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.protocols import Runner
@@ -25,6 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 EngineFactory = Callable[[Sequence[Runner], EngineParams, asyncio.AbstractEventLoop], Engine]
+EmbedderFactory = Callable[[Sequence[EmbeddingRunner], EngineParams, asyncio.AbstractEventLoop], EmbeddingEngine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class Factories:
     """What a loaded model is put together from."""
 
     engine: EngineFactory = Engine
+    embedder: EmbedderFactory = EmbeddingEngine
     template: TemplateFactory = chat_template
     grammar: GrammarFactory = compile_grammars
 
@@ -87,19 +92,29 @@ class Lifecycle:
             self._loaded(entry, model)
 
     async def _assemble(self, load: Load, parts: Parts) -> LoadedModel:
-        """Put an engine over the runners; frees the parts when that fails or the load was cancelled."""
+        """Put engines over the runners; frees the parts when that fails or the load was cancelled."""
+        spec, loop = load.spec, asyncio.get_running_loop()
+        generator: Engine | None = None
+        embedder: EmbeddingEngine | None = None
         try:
             if load.cancelled:
-                raise ModelFailed(load.spec.id, "the load was cancelled")
-            engine = self._factories.engine(parts.runners, load.spec.engine, asyncio.get_running_loop())
+                raise ModelFailed(spec.id, "the load was cancelled")
+            if parts.runners:
+                generator = self._factories.engine(parts.runners, spec.engine, loop)
+            if parts.embedders:
+                embedder = self._factories.embedder(parts.embedders, spec.engine, loop)
         except BaseException:
+            if generator is not None:
+                await generator.close()
+                parts.runners.clear()
             await self._in_thread(parts.close)
             raise
         return LoadedModel(
             load.spec,
             parts.weights.info,
             parts.weights.vocab,
-            engine,
+            generator,
+            embedder,
             parts.template,
             parts.weights,
             loaded_at=time.time(),
@@ -108,11 +123,11 @@ class Lifecycle:
 
     def _loaded(self, entry: Entry, model: LoadedModel) -> None:
         woke = entry.facts is not None
-        engine = model.engine
         entry.loaded = model
-        entry.facts = ModelFacts(
-            model.info, model.template, engine.n_ctx_seq, engine.n_slots, loaded_at=model.loaded_at
-        )
+        if entry.adapters is not None and model.generator is not None:
+            model.generator.set_adapter_scales(entry.adapters)
+        entry.adapters = None
+        entry.facts = ModelFacts(model.info, model.template, model.n_ctx_seq, model.n_slots, loaded_at=model.loaded_at)
         entry.progress = 1.0
         entry.last_used = self._clock()
         log.info("model '%s' is %s", entry.id, "awake" if woke else "loaded")
@@ -120,7 +135,7 @@ class Lifecycle:
 
     def _not_loaded(self, entry: Entry, load: Load, error: Exception) -> None:
         entry.progress = 0.0
-        entry.facts = None
+        entry.facts = entry.adapters = None
         if load.cancelled:
             log.info("the load of model '%s' was cancelled: %s", entry.id, error)
             self._to(entry, Status.UNLOADED)
@@ -155,7 +170,7 @@ class Lifecycle:
             if not await self._vacated(entry, grace_s):
                 log.warning("model '%s': %d requests are cancelled", entry.id, len(entry.leases))
             entry.cut_off = True
-            await model.engine.close(0.0)
+            await model.close()
             if not await self._vacated(entry, entry.abandon_s):
                 log.error("model '%s': %d leases were never released", entry.id, len(entry.leases))
                 return
@@ -171,6 +186,8 @@ class Lifecycle:
         entry.progress = 0.0
         if entry.after_drain is Status.UNLOADED:
             entry.facts = None
+        elif model.generator is not None:
+            entry.adapters = default_set(model.generator.adapters)
         log.info("model '%s' is %s", entry.id, entry.after_drain)
         self._to(entry, entry.after_drain)
 
@@ -184,7 +201,7 @@ class Lifecycle:
 
     def forget(self, entry: Entry) -> None:
         """Make a sleeping model an unloaded one."""
-        entry.facts = None
+        entry.facts = entry.adapters = None
         self._to(entry, Status.UNLOADED)
 
     # ---- both

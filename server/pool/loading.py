@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from server.chat.template import ChatTemplate
+from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.protocols import Runner
 from server.errors import ModelFailed
 from server.pool.protocols import Loader, ModelInfo, Weights
@@ -26,6 +27,7 @@ def chat_template(info: ModelInfo, spec: ModelSpec) -> ChatTemplate:
         eos_token=info.eos_token,
         tool_source=info.chat_template_tool_use if own else "",
         default_kwargs=spec.chat.template_kwargs,
+        tool_format=spec.chat.tool_format,
     )
 
 
@@ -36,6 +38,7 @@ class Parts:
     weights: Weights
     template: ChatTemplate
     runners: list[Runner]
+    embedders: list[EmbeddingRunner]
 
     def close(self) -> None:
         """Free all of it, contexts before weights."""
@@ -43,6 +46,8 @@ class Parts:
             stack.callback(self.weights.close)
             for runner in self.runners:
                 stack.callback(runner.close)
+            for embedder in self.embedders:
+                stack.callback(embedder.close)
 
 
 @dataclass(slots=True)
@@ -74,17 +79,23 @@ class Load:
         weights = self.loader.load(self.spec, self._progress)
         with contextlib.ExitStack() as undo:
             undo.callback(weights.close)
-            runners: list[Runner] = []
+            parts = Parts(weights, self.template(weights.info, self.spec), [], [])
             for _ in range(self.spec.native.instances):
-                if self.cancelled:
-                    raise ModelFailed(self.spec.id, "the load was cancelled")
-                runners.append(weights.runner())
-                undo.callback(runners[-1].close)
-            parts = Parts(weights, self.template(weights.info, self.spec), runners)
-            if self.cancelled:
-                raise ModelFailed(self.spec.id, "the load was cancelled")
+                if weights.info.generates:
+                    self._check_wanted()
+                    parts.runners.append(weights.runner())
+                    undo.callback(parts.runners[-1].close)
+                if weights.info.embeds:
+                    self._check_wanted()
+                    parts.embedders.append(weights.embedding_runner())
+                    undo.callback(parts.embedders[-1].close)
+            self._check_wanted()
             undo.pop_all()
         return parts
+
+    def _check_wanted(self) -> None:
+        if self.cancelled:
+            raise ModelFailed(self.spec.id, "the load was cancelled")
 
     def _progress(self, value: float) -> bool:
         now = self.clock()

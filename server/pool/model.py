@@ -1,14 +1,20 @@
 """A loaded model: what a lease gives access to."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from server.chat.template import ChatTemplate
+from server.engine.embedding.engine import EmbeddingEngine
 from server.engine.engine import Engine
 from server.engine.protocols import Vocab
-from server.pool.protocols import ModelInfo, Weights
+from server.engine.snapshot import SlotSnapshot
+from server.engine.stats import EngineStats, combined
+from server.errors import NotSupported
+from server.pool.protocols import ModelEngine, ModelInfo, Weights
 from server.pool.spec import ModelSpec
 
 if TYPE_CHECKING:  # llguidance takes its time to import
@@ -24,20 +30,95 @@ def compile_grammars(vocab: Vocab) -> "GrammarCompiler":
     return GrammarCompiler(vocab)
 
 
+def cannot_generate(model: str) -> NotSupported:
+    """For a model that only embeds; the first two sentences are llama-server's of old."""
+    return NotSupported(
+        "This server does not support completions. Start it without `--embeddings`. "
+        f"Model '{model}' is an embedding model: name another one"
+    )
+
+
+def cannot_embed(model: str) -> NotSupported:
+    """For a model that only generates, or is not loaded for embedding."""
+    return NotSupported(
+        "This server does not support embeddings. Start it with `--embeddings`"
+        f" (in the configuration: `embedding: true` for model '{model}')"
+    )
+
+
+def cannot_rerank(model: str) -> NotSupported:
+    """For a model whose pooling is another one than rank."""
+    return NotSupported(
+        "This server does not support reranking. Start it with `--reranking`"
+        f" (in the configuration: `reranking: true` for a model that is a reranker; '{model}' is not loaded as one)"
+    )
+
+
 @dataclass(slots=True)
 class LoadedModel:
-    """Weights with their engine, template and grammar compiler. Made and freed by the pool."""
+    """Weights with their engines, template and grammar compiler. Made and freed by the pool.
+
+    It has an engine that generates, one that embeds, or both.
+    """
 
     spec: ModelSpec
     info: ModelInfo
     vocab: Vocab
-    engine: Engine
+    generator: Engine | None
+    embedding: EmbeddingEngine | None
     template: ChatTemplate
     weights: Weights
     loaded_at: float  # unix seconds
     make_grammar: GrammarFactory = compile_grammars
     _grammar: "GrammarCompiler | None" = None
     _grammar_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def engine(self) -> Engine:
+        """What generates. Raises `NotSupported`."""
+        if self.generator is None:
+            raise cannot_generate(self.spec.id)
+        return self.generator
+
+    @property
+    def embedder(self) -> EmbeddingEngine:
+        """What embeds. Raises `NotSupported`."""
+        if self.embedding is None:
+            raise cannot_embed(self.spec.id)
+        return self.embedding
+
+    @property
+    def engines(self) -> list[ModelEngine]:
+        """One or two; the first is the one whose slots are shown."""
+        return [engine for engine in (self.generator, self.embedding) if engine is not None]
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return any(engine.busy for engine in self.engines)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals since the load, also after `close`."""
+        return reduce(combined, (engine.stats for engine in self.engines))
+
+    @property
+    def n_ctx_seq(self) -> int:
+        """Tokens of context of one slot."""
+        return self.engines[0].n_ctx_seq
+
+    @property
+    def n_slots(self) -> int:
+        """Slots of all instances."""
+        return self.engines[0].n_slots
+
+    def slots(self) -> list[SlotSnapshot]:
+        """What every slot does now."""
+        return self.engines[0].slots()
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Give running requests `drain_s` seconds, then fail them and free the contexts; the weights stay."""
+        await asyncio.gather(*(engine.close(drain_s) for engine in self.engines))
 
     @property
     def grammar(self) -> "GrammarCompiler":

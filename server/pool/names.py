@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from server.errors import ConfigError, InvalidRequest, ModelNotFound
-from server.pool.spec import ModelSpec
+from server.errors import ConfigError, ModelNotFound
+from server.pool.spec import ModelSpec, Task
 
 
 class Names:
@@ -27,11 +27,16 @@ class Names:
             raise ModelNotFound(name, [s.id for s in self._specs])
         return self._by_name[name]
 
-    def resolve(self, name: str | None) -> ModelSpec:
-        """What a request means. A single configured model accepts any name or none, as llama-server does; with
-        several, raises `InvalidRequest` for none (its router's words) and `ModelNotFound` for an unknown one."""
-        if len(self._specs) == 1:
-            return self._specs[0]
-        if not name:
-            raise InvalidRequest("model name is missing from the request", "model")
-        return self.exact(name)
+    def resolve(self, name: str | None, task: Task = "generate") -> ModelSpec:
+        """What a request means: the model of that id or alias.
+
+        Otherwise it means one of the models that are configured for `task`, or of all when none is: the first one
+        where the request names none, and the only one whatever the request calls it, since a llama-server with one
+        model accepts any name. Among several, raises `ModelNotFound` for an unknown name.
+        """
+        if name and name in self._by_name:
+            return self._by_name[name]
+        able = [spec for spec in self._specs if spec.configured_for(task)] or self._specs
+        if able and (not name or len(able) == 1):
+            return able[0]
+        raise ModelNotFound(name or "", [s.id for s in self._specs])

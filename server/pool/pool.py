@@ -13,7 +13,7 @@ from server.pool.lease import Lease
 from server.pool.lifecycle import Factories, Lifecycle
 from server.pool.names import Names
 from server.pool.protocols import Loader
-from server.pool.spec import ModelSpec
+from server.pool.spec import ModelSpec, Task
 from server.pool.state import ModelState, Status
 from server.pool.turns import PoolLimits, Turns, log_failure
 
@@ -58,17 +58,17 @@ class Pool:
 
     # ---- looking
 
-    def resolve(self, name: str | None) -> ModelSpec:
+    def resolve(self, name: str | None, task: Task = "generate") -> ModelSpec:
         """The model that a request means; see `Names.resolve`."""
-        return self._names.resolve(name)
+        return self._names.resolve(name, task)
 
     def states(self) -> list[ModelState]:
         """Every model in the order of the configuration. Wakes and loads nothing."""
         return [self._state(e) for e in self._entries.values()]
 
-    def state(self, name: str | None) -> ModelState:
+    def state(self, name: str | None, task: Task = "generate") -> ModelState:
         """One model, resolved as for a request. Wakes and loads nothing."""
-        return self._state(self._entries[self.resolve(name).id])
+        return self._state(self._entries[self.resolve(name, task).id])
 
     def _state(self, entry: Entry) -> ModelState:
         return entry.state(queued=entry.id in self._turns.queue)
@@ -79,17 +79,17 @@ class Pool:
 
     # ---- using
 
-    async def acquire(self, name: str | None, *, autoload: bool | None = None) -> Lease:
+    async def acquire(self, name: str | None, *, autoload: bool | None = None, task: Task = "generate") -> Lease:
         """A hold on the model, which is loaded or woken first; waits for its turn under ``models_max``.
 
         Callers of a loading model share the load; a caller that is cancelled stops it for nobody. `autoload`
-        overrides the limits' for this call. Raises `ModelNotFound`; `InvalidRequest` (no name, or not loaded
-        without `autoload`); `ModelFailed` with the reason; `ModelLoading` while the only model is loaded at
+        overrides the limits' for this call. Raises `ModelNotFound`; `InvalidRequest` (not loaded, without
+        `autoload`); `ModelFailed` with the reason; `ModelLoading` while the only model is loaded at
         start-up; `Unavailable` when the model was unloaded meanwhile; `ShuttingDown`.
         """
         if self._turns.stopped:
             raise ShuttingDown()
-        entry = self._entries[self.resolve(name).id]
+        entry = self._entries[self.resolve(name, task).id]
         if entry.serving:
             return self._turns.lease(entry)
         if entry.starting and len(self._entries) == 1:

@@ -4,7 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.protocols import Runner, Vocab
+from server.engine.snapshot import SlotSnapshot
+from server.engine.stats import EngineStats
 from server.pool.spec import ModelSpec
 
 
@@ -26,6 +29,33 @@ class ModelInfo:
     chat_template: str = ""  # "" where the model has none
     chat_template_tool_use: str = ""  # its template named "tool_use", if any
     metadata: dict[str, str] = field(default_factory=dict)
+    fingerprint: str = ""  # of the weights' content
+    adapter_fingerprints: tuple[str, ...] = ()  # of the LoRA adapters' content, by id
+    control_vectors: str = ""  # the control vectors' content, scales and layers
+    generates: bool = True
+    embeds: bool = False
+    rerank_template: str = ""  # the prompt of a query and a document, with {query} and {document}; "" = a pair
+
+
+class ModelEngine(Protocol):
+    """What the pool and the monitoring endpoints need of an engine, whatever it computes."""
+
+    @property
+    def n_ctx_seq(self) -> int: ...
+    @property
+    def n_slots(self) -> int: ...
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals since the load; readable after the engine was closed, too."""
+
+    def slots(self) -> list[SlotSnapshot]: ...
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Give running requests `drain_s` seconds, then fail them and free the contexts."""
 
 
 class Weights(Protocol):
@@ -38,6 +68,9 @@ class Weights(Protocol):
 
     def runner(self) -> Runner:
         """A new context over these weights; blocking. Raises `server.errors.ModelFailed` when memory is short."""
+
+    def embedding_runner(self) -> EmbeddingRunner:
+        """As `runner`, a context that embeds."""
 
     def close(self) -> None:
         """Free the weights; every runner must be closed before."""

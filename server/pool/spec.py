@@ -7,6 +7,17 @@ from typing import Any, Literal
 from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
 
+Task = Literal["generate", "embed", "rerank"]
+"""What a request wants of a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledFile:
+    """A LoRA adapter's or a control vector's GGUF, and how strongly it works."""
+
+    path: Path
+    scale: float = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class LoadParams:
@@ -27,6 +38,8 @@ class LoadParams:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     kv_unified: bool | None = None  # None = unified only when n_parallel is automatic
+    embedding: bool | None = None  # None = with a pooling, or where the file was made for it
+    pooling: Literal["", "none", "mean", "cls", "last", "rank"] = ""  # "" = as the file says
     kv_offload: bool = True
     op_offload: bool = True
     swa_full: bool = False
@@ -44,6 +57,15 @@ class LoadParams:
     yarn_beta_slow: float = -1.0
     yarn_beta_fast: float = -1.0
     warmup: bool = True
+    lora: tuple[ScaledFile, ...] = ()  # adapter ids are the places in this list
+    lora_init_without_apply: bool = False  # every scale is 0 until /lora-adapters or a request says otherwise
+    control_vectors: tuple[ScaledFile, ...] = ()
+    control_vector_layer_range: tuple[int, int] | None = None  # first and last layer; None or 0 = from 1 to the last
+
+    @property
+    def unified(self) -> bool:
+        """Whether the slots share one KV cache; llama-server's rule (tools/server/server.cpp)."""
+        return self.n_parallel < 0 if self.kv_unified is None else self.kv_unified
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +77,7 @@ class ChatParams:
     reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] = "auto"
     reasoning: Literal["on", "off", "auto"] = "auto"
     prefill_assistant: bool = True
+    tool_format: str = "auto"  # a name of chat.formats; auto = as the template shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +94,15 @@ class ModelSpec:
     engine: EngineParams = field(default_factory=EngineParams)
     chat: ChatParams = field(default_factory=ChatParams)
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    embd_normalize: int = 2  # -1 none, 0 largest = 32760, 1 taxicab, 2 euclidean, p > 2: p-norm
     n_predict: int = -1  # default and upper limit of max_tokens; -1 = none
+    spm_infill: bool = False  # fill in the middle: suffix, prefix, middle instead of prefix, suffix, middle
     sleep_idle_s: float = -1.0  # -1 = never
     source: str = ""  # where it was configured, for error messages
+
+    def configured_for(self, task: Task) -> bool:
+        """Whether the settings say so; a model may turn out to be made for another task when its file is read."""
+        native = self.native
+        ranks = native.pooling == "rank"
+        embeds = not ranks and (native.embedding is True or native.pooling != "")
+        return {"generate": not (embeds or ranks), "embed": embeds, "rerank": ranks}[task]

@@ -5,27 +5,62 @@
 ``GET  /v1/models  /v1/models/{id}  /models``       `models`: every model, its status and facts
 ``POST /models/load  /models/unload``
 ``GET  /models/sse``                                events: status changes, load progress
-``GET  /props``                                     `props`: one model's properties
+``GET  /props``, ``POST /props``                    `props`: one model's properties
 ``GET  /slots``                                     `slots`: what every slot does
+``POST /slots/{id}?action=...``                     `slot_actions`: save, restore, erase a slot
+``GET/POST /lora-adapters``                         `lora`: the adapters of all requests
 ``GET  /metrics``                                   `metrics`: Prometheus
 ``POST /v1/chat/completions  /apply-template``      `chat`: OpenAI chat; also without ``/v1``
+``POST /v1/chat/completions/input_tokens``          `chat`: count a prompt's tokens
+``POST /v1/chat/completions/control``               `control`: end a running chat's thoughts
+``POST /v1/messages  /v1/messages/count_tokens``    `messages`: Anthropic's Messages API
+``POST /v1/responses  /v1/responses/input_tokens``  `responses`: OpenAI's Responses API; also without ``/v1``
+``GET/DELETE /v1/responses/{id}``                   those that are stored
 ``POST /v1/completions``                            `completions`: OpenAI text completions
+``POST /completion  /completions  /infill``         `native`: llama-server's own completions
+``POST /v1/embeddings  /embedding  /embeddings``    `embeddings`: OpenAI's reply, and llama-server's own
+``POST /rerank  /reranking``                        `rerank`: also under ``/v1``
 ``POST /tokenize  /detokenize``                     `tokens`
 ==================================================  =============================================
 """
 
 from fastapi import FastAPI
 
-from server.routes import chat, completions, health, metrics, models, props, slots, tokens
+from server.routes import (
+    chat,
+    completions,
+    control,
+    embeddings,
+    health,
+    lora,
+    messages,
+    metrics,
+    models,
+    native,
+    props,
+    rerank,
+    responses,
+    slot_actions,
+    slots,
+    tokens,
+)
 
 ROUTERS = (
     health.router,
     models.router,
     props.router,
     slots.router,
+    slot_actions.router,
+    lora.router,
     metrics.router,
     chat.router,
+    control.router,
+    messages.router,
+    responses.router,
     completions.router,
+    native.router,
+    embeddings.router,
+    rerank.router,
     tokens.router,
 )
 

@@ -1,10 +1,11 @@
-"""``POST /v1/chat/completions`` and ``/apply-template``."""
+"""``POST /v1/chat/completions``, its ``/input_tokens``, and ``/apply-template``."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.dialects.openai_chat import apply_template, chat_generation, read_chat
-from server.routes.generate import compute, reply, stream
+from server.dialects.older import warning_headers
+from server.dialects.openai_chat import apply_template, chat_generation, count_tokens, read_chat
+from server.routes.generate import answer, compute
 from server.transport.body import read_json
 
 router = APIRouter(tags=["chat"])
@@ -14,9 +15,17 @@ router = APIRouter(tags=["chat"])
 @router.post("/chat/completions")
 async def chat_completions(request: Request) -> Response:
     """OpenAI chat completions, with llama.cpp's sampling fields beside OpenAI's."""
+    given = await read_json(request)
+    chat = read_chat(given)
+    return await answer(request, chat.body, lambda model: chat_generation(chat, model), warning_headers(given))
+
+
+@router.post("/v1/chat/completions/input_tokens")
+@router.post("/chat/completions/input_tokens")
+async def chat_input_tokens(request: Request) -> Response:
+    """How many tokens a chat body's prompt has, without generating."""
     chat = read_chat(await read_json(request))
-    answer = stream if chat.body.stream else reply
-    return await answer(request, chat.body.model, lambda model: chat_generation(chat, model))
+    return await compute(request, chat.body.model, lambda model: count_tokens(chat, model))
 
 
 @router.post("/apply-template")

@@ -1,10 +1,11 @@
-"""``POST /v1/completions``. llama-server's own ``/completion`` and ``/completions`` are another dialect."""
+"""``POST /v1/completions``. llama-server's own ``/completion`` and ``/completions`` are `native`."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from server.dialects.older import warning_headers
 from server.dialects.openai_completions import completion_generation, read_completion
-from server.routes.generate import reply, stream
+from server.routes.generate import answer
 from server.transport.body import read_json
 
 router = APIRouter(tags=["completions"])
@@ -13,6 +14,7 @@ router = APIRouter(tags=["completions"])
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
     """OpenAI completions, with llama.cpp's sampling fields beside OpenAI's."""
-    completion = read_completion(await read_json(request))
-    answer = stream if completion.body.stream else reply
-    return await answer(request, completion.body.model, lambda model: completion_generation(completion, model))
+    given = await read_json(request)
+    completion = read_completion(given)
+    headers = warning_headers(given)
+    return await answer(request, completion.body, lambda model: completion_generation(completion, model), headers)

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import cast
 
 from fastapi import Request
 from fastapi.responses import Response
 
-from server.dialects.generation import Generation, ReplyWriter, StreamWriter
+from server.dialects.generation import Generation, GenerationFields, ReplyWriter, StreamWriter
 from server.dialects.wire import Json, event
 from server.pool.model import LoadedModel
 from server.routes.services import services
@@ -16,9 +17,21 @@ from server.routes.session import Batch, Session
 from server.transport.disconnect import while_connected
 from server.transport.handlers import error_body
 from server.transport.reply import json_reply
-from server.transport.sse import event_stream
+from server.transport.sse import PING, event_stream
 
 Prepare = Callable[[LoadedModel], Generation]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWords:
+    """What a dialect's streams say beside its writer's events: the last event of one that fails (out of the status and
+    the body that a whole reply would have), and what shows life while nothing else is sent."""
+
+    error: Callable[[int, Json], bytes]
+    ping: bytes = PING
+
+
+OPENAI_WORDS = StreamWords(lambda _, body: event(body))
 
 
 async def compute(request: Request, model: str | None, work: Callable[[LoadedModel], Json]) -> Response:
@@ -30,17 +43,34 @@ async def compute(request: Request, model: str | None, work: Callable[[LoadedMod
         session.close()
 
 
-async def reply(request: Request, model: str | None, prepare: Prepare) -> Response:
+async def answer(
+    request: Request, body: GenerationFields, prepare: Prepare, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The reply, streamed or whole as `body` says, with extra `headers`."""
+    if body.stream:
+        return await stream(request, body.model, prepare, ping_s=body.sse_ping_interval, headers=headers)
+    return await reply(request, body.model, prepare, headers=headers)
+
+
+async def reply(
+    request: Request, model: str | None, prepare: Prepare, *, headers: Mapping[str, str] | None = None
+) -> Response:
     """The whole reply in one object. The client's disconnect cancels the request at once."""
     session = Session(services(request))
     try:
-        return json_reply(await while_connected(request, _collect(session, model, prepare)))
+        return json_reply(await while_connected(request, _collect(session, model, prepare)), headers=headers)
     finally:
         session.close()
 
 
-async def _collect(session: Session, model: str | None, prepare: Prepare) -> Json:
+async def _start(session: Session, model: str | None, prepare: Prepare) -> Generation:
     generation = await session.start(model, prepare, lambda g: g.requests)
+    session.announce(generation.reasoning)
+    return generation
+
+
+async def _collect(session: Session, model: str | None, prepare: Prepare) -> Json | list[Json]:
+    generation = await _start(session, model, prepare)
     writer = cast(ReplyWriter, generation.writer)
     async for number, events in session.batches():
         for item in events:
@@ -48,23 +78,34 @@ async def _collect(session: Session, model: str | None, prepare: Prepare) -> Jso
     return writer.body()
 
 
-async def stream(request: Request, model: str | None, prepare: Prepare) -> Response:
+async def stream(
+    request: Request,
+    model: str | None,
+    prepare: Prepare,
+    *,
+    ping_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+    words: StreamWords = OPENAI_WORDS,
+) -> Response:
     """A stream of events. It begins with the first event of the engine, so that what fails before has its status;
-    or, for a prompt that takes longer, when the first ping is due, so that proxies see life."""
+    or, for a prompt that takes longer, when the first ping is due, so that proxies see life. `ping_s`: seconds
+    between pings while nothing else is sent, none below 1; None = as the server's options say."""
     session = Session(services(request))
-    ping_s = services(request).options.sse_ping_interval_s
+    if ping_s is None:
+        ping_s = services(request).options.sse_ping_interval_s
     try:
         writer, first = await while_connected(request, _begin(session, model, prepare, ping_s if ping_s > 0 else None))
     except BaseException:
         session.close()
         raise
-    return event_stream(request, _chunks(session, writer, first), on_close=session.close)
+    chunks = _chunks(session, writer, first, words.error)
+    return event_stream(request, chunks, on_close=session.close, ping_s=ping_s, headers=headers, ping=words.ping)
 
 
 async def _begin(
     session: Session, model: str | None, prepare: Prepare, patience_s: float | None
 ) -> tuple[StreamWriter, Batch | None]:
-    generation = await session.start(model, prepare, lambda g: g.requests)
+    generation = await _start(session, model, prepare)
     first: Batch | None = None
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
@@ -72,7 +113,9 @@ async def _begin(
     return cast(StreamWriter, generation.writer), first
 
 
-async def _chunks(session: Session, writer: StreamWriter, first: Batch | None) -> AsyncIterator[bytes]:
+async def _chunks(
+    session: Session, writer: StreamWriter, first: Batch | None, failed: Callable[[int, Json], bytes]
+) -> AsyncIterator[bytes]:
     """The stream's events; an error is the last one, as in llama-server."""
     try:
         if first is not None:
@@ -84,7 +127,8 @@ async def _chunks(session: Session, writer: StreamWriter, first: Batch | None) -
         for chunk in writer.finish():
             yield chunk
     except Exception as error:  # noqa: BLE001 (the status is sent: `error_body` logs what is unexpected)
-        yield event(error_body(error)[1])
+        status, body, _ = error_body(error)
+        yield failed(status, body)
     finally:
         session.close()
 

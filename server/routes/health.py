@@ -1,36 +1,59 @@
 """Is the server up, and ready? Open without a key."""
 
+from dataclasses import dataclass
+
 from fastapi import APIRouter, Request, Response
 
-from server.errors import ModelFailed, ModelLoading, ShuttingDown, Unavailable
+from server.errors import ModelFailed, ModelLoading, ModelNotFound, NotFound, ShuttingDown, Unavailable
+from server.pool.pool import Pool
 from server.pool.state import ModelState, Status
 from server.routes.services import services
 from server.transport.reply import json_reply
 
 router = APIRouter(tags=["health"])
 
+NO_SLOT = "no slot available"
+_FULL_STATUS = 503
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCounts:
+    """Slots that wait for work, and slots that hold a request."""
+
+    idle: int = 0
+    processing: int = 0
+
+    def __add__(self, other: "SlotCounts") -> "SlotCounts":
+        return SlotCounts(self.idle + other.idle, self.processing + other.processing)
+
 
 @router.get("/health")
 @router.get("/v1/health")
-@router.head("/health", include_in_schema=False)
-@router.head("/v1/health", include_in_schema=False)
-async def health(request: Request) -> Response:
-    """llama-server's: 503 "Loading model" while the only model loads. With several models the server itself counts."""
-    states = services(request).pool.states()
+async def health(request: Request, model: str = "", fail_on_no_slot: str = "") -> Response:
+    """llama-server's: 503 "Loading model" while the only model loads. With several models the server itself counts.
+
+    ``slots_idle`` and ``slots_processing`` are those of all loaded models; with ``?model=`` of that one, whose state
+    then decides, too. With ``?fail_on_no_slot=1`` 503 when none is idle, in the words of llama-server's early
+    versions, which had all of these.
+    """
+    states = states_of(services(request).pool, model)
     if len(states) == 1:
         raise_unless_serving(states[0])
-    return json_reply({"status": "ok"})
+    counts = sum(map(slot_counts, states), SlotCounts())
+    body = {"status": "ok", "slots_idle": counts.idle, "slots_processing": counts.processing}
+    if not fail_on_no_slot or counts.idle or not counts.processing:
+        return json_reply(body)
+    error = {"code": _FULL_STATUS, "message": NO_SLOT, "type": "unavailable_error"}
+    return json_reply({"error": error, **body, "status": NO_SLOT}, status=_FULL_STATUS)
 
 
 @router.get("/livez")
-@router.head("/livez", include_in_schema=False)
 async def livez() -> Response:
     """200 for as long as the event loop runs: what fails it deserves a restart."""
     return json_reply({"status": "ok"})
 
 
 @router.get("/readyz")
-@router.head("/readyz", include_in_schema=False)
 async def readyz(request: Request) -> Response:
     """200 once no model that loads at start is still loading and one of them serves; failed ones are named.
 
@@ -52,6 +75,26 @@ def readiness(states: list[ModelState]) -> Response:
     if failed and len(failed) == len(wanted):
         raise Unavailable("; ".join(f"model '{name}' failed to load: {reason}" for name, reason in failed.items()))
     return json_reply({"status": "ok", "failed": failed} if failed else {"status": "ok"})
+
+
+def states_of(pool: Pool, model: str) -> list[ModelState]:
+    """The named model, or all. Raises `NotFound` without a list of the known ones: whoever asks here has no key."""
+    if not model:
+        return pool.states()
+    try:
+        return [pool.state(model)]
+    except ModelNotFound:
+        raise NotFound("model not found") from None
+
+
+def slot_counts(state: ModelState) -> SlotCounts:
+    """The model's slots, of all its instances; none while it is not loaded. A sleeping one wakes for a request, so its
+    slots are idle; one that is being unloaded takes no request, so of its slots only the busy ones count."""
+    if state.loaded is None:
+        return SlotCounts(idle=state.facts.n_slots) if state.facts and state.status is Status.SLEEPING else SlotCounts()
+    slots = state.loaded.slots()
+    n_processing = sum(slot.is_processing for slot in slots)
+    return SlotCounts(len(slots) - n_processing if state.status is Status.READY else 0, n_processing)
 
 
 def raise_unless_serving(state: ModelState) -> None:

@@ -9,12 +9,16 @@ router = APIRouter(tags=["monitoring"])
 
 
 @router.get("/metrics")
-async def metrics(request: Request) -> Response:
-    """llama-server's metrics with a label ``model``, histograms, HTTP and process metrics."""
+async def metrics(request: Request, model: str = "") -> Response:
+    """llama-server's metrics with a label ``model``, histograms, HTTP and process metrics.
+
+    With ``?model=`` those of one model without the label, as llama-server's router gives them; nothing is loaded.
+    """
     used = services(request)
     if not used.options.metrics:
         raise NotSupported("This server does not support metrics endpoint. Start it with `--metrics`")
-    body, content_type = used.metrics.render(request.headers.get("accept", ""), used.pool.states())
+    only = used.pool.state(model).spec.id if model else ""
+    body, content_type = used.metrics.render(request.headers.get("accept", ""), used.pool.states(), only)
     return Response(
         body,
         headers={

@@ -32,7 +32,7 @@ async def list_models(request: Request) -> Response:
     states = services(request).pool.states()
     return json_reply(
         {
-            "models": [ollama_object(state.spec.id) for state in states],
+            "models": [ollama_object(state.spec.id, capabilities(state)) for state in states],
             "object": "list",
             "data": [model_object(state) for state in states],
         }
@@ -150,7 +150,15 @@ def _facts_object(facts: ModelFacts) -> dict[str, Any]:
     return meta_object(facts.info) | {"n_ctx": facts.n_ctx_seq}
 
 
-def ollama_object(model_id: str) -> dict[str, Any]:
+def capabilities(state: ModelState) -> list[str]:
+    """What the model does, in Ollama's words; llama-server says completion of every model."""
+    spec, info = state.spec, state.info
+    generates = info.generates if info else spec.configured_for("generate")
+    embeds = info.embeds if info else not generates
+    return ["completion"] * generates + ["embedding"] * embeds
+
+
+def ollama_object(model_id: str, can: list[str]) -> dict[str, Any]:
     """One entry of ``models``, with llama-server's constants."""
     return {
         "name": model_id,
@@ -161,7 +169,7 @@ def ollama_object(model_id: str) -> dict[str, Any]:
         "type": "model",
         "description": "",
         "tags": [""],
-        "capabilities": ["completion"],
+        "capabilities": can,
         "parameters": "",
         "details": {
             "parent_model": "",

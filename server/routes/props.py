@@ -4,26 +4,30 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from server.chat.capabilities import Capabilities
+from server.dialects.generation_settings import generation_settings
 from server.dialects.wire import FINGERPRINT
-from server.errors import NotSupported
+from server.errors import InvalidRequest, NotSupported
 from server.pool.state import ModelFacts, ModelState, Status
-from server.routes.generation_settings import generation_settings
 from server.routes.services import Services, services
+from server.transport.body import parse_object, read_body
 from server.transport.options import HttpOptions
 from server.transport.reply import json_reply
 
 router = APIRouter(tags=["models"])
 
 MEDIA_MARKER = "<__media__>"
+_SHOWN_CHARS = 100  # of a client's own words in a message
 
 
 @router.get("/props")
 async def props(request: Request, model: str = "", autoload: str = "") -> Response:
     """A model's properties. A sleeping model is not woken for them; an unloaded one is loaded unless ``autoload``
-    says no. With several models and none named: the server's own.
+    says no. With several models that generate and none named: the server's own.
     """
     used = services(request)
-    if not model and len(used.pool.states()) > 1:
+    states = used.pool.states()
+    if not model and len(states) > 1 and sum(state.spec.configured_for("generate") for state in states) != 1:
         return json_reply(server_props(used))
     state = used.pool.state(model or None)
     if state.facts is None:
@@ -34,9 +38,23 @@ async def props(request: Request, model: str = "", autoload: str = "") -> Respon
 
 
 @router.post("/props")
-async def change_props() -> Response:
-    """Not supported: with llama-server's ``--props``, too, it changes nothing."""
-    raise NotSupported("This server does not support changing global properties")
+async def change_props(request: Request) -> Response:
+    """``{"success": true}`` where the server was started with ``--props``. As in llama-server there is no property
+    yet that it changes; one that the client means to change is refused by name, where llama-server says success.
+    """
+    used = services(request)
+    if not used.options.props:
+        raise NotSupported("This server does not support changing global properties. Start it with `--props`")
+    body = await read_body(request)
+    wanted = parse_object(body) if body.strip() else {}
+    name = wanted.pop("model", None)
+    if name is not None:
+        if not isinstance(name, str):
+            raise InvalidRequest("model: must be a string", "model")
+        used.pool.resolve(name)
+    for field in wanted:
+        raise InvalidRequest(f"{field[:_SHOWN_CHARS]}: is not a property that can be changed", field[:_SHOWN_CHARS])
+    return json_reply({"success": True})
 
 
 def wants_load(autoload: str) -> bool | None:
@@ -74,16 +92,12 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
         "modalities": {"vision": False, "video": False, "audio": False},
         "media_marker": MEDIA_MARKER,
         "endpoint_slots": options.slots,
-        "endpoint_props": False,
+        "endpoint_props": options.props,
         "endpoint_metrics": options.metrics,
         "ui": False,
         "ui_settings": {},
         "chat_template": template.source,
-        "chat_template_caps": {
-            "supports_tools": template.supports_tools,
-            "supports_tool_calls": template.supports_tools,
-            "supports_thinking": template.supports_thinking,
-        },
+        "chat_template_caps": template_caps(template.capabilities, thinking=template.supports_thinking),
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
         "build_info": FINGERPRINT,
@@ -93,3 +107,19 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
     if info.chat_template_tool_use:
         shown["chat_template_tool_use"] = info.chat_template_tool_use
     return shown
+
+
+def template_caps(caps: Capabilities, *, thinking: bool) -> dict[str, bool]:
+    """llama.cpp's words (common/jinja/caps.cpp, to_map) and one more: whether the template knows of thoughts."""
+    return {
+        "supports_object_arguments": caps.object_arguments,
+        "supports_parallel_tool_calls": caps.parallel_tool_calls,
+        "supports_preserve_reasoning": caps.preserve_reasoning,
+        "supports_reasoning_effort": caps.reasoning_effort,
+        "supports_string_content": caps.string_content,
+        "supports_system_role": caps.system,
+        "supports_thinking": thinking,
+        "supports_tool_calls": caps.tool_calls,
+        "supports_tools": caps.tools,
+        "supports_typed_content": caps.typed_content,
+    }

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from server.dialects.responses_store import ResponseStore
 from server.metrics.exposition import Metrics
 from server.pool.pool import Pool
+from server.pool.slot_files import SlotFiles
+from server.routes.running import Running
 from server.transport.options import HttpOptions
 
 
@@ -19,6 +22,9 @@ class Services:
     options: HttpOptions
     prepare: Executor
     metrics: Metrics
+    slot_files: SlotFiles | None = None  # where slots are saved; None = nowhere
+    running: Running = field(default_factory=Running)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     draining: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server begins to stop
 
 

@@ -5,10 +5,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
+from server.dialects.reasoning_control import ReasoningSwitch
+from server.dialects.vectors import VectorJob
 from server.engine.request import Event, Failed, Finished, Request, Sink
 from server.engine.sequence import Ticket
 from server.pool.lease import Lease
 from server.pool.model import LoadedModel
+from server.pool.spec import Task
 from server.routes.services import Services
 
 T = TypeVar("T")
@@ -48,6 +51,22 @@ class Session:
                 self._n_open += request.n
         return result
 
+    async def embed(self, name: str | None, task: Task, work: Callable[[LoadedModel], VectorJob]) -> bytes:
+        """The reply of the job that `work` makes in a thread. Cancelled, it takes its inputs out of the queue."""
+        model = await self._acquire(name, task)
+        embedder = model.embedder
+        with embedder.preparing():
+            job = await self._in_thread(work, model)
+            computing = embedder.submit(job.inputs)
+        found = await computing
+        return await self._in_thread(lambda _: job.reply(found), model)
+
+    def announce(self, reasoning: ReasoningSwitch | None) -> None:
+        """Let what was started be reached by its id, until `close`."""
+        assert self._lease is not None
+        for ticket in self._tickets:
+            self._services.running.add(ticket.request.id, self._lease.model.spec.id, reasoning)
+
     async def batches(self) -> AsyncIterator[Batch]:
         """Events as they come, until every choice has finished. Raises the error of a request that fails."""
         while self._n_open:
@@ -68,6 +87,8 @@ class Session:
         lease, self._lease = self._lease, None
         if lease is None:
             return
+        for ticket in self._tickets:
+            self._services.running.remove(ticket.request.id)
         if self._n_open:
             for ticket in self._tickets:
                 lease.model.engine.cancel(ticket)
@@ -79,8 +100,8 @@ class Session:
         loop = asyncio.get_running_loop()
         preparing.add_done_callback(lambda _: loop.call_soon_threadsafe(lease.release))
 
-    async def _acquire(self, name: str | None) -> LoadedModel:
-        self._lease = await self._services.pool.acquire(name)
+    async def _acquire(self, name: str | None, task: Task = "generate") -> LoadedModel:
+        self._lease = await self._services.pool.acquire(name, task=task)
         return self._lease.model
 
     async def _in_thread(self, work: Callable[[LoadedModel], T], model: LoadedModel) -> T:

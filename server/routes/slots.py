@@ -4,11 +4,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from server.dialects.generation_settings import generation_settings
 from server.engine.snapshot import SlotSnapshot
 from server.errors import InvalidRequest, ModelLoading, NotSupported, Unavailable
 from server.pool.state import ModelState
-from server.routes.generation_settings import generation_settings
-from server.routes.health import is_pending
+from server.routes.health import NO_SLOT, is_pending
 from server.routes.services import services
 from server.transport.reply import json_reply
 
@@ -24,16 +24,19 @@ async def slots(request: Request, model: str = "", fail_on_no_slot: str = "") ->
     used = services(request)
     if not used.options.slots:
         raise NotSupported("This server does not support slots endpoint. Start it with `--slots`")
-    found = slots_of(used.pool.state(model or None))
+    state = used.pool.state(model or None)
+    found = slots_of(state)
     if fail_on_no_slot and not any(not slot.is_processing for slot in found):
-        raise Unavailable("no slot available")
-    return json_reply([slot_object(slot) for slot in found])
+        raise Unavailable(NO_SLOT)
+    wanted = state.spec.chat.reasoning_format
+    shown_format = "deepseek" if wanted == "auto" else wanted  # what a request gets that asks for none
+    return json_reply([slot_object(slot, shown_format) for slot in found])
 
 
 def slots_of(state: ModelState) -> list[SlotSnapshot]:
     """The model's slots. Raises `ModelLoading`, or `InvalidRequest` when the model is not loaded."""
     if state.loaded is not None:
-        return state.loaded.engine.slots()
+        return state.loaded.slots()
     if state.facts is not None:
         facts = state.facts
         return [SlotSnapshot(i, facts.n_ctx_seq, False, 0, 0) for i in range(facts.n_slots)]
@@ -42,8 +45,11 @@ def slots_of(state: ModelState) -> list[SlotSnapshot]:
     raise InvalidRequest("model is not loaded", "model")
 
 
-def slot_object(slot: SlotSnapshot) -> dict[str, Any]:
-    """One slot; ``id_task`` counts the requests of this slot. Prompts and replies are not shown."""
+def slot_object(slot: SlotSnapshot, reasoning_format: str) -> dict[str, Any]:
+    """One slot; ``id_task`` counts the requests of this slot. Prompts and replies are not shown.
+
+    An idle slot keeps the parameters of its last request, but none of its counts.
+    """
     shown: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": slot.n_ctx,
@@ -52,25 +58,25 @@ def slot_object(slot: SlotSnapshot) -> dict[str, Any]:
     }
     if slot.request is None:
         return shown
-    request = slot.request
-    n_remaining = -1 if request.max_tokens < 0 else max(request.max_tokens - slot.n_decoded, 0)
+    request, busy = slot.request, slot.is_processing
     return shown | {
         "id_task": slot.n_requests,
         "n_prompt_tokens": slot.n_tokens,
-        "n_prompt_tokens_processed": slot.n_prompt_computed,
-        "n_prompt_tokens_cache": slot.n_prompt_cached,
-        "params": generation_settings(
-            request.sampling,
-            max_tokens=request.max_tokens,
-            n_probs=request.n_probs,
-            timings_per_token=request.timings_per_token,
-        ),
-        "next_token": [
-            {
-                "has_next_token": n_remaining != 0,
-                "has_new_line": slot.has_new_line,
-                "n_remain": n_remaining,
-                "n_decoded": slot.n_decoded,
-            }
-        ],
+        "n_prompt_tokens_processed": slot.n_prompt_computed if busy else 0,
+        "n_prompt_tokens_cache": slot.n_prompt_cached if busy else 0,
+        "params": generation_settings(request.sampling, request=request) | {"reasoning_format": reasoning_format},
+        "next_token": [next_token_object(slot, request.max_tokens)],
+    }
+
+
+def next_token_object(slot: SlotSnapshot, max_tokens: int) -> dict[str, Any]:
+    """What is to come; nothing in an idle slot."""
+    if not slot.is_processing:
+        return {"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}
+    n_remain = -1 if max_tokens < 0 else max(max_tokens - slot.n_decoded, 0)
+    return {
+        "has_next_token": n_remain != 0,
+        "has_new_line": slot.has_new_line,
+        "n_remain": n_remain,
+        "n_decoded": slot.n_decoded,
     }

@@ -1,5 +1,6 @@
 """API keys: ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY`` (llama.cpp tools/server/server-http.cpp)."""
 
+import hashlib
 import hmac
 from collections.abc import Iterable
 
@@ -8,6 +9,16 @@ from server.errors import AuthenticationFailed
 _PREFIX = b"bearer "
 OPEN_PATHS = ("/health", "/v1/health", "/livez", "/readyz")
 """Answered without a key: a load balancer and a kubelet have none. llama-server opens the first two."""
+
+
+def client_name(authorization: bytes | None, x_api_key: bytes | None) -> bytes:
+    """What tells clients apart: their keys, without holding any. On an open server it is whatever they send."""
+    return hashlib.sha256(_given_key(authorization, x_api_key)).digest()
+
+
+def _given_key(authorization: bytes | None, x_api_key: bytes | None) -> bytes:
+    given = authorization or x_api_key or b""
+    return given[len(_PREFIX) :].strip() if given[: len(_PREFIX)].lower() == _PREFIX else given
 
 
 class ApiKeys:
@@ -24,9 +35,7 @@ class ApiKeys:
         """
         if not self._keys or path in self._open:
             return
-        given = authorization or x_api_key or b""
-        if given[: len(_PREFIX)].lower() == _PREFIX:
-            given = given[len(_PREFIX) :].strip()
+        given = _given_key(authorization, x_api_key)
         fits = False
         for key in self._keys:
             fits |= hmac.compare_digest(given, key)

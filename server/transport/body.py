@@ -8,6 +8,7 @@ import orjson
 from starlette.requests import Request
 
 from server.errors import InvalidRequest
+from server.transport.body_memory import BODY_SHARE, BodyShare
 from server.transport.options import HttpOptions
 
 MAX_VALUES = 1_000_000
@@ -57,7 +58,7 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 async def read_body(request: Request) -> bytes:
-    """The raw body, within the server's limits of size and time."""
+    """The raw body, within the server's limits of size and time; `TooManyBodies` when those of all are over theirs."""
     options: HttpOptions = request.app.state.services.options
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() not in ("", "identity"):
@@ -75,6 +76,7 @@ async def read_body(request: Request) -> bytes:
 
 async def _receive(request: Request, options: HttpOptions) -> bytes:
     body = bytearray()  # not a list of pieces: a client may send a byte at a time
+    share: BodyShare = request.scope[BODY_SHARE]
     stream = aiter(request.stream())
     while True:
         try:
@@ -86,26 +88,32 @@ async def _receive(request: Request, options: HttpOptions) -> bytes:
             return bytes(body)
         if len(body) + len(piece) > options.max_body_bytes:
             raise BodyTooLarge(options.max_body_bytes)
+        share.take(len(piece))
         body += piece
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """Parse one JSON object; raises `InvalidRequest` with line and column."""
-    body = body.removeprefix(_BOM)
-    if not body:
-        raise InvalidRequest("the request body is empty; expected a JSON object")
-    if len(body) > MAX_VALUES and sum(map(body.count, (b",", b"[", b"{"))) >= MAX_VALUES:
-        raise TooManyValues
-    try:
-        value = _loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(
-            f"the request body is not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
-        ) from None
+    value = parse_value(body)
     if not isinstance(value, dict):
         found = _JSON_NAMES.get(type(value), "null")
         raise InvalidRequest(f"the request body must be a JSON object, not {found}")
     return value
+
+
+def parse_value(body: bytes, expected: str = "a JSON object") -> Any:
+    """Parse JSON of any type; raises `InvalidRequest` with line and column."""
+    body = body.removeprefix(_BOM)
+    if not body:
+        raise InvalidRequest(f"the request body is empty; expected {expected}")
+    if len(body) > MAX_VALUES and sum(map(body.count, (b",", b"[", b"{"))) >= MAX_VALUES:
+        raise TooManyValues
+    try:
+        return _loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(
+            f"the request body is not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
+        ) from None
 
 
 def _loads(body: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""The one middleware around every route: request ids, CORS, keys, draining, the access log, faults.
+"""The one middleware around every route: request ids, CORS, keys, HEAD, draining, the access log, faults.
 
 Plain ASGI and one wrapper of `send`: it adds no task and no buffering to streams.
 """
@@ -15,11 +15,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ShuttingDown
+from server.errors import AuthenticationFailed, ShuttingDown
 from server.transport.auth import OPEN_PATHS, ApiKeys
+from server.transport.body_memory import BODY_SHARE, BodyMemory
 from server.transport.cors import CorsPolicy
 from server.transport.handlers import error_response
 from server.transport.options import HttpOptions
+from server.transport.sse import HEAD_ONLY
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("server.access")
@@ -40,11 +42,12 @@ _SERVER = (b"server", b"llamapool")
 class _Exchange:
     """One request and what became of its reply."""
 
-    __slots__ = ("_extra", "_send", "finished", "id", "started_at", "status")
+    __slots__ = ("_extra", "_send", "finished", "id", "method", "started_at", "status")
 
-    def __init__(self, send: Send, id_: bytes, cors: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, send: Send, method: str, id_: bytes, cors: list[tuple[bytes, bytes]]) -> None:
         self._send = send
         self._extra = [_SERVER, (b"x-request-id", id_), *cors]
+        self.method = method if method in _METHODS else "other"
         self.id = id_.decode()
         self.status = 0  # 0 = not begun
         self.finished = False
@@ -54,8 +57,10 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._extra]
-        elif not message.get("more_body", False):
-            self.finished = True
+        else:
+            self.finished = not message.get("more_body", False)
+            if self.method == "HEAD":
+                message = {**message, "body": b""}
         await self._send(message)
 
     def abort(self) -> None:
@@ -78,6 +83,7 @@ class Gateway:
         self._keys = ApiKeys(options.api_keys, options.api_prefix)
         self._open = frozenset(options.api_prefix + path for path in OPEN_PATHS)
         self._quiet = frozenset(options.api_prefix + path for path in _QUIET)
+        self._bodies = BodyMemory(options.max_bodies_bytes)
         self._draining = draining
         self._count = count
 
@@ -87,15 +93,19 @@ class Gateway:
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        origin = headers.get(b"origin")
-        if scope["method"] == "OPTIONS":
-            exchange = _Exchange(send, request_id(headers), self._cors.preflight(origin))
+        origin, method = headers.get(b"origin"), scope["method"]
+        if method == "OPTIONS":
+            exchange = _Exchange(send, method, request_id(headers), self._cors.preflight(origin))
             await self._answer(Response(b"", media_type="text/html"), scope, receive, exchange)
-        else:
-            exchange = _Exchange(send, request_id(headers), self._cors.headers(origin))
-            await self._serve(headers, scope, receive, exchange)
+            return
+        scope = dict(scope)  # the server's own must keep its method: it counts the body's bytes by it
+        if method == "HEAD":  # of every path that has a GET, as in llama-server
+            scope |= {"method": "GET", HEAD_ONLY: True}
+        exchange = _Exchange(send, method, request_id(headers), self._cors.headers(origin))
+        await self._serve(headers, scope, receive, exchange)
 
     async def _serve(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+        scope[BODY_SHARE] = share = self._bodies.share()
         try:
             if self._draining.is_set() and scope["path"] not in self._open:
                 raise ShuttingDown
@@ -109,6 +119,7 @@ class Gateway:
         except Exception as error:  # noqa: BLE001 (the last net: logged and answered in _fail)
             await self._fail(error, scope, receive, exchange)
         finally:
+            share.release()
             self._record(scope, exchange)
 
     async def _answer(self, response: Response, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
@@ -119,8 +130,11 @@ class Gateway:
 
     async def _fail(self, error: Exception, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         """A fault that no handler answered: as a reply if none has begun, else by ending the connection."""
+        if isinstance(error, AuthenticationFailed):
+            client = (scope.get("client") or ["a local socket"])[0]
+            logger.warning("request %s: no valid API key from %s for %r", exchange.id, client, scope["path"])
         if exchange.status == 0:
-            response = error_response(error)
+            response = error_response(error, scope["path"])
             response.headers.setdefault("Connection", "close")  # the request's body may be unread
             await response(scope, receive, exchange.send)
         elif exchange.finished:
@@ -135,14 +149,14 @@ class Gateway:
 
     def _record(self, scope: Scope, exchange: _Exchange) -> None:
         status = exchange.status or CLIENT_GONE
-        method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._count(path_template(scope), method, status)
+        self._count(path_template(scope), exchange.method, status)
         level = logging.DEBUG if scope["path"] in self._quiet else logging.INFO
         if access.isEnabledFor(level):
             elapsed_ms = (time.perf_counter() - exchange.started_at) * 1000
             cut = "" if exchange.finished else " (cut off)"
             # %r: a path may hold line breaks after unquoting
-            access.log(level, "%s %r %d %.1f ms %s%s", method, scope["path"], status, elapsed_ms, exchange.id, cut)
+            method, path = exchange.method, scope["path"]
+            access.log(level, "%s %r %d %.1f ms %s%s", method, path, status, elapsed_ms, exchange.id, cut)
 
 
 def request_id(headers: Mapping[bytes, bytes]) -> bytes:

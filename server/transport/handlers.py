@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from server.dialects.anthropic_errors import anthropic_error, speaks_anthropic
 from server.errors import (
     AuthenticationFailed,
     ContextExceeded,
@@ -27,6 +28,7 @@ from server.errors import (
     Unavailable,
 )
 from server.transport.body import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
+from server.transport.body_memory import TooManyBodies
 from server.transport.reply import json_reply
 
 logger = logging.getLogger(__name__)
@@ -70,19 +72,21 @@ def error_body(error: Exception) -> ErrorReply:
     return _reply(500, "server_error", "internal server error; the server's log has the details")
 
 
-def error_response(error: Exception) -> Response:
-    """`error` as a whole reply."""
+def error_response(error: Exception, path: str) -> Response:
+    """`error` as a whole reply of the endpoint at `path`, whose dialect it is written in."""
     status, body, headers = error_body(error)
+    if speaks_anthropic(path):
+        body = anthropic_error(status, body)
     return json_reply(body, status=status, headers=headers)
 
 
 def add_error_handlers(app: FastAPI) -> None:
     """Answer every error that a route raises. `transport.gateway` answers what escapes them."""
 
-    async def answer(_: Request, error: Exception) -> Response:
+    async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, SendTimeoutError):  # the reply has begun, nothing more is sent; the gateway logs it
             return Response(status_code=408)
-        return error_response(error)
+        return error_response(error, request.scope["path"])
 
     async def forget(_: Request, __: Exception) -> None:
         """Nobody is left to answer; the gateway records it."""
@@ -106,14 +110,14 @@ def _known(error: LlamapoolError) -> ErrorReply:
         detail["param"] = error.param
     if isinstance(error, AuthenticationFailed):
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, BodyTooLarge | BodyTimeout):
+    if isinstance(error, BodyTooLarge | BodyTimeout | TooManyBodies):
         headers["Connection"] = "close"  # the rest of the body is not read
     headers |= _retry_after(error)
     return code, body, headers
 
 
 def _retry_after(error: LlamapoolError) -> dict[str, str]:
-    if isinstance(error, QueueFull):
+    if isinstance(error, QueueFull | TooManyBodies):
         return {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, ModelLoading):
         return {"Retry-After": str(_RETRY_LOADING_S)}

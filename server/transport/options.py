@@ -23,9 +23,11 @@ class HttpOptions:
 
     metrics: bool = False  # GET /metrics answers
     slots: bool = True  # GET /slots answers
+    props: bool = False  # POST /props answers
     timeout_s: float = 3600.0  # within which a body must have arrived
     idle_s: float = IDLE_S  # longest silence within a body, longest wait for a client to read a stream
     max_body_bytes: int = 64 * MIB
+    max_bodies_bytes: int = 256 * MIB  # of all requests together
     sse_ping_interval_s: float = 30.0  # <= 0 = no pings
     api_prefix: str = ""
     api_keys: tuple[str, ...] = ()

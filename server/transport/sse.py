@@ -1,13 +1,16 @@
 """Server-sent events out of ready-made bytes: each chunk that the iterator yields is one HTTP chunk."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from sse_starlette.sse import EventSourceResponse
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.transport.options import HttpOptions
 
+HEAD_ONLY = "llamapool.head_only"
+"""A key in the ASGI scope of a GET that stands for a HEAD: the reply has no body, so nothing endless may begin."""
 PING = b":\n\n"
 """A comment line, which clients ignore (llama-server sends the same)."""
 
@@ -26,14 +29,16 @@ class EventStream(EventSourceResponse):
         on_close: Callable[[], object] | None,
         ping_s: float,
         send_timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+        ping: bytes = PING,
     ) -> None:
         super().__init__(
             chunks,
-            headers={"Cache-Control": "no-cache"},
+            headers={"Cache-Control": "no-cache", **(headers or {})},
             ping=max(ping_s, 0),
             send_timeout=send_timeout_s,
             # Bytes pass through as they are; the library's type says ServerSentEvent only.
-            ping_message_factory=lambda: PING,  # type: ignore[arg-type,return-value]
+            ping_message_factory=lambda: ping,  # type: ignore[arg-type,return-value]
         )
         self._chunks = chunks
         self._on_close = on_close
@@ -41,7 +46,10 @@ class EventStream(EventSourceResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; ends when the iterator does, when the client goes away or stops reading."""
         try:
-            await super().__call__(scope, receive, send)
+            if scope.get(HEAD_ONLY):
+                await Response(headers=self.headers)(scope, receive, send)
+            else:
+                await super().__call__(scope, receive, send)
         finally:
             try:
                 close = getattr(self._chunks, "aclose", None)
@@ -53,12 +61,22 @@ class EventStream(EventSourceResponse):
 
 
 def event_stream(
-    request: Request, chunks: AsyncIterator[bytes], *, on_close: Callable[[], object] | None = None
+    request: Request,
+    chunks: AsyncIterator[bytes],
+    *,
+    on_close: Callable[[], object] | None = None,
+    ping_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+    ping: bytes = PING,
 ) -> EventStream:
     """A ``text/event-stream`` reply. Each item of `chunks` is a whole event, blank line included.
 
     When the client disconnects, or reads nothing for ``idle_s``, the generator is closed at once where it waits.
-    `on_close` is called once at the end in every case, also when the generator never started.
+    `on_close` is called once at the end in every case, also when the generator never started. `ping_s` None is the
+    server's own interval, and `ping` what is sent then.
     """
     options: HttpOptions = request.app.state.services.options
-    return EventStream(chunks, on_close=on_close, ping_s=options.sse_ping_interval_s, send_timeout_s=options.idle_s)
+    interval_s = options.sse_ping_interval_s if ping_s is None else ping_s
+    return EventStream(
+        chunks, on_close=on_close, ping_s=interval_s, send_timeout_s=options.idle_s, headers=headers, ping=ping
+    )

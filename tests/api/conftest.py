@@ -12,7 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import pytest
@@ -20,7 +20,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from server.app import create_app
-from server.engine.engine import Engine
 from server.pool.pool import Pool
 from server.routes.health import is_pending
 from server.settings import ModelSettings, Origin, ServerSettings, Settings
@@ -29,6 +28,13 @@ from tests.fakes import FakeLoader
 
 TIMEOUT_S = 20.0
 MODELS: Mapping[str, Any] = {"demo": {"path": "demo.gguf", "aliases": ["gpt-4o-mini"], "load": "startup"}}
+
+
+class Busy(Protocol):
+    """An engine, or a loaded model with all of its engines."""
+
+    @property
+    def busy(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -102,12 +108,14 @@ async def check_nothing_leaked(api: Api) -> None:
     """Every slot is free and every KV cell accounted for. (A lease that is left keeps the weights from closing.)"""
     for state in api.pool.states():
         if state.loaded is not None:
-            await idle(state.loaded.engine)
-            state.loaded.engine.check_integrity()
+            await idle(state.loaded)
+            for engine in (state.loaded.generator, state.loaded.embedding):
+                if engine is not None:
+                    engine.check_integrity()
     api.pool.check_integrity()
 
 
-async def idle(engine: Engine) -> None:
+async def idle(engine: Busy) -> None:
     """Wait until no request waits or runs."""
     await until(lambda: not engine.busy)
 

@@ -82,6 +82,15 @@ async def posting(app: FastAPI, path: str, body: object) -> AsyncIterator[Exchan
 
 def events(raw: str) -> list[dict[str, Any]]:
     """The parsed events of a whole stream, which must end with [DONE]."""
-    parts = [part for part in raw.split("\n\n") if part and not part.startswith(":")]
-    assert parts[-1] == "data: [DONE]"
-    return [orjson.loads(part.removeprefix("data: ")) for part in parts[:-1]]
+    *parsed, done = _parts(raw)
+    assert done == "data: [DONE]"
+    return [orjson.loads(part.removeprefix("data: ")) for part in parsed]
+
+
+def native_events(raw: str) -> list[dict[str, Any]]:
+    """The parsed events of a whole native stream, which has no [DONE]."""
+    return [orjson.loads(part.removeprefix("data: ")) for part in _parts(raw)]
+
+
+def _parts(raw: str) -> list[str]:
+    return [part for part in raw.split("\n\n") if part and not part.startswith(":")]

@@ -2,10 +2,12 @@ import asyncio
 import contextlib
 import gzip
 import json
+import threading
 
 import pytest
 
-from tests.api.conftest import GoLive, Serve
+from tests.api.conftest import GoLive, Serve, idle, until
+from tests.fakes import FakeLoader, FakeRunner
 
 COMPLETION = {"prompt": "Hi", "max_tokens": 2}
 
@@ -54,6 +56,28 @@ async def test_a_body_over_the_limit_is_refused_by_its_length_or_by_its_size(ser
             assert (reply.status_code, reply.json()["error"]["code"]) == (413, 413)
         exact = json.dumps(COMPLETION).encode().ljust(2048)
         assert (await api.client.post("/v1/completions", content=exact)).status_code == 200
+
+
+async def test_bodies_of_all_requests_together_have_a_limit(live: GoLive):
+    steps = threading.Semaphore(0)
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
+    async with live(loader, server={"max_body_bytes": 1024, "max_bodies_bytes": 1500}) as server:
+        long = json.dumps(COMPLETION).encode().ljust(1000)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000\r\n\r\n"
+        reader, writer = await server.connect(head + long)
+        await until(lambda: server.api.pool.states()[0].loaded.engine.busy)
+        reply = await server.api.client.post("/v1/completions", content=long)
+        assert (reply.status_code, reply.headers["retry-after"], reply.headers["connection"]) == (503, "5", "close")
+        assert reply.json()["error"]["type"] == "unavailable_error"
+        assert "limit of 1500 bytes" in reply.json()["error"]["message"]
+        for _ in range(10):
+            steps.release()
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        await idle(server.api.pool.states()[0].loaded.engine)
+        for _ in range(10):
+            steps.release()
+        assert (await server.api.client.post("/v1/completions", content=long)).status_code == 200
 
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n\r\n"

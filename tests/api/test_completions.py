@@ -135,9 +135,39 @@ async def test_a_wrong_body_loads_no_model(serve: Serve) -> None:
     assert api.loader.loaded == []
 
 
-async def test_native_completion_paths_are_not_this_dialect(client: httpx.AsyncClient) -> None:
-    for path in ("/completion", "/completions"):
-        assert (await client.post(path, json={"prompt": "Hi"})).status_code == 404
+async def test_the_best_of_several_choices_is_shown(client: httpx.AsyncClient) -> None:
+    body = {"prompt": "Hi", "best_of": 3, "n": 2, "max_tokens": 3, "seed": 1}
+    reply = (await client.post(URL, json=body)).json()
+    every = (await client.post(URL, json={**body, "n": 3})).json()
+    assert [c["index"] for c in reply["choices"]] == [0, 1]
+    assert {c["text"] for c in reply["choices"]} <= {c["text"] for c in every["choices"]}
+    assert reply["choices"][0]["logprobs"] is None
+    assert reply["usage"]["completion_tokens"] == 9
+
+
+async def test_a_suffix_is_filled_up_to(serve: Serve) -> None:
+    async with serve(FakeLoader(replies={"\x03": "middle"})) as api:
+        reply = await api.client.post(URL, json={"prompt": "before", "suffix": "behind"})
+    assert reply.json()["choices"][0]["text"] == "middle"
+    async with serve(FakeLoader(fim="none")) as api:
+        reply = await api.client.post(URL, json={"prompt": "before", "suffix": "behind"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "suffix")
+
+
+async def test_probabilities_after_sampling_have_a_shape_of_their_own(client: httpx.AsyncClient) -> None:
+    body = {"prompt": "Hi", "max_tokens": 1, "logprobs": 2, "post_sampling_probs": True}
+    whole = (await client.post(URL, json=body)).json()["choices"][0]["logprobs"]["content"]
+    streamed = events((await client.post(URL, json={**body, "stream": True})).text)
+    for (token,) in (whole, streamed[0]["choices"][0]["logprobs"]["content"]):
+        assert list(token) == ["id", "token", "bytes", "prob", "top_probs"]
+        assert 0 < token["prob"] <= 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_fields_of_older_servers_are_named_in_a_header(client: httpx.AsyncClient, stream: bool) -> None:
+    reply = await client.post(URL, json={"prompt": "Hi", "max_tokens": 1, "tfs_z": 0.5, "stream": stream})
+    assert reply.status_code == 200
+    assert reply.headers["x-llamapool-warning"].startswith("tfs_z is ignored")
 
 
 def held_back(n_steps: int) -> tuple[FakeRunner, threading.Semaphore, asyncio.Event]:

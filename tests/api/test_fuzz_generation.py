@@ -6,6 +6,9 @@ import httpx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from server.dialects.anthropic_chat import MessagesBody
+from server.dialects.infill import InfillBody
+from server.dialects.native_body import NativeBody
 from server.dialects.openai_chat import ChatBody
 from server.dialects.openai_completions import CompletionBody
 from tests.api.conftest import Api, Serve
@@ -37,9 +40,24 @@ def bodies(schema: Any, required: dict[str, st.SearchStrategy[Any]]) -> st.Searc
 HI = st.just([{"role": "user", "content": "Hi"}])
 CHAT = bodies(ChatBody, {"messages": HI | HI | st.lists(MESSAGE, max_size=3) | JSON})
 COMPLETION = bodies(CompletionBody, {"prompt": st.text(max_size=9) | JSON | LIKELY})
+BLOCK = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "thinking", "tool_use", "tool_result", "image"])},
+    optional=dict.fromkeys(("text", "thinking", "id", "name", "input", "tool_use_id", "content"), JSON),
+)
+TURN = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant"]), "content": st.lists(BLOCK, max_size=3) | JSON}
+)
+MESSAGES = bodies(MessagesBody, {"messages": HI | HI | st.lists(TURN, max_size=3) | JSON})
 TOKENS = st.dictionaries(st.sampled_from(["content", "tokens", "add_special", "with_pieces", "model"]), JSON)
+NATIVE = bodies(NativeBody, {"prompt": st.text(max_size=9) | JSON | LIKELY})
+INFILL = bodies(
+    InfillBody, {"input_prefix": st.text(max_size=9) | JSON, "input_suffix": st.text(max_size=9) | JSON | LIKELY}
+)
 REQUEST = st.one_of(
+    st.tuples(st.sampled_from(["/completion", "/completions"]), NATIVE),
+    st.tuples(st.just("/infill"), INFILL),
     st.tuples(st.sampled_from(["/v1/chat/completions", "/apply-template"]), CHAT),
+    st.tuples(st.sampled_from(["/v1/messages", "/v1/messages/count_tokens"]), MESSAGES),
     st.tuples(st.just("/v1/completions"), COMPLETION),
     st.tuples(st.sampled_from(["/tokenize", "/detokenize"]), TOKENS),
 )
@@ -50,7 +68,11 @@ def check(reply: httpx.Response) -> None:
         assert reply.content
         return
     assert 400 <= reply.status_code < 500, reply.text
-    error = reply.json()["error"]
+    body = reply.json()
+    error = body["error"]
+    if body.get("type") == "error":
+        assert set(error) == {"message", "type"}
+        return
     assert set(error) >= {"code", "message", "type"}
     assert error["code"] == reply.status_code
 

@@ -3,18 +3,99 @@ import threading
 import pytest
 
 from server.pool.state import Status
-from tests.api.conftest import Serve
-from tests.fakes import FakeLoader
+from tests.api.conftest import GoLive, Serve, chat_request
+from tests.fakes import FakeLoader, FakeRunner
 
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
 TWO = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf", "load": "startup"}}
 
 
+IDLE = {"status": "ok", "slots_idle": 4, "slots_processing": 0}
+
+
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/livez", "/readyz"])
 async def test_a_server_whose_model_is_loaded_is_well(client, path):
     reply = await client.get(path)
-    assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
+    assert (reply.status_code, reply.json()) == (200, IDLE if path.endswith("health") else {"status": "ok"})
     assert (await client.head(path)).status_code == 200
+
+
+async def test_busy_slots_are_told_from_idle_ones(live: GoLive):
+    steps = threading.Semaphore(1)
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=steps))
+    async with live(loader) as server:
+        reader, writer = await server.connect(chat_request(max_tokens=5))
+        await reader.readuntil(b"data: ")
+        get = server.api.client.get
+        expected = {"status": "ok", "slots_idle": 1, "slots_processing": 1}
+        assert (await get("/health")).json() == expected
+        assert (await get("/health?fail_on_no_slot=1")).json() == expected
+        for _ in range(20):
+            steps.release()
+        await reader.readuntil(b"[DONE]")
+        writer.close()
+
+
+async def test_a_full_server_fails_for_those_who_ask_for_a_slot(live: GoLive):
+    steps = threading.Semaphore(1)
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
+    async with live(loader) as server:
+        reader, writer = await server.connect(chat_request(max_tokens=5))
+        await reader.readuntil(b"data: ")
+        assert (await server.api.client.get("/health")).status_code == 200
+        reply = await server.api.client.get("/health?fail_on_no_slot=1")
+        assert (reply.status_code, reply.json()) == (
+            503,
+            {
+                "error": {"code": 503, "message": "no slot available", "type": "unavailable_error"},
+                "status": "no slot available",
+                "slots_idle": 0,
+                "slots_processing": 1,
+            },
+        )
+        for _ in range(20):
+            steps.release()
+        await reader.readuntil(b"[DONE]")
+        writer.close()
+
+
+async def test_the_slots_of_all_instances_and_models_are_summed(serve: Serve):
+    models = {"a": {"path": "a.gguf", "load": "startup", "instances": 2}, "b": {"path": "b.gguf", "load": "startup"}}
+    async with serve(models=models) as api:
+        assert (await api.client.get("/health")).json()["slots_idle"] == 12
+        assert (await api.client.get("/health?model=a")).json()["slots_idle"] == 8
+        assert (await api.client.get("/health?model=b")).json()["slots_idle"] == 4
+
+
+async def test_of_one_of_several_models_its_own_state_counts(serve: Serve):
+    async with serve(FakeLoader(failing={"b": "no such file"}), models=TWO, wait=False) as api:
+        await api.settled()
+        assert (await api.client.get("/health?model=a")).status_code == 200
+        reply = await api.client.get("/health?model=b")
+        assert reply.status_code == 503
+        assert "no such file" in reply.json()["error"]["message"]
+
+
+async def test_who_has_no_key_is_not_told_the_models(serve: Serve):
+    async with serve(models=TWO, server={"api_keys": ["secret"]}) as api:
+        reply = await api.client.get("/health?model=other")
+        assert (reply.status_code, reply.json()["error"]["message"]) == (404, "model not found")
+
+
+async def test_an_unloaded_model_has_no_slots_and_is_not_full(serve: Serve):
+    async with serve(models={"a": {"path": "a.gguf", "load": "on_demand"}}) as api:
+        reply = await api.client.get("/health?fail_on_no_slot=1")
+        assert (reply.status_code, reply.json()) == (200, IDLE | {"slots_idle": 0})
+
+
+async def test_a_sleeping_models_slots_are_idle(serve: Serve):
+    models = {"demo": {"path": "demo.gguf", "load": "startup", "sleep_idle_seconds": 1}}
+    async with serve(models=models) as api:
+        with api.pool.subscribe() as events:
+            while api.pool.states()[0].status is not Status.SLEEPING:
+                await anext(events)
+        assert (await api.client.get("/health")).json() == IDLE
+        assert api.pool.states()[0].status is Status.SLEEPING
 
 
 async def test_while_the_only_model_loads_it_says_so(serve: Serve):

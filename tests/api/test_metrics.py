@@ -38,6 +38,18 @@ async def test_tokens_of_a_request_are_counted_under_its_model(serve: Serve):
         assert sample(text, 'llamapool_request_duration_seconds_count{model="demo"}') == 1
 
 
+async def test_decodes_are_counted_as_llama_server_counts_them(serve: Serve):
+    """The last token of a reply is in no cell, and the first one comes with the prompt."""
+    async with serve(server={"metrics": True}) as api:
+        body = {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
+        assert (await api.client.post("/v1/completions", json=body)).status_code == 200
+        found = llama_servers((await api.client.get("/metrics?model=demo")).text)
+        assert found["llamacpp:n_tokens_max"] == ("counter", 5)
+        assert found["llamacpp:n_decode_total"] == ("counter", 3)
+        assert found["llamacpp:n_busy_slots_per_decode"] == ("gauge", 1)
+        assert found["llamacpp:prompt_tokens_total"] == ("counter", 3)
+
+
 async def test_counters_survive_an_unload(serve: Serve):
     async with serve(models=TWO, server={"metrics": True}) as api:
         body = {"model": "b", "prompt": "Hi", "max_tokens": 3}
@@ -65,6 +77,42 @@ async def test_requests_are_counted_by_route_and_not_by_what_clients_make_up(ser
         assert sample(text, f'{requests}{{method="GET",path_template="unmatched",status="404"}}') == 2
         assert sample(text, f'{requests}{{method="other",path_template="/health",status="405"}}') == 1
         assert "nowhere" not in text
+
+
+def llama_servers(text: str) -> dict[str, tuple[str, float]]:
+    """Read as llama.cpp's own tests read it (tools/server/tests/unit/test_metrics.py): name to type and value."""
+    types, values = {}, {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ", 3)
+            types[name] = kind
+        elif line.startswith("llamacpp:") and "{" not in line:
+            name, value = line.split(" ", 1)
+            values[name] = (types[name], float(value))
+    return values
+
+
+async def test_one_models_metrics_have_no_label_and_none_of_the_others(serve: Serve):
+    async with serve(models=TWO, server={"metrics": True}) as api:
+        for model, n in (("first", 2), ("b", 3)):
+            body = {"model": model, "prompt": "Hi", "max_tokens": n, "ignore_eos": True}
+            assert (await api.client.post("/v1/completions", json=body)).status_code == 200
+        reply = await api.client.get("/metrics?model=b")
+        assert "model=" not in reply.text
+        found = llama_servers(reply.text)
+        assert found["llamacpp:tokens_predicted_total"] == ("counter", 3)
+        assert found["llamacpp:n_tokens_max"][0] == "counter"
+        assert found["llamacpp:requests_processing"] == ("gauge", 0)
+        first = llama_servers((await api.client.get("/metrics?model=first")).text)  # an alias
+        assert first["llamacpp:tokens_predicted_total"] == ("counter", 2)
+
+
+async def test_the_metrics_of_a_model_that_was_never_loaded_are_zeros_and_load_nothing(serve: Serve):
+    async with serve(models=TWO, server={"metrics": True}) as api:
+        found = llama_servers((await api.client.get("/metrics?model=b")).text)
+        assert found["llamacpp:n_decode_total"] == ("counter", 0)
+        assert api.pool.state("b").status is Status.UNLOADED
+        assert (await api.client.get("/metrics?model=nope")).status_code == 404
 
 
 async def test_openmetrics_on_request(serve: Serve):

@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from server.pool.state import Status
 from tests.api.conftest import Serve
 from tests.api.test_models import TWO
@@ -72,6 +74,49 @@ async def test_a_sleeping_model_is_not_woken(serve: Serve):
         assert api.pool.states()[0].status is Status.SLEEPING
 
 
-async def test_properties_cannot_be_changed(client):
+async def test_the_templates_capabilities_have_llama_cpps_names(client):
+    caps = (await client.get("/props")).json()["chat_template_caps"]
+    assert {name.removeprefix("supports_") for name, value in caps.items() if value} == {
+        *("string_content", "system_role"),
+    }
+    assert len(caps) == 10
+
+
+async def test_without_the_flag_properties_cannot_be_changed(client):
     reply = await client.post("/props", json={})
-    assert (reply.status_code, reply.json()["error"]["type"]) == (501, "not_supported_error")
+    assert (reply.status_code, reply.json()["error"]) == (
+        501,
+        {
+            "code": 501,
+            "message": "This server does not support changing global properties. Start it with `--props`",
+            "type": "not_supported_error",
+        },
+    )
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"model": "demo"}'])
+async def test_with_the_flag_there_is_nothing_to_change_yet(serve: Serve, body):
+    async with serve(server={"props": True}) as api:
+        reply = await api.client.post("/props", content=body)
+        assert (reply.status_code, reply.json()) == (200, {"success": True})
+        assert (await api.client.get("/props")).json()["endpoint_props"] is True
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"chat_template": "x"}, "chat_template: is not a property that can be changed"),
+        ({"model": 1}, "model: must be a string"),
+    ],
+)
+async def test_a_property_that_cannot_be_changed_is_refused_by_name(serve: Serve, body, message):
+    async with serve(server={"props": True}) as api:
+        reply = await api.client.post("/props", json=body)
+        assert (reply.status_code, reply.json()["error"]["message"]) == (400, message)
+
+
+async def test_a_change_of_an_unknown_models_properties_is_a_404(serve: Serve):
+    async with serve(models=TWO, server={"props": True}) as api:
+        assert (await api.client.post("/props", json={"model": "nope"})).status_code == 404
+        assert (await api.client.post("/props", json={"model": "b"})).status_code == 200
+        assert api.pool.state("b").status is Status.UNLOADED

@@ -1,6 +1,6 @@
 import threading
 
-from tests.api.conftest import GoLive, Serve, chat_request
+from tests.api.conftest import GoLive, Serve, chat_request, idle
 from tests.api.test_models import TWO
 from tests.api.test_props import RECORDED_PARAMS
 from tests.fakes import FakeLoader, FakeRunner
@@ -41,13 +41,24 @@ async def test_a_busy_slot_shows_its_request_but_not_its_text(live: GoLive):
         writer.close()
 
 
+async def test_an_idle_slot_keeps_its_last_requests_parameters_and_none_of_its_counts(serve: Serve):
+    async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=1))) as api:
+        body = {"prompt": "Hi", "max_tokens": 3, "temperature": 0.25}
+        assert (await api.client.post("/v1/completions", json=body)).status_code == 200
+        await idle(api.pool.states()[0].loaded.engine)
+        (slot,) = (await api.client.get("/slots")).json()
+        assert (slot["is_processing"], slot["n_prompt_tokens"]) == (False, 5)  # BOS, H, i, and two of three
+        assert (slot["n_prompt_tokens_processed"], slot["n_prompt_tokens_cache"]) == (0, 0)
+        assert (slot["params"]["max_tokens"], slot["params"]["temperature"]) == (3, 0.25)
+        assert slot["next_token"] == [{"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}]
+
+
 async def test_an_idle_server_has_a_slot_for_who_asks(client):
     assert (await client.get("/slots?fail_on_no_slot=1")).status_code == 200
 
 
-async def test_with_several_models_one_must_be_named(serve: Serve):
+async def test_of_several_models_one_is_named(serve: Serve):
     async with serve(models=TWO) as api:
-        assert (await api.client.get("/slots")).status_code == 400
         assert len((await api.client.get("/slots?model=first")).json()) == 4
 
 

@@ -6,12 +6,14 @@ scores is asserted, and only what must never break is asserted strictly.
 
 import json
 from collections.abc import Iterator
+from operator import mul
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.real_server import RealServer, llamapool_config
+from tests.real_server import RealServer, llamapool, llamapool_config
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_TOTAL_BYTES = 16_000_000
@@ -82,6 +84,19 @@ def test_it_calls_the_tool_that_fits(demo: RealServer) -> None:
     assert json.loads(call["arguments"]) == {"city": "Paris"}
 
 
+def test_it_says_so_where_no_tool_fits_or_answers_without(demo: RealServer) -> None:
+    for question in ("Set a timer for 5 minutes.", "What is the capital of France?"):
+        choice = ask(demo, question, tools=[WEATHER])
+        assert choice["finish_reason"] == "stop", choice
+        assert "tool_calls" not in choice["message"]
+
+
+def test_it_remembers_a_name(demo: RealServer) -> None:
+    said = ["My name is Anna.", "Nice to meet you, Anna!", "What is my name?"]
+    messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), said, strict=True)]
+    assert "Anna" in ask(demo, "", messages=messages)["message"]["content"]
+
+
 def test_json_schema_holds_on_a_real_model(demo: RealServer) -> None:
     schema = {
         "type": "object",
@@ -98,3 +113,28 @@ def test_it_fills_in_the_middle(demo: RealServer) -> None:
     prompt = "<|fim_prefix|>def add(a, b):\n    return <|fim_suffix|>\n<|fim_middle|>"
     reply = demo.post("/v1/completions", {"prompt": prompt, "temperature": 0, "max_tokens": 20})
     assert "a + b" in reply["choices"][0]["text"]
+
+
+def test_the_default_configuration_embeds_too(demo: RealServer) -> None:
+    texts = ["What is the capital of France?", "Which city is the capital of France?", "Tell me a story about a fox."]
+    for name in ("demo-embed", "text-embedding-3-small", "text-embedding-ada-002", None):
+        reply = demo.post("/v1/embeddings", {"input": texts, "model": name})
+        one, same, other = (np.array(entry["embedding"]) for entry in reply["data"])
+        assert one @ same > one @ other + 0.2
+    for name in ("demo", "gpt-4o-mini", "gpt-4o", None):
+        body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 1, "model": name}
+        assert demo.post("/v1/chat/completions", body)["model"] == "demo"
+
+
+def test_a_paraphrase_is_nearer_than_another_question(demo: RealServer) -> None:
+    texts = ["What is the capital of France?", "Name the capital of France.", "How many legs does a spider have?"]
+    reply = demo.post("/v1/embeddings", {"model": "demo-embed", "input": texts})
+    first, paraphrase, other = (item["embedding"] for item in reply["data"])
+    assert sum(map(mul, first, paraphrase)) > sum(map(mul, first, other))
+
+
+def test_the_reranker_puts_the_answer_first() -> None:
+    documents = ["A spider has 8 legs.", "The capital of Italy is Rome.", "The capital of France is Paris."]
+    with llamapool(ROOT / "models" / "demo-rerank.gguf", "--reranking", "-t", "1") as server:
+        reply = server.post("/rerank", {"query": "What is the capital of France?", "documents": documents})
+    assert reply["results"][0]["index"] == 2

@@ -68,7 +68,8 @@ def test_llama_servers_docker_environment_needs_no_yaml() -> None:
 
 
 def test_without_any_model_the_default_configuration_is_served() -> None:
-    [model] = model_specs(settings())
+    model, embedder = model_specs(settings())
+    assert (embedder.id, embedder.aliases, embedder.load) == ("demo-embed", ("text-embedding-3-small",), "on_demand")
     assert (model.id, model.aliases, model.load) == ("demo", ("gpt-4o-mini",), "startup")
     assert model.path == ROOT / "models" / "demo.gguf"
     assert (model.native.n_ctx, model.native.n_parallel) == (16384, 4)
@@ -270,6 +271,7 @@ def test_template_variables() -> None:
 # What each option is set to, to see that it ends somewhere; the others get the next value of their type.
 SAMPLES = {
     "host": "0.0.0.0",
+    "max_bodies_bytes": "268435456",
     "api_prefix": "/llm",
     "load": "on_demand",
     "log_colors": "on",
@@ -277,6 +279,7 @@ SAMPLES = {
     "rope_scaling": "yarn",
     "tensor_split": "3,1",
     "chat_template": "{{ messages }}",
+    "tool_format": "harmony",
     "chat_template_kwargs": '{"a": 1}',
     "reasoning_effort": "low",
     "samplers": "top_k",
@@ -294,6 +297,8 @@ SAMPLES = {
     "n_parallel": "3",
     "n_threads": "3",
     "n_threads_batch": "3",
+    "lora": "a.gguf:0.5",
+    "control_vectors": "a.gguf:0.5",
 }
 
 
@@ -323,6 +328,7 @@ def test_every_option_reaches_the_server_settings_or_a_model_spec(entry: Entry, 
         "ssl_cert_file": ["--ssl-key-file", "k", "--ssl-cert-file", "c"],
         "models_dir": ["--models-dir", str(tmp_path)],
         "models_preset": ["--models-preset", str(write(tmp_path, "", "p.ini"))],
+        "control_vector_layer_range": ["--control-vector-layer-range", "1", "5"],
     }
     if entry.key in special:
         argv = special[entry.key]

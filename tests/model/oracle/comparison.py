@@ -41,6 +41,11 @@ class Pair:
             streams.append([json.loads(event) for event in events])
         return streams[0], streams[1]
 
+    def native_events(self, path: str, body: Mapping[str, object]) -> tuple[list[Any], list[Any]]:
+        """Both native streams, parsed, which have no ``[DONE]``."""
+        ours, theirs = (server.events(path, {**body, "stream": True}) for server in (self.ours, self.theirs))
+        return [json.loads(event) for event in ours], [json.loads(event) for event in theirs]
+
 
 def kind(value: object) -> str:
     """JSON's word for a type; whole numbers are numbers like others."""

@@ -4,7 +4,7 @@ One thread each and weights in F32: both libraries then compute the same up to t
 set, far below the distance between two tokens' logits, and greedy output can be compared token by token.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.ggufs import TinyModel, gguf_file
 from tests.model.oracle.comparison import Pair
-from tests.oracle import oracle
+from tests.oracle import Value, oracle
 from tests.real_server import llamapool
 
 N_SLOTS = 8
@@ -28,12 +28,28 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield start_pair(stack, model)
 
 
-def start_pair(stack: ExitStack, model: Path) -> Pair:
-    """Start both, then wait for both."""
-    theirs = oracle(model, n_ctx=N_CTX, n_parallel=N_SLOTS, n_threads=1, alias="tiny", environment=WAIT_QUIETLY)
+def start_pair(
+    stack: ExitStack,
+    model: Path,
+    *,
+    n_ctx: int = N_CTX,
+    n_parallel: int = N_SLOTS,
+    flags: Sequence[object] = (),
+    params: Mapping[str, Value] | None = None,
+) -> Pair:
+    """Start both, then wait for both; what `flags` say to Llamapool, `params` say to llama-server."""
+    theirs = oracle(
+        model,
+        n_ctx=n_ctx,
+        n_parallel=n_parallel,
+        n_threads=1,
+        alias="tiny",
+        params=params,
+        environment=WAIT_QUIETLY,
+    )
     stack.callback(theirs.stop)
-    flags = ("-c", N_CTX, "-np", N_SLOTS, "-t", 1, "-a", "tiny", "--metrics")
-    ours = llamapool(model, *map(str, flags), environment=WAIT_QUIETLY)
+    every = ("-c", n_ctx, "-np", n_parallel, "-t", 1, "-a", "tiny", "--metrics", *flags)
+    ours = llamapool(model, *map(str, every), environment=WAIT_QUIETLY)
     stack.callback(ours.stop)
     theirs.wait_until_ready()
     ours.wait_until_ready()

@@ -43,16 +43,14 @@ SAME: list[tuple[str, str, Any]] = [
 ]
 
 STRICTER: list[tuple[str, object, int]] = [  # path, body, what llama-server answers
-    ("/v1/completions", {"prompt": "x", "n_probs": -1, "max_tokens": 1}, 200),
     ("/v1/completions", {"prompt": "x", "stop": 5, "max_tokens": 1}, 200),
     ("/v1/completions", {"prompt": "x", "samplers": ["nonsense"], "max_tokens": 1}, 200),
-    ("/v1/completions", {"prompt": "x", "n_probs": 2, "post_sampling_probs": True, "max_tokens": 1}, 200),
     ("/v1/chat/completions", {"messages": []}, 200),
     ("/v1/chat/completions", {"messages": [{"content": "no role"}]}, 500),
     ("/v1/chat/completions", {"messages": HELLO, "tools": 5}, 500),
 ]
 """A client's mistake is refused and named where llama-server ignores the field, and is never the server's fault
-(500). What Llamapool cannot do is refused, too: probabilities after sampling."""
+(500)."""
 
 
 @pytest.mark.parametrize(("method", "path", "body"), SAME, ids=lambda value: str(value)[:60])

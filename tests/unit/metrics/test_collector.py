@@ -1,14 +1,24 @@
+from dataclasses import dataclass
+
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from server.engine.stats import EngineStats, Histogram
 from server.metrics.collector import EngineCollector, buckets
 from server.metrics.exposition import Metrics
+from server.metrics.windows import Windows
+
+
+@dataclass
+class Engine:
+    """An engine as far as the ledger looks."""
+
+    stats: EngineStats
 
 
 def render(stats: EngineStats, model: str = "demo") -> str:
     registry = CollectorRegistry()
-    registry.register(EngineCollector(lambda: {model: stats}))
+    registry.register(EngineCollector(lambda: {model: stats}, Windows()))
     return generate_latest(registry).decode()
 
 
@@ -30,17 +40,45 @@ def test_names_and_help_are_llama_servers():
 
 
 def test_rates_are_averages_since_the_last_scrape():
-    stats = EngineStats(predicted_tokens=10, predicted_seconds=2.0)
-    registry = CollectorRegistry()
-    registry.register(EngineCollector(lambda: {"demo": stats}))
+    stats, windows = EngineStats(prompt_tokens=40, prompt_seconds=2.0), Windows()
+    stats.inter_token.observe(0.5)
+    assert windows.rates("demo", stats) == (20.0, 2.0)
+    assert windows.rates("demo", stats) == (0.0, 0.0)
+    stats.prompt_tokens, stats.prompt_seconds = 50, 2.5
+    for _ in range(3):
+        stats.inter_token.observe(0.1)
+    prompt, predicted = windows.rates("demo", stats)
+    assert (prompt, round(predicted, 6)) == (20.0, 10.0)
 
-    def rate() -> float | None:
-        return registry.get_sample_value("llamacpp:predicted_tokens_seconds", {"model": "demo"})
 
-    assert rate() == 5.0
-    assert rate() == 0.0
-    stats.predicted_tokens, stats.predicted_seconds = 40, 3.0
-    assert rate() == 30.0
+def test_a_scrape_in_the_middle_of_a_generation_takes_nothing_from_the_next_window():
+    """Tokens count together with their time, not at once and their time at the request's end."""
+    stats, windows = EngineStats(), Windows()
+    for _ in range(4):
+        stats.predicted_tokens += 1
+        stats.inter_token.observe(0.25)
+        assert windows.rates("demo", stats)[1] == 4.0
+
+
+def test_the_first_token_of_a_choice_is_free():
+    stats = EngineStats(predicted_tokens=1)
+    assert Windows().rates("demo", stats)[1] == 0.0
+
+
+def test_each_model_has_windows_of_its_own():
+    windows, stats = Windows(), EngineStats(prompt_tokens=4, prompt_seconds=1.0)
+    assert windows.rates("a", stats)[0] == 4.0
+    assert windows.rates("b", stats)[0] == 4.0
+
+
+def test_every_view_of_the_metrics_ends_the_same_window():
+    stats, windows = EngineStats(prompt_tokens=4, prompt_seconds=1.0), Windows()
+    values = []
+    for labels in (["model"], []):
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(EngineCollector(lambda: {"demo": stats}, windows, labelled=bool(labels)))
+        values.append(registry.get_sample_value("llamacpp:prompt_tokens_seconds", dict.fromkeys(labels, "demo")))
+    assert values == [4.0, 0.0]
 
 
 def test_histograms_are_cumulative():
@@ -60,6 +98,16 @@ def test_each_application_has_its_own_registry():
     one.count_request("/health", "GET", 200)
     assert b'path_template="/health"' in one.render("", [])[0]
     assert b'path_template="/health"' not in other.render("", [])[0]
+
+
+def test_the_peak_is_a_counter_as_in_llama_server_where_the_format_allows_it():
+    ledger_of_one = {"demo": Engine(EngineStats(n_tokens_max=9))}
+    metrics = Metrics()
+    metrics._ledger.note(ledger_of_one)
+    text = metrics.render("", [])[0]
+    assert b'# TYPE llamacpp:n_tokens_max counter\nllamacpp:n_tokens_max{model="demo"} 9.0\n' in text
+    text = metrics.render("application/openmetrics-text; version=1.0.0", [])[0]
+    assert b"# TYPE llamacpp:n_tokens_max gauge\n" in text
 
 
 def test_openmetrics_is_given_to_those_who_ask():

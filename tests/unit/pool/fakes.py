@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from server.engine.engine import Engine
 from server.engine.protocols import Runner
+from server.engine.request import Adapters
 from server.errors import ModelFailed
 from server.pool.lease import Lease
-from server.pool.lifecycle import Factories
+from server.pool.lifecycle import EmbedderFactory, Factories
 from server.pool.pool import Pool, PoolLimits
 from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import Status
@@ -19,8 +21,12 @@ from tests.fakes import FakeRunner, FakeWeights
 
 
 def spec(model: str, **changes: Any) -> ModelSpec:
-    """A model to configure; ``instances`` may be given directly."""
-    native = LoadParams(instances=changes.pop("instances", 1))
+    """A model to configure; ``instances``, ``embedding`` and ``pooling`` may be given directly."""
+    native = LoadParams(
+        instances=changes.pop("instances", 1),
+        embedding=changes.pop("embedding", None),
+        pooling=changes.pop("pooling", ""),
+    )
     return ModelSpec(model, Path(f"{model}.gguf"), native=native, **changes)
 
 
@@ -81,6 +87,10 @@ class FakeEngine:
         self.runners = runners
         self.busy = False
         self.closed = False
+        self.adapters = tuple(getattr(runners[0], "adapters", ()))
+
+    def set_adapter_scales(self, scales: Adapters) -> None:
+        self.adapters = tuple(replace(a, scale=dict(scales).get(a.id, 0.0)) for a in self.adapters)
 
     async def close(self, drain_s: float = 0.0) -> None:
         assert not self.closed, "an engine was closed twice"
@@ -135,8 +145,10 @@ class Setup:
         self.threads = ManualExecutor()
         self.loader = Loader()
         self.engines = Engines()
+        self.embedders = Engines()
         self.factories = Factories(
             engine=self.engines,
+            embedder=cast(EmbedderFactory, self.embedders),
             template=lambda info, spec: cast(Any, object()),
             grammar=lambda vocab: cast(Any, object()),
         )
@@ -172,7 +184,7 @@ async def pool_of(*models: ModelSpec | str, **limits: Any) -> AsyncIterator[Setu
     await setup.work()
     await asyncio.wait_for(closing, 5)
     assert setup.loader.open == []
-    assert all(engine.closed for engine in setup.engines.made)
+    assert all(engine.closed for engine in (*setup.engines.made, *setup.embedders.made))
 
 
 async def loaded(s: Setup, model: str) -> Lease:

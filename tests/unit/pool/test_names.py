@@ -1,6 +1,6 @@
 import pytest
 
-from server.errors import ConfigError, InvalidRequest, ModelNotFound
+from server.errors import ConfigError, ModelNotFound
 from server.pool.names import Names
 from tests.unit.pool.fakes import spec
 
@@ -18,10 +18,34 @@ def test_among_several_the_name_is_an_id_or_an_alias():
 
 
 @pytest.mark.parametrize("name", [None, ""])
-def test_among_several_a_name_is_needed(name: str | None):
-    with pytest.raises(InvalidRequest, match="model name is missing from the request") as caught:
-        Names([spec("a"), spec("b")]).resolve(name)
-    assert caught.value.param == "model"
+def test_without_a_name_the_first_model_that_can_do_it_is_meant(name: str | None):
+    names = Names(
+        [spec("e", pooling="mean"), spec("a"), spec("r", pooling="rank"), spec("b"), spec("f", embedding=True)]
+    )
+    assert names.resolve(name).id == "a"
+    assert names.resolve(name, "embed").id == "e"
+    assert names.resolve(name, "rerank").id == "r"
+
+
+def test_the_only_model_that_can_do_it_answers_to_any_name():
+    names = Names([spec("a"), spec("e", embedding=True), spec("f", pooling="last"), spec("r", pooling="rank")])
+    assert names.resolve("gpt-4o").id == "a"
+    assert names.resolve("jina-reranker", "rerank").id == "r"
+    with pytest.raises(ModelNotFound):
+        names.resolve("text-embedding-3-small", "embed")
+
+
+def test_a_name_that_is_known_means_that_model_whatever_it_can_do():
+    names = Names([spec("a"), spec("e", embedding=True)])
+    assert names.resolve("a", "embed").id == "a"
+    assert names.resolve("e", "generate").id == "e"
+
+
+def test_without_a_model_for_it_the_first_one_is_meant():
+    names = Names([spec("a"), spec("b")])
+    assert names.resolve(None, "rerank").id == "a"
+    with pytest.raises(ModelNotFound):
+        names.resolve("x", "rerank")
 
 
 def test_an_unknown_name_lists_the_known_ones():

@@ -1,7 +1,7 @@
 import pytest
 
 from server.errors import AuthenticationFailed
-from server.transport.auth import ApiKeys
+from server.transport.auth import ApiKeys, client_name
 
 
 def test_without_keys_everything_is_open():
@@ -42,3 +42,10 @@ def test_health_is_open_behind_the_prefix_only(path):
     ApiKeys(["one"], "/llm").check("/llm" + path, None, None)
     with pytest.raises(AuthenticationFailed):
         ApiKeys(["one"], "/llm").check(path, None, None)
+
+
+def test_a_client_is_told_by_its_key_wherever_it_stands_and_the_name_does_not_hold_it():
+    names = {client_name(b"Bearer one", None), client_name(b"one", None), client_name(None, b"one")}
+    assert len(names) == 1
+    assert names.isdisjoint({client_name(b"Bearer two", None), client_name(None, None)})
+    assert b"one" not in names.pop()

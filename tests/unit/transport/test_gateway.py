@@ -8,6 +8,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from server.errors import QueueFull
+from server.transport.body_memory import BODY_SHARE
 from server.transport.gateway import CLIENT_GONE, Gateway, path_template, request_id
 from server.transport.options import HttpOptions
 
@@ -114,6 +115,42 @@ async def test_a_cancelled_request_is_still_counted():
     with pytest.raises(asyncio.CancelledError):
         await running
     assert connection.counted == [("unmatched", "GET", CLIENT_GONE)]
+
+
+async def test_a_head_is_the_get_without_its_body():
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["method"])
+        await PlainTextResponse("hello")(scope, receive, send)
+
+    connection = Recorder(app)
+    await connection.request("HEAD")
+    assert seen == ["GET"]
+    assert (connection.status, connection.headers[b"content-length"]) == (200, b"5")
+    assert [m["body"] for m in connection.sent[1:]] == [b""]
+    assert connection.counted == [("unmatched", "HEAD", 200)]
+
+
+async def test_a_refused_key_is_logged_without_the_key(caplog):
+    connection = Recorder(PlainTextResponse("hello"), api_keys=("right",))
+    with caplog.at_level(logging.WARNING):
+        await connection.request(path="/v1/models\nx", authorization="Bearer wrong", x_request_id="r-3")
+    assert connection.status == 401
+    assert "request r-3: no valid API key from a local socket for '/v1/models\\nx'" in caplog.text
+    assert "wrong" not in caplog.text
+
+
+async def test_bodies_are_given_back_when_their_request_ends_however_it_ends():
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[BODY_SHARE].take(100)
+        raise KeyError("x")
+
+    connection = Recorder(app, max_bodies_bytes=100)
+    for _ in range(2):
+        await connection.request("POST")
+        assert connection.sent.pop(0)["status"] == 500
+        connection.sent.clear()
 
 
 async def test_while_draining_the_application_is_not_asked():

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 import pytest
 from sse_starlette.sse import SendTimeoutError
 
-from server.transport.sse import PING, EventStream
+from server.transport.sse import HEAD_ONLY, PING, EventStream
 
 SCOPE = {"type": "http", "method": "GET"}
 
@@ -119,4 +119,12 @@ async def test_no_pings_when_they_are_off():
 async def test_head_starts_nothing():
     source, client = Source(b"data: 1\n\n"), Client()
     await source.stream()({"type": "http", "method": "HEAD"}, client.receive, client.send)
+    assert (client.chunks, source.closed, source.released) == ([], 0, 1)
+
+
+async def test_a_head_gets_the_head_and_the_generator_never_starts():
+    source, client = Source(b"data: 1\n\n", endless=True), Client()
+    await source.stream()({**SCOPE, HEAD_ONLY: True}, client.receive, client.send)
+    assert [m["type"] for m in client.sent] == ["http.response.start", "http.response.body"]
+    assert dict(client.sent[0]["headers"])[b"content-type"].startswith(b"text/event-stream")
     assert (client.chunks, source.closed, source.released) == ([], 0, 1)

@@ -1,0 +1,142 @@
+"""The bytes of a saved slot: llama.cpp's sequence state file, and behind it what Llamapool must know to trust it.
+
+::
+
+    u32 'ggsq' | u32 version | u32 number of words | words | state        as llama_state_seq_save_file writes it
+    JSON: Description, with a hash of all of the above
+    magic | u32 format | u32 bytes of the JSON | u64 bytes before it | hash of the JSON and these numbers
+
+The words are llama-server's packed tokens (tools/server/server-common.cpp, server_tokens::serialize): -1, version,
+number, tokens, 0 for "no media". llama-server reads such a file and does not look behind the state. One file and not
+two (docs/adr/0006): it appears, and is replaced, in one rename. Hashes are BLAKE2b: any changed byte is found.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import BinaryIO
+
+from server.engine.slot_state import SlotState
+from server.errors import InternalError, InvalidRequest
+
+STATE_MAGIC, STATE_VERSION = 0x67677371, 3  # llama.h, LLAMA_STATE_SEQ_MAGIC and _VERSION
+PACKED_VERSION = 1  # server-common.cpp, SERVER_TOKENS_STATE_VERSION
+DATA_PREFIX = struct.pack("<I", 0xAF143CD8)
+"""Begins what llama_state_seq_get_data gives, before the sequence's number (llama-context.cpp, io_magic); the library's
+own files have neither."""
+FORMAT = 1
+MAX_DESCRIPTION_BYTES = 1 << 20
+_MAGIC = b"LLPSLOT\0"
+_HEAD = struct.Struct("<III")
+_PACKED = struct.Struct("<iII")
+_FOOT = struct.Struct("<8sIIQ")
+_DIGEST_BYTES = 32
+_PREFIX_BYTES = len(DATA_PREFIX) + 4
+
+LoraSet = tuple[tuple[str, float], ...]
+"""(hash of an adapter's content, scale), sorted: ids and paths mean nothing on another machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a saved slot's cells depend on. ``lora`` computed them from ``lora_start`` on; ``lora_for_all`` is what
+    requests without a ``lora`` of their own got at that time. ``n_exact`` as in `SlotState`; None = all."""
+
+    origin: Mapping[str, str | int]
+    lora: LoraSet
+    lora_start: int | None
+    lora_for_all: LoraSet
+    n_tokens: int
+    n_exact: int | None
+
+
+def encode(saved: SlotState, description: Description) -> Iterator[bytes | memoryview]:
+    """The file's parts in their order; the state is not copied."""
+    if not saved.state.startswith(DATA_PREFIX):
+        raise InternalError("the library gave a state of an unknown form")
+    state = memoryview(saved.state)[_PREFIX_BYTES:]
+    n = len(saved.tokens)
+    words = struct.pack(f"<{_PACKED.size}s{n}iI", _PACKED.pack(-1, PACKED_VERSION, n), *saved.tokens, 0)
+    start = _HEAD.pack(STATE_MAGIC, STATE_VERSION, len(words) // 4) + words
+    content = _blake2b()
+    for part in (start, state):
+        content.update(part)
+        yield part
+    text = json.dumps({**asdict(description), "blake2b": content.hexdigest()}, sort_keys=True).encode()
+    end = text + _FOOT.pack(_MAGIC, FORMAT, len(text), len(start) + len(state))
+    yield end + hashlib.blake2b(end, digest_size=_DIGEST_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A file whose description was checked, and whose content was not read yet."""
+
+    file: BinaryIO
+    description: Description
+    n_bytes: int  # of the content
+    blake2b: str
+
+    def read(self, n_vocab: int) -> tuple[list[int], bytes]:
+        """Tokens, and the state as llama_state_seq_get_data gives it.
+
+        Raises `InvalidRequest` unless every byte is what was written.
+        """
+        self.file.seek(0)
+        content = _blake2b()
+        head = self.file.read(_HEAD.size)
+        magic, version, n_words = _HEAD.unpack(head)
+        n_words = min(n_words, (self.n_bytes - len(head)) // 4)
+        words = self.file.read(4 * n_words)
+        state = DATA_PREFIX + bytes(4) + self.file.read(self.n_bytes - len(head) - len(words))
+        for part in (head, words, memoryview(state)[_PREFIX_BYTES:]):
+            content.update(part)
+        if content.hexdigest() != self.blake2b:
+            raise InvalidRequest("it is damaged: its content is not what was saved")
+        if (magic, version) != (STATE_MAGIC, STATE_VERSION):
+            raise InvalidRequest(f"its state has the version {version}, this llama.cpp reads {STATE_VERSION}")
+        return _tokens(words, self.description.n_tokens, n_vocab), state
+
+
+def open_saved(file: BinaryIO, size: int) -> Opened:
+    """Read the end of a file of `size` bytes. Raises `InvalidRequest` that says what is wrong with it."""
+    if size < _HEAD.size or struct.unpack("<I", file.read(4))[0] != STATE_MAGIC:
+        raise InvalidRequest("it is no saved slot")
+    end_bytes = _FOOT.size + _DIGEST_BYTES
+    file.seek(max(size - end_bytes, 0))
+    end = file.read(end_bytes)
+    if len(end) < end_bytes or not end.startswith(_MAGIC):
+        raise InvalidRequest("it is truncated, or another program saved it: Llamapool's part at its end is missing")
+    _, version, n_text, n_content = _FOOT.unpack_from(end)
+    if n_text > MAX_DESCRIPTION_BYTES or n_content < _HEAD.size or n_content + n_text + end_bytes != size:
+        raise InvalidRequest(f"it is truncated or damaged: it has {size} bytes")
+    file.seek(n_content)
+    text = file.read(n_text)
+    if hashlib.blake2b(text + end[: _FOOT.size], digest_size=_DIGEST_BYTES).digest() != end[_FOOT.size :]:
+        raise InvalidRequest("it is damaged: its description is not what was saved")
+    if version != FORMAT:
+        raise InvalidRequest(f"it has the format {version}, this Llamapool reads {FORMAT}")
+    try:
+        fields = json.loads(text)
+        blake2b = fields.pop("blake2b")
+        for key in ("lora", "lora_for_all"):
+            fields[key] = tuple((content, scale) for content, scale in fields[key])
+        return Opened(file, Description(**fields), n_content, blake2b)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise InvalidRequest(f"its description cannot be read: {error}") from error
+
+
+def _tokens(words: bytes, n_tokens: int, n_vocab: int) -> list[int]:
+    if len(words) < _PACKED.size + 4 or _PACKED.unpack_from(words) != (-1, PACKED_VERSION, n_tokens):
+        raise InvalidRequest("its tokens are not written as llama-server writes them")
+    if len(words) != _PACKED.size + 4 * n_tokens + 4:
+        raise InvalidRequest("it has other content than text tokens")
+    tokens = list(struct.unpack_from(f"<{n_tokens}i", words, _PACKED.size))
+    if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
+        raise InvalidRequest("it has tokens outside the model's vocabulary")
+    return tokens
+
+
+def _blake2b() -> "hashlib.blake2b":
+    return hashlib.blake2b(digest_size=_DIGEST_BYTES)

@@ -1,0 +1,25 @@
+"""``POST /v1/chat/completions/control``: act on a chat while its reply is being written."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from server.dialects.reasoning_control import read_control
+from server.routes.services import services
+from server.transport.body import read_json
+from server.transport.reply import json_reply
+
+router = APIRouter(tags=["chat"])
+
+
+@router.post("/v1/chat/completions/control")
+async def control(request: Request) -> Response:
+    """``{"id": completion, "action": "reasoning_end"}`` ends the thoughts of a chat that was started with
+    ``reasoning_control``. What can't be reached is no error but ``"success": false`` with a message.
+
+    Ids are unique in the server, so ``model`` may be left out with several models, too.
+    """
+    used = services(request)
+    wanted = read_control(await read_json(request))
+    model = used.pool.resolve(wanted.model).id if wanted.model else None
+    reason = used.running.end_reasoning(wanted.completion_id, model)
+    return json_reply({"success": False, "message": reason} if reason else {"success": True})

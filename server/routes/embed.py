@@ -1,0 +1,39 @@
+"""A request for vectors or scores as an HTTP reply."""
+
+from collections.abc import Callable
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from server.dialects.vectors import VectorJob
+from server.errors import ModelNotFound
+from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
+from server.pool.spec import Task
+from server.routes.services import services
+from server.routes.session import Session
+from server.transport.disconnect import while_connected
+from server.transport.reply import JSON_TYPE
+
+
+def refuse_unable(request: Request, model: object, task: Task) -> None:
+    """Raise `NotSupported` for a model that is known not to embed, whatever else the body says, as llama-server."""
+    if model is not None and not isinstance(model, str):
+        return  # the body's check says it
+    try:
+        state = services(request).pool.state(model, task)
+    except ModelNotFound:
+        return  # so does `acquire`, after that
+    if state.info is not None and not state.info.embeds:
+        raise cannot_rerank(state.spec.id) if task == "rerank" else cannot_embed(state.spec.id)
+
+
+async def embed(
+    request: Request, model: str | None, task: Task, prepare: Callable[[LoadedModel], VectorJob]
+) -> Response:
+    """The reply of the job that `prepare` makes. The client's disconnect cancels it at once."""
+    session = Session(services(request))
+    try:
+        body = await while_connected(request, session.embed(model, task, prepare))
+    finally:
+        session.close()
+    return Response(body, media_type=JSON_TYPE)

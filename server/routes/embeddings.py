@@ -1,0 +1,30 @@
+"""``POST /v1/embeddings`` and llama-server's own ``/embedding`` and ``/embeddings``."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from server.dialects.embeddings import embeddings_job, read_embeddings
+from server.routes.embed import embed, refuse_unable
+from server.transport.body import read_json
+
+router = APIRouter(tags=["embeddings"])
+
+
+@router.post("/v1/embeddings")
+async def openai_embeddings(request: Request) -> Response:
+    """OpenAI embeddings."""
+    return await _embeddings(request, openai=True)
+
+
+@router.post("/embedding")
+@router.post("/embeddings")
+async def native_embeddings(request: Request) -> Response:
+    """llama-server's own reply: a list, with a vector for each token where the pooling is none."""
+    return await _embeddings(request, openai=False)
+
+
+async def _embeddings(request: Request, *, openai: bool) -> Response:
+    given = await read_json(request)
+    refuse_unable(request, given.get("model"), "embed")
+    wanted = read_embeddings(given, native=not openai)
+    return await embed(request, wanted.body.model, "embed", lambda model: embeddings_job(wanted, model, openai=openai))

@@ -1,0 +1,28 @@
+"""The LoRA adapters that requests get which ask for none (tools/server/server-context.cpp, get_lora_adapters)."""
+
+from fastapi import APIRouter, Request, Response
+
+from server.dialects.adapters import adapter_objects, read_scales
+from server.routes.props import wants_load
+from server.routes.services import services
+from server.transport.body import parse_value, read_body
+from server.transport.reply import json_reply
+
+router = APIRouter(tags=["models"])
+
+
+@router.get("/lora-adapters")
+async def adapters(request: Request, model: str = "", autoload: str = "") -> Response:
+    """The loaded adapters with their scales. Loads or wakes the model, unless ``autoload`` says no."""
+    with await services(request).pool.acquire(model or None, autoload=wants_load(autoload)) as lease:
+        return json_reply(adapter_objects(lease.model.engine.adapters, lease.model.vocab))
+
+
+@router.post("/lora-adapters")
+async def set_adapters(request: Request, model: str = "") -> Response:
+    """Set the scales for requests that come from now on; adapters that are not named are switched off."""
+    body = parse_value(await read_body(request), "a JSON array")
+    with await services(request).pool.acquire(model or None) as lease:
+        engine = lease.model.engine
+        engine.set_adapter_scales(read_scales(body, engine.adapters))
+    return json_reply({"success": True})

@@ -1,0 +1,36 @@
+"""``POST /v1/messages`` and its ``/count_tokens``: Anthropic's Messages API."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from server.dialects.anthropic_chat import count_message_tokens, message_generation, read_messages
+from server.dialects.anthropic_errors import error_event
+from server.dialects.anthropic_stream import PING
+from server.routes.generate import StreamWords, compute, reply, stream
+from server.transport.body import read_json
+
+router = APIRouter(tags=["messages"])
+_WORDS = StreamWords(error_event, PING)
+
+
+@router.post("/v1/messages")
+async def post_messages(request: Request) -> Response:
+    """A message that answers a conversation, whole or as a stream of typed events."""
+    wanted = read_messages(await read_json(request))
+    body = wanted.body
+    if not body.stream:
+        return await reply(request, body.model, lambda model: message_generation(wanted, model))
+    return await stream(
+        request,
+        body.model,
+        lambda model: message_generation(wanted, model),
+        ping_s=body.sse_ping_interval,
+        words=_WORDS,
+    )
+
+
+@router.post("/v1/messages/count_tokens")
+async def post_count_tokens(request: Request) -> Response:
+    """How many tokens a body's prompt has, without generating."""
+    wanted = read_messages(await read_json(request), generate=False)
+    return await compute(request, wanted.body.model, lambda model: count_message_tokens(wanted, model))

@@ -1,0 +1,90 @@
+"""``POST /v1/responses``, its ``/input_tokens``, and the responses that are stored."""
+
+from typing import cast
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from server.dialects.generation import Generation
+from server.dialects.older import WARNING_HEADER, warning_headers
+from server.dialects.responses_body import read_response, warnings
+from server.dialects.responses_generation import response_generation, response_input_tokens
+from server.dialects.responses_store import ClientResponses
+from server.dialects.responses_stream import ResponseStream
+from server.dialects.wire import Json
+from server.errors import InvalidRequest, NotFound
+from server.pool.model import LoadedModel
+from server.routes.generate import StreamWords, compute, reply, stream
+from server.routes.services import services
+from server.transport.auth import client_name
+from server.transport.body import read_json
+from server.transport.reply import json_reply
+
+router = APIRouter(tags=["responses"])
+_SHOWN_CHARS = 80
+
+
+@router.post("/v1/responses")
+@router.post("/responses")
+async def create_response(request: Request) -> Response:
+    """OpenAI's Responses, with llama.cpp's fields beside OpenAI's."""
+    given = await read_json(request)
+    stored = _stored(request)
+    asked = read_response(given, stored)
+    found = [*warning_headers(given).values(), *warnings(asked.body)]
+    headers = {WARNING_HEADER: "; ".join(found)} if found else {}
+    body = asked.chat.body
+    if not body.stream:
+        return await reply(
+            request, body.model, lambda model: response_generation(asked, model, stored), headers=headers
+        )
+    writers: list[ResponseStream] = []
+
+    def prepare(model: LoadedModel) -> Generation:
+        generation = response_generation(asked, model, stored)
+        writers.append(cast(ResponseStream, generation.writer))
+        return generation
+
+    def failed(_: int, error: Json) -> bytes:
+        return b"".join(writers[0].fail(error["error"]))
+
+    words = StreamWords(failed)
+    return await stream(request, body.model, prepare, ping_s=body.sse_ping_interval, headers=headers, words=words)
+
+
+@router.post("/v1/responses/input_tokens")
+@router.post("/responses/input_tokens")
+async def count_input_tokens(request: Request) -> Response:
+    """How many tokens the prompt of such a body has, without generating."""
+    asked = read_response(await read_json(request), _stored(request))
+    return await compute(request, asked.chat.body.model, lambda model: response_input_tokens(asked, model))
+
+
+@router.get("/v1/responses/{response_id}")
+@router.get("/responses/{response_id}")
+async def get_response(request: Request, response_id: str) -> Response:
+    """A stored response of this client."""
+    if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
+        raise InvalidRequest("stream: a stored response can't be streamed again", "stream")
+    found = _stored(request).reply(response_id)
+    if found is None:
+        raise _not_found(response_id)
+    return json_reply(found)
+
+
+@router.delete("/v1/responses/{response_id}")
+@router.delete("/responses/{response_id}")
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Forget a stored response of this client. Those that follow it stay."""
+    if not _stored(request).remove(response_id):
+        raise _not_found(response_id)
+    return json_reply({"id": response_id, "object": "response", "deleted": True})
+
+
+def _stored(request: Request) -> ClientResponses:
+    headers = dict(request.scope["headers"])
+    return services(request).responses.of(client_name(headers.get(b"authorization"), headers.get(b"x-api-key")))
+
+
+def _not_found(response_id: str) -> NotFound:
+    return NotFound(f"Response with id '{response_id[:_SHOWN_CHARS]}' not found.")

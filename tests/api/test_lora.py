@@ -1,0 +1,120 @@
+"""GET and POST /lora-adapters."""
+
+from typing import Any
+
+import pytest
+
+from server.engine.adapters import Adapter
+from server.pool.state import Status
+from tests.api.conftest import Serve, until
+from tests.fakes import FakeLoader, FakeRunner
+
+LORA = [{"path": "pirate.gguf", "scale": 0.5}, "formal.gguf"]
+MODELS = {"demo": {"path": "demo.gguf", "load": "startup", "lora": LORA}}
+SHOWN = [
+    {"id": 0, "path": "pirate.gguf", "scale": 0.5, "task_name": "", "prompt_prefix": ""},
+    {"id": 1, "path": "formal.gguf", "scale": 1.0, "task_name": "", "prompt_prefix": ""},
+]
+
+
+async def scales(api: Any, query: str = "") -> list[float]:
+    return [adapter["scale"] for adapter in (await api.client.get(f"/lora-adapters{query}")).json()]
+
+
+async def text(api: Any, **more: Any) -> str:
+    body = {"prompt": "Hello", "n_predict": 12, "temperature": 0, **more}
+    reply = await api.client.post("/completion", json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["content"]
+
+
+async def test_a_model_without_adapters_has_an_empty_list(client):
+    assert (await client.get("/lora-adapters")).json() == []
+    assert (await client.post("/lora-adapters", json=[])).json() == {"success": True}
+
+
+async def test_adapters_are_shown_as_llama_server_shows_them(serve: Serve):
+    async with serve(models=MODELS) as api:
+        assert (await api.client.get("/lora-adapters")).json() == SHOWN
+
+
+async def test_an_activated_adapter_shows_its_invocation(serve: Serve):
+    adapter = Adapter(0, "a.gguf", 1.0, "task", "prefix", tuple(b"<go>"))
+    async with serve(FakeLoader(runner=lambda: FakeRunner(adapters=(adapter,)))) as api:
+        (shown,) = (await api.client.get("/lora-adapters")).json()
+        assert (shown["task_name"], shown["prompt_prefix"]) == ("task", "prefix")
+        assert shown["alora_invocation_string"] == "<go>"
+        assert shown["alora_invocation_tokens"] == list(b"<go>")
+
+
+async def test_adapters_that_are_not_named_are_switched_off(serve: Serve):
+    async with serve(models=MODELS) as api:
+        for body, expected in (
+            ([{"id": 1, "scale": 0.25}], [0.0, 0.25]),
+            ([{"id": 1, "scale": 2}, {"id": 0, "scale": -1.5}], [-1.5, 2.0]),
+            ([{"id": 0, "scale": 0}], [0.0, 0.0]),
+            ([], [0.0, 0.0]),
+        ):
+            assert (await api.client.post("/lora-adapters", json=body)).json() == {"success": True}
+            assert await scales(api) == expected
+
+
+async def test_what_is_set_holds_for_later_requests_unless_they_say_otherwise(serve: Serve):
+    async with serve(models=MODELS) as api:
+        configured = await text(api)
+        await api.client.post("/lora-adapters", json=[{"id": 0, "scale": 0.9}])
+        changed = await text(api)
+        assert len({configured, changed, await text(api, lora=[{"id": 0, "scale": 0}])}) == 3
+        assert await text(api, lora=[{"id": 0, "scale": 0.5}, {"id": 1, "scale": 1}]) == configured
+        assert await text(api, lora=[]) == changed
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"{}", "Request body must be an array"),
+        (b'"x"', "Request body must be an array"),
+        (b"", "the request body is empty; expected a JSON array"),
+        (b"[", "the request body is not valid JSON"),
+        (b"[1]", "entry 0 must be an object with 'id' and 'scale', not number"),
+        (b"[{}]", "entry 0: 'id' must be a whole number"),
+        (b'[{"id": 0}]', "entry 0: 'scale' must be a number"),
+        (b'[{"id": "0", "scale": 1}]', "'id' must be a whole number"),
+        (b'[{"id": true, "scale": 1}]', "'id' must be a whole number"),
+        (b'[{"id": 0.5, "scale": 1}]', "'id' must be a whole number"),
+        (b'[{"id": 0, "scale": "1"}]', "'scale' must be a number"),
+        (b'[{"id": 0, "scale": null}]', "'scale' must be a number"),
+        (b'[{"id": 0, "scale": 1e300}]', "'scale' must be a number within -1e+06 and 1e+06"),
+        (b'[{"id": 2, "scale": 1}]', "no adapter has the id 2; there are adapters 0 to 1"),
+        (b'[{"id": -1, "scale": 1}]', "no adapter has the id -1"),
+        (b'[{"id": 99999999999999999999, "scale": 1}]', "must be a whole number"),
+        (b'[{"id": 1, "scale": 1}, {"id": 1, "scale": 2}]', "names an adapter twice"),
+    ],
+)
+async def test_mistakes_change_nothing(serve: Serve, body: bytes, expected: str):
+    async with serve(models=MODELS) as api:
+        reply = await api.client.post("/lora-adapters", content=body)
+        assert reply.status_code == 400
+        assert expected in reply.json()["error"]["message"]
+        assert await scales(api) == [0.5, 1.0]
+
+
+async def test_one_of_several_models_is_named_in_the_query(serve: Serve):
+    models = {**MODELS, "other": {"path": "other.gguf"}}
+    async with serve(models=models) as api:
+        assert await scales(api, "?model=demo") == await scales(api) == [0.5, 1.0]
+        assert (await api.client.get("/lora-adapters?model=other&autoload=false")).status_code == 400
+        assert await scales(api, "?model=other") == []
+        assert (await api.client.post("/lora-adapters?model=demo", json=[])).status_code == 200
+        assert await scales(api, "?model=demo") == [0.0, 0.0]
+
+
+async def test_scales_outlast_a_sleep_but_not_an_unload(serve: Serve):
+    models = {"demo": {**MODELS["demo"], "sleep_idle_seconds": 1}}
+    async with serve(models=models) as api:
+        await api.client.post("/lora-adapters", json=[{"id": 0, "scale": 0.25}])
+        await until(lambda: api.pool.state("demo").status is Status.SLEEPING)
+        assert await scales(api) == [0.25, 0.0]
+        assert (await api.client.post("/models/unload", json={"model": "demo"})).status_code == 200
+        await until(lambda: api.pool.state("demo").status is Status.UNLOADED)
+        assert await scales(api) == [0.5, 1.0]

@@ -1,0 +1,302 @@
+import asyncio
+import threading
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from tests.api.conftest import Api, Serve
+from tests.api.streams import posting
+from tests.fakes import FakeLoader, FakeRunner
+
+URL = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
+HI = {"role": "user", "content": "Hi"}
+BODY: dict[str, Any] = {"model": "demo", "max_tokens": 200, "messages": [HI]}
+TOOL = {"name": "look", "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}}}
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
+TURN = "<|im_end|>\n<|im_start|>assistant\n"
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+def scripted(reply: str = "Hello there!") -> FakeLoader:
+    return FakeLoader(replies={f"Hi{TURN}": reply})
+
+
+def with_tools(**replies: str) -> dict[str, Any]:
+    """What `serve` needs for a model whose template knows tools, and which says each reply behind its key."""
+    said = {f"{end}{TURN}": reply for end, reply in replies.items()}
+    return {
+        "loader": FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, replies=said)),
+        "models": {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}},
+    }
+
+
+async def message(api: Api, **more: object) -> Any:
+    reply = await api.client.post(URL, json={**BODY, **more})
+    assert reply.status_code == 200, reply.text
+    Message.model_validate(reply.json())
+    return reply.json()
+
+
+async def events(api: Api, **more: object) -> list[Any]:
+    """The parsed events of a stream; each is one that the official client knows, under its own name."""
+    reply = await api.client.post(URL, json={**BODY, **more, "stream": True})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    parsed = [typed(part) for part in reply.text.split("\n\n") if part]
+    for event in parsed:
+        EVENT.validate_python(event)
+    return parsed
+
+
+def typed(part: str) -> Any:
+    name, data = part.split("\n")
+    body = orjson.loads(data.removeprefix("data: "))
+    assert name == f"event: {body['type']}"
+    return body
+
+
+async def test_a_message_is_answered(serve: Serve) -> None:
+    async with serve(scripted()) as api:
+        found = await message(api)
+    assert found.pop("id").startswith("msg_")
+    assert found == {
+        "type": "message",
+        "role": "assistant",
+        "model": "demo",
+        "content": [{"type": "text", "text": "Hello there!"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {"cache_read_input_tokens": 0, "input_tokens": 22, "output_tokens": 13},
+    }
+
+
+async def test_a_stream_says_the_same_in_typed_events(serve: Serve) -> None:
+    async with serve(scripted()) as api:
+        found = await events(api)
+    kinds = [event["type"] for event in found]
+    assert kinds == [
+        *("message_start", "content_block_start"),
+        *["content_block_delta"] * 12,
+        *("content_block_stop", "message_delta", "message_stop"),
+    ]
+    assert "".join(event["delta"]["text"] for event in found[2:-3]) == "Hello there!"
+    assert found[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+async def test_each_event_is_a_chunk_of_its_own(serve: Serve) -> None:
+    async with serve(scripted()) as api, posting(api.app, URL, {**BODY, "stream": True}) as exchange:
+        assert await exchange.start() == 200
+        parts = [part async for part in exchange.chunks()]
+    assert all(part.startswith(b"event: ") and part.endswith(b"\n\n") and part.count(b"\n") == 3 for part in parts)
+    assert parts[-1] == b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+
+async def test_what_the_cache_holds_is_counted_apart(serve: Serve) -> None:
+    async with serve(scripted()) as api:
+        first, second = [(await message(api))["usage"] for _ in range(2)]
+        streamed = (await events(api))[0]["message"]["usage"]
+    assert second["cache_read_input_tokens"] > 0
+    assert streamed == {**second, "output_tokens": 0}
+    assert second["cache_read_input_tokens"] + second["input_tokens"] == first["input_tokens"]
+
+
+@pytest.mark.parametrize("choice", [None, {"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "look"}])
+async def test_a_tool_is_used(serve: Serve, choice: object) -> None:
+    async with serve(**with_tools(Hi=CALL)) as api:
+        found = await message(api, tools=[TOOL], tool_choice=choice)
+    [block] = found["content"]
+    assert block.pop("id")
+    assert block == {"type": "tool_use", "name": "look", "input": {"at": "sky"}}
+    assert found["stop_reason"] == "tool_use"
+
+
+async def test_a_tools_input_is_streamed_as_json_in_pieces(serve: Serve) -> None:
+    async with serve(**with_tools(Hi=CALL)) as api:
+        _, opened, *deltas, closed, last, _ = await events(api, tools=[TOOL])
+    assert opened["content_block"].pop("id")
+    assert opened["content_block"] == {"type": "tool_use", "name": "look", "input": {}}
+    assert {delta["delta"]["type"] for delta in deltas} == {"input_json_delta"}
+    assert orjson.loads("".join(delta["delta"]["partial_json"] for delta in deltas)) == {"at": "sky"}
+    assert closed == {"type": "content_block_stop", "index": 0}
+    assert last["delta"]["stop_reason"] == "tool_use"
+
+
+async def test_a_result_leads_to_the_answer(serve: Serve) -> None:
+    async with serve(**with_tools(Hi=CALL, **{"</tool_response>": "It is blue."})) as api:
+        asked = await message(api, tools=[TOOL])
+        call_id = asked["content"][0]["id"]
+        result = {"type": "tool_result", "tool_use_id": call_id, "content": [{"type": "text", "text": "blue"}]}
+        turns = [HI, {"role": "assistant", "content": asked["content"]}, {"role": "user", "content": [result]}]
+        answer = await message(api, tools=[TOOL], messages=turns)
+        assert "".join(e["delta"].get("text", "") for e in (await events(api, tools=[TOOL], messages=turns))[2:-3])
+    assert answer["content"] == [{"type": "text", "text": "It is blue."}]
+    assert answer["stop_reason"] == "end_turn"
+
+
+async def test_two_calls_are_two_blocks_unless_only_one_may_come(serve: Serve) -> None:
+    async with serve(**with_tools(Hi=f"{CALL}\n{CALL}")) as api:
+        both = await message(api, tools=[TOOL])
+        one = await message(api, tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+    assert [len(found["content"]) for found in (both, one)] == [2, 1]
+
+
+async def test_thoughts_are_blocks_of_their_own(serve: Serve) -> None:
+    async with serve(scripted("<think>\nhmm\n</think>\n\nYes.")) as api:
+        found = await message(api, thinking={"type": "enabled", "budget_tokens": 1024})
+        streamed = await events(api)
+    assert found["content"] == [
+        {"type": "thinking", "thinking": "hmm", "signature": ""},
+        {"type": "text", "text": "Yes."},
+    ]
+    opened = [event["content_block"]["type"] for event in streamed if event["type"] == "content_block_start"]
+    assert opened == ["thinking", "text"]
+
+
+async def test_a_stop_sequence_is_named(serve: Serve) -> None:
+    async with serve(scripted("yes STOP no")) as api:
+        found = await message(api, stop_sequences=["STOP"])
+        streamed = await events(api, stop_sequences=["STOP"])
+    assert found["content"] == [{"type": "text", "text": "yes "}]
+    assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", "STOP")
+    assert streamed[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "STOP"}
+    assert "".join(e["delta"]["text"] for e in streamed if e["type"] == "content_block_delta") == "yes "
+
+
+async def test_a_limit_is_the_reason_of_an_early_end(serve: Serve) -> None:
+    async with serve(scripted()) as api:
+        found = await message(api, max_tokens=5)
+        nothing = await message(api, max_tokens=0)
+    assert (found["content"][0]["text"], found["stop_reason"]) == ("Hello", "max_tokens")
+    assert (nothing["content"], nothing["stop_reason"]) == ([], "max_tokens")
+
+
+async def test_only_what_continues_the_beginning_of_an_answer_comes_back(serve: Serve) -> None:
+    async with serve(FakeLoader(replies={"assistant\nHello": " there!"})) as api:
+        found = await message(api, messages=[HI, {"role": "assistant", "content": "Hello"}])
+    assert found["content"] == [{"type": "text", "text": " there!"}]
+
+
+async def test_a_prompts_tokens_are_counted(client: httpx.AsyncClient) -> None:
+    body = {"messages": [HI], "system": [{"type": "text", "text": "Be brief."}], "model": "demo"}
+    counted = await client.post(COUNT, json=body)
+    used = (await client.post(URL, json={**body, "max_tokens": 1})).json()["usage"]
+    assert counted.json() == {"input_tokens": used["input_tokens"]}
+
+
+@pytest.mark.parametrize("path", [URL, COUNT])
+async def test_fields_of_other_apis_and_headers_are_ignored(client: httpx.AsyncClient, path: str) -> None:
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "x-2025"}
+    more = {"metadata": {"user_id": "me"}, "context_management": {"edits": []}, "n": 5, "frobnicate": True}
+    reply = await client.post(f"{path}?beta=true", json={**BODY, **more}, headers=headers)
+    assert reply.status_code == 200
+
+
+def error(reply: httpx.Response) -> tuple[int, str, str]:
+    """Status, type and message of a reply that is an error in Anthropic's shape."""
+    body = reply.json()
+    assert set(body) == {"type", "error"}
+    assert body["type"] == "error"
+    assert set(body["error"]) == {"type", "message"}
+    return reply.status_code, body["error"]["type"], body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0"),
+        ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "output_config.format"),
+        ({"id_slot": 99}, "id_slot"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_wrong_body_is_a_400_that_names_the_field(
+    client: httpx.AsyncClient, fields: dict[str, object], named: str, stream: bool
+) -> None:
+    status, kind, text = error(await client.post(URL, json={**BODY, **fields, "stream": stream}))
+    assert (status, kind) == (400, "invalid_request_error")
+    assert named in text
+
+
+async def test_a_prompt_that_is_too_long_says_by_how_much(client: httpx.AsyncClient) -> None:
+    long = {"role": "user", "content": "x" * 1000}
+    for stream in (False, True):
+        status, _, text = error(await client.post(URL, json={**BODY, "messages": [long], "stream": stream}))
+        assert (status, text) == (400, "prompt is too long: 1020 tokens > 256 maximum")
+
+
+@pytest.mark.parametrize("path", [URL, COUNT])
+async def test_every_error_has_anthropics_shape(serve: Serve, path: str) -> None:
+    models = {name: {"path": f"{name}.gguf", "load": "on_demand"} for name in ("one", "two")}
+    key = {"x-api-key": "secret"}
+    async with serve(
+        FakeLoader(failing={"two": "no such file"}), models=models, server={"api_keys": ["secret"]}
+    ) as api:
+        post = api.client.post
+        assert error(await post(path, json=BODY))[:2] == (401, "authentication_error")
+        assert error(await post(path, content=b"{", headers=key))[:2] == (400, "invalid_request_error")
+        assert error(await post(path, json={**BODY, "model": "three"}, headers=key))[:2] == (404, "not_found_error")
+        assert error(await post(path, json={**BODY, "model": "two"}, headers=key))[:2] == (503, "overloaded_error")
+        assert error(await api.client.get(path, headers=key))[:2] == (405, "invalid_request_error")
+        assert error(await post(f"{path}/x", headers=key))[:2] == (404, "not_found_error")
+        assert "error" in (await post("/v1/chat/completions")).json()
+        assert (await post(path, json={**BODY, "model": "one"}, headers=key)).status_code == 200
+
+
+async def test_it_lies_behind_the_prefix_as_every_endpoint(serve: Serve) -> None:
+    async with serve(server={"api_prefix": "/llm"}) as api:
+        assert (await api.client.post(f"/llm{URL}", json=BODY)).status_code == 200
+        assert error(await api.client.post(f"/llm{URL}", json={}))[0] == 400
+
+
+async def test_a_stream_that_fails_ends_with_an_error_event(serve: Serve) -> None:
+    def fail_later(entries: object) -> None:
+        if len(runner.batches) >= 3:
+            raise RuntimeError("the decode is broken")
+
+    runner = FakeRunner(on_decode=fail_later)
+    async with serve(FakeLoader(runner=lambda: runner)) as api:
+        reply = await api.client.post(URL, json={**BODY, "stream": True})
+    assert reply.status_code == 200
+    last = typed(reply.text.strip().rsplit("\n\n", 1)[-1])
+    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+
+
+async def test_a_silent_stream_sends_pings_that_the_official_client_skips(serve: Serve) -> None:
+    steps = threading.Semaphore(0)
+    async with (
+        serve(FakeLoader(runner=lambda: FakeRunner(steps=steps)), server={"sse_ping_interval": 3600}) as api,
+        posting(api.app, URL, {**BODY, "stream": True, "sse_ping_interval": 1}) as exchange,
+    ):
+        assert await exchange.start() == 200
+        assert await exchange.chunk() == b'event: ping\ndata: {"type":"ping"}\n\n'
+        steps.release(10_000)
+        parts = [part async for part in exchange.chunks()]
+    assert parts[-1].startswith(b"event: message_stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_disconnects_frees_its_slot(serve: Serve, stream: bool) -> None:
+    steps, stopped = threading.Semaphore(3), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def tell(_: object) -> None:
+        if len(runner.batches) == 2:
+            loop.call_soon_threadsafe(stopped.set)
+
+    runner = FakeRunner(steps=steps, on_decode=tell)
+    async with serve(FakeLoader(runner=lambda: runner)) as api:
+        async with posting(api.app, URL, {**BODY, "stream": stream}) as exchange:
+            await stopped.wait()
+            exchange.disconnect()
+            await asyncio.wait([exchange.task])
+        steps.release(10_000)
+    assert 0 < len(runner.samplers[0].accepted) < 40, "the prompt and few tokens more"

@@ -1,0 +1,80 @@
+"""HEAD and OPTIONS on every route, and gzip."""
+
+import asyncio
+import gzip
+import json
+
+import httpx
+import pytest
+
+from server.routes import ROUTERS
+from tests.api.conftest import TIMEOUT_S, GoLive, Serve
+
+PATHS = sorted({route.path.replace("{model_id:path}", "demo") for router in ROUTERS for route in router.routes})
+STREAMS = {"/models/sse"}
+GETS = sorted(
+    {
+        route.path.replace("{model_id:path}", "demo")
+        for router in ROUTERS
+        for route in router.routes
+        if "GET" in route.methods and route.path not in STREAMS and "{response_id}" not in route.path  # none is stored
+    }
+)
+GZIP = {"Accept-Encoding": "gzip"}
+
+
+@pytest.mark.parametrize("path", [*GETS, "/openapi.json"])
+async def test_a_head_is_its_get_without_the_body(live: GoLive, path: str):
+    async with live(server={"metrics": True}) as server:
+        get = await server.api.client.get(path)
+        head = await server.api.client.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
+        if path != "/metrics":
+            assert head.headers["content-length"] == get.headers["content-length"]
+        assert (await server.api.client.get("/livez")).status_code == 200  # the connection is still in step
+
+
+async def test_a_head_of_a_stream_ends_at_once(live: GoLive):
+    async with live() as server:
+        head = await asyncio.wait_for(server.api.client.head("/models/sse"), TIMEOUT_S)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"].startswith("text/event-stream")
+
+
+@pytest.mark.parametrize(("path", "status"), [("/nope", 404), ("/v1/completions", 405)])
+async def test_a_head_of_what_has_no_get_fails_as_a_get_does(client: httpx.AsyncClient, path: str, status: int):
+    head = await client.head(path)
+    assert (head.status_code, head.content) == (status, b"")
+
+
+async def test_a_head_needs_a_key_where_a_get_does(serve: Serve):
+    async with serve(server={"api_keys": ["secret"]}) as api:
+        assert (await api.client.head("/v1/models")).status_code == 401
+        assert (await api.client.head("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/nope"])
+async def test_options_are_answered_on_every_path(client: httpx.AsyncClient, path: str):
+    reply = await client.options(path, headers={"Origin": "http://x.y"})
+    assert (reply.status_code, reply.content) == (200, b"")
+    assert reply.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
+
+
+async def test_long_replies_are_compressed_for_those_who_ask(live: GoLive):
+    async with live() as server:
+        async with server.api.client.stream("GET", "/openapi.json", headers=GZIP) as reply:
+            raw = b"".join([part async for part in reply.aiter_raw()])
+        assert reply.headers["content-encoding"] == "gzip"
+        assert reply.headers["content-length"] == str(len(raw))
+        plain = await server.api.client.get("/openapi.json", headers={"Accept-Encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        assert json.loads(gzip.decompress(raw)) == plain.json()
+
+
+async def test_streams_are_never_compressed(live: GoLive):
+    async with live() as server:
+        body = {"prompt": "Hi", "max_tokens": 100, "stream": True, "ignore_eos": True}
+        async with server.api.client.stream("POST", "/v1/completions", json=body, headers=GZIP) as reply:
+            assert "content-encoding" not in reply.headers
+            assert (await reply.aread()).endswith(b"data: [DONE]\n\n")

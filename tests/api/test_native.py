@@ -1,0 +1,245 @@
+"""``POST /completion``, ``/completions``, ``/infill`` over the fake model."""
+
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from server.engine.adapters import Adapter
+from tests.api.conftest import Api, Serve, until
+from tests.api.streams import native_events, posting
+from tests.fakes import FakeLoader, FakeRunner
+
+URL = "/completion"
+GREEDY = {"prompt": "Hi", "temperature": 0, "n_predict": 4}
+
+
+def scripted(reply: str = "there", **of: Any) -> FakeLoader:
+    return FakeLoader(replies={"Hi": reply}, **of)
+
+
+@pytest.mark.parametrize("path", ["/completion", "/completions"])
+async def test_a_completion_is_one_object(serve: Serve, path: str) -> None:
+    async with serve(scripted("one\ntwo")) as api:
+        body = (
+            await api.client.post(path, json={"prompt": "Hi", "model": "gpt-4o-mini", "return_tokens": True})
+        ).json()
+    assert (body["content"], body["stop_type"], body["has_new_line"]) == ("one\ntwo", "eos", True)
+    assert (body["prompt"], body["model"], body["index"], body["stop"]) == ("<s>Hi", "demo", 0, True)
+    assert body["tokens"] == [*b"one\ntwo", 257]
+    assert (body["tokens_evaluated"], body["tokens_predicted"], body["tokens_cached"]) == (3, 8, 10)
+    assert (body["timings"]["prompt_n"], body["timings"]["predicted_n"]) == (3, 8)
+    assert "completion_probabilities" not in body
+
+
+async def test_tokens_stay_empty_unasked(client: httpx.AsyncClient) -> None:
+    body = (await client.post(URL, json=GREEDY)).json()
+    assert (body["tokens"], body["stop_type"], body["truncated"]) == ([], "limit", False)
+
+
+async def test_the_contexts_end_is_said(client: httpx.AsyncClient) -> None:
+    body = (await client.post(URL, json={**GREEDY, "n_predict": -1, "ignore_eos": True})).json()
+    assert (body["stop_type"], body["truncated"]) == ("limit", True)
+    assert body["tokens_evaluated"] + body["tokens_predicted"] == 256
+
+
+async def test_a_stop_string_is_named_and_its_tokens_are_counted(serve: Serve) -> None:
+    async with serve(scripted("one two three")) as api:
+        reply = await api.client.post(
+            URL, json={"prompt": "Hi", "stop": [" tw", "x"], "return_tokens": True, "n_probs": 1}
+        )
+    body = reply.json()
+    assert (body["content"], body["stop_type"], body["stopping_word"]) == ("one", "word", " tw")
+    assert body["tokens"] == list(b"one tw")
+    assert [p["token"] for p in body["completion_probabilities"]] == ["o", "n", "e"]
+    assert body["generation_settings"]["stop"] == [" tw", "x"]
+
+
+async def test_nothing_to_predict_puts_the_prompt_into_the_cache(api: Api) -> None:
+    body = (await api.client.post(URL, json={**GREEDY, "n_predict": 0})).json()
+    assert (body["content"], body["tokens_predicted"], body["tokens_cached"]) == ("", 0, 3)
+    again = (await api.client.post(URL, json=GREEDY)).json()
+    assert again["timings"]["cache_n"] == 2
+
+
+async def test_a_stream_has_no_done_and_ends_with_the_whole_object(serve: Serve) -> None:
+    async with serve(scripted("héllo")) as api:
+        reply = await api.client.post(URL, json={"prompt": "Hi", "stream": True})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    *parts, last = native_events(reply.text)
+    assert "".join(part["content"] for part in parts) == "héllo"
+    assert [token for part in parts for token in part["tokens"]] == [*"héllo".encode(), 257]
+    assert parts[-1]["tokens_predicted"] == last["tokens_predicted"] == 7
+    assert {part["stop"] for part in parts} == {False}
+    assert (last["stop"], last["content"], last["tokens"], last["stop_type"]) == (True, "", [], "eos")
+    assert last["generation_settings"]["stream"] is True
+
+
+async def test_several_prompts_are_an_array(client: httpx.AsyncClient) -> None:
+    prompts: list[Any] = ["a", [98], ["c", 100], {"prompt_string": "e"}]
+    replies = (await client.post(URL, json={**GREEDY, "prompt": prompts, "n_cmpl": 2})).json()
+    assert [(r["index"], r["prompt"]) for r in replies] == [
+        (2 * i + k, text) for i, text in enumerate(["<s>a", "b", "<s>cd", "<s>e"]) for k in (0, 1)
+    ]
+    alone = (await client.post(URL, json={**GREEDY, "prompt": [98]})).json()
+    assert replies[2]["content"] == alone["content"]
+
+
+async def test_several_prompts_are_told_apart_in_a_stream(client: httpx.AsyncClient) -> None:
+    body = {**GREEDY, "prompt": ["a", "b"], "stream": True, "n": 2}
+    parts = native_events((await client.post(URL, json=body)).text)
+    texts = {i: "".join(p["content"] for p in parts if p["index"] == i) for i in range(4)}
+    whole = (await client.post(URL, json={**body, "stream": False})).json()
+    assert texts == {r["index"]: r["content"] for r in whole}
+    assert sorted(p["index"] for p in parts if p["stop"]) == [0, 1, 2, 3]
+
+
+async def test_response_fields_are_taken_out_of_the_object(client: httpx.AsyncClient) -> None:
+    fields = ["content", "generation_settings/n_predict", "nope", "timings/nope"]
+    body = {**GREEDY, "response_fields": fields}
+    shown = (await client.post(URL, json=body)).json()
+    assert list(shown) == ["content", "generation_settings/n_predict"]
+    assert shown["generation_settings/n_predict"] == 4
+    last = native_events((await client.post(URL, json={**body, "stream": True})).text)[-1]
+    assert list(last) == ["content", "generation_settings/n_predict"]
+
+
+async def test_probabilities_have_ids_bytes_and_alternatives(client: httpx.AsyncClient) -> None:
+    body = {**GREEDY, "n_probs": 2}
+    whole = (await client.post(URL, json=body)).json()["completion_probabilities"]
+    parts = native_events((await client.post(URL, json={**body, "stream": True})).text)
+    assert whole == [p for part in parts[:-1] for p in part["completion_probabilities"]]
+    assert list(whole[0]) == ["id", "token", "bytes", "logprob", "top_logprobs"]
+    assert len(whole) == 4
+    assert [len(token["top_logprobs"]) for token in whole] == [2] * 4
+
+
+async def test_probabilities_after_sampling_are_no_logarithms(client: httpx.AsyncClient) -> None:
+    body = {**GREEDY, "n_probs": 2, "post_sampling_probs": True}
+    (token, *_) = (await client.post(URL, json=body)).json()["completion_probabilities"]
+    assert list(token) == ["id", "token", "bytes", "prob", "top_probs"]
+    assert token["prob"] == token["top_probs"][0]["prob"] == 1.0
+
+
+async def test_timings_and_progress_come_where_asked_for(client: httpx.AsyncClient) -> None:
+    body = {**GREEDY, "prompt": "x" * 200, "stream": True, "timings_per_token": True, "return_progress": True}
+    parts = native_events((await client.post(URL, json=body)).text)
+    progress = [part["prompt_progress"] for part in parts if "prompt_progress" in part]
+    assert [step["processed"] for step in progress] == sorted({step["processed"] for step in progress})
+    assert progress[-1]["processed"] == progress[-1]["total"] == 201
+    assert all("timings" in part for part in parts)
+    plain = native_events((await client.post(URL, json={**GREEDY, "stream": True})).text)
+    assert not any("timings" in part or "prompt_progress" in part for part in plain[:-1])
+
+
+async def test_a_line_that_is_indented_too_little_ends_it(serve: Serve) -> None:
+    async with serve(scripted("    a\n    b\nc")) as api:
+        body = (await api.client.post(URL, json={"prompt": "Hi", "n_indent": 4})).json()
+    assert (body["content"], body["stop_type"]) == ("    a\n    b\n", "limit")
+
+
+async def test_a_request_may_have_adapters_of_its_own(serve: Serve) -> None:
+    adapters = (Adapter(0, "zero.gguf", 0.0), Adapter(1, "one.gguf", 0.0))
+    async with serve(FakeLoader(runner=lambda: FakeRunner(adapters=adapters))) as api:
+        plain = (await api.client.post(URL, json=GREEDY)).json()
+        tuned = (await api.client.post(URL, json={**GREEDY, "lora": [{"id": 1, "scale": 0.5}]})).json()
+        off = (await api.client.post(URL, json={**GREEDY, "lora": [{"id": 1, "scale": 0}]})).json()
+        wrong = await api.client.post(URL, json={**GREEDY, "lora": [{"id": 2, "scale": 1}]})
+    assert tuned["content"] != plain["content"] == off["content"]
+    assert tuned["generation_settings"]["lora"] == [{"id": 1, "scale": 0.5}]
+    assert off["generation_settings"]["lora"] == [{"id": 1, "scale": 0.0}]
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "lora")
+
+
+async def test_a_grammar_shapes_the_text(client: httpx.AsyncClient) -> None:
+    body = (await client.post(URL, json={**GREEDY, "grammar": 'root ::= "yes" | "no"', "n_predict": 9})).json()
+    assert body["content"] in ("yes", "no")
+    schema = {"enum": ["on", "off"]}
+    body = (await client.post(URL, json={**GREEDY, "json_schema": schema, "n_predict": 9})).json()
+    assert body["content"] in ('"on"', '"off"')
+
+
+async def test_a_slot_may_be_chosen(client: httpx.AsyncClient) -> None:
+    for slot in (2, 0):
+        assert (await client.post(URL, json={**GREEDY, "id_slot": slot})).json()["id_slot"] == slot
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_fields_of_older_servers_are_taken_and_named(client: httpx.AsyncClient, stream: bool) -> None:
+    old = {"tfs_z": 0.9, "penalize_nl": False, "system_prompt": {"prompt": "S"}, "image_data": [{"data": "", "id": 1}]}
+    reply = await client.post(URL, json={**GREEDY, **old, "samplers": "kfypmt", "stream": stream})
+    assert reply.status_code == 200
+    said = reply.headers["x-llamapool-warning"].split("; ")
+    assert [line.split()[0] for line in said] == ["tfs_z", "tfs_z", "penalize_nl", "system_prompt", "image_data"]
+    whole = native_events(reply.text)[-1] if stream else reply.json()
+    assert whole["prompt"] == "<s>SHi"
+    assert whole["generation_settings"]["samplers"] == ["top_k", "typ_p", "top_p", "min_p", "temperature"]
+
+
+async def test_without_them_there_is_no_warning(client: httpx.AsyncClient) -> None:
+    reply = await client.post(URL, json={**GREEDY, "tfs_z": 1.0, "never_heard_of": 1})
+    assert "x-llamapool-warning" not in reply.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_fails_at_once_has_its_status_also_in_a_stream(client: httpx.AsyncClient, stream: bool) -> None:
+    for body, status, kind in (
+        ({"prompt": "x" * 300}, 400, "exceed_context_size_error"),
+        ({"prompt": "x", "top_k": "many"}, 400, "invalid_request_error"),
+        ({}, 400, "invalid_request_error"),
+        ({"prompt": ["short", "x" * 300]}, 400, "exceed_context_size_error"),
+    ):
+        reply = await client.post(URL, json={**body, "stream": stream})
+        assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
+
+
+async def test_pings_come_as_often_as_the_request_asks(serve: Serve) -> None:
+    steps = threading.Semaphore(0)
+    async with serve(FakeLoader(runner=lambda: FakeRunner(steps=steps)), server={"sse_ping_interval": 3600}) as api:
+        body = {**GREEDY, "n_predict": 1, "stream": True, "sse_ping_interval": 1}
+        async with posting(api.app, URL, body) as exchange:
+            assert await exchange.start() == 200
+            assert await exchange.chunk() == b":\n\n"
+            steps.release(1000)
+            assert b'"stop":true' in b"".join([part async for part in exchange.chunks()])
+
+
+async def test_a_client_that_leaves_frees_its_slots(serve: Serve) -> None:
+    async with serve() as api:
+        body = {"prompt": ["a", "b"], "n_predict": -1, "ignore_eos": True, "stream": True}
+        async with posting(api.app, URL, body) as exchange:
+            assert await exchange.start() == 200
+            await exchange.chunk()
+        loaded = api.pool.state(None).loaded
+        assert loaded is not None
+        await until(lambda: not loaded.engine.busy)
+
+
+async def test_infill_writes_what_is_between(serve: Serve) -> None:
+    async with serve(FakeLoader(replies={"\x02after\x03": "middle"})) as api:
+        body = {"input_prefix": "before", "input_suffix": "after", "prompt": "x"}
+        whole = (await api.client.post("/infill", json=body)).json()
+        parts = native_events((await api.client.post("/infill", json={**body, "stream": True})).text)
+    assert (whole["content"], whole["prompt"]) == ("middle", "<s>\x01beforex\x02after\x03")
+    assert "".join(part["content"] for part in parts) == "middle"
+
+
+async def test_infill_asks_suffix_first_where_configured(serve: Serve) -> None:
+    models = {"demo": {"path": "demo.gguf", "load": "startup", "spm_infill": True}}
+    async with serve(models=models) as api:
+        body = {"input_prefix": "before", "input_suffix": "after", "n_predict": 1}
+        whole = (await api.client.post("/infill", json=body)).json()
+    assert whole["prompt"] == "<s>\x02after\x01before\x03"
+
+
+async def test_infill_needs_a_model_that_learned_it(serve: Serve) -> None:
+    async with serve(FakeLoader(fim="none")) as api:
+        reply = await api.client.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
+    assert reply.status_code == 501
+    assert reply.json()["error"] == {
+        "code": 501,
+        "message": "Infill is not supported by this model: prefix token is missing. suffix token is missing. "
+        "middle token is missing. ",
+        "type": "not_supported_error",
+    }

@@ -1,0 +1,274 @@
+"""``/v1/responses`` over a fake model: what needs the whole application."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openai.types.responses import Response
+
+from server.dialects.responses_body import ResponsesBody
+from server.engine.protocols import BatchEntry
+from server.errors import InternalError
+from tests.api.conftest import Serve
+from tests.api.streams import posting
+from tests.api.test_fuzz_generation import JSON, bodies, check
+from tests.fakes import FakeLoader, FakeRunner
+
+URL = "/v1/responses"
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+CHATML = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
+KEYS = {"api_keys": ["sk-one", "sk-two"]}
+
+
+def says(**replies: str) -> FakeLoader:
+    """A model that answers what the user says last; ``tool`` is what a tool has said."""
+    ends = {
+        ("<tool_response>\n42\n</tool_response>" if said == "tool" else said)
+        + "<|im_end|>\n<|im_start|>assistant\n": reply
+        for said, reply in replies.items()
+    }
+    return FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, replies=ends))
+
+
+def events(raw: str) -> list[dict[str, Any]]:
+    return [orjson.loads(part.split("\ndata: ")[1]) for part in raw.split("\n\n") if part.startswith("event: ")]
+
+
+def key(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}"}
+
+
+async def ask(client: httpx.AsyncClient, said: Any = "Hi", **fields: Any) -> dict[str, Any]:
+    reply = await client.post(URL, json={"input": said, "max_output_tokens": 100, **fields})
+    assert reply.status_code == 200, reply.text
+    if fields.get("stream"):
+        body: dict[str, Any] = events(reply.text)[-1]["response"]
+        return body
+    whole: dict[str, Any] = reply.json()
+    return whole
+
+
+@pytest.mark.parametrize("path", [URL, "/responses"])
+async def test_a_response_is_answered(serve: Serve, path: str) -> None:
+    async with serve(says(Hi="Hello there!")) as api:
+        reply = await api.client.post(path, json={"input": "Hi"})
+    response = Response.model_validate(reply.json())
+    assert (response.status, response.output_text) == ("completed", "Hello there!")
+    assert response.id.startswith("resp_")
+
+
+async def test_a_stream_has_named_events_and_no_done_mark(serve: Serve) -> None:
+    async with serve(says(Hi="Hello there!")) as api:
+        reply = await api.client.post(URL, json={"input": "Hi", "stream": True})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert "[DONE]" not in reply.text
+    found = events(reply.text)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    assert (found[0]["type"], found[-1]["type"]) == ("response.created", "response.completed")
+    assert "".join(event["delta"] for event in found if "delta" in event) == "Hello there!"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_its_output_and_the_answer(serve: Serve, stream: bool) -> None:
+    async with serve(says(Hi=CALL, tool="It is 42."), models=CHATML) as api:
+        first = await ask(api.client, tools=[TOOL], stream=stream)
+        [call] = first["output"]
+        assert (call["type"], call["name"], call["arguments"]) == ("function_call", "f", '{"a": 1}')
+        output = [{"type": "function_call_output", "call_id": call["call_id"], "output": "42"}]
+        by_id = await ask(api.client, output, tools=[TOOL], stream=stream, previous_response_id=first["id"])
+        sent = [{"role": "user", "content": "Hi"}, *first["output"], *output]
+        by_items = await ask(api.client, sent, tools=[TOOL], stream=stream, store=False)
+    for answer in (by_id, by_items):
+        assert answer["output"][0]["content"][0]["text"] == "It is 42."
+    assert by_id["usage"]["input_tokens"] == by_items["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}])
+async def test_a_call_can_be_asked_for(serve: Serve, choice: object) -> None:
+    async with serve(says(Hi="no call"), models=CHATML) as api:
+        reply = await ask(api.client, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False, seed=1)
+    assert reply["output"][0]["type"] == "function_call"
+    assert reply["tool_choice"] == choice
+
+
+async def test_a_schema_holds(serve: Serve) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+    format_ = {"type": "json_schema", "name": "s", "strict": True, "schema": schema}
+    async with serve(says(Hi='{"a":"y"}')) as api:
+        reply = await ask(api.client, text={"format": format_})
+    assert orjson.loads(reply["output"][0]["content"][0]["text"]) == {"a": "x"}
+    assert reply["text"] == {"format": format_}
+
+
+async def test_a_schema_that_can_not_be_enforced_is_a_400(client: httpx.AsyncClient) -> None:
+    format_ = {"type": "json_schema", "name": "s", "schema": {"type": "nonsense"}}
+    reply = await client.post(URL, json={"input": "Hi", "text": {"format": format_}, "stream": True})
+    assert reply.status_code == 400
+
+
+async def test_thoughts_are_an_item_and_counted(serve: Serve) -> None:
+    async with serve(says(Hi="<think>\nhmm\n</think>\n\nYes.")) as api:
+        reply = await ask(api.client)
+    assert [item["type"] for item in reply["output"]] == ["reasoning", "message"]
+    assert reply["output"][0]["content"] == [{"type": "reasoning_text", "text": "hmm"}]
+    assert 0 < reply["usage"]["output_tokens_details"]["reasoning_tokens"] < reply["usage"]["output_tokens"]
+
+
+async def test_the_limit_makes_it_incomplete(serve: Serve) -> None:
+    async with serve(says(Hi="Hello there!")) as api:
+        reply = await ask(api.client, max_output_tokens=5)
+        found = events((await api.client.post(URL, json={"input": "Hi", "stream": True, "max_output_tokens": 5})).text)
+    assert (reply["status"], reply["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert reply["usage"]["output_tokens"] == 5
+    assert found[-1]["type"] == "response.incomplete"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stored_response_is_given_back_and_forgotten(serve: Serve, stream: bool) -> None:
+    async with serve(says(Hi="Hello there!")) as api:
+        response = await ask(api.client, stream=stream, metadata={"k": "v"})
+        found = await api.client.get(f"{URL}/{response['id']}")
+        head = await api.client.head(f"{URL}/{response['id']}")
+        gone = await api.client.delete(f"{URL}/{response['id']}")
+        after = [await api.client.request(method, f"{URL}/{response['id']}") for method in ("GET", "DELETE")]
+    assert found.json() == response
+    assert (head.status_code, head.content) == (200, b"")
+    assert response["metadata"] == {"k": "v"}
+    assert gone.json() == {"id": response["id"], "object": "response", "deleted": True}
+    assert [reply.status_code for reply in after] == [404, 404]
+    assert response["id"] in after[0].json()["error"]["message"]
+
+
+async def test_what_is_not_to_be_stored_is_not(serve: Serve) -> None:
+    async with serve(says(Hi="Hello there!")) as api:
+        response = await ask(api.client, store=False)
+        found = await api.client.get(f"{URL}/{response['id']}")
+        follow = await api.client.post(URL, json={"input": "x", "previous_response_id": response["id"]})
+    assert response["store"] is False
+    assert found.status_code == 404
+    assert follow.status_code == 400
+    assert follow.json()["error"]["param"] == "previous_response_id"
+
+
+async def test_no_key_reaches_what_belongs_to_another(serve: Serve) -> None:
+    async with serve(says(Hi="Hello there!"), server=KEYS, headers=key("sk-one")) as api:
+        mine = await ask(api.client)
+        name = f"{URL}/{mine['id']}"
+        reference = [{"type": "item_reference", "id": mine["output"][0]["id"]}]
+        tried = [
+            await api.client.get(name, headers=key("sk-two")),
+            await api.client.delete(name, headers=key("sk-two")),
+            await api.client.post(URL, json={"input": "x", "previous_response_id": mine["id"]}, headers=key("sk-two")),
+            await api.client.post(URL, json={"input": reference}, headers=key("sk-two")),
+        ]
+        same = await api.client.get(name, headers={"Authorization": "", "X-Api-Key": "sk-one"})
+    assert [reply.status_code for reply in tried] == [404, 404, 400, 400]
+    assert same.json() == mine
+
+
+async def test_instructions_hold_for_one_response(serve: Serve) -> None:
+    async with serve(says(Hi="Hello!")) as api:
+        plain = await ask(api.client)
+        told = await ask(api.client, instructions="be brief")
+        counts = [
+            (await ask(api.client, "Hi", previous_response_id=response["id"]))["usage"]["input_tokens"]
+            for response in (plain, told)
+        ]
+    assert plain["usage"]["input_tokens"] < told["usage"]["input_tokens"]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("path", [URL + "/input_tokens", "/responses/input_tokens"])
+async def test_input_tokens_are_those_of_the_prompt(serve: Serve, path: str) -> None:
+    async with serve(says(Hi="Hello!")) as api:
+        first = await ask(api.client)
+        body = {"input": "Hi", "instructions": "be brief", "previous_response_id": first["id"]}
+        counted = (await api.client.post(path, json=body)).json()
+        wrong = await api.client.post(path, json={"input": 5})
+        asked = await ask(api.client, **{name: value for name, value in body.items() if name != "input"})
+    assert counted == {"object": "response.input_tokens", "input_tokens": asked["usage"]["input_tokens"]}
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "input")
+
+
+async def test_what_has_no_effect_is_named_in_a_header(client: httpx.AsyncClient) -> None:
+    body = {"input": "Hi", "max_output_tokens": 1, "reasoning": {"summary": "auto"}}
+    reply = await client.post(URL, json=body)
+    assert "reasoning.summary" in reply.headers["X-Llamapool-Warning"]
+    assert "X-Llamapool-Warning" not in (await client.post(URL, json={**body, "reasoning": None})).headers
+
+
+async def test_a_stored_response_is_not_streamed_again(client: httpx.AsyncClient) -> None:
+    response = await ask(client, max_output_tokens=1)
+    reply = await client.get(f"{URL}/{response['id']}", params={"stream": "true"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stream")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"input": None}, "input"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"text": {"format": {"type": "sound"}}}, "text.format.type"),
+        ({"previous_response_id": "resp_none"}, "previous_response_id"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_wrong_body_is_a_400_that_names_the_field(
+    client: httpx.AsyncClient, fields: Mapping[str, object], named: str, stream: bool
+) -> None:
+    reply = await client.post(URL, json={"input": "Hi", "stream": stream, **fields})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == named
+
+
+async def test_a_client_that_leaves_stores_nothing(serve: Serve) -> None:
+    steps = threading.Semaphore(3)
+    async with serve(FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, steps=steps))) as api:
+        async with posting(api.app, URL, {"input": "Hi", "stream": True, "ignore_eos": True}) as exchange:
+            assert await exchange.start() == 200
+            created = events((await exchange.chunk()).decode())[0]["response"]
+            assert created["store"] is True
+        steps.release(5000)
+        reply = await api.client.get(f"{URL}/{created['id']}")
+    assert reply.status_code == 404
+
+
+async def test_a_fault_in_the_middle_is_the_streams_last_event(serve: Serve) -> None:
+    def fail(entries: Sequence[BatchEntry]) -> None:
+        if entries[0].pos > 60:
+            raise InternalError("the library failed")
+
+    async with serve(FakeLoader(runner=lambda: FakeRunner(on_decode=fail))) as api:
+        found = events((await api.client.post(URL, json={"input": "Hi", "stream": True, "ignore_eos": True})).text)
+    assert [event["type"] for event in found[-3:]] == ["response.output_text.delta", "error", "response.failed"]
+    assert "library failed" in found[-2]["message"]
+    assert found[-1]["response"]["status"] == "failed"
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+
+
+ITEM = st.fixed_dictionaries(
+    {"type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "item_reference"])},
+    optional={"role": st.sampled_from(["user", "assistant", "system"])}
+    | dict.fromkeys(("content", "summary", "output", "call_id", "name", "arguments", "id"), JSON),
+)
+BODY = bodies(ResponsesBody, {"input": st.just("Hi") | st.lists(ITEM, max_size=3) | JSON})
+
+
+async def test_no_body_is_a_server_error_and_none_leaves_a_slot_busy(serve: Serve) -> None:
+    found: list[dict[str, Any]] = []
+
+    @settings(max_examples=200, database=None, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(BODY)
+    def collect(body: dict[str, Any]) -> None:
+        found.append(body)
+
+    collect()
+    async with serve() as api:
+        for number, body in enumerate(found):
+            check(await api.client.post(URL if number % 2 else URL + "/input_tokens", json=body))

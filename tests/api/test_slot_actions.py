@@ -1,0 +1,253 @@
+"""POST /slots/{id}?action=...: llama-server's replies, and files that only come back where they belong."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.conftest import Api, GoLive, Serve, chat_request, until
+from tests.fakes import FakeLoader, FakeRunner
+
+PROMPT = "What is the capital of France? " * 4
+N_PROMPT = len(PROMPT) + 1  # BOS
+MODEL: Mapping[str, Any] = {"path": "demo.gguf", "load": "startup"}
+LORA = {"path": "pirate.gguf", "scale": 1.0}
+
+
+@pytest.fixture
+def serve_slots(serve: Serve, tmp_path: Path):
+    """``serve_slots(**model)``: one model, slots are saved to `tmp_path`."""
+
+    def start(*, n_ctx: int = 256, **model: Any) -> AbstractAsyncContextManager[Api]:
+        loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=n_ctx))
+        return serve(loader, server={"slot_save_path": str(tmp_path)}, models={"demo": {**MODEL, **model}})
+
+    return start
+
+
+async def complete(api: Api, slot: int, prompt: str = PROMPT, **more: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "n_predict": 4, "id_slot": slot, "temperature": 0, **more}
+    reply = await api.client.post("/completion", json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+async def act(api: Api, slot: object, action: str, **body: Any) -> httpx.Response:
+    return await api.client.post(f"/slots/{slot}?action={action}", json=body or None)
+
+
+def message(reply: httpx.Response, status: int = 400) -> str:
+    assert reply.status_code == status, reply.text
+    return reply.json()["error"]["message"]
+
+
+async def saved(api: Api, name: str = "a.bin", **more: Any) -> None:
+    await complete(api, 1, **more)
+    assert (await act(api, 1, "save", filename=name)).status_code == 200
+
+
+async def test_without_a_folder_the_reply_names_the_flag(client):
+    for action in ("save", "restore", "erase"):
+        reply = await client.post(f"/slots/0?action={action}", json={"filename": "a"})
+        assert message(reply, 501) == "This server does not support slots action. Start it with `--slot-save-path`"
+        assert reply.json()["error"]["type"] == "not_supported_error"
+
+
+async def test_saving_and_restoring_reply_as_llama_server(serve_slots, tmp_path):
+    async with serve_slots() as api:
+        content = await complete(api, 1)
+        reply = (await act(api, 1, "save", filename="a.bin")).json()
+        n_bytes = len((tmp_path / "a.bin").read_bytes())
+        n_tokens = N_PROMPT + 3  # the last token of the reply was never decoded
+        ms = reply["timings"].pop("save_ms")
+        assert reply == {
+            **{"id_slot": 1, "filename": "a.bin", "n_saved": n_tokens, "n_written": n_bytes, "timings": {}}
+        }
+        assert (await act(api, 1, "erase")).json() == {"id_slot": 1, "n_erased": n_tokens}
+        assert (await complete(api, 1, n_predict=0))["timings"]["cache_n"] == 0
+        reply = (await act(api, 0, "restore", filename="a.bin")).json()
+        assert reply["timings"].pop("restore_ms") > 0 < ms
+        assert reply == {
+            **{"id_slot": 0, "filename": "a.bin", "n_restored": n_tokens, "n_read": n_bytes, "timings": {}}
+        }
+        again = await complete(api, 0)
+        assert again["timings"]["cache_n"] >= N_PROMPT - 1
+        assert again["content"] == content["content"]
+
+
+async def test_a_file_comes_back_in_another_process_of_the_same_configuration(serve_slots):
+    async with serve_slots() as api:
+        await saved(api)
+    async with serve_slots() as api:
+        assert (await act(api, 2, "restore", filename="a.bin")).status_code == 200
+        assert (await complete(api, 2))["timings"]["cache_n"] >= N_PROMPT - 1
+
+
+async def test_an_empty_slot_can_be_saved_and_restored(serve_slots):
+    async with serve_slots() as api:
+        assert (await act(api, 3, "save", filename="e")).json()["n_saved"] == 0
+        await complete(api, 1)
+        assert (await act(api, 1, "restore", filename="e")).json()["n_restored"] == 0
+        assert (await act(api, 1, "erase")).json()["n_erased"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"path": "other.gguf"}, "the model differs (in the file: fake:demo.gguf, here: fake:other.gguf)"),
+        ({"n_ctx": 512}, "the slot's context size differs (in the file: 256, here: 512)"),
+        ({"cache_type_k": "q8_0"}, "the KV cache's types (keys/values) differs (in the file: f16/f16, here: q8_0/f16)"),
+        ({"kv_unified": False}, "the KV cache's layout differs (in the file: 1 streams"),
+        ({"flash_attn": "off"}, "the KV cache's layout differs"),
+        ({"rope_freq_base": 5000}, "the RoPE settings differs"),
+        ({"lora": [LORA]}, "the LoRA set differs (in the file: none, here: fake:pir at 1)"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+async def test_a_file_of_another_configuration_is_refused_naming_what_differs(serve_slots, changes, expected):
+    async with serve_slots() as api:
+        await saved(api)
+    async with serve_slots(**changes) as api:
+        refusal = message(await act(api, 0, "restore", filename="a.bin"))
+        assert refusal.startswith("Unable to restore slot: it was saved elsewhere: ")
+        assert expected in refusal
+        assert refusal.count("differs") == 1
+        assert (await act(api, 0, "erase")).json()["n_erased"] == 0
+
+
+async def test_all_that_differs_is_named(serve_slots):
+    async with serve_slots() as api:
+        await saved(api)
+    async with serve_slots(path="other.gguf", n_ctx=512, lora=["x.gguf"]) as api:
+        refusal = message(await act(api, 0, "restore", filename="a.bin"))
+        assert [word in refusal for word in ("model", "context size", "LoRA set", "RoPE")] == [True, True, True, False]
+
+
+async def test_a_file_saved_under_an_adapter_needs_that_adapter_at_that_scale(serve_slots):
+    async with serve_slots(lora=[LORA]) as api:
+        await saved(api)
+        assert (await act(api, 0, "restore", filename="a.bin")).status_code == 200
+        assert (await api.client.post("/lora-adapters", json=[{"id": 0, "scale": 0.5}])).json() == {"success": True}
+        assert "the LoRA set differs" in message(await act(api, 0, "restore", filename="a.bin"))
+    async with serve_slots() as api:
+        assert "(in the file: fake:pir at 1, here: none)" in message(await act(api, 0, "restore", filename="a.bin"))
+    async with serve_slots(lora=[{"path": "other.gguf", "scale": 0}, LORA]) as api:  # the same one as another id
+        assert (await act(api, 0, "restore", filename="a.bin")).status_code == 200
+        assert (await complete(api, 0))["timings"]["cache_n"] >= N_PROMPT - 1
+
+
+async def test_cells_of_a_request_with_its_own_adapters_come_back_for_such_requests_only(serve_slots):
+    mine = [{"id": 0, "scale": 0.25}]
+    async with serve_slots(lora=[LORA]) as api:
+        await saved(api, lora=mine)
+    async with serve_slots(lora=[LORA]) as api:
+        assert (await act(api, 1, "restore", filename="a.bin")).status_code == 200
+        assert (await complete(api, 1, lora=mine))["timings"]["cache_n"] >= N_PROMPT - 1
+        assert (await act(api, 1, "restore", filename="a.bin")).status_code == 200
+        assert (await complete(api, 1))["timings"]["cache_n"] == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "foreign", "empty"])
+async def test_damaged_files_are_refused_and_the_slot_stays_as_it_is(serve_slots, tmp_path, damage):
+    async with serve_slots() as api:
+        await saved(api)
+        content = (tmp_path / "a.bin").read_bytes()
+        half = len(content) // 2
+        damaged = {
+            "cut": content[:half],
+            "changed": content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :],
+            "foreign": b"GGUF" + content,
+            "empty": b"",
+        }
+        (tmp_path / "bad.bin").write_bytes(damaged[damage])
+        expected = {"cut": "truncated", "changed": "damaged", "foreign": "no saved slot", "empty": "no saved slot"}
+        assert expected[damage] in message(await act(api, 1, "restore", filename="bad.bin"))
+        assert (await complete(api, 1))["timings"]["cache_n"] >= N_PROMPT - 1
+
+
+@pytest.mark.parametrize("name", ["", "..", "../a", "a/b", "/etc/passwd", "x" * 256, "a\0b", 5, None, ["a"]])
+@pytest.mark.parametrize("action", ["save", "restore"])
+async def test_names_that_lead_elsewhere_are_refused(serve_slots, tmp_path, action, name):
+    async with serve_slots() as api:
+        reply = await api.client.post(f"/slots/0?action={action}", json={"filename": name})
+        assert "filename" in message(reply)
+        assert (reply.json()["error"]["param"], os.listdir(tmp_path)) == ("filename", [])
+
+
+async def test_a_lone_surrogate_as_name_is_refused(serve_slots):
+    async with serve_slots() as api:
+        reply = await api.client.post("/slots/0?action=save", content=b'{"filename": "\\ud800"}')
+        assert reply.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/slots/x?action=save", b'{"filename": "a"}', "Invalid slot ID"),
+        ("/slots/-1?action=erase", b"", "Invalid slot ID"),
+        ("/slots/4?action=save", b'{"filename": "a"}', "Invalid slot ID"),
+        ("/slots/99999999999999999999?action=erase", b"", "Invalid slot ID"),
+        ("/slots/0", b"", "Invalid action"),
+        ("/slots/0?action=rename", b"{}", "Invalid action"),
+        ("/slots/0?action=save", b"", "the request body is empty; expected a JSON object"),
+        ("/slots/0?action=save", b"[]", "the request body must be a JSON object, not an array"),
+        ("/slots/0?action=save", b"{}", "filename: must be a string"),
+        ("/slots/0?action=restore", b'{"filename": "none"}', "Unable to restore slot: there is no such file"),
+        ("/slots/0?action=save", b'{"filename": "a", "model": 1}', "model: must be a string"),
+    ],
+)
+async def test_mistakes(serve_slots, path, body, expected):
+    async with serve_slots() as api:
+        assert message(await api.client.post(path, content=body)) == expected
+
+
+async def test_a_save_waits_until_its_slot_is_idle(live: GoLive, tmp_path):
+    steps = threading.Semaphore(1)
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
+    async with live(loader, server={"slot_save_path": str(tmp_path)}) as server:
+        reader, writer = await server.connect(chat_request(max_tokens=5))
+        await reader.readuntil(b"data: ")
+        saving = asyncio.create_task(act(server.api, 0, "save", filename="a"))
+        erasing = asyncio.create_task(act(server.api, 0, "erase"))
+        await until(lambda: server.api.pool.states()[0].n_leases == 3)
+        assert not saving.done()
+        steps.release(20)
+        await reader.readuntil(b"[DONE]")
+        assert (await saving).json()["n_saved"] == (await erasing).json()["n_erased"] > 5
+        writer.close()
+
+
+async def test_restores_into_one_slot_at_once_leave_one_whole(serve_slots):
+    async with serve_slots() as api:
+        prompts = [letter * 60 for letter in "abcd"]
+        for prompt in prompts:
+            await saved(api, name=prompt[0], prompt=prompt)
+        replies = await asyncio.gather(*(act(api, 2, "restore", filename=prompt[0]) for prompt in prompts * 3))
+        assert {reply.status_code for reply in replies} == {200}
+        cells = bytes(api.loader.loaded[0].runners[0].cells[2][1:61]).decode()
+        assert cells in prompts
+        await act(api, 1, "erase")
+        assert (await complete(api, 2, cells, n_predict=0))["timings"]["cache_n"] == 60
+
+
+async def test_the_model_may_be_named_in_the_query_or_in_the_body(serve: Serve, tmp_path):
+    models = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf"}}
+    async with serve(server={"slot_save_path": str(tmp_path)}, models=models) as api:
+        assert (await api.client.post("/slots/0?action=erase&model=b")).status_code == 200
+        assert (await act(api, 0, "save", filename="s", model="a")).status_code == 200
+        refusal = message(await act(api, 0, "restore", filename="s", model="b"))
+        assert "the model differs" in refusal
+        assert (await act(api, 0, "restore", filename="s", model="a")).status_code == 200
+
+
+async def test_a_folder_that_vanished_is_the_servers_fault(serve_slots, tmp_path):
+    async with serve_slots() as api:
+        tmp_path.rmdir()
+        assert message(await act(api, 0, "save", filename="a"), 500).startswith("Unable to save slot: ")
+        tmp_path.mkdir()

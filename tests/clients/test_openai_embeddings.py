@@ -1,0 +1,112 @@
+"""Embeddings through the official client, beside a model that generates in the same process."""
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.clients.conftest import QUIET, TEMPLATE
+from tests.ggufs import BERT, BERT_RERANKER, EMBED_NONE, TinyModel, gguf_file
+from tests.real_server import RealServer, llamapool_config
+
+CONFIG = """
+server: {{metrics: true}}
+defaults: {{n_ctx: 2048, n_threads: 1}}
+models:
+  chat: {{path: {chat}, load: startup, n_parallel: 4}}
+  embed: {{path: {bert}, load: startup, embedding: true}}
+  tokens: {{path: {none}, embedding: true}}
+  ranker: {{path: {ranker}, reranking: true}}
+"""
+TEXTS = ["the quick brown fox", "jumps over the lazy dog", "a"]
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """Models for chat, embeddings and reranking."""
+    folder = tmp_path_factory.mktemp("embeddings")
+    models = {"chat": TinyModel(chat_template=TEMPLATE), "bert": BERT, "none": EMBED_NONE, "ranker": BERT_RERANKER}
+    config = folder / "pool.yaml"
+    config.write_text(CONFIG.format(**{name: gguf_file(folder, model) for name, model in models.items()}))
+    with llamapool_config(config, environment=QUIET) as running:
+        yield running
+
+
+@pytest.fixture
+def embeddings(pool: RealServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{pool.base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_list_of_texts(embeddings: OpenAI) -> None:
+    """The client asks for base64 unless told otherwise, and decodes it."""
+    reply = embeddings.embeddings.create(model="embed", input=TEXTS)
+    assert [entry.index for entry in reply.data] == [0, 1, 2]
+    assert all(np.linalg.norm(entry.embedding) == pytest.approx(1.0, abs=1e-4) for entry in reply.data)
+    assert reply.model == "embed"
+    assert reply.usage.prompt_tokens == reply.usage.total_tokens > 0
+
+
+def test_floats_are_the_same_numbers_as_base64(embeddings: OpenAI) -> None:
+    as_floats = embeddings.embeddings.create(model="embed", input="x", encoding_format="float").data[0].embedding
+    as_base64 = embeddings.embeddings.create(model="embed", input="x").data[0].embedding
+    assert np.allclose(as_floats, as_base64, atol=1e-6)
+    raw = embeddings.embeddings.create(model="embed", input="x", encoding_format="base64").data[0].embedding
+    assert isinstance(raw, str)
+
+
+def test_tokens_dimensions_and_user(embeddings: OpenAI) -> None:
+    reply = embeddings.embeddings.create(model="embed", input=[[5, 6], [7]], dimensions=8, user="somebody")
+    assert [len(entry.embedding) for entry in reply.data] == [8, 8]
+    assert reply.usage.prompt_tokens == 3
+    with pytest.raises(openai.BadRequestError, match="dimensions"):
+        embeddings.embeddings.create(model="embed", input="x", dimensions=65)
+
+
+def test_what_a_model_cannot_do(embeddings: OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError, match="does not support embeddings") as caught:
+        embeddings.embeddings.create(model="chat", input="x")
+    assert caught.value.status_code == 501
+    with pytest.raises(openai.APIStatusError, match="does not support completions"):
+        embeddings.chat.completions.create(model="embed", messages=[{"role": "user", "content": "hi"}])
+    with pytest.raises(openai.BadRequestError, match="not OAI compatible"):
+        embeddings.embeddings.create(model="tokens", input="x")
+    with pytest.raises(openai.NotFoundError, match="known models: chat, embed, ranker, tokens"):
+        embeddings.embeddings.create(model="text-embedding-3-small", input="x")
+
+
+def test_a_model_without_a_name_is_the_first_that_can(pool: RealServer) -> None:
+    assert (
+        pool.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})["model"]
+        == "chat"
+    )
+    assert pool.post("/v1/embeddings", {"input": "x"})["model"] == "embed"
+    assert pool.post("/v1/rerank", {"query": "x", "documents": ["a"]})["model"] == "ranker"
+
+
+async def test_chats_and_200_texts_at_once(pool: RealServer) -> None:
+    async with AsyncOpenAI(base_url=f"{pool.base_url}/v1", api_key="none", max_retries=0) as client:
+
+        async def chat(i: int) -> str:
+            reply = await client.chat.completions.create(
+                model="chat", messages=[{"role": "user", "content": f"hi {i}"}], max_tokens=20, temperature=0
+            )
+            return reply.choices[0].message.content or ""
+
+        async def embed(i: int) -> list[float]:
+            reply = await client.embeddings.create(model="embed", input=f"the text number {i}")
+            return reply.data[0].embedding
+
+        alone = await embed(7), await chat(3)
+        vectors, chats = await asyncio.gather(
+            asyncio.gather(*(embed(i) for i in range(200))), asyncio.gather(*(chat(i) for i in range(4)))
+        )
+    assert np.allclose(vectors[7], alone[0], atol=1e-3)
+    assert chats[3] == alone[1]
+    assert not np.allclose(vectors[7], vectors[8], atol=1e-3)
+    lines = pool.request("GET", "/metrics?model=embed").body.decode().splitlines()
+    numbers = {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
+    assert numbers["llamacpp:n_decode_total"] < 201

@@ -1,0 +1,204 @@
+"""What is compared: requests with what of their replies must be equal, and where Llamapool differs on purpose."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.model.oracle.comparison import ONLY_ASCII
+
+GREEDY: dict[str, Any] = {"temperature": 0, "n_predict": 12, "seed": 7, "logit_bias": ONLY_ASCII, "cache_prompt": False}
+TEXT = "the quick brown fox jumps over the lazy dog. the quick brown"
+CHAT = [{"role": "user", "content": "hello there"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+LORA = [{"id": 0, "scale": 0.5}]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the page. ``same``: keys of the reply whose values must be equal, beside its status and shape.
+
+    ``server``: which pair of servers. ``differs``: why Llamapool's reply is another one on purpose; the comparison
+    must find a difference then.
+    """
+
+    name: str
+    method: str = "POST"
+    path: str = "/completion"
+    body: Any = None
+    same: Sequence[str] = ()
+    server: str = "generating"
+    differs: str = ""
+    first: Sequence[tuple[str, str, Any]] = field(default=())  # requests that come before it
+
+
+def option(name: str, value: Any, *same: str, differs: str = "", **others: Any) -> Row:
+    """An option of /completion: the same tokens, the same end, the same setting in the reply."""
+    body = {"prompt": TEXT, "return_tokens": True, **GREEDY, **others, name: value}
+    keys = same or ("content", "tokens", "stop_type", "stopping_word", "tokens_predicted", "tokens_evaluated")
+    return Row(name, body=body, same=keys, differs=differs)
+
+
+OPTIONS = (
+    option("prompt", TEXT),
+    option("prompt", [5, 6, 7, 8]),
+    option("prompt", [5, "the fox", 7]),
+    option("prompt", {"prompt_string": TEXT}),
+    Row("prompt (several)", body={**GREEDY, "prompt": ["a fox", [5, 6]]}),
+    option("temperature", 0.7),
+    option("dynatemp_range", 0.3, temperature=0.8),
+    option("dynatemp_exponent", 1.5, temperature=0.8, dynatemp_range=0.3),
+    option("top_k", 5, temperature=0.8),
+    option("top_p", 0.5, temperature=0.8),
+    option("min_p", 0.2, temperature=0.8),
+    option("top_n_sigma", 1.0, temperature=0.8),
+    option("typical_p", 0.5, temperature=0.8),
+    option("xtc_probability", 0.5, temperature=0.8),
+    option("xtc_threshold", 0.2, temperature=0.8, xtc_probability=0.5),
+    option("repeat_penalty", 1.5),
+    option("repeat_last_n", 8, repeat_penalty=1.5),
+    option("presence_penalty", 0.7),
+    option("frequency_penalty", 0.7),
+    option("dry_multiplier", 0.8),
+    option("dry_base", 2.0, dry_multiplier=0.8),
+    option("dry_allowed_length", 1, dry_multiplier=0.8),
+    option("dry_penalty_last_n", 16, dry_multiplier=0.8),
+    option("dry_sequence_breakers", ["q"], dry_multiplier=0.8),
+    option("mirostat", 1, temperature=0.8),
+    option("mirostat", 2, temperature=0.8),
+    option("mirostat_tau", 3.0, mirostat=2, temperature=0.8),
+    option("mirostat_eta", 0.3, mirostat=2, temperature=0.8),
+    option("adaptive_target", 0.3, temperature=0.8, samplers=["min_p", "temperature", "adaptive_p"]),
+    option("adaptive_decay", 0.5, adaptive_target=0.3, temperature=0.8, samplers=["temperature", "adaptive_p"]),
+    option("samplers", ["top_k", "temperature", "top_k"], temperature=0.8),
+    option("samplers", "kpmt", temperature=0.8),
+    option("min_keep", 3, temperature=0.8, top_p=0.01),
+    option("seed", 123, temperature=0.9),
+    option("ignore_eos", True),
+    option("logit_bias", [*ONLY_ASCII, [101, False], ["fox", -2.5]]),
+    option("logit_bias", {"101": -100, "fox": 1.5, **{str(token): False for token, _ in ONLY_ASCII}}),
+    option("n_predict", 0, differs="as its README says, no token is generated; llama-server gives one"),
+    option("n_predict", 3),
+    option("stop", ["e", "zz"]),
+    option("n_indent", 1, n_predict=40),
+    option("n_keep", 2),
+    option("n_discard", 2),
+    option("n_cache_reuse", 4),
+    option("t_max_predict_ms", 100000),
+    option("id_slot", 1),
+    option("cache_prompt", True),
+    option("return_tokens", False),
+    option("grammar", 'root ::= "ab" [0-9]+ "\\n"'),
+    Row(
+        "json_schema",
+        body={**GREEDY, "prompt": TEXT, "n_predict": 60, "json_schema": SCHEMA},
+        same=("content",),
+        differs="white space: the schema's compact form, so that no token is spent on blanks",
+    ),
+    Row("n_probs", body={**GREEDY, "prompt": TEXT, "n_probs": 3}, same=("content", "completion_probabilities")),
+    Row(
+        "post_sampling_probs",
+        body={**GREEDY, "prompt": TEXT, "n_probs": 3, "post_sampling_probs": True, "temperature": 0.8},
+        same=("content", "completion_probabilities"),
+    ),
+    option("lora", LORA),
+    Row("n_cmpl", body={**GREEDY, "prompt": TEXT, "n_cmpl": 2}),
+    Row(
+        "response_fields",
+        body={**GREEDY, "prompt": TEXT, "response_fields": ["content", "generation_settings/n_predict", "none"]},
+        same=("content", "generation_settings/n_predict"),
+    ),
+    option("timings_per_token", True),
+    option("sse_ping_interval", 5),
+)
+
+_SAVE = ("POST", "/completion", {**GREEDY, "prompt": TEXT, "id_slot": 0, "cache_prompt": True})
+ENDPOINTS = (
+    Row("GET /health", "GET", "/health", same=("status",)),
+    Row("GET /v1/health", "GET", "/v1/health", same=("status",)),
+    Row("GET /props", "GET", "/props", same=("total_slots", "chat_template", "bos_token", "eos_token")),
+    Row("POST /props", path="/props", body={}),
+    Row("GET /v1/models", "GET", "/v1/models"),
+    Row("GET /models", "GET", "/models"),
+    Row("GET /metrics", "GET", "/metrics"),
+    Row("POST /completions", path="/completions", body={**GREEDY, "prompt": TEXT}, same=("content",)),
+    Row("POST /v1/completions", path="/v1/completions", body={**GREEDY, "prompt": TEXT, "max_tokens": 9}),
+    Row("POST /v1/chat/completions", path="/v1/chat/completions", body={**GREEDY, "messages": CHAT}),
+    Row("POST /chat/completions", path="/chat/completions", body={**GREEDY, "messages": CHAT}),
+    Row(
+        "POST /v1/chat/completions/input_tokens",
+        path="/v1/chat/completions/input_tokens",
+        body={"messages": CHAT},
+        same=("input_tokens", "object"),
+    ),
+    Row(
+        "POST /chat/completions/input_tokens",
+        path="/chat/completions/input_tokens",
+        body={"messages": CHAT},
+        same=("input_tokens", "object"),
+    ),
+    Row(
+        "POST /v1/chat/completions/control",
+        path="/v1/chat/completions/control",
+        body={"id": "chatcmpl-none", "action": "reasoning_end"},
+    ),
+    Row(
+        "POST /infill",
+        path="/infill",
+        body={**GREEDY, "input_prefix": "def f(", "input_suffix": "return", "prompt": "a"},
+        same=("content", "tokens_evaluated"),
+    ),
+    Row("POST /tokenize", path="/tokenize", body={"content": TEXT}, same=("tokens",)),
+    Row(
+        "POST /tokenize (with_pieces)",
+        path="/tokenize",
+        body={"content": "a fox é", "with_pieces": True, "add_special": True},
+        same=("tokens",),
+    ),
+    Row("POST /detokenize", path="/detokenize", body={"tokens": [100, 101, 102]}, same=("content",)),
+    Row("POST /apply-template", path="/apply-template", body={"messages": CHAT}, same=("prompt",)),
+    Row("GET /slots", "GET", "/slots"),
+    Row(
+        "POST /slots/0?action=save",
+        path="/slots/0?action=save",
+        body={"filename": "one.bin"},
+        same=("id_slot", "filename", "n_saved"),
+        first=(_SAVE,),
+    ),
+    Row(
+        "POST /slots/1?action=restore",
+        path="/slots/1?action=restore",
+        body={"filename": "one.bin"},
+        same=("id_slot", "filename", "n_restored"),
+    ),
+    Row("POST /slots/1?action=erase", path="/slots/1?action=erase", same=("id_slot", "n_erased")),
+    Row("GET /lora-adapters", "GET", "/lora-adapters"),
+    Row("POST /lora-adapters", path="/lora-adapters", body=LORA, same=("success",)),
+    Row("POST /embedding", path="/embedding", body={"content": ["a fox", "b"]}, server="embedding"),
+    Row("POST /embeddings", path="/embeddings", body={"content": "a fox"}, server="embedding"),
+    Row("POST /v1/embeddings", path="/v1/embeddings", body={"input": ["a fox"]}, server="embedding"),
+    *(
+        Row(f"POST {path}", path=path, body={"query": "a", "documents": ["b c", "a"], "top_n": 1}, server="ranking")
+        for path in ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")
+    ),
+    Row("POST /rerank (TEI)", path="/rerank", body={"query": "a", "texts": ["b c", "a"]}, server="ranking"),
+)
+
+MISTAKES = (
+    Row("no prompt", body={"n_predict": 3}),
+    Row("a temperature that is no number", body={**GREEDY, "prompt": "a", "temperature": "hot"}),
+    Row("a grammar that is none", body={**GREEDY, "prompt": "a", "grammar": "root ::= ("}),
+    Row(
+        "samplers that are no list",
+        body={**GREEDY, "prompt": "a", "samplers": 3},
+        differs="an option that can't be read is not ignored",
+    ),
+    Row("infill without a suffix", path="/infill", body={"input_prefix": "a"}),
+    Row("embeddings of a generating model", path="/v1/embeddings", body={"input": "a"}),
+    Row("rerank of a generating model", path="/rerank", body={"query": "a", "documents": ["b"]}),
+    Row("a file name that leaves the folder", path="/slots/0?action=save", body={"filename": "../x"}),
+    Row("an action that is none", path="/slots/0?action=copy", body={"filename": "x"}),
+    Row("a slot that is none", path="/slots/99?action=erase", body={}),
+    Row("no documents", path="/rerank", body={"query": "a"}, server="ranking"),
+    Row("no input", path="/v1/embeddings", body={}, server="embedding"),
+    Row("a path that is none", "GET", "/nothing"),
+)

@@ -1,0 +1,147 @@
+"""LoRA sets and saved slots against llama-server: the same words and the same numbers.
+
+The oracle's llama.cpp is newer and has another version of the state's format: that llama-server reads Llamapool's files
+is shown with the pinned library (tests/model/test_saved_slots.py).
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ggufs import gguf_file, lora_file
+from tests.model.oracle.comparison import ONLY_ASCII, Pair, rounded, shape_differences
+from tests.oracle import Value, oracle
+from tests.real_server import ROOT, llamapool
+
+DEMO, PIRATE = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-lora.gguf"
+QUESTIONS = ("What is the capital of France?", "What colour is the sky?", "Hello!", "What is 2 + 3?")
+INVOCATION = (5, 6, 7)
+
+
+def start(stack: ExitStack, model: Path, lora: Path, slots: Path) -> Pair:
+    """Both servers with the same adapter and, each, a folder of their own for slots."""
+    folders = [slots / "ours", slots / "theirs"]
+    for folder in folders:
+        folder.mkdir()
+    params: dict[str, Value] = {"lora_adapters": [str(lora)], "slot_save_path": f"{folders[1]}/"}
+    theirs = oracle(model, n_ctx=2048, n_parallel=2, n_threads=1, params=params)
+    stack.callback(theirs.stop)
+    flags = ("-c", 2048, "-np", 2, "-t", 1, "--lora", lora, "--slot-save-path", folders[0])
+    ours = llamapool(model, *map(str, flags))
+    stack.callback(ours.stop)
+    theirs.wait_until_ready()
+    ours.wait_until_ready()
+    return Pair(ours, theirs)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("slots")
+
+
+@pytest.fixture(scope="module")
+def demo(folder: Path) -> Iterator[Pair]:
+    """Both on the demo model with the pirate."""
+    with ExitStack() as stack:
+        yield start(stack, DEMO, PIRATE, folder)
+
+
+@pytest.fixture(scope="module")
+def activated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Both on a tiny model with an activated LoRA."""
+    folder = tmp_path_factory.mktemp("activated")
+    lora = lora_file(folder, task_name="t", prompt_prefix="p", invocation_tokens=INVOCATION)
+    with ExitStack() as stack:
+        yield start(stack, gguf_file(folder), lora, folder)
+
+
+def chat(question: str, **more: Any) -> dict[str, Any]:
+    content = [{"role": "user", "content": question}]
+    return {"messages": content, "temperature": 0, "max_tokens": 40, "cache_prompt": False, **more}
+
+
+def test_adapters_are_listed_the_same(demo: Pair, activated: Pair) -> None:
+    for pair in (demo, activated):
+        ours, theirs = pair.get("/lora-adapters")
+        assert rounded(ours) == rounded(theirs)
+        assert len(ours) == 1
+
+
+@pytest.mark.parametrize("lora", [None, [], *([{"id": 0, "scale": scale}] for scale in (0, 0.3, 1.0, 1.5, -0.5))])
+def test_greedy_output_is_the_same_under_every_scale(demo: Pair, lora: Any) -> None:
+    for question in QUESTIONS:
+        ours, theirs = demo.post("/v1/chat/completions", chat(question, **({} if lora is None else {"lora": lora})))
+        assert ours["choices"][0]["message"] == theirs["choices"][0]["message"]
+        if lora is None:
+            assert ours["choices"][0]["message"]["content"].startswith("Arr!")
+
+
+def test_what_is_set_for_all_holds_the_same(demo: Pair) -> None:
+    for scales in ([{"id": 0, "scale": 0.0}], [{"id": 0, "scale": 0.4}], [], [{"id": 0, "scale": 1.0}]):
+        ours, theirs = demo.post("/lora-adapters", scales)
+        assert ours == theirs == {"success": True}
+        ours, theirs = demo.get("/lora-adapters")
+        assert rounded(ours) == rounded(theirs)
+        ours, theirs = demo.post("/v1/chat/completions", chat(QUESTIONS[0]))
+        assert ours["choices"][0]["message"] == theirs["choices"][0]["message"]
+
+
+def test_an_activated_adapter_works_from_its_invocation_on_as_llama_servers(activated: Pair) -> None:
+    body = {"temperature": 0, "n_predict": 16, "ignore_eos": True, "logit_bias": ONLY_ASCII, "return_tokens": True}
+    texts = []
+    for prompt in (
+        [*range(20, 60)],
+        [*range(20, 60), *INVOCATION],
+        [*range(20, 60), *INVOCATION, *range(60, 80)],
+        [*INVOCATION, *range(20, 60), *INVOCATION, 9],
+    ):
+        ours, theirs = activated.post("/completion", {**body, "prompt": prompt, "id_slot": 0})
+        assert ours["tokens"] == theirs["tokens"]
+        texts.append(ours["tokens"])
+        off = activated.ours.post("/completion", {**body, "prompt": prompt, "lora": [{"id": 0, "scale": 0}]})
+        assert (off["tokens"] == ours["tokens"]) is (INVOCATION[0] not in prompt)
+
+
+def test_saving_restoring_and_erasing_reply_the_same(demo: Pair) -> None:
+    demo.post("/completion", {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0, "id_slot": 0})
+    bodies = {"save": {"filename": "a.bin"}, "restore": {"filename": "a.bin"}, "erase": None}
+    counts = {"save": ("n_saved", "n_written"), "restore": ("n_restored", "n_read"), "erase": ("n_erased", "n_erased")}
+    for action, body in bodies.items():
+        ours, theirs = demo.post(f"/slots/0?action={action}", body)
+        assert shape_differences(ours, theirs) == set()
+        n_tokens, n_bytes = counts[action]
+        assert ours[n_tokens] == theirs[n_tokens] > 4
+        if action != "erase":
+            assert 0 < ours[n_bytes] - theirs[n_bytes] < 1500  # Llamapool's description behind the state
+
+
+def test_llamapool_refuses_what_llama_server_saved(demo: Pair, folder: Path) -> None:
+    demo.theirs.post("/slots/0?action=save", {"filename": "c.bin"})
+    shutil.copy(folder / "theirs" / "c.bin", folder / "ours" / "c.bin")
+    reply = demo.ours.request("POST", "/slots/0?action=restore", {"filename": "c.bin"})
+    assert (reply.status, "another program saved it" in reply.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/slots/x?action=save", {"filename": "a"}),
+        ("/slots/0?action=rename", {"filename": "a"}),
+        ("/slots/0", {"filename": "a"}),
+        ("/slots/0?action=save", {"filename": "../a"}),
+        ("/slots/0?action=save", {"filename": "a/b"}),
+        ("/slots/0?action=save", {"filename": ""}),
+        ("/slots/0?action=restore", {"filename": "."}),
+        ("/lora-adapters", {"id": 0}),
+    ],
+)
+def test_mistakes_have_llama_servers_words(demo: Pair, path: str, body: object) -> None:
+    ours, theirs = demo.request("POST", path, body)
+    errors = [reply.json()["error"] for reply in (ours, theirs)]
+    errors[0].pop("param", None)
+    assert ours.status == theirs.status == 400
+    assert errors[0] == errors[1]

@@ -1,0 +1,167 @@
+"""Anthropic's Messages API of both servers: what they reply, event by event, and how they count.
+
+On the default model, whose template knows tools. Only what does not depend on the weights is compared, and the text of
+one greedy answer, which both compute alike.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model.oracle.comparison import Pair, shape_differences
+from tests.model.oracle.conftest import start_pair
+from tests.model.oracle.test_oracle_control import TEMPLATE
+from tests.real_server import ROOT
+
+URL = "/v1/messages"
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+WEATHER = [{"role": "user", "content": [{"type": "text", "text": "What is the weather in Paris?"}]}]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [{"name": "get_weather", "description": "Get the weather in a city", "input_schema": CITY}]
+CALL = {"type": "tool_use", "id": "call_1", "name": "get_weather", "input": {"city": "Paris"}}
+THOUGHT = {"type": "thinking", "thinking": "A tool knows it.", "signature": ""}
+RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "sunny"}]}
+CALLED = [*WEATHER, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": [RESULT]}]
+THINK = {"chat_template_kwargs": {"enable_thinking": True}}
+"""Llamapool takes Anthropic's ``thinking``, which llama-server reads without turning anything on."""
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Pair]:
+    """Both servers on ``models/demo.gguf``."""
+    with ExitStack() as stack:
+        yield start_pair(stack, ROOT / "models" / "demo.gguf")
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Both servers with a template that always lets the model think."""
+    file = Path(tmp_path_factory.mktemp("template") / "think.jinja")
+    file.write_text(TEMPLATE)
+    with ExitStack() as stack:
+        yield start_pair(
+            stack,
+            ROOT / "models" / "demo.gguf",
+            flags=("--chat-template-file", file),
+            params={"chat_template": TEMPLATE, "use_jinja": True},
+        )
+
+
+def body(messages: object = FRANCE, **more: object) -> dict[str, Any]:
+    return {"model": "tiny", "max_tokens": 60, "temperature": 0, "messages": messages, **more}
+
+
+def order(events: list[Any]) -> list[tuple[str, Any, str]]:
+    """Type, block and kind of delta of each event, a run of equal ones once."""
+    steps = ((event["type"], event.get("index"), event.get("delta", {}).get("type", "")) for event in events)
+    return [step for step, _ in groupby(steps)]
+
+
+def names(pair: Pair, request: dict[str, Any]) -> list[list[str]]:
+    """The ``event:`` lines of both streams."""
+    replies = pair.request("POST", URL, {**request, "stream": True})
+    return [
+        [line.removeprefix("event: ") for line in reply.body.decode().splitlines() if line.startswith("event: ")]
+        for reply in replies
+    ]
+
+
+def test_a_message_is_the_same_but_for_its_id(demo: Pair) -> None:
+    ours, theirs = demo.post(URL, body(system="Answer briefly."))
+    assert shape_differences(ours, theirs) == set()
+    for reply in (ours, theirs):
+        assert reply.pop("id")
+        counts = reply["usage"]
+        counts["input_tokens"] += counts.pop("cache_read_input_tokens")
+    assert ours == theirs
+
+
+def test_a_stream_has_the_same_events(demo: Pair) -> None:
+    ours, theirs = demo.native_events(URL, body())
+    assert order(ours) == order(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert shape_differences(mine, other) == set()
+    mine, other = names(demo, body())
+    assert mine == other
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}], ids=str)
+def test_a_tool_is_used_the_same_way(demo: Pair, choice: object) -> None:
+    ours, theirs = demo.post(URL, body(WEATHER, tools=TOOLS, tool_choice=choice, max_tokens=200))
+    assert shape_differences(ours, theirs) == set()
+    assert ours["stop_reason"] == theirs["stop_reason"] == "tool_use"
+    used = [[(block["name"], sorted(block["input"])) for block in reply["content"]] for reply in (ours, theirs)]
+    assert used[0] == used[1] == [("get_weather", ["city"])]
+
+
+def test_a_tools_input_is_streamed_by_the_same_events(demo: Pair) -> None:
+    ours, theirs = demo.native_events(URL, body(WEATHER, tools=TOOLS, tool_choice={"type": "any"}, max_tokens=200))
+    assert order(ours) == order(theirs)
+    assert shape_differences(ours[1], theirs[1]) == {"+content_block.input"}
+    for events in (ours, theirs):
+        deltas = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+        assert list(json.loads("".join(deltas))) == ["city"]
+
+
+def test_thoughts_and_their_signature_have_the_same_events_in_blocks_that_do_not_overlap(thinker: Pair) -> None:
+    ours, theirs = thinker.native_events(URL, body())
+    assert shape_differences(ours[1], theirs[1]) == {"+content_block.signature"}
+    assert sorted(order(ours), key=str) == sorted(order(theirs), key=str)
+    assert order(ours)[1:5] == [
+        ("content_block_start", 0, ""),
+        ("content_block_delta", 0, "thinking_delta"),
+        ("content_block_delta", 0, "signature_delta"),
+        ("content_block_stop", 0, ""),
+    ]
+    whole = thinker.post(URL, body())
+    assert shape_differences(*whole) == set()
+    assert [block["type"] for block in whole[0]["content"]] == [block["type"] for block in whole[1]["content"]]
+
+
+def test_a_limit_ends_both_alike(demo: Pair) -> None:
+    ours, theirs = demo.post(URL, body(max_tokens=2))
+    assert ours["stop_reason"] == theirs["stop_reason"] == "max_tokens"
+    assert ours["content"] == theirs["content"]
+
+
+def test_a_stop_sequence_cuts_alike_and_is_called_what_anthropic_calls_it(demo: Pair) -> None:
+    text = demo.ours.post(URL, body())["content"][0]["text"]
+    ours, theirs = demo.post(URL, body(stop_sequences=[text[4:8]]))
+    assert ours["content"] == theirs["content"]
+    assert ours["stop_sequence"] == theirs["stop_sequence"] == text[4:8]
+    assert (ours["stop_reason"], theirs["stop_reason"]) == ("stop_sequence", "end_turn")
+
+
+@pytest.mark.parametrize(
+    "request_body",
+    [
+        {"messages": FRANCE},
+        {"messages": FRANCE, "system": "Be brief."},
+        {"messages": FRANCE, "system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+        {"messages": WEATHER, "tools": TOOLS},
+        {"messages": WEATHER, "tools": TOOLS, "tool_choice": {"type": "none"}},
+        {"messages": CALLED, "tools": TOOLS},
+        {"messages": [*CALLED, {"role": "assistant", "content": "It is"}]},
+        {"messages": [*WEATHER, {"role": "assistant", "content": [THOUGHT, CALL]}, CALLED[-1]], "tools": TOOLS},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+        {"messages": FRANCE, **THINK},
+        {
+            "messages": FRANCE,
+            "system": "x-anthropic-billing-header: cc_version=2.1; cch=a5145;You are a coder.",
+        },
+    ],
+)
+def test_prompts_have_the_same_number_of_tokens(demo: Pair, request_body: dict[str, Any]) -> None:
+    ours, theirs = demo.post(URL + "/count_tokens", request_body)
+    assert ours == theirs
+
+
+def test_a_missing_conversation_is_an_error_of_the_client_here(demo: Pair) -> None:
+    ours, theirs = demo.request("POST", URL, {"max_tokens": 5})
+    assert (ours.status, theirs.status) == (400, 500)
+    assert ours.json()["error"]["type"] == "invalid_request_error"

@@ -1,0 +1,121 @@
+"""The bytes of a saved slot: what was written comes back, and nothing else does."""
+
+import hashlib
+import io
+import json
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.adapters import BARE, Tuning
+from server.engine.slot_state import SlotState
+from server.errors import InternalError, InvalidRequest
+from server.pool.slot_file import DATA_PREFIX, Description, encode, open_saved
+
+DESCRIPTION = Description({"model": "abc", "n_ctx": 256}, (("lora", 0.5),), 3, (), 3, 2)
+PREFIX = DATA_PREFIX + bytes(4)
+SAVED = SlotState([7, 8, 9], PREFIX + b"state of the library", Tuning(((0, 0.5),), 3), 2)
+WHOLE = b"".join(encode(SAVED, DESCRIPTION))
+
+
+def read(content: bytes, n_vocab: int = 100) -> tuple[Description, list[int], bytes]:
+    opened = open_saved(io.BytesIO(content), len(content))
+    return (opened.description, *opened.read(n_vocab))
+
+
+def refusal(content: bytes, n_vocab: int = 100) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        read(content, n_vocab)
+    return caught.value.message
+
+
+@given(
+    tokens=st.lists(st.integers(0, 99), max_size=300),
+    state=st.binary(max_size=300),
+    scales=st.lists(st.tuples(st.text(max_size=5), st.floats(allow_nan=False)), max_size=3),
+    exact=st.none() | st.integers(0, 300),
+)
+def test_what_was_saved_comes_back(
+    tokens: list[int], state: bytes, scales: list[tuple[str, float]], exact: int | None
+) -> None:
+    description = Description({"model": "m"}, tuple(scales), None, tuple(scales), len(tokens), exact)
+    content = b"".join(encode(SlotState(tokens, PREFIX + state, BARE, 0), description))
+    assert read(content) == (description, tokens, PREFIX + state)
+
+
+def test_the_file_begins_as_llama_server_writes_it() -> None:
+    packed = struct.pack("<iII3iI", -1, 1, 3, 7, 8, 9, 0)
+    expected = struct.pack("<III", 0x67677371, 3, len(packed) // 4) + packed + b"state of the library"
+    assert WHOLE.startswith(expected + b'{"')
+
+
+@pytest.mark.parametrize("bits", [0xFF, 0x01])
+def test_every_changed_byte_is_refused(bits: int) -> None:
+    for at in range(len(WHOLE)):
+        changed = bytearray(WHOLE)
+        changed[at] ^= bits
+        refusal(bytes(changed))
+
+
+def test_every_truncated_file_is_refused() -> None:
+    messages = {refusal(WHOLE[:length]) for length in range(len(WHOLE))}
+    assert messages == {
+        "it is no saved slot",  # less than the magic number
+        "it is truncated, or another program saved it: Llamapool's part at its end is missing",
+    }
+
+
+@given(st.binary(min_size=1, max_size=20), st.booleans())
+def test_bytes_before_or_behind_are_refused(more: bytes, before: bool) -> None:
+    refusal(more + WHOLE if before else WHOLE + more)
+
+
+@given(st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=8))
+def test_bytes_in_between_are_refused(at: int, more: bytes) -> None:
+    refusal(WHOLE[:at] + more + WHOLE[at:])
+
+
+@given(st.binary(max_size=200))
+def test_foreign_files_are_refused(content: bytes) -> None:
+    refusal(content)
+    refusal(WHOLE[:4] + content)
+
+
+def test_a_mixture_of_two_saves_is_refused() -> None:
+    other = b"".join(encode(SlotState([7, 8, 9], PREFIX + b"STATE OF THE LIBRARY", BARE, 2), DESCRIPTION))
+    content, foot = len(WHOLE) - WHOLE.index(b'{"'), WHOLE.index(b'{"')
+    assert refusal(WHOLE[:foot] + other[-content:]) == "it is damaged: its content is not what was saved"
+
+
+def test_what_llama_server_itself_saved_is_refused_with_the_reason() -> None:
+    theirs = WHOLE[: WHOLE.index(b'{"')]
+    assert "another program saved it" in refusal(theirs)
+
+
+def test_tokens_outside_the_vocabulary_are_refused() -> None:
+    assert refusal(WHOLE, n_vocab=9) == "it has tokens outside the model's vocabulary"
+
+
+def test_an_honest_file_of_another_number_of_tokens_is_refused() -> None:
+    content = b"".join(encode(SAVED, Description({}, (), None, (), 4, None)))
+    assert "tokens are not written" in refusal(content)
+
+
+def test_a_description_with_other_fields_is_refused() -> None:
+    text = json.dumps({"blake2b": "x", "lora": [], "lora_for_all": [], "surprise": 1}).encode()
+    start = WHOLE[: WHOLE.index(b'{"')]
+    end = text + struct.pack("<8sIIQ", b"LLPSLOT\0", 1, len(text), len(start))
+    content = start + end + hashlib.blake2b(end, digest_size=32).digest()
+    assert "description cannot be read" in refusal(content)
+
+
+def test_the_sequences_number_is_no_part_of_the_file() -> None:
+    other = SlotState(SAVED.tokens, DATA_PREFIX + b"\3\0\0\0" + b"state of the library", SAVED.tuning, 2)
+    assert b"".join(encode(other, DESCRIPTION)) == WHOLE
+
+
+def test_a_state_of_another_form_is_not_saved() -> None:
+    with pytest.raises(InternalError):
+        b"".join(encode(SlotState([], b"something else", BARE, 0), DESCRIPTION))

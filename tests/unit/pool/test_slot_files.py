@@ -1,0 +1,151 @@
+"""The folder of saved slots: whole files only, and no way out."""
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.errors import InternalError, InvalidRequest
+from server.pool.slot_files import STALE_S, SlotFiles, check_name
+
+BAD_NAMES = [
+    *("", ".", "..", "../x", "a/b", "/etc/passwd", "a\\b", "..\\x", "a\0b", "a\nb", "x..y", "x.", "x ", " x"),
+    *("a:b", "a*", "a?", 'a"', "<a", "a>", "a|b", "x" * 256, "é" * 128, "\ud800", "a\u2215b", "a\uff0eb", "\x7f"),
+    *(".saving-0", None, 1, ["a"], {"a": 1}, True),
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=repr)
+def test_names_that_lead_elsewhere_are_refused(name: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_name(name)
+    assert caught.value.param == "filename"
+
+
+@pytest.mark.parametrize("name", ["slot1.bin", "a", ".hidden", "x" * 255, "é" * 127, "日本語", "a b", "~", "-rf"])
+def test_other_names_are_taken(name: str) -> None:
+    assert check_name(name) == name
+
+
+@given(st.text(max_size=300))
+def test_no_name_leaves_the_folder(name: str) -> None:
+    try:
+        check_name(name)
+    except InvalidRequest:
+        return
+    assert Path("/folder", name).parent == Path("/folder")
+    assert os.path.basename(name) == name
+    assert os.path.normpath(name) == name
+
+
+def content(folder: Path, name: str) -> bytes:
+    with SlotFiles(folder).opened(name) as (file, size):
+        found = file.read()
+        assert len(found) == size
+        return found
+
+
+def test_a_file_comes_back(tmp_path: Path) -> None:
+    assert SlotFiles(tmp_path).write("a", [b"one ", b"two"]) == 7
+    assert content(tmp_path, "a") == b"one two"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_save_that_fails_leaves_the_older_file(tmp_path: Path) -> None:
+    files = SlotFiles(tmp_path)
+    files.write("a", [b"old"])
+
+    def broken() -> Iterator[bytes]:
+        yield b"new"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(InternalError, match="Unable to save slot: No space left on device"):
+        files.write("a", broken())
+    assert content(tmp_path, "a") == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def note_fsync(descriptor: int) -> None:
+        done.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
+        fsync(descriptor)
+
+    def note_replace(*args: object, **kwargs: object) -> None:
+        done.append("rename")
+        replace(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    SlotFiles(tmp_path).write("a", [b"x"])
+    assert done == ["file", "rename", "folder"]
+
+
+def test_who_reads_meanwhile_reads_the_older_file_to_its_end(tmp_path: Path) -> None:
+    files = SlotFiles(tmp_path)
+    files.write("a", [b"old"])
+    with files.opened("a") as (file, size):
+        files.write("a", [b"new content"])
+        assert (file.read(), size) == (b"old", 3)
+    assert content(tmp_path, "a") == b"new content"
+
+
+def test_saves_under_one_name_at_once_leave_one_whole_file(tmp_path: Path) -> None:
+    together = threading.Barrier(8)
+
+    def parts(n: int) -> Iterator[bytes]:
+        together.wait(30)
+        for _ in range(100):
+            yield b"%d" % n * 1000
+
+    with ThreadPoolExecutor(8) as threads:
+        sizes = list(threads.map(lambda n: SlotFiles(tmp_path).write("a", parts(n)), range(8)))
+    found = content(tmp_path, "a")
+    assert sizes == [100_000] * 8
+    assert (len(found), len(set(found))) == (100_000, 1)
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_links_are_replaced_when_saving_and_refused_when_restoring(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "slots", tmp_path / "outside"
+    folder.mkdir()
+    outside.write_bytes(b"secret")
+    (folder / "a").symlink_to(outside)
+    with pytest.raises(InvalidRequest, match="is a link"), SlotFiles(folder).opened("a"):
+        pytest.fail("a link was followed")
+    SlotFiles(folder).write("a", [b"x"])
+    assert outside.read_bytes() == b"secret"
+    assert content(folder, "a") == b"x"
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, expected in (("folder", "not a file"), ("pipe", "not a file"), ("none", "no such file")):
+        with pytest.raises(InvalidRequest, match=expected), SlotFiles(tmp_path).opened(name):
+            pytest.fail(name)
+    with pytest.raises(InvalidRequest, match="a folder has that name"):
+        SlotFiles(tmp_path).write("folder", [b"x"])
+    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
+
+
+def test_a_folder_that_is_gone_is_an_error_of_the_server(tmp_path: Path) -> None:
+    with pytest.raises(InternalError, match="No such file"):
+        SlotFiles(tmp_path / "gone").write("a", [b"x"])
+
+
+def test_what_a_crash_left_behind_is_removed_after_a_day(tmp_path: Path) -> None:
+    old, new, other = tmp_path / ".saving-1", tmp_path / ".saving-2", tmp_path / "slot"
+    for path in (old, new, other):
+        path.write_bytes(b"x")
+    for path in (old, other):
+        os.utime(path, (0, new.stat().st_mtime - STALE_S - 60))
+    SlotFiles(tmp_path).remove_stale()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".saving-2", "slot"]
