@@ -7,7 +7,7 @@ import pytest
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.compatibility.compare import Found, compare, servers
 from tests.model.oracle.compatibility.page import PAGE, text, unexpected
-from tests.model.oracle.compatibility.rows import ENDPOINTS, MISTAKES, OPTIONS, Row
+from tests.model.oracle.compatibility.rows import TABLES, Row
 
 RENEW = "run python -m tests.model.oracle.compatibility"
 
@@ -20,14 +20,14 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Pai
 
 @pytest.fixture(scope="module")
 def found(pairs: Mapping[str, Pair]) -> Mapping[int, Found]:
-    return {id(row): compare(pairs[row.server], row) for row in (*ENDPOINTS, *OPTIONS, *MISTAKES)}
+    return {id(row): compare(pairs[row.server], row) for rows in TABLES for row in rows}
 
 
-@pytest.mark.parametrize("row", [*ENDPOINTS, *OPTIONS, *MISTAKES], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for rows in TABLES for row in rows], ids=lambda row: row.name)
 def test_a_client_of_llama_server_finds_what_it_expects(row: Row, found: Mapping[int, Found]) -> None:
     assert unexpected(found[id(row)]) == []
 
 
 def test_the_page_says_what_came_out(found: Mapping[int, Found]) -> None:
-    tables = [[found[id(row)] for row in rows] for rows in (ENDPOINTS, OPTIONS, MISTAKES)]
-    assert PAGE.read_text(encoding="utf-8") == text(*tables), RENEW
+    options, endpoints, mistakes = ([found[id(row)] for row in rows] for rows in TABLES)
+    assert PAGE.read_text(encoding="utf-8") == text(endpoints, options, mistakes), RENEW

@@ -96,4 +96,4 @@ def close(a: object, b: object) -> bool:
         return len(a) == len(b) and all(close(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, float) or isinstance(b, float):
         return isinstance(a, int | float) and isinstance(b, int | float) and abs(a - b) <= TOLERANCE
-    return rounded(a) == rounded(b)
+    return bool(rounded(a) == rounded(b))

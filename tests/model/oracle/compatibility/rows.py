@@ -87,7 +87,10 @@ OPTIONS = (
     option("id_slot", 1),
     option("cache_prompt", True),
     option("return_tokens", False),
-    option("grammar", 'root ::= "ab" [0-9]+ "\\n"'),
+    option(
+        *("grammar", 'root ::= "ab" [0-9]+ "\\n"'),
+        differs="the text is equal; it ends at once where only an end may follow, one token sooner",
+    ),
     Row(
         "json_schema",
         body={**GREEDY, "prompt": TEXT, "n_predict": 60, "json_schema": SCHEMA},
@@ -156,7 +159,7 @@ ENDPOINTS = (
     ),
     Row("POST /detokenize", path="/detokenize", body={"tokens": [100, 101, 102]}, same=("content",)),
     Row("POST /apply-template", path="/apply-template", body={"messages": CHAT}, same=("prompt",)),
-    Row("GET /slots", "GET", "/slots"),
+    Row("GET /slots", "GET", "/slots", first=(_SAVE,)),
     Row(
         "POST /slots/0?action=save",
         path="/slots/0?action=save",
@@ -173,9 +176,46 @@ ENDPOINTS = (
     Row("POST /slots/1?action=erase", path="/slots/1?action=erase", same=("id_slot", "n_erased")),
     Row("GET /lora-adapters", "GET", "/lora-adapters"),
     Row("POST /lora-adapters", path="/lora-adapters", body=LORA, same=("success",)),
+    Row(
+        "POST /v1/responses",
+        path="/v1/responses",
+        body={"input": "hello there", "max_output_tokens": 8, "temperature": 0, "logit_bias": ONLY_ASCII},
+        differs="cut off by a limit it is `incomplete`, as at OpenAI; llama-server says `completed`",
+        same=("status",),
+    ),
+    Row(
+        "POST /v1/responses/input_tokens",
+        path="/v1/responses/input_tokens",
+        body={"input": "hello there"},
+        same=("input_tokens",),
+    ),
+    Row(
+        "POST /v1/messages",
+        path="/v1/messages",
+        body={"messages": CHAT, "max_tokens": 8, "temperature": 0},
+        same=("stop_reason", "role", "type", "usage"),
+    ),
+    Row(
+        "POST /v1/messages/count_tokens",
+        path="/v1/messages/count_tokens",
+        body={"messages": CHAT},
+        same=("input_tokens",),
+    ),
     Row("POST /embedding", path="/embedding", body={"content": ["a fox", "b"]}, server="embedding"),
     Row("POST /embeddings", path="/embeddings", body={"content": "a fox"}, server="embedding"),
     Row("POST /v1/embeddings", path="/v1/embeddings", body={"input": ["a fox"]}, server="embedding"),
+    Row(
+        "POST /v1/embeddings (base64)",
+        path="/v1/embeddings",
+        body={"input": [[5, 6], "b"], "encoding_format": "base64"},
+        server="embedding",
+    ),
+    Row(
+        "POST /embedding (embd_normalize)",
+        path="/embedding",
+        body={"content": "b", "embd_normalize": 1},
+        server="embedding",
+    ),
     *(
         Row(f"POST {path}", path=path, body={"query": "a", "documents": ["b c", "a"], "top_n": 1}, server="ranking")
         for path in ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")
@@ -197,8 +237,16 @@ MISTAKES = (
     Row("rerank of a generating model", path="/rerank", body={"query": "a", "documents": ["b"]}),
     Row("a file name that leaves the folder", path="/slots/0?action=save", body={"filename": "../x"}),
     Row("an action that is none", path="/slots/0?action=copy", body={"filename": "x"}),
-    Row("a slot that is none", path="/slots/99?action=erase", body={}),
+    Row(
+        "a slot that is none",
+        path="/slots/99?action=erase",
+        body={},
+        differs="an id past the last slot is an error, not another slot",
+    ),
     Row("no documents", path="/rerank", body={"query": "a"}, server="ranking"),
     Row("no input", path="/v1/embeddings", body={}, server="embedding"),
     Row("a path that is none", "GET", "/nothing"),
 )
+
+TABLES = (OPTIONS, ENDPOINTS, MISTAKES)
+"""In this order: an endpoint may change what later requests get."""
