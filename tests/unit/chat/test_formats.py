@@ -29,7 +29,7 @@ def test_a_recorded_output_means_what_is_documented(recorded: Recorded) -> None:
     assert parse(recorded, cuts=every_character(recorded.text)) == found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(RECORDED), st.data())
 def test_any_split_means_the_same(recorded: Recorded, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(1, len(recorded.text) - 1), max_size=8)))
@@ -44,7 +44,7 @@ def letters(text: str) -> str:
     return "".join(text.split())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.sampled_from(RECORDED), st.data())
 def test_broken_output_reads_the_same_in_any_split_and_without_calls_nothing_is_lost(
     recorded: Recorded, data: st.DataObject
@@ -64,7 +64,7 @@ def test_broken_output_reads_the_same_in_any_split_and_without_calls_nothing_is_
             assert letters(unparsed.content) == letters(broken)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(sorted(BY_NAME)), st.data())
 def test_fragments_of_markup_in_any_order_never_raise(form: str, data: st.DataObject) -> None:
     tags = [*BY_NAME[form].tags, '{"name": "get_weather", "arguments": ', "{}", "get_weather", "(city=", '"', "x", " "]
@@ -75,7 +75,7 @@ def test_fragments_of_markup_in_any_order_never_raise(form: str, data: st.DataOb
     assert read(parser(form), text, every_character(text)) == whole
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(sorted(BY_NAME)), st.text(st.characters(codec="utf-8"), max_size=60))
 def test_plain_text_is_content_without_a_loss(form: str, text: str) -> None:
     found = read(parser(form, reasoning_format="none"), text)
@@ -101,7 +101,7 @@ def test_thoughts_are_not_lost_where_they_stay_in_the_content(recorded: Recorded
 @pytest.mark.parametrize("recorded", [r for r in RECORDED if r.calls], ids=lambda recorded: recorded.format)
 def test_an_output_that_is_cut_off_is_not_lost(recorded: Recorded) -> None:
     """Letters of the arguments reach the client, as arguments or as content."""
-    for n in range(0, len(recorded.text), 3):
+    for n in range(0, len(recorded.text), 11):
         found = parse(recorded, recorded.text[:n])
         shown = found.content + found.reasoning + "".join(arguments for _, arguments in found.calls)
         if "Paris" in recorded.text[:n]:
@@ -119,8 +119,6 @@ def test_a_call_begins_before_it_is_complete(recorded: Recorded) -> None:
     assert found.calls[0] == ("get_weather", '{"city": "Par')
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_each_format_has_recorded_outputs_and_a_file_that_opens_with_the_raw_format(form: object) -> None:
-    name = getattr(form, "name", "")
-    own = [recorded for recorded in RECORDED if recorded.format == name]
-    assert any(recorded.calls for recorded in own)
+@pytest.mark.parametrize("form", sorted(BY_NAME))
+def test_each_format_has_recorded_calls(form: str) -> None:
+    assert any(recorded.calls for recorded in RECORDED if recorded.format == form)

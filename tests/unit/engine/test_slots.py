@@ -87,9 +87,10 @@ async def test_a_restored_state_takes_the_room_of_idle_caches() -> None:
 
 
 async def test_a_command_that_waits_for_a_slot_ends_with_the_engine() -> None:
-    runner = FakeRunner(n_seq=1, steps=threading.Semaphore(0))
+    runner = FakeRunner(n_seq=1, steps=threading.Semaphore(1))
     async with engine_over(runner) as engine:
         stream = events_of(engine, request("abc"))
+        await anext(aiter(stream))  # the first token is there, so the slot is busy
         saving = asyncio.ensure_future(engine.save_slot(0))
         await asyncio.sleep(0)
         closing = asyncio.ensure_future(engine.close())
