@@ -206,6 +206,7 @@ server = LiveServer(create_app(make_settings(server={"drain_s": 60}), loader=loa
 async def main():
     serving = asyncio.create_task(server.serve())
     await server.ready.wait()
+    await server.config.loaded_app.app.state.services.pool.settled()
     print(server.servers[0].sockets[0].getsockname()[1], flush=True)
     await server.config.loaded_app.app.state.services.draining.wait()
     print("draining", flush=True)
@@ -223,7 +224,8 @@ def test_a_second_sigterm_ends_the_process_in_the_middle_of_a_stream():
                 client.sendall(chat_request(**ENDLESS))
                 received = b""
                 while b"data: " not in received:
-                    received += client.recv(65536)
+                    received += (piece := client.recv(65536))
+                    assert piece, f"no stream: {received!r}"
                 process.send_signal(signal.SIGTERM)
                 process.stdout.readline()  # it says that it drains
                 assert process.poll() is None
