@@ -8,7 +8,7 @@ import gguf
 import torch
 from batches import IGNORED, batches
 from corpus.pirate import pirate_stream
-from export import gguf_name
+from export import gguf_name, write
 from network import Network, Shape
 from tokenizer import tokenizer_at
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ def adapt(network: Network) -> dict[str, Adapted]:
     return adapted
 
 
-def write(adapted: dict[str, Adapted], out: Path) -> None:
+def write_adapter(adapted: dict[str, Adapted], out: Path) -> None:
     """Write the adapter as GGUF, whole or not at all."""
     draft = out.with_suffix(".tmp")
     writer = gguf.GGUFWriter(draft, "llama")
@@ -59,11 +59,7 @@ def write(adapted: dict[str, Adapted], out: Path) -> None:
     for name, layer in adapted.items():
         writer.add_tensor(f"{gguf_name(name)}.lora_a", layer.a.detach().numpy())
         writer.add_tensor(f"{gguf_name(name)}.lora_b", layer.b.detach().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    draft.replace(out)
+    write(writer, draft, out)
 
 
 def main() -> None:
@@ -95,7 +91,7 @@ def main() -> None:
         optimizer.step()
         if step % 20 == 19:
             print(f"step {step + 1} loss {loss.item():.4f} {time.monotonic() - started:.0f} s", flush=True)
-    write(adapted, args.out)
+    write_adapter(adapted, args.out)
 
 
 if __name__ == "__main__":

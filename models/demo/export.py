@@ -47,8 +47,8 @@ def add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_vocab_size(shape.n_vocab)
 
 
-def add_tokenizer(writer: gguf.GGUFWriter, path: Path) -> None:
-    """Vocabulary, merges, token types and the special tokens' ids."""
+def add_tokenizer(writer: gguf.GGUFWriter, path: Path, frame: bool = False) -> None:
+    """Vocabulary, merges, token types and the special tokens' ids. With `frame`, texts get begin and end tokens."""
     model = json.loads(path.read_text())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     types = dict.fromkeys(CONTROL, gguf.TokenType.CONTROL)
@@ -65,20 +65,43 @@ def add_tokenizer(writer: gguf.GGUFWriter, path: Path) -> None:
     writer.add_bos_token_id(ids["<|endoftext|>"])
     for short, token in (("pre", "prefix"), ("suf", "suffix"), ("mid", "middle"), ("pad", "pad")):
         writer.add_uint32(f"tokenizer.ggml.fim_{short}_token_id", ids[f"<|fim_{token}|>"])
-    writer.add_add_bos_token(False)
-    writer.add_add_eos_token(False)
+    writer.add_add_bos_token(frame)
+    writer.add_add_eos_token(frame)
+
+
+def add_tensor(writer: gguf.GGUFWriter, name: str, weight: Tensor, kind: str) -> None:
+    """A matrix as `kind` (f32, f16 or q8_0), anything else as float32."""
+    quantization = gguf.GGMLQuantizationType[kind.upper()]
+    values = weight.float().numpy()
+    if values.ndim == 2 and kind != "f32":
+        writer.add_tensor(name, gguf.quants.quantize(values, quantization), raw_dtype=quantization)
+    else:
+        writer.add_tensor(name, values.astype(np.float32))
 
 
 def add_weights(writer: gguf.GGUFWriter, weights: dict[str, Tensor], kind: str) -> None:
-    """Matrices as `kind` (f32, f16 or q8_0), norms as float32."""
-    quantization = gguf.GGMLQuantizationType[kind.upper()]
+    """The network's tensors under their names in GGUF."""
     for name, weight in weights.items():
-        values = weight.float().numpy()
-        if values.ndim == 2 and kind != "f32":
-            quantized = gguf.quants.quantize(values, quantization)
-            writer.add_tensor(gguf_name(name), quantized, raw_dtype=quantization)
-        else:
-            writer.add_tensor(gguf_name(name), values.astype(np.float32))
+        add_tensor(writer, gguf_name(name), weight, kind)
+
+
+def add_card(writer: gguf.GGUFWriter, name: str, kind: str) -> None:
+    """What the file is, and whose."""
+    writer.add_name(name)
+    writer.add_author("The Llamapool authors")
+    writer.add_license("mit")
+    writer.add_description("A very small model, trained on text that its own scripts generate")
+    writer.add_languages(["en"])
+    writer.add_file_type({"f32": 0, "f16": 1, "q8_0": 7}[kind])
+
+
+def write(writer: gguf.GGUFWriter, draft: Path, out: Path) -> None:
+    """Write the draft, then give it the name `out`: whole or not at all."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    draft.replace(out)
 
 
 def export(
@@ -88,12 +111,7 @@ def export(
     state = torch.load(checkpoint, map_location="cpu")
     draft = out.with_suffix(".tmp")
     writer = gguf.GGUFWriter(draft, "llama")
-    writer.add_name(name)
-    writer.add_author("The Llamapool authors")
-    writer.add_license("mit")
-    writer.add_description("A very small model, trained on text that its own scripts generate")
-    writer.add_languages(["en"])
-    writer.add_file_type({"f32": 0, "f16": 1, "q8_0": 7}[kind])
+    add_card(writer, name, kind)
     add_shape(writer, Shape(**state["shape"]))
     add_tokenizer(writer, tokenizer)
     if mean_pooling:
@@ -101,11 +119,7 @@ def export(
     else:
         writer.add_chat_template((HERE / "chat_template.jinja").read_text().rstrip("\n"))
     add_weights(writer, state["weights" if raw else "average"], kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    draft.replace(out)
+    write(writer, draft, out)
 
 
 def main() -> None:

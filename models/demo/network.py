@@ -1,6 +1,6 @@
 """The network: Llama (RMSNorm, RoPE on neighbours, grouped-query attention, SwiGLU), tied embeddings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ def shape_of(name: str, n_vocab: int) -> Shape:
     if name == "demo":
         return Shape(n_vocab)
     small = Shape(n_vocab, dim=96, n_layer=2, n_head=3, n_head_kv=3, dim_ff=256)
-    return {"draft": small, "embed": small}[name]
+    return {"draft": small, "embed": small, "rerank": replace(small, n_layer=3)}[name]
 
 
 def rotations(shape: Shape, n_tokens: int) -> Tensor:
@@ -50,7 +50,7 @@ def rotated(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal self-attention."""
+    """Self-attention, causal where no mask is given."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         self.v = nn.Linear(shape.dim, kv, bias=False)
         self.o = nn.Linear(shape.dim, shape.dim, bias=False)
 
-    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor, mask: Tensor | None) -> Tensor:
         """(batch, token, dim) to the same."""
         batch, n, _ = x.shape
         q = self.q(x).view(batch, n, -1, self.shape.dim_head).transpose(1, 2)
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         q, k = rotated(q, rotation), rotated(k, rotation)
         groups = self.shape.n_head // self.shape.n_head_kv
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.o(mixed.transpose(1, 2).reshape(batch, n, -1))
 
 
@@ -86,9 +86,9 @@ class Block(nn.Module):
         self.up = nn.Linear(shape.dim, shape.dim_ff, bias=False)
         self.down = nn.Linear(shape.dim_ff, shape.dim, bias=False)
 
-    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor, mask: Tensor | None) -> Tensor:
         """(batch, token, dim) to the same."""
-        x = x + self.attn(self.attn_norm(x), rotation)
+        x = x + self.attn(self.attn_norm(x), rotation, mask)
         h = self.ff_norm(x)
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
@@ -108,12 +108,12 @@ class Network(nn.Module):
                 narrow = name.endswith(("o.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.n_layer) ** 0.5 if narrow else 0.04)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, token) to (batch, token, dim)."""
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch, token) to (batch, token, dim). mask: where attention may go, broadcast to (batch, head, to, from)."""
         x = self.embedding(tokens)
         rotation = self.rotation[:, : tokens.shape[1]]
         for block in self.blocks:
-            x = block(x, rotation)
+            x = block(x, rotation, mask)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

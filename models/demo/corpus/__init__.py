@@ -19,16 +19,16 @@ Maker = Callable[[Random, Split], Sample]
 
 # maker and share of the samples
 _MIX: tuple[tuple[Maker, float], ...] = (
-    (fact, 36),
-    (small_talk, 12),
-    (llamapool, 7),
-    (tool_use, 24),
+    (fact, 30),
+    (small_talk, 13),
+    (llamapool, 8),
+    (tool_use, 30),
     (system, 11),
-    (recall, 9),
-    (story, 2.5),
+    (recall, 10),
+    (story, 1.5),
     (unknown, 3),
 )
-_INFILL_SHARE = 0.1
+_INFILL_SHARE = 0.06
 _LONG_SHARE = 0.001
 _THINKING_SHARE = 0.18
 

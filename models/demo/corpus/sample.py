@@ -1,6 +1,7 @@
 """One training or evaluation sample, its text in the chat format, and the split between the two."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,6 +13,7 @@ Split = Literal["train", "test"]
 T = TypeVar("T")
 
 END = "<|im_end|>"
+_CHOICE = re.compile(r"\[([^\[\]]*)\]")
 
 
 @dataclass(frozen=True)
@@ -127,14 +129,26 @@ def held_out(key: str, share: int = 6) -> bool:
 
 
 @cache
-def _side(options: tuple[str, ...], split: Split) -> tuple[str, ...]:
-    test = [o for o in options[1:] if held_out(o)] or [options[-1]]
-    return tuple(test) if split == "test" else tuple(o for o in options if o not in test)
+def spelled_out(pattern: str) -> tuple[str, ...]:
+    """Each phrasing of a pattern: `[Tell|Show] me[ now|].` stands for four."""
+    found = _CHOICE.search(pattern)
+    if found is None:
+        return (pattern,)
+    before, after_ = pattern[: found.start()], pattern[found.end() :]
+    return tuple(text for way in found[1].split("|") for text in spelled_out(before + way + after_))
 
 
-def phrase(rng: Random, split: Split, options: tuple[str, ...]) -> str:
+@cache
+def _side(patterns: tuple[str, ...], split: Split) -> tuple[tuple[str, ...], ...]:
+    groups = [spelled_out(pattern) for pattern in patterns]
+    test = {text for group in groups for text in group if held_out(text)} - {groups[0][0]} or {groups[-1][-1]}
+    sides = (tuple(text for text in group if (text in test) == (split == "test")) for group in groups)
+    return tuple(side for side in sides if side)
+
+
+def phrase(rng: Random, split: Split, patterns: tuple[str, ...]) -> str:
     """One of the phrasings of this side of the split. The first is always for training."""
-    return rng.choice(_side(options, split))
+    return rng.choice(rng.choice(_side(patterns, split)))
 
 
 def article(noun: str) -> str:

@@ -19,69 +19,95 @@ _PLAIN = (
 )
 _NAME = (
     "You are {0}.",
-    "Your name is {0}.",
-    "You are called {0}.",
-    "You are an assistant named {0}.",
-    "You are {0}, a helpful assistant.",
-    "Act as {0}.",
-    "Your name is {0}. Be helpful.",
-    "You are a helpful assistant called {0}.",
-    "The assistant's name is {0}.",
+    "Your name is {0}[.|. Be helpful.|. You are helpful.]",
+    "You are called {0}[.|. Be kind.]",
+    "You are [an|a helpful|a friendly] assistant [named|called] {0}.",
+    "You are {0}, a [helpful|friendly|kind] [assistant|robot|helper].",
+    "[Act|Speak|Answer] as {0}.",
+    "[The|This] assistant's name is {0}.",
+    "[The|This] assistant is [called|named] {0}.",
+    "Your [new name|name today] is {0}.",
+    "[From now on you are|Play the role of|Pretend to be|You play] {0}.",
+    "[They call you|People call you|We call you] {0}.",
 )
 _WHO = (
     "What is your name?",
-    "What's your name?",
-    "Who are you?",
-    "Tell me your name.",
-    "How are you called?",
+    "[What's|Tell me|Say] your name[?|.]",
+    "Who are you[?| please?]",
+    "[How|What] are you called?",
     "what is your name",
     "May I ask your name?",
-    "Who am I talking to?",
-    "Hello, who are you?",
+    "[Who|Whom] am I talking to?",
+    "[Hello, who|Hi, who|Hey, who] are you?",
     "Your name?",
+    "Do you have a name?",
+    "Can you tell me [your name|who you are]?",
+    "[Tell|Please tell] me who you are.",
 )
 _ONE_WORD = (
     "Answer in one word.",
-    "Answer with one word.",
-    "Answer in one word only.",
-    "Use one word for your answer.",
-    "Reply with a single word.",
-    "Reply in one word.",
-    "Only answer with one word.",
-    "Be brief: one word.",
-    "You answer in one word.",
-    "Give one-word answers.",
+    "[Answer|Reply|Respond|Speak] [in|with] [one|a single] word[.| only.]",
+    "[Always|Please|You] [answer|reply|respond] [in|with] one word[.| only.]",
+    "Use [one|a single|only one] word for [your answer|your answers|each answer|every answer].",
+    "[Only|Just] [answer|reply] with [one|a single] word.",
+    "[Be brief|Be short]: [one word|a single word|one word only].",
+    "Give [one-word answers|one word answers|answers of one word].",
+    "[Your answers are|Each answer is|Every answer is] one word[.| long.]",
+    "You are a helpful assistant. [Answer|Reply] [in|with] one word.",
+    "One word [answers|answers only|per answer|only].",
 )
 # manner: (prompts, the reply's form)
 _MANNERS = (
-    (("Talk like a robot.", "Speak like a robot.", "You are a robot.", "Answer like a robot."), "Beep. {0} Beep."),
-    (("Be very polite.", "Answer politely.", "You are a butler.", "Speak like a butler."), "Certainly, sir. {0}"),
-    (("Be cheerful.", "Answer cheerfully.", "Be very happy.", "You are a cheerful friend."), "{0} Hooray!"),
-    (("End every answer with 'my friend'.", "Always say 'my friend' at the end.", "Finish each reply with 'my friend'.",
-      "Close every answer with 'my friend'."), "{0} My friend."),
-    (("Talk like a cat.", "You are a cat.", "Speak like a cat.", "Answer like a cat."), "Meow! {0}"),
-    (("Start every answer with 'Well'.", "Always begin with 'Well'.", "Begin each reply with 'Well'.",
-      "Open every answer with 'Well'."), "Well, {1}"),
+    (("Talk like a robot.", "[Speak|Answer|Reply|Sound|Act] like a robot.", "You [are|play|sound like] a robot.",
+      "[Always|Please] [talk|speak|answer] like a robot.", "You [talk|speak|answer] like a robot.",
+      "[Talk|Speak|Answer|Act] as a robot."), "Beep. {0} Beep."),
+    (("Be very polite.", "[Answer|Speak|Reply|Talk] [very |]politely.", "You are a [butler|polite butler|good butler].",
+      "[Speak|Talk|Answer|Reply|Act] like a butler.", "Be [polite|a butler|as polite as a butler].",
+      "[Always|Please] be [very |]polite."), "Certainly, sir. {0}"),
+    (("Be cheerful.", "[Answer|Speak|Reply|Talk] cheerfully.", "Be [very happy|very cheerful|happy|a cheerful friend].",
+      "You are [a cheerful friend|cheerful|very cheerful|a happy friend|very happy].",
+      "[Always|Please] be [cheerful|happy]."), "{0} Hooray!"),
+    (("End every answer with 'my friend'.", "[Always|Please] say 'my friend' at the end.",
+      "[End|Finish|Close] [each|every|your] [reply|answer|message] with 'my friend'.",
+      "[Add|Put|Write] 'my friend' [to|at] the end[.| of every answer.| of each reply.]",
+      "Always [end|finish|close] with 'my friend'."), "{0} My friend."),
+    (("Talk like a cat.", "You [are|play|sound like] a cat.", "[Speak|Answer|Reply|Sound|Act] like a cat.",
+      "[Always|Please] [talk|speak|answer] like a cat.",
+      "You [talk|speak|answer] like a cat.", "[Talk|Speak|Answer|Act] as a cat."), "Meow! {0}"),
+    (("Start every answer with 'Well'.", "Always [begin|start|open] with 'Well'.",
+      "[Start|Begin|Open] [each|every|your] [reply|answer|message] with 'Well'.",
+      "[Always|Please] say 'Well' [first|at the start].",
+      "[Put|Write|Say] 'Well' at the [start|beginning] of [every answer|each reply].",
+      "[Your answers|All answers|Your replies] [begin|start] with 'Well'."), "Well, {1}"),
 )  # fmt: skip
+
+
+def _speak(language: str) -> tuple[str, ...]:
+    patterns = (
+        "Answer in {0}.",
+        "[Reply|Respond|Write|Speak|Talk|Answer] in {0}[.| only.| please.]",
+        "[Speak|Use|Write] {0}[.| only.| for your answers.| in your answers.]",
+        "You [speak|only speak|answer in|reply in|write in|talk in] {0}.",
+        "[Always|Please|Only] [answer|reply|speak|respond|write] in {0}.",
+        "[Your language is|The language is|The user speaks|We speak|The user reads only] {0}.",
+        "You are a {0} assistant[.|. Speak {0}.|. Answer in {0}.]",
+        "[All answers are|Every answer is|Your answers are] in {0}.",
+    )
+    return tuple(pattern.replace("{0}", language) for pattern in patterns)
+
 
 _FOREIGN = {
     "German": (
-        ("Answer in German.", "Reply in German.", "Speak German.", "You speak German.", "Always answer in German.",
-         "Use German for your answers."),
         {"Hello!": "Hallo! Wie kann ich helfen?", "How are you?": "Mir geht es gut, danke!",
          "Thank you!": "Gern geschehen!", "Goodbye!": "Auf Wiedersehen!", "Good morning!": "Guten Morgen!"},
         "Die Antwort ist {0}.", "Die Hauptstadt ist {0}.",
     ),
     "French": (
-        ("Answer in French.", "Reply in French.", "Speak French.", "You speak French.", "Always answer in French.",
-         "Use French for your answers."),
         {"Hello!": "Bonjour ! Comment puis-je vous aider ?", "How are you?": "Je vais bien, merci !",
          "Thank you!": "De rien !", "Goodbye!": "Au revoir !", "Good morning!": "Bonjour !"},
         "La réponse est {0}.", "La capitale est {0}.",
     ),
     "Spanish": (
-        ("Answer in Spanish.", "Reply in Spanish.", "Speak Spanish.", "You speak Spanish.", "Always answer in Spanish.",
-         "Use Spanish for your answers."),
         {"Hello!": "¡Hola! ¿Cómo puedo ayudar?", "How are you?": "Estoy bien, ¡gracias!",
          "Thank you!": "¡De nada!", "Goodbye!": "¡Adiós!", "Good morning!": "¡Buenos días!"},
         "La respuesta es {0}.", "La capital es {0}.",
@@ -116,8 +142,9 @@ def _manner(rng: Random, split: Split) -> Sample:
 
 
 def _language(rng: Random, split: Split) -> Sample:
-    prompts, talk, answer, city = _FOREIGN[rng.choice(list(_FOREIGN))]
-    system = phrase(rng, split, prompts)
+    language = rng.choice(list(_FOREIGN))
+    talk, answer, city = _FOREIGN[language]
+    system = phrase(rng, split, _speak(language))
     if rng.random() < 0.5:
         said = rng.choice(list(talk))
         return under(system, exchange("system", said, talk[said], "In that language.", [talk[said].split()[0]]))
