@@ -1,6 +1,6 @@
 """What is asked of a slot beside requests: keep, put back or forget what is in its cells."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -32,6 +32,31 @@ class Command:
         """End it without doing it."""
         if self.done.set_running_or_notify_cancel():
             self.done.set_exception(error)
+
+
+class Commands:
+    """What was asked of the slots of one instance and is not done. Used by its step thread."""
+
+    def __init__(self) -> None:
+        self._open: list[Command] = []
+
+    def add(self, command: Command) -> None:
+        """Take a new one in."""
+        self._open.append(command)
+
+    def carry_out(self, slots: Sequence[Slot], cells: Cells, now: float) -> None:
+        """Do those of idle slots; those of a busy slot wait for it, as in llama-server."""
+        for command in list(self._open):
+            slot = slots[command.slot]
+            if slot.idle:
+                self._open.remove(command)
+                command.carry_out(cells, slot, now)
+
+    def refuse(self, error: Exception) -> None:
+        """End all of them without doing them."""
+        for command in self._open:
+            command.refuse(error)
+        self._open.clear()
 
 
 def save(cells: Cells, slot: Slot, _now: float) -> SlotState:

@@ -1,15 +1,14 @@
 """Several instances of one model behind one door; everything here runs on the event loop."""
 
 import asyncio
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import reduce
 
 from server.engine import commands
 from server.engine.adapters import Tuning, default_set, tuning
+from server.engine.group import InstanceGroup
 from server.engine.instance import Instance
 from server.engine.mailbox import Mailbox
 from server.engine.params import EngineParams
@@ -19,13 +18,10 @@ from server.engine.request import Adapters, Request, Sink
 from server.engine.sequence import Ticket
 from server.engine.slot_state import SlotState
 from server.engine.snapshot import SlotSnapshot, snapshot
-from server.engine.stats import EngineStats, combined
 from server.errors import ContextExceeded, InvalidRequest, QueueFull, ShuttingDown
 
-MAX_RETRY_AFTER_S = 60
 
-
-class Engine:
+class Engine(InstanceGroup[Instance]):
     """Submits requests to the instance with the best prefix match among the least loaded."""
 
     def __init__(
@@ -35,60 +31,23 @@ class Engine:
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.params = params
+        super().__init__(params, runners[0].info.n_seq, clock)
         self.vocab = runners[0].vocab
         self.n_ctx_seq = runners[0].info.n_ctx_seq
-        self.n_slots_each = runners[0].info.n_seq
-        self.n_slots = self.n_slots_each * len(runners)
-        self._clock = clock
         self.adapters = runners[0].adapters
-        self._n_preparing = 0
-        self._closing = False
-        self._idle = asyncio.Event()
-        self._instances = [
-            Instance(
-                runner,
-                params,
-                Mailbox(loop, self._on_idle),
-                clock,
-                lambda: self._n_preparing,
-                i * self.n_slots_each,
-            )
-            for i, runner in enumerate(runners)
-        ]
-        for instance in self._instances:
-            instance.start()
-
-    @property
-    def busy(self) -> bool:
-        """Whether any request waits or runs."""
-        return any(instance.mailbox.n_load for instance in self._instances)
-
-    def _on_idle(self) -> None:
-        if not self.busy:
-            self._idle.set()
-
-    @property
-    def stats(self) -> EngineStats:
-        """Totals over the instances; a copy."""
-        return reduce(combined, (instance.stats for instance in self._instances), EngineStats())
-
-    async def wait_idle(self) -> None:
-        """Return when no request waits or runs."""
-        if self.busy:
-            await self._idle.wait()
-
-    @contextlib.contextmanager
-    def preparing(self) -> Iterator[None]:
-        """Around the preparation of a request: the step thread gives it a moment to join the next batch."""
-        self._n_preparing += 1
-        try:
-            yield
-        finally:
-            self._n_preparing -= 1
-            if self._n_preparing == 0:
-                for instance in self._instances:
-                    instance.mailbox.wake()
+        self._start(
+            [
+                Instance(
+                    runner,
+                    params,
+                    Mailbox(loop, self._one_is_idle),
+                    clock,
+                    self._count_preparing,
+                    i * self.n_slots_each,
+                )
+                for i, runner in enumerate(runners)
+            ]
+        )
 
     def submit(self, request: Request, sink: Sink) -> Ticket:
         """Queue `request`; its events go to `sink` on the event loop.
@@ -101,8 +60,8 @@ class Engine:
         wanted = self._tuning(request)
         instance = self._choose(request, wanted)
         capacity = self.params.max_queue + self.n_slots_each
-        if instance.mailbox.n_load >= capacity:
-            n_queued = instance.mailbox.n_load - self.n_slots_each
+        if instance.n_load >= capacity:
+            n_queued = instance.n_load - self.n_slots_each
             raise QueueFull(n_queued, self._retry_after_s(instance))
         ticket = Ticket(request, sink, self._clock(), n_open=request.n, tuning=wanted)
         self._idle.clear()
@@ -113,7 +72,7 @@ class Engine:
         """Stop a request; its slots are free by the next step. Harmless when it has ended."""
         ticket.cancelled = True
         for instance in self._instances:
-            instance.mailbox.wake()
+            instance.wake()
 
     def slots(self) -> list[SlotSnapshot]:
         """What every slot does now; ids run on across instances."""
@@ -160,17 +119,6 @@ class Engine:
         self._instances[id_slot // self.n_slots_each].mailbox.command(command)
         return await asyncio.wrap_future(command.done)
 
-    async def close(self, drain_s: float = 0.0) -> None:
-        """Take no more requests, give the running ones `drain_s` seconds, then fail them and free the contexts."""
-        self._closing = True
-        if drain_s > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.wait_idle(), drain_s)
-        for instance in self._instances:
-            instance.stop()
-        for instance in self._instances:
-            await asyncio.to_thread(instance.join)
-
     def check_integrity(self) -> None:
         """Prove that no slot, sequence or queue place is lost; only meaningful while idle."""
         for instance in self._instances:
@@ -208,13 +156,6 @@ class Engine:
             return self._instances[request.id_slot // self.n_slots_each]
         if len(self._instances) == 1:
             return self._instances[0]
-        least = min(instance.mailbox.n_load for instance in self._instances)
-        candidates = [i for i in self._instances if i.mailbox.n_load == least]
+        least = min(instance.n_load for instance in self._instances)
+        candidates = [i for i in self._instances if i.n_load == least]
         return max(candidates, key=lambda i: longest_match(request.prompt, i.scheduler.slots, wanted)[1])
-
-    def _retry_after_s(self, instance: Instance) -> int:
-        """Seconds until about half of the queue is gone, at the pace of the requests so far."""
-        durations = instance.stats.request_duration
-        n = sum(durations.counts)
-        mean_s = durations.sum / n if n else 1.0
-        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(mean_s * instance.mailbox.n_load / self.n_slots_each / 2)))

@@ -4,24 +4,23 @@ import logging
 import threading
 from collections.abc import Callable
 
-from server.engine.commands import Command
+from server.engine.commands import Commands
+from server.engine.faults import Faults
 from server.engine.kv import Cells
 from server.engine.lookup import Lookup
 from server.engine.mailbox import Mailbox
 from server.engine.output import Outputs
 from server.engine.params import EngineParams
 from server.engine.protocols import Runner
-from server.engine.request import Failed, FinishReason, Progress
+from server.engine.request import FinishReason, Progress
 from server.engine.scheduler import Entry, Scheduler
-from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.shift import span
 from server.engine.stats import EngineStats
-from server.engine.text import TextStream
+from server.engine.tickets import Tickets
 from server.errors import ContextExceeded, InternalError, LlamapoolError, ShuttingDown
 
 log = logging.getLogger(__name__)
-
-MAX_FAULTS = 2  # times a sequence is computed anew after a refused batch; then it is taken to be at fault
 
 
 class Instance:
@@ -43,11 +42,14 @@ class Instance:
         self.scheduler = Scheduler(runner.info, params)
         self._clock = clock
         self._preparing = preparing
+        self._tickets = Tickets(self.scheduler, mailbox, self.stats, clock)
         self._cells = Cells(runner, self.scheduler)
         self._shifts = params.context_shift and runner.info.can_shift
         self._outputs = Outputs(runner, self.stats, first_slot, shifts=self._shifts, lookup=self._lookup())
-        self._commands: list[Command] = []
-        self._open: dict[int, Ticket] = {}
+        self._faults = Faults(
+            runner, self.scheduler, self._cells, clock, commit=self._take_results, fail=self._tickets.fail
+        )
+        self._commands = Commands()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="llamapool-step", daemon=True)
 
@@ -72,6 +74,15 @@ class Instance:
         """Wait until the thread has closed the runner; blocking."""
         self._thread.join()
 
+    @property
+    def n_load(self) -> int:
+        """Choices that wait or run; exact on the event loop."""
+        return self.mailbox.n_load
+
+    def wake(self) -> None:
+        """Make the step thread look."""
+        self.mailbox.wake()
+
     # ---- the step thread
 
     def _run(self) -> None:
@@ -87,10 +98,8 @@ class Instance:
                 self._fail_all(InternalError("the engine failed; see the server's log"))
             self.mailbox.post()
         self._fail_all(ShuttingDown("model"))
-        while (command := self.mailbox.take_command()) is not None:
-            self._commands.append(command)
-        for command in self._commands:
-            command.refuse(ShuttingDown("model"))
+        self._receive_commands()
+        self._commands.refuse(ShuttingDown("model"))
         self.mailbox.post()
         self.runner.close()
 
@@ -98,37 +107,17 @@ class Instance:
         """Take new tickets in, waiting a moment for those that are known to come, and drop cancelled ones."""
         if self._preparing() and self.params.gather_ms > 0 and any(s.idle for s in self.scheduler.slots):
             deadline = self._clock() + self.params.gather_ms / 1e3
-            while self._preparing() and (left := deadline - self._clock()) > 0:
+            while self._preparing() and not self._stopping and (left := deadline - self._clock()) > 0:
                 self.mailbox.wait(left)
                 self.mailbox.forget_wake()
-        while (ticket := self.mailbox.take()) is not None:
-            self._open[id(ticket)] = ticket
-            self._enqueue(ticket)
-        if any(t.cancelled for t in self._open.values()):
-            for sequence in [*self.scheduler.active(), *self.scheduler.waiting]:
-                if sequence.ticket.cancelled:
-                    self._end(sequence)
-        self._run_commands()
+        self._tickets.receive()
+        self._receive_commands()
+        self._commands.carry_out(self.scheduler.slots, self._cells, self._clock())
         self._count()
 
-    def _run_commands(self) -> None:
-        """Carry out what was asked of slots; those of a busy slot wait for it, as in llama-server."""
+    def _receive_commands(self) -> None:
         while (command := self.mailbox.take_command()) is not None:
-            self._commands.append(command)
-        for command in list(self._commands):
-            slot = self.scheduler.slots[command.slot]
-            if slot.idle:
-                self._commands.remove(command)
-                command.carry_out(self._cells, slot, self._clock())
-
-    def _enqueue(self, ticket: Ticket) -> None:
-        request = ticket.request
-        for index in range(request.n):
-            constraint = request.constraint
-            if constraint is not None and index:
-                constraint = constraint.fork()
-            text = TextStream(request.stop)
-            self.scheduler.waiting.append(Sequence(ticket, index, text, request.prompt, constraint=constraint))
+            self._commands.add(command)
 
     def _step(self) -> bool:
         """Place, plan, decode, sample. False when there is nothing to do."""
@@ -138,28 +127,32 @@ class Instance:
         entries = self.scheduler.plan()
         if not entries:
             return False
-        self.runner.use_adapters(entries[0].sequence.next_adapters)
         started = self._clock()
         try:
+            self.runner.use_adapters(entries[0].sequence.next_adapters)
             decoded = self.runner.decode(entries)
         except LlamapoolError as error:
-            self._on_fault(entries, error)
+            self._faults.recover(entries, error)
             return True
         if not decoded:
             self._make_room(entries)
             return True
-        now = self._clock()
-        prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
-        self._count_decode(entries, now - started)
-        self.scheduler.commit(entries, now - started)
-        for entry in prompts:
-            self._report_progress(entry.sequence, now)
-        self._sample([e for e in entries if e.want_logits])
+        self._take_results(entries, self._clock() - started)
         if self.params.check_integrity:
             self.scheduler.check_integrity()
         self._count()
         self.mailbox.post()
         return True
+
+    def _take_results(self, entries: list[Entry], seconds: float) -> None:
+        """`entries` were decoded: their tokens are in the cells, and those with logits get their next ones."""
+        now = self._clock()
+        prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
+        self._count_decode(entries, seconds)
+        self.scheduler.commit(entries, seconds)
+        for entry in prompts:
+            self._report_progress(entry.sequence, now)
+        self._sample([e for e in entries if e.want_logits])
 
     def _count_decode(self, entries: list[Entry], seconds: float) -> None:
         """To be called before the commit. A slot that has a request is busy, with tokens in this decode or not."""
@@ -179,10 +172,10 @@ class Instance:
                     self.stats.queue_time.observe(now - sequence.ticket.submitted_at)
                     self._outputs.begin(sequence)
                     self._report_progress(sequence, now)
-            except Exception as error:  # noqa: BLE001 - `_fail` logs what is not ours
+            except Exception as error:  # noqa: BLE001 - `Tickets.fail` logs what is not ours
                 if placement.slot.idle:
                     self._cells.clear(placement.slot)
-                self._fail(sequence.ticket, error)
+                self._tickets.fail(sequence.ticket, error)
 
     def _shift(self) -> None:
         """Make room in the contexts that are full."""
@@ -191,7 +184,13 @@ class Instance:
                 vocab = self.runner.vocab
                 keep, discard = span(sequence, self.runner.info.n_ctx_seq, add_bos=vocab.add_bos)
                 log.info("context shift: %d tokens kept at the beginning, %d dropped", keep, discard)
-                self._cells.shift(sequence, keep, discard, self._clock())
+                slot = sequence.slot
+                assert slot is not None
+                try:
+                    self._cells.shift(sequence, keep, discard, self._clock())
+                except Exception as error:  # noqa: BLE001 - as above
+                    self._tickets.fail(sequence.ticket, error)
+                    self._cells.clear(slot)  # what the fault has left in them is unknown
 
     def _sample(self, entries: list[Entry]) -> None:
         output = 0
@@ -201,7 +200,7 @@ class Instance:
                 try:
                     self._sample_entry(output, entry)
                 except Exception as error:  # noqa: BLE001 - as above
-                    self._fail(sequence.ticket, error)
+                    self._tickets.fail(sequence.ticket, error)
             output += entry.n_outputs
 
     def _sample_entry(self, output: int, entry: Entry) -> None:
@@ -218,14 +217,12 @@ class Instance:
         if guesses:
             self._judge(sequence, slot, len(guesses), taken)
         if ended:
-            self._end(sequence)
+            self._tickets.end(sequence)
 
     def _judge(self, sequence: Sequence, slot: Slot, n_guessed: int, n_right: int) -> None:
         sequence.n_draft += n_guessed
         sequence.n_draft_accepted += n_right
-        self.stats.n_drafts += 1
-        self.stats.n_draft_tokens += n_guessed
-        self.stats.n_draft_accepted += n_right
+        self.stats.add_draft(n_guessed, n_right)
         assert sequence.lookup is not None
         sequence.lookup.judge(n_guessed, n_right)
         if n_right < n_guessed and not self._cells.truncate(slot, len(slot.tokens) - n_guessed + n_right):
@@ -248,43 +245,9 @@ class Instance:
         """No cell for the next token of the only sequence."""
         if sequence.output:
             self.mailbox.emit(sequence.ticket, *self._outputs.finish(sequence, FinishReason.LIMIT, now, truncated=True))
-            self._end(sequence)
+            self._tickets.end(sequence)
         else:
-            self._fail(sequence.ticket, ContextExceeded(len(sequence.request.prompt), sequence.n_computed))
-
-    def _on_fault(self, entries: list[Entry], error: LlamapoolError) -> None:
-        """The library refused the batch. Bring the cells back in step; alone, a sequence that is at fault fails."""
-        log.error("a decode of %d sequences failed: %s", len(entries), error)
-        kept = [entry for entry in entries if self._rewind(entry.sequence, error)]
-        if len(entries) == 1:
-            if kept:
-                self._fail(entries[0].sequence.ticket, error)
-            return
-        for entry in kept:
-            try:
-                self.runner.use_adapters(entry.sequence.next_adapters)
-                if self.runner.decode([entry]):
-                    self._count_decode([entry], 0.0)
-                    self.scheduler.commit([entry], 0.0)
-                    if entry.want_logits:
-                        self._sample([entry])
-            except LlamapoolError as own:
-                if self._rewind(entry.sequence, own):
-                    self._fail(entry.sequence.ticket, own)
-
-    def _rewind(self, sequence: Sequence, error: LlamapoolError) -> bool:
-        """Forget what a failed decode may have left. False when the model can't, and it must be computed anew."""
-        slot = sequence.slot
-        assert slot is not None
-        if self._cells.truncate(slot, len(slot.tokens)):
-            return True
-        self._cells.clear(slot)
-        sequence.n_faults += 1
-        if sequence.n_faults > MAX_FAULTS:
-            self._fail(sequence.ticket, error)
-        else:
-            self.scheduler.park(sequence, self._clock())
-        return False
+            self._tickets.fail(sequence.ticket, ContextExceeded(len(sequence.request.prompt), sequence.n_computed))
 
     def _report_progress(self, sequence: Sequence, now: float) -> None:
         if sequence.request.return_progress and not sequence.output:
@@ -293,45 +256,9 @@ class Instance:
             done = min(sequence.n_computed, total)
             self.mailbox.emit(sequence.ticket, Progress(sequence.index, total, sequence.n_cached, done, elapsed_ms))
 
-    # ---- ends
-
-    def _end(self, sequence: Sequence) -> None:
-        """Free what it held; events are the caller's."""
-        now = self._clock()
-        self.scheduler.release(sequence, now)
-        sequence.phase = Phase.ENDED
-        if sequence.sampler is not None:
-            sequence.sampler.close()
-            sequence.sampler = None
-        ticket = sequence.ticket
-        ticket.n_open -= 1
-        if ticket.n_open == 0:
-            self._close(ticket)
-            if not ticket.cancelled:
-                self.stats.request_duration.observe(now - ticket.submitted_at)
-
-    def _close(self, ticket: Ticket) -> None:
-        """Nothing of `ticket` is left here; said once."""
-        if self._open.pop(id(ticket), None) is not None:
-            self.mailbox.ended(ticket)
-
-    def _fail(self, ticket: Ticket, error: Exception) -> None:
-        """End every choice of a request with one event."""
-        if not isinstance(error, LlamapoolError):
-            log.error("a request failed", exc_info=error)
-            error = InternalError("the engine failed on this request; see the server's log")
-        for sequence in [*self.scheduler.active(), *self.scheduler.waiting]:
-            if sequence.ticket is ticket:
-                self._end(sequence)
-        self._close(ticket)
-        self.mailbox.emit(ticket, Failed(error))
-
     def _fail_all(self, error: LlamapoolError) -> None:
         """Every open request ends; the cells are no longer trusted."""
-        while (ticket := self.mailbox.take()) is not None:
-            self._open[id(ticket)] = ticket
-        for ticket in list(self._open.values()):
-            self._fail(ticket, error)
+        self._tickets.fail_all(error)
         for slot in self.scheduler.slots:
             try:
                 self._cells.clear(slot)

@@ -27,12 +27,12 @@ def moves(cached: Sequence[int], prompt: Sequence[int], prefix: int, smallest: i
     """
     found: list[Move] = []
     head, at = prefix, prefix
-    while head < len(cached) and at < len(prompt):
-        if cached[head] == prompt[at]:
+    while head + smallest <= len(cached) and at + smallest <= len(prompt):
+        # the slices of few tokens first: long ones for each common token would be quadratic
+        if cached[head] == prompt[at] and cached[head : head + smallest] == prompt[at : at + smallest]:
             n = common_prefix(cached[head : head + len(prompt) - at], prompt[at:])
-            if n >= smallest:
-                found.append(Move(head, at, n))
-                head, at = head + n, at + n
-                continue
-        head += 1
+            found.append(Move(head, at, n))
+            head, at = head + n, at + n
+        else:
+            head += 1
     return found

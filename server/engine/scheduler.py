@@ -133,7 +133,8 @@ class Scheduler:
         if len(sets) < 2:
             return active
         turn = max(self._turns.values(), default=0) + 1
-        self._turns = {adapters: self._turns.get(adapters, 0) for adapters in sets}
+        # one that is new joins as the last: before the others, a stream of new sets would keep them waiting for ever
+        self._turns = {adapters: self._turns.get(adapters, turn - 1) for adapters in sets}
         chosen = min(sets, key=lambda adapters: (self._turns[adapters], adapters))
         self._turns[chosen] = turn
         return [s for s in active if s.next_adapters == chosen]

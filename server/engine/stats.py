@@ -75,6 +75,12 @@ class EngineStats:
             self.prompt_tokens += n_prompt
             self.prompt_seconds += seconds
 
+    def add_draft(self, n_guessed: int, n_right: int) -> None:
+        """Count a draft of `n_guessed` tokens of which the first `n_right` were sampled, too."""
+        self.n_drafts += 1
+        self.n_draft_tokens += n_guessed
+        self.n_draft_accepted += n_right
+
 
 def combined(one: EngineStats, other: EngineStats) -> EngineStats:
     """The sum of two: a new value; of the peak the larger."""

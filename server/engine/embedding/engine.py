@@ -1,24 +1,19 @@
 """Several embedding instances of one model behind one door; everything here runs on the event loop."""
 
 import asyncio
-import contextlib
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from collections.abc import Callable, Sequence
 
 from server.engine.embedding.instance import EmbeddingInstance
 from server.engine.embedding.queue import Job
 from server.engine.embedding.vectors import EmbeddingRunner, Vectors
+from server.engine.group import InstanceGroup
 from server.engine.params import EngineParams
 from server.engine.snapshot import SlotSnapshot
-from server.engine.stats import EngineStats, combined
 from server.errors import ContextExceeded, InvalidRequest, QueueFull, ShuttingDown
 
-MAX_RETRY_AFTER_S = 60
 
-
-class EmbeddingEngine:
+class EmbeddingEngine(InstanceGroup[EmbeddingInstance]):
     """Computes vectors. A request is its inputs, each a list of tokens; the requests of all clients share decodes."""
 
     def __init__(
@@ -28,55 +23,19 @@ class EmbeddingEngine:
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.params = params
+        super().__init__(params, runners[0].info.n_seq, clock)
         self.info = runners[0].info
         self.vocab = runners[0].vocab
         self.n_ctx_seq = self.info.n_ctx_seq
-        self.n_slots = self.info.n_seq * len(runners)
-        self._clock = clock
         self._loop = loop
-        self._n_preparing = 0
-        self._closing = False
-        self._idle = asyncio.Event()
-        self._instances = [
-            EmbeddingInstance(
-                runner, params, loop, clock, preparing=lambda: self._n_preparing, on_idle=self._one_is_idle
-            )
-            for runner in runners
-        ]
-        for instance in self._instances:
-            instance.start()
-
-    @property
-    def busy(self) -> bool:
-        """Whether any request waits or runs."""
-        return any(instance.n_load for instance in self._instances)
-
-    def _one_is_idle(self) -> None:
-        if not self.busy:
-            self._idle.set()
-
-    @property
-    def stats(self) -> EngineStats:
-        """Totals over the instances; a copy."""
-        return reduce(combined, (instance.stats for instance in self._instances), EngineStats())
-
-    async def wait_idle(self) -> None:
-        """Return when no request waits or runs."""
-        if self.busy:
-            await self._idle.wait()
-
-    @contextlib.contextmanager
-    def preparing(self) -> Iterator[None]:
-        """Around the preparation of a request: the step threads give it a moment to join the next decode."""
-        self._n_preparing += 1
-        try:
-            yield
-        finally:
-            self._n_preparing -= 1
-            if self._n_preparing == 0:
-                for instance in self._instances:
-                    instance.wake()
+        self._start(
+            [
+                EmbeddingInstance(
+                    runner, params, loop, clock, preparing=self._count_preparing, on_idle=self._one_is_idle
+                )
+                for runner in runners
+            ]
+        )
 
     def submit(self, inputs: Sequence[Sequence[int]]) -> asyncio.Future[list[Vectors]]:
         """Queue a request; the future has the vectors of each input, in order. Cancelling it frees its place.
@@ -100,17 +59,6 @@ class EmbeddingEngine:
     def slots(self) -> list[SlotSnapshot]:
         """One for each input that the instances' decodes can carry; ids run on across instances."""
         return [slot for i, instance in enumerate(self._instances) for slot in instance.slots(i * self.info.n_seq)]
-
-    async def close(self, drain_s: float = 0.0) -> None:
-        """Take no more requests, give the running ones `drain_s` seconds, then fail them and free the contexts."""
-        self._closing = True
-        if drain_s > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.wait_idle(), drain_s)
-        for instance in self._instances:
-            instance.stop()
-        for instance in self._instances:
-            await asyncio.to_thread(instance.join)
 
     def check_integrity(self) -> None:
         """Prove that no request is lost; only meaningful while idle."""
@@ -136,10 +84,3 @@ class EmbeddingEngine:
             raise ContextExceeded(n, info.n_ctx_seq)
         if min(tokens) < 0 or max(tokens) >= self.vocab.n_tokens:
             raise InvalidRequest(f"a token id is outside the vocabulary (0 to {self.vocab.n_tokens - 1})", "input")
-
-    def _retry_after_s(self, instance: EmbeddingInstance) -> int:
-        """Seconds until about half of the queue is gone, at the pace of the requests so far."""
-        durations = instance.stats.request_duration
-        n = sum(durations.counts)
-        mean_s = durations.sum / n if n else 1.0
-        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(mean_s * instance.n_load / self.info.n_seq / 2)))

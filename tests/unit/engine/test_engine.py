@@ -2,13 +2,16 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.engine.adapters import Adapter
+from server.engine.protocols import BatchEntry
 from server.engine.request import Adapters, Failed, FinishReason, Progress, SamplingParams, Started, Text
+from server.engine.scheduler import Entry
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
 from tests.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run
@@ -361,6 +364,21 @@ async def test_a_poisoned_first_batch_fails_alone_while_others_go_on() -> None:
             bad, *replies = await run(engine, request("!bad"), *good)
         assert isinstance(bad.error, InternalError)
         assert [r.text for r in replies] == [alone(r) for r in good]
+
+
+@pytest.mark.parametrize("partial_removal", [True, False])
+async def test_a_request_with_several_choices_at_fault_fails_alone_and_once(partial_removal: bool) -> None:
+    def refuse(entries: Sequence[BatchEntry]) -> None:
+        said = [e.sequence for e in entries if isinstance(e, Entry) and e.sequence.request.id == "bad"]
+        if any(len(sequence.output) > 2 for sequence in said):
+            raise InternalError("llama_decode failed (-1)")
+
+    runner = FakeRunner(n_seq=4, on_decode=refuse, partial_removal=partial_removal)
+    good = request("good", max_tokens=60)
+    async with engine_over(runner) as engine:
+        bad, reply = await run(engine, request("bad", n=3, max_tokens=60), good)
+    assert [type(event) for event in bad.events].count(Failed) == 1
+    assert reply.text == alone(good)
 
 
 async def test_a_pinned_slot_of_the_second_instance_survives_a_full_queue() -> None:

@@ -104,3 +104,11 @@ async def test_a_model_that_cannot_forget_a_part_does_not_guess() -> None:
         (reply,) = await run(engine, request("sing", max_tokens=100))
     assert reply.text == VERSE[:100]
     assert reply.finished[0].timings.draft_n == 0
+
+
+async def test_a_slot_does_not_keep_the_index_of_its_last_request() -> None:
+    async with engine_over(FakeRunner(n_seq=1), spec_type="ngram-simple") as engine:
+        await run(engine, request("abc"))
+        (slot,) = engine._instances[0].scheduler.slots
+        assert slot.last is not None
+        assert slot.last.lookup is None

@@ -1,5 +1,7 @@
 """Runs of cached tokens at other positions, the indentation limit, and what a context shift keeps."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +33,24 @@ def test_a_prompt_that_lost_its_beginning_keeps_the_rest() -> None:
     prompt = [1, *range(130, 200), 7]
     (move,) = moves(cached, prompt, 1, 16)
     assert (move.source, move.target, move.n) == (31, 1, 70)
+
+
+class _Counting(list[int]):
+    """Counts the tokens that are copied out of it."""
+
+    n_copied = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if isinstance(key, slice):
+            self.n_copied += len(found)
+        return found
+
+
+def test_a_token_that_is_everywhere_does_not_make_the_search_quadratic() -> None:
+    cached, prompt = _Counting([1, 2] * 2000), _Counting([1] + [3] * 4000)
+    assert not moves(cached, prompt, 0, 8)
+    assert cached.n_copied + prompt.n_copied < 16 * len(cached)
 
 
 def test_runs_that_are_too_short_stay() -> None:

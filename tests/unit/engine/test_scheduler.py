@@ -2,10 +2,11 @@
 
 import pytest
 
+from server.engine.adapters import Tuning
 from server.engine.params import EngineParams
 from server.engine.placement import Placement
 from server.engine.protocols import RunnerInfo
-from server.engine.request import Request
+from server.engine.request import Adapters, Request
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from server.engine.text import TextStream
@@ -30,6 +31,14 @@ def place(s: Scheduler, now: float = 0.0) -> Placement:
     slot.tokens = list(source.tokens[: placement.n_reuse]) if source is not None else []
     s.occupy(placement, now)
     return placement
+
+
+def active_under(s: Scheduler, adapters: Adapters) -> Sequence:
+    """A sequence in a slot, whose prompt is not computed yet."""
+    sequence = waiting(s, list(range(400)))
+    sequence.ticket.tuning = Tuning(adapters, 0)
+    place(s)
+    return sequence
 
 
 def finish(s: Scheduler, sequence: Sequence, now: float) -> None:
@@ -163,3 +172,16 @@ def test_integrity_sees_a_slot_that_points_nowhere() -> None:
     sequence.slot = Slot(5)
     with pytest.raises(AssertionError, match="disagree"):
         s.check_integrity()
+
+
+def test_a_stream_of_new_lora_sets_keeps_nobody_waiting() -> None:
+    s = scheduler(3)
+    patient = active_under(s, ((0, 1.0),))
+    patient.output, steps_between = [1], 0
+    for number in range(20):
+        brief = active_under(s, ((0, -1.0 - number),))
+        entries = s.plan()
+        steps_between = 0 if entries[0].sequence is patient else steps_between + 1
+        assert steps_between < 3
+        s.commit(entries, 0.01)
+        finish(s, brief, float(number))

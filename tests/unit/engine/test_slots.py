@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from server.engine.adapters import Adapter
-from server.engine.request import FinishReason
-from server.errors import InvalidRequest, ShuttingDown
+from server.engine.request import Adapters, FinishReason
+from server.errors import InternalError, InvalidRequest, ShuttingDown
 from tests.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
 from tests.unit.engine.events import events_of
@@ -94,6 +94,7 @@ async def test_a_command_that_waits_for_a_slot_ends_with_the_engine() -> None:
         saving = asyncio.ensure_future(engine.save_slot(0))
         await asyncio.sleep(0)
         closing = asyncio.ensure_future(engine.close())
+        await asyncio.sleep(0)  # it has said that the thread is to stop
         assert runner.steps is not None
         runner.steps.release(100)
         await asyncio.wait({saving}, timeout=5)
@@ -167,6 +168,34 @@ async def test_a_full_context_is_shifted_and_generation_goes_on(unified: bool) -
     assert end.reason is FinishReason.LIMIT
     assert end.truncated
     assert other.text == alone(request("abcdefgh", max_tokens=5))
+
+
+async def test_a_shift_that_the_library_refuses_ends_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise InternalError("llama_memory_seq_add failed")
+
+    runner = FakeRunner(n_seq=2, n_ctx_seq=32)
+    monkeypatch.setattr(runner, "seq_drop", refuse)
+    async with engine_over(runner, context_shift=True) as engine:
+        long, other = await run(engine, request("abcdefgh", max_tokens=100), request("xyz", max_tokens=26))
+        (again,) = await run(engine, request("abcdefgh", max_tokens=5))
+    assert isinstance(long.error, InternalError)
+    assert other.text == alone(request("xyz", max_tokens=26))
+    assert again.text == alone(request("abcdefgh", max_tokens=5))
+
+
+async def test_a_lora_set_that_the_library_refuses_fails_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(adapters: Adapters) -> None:
+        if adapters:
+            raise InternalError("llama_set_adapter_lora failed")
+
+    runner = FakeRunner(n_seq=4, adapters=(Adapter(0, "a"),))
+    monkeypatch.setattr(runner, "use_adapters", refuse)
+    plain = request("abc", adapters=(), max_tokens=30)
+    async with engine_over(runner) as engine:
+        tuned, reply = await run(engine, request("xyz", adapters=((0, 1.0),)), plain)
+    assert isinstance(tuned.error, InternalError)
+    assert reply.text == alone(plain)
 
 
 async def test_without_context_shift_a_full_context_ends_the_request() -> None:

@@ -1,0 +1,106 @@
+"""What every engine is: the instances of one model behind one door. Everything here runs on the event loop."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from typing import Generic, Protocol, TypeVar
+
+from server.engine.params import EngineParams
+from server.engine.stats import EngineStats, combined
+
+MAX_RETRY_AFTER_S = 60
+
+
+class Member(Protocol):
+    """One instance, as far as all of them are alike."""
+
+    stats: EngineStats
+
+    @property
+    def n_load(self) -> int:
+        """What waits or runs; exact on the event loop."""
+
+    def start(self) -> None: ...
+    def wake(self) -> None: ...
+    def stop(self) -> None: ...
+    def join(self) -> None: ...
+
+
+M = TypeVar("M", bound=Member)
+
+
+class InstanceGroup(Generic[M]):
+    """Starts its instances, knows when all are idle, and ends them."""
+
+    def __init__(self, params: EngineParams, n_slots_each: int, clock: Callable[[], float]) -> None:
+        self.params = params
+        self.n_slots_each = n_slots_each
+        self._clock = clock
+        self._n_preparing = 0
+        self._closing = False
+        self._idle = asyncio.Event()
+        self._instances: Sequence[M] = ()
+
+    def _start(self, instances: Sequence[M]) -> None:
+        self._instances = instances
+        for instance in instances:
+            instance.start()
+
+    @property
+    def n_slots(self) -> int:
+        """Slots of all instances."""
+        return self.n_slots_each * len(self._instances)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return any(instance.n_load for instance in self._instances)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals over the instances; a copy."""
+        return reduce(combined, (instance.stats for instance in self._instances), EngineStats())
+
+    async def wait_idle(self) -> None:
+        """Return when no request waits or runs."""
+        if self.busy:
+            await self._idle.wait()
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Around the preparation of a request: the step threads give it a moment to join the next batch."""
+        self._n_preparing += 1
+        try:
+            yield
+        finally:
+            self._n_preparing -= 1
+            if self._n_preparing == 0:
+                for instance in self._instances:
+                    instance.wake()
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Take no more requests, give the running ones `drain_s` seconds, then fail them and free the contexts."""
+        self._closing = True
+        if drain_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.wait_idle(), drain_s)
+        for instance in self._instances:
+            instance.stop()
+        for instance in self._instances:
+            await asyncio.to_thread(instance.join)
+
+    def _one_is_idle(self) -> None:
+        if not self.busy:
+            self._idle.set()
+
+    def _count_preparing(self) -> int:
+        return self._n_preparing
+
+    def _retry_after_s(self, instance: M) -> int:
+        """Seconds until about half of the queue is gone, at the pace of the requests so far."""
+        durations = instance.stats.request_duration
+        n = sum(durations.counts)
+        mean_s = durations.sum / n if n else 1.0
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(mean_s * instance.n_load / self.n_slots_each / 2)))

@@ -1,0 +1,86 @@
+"""The requests of one instance from their arrival to their end, however they end."""
+
+import logging
+from collections.abc import Callable
+
+from server.engine.mailbox import Mailbox
+from server.engine.request import Failed
+from server.engine.scheduler import Scheduler
+from server.engine.sequence import Phase, Sequence, Ticket
+from server.engine.stats import EngineStats
+from server.engine.text import TextStream
+from server.errors import InternalError, LlamapoolError
+
+log = logging.getLogger(__name__)
+
+
+class Tickets:
+    """Those that have not ended. Used by the step thread."""
+
+    def __init__(self, scheduler: Scheduler, mailbox: Mailbox, stats: EngineStats, clock: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._mailbox = mailbox
+        self._stats = stats
+        self._clock = clock
+        self._open: dict[int, Ticket] = {}
+
+    def receive(self) -> None:
+        """Queue the choices of new requests, and end those of cancelled ones."""
+        while (ticket := self._mailbox.take()) is not None:
+            self._open[id(ticket)] = ticket
+            self._enqueue(ticket)
+        if any(ticket.cancelled for ticket in self._open.values()):
+            for sequence in self._sequences():
+                if sequence.ticket.cancelled:
+                    self.end(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """Free what a choice held; events are the caller's."""
+        now = self._clock()
+        self._scheduler.release(sequence, now)
+        sequence.phase = Phase.ENDED
+        if sequence.sampler is not None:
+            sequence.sampler.close()
+            sequence.sampler = None
+        sequence.lookup = None  # an index of the whole text; the slot remembers who held it last
+        ticket = sequence.ticket
+        ticket.n_open -= 1
+        if ticket.n_open == 0:
+            self._close(ticket)
+            if not ticket.cancelled:
+                self._stats.request_duration.observe(now - ticket.submitted_at)
+
+    def fail(self, ticket: Ticket, error: Exception) -> None:
+        """End every choice of a request with one event; an error that is not ours is logged, and not shown."""
+        if not isinstance(error, LlamapoolError):
+            log.error("a request failed", exc_info=error)
+            error = InternalError("the engine failed on this request; see the server's log")
+        for sequence in self._sequences():
+            if sequence.ticket is ticket:
+                self.end(sequence)
+        self._close(ticket)
+        self._mailbox.emit(ticket, Failed(error))
+
+    def fail_all(self, error: LlamapoolError) -> None:
+        """End every request, new ones too."""
+        while (ticket := self._mailbox.take()) is not None:
+            self._open[id(ticket)] = ticket
+        for ticket in list(self._open.values()):
+            self.fail(ticket, error)
+
+    def _enqueue(self, ticket: Ticket) -> None:
+        request = ticket.request
+        for index in range(request.n):
+            constraint = request.constraint
+            if constraint is not None and index:
+                constraint = constraint.fork()
+            text = TextStream(request.stop)
+            self._scheduler.waiting.append(Sequence(ticket, index, text, request.prompt, constraint=constraint))
+
+    def _sequences(self) -> list[Sequence]:
+        return [*self._scheduler.active(), *self._scheduler.waiting]
+
+    def _close(self, ticket: Ticket) -> None:
+        """Nothing of `ticket` is left here; said once."""
+        if self._open.pop(id(ticket), None) is not None:
+            self._mailbox.ended(ticket)
