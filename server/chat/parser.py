@@ -6,10 +6,11 @@ from typing import Any, Protocol
 
 from server.chat.formats import recognised
 from server.chat.formats.form import ToolFormat
+from server.chat.lark_text import Control
 from server.chat.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.chat.reasoning import ReasoningParser, thinking_tags
 from server.chat.template import ChatTemplate
-from server.chat.tool_choice import Control, calls_lark
+from server.chat.tool_choice import Trigger, calls_lark, triggers
 from server.chat.turn import Parser, Reading
 from server.errors import InvalidRequest
 
@@ -22,6 +23,7 @@ __all__ = [
     "ToolCallBegin",
     "call_format",
     "call_tags",
+    "call_triggers",
     "forced_call_grammar",
     "output_parser",
 ]
@@ -105,15 +107,29 @@ def forced_call_grammar(
     ``control``: `GrammarCompiler.control_token` of the model, for vocabularies whose tags are control tokens.
     Raises `InvalidRequest` when a call of the template's format can't be enforced.
     """
-    form = call_format(template).forced
-    if form is None:
+    form = call_format(template)
+    calls = form.call_form(template.tool_source)
+    if calls is None:
         raise InvalidRequest(
-            "tool_choice: forcing a call needs a chat template whose form of a tool call is known (<tool_call> tags, "
-            "Llama 3, Mistral's list); this model's is not",
+            f"tool_choice: a call in the form of this model's chat template ({form.name}) can't be enforced",
             "tool_choice",
         )
     wanted = [tool["function"] for tool in tools if not name or tool["function"]["name"] == name]
-    return calls_lark(form, wanted, parallel=parallel and not name, control=control)
+    return calls_lark(calls, wanted, parallel=parallel and not name, control=control, tags=form.tags)
+
+
+def call_triggers(
+    template: ChatTemplate, functions: Sequence[Mapping[str, Any]], *, parallel: bool, control: Control | None = None
+) -> list[Trigger]:
+    """What opens a call of these functions in free text, with the grammar of what follows; none where that is unknown.
+
+    Raises `InvalidRequest` for parameters that can't be enforced.
+    """
+    form = call_format(template)
+    calls = form.call_form(template.tool_source)
+    if calls is None or not functions:
+        return []
+    return triggers(calls, functions, parallel=parallel, control=control, tags=form.tags)
 
 
 def call_format(template: ChatTemplate, *, tools: bool = True) -> ToolFormat:

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from server.dialects.chat_tools import MAX_TOOLS, NO_PARAMETERS, Tool, Tools
+from server.dialects.chat_tools import NO_PARAMETERS, Tool, Tools, callable_tools, name_and_description, tool_list
 from server.dialects.fields import wrong_type
 from server.errors import InvalidRequest
 
@@ -17,32 +17,8 @@ _SHOWN_CHARS = 64
 
 def read_tools(tools: object, choice: object) -> Tools:
     """Check both fields together. Raises `InvalidRequest` that names the place."""
-    found = tuple(_tools(tools))
     mode, name, parallel = _choice(choice)
-    if mode == "required" and not found:
-        raise InvalidRequest("tool_choice: asks for a tool, but tools is empty", "tool_choice")
-    if name and name not in {tool["function"]["name"] for tool in found}:
-        raise InvalidRequest(f"tool_choice.name: no tool is called {name[:_SHOWN_CHARS]!r}", "tool_choice.name")
-    return Tools(found, mode, name, parallel)
-
-
-def _tools(given: object) -> list[Tool]:
-    if given is None:
-        return []
-    if not isinstance(given, list):
-        raise wrong_type("tools", "an array", given)
-    if len(given) > MAX_TOOLS:
-        raise InvalidRequest(f"tools: must have at most {MAX_TOOLS} tools", "tools")
-    tools: list[Tool] = []
-    names: set[str] = set()
-    for index, one in enumerate(given):
-        tool = _tool(one, f"tools.{index}")
-        name = tool["function"]["name"]
-        if name in names:
-            raise InvalidRequest(f"tools.{index}.name: two tools have the same name", f"tools.{index}.name")
-        names.add(name)
-        tools.append(tool)
-    return tools
+    return callable_tools(Tools(tool_list(tools, _tool, "name"), mode, name, parallel), "name")
 
 
 def _tool(given: object, path: str) -> Tool:
@@ -55,16 +31,11 @@ def _tool(given: object, path: str) -> Tool:
             "only tools with an input_schema of their own are supported",
             f"{path}.type",
         )
-    name = given.get("name")
-    if not isinstance(name, str) or not name:
-        raise wrong_type(f"{path}.name", "a name", name)
-    description = given.get("description")
-    if description is not None and not isinstance(description, str):
-        raise wrong_type(f"{path}.description", "a string", description)
+    name, description = name_and_description(given, path)
     schema: Any = given.get("input_schema")
     if not isinstance(schema, dict):
         raise wrong_type(f"{path}.input_schema", "a JSON Schema object", schema)
-    function = {"name": name, "description": description or "", "parameters": schema or NO_PARAMETERS}
+    function = {"name": name, "description": description, "parameters": schema or NO_PARAMETERS}
     return {"type": "function", "function": function}
 
 

@@ -5,28 +5,40 @@ import json
 from server.chat.parser import call_tags, forced_call_grammar
 from server.chat.reasoning import speaks_of_thoughts, thinking_tags
 from server.chat.template import RenderedPrompt
+from server.dialects.begun_calls import begun_calls, blamed
 from server.dialects.chat_tools import Tools
-from server.dialects.constraints import ConstraintFields, output_constraint, wanted_schema
+from server.dialects.constraints import ConstraintFields, constrained, only_guide, output_constraint, wanted_schema
+from server.dialects.guided import conflict
 from server.dialects.reasoning_control import ReasoningControl, ReasoningSwitch
 from server.dialects.thinking_constraint import AfterThinking
 from server.engine.request import Constraint
 from server.errors import InvalidRequest
+from server.grammar.limits import MAX_CALLS_CHARS
+from server.grammar.triggered import Triggered
 from server.pool.model import LoadedModel
 
 
 def chat_constraint(
-    fields: ConstraintFields, tools: Tools, model: LoadedModel, rendered: RenderedPrompt
+    fields: ConstraintFields,
+    tools: Tools,
+    model: LoadedModel,
+    rendered: RenderedPrompt,
+    *,
+    thoughts_apart: bool = True,
 ) -> Constraint | None:
     """The constraint of a chat, which begins behind thoughts that the prompt has opened.
 
     Tools that must be called leave nothing else; with tools that may be, a schema holds for the answer that is
-    not a call. Raises `InvalidRequest`.
+    not a call, and without one only calls are constrained. ``thoughts_apart``: whether thoughts are told from the
+    answer, so that there are no calls in them. Raises `InvalidRequest`.
     """
-    constraint = _constraint(fields, tools, model)
-    if constraint is None:
-        return None
     source = template_source(tools, model)
-    if not opens_thoughts(rendered.generation_prompt, source):
+    opened = opens_thoughts(rendered.generation_prompt, source)
+    if tools.callable and tools.choice == "auto" and not constrained(fields):
+        shown = shown_tags(tools, model)
+        return begun_calls(tools, model, shown=shown, thoughts=thoughts_apart, thinking=opened)
+    constraint = _constraint(fields, tools, model)
+    if constraint is None or not opened:
         return constraint
     return AfterThinking(constraint, model.vocab, thinking_tags(source)[1])
 
@@ -39,7 +51,7 @@ def controlled(
     switch = ReasoningSwitch()
     source = template_source(tools, model)
     begun = opens_thoughts(rendered.generation_prompt, source)
-    if constraint is not None and not begun:
+    if constraint is not None and not begun and not isinstance(constraint, Triggered):
         return constraint, switch
     return ReasoningControl(switch, constraint, model.vocab, thinking_tags(source), begun=begun), switch
 
@@ -54,14 +66,19 @@ def opens_thoughts(generation_prompt: str, source: str) -> bool:
 def _constraint(fields: ConstraintFields, tools: Tools, model: LoadedModel) -> Constraint | None:
     if not tools.callable:
         return output_constraint(fields, lambda: model.grammar)
+    guided = only_guide(fields)
+    if guided is not None and not guided.is_schema:
+        raise conflict(guided.field, "tools that may be called")
     parallel = tools.parallel is not False
     if tools.choice == "required":
-        return model.grammar.lark(_forced(tools, model, parallel=parallel))
+        try:
+            return model.grammar.lark(_forced(tools, model, parallel=parallel), max_chars=MAX_CALLS_CHARS)
+        except InvalidRequest as error:
+            raise blamed(tools, model, error) from error
     schema = wanted_schema(fields)
-    if schema is None:
-        return None
+    assert schema is not None  # `constrained`
     model.grammar.json_schema(schema)  # for its message: that of the whole grammar would not name the schema
-    return model.grammar.lark(_call_or_answer(tools, model, schema, parallel=parallel))
+    return model.grammar.lark(_call_or_answer(tools, model, schema, parallel=parallel), max_chars=MAX_CALLS_CHARS)
 
 
 def _forced(tools: Tools, model: LoadedModel, *, parallel: bool) -> str:

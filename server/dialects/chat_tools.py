@@ -1,5 +1,6 @@
-"""``tools`` and ``tool_choice`` of OpenAI chat."""
+"""``tools`` and ``tool_choice`` of OpenAI chat, and what the tools of every chat dialect have in common."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,6 +9,7 @@ from server.errors import InvalidRequest
 
 Tool = dict[str, Any]
 MAX_TOOLS = 1024
+_SHOWN_CHARS = 64
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -19,6 +21,7 @@ class Tools:
     choice: Literal["none", "auto", "required"] = "auto"
     name: str = ""
     parallel: bool | None = None  # None = what the template can do
+    strict: frozenset[str] = frozenset()  # functions that the client wants kept to their schema, or an error
 
     @property
     def callable(self) -> bool:
@@ -28,27 +31,55 @@ class Tools:
 
 def read_tools(tools: object, choice: object, parallel: bool | None) -> Tools:
     """Check both fields together. Raises `InvalidRequest`."""
-    found = tuple(_tools(tools))
     mode, name = _choice(choice)
-    if mode == "required" and not found:
-        raise InvalidRequest("tool_choice: asks for a tool, but tools is empty", "tool_choice")
-    if name and name not in {tool["function"]["name"] for tool in found}:
-        raise InvalidRequest(f"tool_choice.function.name: no tool is called {name[:64]!r}", "tool_choice")
-    return Tools(found, mode, name, parallel)
+    found = tool_list(tools, _tool, "function.name")
+    return callable_tools(Tools(found, mode, name, parallel, _strict(tools)), "function.name")
 
 
-def _tools(given: object) -> list[Tool]:
+def _strict(tools: object) -> frozenset[str]:
+    """The names of the functions with ``strict: true``; all of them are checked already."""
+    functions = [tool["function"] for tool in tools] if isinstance(tools, list) else []
+    return frozenset(function["name"] for function in functions if function.get("strict") is True)
+
+
+def tool_list(given: object, read: Callable[[object, str], Tool], name_key: str) -> tuple[Tool, ...]:
+    """Each entry as `read` takes it, with its path; `name_key` is where an entry has its name.
+
+    Raises `InvalidRequest` for what is no list, is too long, or names two tools alike.
+    """
     if given is None:
-        return []
+        return ()
     if not isinstance(given, list):
         raise wrong_type("tools", "an array", given)
     if len(given) > MAX_TOOLS:
         raise InvalidRequest(f"tools: must have at most {MAX_TOOLS} tools", "tools")
-    tools = [_tool(tool, f"tools.{index}") for index, tool in enumerate(given)]
-    names = [tool["function"]["name"] for tool in tools]
-    if len(set(names)) < len(names):
-        raise InvalidRequest("tools: two tools have the same name", "tools")
+    tools: dict[str, Tool] = {}
+    for index, entry in enumerate(given):
+        tool = read(entry, f"tools.{index}")
+        if tools.setdefault(tool["function"]["name"], tool) is not tool:
+            path = f"tools.{index}.{name_key}"
+            raise InvalidRequest(f"{path}: two tools have the same name", path)
+    return tuple(tools.values())
+
+
+def callable_tools(tools: Tools, name_key: str) -> Tools:
+    """`tools`, where the one that must be called is among them. Raises `InvalidRequest`."""
+    if tools.choice == "required" and not tools.tools:
+        raise InvalidRequest("tool_choice: asks for a tool, but tools is empty", "tool_choice")
+    if tools.name and tools.name not in {tool["function"]["name"] for tool in tools.tools}:
+        path = f"tool_choice.{name_key}"
+        raise InvalidRequest(f"{path}: no tool is called {tools.name[:_SHOWN_CHARS]!r}", path)
     return tools
+
+
+def name_and_description(given: Mapping[str, Any], path: str) -> tuple[str, str]:
+    """Of a tool or its function at `path`; "" for no description. Raises `InvalidRequest`."""
+    name, description = given.get("name"), given.get("description")
+    if not isinstance(name, str) or not name:
+        raise wrong_type(f"{path}.name", "a name", name)
+    if description is not None and not isinstance(description, str):
+        raise wrong_type(f"{path}.description", "a string", description)
+    return name, description or ""
 
 
 def _tool(given: object, path: str) -> Tool:
@@ -59,18 +90,13 @@ def _tool(given: object, path: str) -> Tool:
     function = given.get("function")
     if not isinstance(function, dict):
         raise wrong_type(f"{path}.function", "an object", function)
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
-        raise wrong_type(f"{path}.function.name", "a name", name)
-    description = function.get("description")
-    if description is not None and not isinstance(description, str):
-        raise wrong_type(f"{path}.function.description", "a string", description)
+    name, description = name_and_description(function, f"{path}.function")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise wrong_type(f"{path}.function.parameters", "a JSON Schema object", parameters)
     return {
         "type": "function",
-        "function": {"name": name, "description": description or "", "parameters": parameters or NO_PARAMETERS},
+        "function": {"name": name, "description": description, "parameters": parameters or NO_PARAMETERS},
     }
 
 

@@ -1,4 +1,4 @@
-"""``response_format``, ``json_schema`` and ``grammar``: at most one of them shapes the output.
+"""``response_format``, ``json_schema``, ``grammar`` and vLLM's fields (`guided`): at most one shapes the output.
 
 llama-server's rules (tools/server/server-common.cpp, oaicompat_chat_params_parse): an absent or empty schema
 means any object; json_schema and grammar exclude each other.
@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import field_validator
 
-from server.dialects.fields import Body, json_kind
+from server.dialects.fields import json_kind
+from server.dialects.guided import ANY_OBJECT, Guide, GuidedFields, conflict, guide
 from server.engine.request import Constraint
 from server.errors import InvalidRequest
 
 if TYPE_CHECKING:  # llguidance takes its time to import
     from server.grammar.compiler import GrammarCompiler
 
-ANY_OBJECT: dict[str, Any] = {"type": "object"}
+__all__ = ["ANY_OBJECT", "ConstraintFields", "constrained", "only_guide", "output_constraint", "wanted_schema"]
 
 
-class ConstraintFields(Body):
+class ConstraintFields(GuidedFields):
     """What the output must match."""
 
     response_format: dict[str, Any] | None = None
@@ -36,6 +37,9 @@ class ConstraintFields(Body):
 
 def wanted_schema(fields: ConstraintFields) -> object | None:
     """The JSON Schema that the output must match; None where none is asked for. Raises `InvalidRequest`."""
+    guided = only_guide(fields)
+    if guided is not None:
+        return guided.value if guided.is_schema else None
     schema = _response_format_schema(fields.response_format)
     if fields.json_schema is not None:
         if schema is not None and schema != ANY_OBJECT:
@@ -44,6 +48,25 @@ def wanted_schema(fields: ConstraintFields) -> object | None:
     if schema is not None and fields.grammar:
         raise InvalidRequest("grammar: Cannot use both json_schema and grammar", "grammar")
     return ANY_OBJECT if schema == {} else schema
+
+
+def constrained(fields: ConstraintFields) -> bool:
+    """Whether something shapes the whole output. Raises `InvalidRequest`."""
+    return bool(fields.grammar) or only_guide(fields) is not None or wanted_schema(fields) is not None
+
+
+def only_guide(fields: ConstraintFields) -> Guide | None:
+    """The output's shape in vLLM's words. Raises `InvalidRequest` where the request shapes it in others, too."""
+    found = guide(fields)
+    if found is None:
+        return None
+    shaped = _response_format_schema(fields.response_format) is not None
+    for name, given in (("response_format", shaped), ("json_schema", fields.json_schema is not None)):
+        if given:
+            raise conflict(found.field, name)
+    if fields.grammar:
+        raise conflict(found.field, "grammar")
+    return found
 
 
 def _response_format_schema(given: dict[str, Any] | None) -> object | None:
@@ -81,6 +104,9 @@ def output_constraint(fields: ConstraintFields, compiler: "Callable[[], GrammarC
 
     Raises `InvalidRequest` that names the construct.
     """
+    guided = only_guide(fields)
+    if guided is not None:
+        return guided.constraint(compiler())
     schema = wanted_schema(fields)
     if schema is ANY_OBJECT:
         return compiler().json_object()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import orjson
 
 from server.dialects.completion_prompt import Prompt, read_prompts, tokenize_mixed
-from server.dialects.constraints import ANY_OBJECT
+from server.dialects.constraints import ANY_OBJECT, only_guide
 from server.dialects.fields import field_error, parse
 from server.dialects.generation import Generation, engine_request
 from server.dialects.generation_settings import whole_settings
@@ -91,6 +91,9 @@ def generation(body: NativeBody, tokenize: Callable[[], Sequence[list[int]]], mo
 
 
 def _constraint(body: NativeBody, model: LoadedModel) -> Constraint | None:
+    guided = only_guide(body)
+    if guided is not None:
+        return guided.constraint(model.grammar)
     if body.grammar:
         return model.grammar.gbnf(body.grammar)
     schema = body.schema_wanted

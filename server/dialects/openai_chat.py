@@ -201,7 +201,8 @@ def prepare_chat(chat: Conversation, model: LoadedModel, request_id: str) -> Cha
     prompt = _tokens(rendered, model)
     if not prompt:
         raise InvalidRequest("messages: the chat template renders them to an empty prompt", "messages")
-    constraint = chat_constraint(chat.body, chat.tools, model, rendered)
+    reasoning_format = chat.body.reasoning_format or model.spec.chat.reasoning_format
+    constraint = chat_constraint(chat.body, chat.tools, model, rendered, thoughts_apart=reasoning_format != "none")
     switch: ReasoningSwitch | None = None
     if chat.body.reasoning_control:
         constraint, switch = controlled(constraint, chat.tools, model, rendered)
@@ -214,7 +215,6 @@ def prepare_chat(chat: Conversation, model: LoadedModel, request_id: str) -> Cha
         constraint=constraint,
         print_special=shown_tags(chat.tools, model),
     )
-    reasoning_format = chat.body.reasoning_format or model.spec.chat.reasoning_format
     prefilled = _prefilled(chat, model)
     return ChatJob(chat.body, request, chat.tools, rendered, prefilled, reasoning_format, model, switch)
 

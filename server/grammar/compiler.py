@@ -2,8 +2,9 @@
 
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
+from typing import TypeVar, cast
 
 import llguidance
 
@@ -14,8 +15,10 @@ from server.grammar.gbnf_lark import to_lark
 from server.grammar.json_schema import ANY_OBJECT, schema_text, unsupported
 from server.grammar.lark import checked_lark, literal
 from server.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
+from server.grammar.markers import MarkerIndex, Markers
 from server.grammar.tokens import TokenBytes, build_tokenizer, end_tokens
 
+T = TypeVar("T")
 _CACHED = 32  # compiled grammars kept; agents send the same tools with every request
 PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama-server's words
 
@@ -32,6 +35,8 @@ class GrammarCompiler:
         self._lock = Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._compiled: OrderedDict[str, MatcherConstraint] = OrderedDict()
+        self._made: OrderedDict[str, object] = OrderedDict()
+        self._index = MarkerIndex(vocab)
 
     def json_schema(self, schema: object) -> MatcherConstraint:
         """JSON that validates against `schema` (Draft 2020-12, or the draft that its `$schema` names)."""
@@ -54,9 +59,29 @@ class GrammarCompiler:
             raise InvalidRequest(f"{PARSE_FAILED}: {error.message}", "grammar") from None
         return self._constraint(lark, "grammar", PARSE_FAILED)
 
-    def lark(self, text: str) -> MatcherConstraint:
+    def lark(self, text: str, *, max_chars: int = MAX_TEXT_CHARS) -> MatcherConstraint:
         """llguidance's dialect of Lark: rule `start`, inline ``%json {...}``."""
-        return self._constraint(llguidance.LLMatcher.grammar_from_lark(checked_lark(text)), "grammar", PARSE_FAILED)
+        checked = checked_lark(text, max_chars)
+        return self._constraint(llguidance.LLMatcher.grammar_from_lark(checked), "grammar", PARSE_FAILED)
+
+    def markers(self, texts: Sequence[str]) -> Markers:
+        """What the vocabulary has to say to these markers in free text."""
+        with self._lock:
+            return self._index.markers([text.encode() for text in texts])
+
+    def remembered(self, key: str, make: Callable[[], T]) -> T:
+        """What `make` makes, or has made for the same key not long ago; for what is made of several grammars."""
+        with self._lock:
+            found = self._made.get(key)
+            if found is not None:
+                self._made.move_to_end(key)
+                return cast(T, found)
+        made = make()
+        with self._lock:
+            self._made[key] = made
+            while len(self._made) > _CACHED:
+                self._made.popitem(last=False)
+        return made
 
     def regex(self, pattern: str) -> MatcherConstraint:
         """The whole output matches `pattern` (Rust regex syntax, no look-around); `^` and `$` at its ends are fine."""

@@ -30,13 +30,13 @@ def literal(text: str) -> str:
     return json.dumps(text)
 
 
-def checked_lark(text: str) -> str:
+def checked_lark(text: str, max_chars: int = MAX_TEXT_CHARS) -> str:
     """A client's Lark grammar, known to be small and shallow and with every ``%json`` in it checked.
 
     Raises InvalidRequest; what the grammar says is left to llguidance.
     """
-    if len(text) > MAX_TEXT_CHARS:
-        raise InvalidRequest(f"the grammar has {len(text)} characters, {MAX_TEXT_CHARS} are allowed")
+    if len(text) > max_chars:
+        raise InvalidRequest(f"the grammar has {len(text)} characters, {max_chars} are allowed")
     weights: dict[str, int] = {}
     uses: dict[str, list[str]] = {}
     out: list[str] = []

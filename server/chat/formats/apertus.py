@@ -4,6 +4,7 @@
 """
 
 from server.chat import json_text
+from server.chat.call_form import CallForm
 from server.chat.formats.form import ToolFormat
 from server.chat.frame import Frame
 from server.chat.json_calls import json_arguments
@@ -36,6 +37,17 @@ def _calls(turn: Turn) -> Steps[None]:
     yield from turn.take(_CLOSE)
 
 
+_FORM = CallForm(
+    '{"',
+    ('": ',),
+    "}",
+    open=f"{_OPEN}[",
+    close=f"]{_CLOSE}",
+    joint=", ",
+    trigger=_OPEN,
+    rest_of_list=True,
+    thought=_THOUGHT,
+)
 FORMAT = ToolFormat(
     name="apertus",
     parse=Frame(_THOUGHT, ("<|assistant_end|>",), {_OPEN: _calls}).parse,
@@ -44,4 +56,5 @@ FORMAT = ToolFormat(
     framed=True,
     thinks=True,
     turn_start="<|assistant_start|>",
+    forced=_FORM,
 )

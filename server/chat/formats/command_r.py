@@ -9,6 +9,9 @@
 The MoE says TEXT for RESPONSE. The template numbers calls itself, so the model's ids are not passed on.
 """
 
+import re
+
+from server.chat.call_form import CallForm
 from server.chat.formats.form import ToolFormat
 from server.chat.frame import Frame
 from server.chat.json_calls import JsonCalls
@@ -18,6 +21,17 @@ _ANSWER = ("<|START_RESPONSE|>", "<|START_TEXT|>")
 _SILENT = (*_ANSWER, "<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>")
 _ACTION, _ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
 _ACTIONS = JsonCalls((_ACTION,), _ACTION_END)
+_FORM = CallForm(
+    ('{"tool_call_id": "', re.compile("[0-9]{1,4}"), '", "tool_name": "'),
+    ('", "parameters": ',),
+    "}",
+    open=f"{_ACTION}[\n    ",
+    close=f"\n]{_ACTION_END}",
+    joint=",\n    ",
+    trigger=_ACTION,
+    rest_of_list=True,
+    thought=_THINKING,
+)
 FORMAT = ToolFormat(
     name="command-r",
     parse=Frame(_THINKING, _SILENT, {_ACTION: _ACTIONS.calls}, breaks=_ANSWER).parse,
@@ -26,4 +40,5 @@ FORMAT = ToolFormat(
     framed=True,
     thinks=True,
     turn_start="<|CHATBOT_TOKEN|>",
+    forced=_FORM,
 )

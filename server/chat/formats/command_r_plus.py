@@ -10,11 +10,25 @@ Action:
 ]```
 """
 
+from server.chat.call_form import CallForm
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import JsonCalls
 
+_OPENINGS = ("Action:\n```json", "Action: ```json", "Action:```json")
+_FORM = CallForm(
+    '{\n        "tool_name": "',
+    ('",\n        "parameters": ',),
+    "\n    }",
+    open=f"{_OPENINGS[0]}\n[\n    ",
+    close="\n]```",
+    joint=",\n    ",
+    trigger=_OPENINGS[0],
+    triggers=_OPENINGS[1:],
+    rest_of_list=True,
+)
 FORMAT = ToolFormat(
     name="command-r-plus",
-    parse=JsonCalls(("Action:\n```json", "Action: ```json", "Action:```json"), "```").parse,
+    parse=JsonCalls(_OPENINGS, "```").parse,
     recognised_by=(("'Action:' followed by",), ("\\'Action:\\' followed by",)),
+    forced=_FORM,
 )

@@ -12,7 +12,9 @@ R1 misspells the first tag; the known ways are read, too.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from server.chat.call_form import CallForm
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import json_arguments
 from server.chat.reader import Steps
@@ -61,10 +63,26 @@ def write(calls: Sequence[tuple[str, str]]) -> str:
     return _BEGIN + "".join(f"{_CALL}{name}{_SEP}{arguments}{_CALL_END}" for name, arguments in calls) + _END
 
 
+_LIST = CallForm(
+    _CALL,
+    (_SEP,),
+    _CALL_END,
+    open=_BEGIN,
+    close=_END,
+    trigger=_BEGIN,
+    triggers=_MISSPELT,
+    rest_of_list=True,
+)
+_FENCED = replace(
+    _LIST, before=f"{_CALL}function{_SEP}", behind=("\n```json\n",), after=f"\n```{_CALL_END}", joint="\n"
+)
+_FORM = _LIST
 FORMAT = ToolFormat(
     name="deepseek",
     parse=parse,
     recognised_by=((_BEGIN,),),
     write=write,
     tags=(_BEGIN, _END, _CALL, _SEP, _CALL_END),
+    forced=_FORM,
+    variants=(("```json", _FENCED),),
 )

@@ -8,15 +8,42 @@
 </｜DSML｜function_calls>
 """
 
+from server.chat.call_form import CallForm, Parameters
 from server.chat.formats.form import ToolFormat
 from server.chat.invokes import Invokes
 
 _DSML = "｜DSML｜"
 _CALLS = Invokes(("function_calls", "tool_calls"), prefix=_DSML)
+
+
+def _form(block: str) -> CallForm:
+    parameters = Parameters(
+        f'<{_DSML}parameter name="',
+        '" string="true">',
+        f"</{_DSML}parameter>",
+        joint="\n",
+        end=f"</{_DSML}invoke>",
+        behind_json='" string="false">',
+    )
+    return CallForm(
+        f'<{_DSML}invoke name="',
+        ('">\n',),
+        open=f"<{_DSML}{block}>\n",
+        close=f"\n</{_DSML}{block}>",
+        joint="\n",
+        trigger=f"<{_DSML}{block}>",
+        arguments=parameters,
+        rest_of_list=True,
+    )
+
+
+_FORM = _form("function_calls")
 FORMAT = ToolFormat(
     name="deepseek-dsml",
     parse=_CALLS.parse,
     recognised_by=((_DSML, "invoke"),),
     tags=(_DSML,),
     breaks=_CALLS.openings,
+    forced=_FORM,
+    variants=((f"{_DSML}tool_calls", _form("tool_calls")),),
 )

@@ -3,11 +3,15 @@
 functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
 """
 
+from server.chat.call_form import json_list
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import JsonCalls
 
+_OPEN = "functools"
+_FORM = json_list(_OPEN, trigger=f"{_OPEN}[")
 FORMAT = ToolFormat(
     name="firefunction",
-    parse=JsonCalls(("functools",)).parse,
+    parse=JsonCalls((_OPEN,)).parse,
     recognised_by=(("functools[",),),
+    forced=_FORM,
 )

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from server.chat.call_form import CallForm
 from server.chat.reader import Steps
-from server.chat.tool_choice import CallFormat
 from server.chat.turn import Turn
 
 
@@ -15,7 +15,8 @@ class ToolFormat:
     ``tags``: markup that the parser must see even where it is a control token. ``framed``: content and thoughts have
     markup of their own, so that it reads turns without tools, too; a part of the prompt from the last ``turn_start`` on
     is read first. ``thinks``: it reads thoughts itself. ``breaks``: what ends thoughts that were not closed.
-    ``forced``: how a call can be enforced by a grammar; None where that is not known. ``write``: calls as a model is
+    ``forced``: how a call is enforced by a grammar; None where it can't be. ``variants``: other ways to write it, each
+    behind a text in the template by which its models are known. ``write``: calls as a model is
     told to write them, from names and arguments (JSON), when its template knows no tools; None: such a one is refused.
     """
 
@@ -28,9 +29,14 @@ class ToolFormat:
     turn_start: str = ""
     breaks: tuple[str, ...] = ()
     id_length: int = 32
-    forced: CallFormat | None = None
+    forced: CallForm | None = None
+    variants: tuple[tuple[str, CallForm], ...] = ()
     write: Callable[[Sequence[tuple[str, str]]], str] | None = None
 
     def speaks(self, source: str) -> bool:
         """Whether a template with that source uses this format."""
         return any(all(sign in source for sign in group) for group in self.recognised_by)
+
+    def call_form(self, source: str) -> CallForm | None:
+        """How a model with a template of that source writes its calls."""
+        return next((form for sign, form in self.variants if sign in source), self.forced)

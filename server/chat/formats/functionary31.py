@@ -6,6 +6,7 @@
 The code behind <|python_tag|> is a call of the function ``python`` where there is one.
 """
 
+from server.chat.call_form import CallForm
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import json_arguments
 from server.chat.json_text import escaped
@@ -46,4 +47,7 @@ def code(turn: Turn) -> Steps[None]:
         raise
 
 
-FORMAT = ToolFormat(name="functionary-v3.1", parse=parse, recognised_by=((_OPEN, _CLOSE),), tags=(_OPEN, _CLOSE, _CODE))
+_FORM = CallForm(_OPEN, (">",), _CLOSE, joint="\n", by_name=True)
+FORMAT = ToolFormat(
+    name="functionary-v3.1", parse=parse, recognised_by=((_OPEN, _CLOSE),), tags=(_OPEN, _CLOSE, _CODE), forced=_FORM
+)

@@ -8,6 +8,7 @@
 Text for ``python`` is code.
 """
 
+from server.chat.call_form import CallForm
 from server.chat.formats.form import ToolFormat
 from server.chat.formats.functionary31 import code
 from server.chat.json_calls import json_arguments
@@ -36,6 +37,7 @@ def _recipient(turn: Turn) -> Steps[None]:
     yield from json_arguments(turn, name)
 
 
+_FORM = CallForm("", ("\n",), joint=_OPEN, by_name=True, at_start=True, elsewhere=(_OPEN,))
 FORMAT = ToolFormat(
     name="functionary-v3.2",
     parse=parse,
@@ -43,4 +45,5 @@ FORMAT = ToolFormat(
     tags=(">>>",),
     framed=True,
     turn_start="assistant<|end_header_id|>\n\n",
+    forced=_FORM,
 )

@@ -10,6 +10,7 @@ get_weather(city="Paris")
 from collections.abc import Sequence
 
 from server.chat import python_calls
+from server.chat.call_form import CallForm, Keywords
 from server.chat.formats.form import ToolFormat
 from server.chat.reader import NotMarkup, Steps
 from server.chat.turn import Turn
@@ -48,9 +49,20 @@ def write(calls: Sequence[tuple[str, str]]) -> str:
     return "\n".join((_OPEN, *(python_calls.written(name, arguments) for name, arguments in calls), _CLOSE))
 
 
+_FORM = CallForm(
+    "",
+    ("(",),
+    open=f"{_OPEN}\n",
+    close=f"\n{_CLOSE}",
+    joint="\n",
+    arguments=Keywords(),
+    trigger=_OPEN,
+    rest_of_list=True,
+)
 FORMAT = ToolFormat(
     name="gemma3",
     parse=parse,
     write=write,
     recognised_by=(("<start_of_turn>", "tool_code"), ("<start_of_turn>", "[func_name1(")),
+    forced=_FORM,
 )

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 
 from server.chat import json_text
+from server.chat.call_form import CallForm, WholeJson
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import JsonCalls, call_object
 from server.chat.reader import Steps
@@ -58,4 +59,16 @@ def write(calls: Sequence[tuple[str, str]]) -> str:
     return f'{{"tool_calls": [{", ".join(objects)}]}}'
 
 
-FORMAT = ToolFormat(name="generic", parse=parse, recognised_by=(), write=write)
+_FORM = CallForm(
+    '{"name": "',
+    ('", "arguments": ',),
+    "}",
+    open='{"tool_calls": [',
+    close="]}",
+    joint=", ",
+    whole=WholeJson("arguments", "tool_calls"),
+    trigger='{"tool_calls":',
+    at_start=True,
+    rest_of_list=True,
+)
+FORMAT = ToolFormat(name="generic", parse=parse, recognised_by=(), write=write, forced=_FORM)

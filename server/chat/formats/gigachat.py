@@ -8,13 +8,16 @@ function call<|role_sep|>
 {"name": "get_weather", "arguments": {"city": "Paris"}}
 """
 
+from server.chat.call_form import json_calls
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import JsonCalls
 
 _OPENINGS = ("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>\n")
+_FORM = json_calls(_OPENINGS[0], triggers=_OPENINGS[1:], several=False)
 FORMAT = ToolFormat(
     name="gigachat",
     parse=JsonCalls(_OPENINGS).parse,
     recognised_by=(("<|message_sep|>", "<|role_sep|>"),),
     tags=("<|function_call|>", "<|message_sep|>", "<|role_sep|>"),
+    forced=_FORM,
 )

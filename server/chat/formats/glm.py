@@ -13,6 +13,7 @@ Strings stand without quotes, everything else is JSON: only the schema tells "3"
 import re
 from dataclasses import dataclass
 
+from server.chat.call_form import CallForm, Parameters
 from server.chat.formats.form import ToolFormat
 from server.chat.reader import NotMarkup, Steps
 from server.chat.turn import Turn
@@ -30,6 +31,22 @@ class GlmCalls:
     def tag(self, name: str) -> str:
         """A tag with the suffix."""
         return f"<{name}{self.suffix}>"
+
+    def form(self, *, section: bool, line: str = "\n") -> CallForm:
+        """For grammars. ``section``: tags stand around all calls, and one behind each name; ``line`` ends each line."""
+        tag = self.tag
+        return CallForm(
+            tag("tool_call"),
+            (f"{tag('tool_sep')}{line}" if section else line,),
+            open=f"{tag('tool_calls')}\n" if section else "",
+            close=f"\n{tag('/tool_calls')}" if section else "",
+            joint="\n",
+            arguments=Parameters(
+                tag("arg_key"), f"{tag('/arg_key')}{line}{tag('arg_value')}", tag("/arg_value"), line, tag("/tool_call")
+            ),
+            trigger=tag("tool_calls" if section else "tool_call"),
+            rest_of_list=section,
+        )
 
     def parse(self, turn: Turn) -> Steps[None]:
         """Calls, anywhere; the tags around all of them mean nothing."""
@@ -61,10 +78,13 @@ class GlmCalls:
         return Argument(key.strip(), (self.tag("/arg_value"),))
 
 
+_FORM = GlmCalls().form(section=False)
 FORMAT = ToolFormat(
     name="glm",
     parse=GlmCalls().parse,
     recognised_by=(("<arg_key>", "<arg_value>"),),
     tags=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     breaks=("<tool_call>",),
+    forced=_FORM,
+    variants=(("<tool_call>{function-name}<arg_key>", GlmCalls().form(section=False, line="")),),
 )

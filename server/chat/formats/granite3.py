@@ -6,6 +6,7 @@
 Granite 4 writes as `hermes` does.
 """
 
+from server.chat.call_form import json_list
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import JsonCalls
 from server.chat.reader import Steps
@@ -32,10 +33,12 @@ def parse(turn: Turn) -> Steps[None]:
             yield from turn.attempt(opening, _LIST.calls(turn))
 
 
+_FORM = json_list(_OPENINGS[0], triggers=_OPENINGS[1:])
 FORMAT = ToolFormat(
     name="granite3",
     parse=parse,
     recognised_by=(("<|tool_call|>", "<|start_of_role|>"),),
     tags=("<|tool_call|>", "</tool_call>", "<tool_call>"),
     framed=True,
+    forced=_FORM,
 )

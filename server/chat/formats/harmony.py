@@ -11,6 +11,7 @@ in front of the channel. Calls of what is no function (``to=python``) stay conte
 
 import re
 
+from server.chat.call_form import CallForm
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import json_arguments
 from server.chat.reader import NotMarkup, Steps
@@ -55,6 +56,20 @@ def _message(turn: Turn) -> Steps[None]:
         turn.settle()
 
 
+_TO = " to=functions."
+_FORM = CallForm(
+    f"{_CHANNEL}commentary{_TO}",
+    tuple(
+        f"{channel}{kind}{_MESSAGE}"
+        for channel in ("", f"{_CHANNEL}commentary", f"{_CHANNEL}analysis")
+        for kind in (" <|constrain|>json", " json", "")
+    ),
+    trigger=f"{_CHANNEL}commentary{_TO}",
+    triggers=(f"{_CHANNEL}analysis{_TO}", f"{_START}{_TO}"),
+    elsewhere=(_TO,),
+    several=False,
+    thought=(f"{_CHANNEL}analysis{_MESSAGE}", f"<|end|>{_START}"),
+)
 FORMAT = ToolFormat(
     name="harmony",
     parse=parse,
@@ -63,4 +78,5 @@ FORMAT = ToolFormat(
     framed=True,
     thinks=True,
     turn_start=_START,
+    forced=_FORM,
 )

@@ -5,9 +5,9 @@
 </tool_call>
 """
 
+from server.chat.call_form import json_calls
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import JsonCalls
-from server.chat.tool_choice import CallFormat
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FORMAT = ToolFormat(
@@ -15,5 +15,5 @@ FORMAT = ToolFormat(
     parse=JsonCalls((OPEN,), CLOSE).parse,
     recognised_by=((OPEN, CLOSE),),
     tags=(OPEN, CLOSE),
-    forced=CallFormat(open=OPEN, close=CLOSE),
+    forced=json_calls(f"{OPEN}\n", f"\n{CLOSE}", joint="\n"),
 )

@@ -14,10 +14,12 @@ from server.chat.formats.glm import GlmCalls
 _CALLS = GlmCalls(":opensource")
 _NAMES = ("tool_calls", "/tool_calls", "tool_call", "/tool_call", "tool_sep")
 _ARGUMENT_NAMES = ("arg_key", "/arg_key", "arg_value", "/arg_value")
+_FORM = _CALLS.form(section=True)
 FORMAT = ToolFormat(
     name="hunyuan",
     parse=_CALLS.parse,
     recognised_by=((":opensource", "<arg_key"),),
     tags=tuple(_CALLS.tag(name) for name in (*_NAMES, *_ARGUMENT_NAMES)),
     breaks=(_CALLS.tag("tool_calls"),),
+    forced=_FORM,
 )

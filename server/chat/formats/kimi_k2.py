@@ -9,6 +9,7 @@ them in the results.
 
 import re
 
+from server.chat.call_form import CallForm
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import json_arguments
 from server.chat.reader import NotMarkup, Steps
@@ -38,10 +39,20 @@ def _call(turn: Turn) -> Steps[None]:
         turn.mark()
 
 
+_FORM = CallForm(
+    f"{_CALL}functions.",
+    ((":", re.compile("[0-9]{1,3}"), _ARGUMENTS),),
+    _CALL_END,
+    open=_SECTION,
+    close=_SECTION_END,
+    trigger=_SECTION,
+    rest_of_list=True,
+)
 FORMAT = ToolFormat(
     name="kimi-k2",
     parse=parse,
     recognised_by=((_SECTION, _CALL),),
     tags=(_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _CALL_END),
     breaks=(_SECTION, _CALL),
+    forced=_FORM,
 )

@@ -10,6 +10,7 @@
 
 import re
 
+from server.chat.call_form import CallForm, Parameters
 from server.chat.formats.form import ToolFormat
 from server.chat.frame import Frame
 from server.chat.reader import NotMarkup, Steps
@@ -19,11 +20,12 @@ from server.chat.typed import NOT_STRING, STRING, Argument, typed_call
 _SEP = "<|sep|>"
 _THINK, _END_THINK = "<|open|>think<|sep|>", "<|close|>think<|sep|>"
 _RESPONSE, _MESSAGE = "<|open|>response<|sep|>", '<|open|>message role="assistant"<|sep|>'
+_TOOLS, _END_TOOLS = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
 _SILENT = (
     _RESPONSE,
     "<|close|>response<|sep|>",
-    "<|open|>tools<|sep|>",
-    "<|close|>tools<|sep|>",
+    _TOOLS,
+    _END_TOOLS,
     _MESSAGE,
     "<|close|>message<|sep|>",
     "<|end_of_msg|>",
@@ -52,6 +54,23 @@ def _argument(turn: Turn) -> Steps[Argument | None]:
     return Argument(key, (_ARGUMENT_END,), types)
 
 
+_JSON_TYPES = re.compile("number|integer|boolean|object|array|null")
+_FORM = CallForm(
+    _CALL,
+    (('" index="', re.compile("[0-9]{1,3}"), f'"{_SEP}'),),
+    open=_TOOLS,
+    close=_END_TOOLS,
+    arguments=Parameters(
+        _ARGUMENT,
+        f'" type="string"{_SEP}',
+        _ARGUMENT_END,
+        end=_CALL_END,
+        behind_json=('" type="', _JSON_TYPES, f'"{_SEP}'),
+    ),
+    trigger=_TOOLS,
+    rest_of_list=True,
+    thought=(_THINK, _END_THINK),
+)
 FORMAT = ToolFormat(
     name="kimi-k3",
     parse=Frame((_THINK, _END_THINK), _SILENT, {_CALL: _call}, breaks=(_RESPONSE,)).parse,
@@ -60,4 +79,5 @@ FORMAT = ToolFormat(
     framed=True,
     thinks=True,
     turn_start=_MESSAGE,
+    forced=_FORM,
 )

@@ -4,6 +4,7 @@
 """
 
 from server.chat import python_calls
+from server.chat.call_form import CallForm, Keywords
 from server.chat.formats.form import ToolFormat
 from server.chat.reader import Steps
 from server.chat.turn import Turn
@@ -19,9 +20,20 @@ def parse(turn: Turn) -> Steps[None]:
             yield from turn.attempt(opening, python_calls.calls(turn))
 
 
+_FORM = CallForm(
+    "",
+    ("(",),
+    open=f"{_OPEN}[",
+    close=f"]{_CLOSE}",
+    joint=", ",
+    arguments=Keywords(),
+    trigger=_OPEN,
+    rest_of_list=True,
+)
 FORMAT = ToolFormat(
     name="lfm2",
     parse=parse,
     recognised_by=(("<|tool_list_start|>", "<|tool_list_end|>"), ("List of tools: [",), (_OPEN,)),
     tags=(_OPEN, _CLOSE),
+    forced=_FORM,
 )

@@ -6,11 +6,12 @@
 Built-in tools (``<|python_tag|>brave_search.call(query="...")``) stay content.
 """
 
+from server.chat.call_form import CallForm, WholeJson
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import JsonCalls
-from server.chat.tool_choice import CallFormat
 
 _TAGS = ("<|python_tag|>", "<|python_start|>", "<|python_end|>")
+_BEGINNINGS = ('{"name": "', '{"name":"', '{"type": "function", "name": "', '{"type":"function","name":"')
 FORMAT = ToolFormat(
     name="llama3",
     parse=JsonCalls(_TAGS[:2], _TAGS[2], separator=";", bare=True).parse,
@@ -19,5 +20,16 @@ FORMAT = ToolFormat(
         ('in the format {"name": function name', '"parameters": '),
     ),
     tags=_TAGS,
-    forced=CallFormat(bare=True, arguments="parameters"),
+    forced=CallForm(
+        _BEGINNINGS[0],
+        ('", "parameters": ',),
+        "}",
+        joint="; ",
+        whole=WholeJson("parameters"),
+        triggers=_BEGINNINGS[1:],
+        elsewhere=tuple(tag + beginning for tag in _TAGS[:2] for beginning in _BEGINNINGS),
+        by_name=True,
+        at_start=True,
+        rest_of_list=True,
+    ),
 )

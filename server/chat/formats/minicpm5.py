@@ -3,6 +3,7 @@
 <function name="get_weather"><param name="city"><![CDATA[Paris]]></param><param name="days">3</param></function>
 """
 
+from server.chat.call_form import CallForm, Parameters
 from server.chat.formats.form import ToolFormat
 from server.chat.reader import Steps
 from server.chat.turn import Turn
@@ -34,9 +35,17 @@ def _argument(turn: Turn) -> Steps[Argument | None]:
     return Argument(key, (_PARAMETER_END,))
 
 
+_FORM = CallForm(
+    _FUNCTION,
+    ('">',),
+    joint="\n",
+    arguments=Parameters(_PARAMETER, '">', _PARAMETER_END, end=_FUNCTION_END),
+    by_name=True,
+)
 FORMAT = ToolFormat(
     name="minicpm5",
     parse=parse,
     recognised_by=((_FUNCTION, _PARAMETER),),
     tags=("<function", "<param", _FUNCTION_END, _PARAMETER_END),
+    forced=_FORM,
 )

@@ -10,15 +10,27 @@
 MiniMax M1 writes as `tool_calls_tag` does.
 """
 
+from server.chat.call_form import CallForm, Parameters
 from server.chat.formats.form import ToolFormat
 from server.chat.invokes import Invokes
 
 _BLOCK = "minimax:tool_call"
 _CALLS = Invokes((_BLOCK,))
+_FORM = CallForm(
+    '<invoke name="',
+    ('">\n',),
+    open=f"<{_BLOCK}>\n",
+    close=f"\n</{_BLOCK}>",
+    joint="\n",
+    arguments=Parameters('<parameter name="', '">', "</parameter>", joint="\n", end="</invoke>"),
+    trigger=f"<{_BLOCK}>",
+    rest_of_list=True,
+)
 FORMAT = ToolFormat(
     name="minimax-m2",
     parse=_CALLS.parse,
     recognised_by=((f"<{_BLOCK}>",),),
     tags=(f"<{_BLOCK}>", f"</{_BLOCK}>"),
     breaks=_CALLS.openings,
+    forced=_FORM,
 )

@@ -5,9 +5,9 @@
 Ids have nine letters and digits: the template refuses others.
 """
 
+from server.chat.call_form import json_list
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import JsonCalls
-from server.chat.tool_choice import CallFormat
 
 OPEN = "[TOOL_CALLS]"
 LIST = JsonCalls((OPEN,))
@@ -17,5 +17,5 @@ FORMAT = ToolFormat(
     recognised_by=((OPEN,),),
     tags=(OPEN,),
     id_length=9,
-    forced=CallFormat(open=OPEN, listed=True),
+    forced=json_list(OPEN),
 )

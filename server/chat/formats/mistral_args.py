@@ -6,6 +6,9 @@
 The older list (see `mistral`) is read as well.
 """
 
+import re
+
+from server.chat.call_form import CallForm
 from server.chat.formats.form import ToolFormat
 from server.chat.formats.mistral import LIST, OPEN
 from server.chat.json_calls import json_arguments
@@ -36,10 +39,12 @@ def _call(turn: Turn) -> Steps[None]:
     yield from json_arguments(turn, name, call_id)
 
 
+_FORM = CallForm(OPEN, (_ARGS, (_CALL_ID, re.compile("[A-Za-z0-9]{9}"), _ARGS)), trigger=OPEN)
 FORMAT = ToolFormat(
     name="mistral-args",
     parse=parse,
     recognised_by=((OPEN, _ARGS),),
     tags=(OPEN, _CALL_ID, _ARGS),
     id_length=9,
+    forced=_FORM,
 )

@@ -9,6 +9,9 @@
  to=user<|message|>It is sunny.<|eot|>
 """
 
+import re
+
+from server.chat.call_form import CallForm, Parameters
 from server.chat.formats.form import ToolFormat
 from server.chat.invokes import Invokes
 from server.chat.reader import NotMarkup, Steps
@@ -46,6 +49,17 @@ def _message(turn: Turn) -> Steps[None]:
         yield from _CALLS.calls(turn)
 
 
+_FORM = CallForm(
+    '<atem:invoke name="',
+    ('">\n',),
+    lead=(re.compile(r" to=[A-Za-z0-9_.:\-]+"), _MESSAGE),
+    open="<atem:function_calls>\n",
+    close="\n</atem:function_calls>",
+    joint="\n",
+    arguments=Parameters('<atem:parameter name="', '">', "</atem:parameter>", joint="\n", end="</atem:invoke>"),
+    trigger="<atem:function_calls>",
+    rest_of_list=True,
+)
 FORMAT = ToolFormat(
     name="muse",
     parse=parse,
@@ -64,4 +78,5 @@ FORMAT = ToolFormat(
     framed=True,
     thinks=True,
     turn_start=_START,
+    forced=_FORM,
 )

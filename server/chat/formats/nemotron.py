@@ -8,13 +8,16 @@
 Nemotron 3 writes as `qwen3_coder` does.
 """
 
+from server.chat.call_form import json_list
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import JsonCalls
 
 _TAGS = ("<TOOLCALL>", "</TOOLCALL>")
+_FORM = json_list(*_TAGS)
 FORMAT = ToolFormat(
     name="nemotron",
     parse=JsonCalls(_TAGS[:1], _TAGS[1]).parse,
     recognised_by=((_TAGS[0],),),
     tags=_TAGS,
+    forced=_FORM,
 )

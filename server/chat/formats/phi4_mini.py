@@ -4,13 +4,16 @@
 functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
 """
 
+from server.chat.call_form import json_list
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import JsonCalls
 
 _TAGS = ("<|tool_call|>", "<|/tool_call|>")
+_FORM = json_list(*_TAGS)
 FORMAT = ToolFormat(
     name="phi4-mini",
     parse=JsonCalls((_TAGS[0], "functools"), _TAGS[1]).parse,
     recognised_by=(("<|tool|>", "<|/tool|>"),),
     tags=_TAGS,
+    forced=_FORM,
 )

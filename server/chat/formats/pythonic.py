@@ -7,6 +7,7 @@
 from collections.abc import Sequence
 
 from server.chat import python_calls
+from server.chat.call_form import CallForm, Keywords
 from server.chat.formats.form import ToolFormat
 from server.chat.reader import Steps
 from server.chat.turn import Turn
@@ -30,10 +31,24 @@ def write(calls: Sequence[tuple[str, str]]) -> str:
     return f"[{', '.join(python_calls.written(name, arguments) for name, arguments in calls)}]"
 
 
+_FORM = CallForm(
+    "",
+    ("(",),
+    open="[",
+    close="]",
+    joint=", ",
+    arguments=Keywords(),
+    trigger="[",
+    elsewhere=("<|python_start|>[",),
+    by_name=True,
+    at_start=True,
+    rest_of_list=True,
+)
 FORMAT = ToolFormat(
     name="pythonic",
     parse=parse,
     recognised_by=(("[func_name1(",), ("[func1(params_name1=",)),
     tags=_TAGS,
     write=write,
+    forced=_FORM,
 )

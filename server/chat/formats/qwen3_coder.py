@@ -17,6 +17,7 @@ Everything is text: only the schema tells "3" from 3. Qwen3-Coder leaves out <to
 tag opens a call, too, if the function is known; some of the family answer in Hermes' JSON.
 """
 
+from server.chat.call_form import CallForm, Parameters
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import JsonCalls
 from server.chat.reader import NotMarkup, Steps
@@ -69,10 +70,28 @@ def _argument(turn: Turn) -> Steps[Argument | None]:
     return Argument(key.strip(), _OWN_LINE_ENDS if own_line else ("</parameter>",))
 
 
+_FORM = CallForm(
+    f"{_OPENINGS[0]}\n{_FUNCTION}",
+    (">\n",),
+    f"\n{_CLOSINGS[0]}",
+    joint="\n",
+    arguments=Parameters(_PARAMETER, ">\n", _OWN_LINE_ENDS[0], joint="\n", end=_FUNCTION_END, never=_OWN_LINE_ENDS[1:]),
+    trigger=_OPENINGS[0],
+)
+_SEED = CallForm(
+    f"{_OPENINGS[1]}\n{_FUNCTION}",
+    (">\n",),
+    f"\n{_CLOSINGS[1]}",
+    joint="\n",
+    arguments=Parameters(_PARAMETER, ">", "</parameter>", joint="\n", end=_FUNCTION_END),
+    trigger=_OPENINGS[1],
+)
 FORMAT = ToolFormat(
     name="qwen3-coder",
     parse=parse,
     recognised_by=((_FUNCTION, _PARAMETER),),
     tags=(*_OPENINGS, *_CLOSINGS),
     breaks=_OPENINGS,
+    forced=_FORM,
+    variants=((_OPENINGS[1], _SEED),),
 )

@@ -5,6 +5,9 @@
 <|tool_call:args|>{"city": "Paris"}<|tool_call:end|><|calls|>
 """
 
+import re
+
+from server.chat.call_form import CallForm
 from server.chat.formats.form import ToolFormat
 from server.chat.frame import Frame
 from server.chat.json_calls import json_arguments
@@ -28,6 +31,15 @@ def _call(turn: Turn) -> Steps[None]:
         turn.mark()
 
 
+_FORM = CallForm(
+    (_CALL, re.compile("[A-Za-z0-9]{1,32}"), _NAME),
+    (_ARGUMENTS,),
+    _CALL_END,
+    open=_SECTION,
+    trigger=_SECTION,
+    rest_of_list=True,
+    thought=(_THOUGHT[0], f"<|end|>{_TURN}"),
+)
 FORMAT = ToolFormat(
     name="solar",
     parse=Frame(_THOUGHT, _SILENT, {_CALL: _call}, breaks=("<|content|>", _SECTION)).parse,
@@ -36,4 +48,5 @@ FORMAT = ToolFormat(
     framed=True,
     thinks=True,
     turn_start=_TURN,
+    forced=_FORM,
 )

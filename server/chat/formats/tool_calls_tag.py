@@ -8,13 +8,16 @@
 </tool_calls>
 """
 
+from server.chat.call_form import json_list
 from server.chat.formats.form import ToolFormat
 from server.chat.json_calls import JsonCalls
 
 _TAGS = ("<tool_calls>", "</tool_calls>")
+_FORM = json_list(*_TAGS)
 FORMAT = ToolFormat(
     name="tool-calls-tag",
     parse=JsonCalls(_TAGS[:1], _TAGS[1]).parse,
     recognised_by=(_TAGS,),
     tags=_TAGS,
+    forced=_FORM,
 )

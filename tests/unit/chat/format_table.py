@@ -26,7 +26,8 @@ they come, in any split of the text, and text that turns out to be no call stays
 - **Reasoning**: *own* markup of the format, or the *template's* tags (`<think>` where it names none).
 - **Arguments**: *stream* piece by piece; where everything is text, only strings do, other types come whole.
 - **Types**: from the *format* itself, or from the parameters' *schema* where the format has only text.
-- **Enforced**: `tool_choice` required or named is kept to by a grammar.
+- **Enforced**: `tool_choice` required or named, and with auto each call that the model opens by itself, is kept to the
+  functions' names and schemas by a grammar. The others refuse required and named with a 400.
 - **Told**: a template that knows no tools gets them told in the system message, calls and results as text.
 
 | Format | Models | Calls | Parallel | Reasoning | Arguments | Types | Enforced | Told | Recognised by |

@@ -143,7 +143,7 @@ def test_a_call_is_streamed_before_it_is_complete() -> None:
     assert pieces[1] == ToolCallArguments(0, '{"a": ')
 
 
-def test_a_forced_call_needs_a_known_form() -> None:
-    other = ChatTemplate("{{ messages[0].content }}", bos_token="", eos_token="")
-    with pytest.raises(InvalidRequest, match="form of a tool call is known"):
+def test_a_forced_call_needs_a_form_that_can_be_enforced() -> None:
+    other = ChatTemplate("{{ messages[0].content }}", bos_token="", eos_token="", tool_format="gemma4")
+    with pytest.raises(InvalidRequest, match="\\(gemma4\\) can't be enforced"):
         forced_call_grammar(other, [], name="", parallel=True)

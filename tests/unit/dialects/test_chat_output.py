@@ -19,6 +19,7 @@ from tests.fakes import EOS, FakeVocab
 from tests.unit.dialects.builders import make_model
 
 HERMES = "{{ messages }}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}<tool_call></tool_call>"
+GEMMA = "{{ messages }}<|tool_call>call:"
 TOOL = {
     "type": "function",
     "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
@@ -52,7 +53,61 @@ def choosing(choice: object) -> Tools:
 
 def test_nothing_asked_for_is_no_constraint() -> None:
     assert constraint() is None
-    assert constraint(tools=choosing("auto")) is None
+    assert constraint(tools=choosing("none")) is None
+    assert constraint(tools=choosing("auto"), template=GEMMA) is None
+
+
+def test_a_call_that_the_model_opens_is_kept_to_its_schema() -> None:
+    made = constraint(tools=choosing("auto"))
+    assert accepts(made, f"I look.\n{CALL}\nAnd <tool_ca again:\n{CALL}{CALL} Done.")
+    for wrong in (CALL.replace("5", '"5"'), CALL.replace('"f"', '"g"'), "<tool_call>Hm"):
+        assert not accepts(constraint(tools=choosing("auto")), f"I look. {wrong}")
+
+
+def test_calls_in_thoughts_are_thoughts() -> None:
+    for opened, text in (("", "<think>"), ("assistant\n<think>\n", "")):
+        made = constraint(tools=choosing("auto"), opened=opened, template=HERMES + "<think></think>")
+        assert accepts(made, f"{text}A <tool_call> is what I need.</think>\n\n{CALL}")
+        made = constraint(tools=choosing("auto"), opened=opened, template=HERMES + "<think></think>")
+        assert not accepts(made, f"{text}A <tool_call> is what I need.</think>\n\n<tool_call>no")
+
+
+def test_a_schema_that_cannot_be_kept_leaves_the_name_unless_the_function_is_strict() -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    for strict in (False, True):
+        function = {"name": "f", "parameters": odd, "strict": strict}
+        tools = read_tools([{"type": "function", "function": function}], "auto", None)
+        if not strict:
+            assert accepts(constraint(tools=tools), CALL)
+            assert not accepts(constraint(tools=tools), CALL.replace('"f"', '"g"'))
+            continue
+        with pytest.raises(InvalidRequest, match="uniqueItems") as caught:
+            constraint(tools=tools)
+        assert caught.value.param == "tools.0.function.parameters"
+
+
+def test_a_token_that_ends_a_marker_may_go_on_as_the_call_does() -> None:
+    class Joined(FakeVocab):
+        def piece(self, token: int, *, special: bool = True) -> bytes:
+            return {1: b'>\n{"na', 2: b">Hm"}.get(token) or super().piece(token, special=special)
+
+    model: Any = make_model(template=HERMES)
+    model.vocab = Joined()
+    model.grammar = GrammarCompiler(model.vocab)
+    made = chat_constraint(parse(ConstraintFields, {}), choosing("auto"), model, RenderedPrompt("", ""))
+    assert made is not None
+    assert made.allows(2)
+    for token in b"x <tool_call":
+        made.accept(token)
+    assert made.allows(1)
+    assert not made.allows(2)
+    mask = made.mask()
+    assert mask[0] & 2
+    assert not mask[0] & 4
+    copy = made.fork()
+    made.accept(1)
+    assert accepts(made, CALL.partition('"na')[2])
+    assert accepts(copy, " in prose")
 
 
 def test_a_required_tool_leaves_nothing_but_calls() -> None:
@@ -67,8 +122,8 @@ def test_with_tools_a_schema_holds_for_what_is_no_call() -> None:
 
 def test_a_template_without_calls_cannot_be_made_to_call() -> None:
     for choice, fields in (("required", {}), ("auto", {"response_format": FORMAT})):
-        with pytest.raises(InvalidRequest, match="form of a tool call is known"):
-            constraint(tools=choosing(choice), template="{{ messages }}", **fields)
+        with pytest.raises(InvalidRequest, match=r"can.t be enforced|form of a tool call is known"):
+            constraint(tools=choosing(choice), template=GEMMA, **fields)
 
 
 def test_opened_thoughts_come_before_the_constraint() -> None:

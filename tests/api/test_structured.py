@@ -1,0 +1,177 @@
+"""What shapes the output, over a model that would write something else."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import Serve
+from tests.fakes import FakeLoader, FakeRunner
+from tests.unit.dialects.builders import chunks
+
+URL = "/v1/chat/completions"
+HI = [{"role": "user", "content": "Hi"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "enum": [1, 2]}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    },
+}
+WRONG = 'Let me <tool_see.\n<tool_call>\n{"name": "g", "arguments": {"a": "one", "b": 2}}\n</tool_call>'
+OPENED = {
+    "hermes": WRONG,
+    "qwen3-coder": "Let me <tool_see.\n<tool_call>\n<function=g>\n<parameter=b>\nno\n</parameter>\n</function>\n",
+    "mistral": 'Let me <tool_see.\n[TOOL_CALLS][{"name": "g", "arguments": {}}]',
+    "harmony": "<|channel|>commentary to=functions.g <|constrain|>json<|message|>no",
+    "lfm2": "Let me <tool_see.\n<|tool_call_start|>[g(b=1)]<|tool_call_end|>",
+}
+
+
+def model_that_says(text: str, form: str = "hermes") -> tuple[FakeLoader, dict[str, Any]]:
+    """With a template that knows tools, in that format."""
+    replies = {"Hi<|im_end|>\n<|im_start|>assistant\n": text}
+    loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, replies=replies))
+    return loader, {
+        "demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml", "tool_format": form},
+    }
+
+
+def check(call: dict[str, Any]) -> None:
+    assert call["function"]["name"] == "f"
+    assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
+@pytest.mark.parametrize("form", OPENED)
+async def test_a_model_that_would_break_the_schema_is_kept_to_it(serve: Serve, form: str, choice: object) -> None:
+    loader, models = model_that_says(OPENED[form], form)
+    body = {"messages": HI, "tools": [TOOL], "tool_choice": choice, "max_tokens": 300, "n": 2}
+    body["parallel_tool_calls"] = choice == "auto"  # or the list of calls would never end
+    async with serve(loader, models=models) as api:
+        reply = (await api.client.post(URL, json=body)).json()
+    for got in reply["choices"]:
+        for call in got["message"]["tool_calls"]:
+            check(call)
+        if choice == "auto" and form != "harmony":
+            assert got["message"]["content"].startswith("Let me <tool_see.")
+
+
+async def test_it_is_kept_to_it_while_it_streams_and_with_logprobs(serve: Serve) -> None:
+    loader, models = model_that_says(WRONG)
+    body = {"messages": HI, "tools": [TOOL], "max_tokens": 200}
+    async with serve(loader, models=models) as api:
+        whole = (await api.client.post(URL, json={**body, "logprobs": True})).json()["choices"][0]
+        streamed = await api.client.post(URL, json={**body, "stream": True})
+    check(whole["message"]["tool_calls"][0])
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks(_events(streamed.content)) if chunk["choices"]]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert calls[0]["function"]["name"] == "f"
+    assert json.loads("".join(call["function"]["arguments"] for call in calls))["a"] in (1, 2)
+
+
+async def test_a_call_behind_the_thoughts_is_kept_to_its_schema_and_one_inside_is_not(serve: Serve) -> None:
+    loader, models = model_that_says(f"<think>A <tool_call> it is.</think>\n{WRONG}")
+    async with serve(loader, models=models) as api:
+        reply = await api.client.post(URL, json={"messages": HI, "tools": [TOOL], "max_tokens": 200})
+    message = reply.json()["choices"][0]["message"]
+    assert message["reasoning_content"] == "A <tool_call> it is."
+    check(message["tool_calls"][0])
+
+
+async def test_text_that_only_begins_like_a_call_is_left_alone(serve: Serve) -> None:
+    text = "Use <tool_cal, <tool_ and <, as in a<b."
+    loader, models = model_that_says(text)
+    async with serve(loader, models=models) as api:
+        reply = await api.client.post(URL, json={"messages": HI, "tools": [TOOL]})
+    choice = reply.json()["choices"][0]
+    assert choice["message"]["content"] == text
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_a_schema_that_cannot_be_kept_is_named_where_a_call_is_required(serve: Serve) -> None:
+    loader, models = model_that_says(WRONG)
+    odd = {"type": "function", "function": {"name": "h", "parameters": {"type": "object", "not": {}}}}
+    async with serve(loader, models=models) as api:
+        body = {"messages": HI, "tools": [TOOL, odd], "tool_choice": "required"}
+        reply = await api.client.post(URL, json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "tools.1.function.parameters"
+    assert "'not'" in reply.json()["error"]["message"]
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+SHAPES = [
+    ({"guided_json": SCHEMA}, '{"a": 1}'),
+    ({"guided_json": json.dumps(SCHEMA)}, '{"a": 1}'),
+    ({"guided_regex": "[0-9]{3}x"}, "123x"),
+    ({"guided_choice": ["yes", "no"]}, "no"),
+    ({"guided_grammar": 'root ::= "a" | "b"'}, "b"),
+    ({"guided_grammar": 'start: "a" | "b"'}, "b"),
+    ({"structured_outputs": {"json": SCHEMA}}, '{"a": 1}'),
+    ({"structured_outputs": {"regex": "[0-9]+x"}}, "7x"),
+    ({"structured_outputs": {"choice": ["yes", "no"], "backend": "auto"}}, "yes"),
+    ({"structured_outputs": {"grammar": 'start: "a"+ "."'}}, "aa."),
+    ({"structured_outputs": {"json_object": True}}, "{}"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, '{"a": 1}'),
+]
+PLACES = [(URL, {"messages": HI}), ("/v1/completions", {"prompt": "Hi"}), ("/completion", {"prompt": "Hi"})]
+
+
+@pytest.mark.parametrize(("fields", "said"), SHAPES)
+@pytest.mark.parametrize(("url", "asked"), PLACES)
+async def test_vllms_fields_shape_chats_and_completions(
+    serve: Serve, url: str, asked: dict[str, Any], fields: dict[str, Any], said: str
+) -> None:
+    if url == "/completion" and "response_format" in fields:
+        return  # llama-server's own has none
+    replies = {"Hi<|im_end|>\n<|im_start|>assistant\n": said + "!", "Hi": said + "!"}
+    async with serve(FakeLoader(replies=replies)) as api:
+        reply = (await api.client.post(url, json={**asked, **fields, "max_tokens": 60})).json()
+    choice = reply["choices"][0] if "choices" in reply else {"text": reply["content"]}
+    assert (choice["message"]["content"] if "message" in choice else choice["text"]) == said
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "other"),
+    [
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "guided_regex"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
+        ({"structured_outputs": {"regex": "a"}, "json_schema": {}}, "structured_outputs.regex", "json_schema"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.regex", "structured_outputs.json"),
+        ({"guided_json": {}, "grammar": 'root ::= "a"'}, "guided_json", "grammar"),
+        ({"guided_regex": "a", "tools": [TOOL]}, "guided_regex", "tools"),
+        ({"structured_outputs": {}}, "structured_outputs", "needs one of"),
+        ({"structured_outputs": "a"}, "structured_outputs", "an object"),
+        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag", "not supported"),
+        ({"guided_choice": []}, "guided_choice", "a list of one string or more"),
+        ({"guided_choice": "a"}, "guided_choice", "a list of one string or more"),
+        ({"guided_json": "{"}, "guided_json", "is no JSON"),
+        ({"guided_json": 5}, "guided_json", "a JSON Schema"),
+        ({"guided_json": {"type": 5}}, "guided_json", "not a valid JSON Schema"),
+        ({"guided_regex": 5}, "guided_regex", "a text"),
+        ({"guided_regex": "("}, "guided_regex", "regex"),
+        ({"guided_grammar": "start: x"}, "guided_grammar", "grammar"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "not supported"),
+    ],
+)
+async def test_what_cannot_be_is_a_400_that_names_the_field(
+    serve: Serve, fields: dict[str, Any], param: str, other: str
+) -> None:
+    loader, models = model_that_says("x")
+    async with serve(loader, models=models) as api:
+        reply = await api.client.post(URL, json={"messages": HI, **fields})
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["param"] == param
+    assert param in error["message"]
+    assert other in error["message"]
+
+
+def _events(raw: bytes) -> list[bytes]:
+    return [event + b"\n\n" for event in raw.split(b"\n\n") if event]
