@@ -2,6 +2,12 @@
 
 import sys
 
+from hypothesis import HealthCheck, settings
+
+# A busy machine makes an example slow, and that decides nothing.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
 
 def pytest_unconfigure() -> None:
     """Close what llama_cpp opens on import and leaves open: noise behind the summary where warnings are errors."""

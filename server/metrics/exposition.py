@@ -1,5 +1,6 @@
 """One application's metrics: its own registry, nothing global."""
 
+import re
 import time
 from collections.abc import Iterable
 
@@ -13,6 +14,9 @@ from server.pool.state import ModelState
 
 _TYPE_OF_MAX = (f"# TYPE {MAX_TOKENS} gauge\n".encode(), f"# TYPE {MAX_TOKENS} counter\n".encode())
 """llama-server calls the peak a counter; prometheus_client would name a counter ``..._total``, as OpenMetrics must."""
+
+_WHOLE = re.compile(rb"^([^#\n].*)\.0$", re.MULTILINE)
+"""llama-server writes a whole number without the decimal point; who reads a counter with ``int()`` relies on it."""
 
 
 class Metrics:
@@ -49,7 +53,7 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         text = encode(self._of_one(model) if model else self._registry)
         if content_type.startswith("text/plain"):
-            text = text.replace(*_TYPE_OF_MAX)
+            text = _WHOLE.sub(rb"\1", text.replace(*_TYPE_OF_MAX))
         return text, content_type
 
     def _of_one(self, model: str) -> CollectorRegistry:

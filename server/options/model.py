@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from server.chat.formats import BY_NAME
 from server.options.adapters import AdapterSettings
+from server.options.chat import ChatSettings
 from server.options.embedding import EmbeddingSettings
 from server.options.option import SettingsModel, option
 from server.options.sampling import SamplingSettings
@@ -21,7 +21,6 @@ from server.options.values import (
     Float,
     GpuLayers,
     Int,
-    JsonObject,
     Proportions,
     Switch,
     TextList,
@@ -31,21 +30,7 @@ from server.options.values import (
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap+mlock"]
-CHATML = "chatml"
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
-
-
-def _template(value: str) -> str:
-    """Jinja or the word chatml; llama-server would print any other word in place of every chat."""
-    if value not in ("", CHATML) and "{" not in value:
-        raise ValueError("should be Jinja source or the word chatml; other built-in templates are not offered")
-    return value
-
-
-def _tool_format(value: str) -> str:
-    if value != "auto" and value not in BY_NAME:
-        raise ValueError(f"should be auto or one of {', '.join(sorted(BY_NAME))}")
-    return value
 
 
 class ContextSettings(SettingsModel):
@@ -222,71 +207,6 @@ class SchedulingSettings(SettingsModel):
     """Longest wait in ms for requests that are being prepared, to start them in one step."""
     check_integrity: Annotated[Bool, option()] = False
     """Prove the accounting of slots and KV cells after every step (slow; for debugging)."""
-
-
-class ChatSettings(SettingsModel):
-    """How chat requests are rendered and read."""
-
-    group: ClassVar[str] = "Chat"
-
-    chat_template: Annotated[
-        str,
-        option(
-            "--chat-template",
-            env="LLAMA_ARG_CHAT_TEMPLATE",
-            metavar="JINJA",
-            replaces=("chat_template_file",),
-        ),
-        AfterValidator(_template),
-    ] = ""
-    """Jinja source that replaces the model's own template, or the word chatml."""
-    chat_template_file: Annotated[
-        FilePath | None,
-        option(
-            "--chat-template-file",
-            env="LLAMA_ARG_CHAT_TEMPLATE_FILE",
-            metavar="FILE",
-            is_path=True,
-            replaces=("chat_template",),
-        ),
-    ] = None
-    """File with the Jinja source that replaces the model's own template."""
-    chat_template_kwargs: Annotated[
-        JsonObject,
-        option("--chat-template-kwargs", env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS", metavar="JSON"),
-    ] = Field(default_factory=dict)
-    """Variables for the template, as a JSON object."""
-    reasoning_format: Annotated[
-        Literal["none", "deepseek", "deepseek-legacy", "auto"],
-        option("--reasoning-format", env="LLAMA_ARG_THINK", metavar="FORMAT"),
-    ] = "auto"
-    """Where thoughts go: none = into the content, deepseek = reasoning_content, deepseek-legacy = both."""
-    reasoning: Annotated[Switch, option("-rea", "--reasoning", env="LLAMA_ARG_REASONING")] = "auto"
-    """Whether the model may think; auto = as its template does."""
-    reasoning_effort: Annotated[
-        str, option("--reasoning-effort", env="LLAMA_ARG_REASONING_EFFORT", metavar="LEVEL")
-    ] = "default"
-    """The template's variable reasoning_effort (minimal, low, medium, high, ...); default = leave it unset."""
-    reasoning_preserve: Annotated[
-        Bool,
-        option("--reasoning-preserve", env="LLAMA_ARG_REASONING_PRESERVE", off=("--no-reasoning-preserve",)),
-    ] = True
-    """The template's variable preserve_reasoning: keep the thoughts of the whole history."""
-    prefill_assistant: Annotated[
-        Bool,
-        option("--prefill-assistant", env="LLAMA_ARG_PREFILL_ASSISTANT", off=("--no-prefill-assistant",)),
-    ] = True
-    """Continue the last message when it is the assistant's."""
-    tool_format: Annotated[str, option(metavar="NAME"), AfterValidator(_tool_format)] = "auto"
-    """How the model writes tool calls and thoughts: a name from docs/tool-formats.md; auto = as its template shows."""
-    spm_infill: Annotated[Bool, option("--spm-infill")] = False
-    """Fill in the middle (/infill) as suffix, prefix, middle instead of prefix, suffix, middle."""
-
-    @model_validator(mode="after")
-    def _one_template(self) -> "ChatSettings":
-        if self.chat_template and self.chat_template_file is not None:
-            raise ValueError("chat_template and chat_template_file exclude each other; give one")
-        return self
 
 
 class ModelDefaults(

@@ -7,7 +7,8 @@ from typing import Any
 from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
 from server.errors import ConfigError
-from server.options.model import CHATML, ModelSettings
+from server.options.chat import CHATML
+from server.options.model import ModelSettings
 from server.options.values import SAMPLERS
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
 

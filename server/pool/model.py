@@ -34,7 +34,7 @@ def cannot_generate(model: str) -> NotSupported:
     """For a model that only embeds; the first two sentences are llama-server's of old."""
     return NotSupported(
         "This server does not support completions. Start it without `--embeddings`. "
-        f"Model '{model}' is an embedding model: name another one"
+        f"Model '{model}' embeds or reranks and does not generate: name another one"
     )
 
 

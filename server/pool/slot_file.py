@@ -13,6 +13,7 @@ two (docs/adr/0006): it appears, and is replaced, in one rename. Hashes are BLAK
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -122,9 +123,25 @@ def open_saved(file: BinaryIO, size: int) -> Opened:
         blake2b = fields.pop("blake2b")
         for key in ("lora", "lora_for_all"):
             fields[key] = tuple((content, scale) for content, scale in fields[key])
-        return Opened(file, Description(**fields), n_content, blake2b)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        description = Description(**fields)
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"its description cannot be read: {error}") from error
+    if not _is_sound(description):
+        raise InvalidRequest("its description cannot be read: a value has the wrong type")
+    return Opened(file, description, n_content, blake2b)
+
+
+def _is_sound(found: Description) -> bool:
+    """Whether every value is of the kind that `encode` writes: the hash is no signature, anybody can make one."""
+    counts = [n for n in (found.lora_start, found.n_exact) if n is not None]
+    return (
+        isinstance(found.origin, dict)
+        and all(type(n) is int and n >= 0 for n in [found.n_tokens, *counts])
+        and all(isinstance(content, str) for content, _ in found.lora + found.lora_for_all)
+        and all(
+            isinstance(scale, int | float) and abs(scale) < math.inf for _, scale in found.lora + found.lora_for_all
+        )
+    )
 
 
 def _tokens(words: bytes, n_tokens: int, n_vocab: int) -> list[int]:

@@ -113,4 +113,6 @@ def _open_to_read(name: str, folder: int) -> int:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise InvalidRequest("Unable to restore slot: it is a link", "filename") from None
+        if error.errno == errno.ENXIO:  # a socket
+            raise InvalidRequest("Unable to restore slot: it is not a file", "filename") from None
         raise

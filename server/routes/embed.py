@@ -1,6 +1,6 @@
 """A request for vectors or scores as an HTTP reply."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -28,12 +28,16 @@ def refuse_unable(request: Request, model: object, task: Task) -> None:
 
 
 async def embed(
-    request: Request, model: str | None, task: Task, prepare: Callable[[LoadedModel], VectorJob]
+    request: Request,
+    model: str | None,
+    task: Task,
+    prepare: Callable[[LoadedModel], VectorJob],
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """The reply of the job that `prepare` makes. The client's disconnect cancels it at once."""
+    """The reply, with `headers`, of the job that `prepare` makes. The client's disconnect cancels it at once."""
     session = Session(services(request))
     try:
         body = await while_connected(request, session.embed(model, task, prepare))
     finally:
         session.close()
-    return Response(body, media_type=JSON_TYPE)
+    return Response(body, headers=headers, media_type=JSON_TYPE)

@@ -4,6 +4,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.embeddings import embeddings_job, read_embeddings
+from server.dialects.older import warning_headers
 from server.routes.embed import embed, refuse_unable
 from server.transport.body import read_json
 
@@ -27,4 +28,10 @@ async def _embeddings(request: Request, *, openai: bool) -> Response:
     given = await read_json(request)
     refuse_unable(request, given.get("model"), "embed")
     wanted = read_embeddings(given, native=not openai)
-    return await embed(request, wanted.body.model, "embed", lambda model: embeddings_job(wanted, model, openai=openai))
+    return await embed(
+        request,
+        wanted.body.model,
+        "embed",
+        lambda model: embeddings_job(wanted, model, openai=openai),
+        warning_headers(given),
+    )

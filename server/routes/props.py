@@ -10,7 +10,7 @@ from server.dialects.wire import FINGERPRINT
 from server.errors import InvalidRequest, NotSupported
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.services import Services, services
-from server.transport.body import parse_object, read_body
+from server.transport.body import read_optional_json
 from server.transport.options import HttpOptions
 from server.transport.reply import json_reply
 
@@ -45,8 +45,7 @@ async def change_props(request: Request) -> Response:
     used = services(request)
     if not used.options.props:
         raise NotSupported("This server does not support changing global properties. Start it with `--props`")
-    body = await read_body(request)
-    wanted = parse_object(body) if body.strip() else {}
+    wanted = await read_optional_json(request)
     name = wanted.pop("model", None)
     if name is not None:
         if not isinstance(name, str):

@@ -11,7 +11,7 @@ from server.pool import saved_slots
 from server.pool.model import LoadedModel
 from server.pool.slot_files import SlotFiles, check_name
 from server.routes.services import services
-from server.transport.body import read_json
+from server.transport.body import read_json, read_optional_json
 from server.transport.disconnect import while_connected
 from server.transport.reply import json_reply
 
@@ -30,7 +30,7 @@ async def act_on_slot(request: Request, id_slot: str, action: str = "", model: s
     slot = _slot_number(id_slot)
     if action not in ACTIONS:
         raise InvalidRequest("Invalid action", "action")
-    body = {} if action == "erase" else await read_json(request)
+    body = await (read_optional_json if action == "erase" else read_json)(request)
     name = "" if action == "erase" else check_name(body.get("filename"))
     with await used.pool.acquire(model or _named(body)) as lease:
         if slot >= lease.model.engine.n_slots:

@@ -57,6 +57,12 @@ async def read_json(request: Request) -> dict[str, Any]:
     return parse_object(await read_body(request))
 
 
+async def read_optional_json(request: Request) -> dict[str, Any]:
+    """As `read_json`; no body at all is an empty object."""
+    body = await read_body(request)
+    return parse_object(body) if body.strip() else {}
+
+
 async def read_body(request: Request) -> bytes:
     """The raw body, within the server's limits of size and time; `TooManyBodies` when those of all are over theirs."""
     options: HttpOptions = request.app.state.services.options

@@ -34,6 +34,16 @@ async def test_vectors_beside_a_model_that_generates(serve: Serve) -> None:
     assert vectors.headers["content-type"] == "application/json; charset=utf-8"
 
 
+@pytest.mark.parametrize("path", ["/embedding", "/v1/embeddings"])
+async def test_images_of_older_clients_are_said_to_be_ignored(serve: Serve, path: str) -> None:
+    async with serve(models={"embedder": EMBED}) as api:
+        reply = await api.client.post(path, json={"input": "hi", "image_data": [{"data": "aGk=", "id": 1}]})
+        without = await api.client.post(path, json={"input": "hi", "image_data": []})
+    assert (reply.status_code, reply.content) == (200, without.content)
+    assert reply.headers["x-llamapool-warning"].startswith("image_data is ignored")
+    assert "x-llamapool-warning" not in without.headers
+
+
 @pytest.mark.parametrize("name", [None, "", "gpt-4o", "text-embedding-ada-002"])
 async def test_each_endpoint_finds_the_only_model_for_it(serve: Serve, name: str | None) -> None:
     async with serve(models=BOTH) as api:
@@ -106,8 +116,8 @@ async def test_monitoring_knows_embedding_models(serve: Serve) -> None:
     async with serve(models=BOTH, server={"metrics": True}) as api:
         await api.client.post("/v1/embeddings", json={"input": ["hi", "you"]})
         metrics = (await api.client.get("/metrics")).text
-        assert 'llamacpp:prompt_tokens_total{model="embedder"} 7.0' in metrics
-        assert 'llamacpp:n_decode_total{model="embedder"} 1.0' in metrics
+        assert 'llamacpp:prompt_tokens_total{model="embedder"} 7\n' in metrics
+        assert 'llamacpp:n_decode_total{model="embedder"} 1\n' in metrics
         health = (await api.client.get("/health")).json()
         assert (health["slots_idle"], health["slots_processing"]) == (4 + 8, 0)
         slots = (await api.client.get("/slots", params={"model": "embedder"})).json()

@@ -240,6 +240,9 @@ async def test_the_model_may_be_named_in_the_query_or_in_the_body(serve: Serve, 
     models = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf"}}
     async with serve(server={"slot_save_path": str(tmp_path)}, models=models) as api:
         assert (await api.client.post("/slots/0?action=erase&model=b")).status_code == 200
+        for action in ("erase", "save"):
+            unknown = await act(api, 0, action, filename="s", model="nowhere")
+            assert "nowhere" in message(unknown, 404)
         assert (await act(api, 0, "save", filename="s", model="a")).status_code == 200
         refusal = message(await act(api, 0, "restore", filename="s", model="b"))
         assert "the model differs" in refusal

@@ -68,7 +68,8 @@ def test_llama_servers_docker_environment_needs_no_yaml() -> None:
 
 
 def test_without_any_model_the_default_configuration_is_served() -> None:
-    model, embedder = model_specs(settings())
+    model, embedder, ranker = model_specs(settings())
+    assert (ranker.id, ranker.load, ranker.configured_for("rerank")) == ("demo-rerank", "on_demand", True)
     assert (embedder.id, embedder.aliases, embedder.load) == ("demo-embed", ("text-embedding-3-small",), "on_demand")
     assert (model.id, model.aliases, model.load) == ("demo", ("gpt-4o-mini",), "startup")
     assert model.path == ROOT / "models" / "demo.gguf"

@@ -105,9 +105,18 @@ def test_the_peak_is_a_counter_as_in_llama_server_where_the_format_allows_it():
     metrics = Metrics()
     metrics._ledger.note(ledger_of_one)
     text = metrics.render("", [])[0]
-    assert b'# TYPE llamacpp:n_tokens_max counter\nllamacpp:n_tokens_max{model="demo"} 9.0\n' in text
+    assert b'# TYPE llamacpp:n_tokens_max counter\nllamacpp:n_tokens_max{model="demo"} 9\n' in text
     text = metrics.render("application/openmetrics-text; version=1.0.0", [])[0]
     assert b"# TYPE llamacpp:n_tokens_max gauge\n" in text
+
+
+def test_whole_numbers_have_no_decimal_point_as_in_llama_server():
+    metrics = Metrics()
+    metrics._ledger.note({"demo": Engine(EngineStats(prompt_tokens=120, n_decode=2, n_busy_slots=3))})
+    for text in (metrics.render("", [], "demo")[0], metrics.render("", [])[0].replace(b'{model="demo"}', b"")):
+        assert b"\nllamacpp:prompt_tokens_total 120\n" in text
+        assert b"\nllamacpp:requests_processing 0\n" in text
+        assert b"\nllamacpp:n_busy_slots_per_decode 1.5\n" in text
 
 
 def test_openmetrics_is_given_to_those_who_ask():

@@ -34,7 +34,7 @@ def refusal(content: bytes, n_vocab: int = 100) -> str:
 @given(
     tokens=st.lists(st.integers(0, 99), max_size=300),
     state=st.binary(max_size=300),
-    scales=st.lists(st.tuples(st.text(max_size=5), st.floats(allow_nan=False)), max_size=3),
+    scales=st.lists(st.tuples(st.text(max_size=5), st.floats(allow_nan=False, allow_infinity=False)), max_size=3),
     exact=st.none() | st.integers(0, 300),
 )
 def test_what_was_saved_comes_back(
@@ -103,12 +103,41 @@ def test_an_honest_file_of_another_number_of_tokens_is_refused() -> None:
     assert "tokens are not written" in refusal(content)
 
 
+def forged(description: dict[str, object]) -> bytes:
+    """A file with these values in its description, and hashes that fit."""
+    at = WHOLE.index(b'{"')
+    written, _ = json.JSONDecoder().raw_decode(WHOLE[at:].decode(errors="replace"))
+    text = json.dumps(written | description).encode()
+    end = text + struct.pack("<8sIIQ", b"LLPSLOT\0", 1, len(text), at)
+    return WHOLE[:at] + end + hashlib.blake2b(end, digest_size=32).digest()
+
+
+def test_a_forged_description_with_the_right_types_is_read() -> None:
+    assert read(forged({"n_exact": 1, "lora": [["lora", 2]]}))[0].n_exact == 1
+
+
 def test_a_description_with_other_fields_is_refused() -> None:
-    text = json.dumps({"blake2b": "x", "lora": [], "lora_for_all": [], "surprise": 1}).encode()
-    start = WHOLE[: WHOLE.index(b'{"')]
-    end = text + struct.pack("<8sIIQ", b"LLPSLOT\0", 1, len(text), len(start))
-    content = start + end + hashlib.blake2b(end, digest_size=32).digest()
-    assert "description cannot be read" in refusal(content)
+    assert "description cannot be read" in refusal(forged({"surprise": 1}))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"origin": []},
+        {"origin": None},
+        {"lora": [[[], 1.0]]},
+        {"lora": [["lora", "1"]]},
+        {"lora_for_all": [["lora", float("nan")]]},
+        {"lora_start": "3"},
+        {"lora_start": -1},
+        {"n_exact": {}},
+        {"n_exact": -1},
+        {"n_exact": True},
+        {"n_tokens": 3.0},
+    ],
+)
+def test_a_description_of_other_types_is_refused(changed: dict[str, object]) -> None:
+    assert refusal(forged(changed)) == "its description cannot be read: a value has the wrong type"
 
 
 def test_the_sequences_number_is_no_part_of_the_file() -> None:

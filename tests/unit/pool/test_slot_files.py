@@ -1,6 +1,7 @@
 """The folder of saved slots: whole files only, and no way out."""
 
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -128,12 +129,13 @@ def test_links_are_replaced_when_saving_and_refused_when_restoring(tmp_path: Pat
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for name, expected in (("folder", "not a file"), ("pipe", "not a file"), ("none", "no such file")):
+    os.mknod(tmp_path / "socket", stat.S_IFSOCK | 0o600)
+    for name, expected in (*((name, "not a file") for name in ("folder", "pipe", "socket")), ("none", "no such file")):
         with pytest.raises(InvalidRequest, match=expected), SlotFiles(tmp_path).opened(name):
             pytest.fail(name)
     with pytest.raises(InvalidRequest, match="a folder has that name"):
         SlotFiles(tmp_path).write("folder", [b"x"])
-    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
+    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe", "socket"]
 
 
 def test_a_folder_that_is_gone_is_an_error_of_the_server(tmp_path: Path) -> None:
