@@ -22,6 +22,9 @@ MAX_LOGPROBS = 100
 MAX_TOP_LOGPROBS = 20
 MAX_PROBS = 1000
 """Most alternatives per token in llama.cpp's ``n_probs``, which has no limit there: a thousand are 60 kB a token."""
+FEW_PROBS = 20
+MAX_ALTERNATIVES = 400_000
+"""Most in one reply with more than `FEW_PROBS` per token: about 40 MB."""
 
 REFUSED: dict[str, str] = {
     "grammar_lazy": "lazy grammars are not supported",
@@ -212,6 +215,14 @@ def engine_request(
         n_indent=fields.n_indent or 0,
         post_sampling_probs=bool(fields.post_sampling_probs),
     )
+
+
+def check_alternatives(requests: Sequence[Request], n_ctx: int) -> None:
+    """Raise `InvalidRequest` for more probabilities than a reply can reasonably hold: each takes some 80 bytes."""
+    n = sum(r.n * r.n_probs * (r.max_tokens if r.max_tokens >= 0 else n_ctx - len(r.prompt)) for r in requests)
+    if n > MAX_ALTERNATIVES and any(r.n_probs > FEW_PROBS for r in requests):
+        said = f"up to {n} probabilities in one reply, more than {MAX_ALTERNATIVES}; ask for fewer, or set n_predict"
+        raise field_error("n_probs", said)
 
 
 def check_choices(fields: GenerationFields, model: LoadedModel) -> None:

@@ -10,7 +10,7 @@ import orjson
 from server.dialects.completion_prompt import Prompt, read_prompts, tokenize_mixed
 from server.dialects.constraints import ANY_OBJECT, only_guide
 from server.dialects.fields import field_error, parse
-from server.dialects.generation import Generation, engine_request
+from server.dialects.generation import Generation, check_alternatives, engine_request
 from server.dialects.generation_settings import whole_settings
 from server.dialects.native_body import NativeBody
 from server.dialects.native_reply import Finals, NativeReply
@@ -78,6 +78,7 @@ def generation(body: NativeBody, tokenize: Callable[[], Sequence[list[int]]], mo
         )
         for number, prompt in enumerate(prompts)
     ]
+    check_alternatives(requests, model.engine.n_ctx_seq)
     finals = Finals(
         model=model.spec.id,
         n=body.n_choices,

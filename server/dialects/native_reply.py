@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from server.dialects import wire
 from server.dialects.wire import Json
-from server.engine.request import Event, Finished, Text, TokenLogprob
+from server.engine.request import Event, Finished, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Finals:
         end: Finished,
         content: str = "",
         tokens: Sequence[int] = (),
-        probabilities: Sequence[TokenLogprob] = (),
+        probabilities: Sequence[orjson.Fragment] = (),
     ) -> Json:
         """The last object of one choice, the reference's keys in its order."""
         shown: Json = {
@@ -56,7 +58,7 @@ class Finals:
             "timings": wire.timings(end.timings),
         }
         if probabilities:
-            shown["completion_probabilities"] = wire.probabilities(probabilities, after_sampling=self.post_sampling)
+            shown["completion_probabilities"] = list(probabilities)
         return picked(shown, self.response_fields) if self.response_fields else shown
 
 
@@ -79,7 +81,7 @@ class _Choice:
     prompt: int
     text: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    probabilities: list[TokenLogprob] = field(default_factory=list)
+    probabilities: list[orjson.Fragment] = field(default_factory=list)
     end: Finished | None = None
 
 
@@ -99,7 +101,9 @@ class NativeReply:
             choice = self._choices[self._finals.index(prompt, event.index)]
             choice.text.append(event.text)
             choice.tokens += event.tokens
-            choice.probabilities += event.logprobs
+            # written at once: thousands of alternatives for each token, written at the end, would stop the event loop
+            written = wire.probabilities(event.logprobs, after_sampling=self._finals.post_sampling)
+            choice.probabilities += (orjson.Fragment(orjson.dumps(entry)) for entry in written)
         elif isinstance(event, Finished):
             self._choices[self._finals.index(prompt, event.index)].end = event
 

@@ -18,7 +18,14 @@ from server.dialects.chat_reply import ChatReply
 from server.dialects.chat_stream import ChatStream
 from server.dialects.chat_tools import Tools, read_tools
 from server.dialects.fields import Whole, parse, wrong_type
-from server.dialects.generation import MAX_TOP_LOGPROBS, Generation, GenerationFields, Logprobs, engine_request
+from server.dialects.generation import (
+    MAX_TOP_LOGPROBS,
+    Generation,
+    GenerationFields,
+    Logprobs,
+    check_alternatives,
+    engine_request,
+)
 from server.dialects.reasoning_control import ReasoningSwitch
 from server.dialects.wire import Header, Json
 from server.engine.request import Request
@@ -215,6 +222,7 @@ def prepare_chat(chat: Conversation, model: LoadedModel, request_id: str) -> Cha
         constraint=constraint,
         print_special=shown_tags(chat.tools, model),
     )
+    check_alternatives([request], model.engine.n_ctx_seq)
     prefilled = _prefilled(chat, model)
     return ChatJob(chat.body, request, chat.tools, rendered, prefilled, reasoning_format, model, switch)
 

@@ -14,7 +14,14 @@ from server.dialects.completion_reply import CompletionReply, CompletionStream
 from server.dialects.constraints import output_constraint
 from server.dialects.fields import Whole, field_error, out_of_range, parse
 from server.dialects.fim import Gap, fim_tokens, require_fim
-from server.dialects.generation import MAX_LOGPROBS, Generation, GenerationFields, Logprobs, engine_request
+from server.dialects.generation import (
+    MAX_LOGPROBS,
+    Generation,
+    GenerationFields,
+    Logprobs,
+    check_alternatives,
+    engine_request,
+)
 from server.dialects.wire import Header
 from server.engine.request import Request
 from server.errors import InvalidRequest, NotSupported
@@ -112,6 +119,7 @@ def prepare_completion(completion: Completion, model: LoadedModel, request_id: s
         )
         requests.append(_best_of(body, request, model))
         echoes.append(_echo(body, prompt, tokens, model))
+    check_alternatives(requests, model.engine.n_ctx_seq)
     return CompletionJob(body, requests, echoes)
 
 

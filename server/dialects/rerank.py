@@ -60,7 +60,7 @@ class RerankJob:
         body, tei = self.request.body, self.request.tei
         scores = [float(vectors[0, 0]) for vectors in found]
         if body.raw_scores is False:
-            scores = [_sigmoid(score) for score in scores]
+            scores = [_probability(vectors) for vectors in found]
         order = sorted(range(len(scores)), key=lambda i: -scores[i])
         results = [self._result(i, scores[i]) for i in order[: body.top_n]]
         if tei:
@@ -134,6 +134,14 @@ def _text(document: object, path: str) -> str:
     if not isinstance(text, str):
         raise InvalidRequest(_WANTED, path)
     return text
+
+
+def _probability(vectors: Vectors) -> float:
+    """Of the first class: of a head with labels the library gives probabilities already, otherwise a logit."""
+    row = vectors[0]
+    if len(row) > 1 and row.min() >= 0.0 and abs(float(row.sum()) - 1.0) < 1e-3:
+        return float(row[0])
+    return _sigmoid(float(row[0]))
 
 
 def _sigmoid(score: float) -> float:

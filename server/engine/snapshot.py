@@ -21,6 +21,7 @@ class SlotSnapshot:
     n_prompt_computed: int = 0
     n_decoded: int = 0
     has_new_line: bool = False
+    speculative: bool = False  # its next tokens may be guessed
 
 
 def snapshot(slot: Slot, first_id: int, n_ctx: int) -> SlotSnapshot:
@@ -43,4 +44,5 @@ def snapshot(slot: Slot, first_id: int, n_ctx: int) -> SlotSnapshot:
         n_prompt_computed=max(min(n_tokens, n_prompt) - n_cached, 0),
         n_decoded=len(sequence.output),
         has_new_line=sequence.text.has_new_line,
+        speculative=sequence.lookup is not None,
     )

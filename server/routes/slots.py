@@ -53,7 +53,7 @@ def slot_object(slot: SlotSnapshot, reasoning_format: str) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": slot.n_ctx,
-        "speculative": False,
+        "speculative": slot.speculative,
         "is_processing": slot.is_processing,
     }
     if slot.request is None:

@@ -243,3 +243,13 @@ async def test_infill_needs_a_model_that_learned_it(serve: Serve) -> None:
         "middle token is missing. ",
         "type": "not_supported_error",
     }
+
+
+async def test_more_probabilities_than_a_reply_can_hold_are_refused(client: httpx.AsyncClient) -> None:
+    body = {"prompt": ["a"] * 8, "n": 4, "n_probs": 1000, "n_predict": 200}
+    for path in ("/completion", "/v1/completions"):
+        reply = await client.post(path, json=body)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == "n_probs"
+    few = await client.post("/completion", json={**body, "n_probs": 20, "n_predict": 2})
+    assert few.status_code == 200

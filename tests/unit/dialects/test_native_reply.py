@@ -1,6 +1,8 @@
+import json
 import math
 from typing import Any
 
+import orjson
 import pytest
 
 from server.dialects.native_reply import Finals, NativeReply, picked
@@ -25,7 +27,7 @@ def reply(*events: Any, return_tokens: bool = False, **of: Any) -> Any:
     writer = NativeReply(finals(**of), return_tokens=return_tokens)
     for event in events:
         writer.feed(0, event)
-    return writer.body()
+    return json.loads(orjson.dumps(writer.body()))
 
 
 def stream(*events: Any, n_probs: int = 0, timings: bool = False, **of: Any) -> list[dict[str, Any]]:

@@ -112,6 +112,7 @@ OPTIONS = (
     ),
     option("timings_per_token", True),
     option("sse_ping_interval", 5),
+    option("return_progress", True),
 )
 
 _SAVE = ("POST", "/completion", {**GREEDY, "prompt": TEXT, "id_slot": 0, "cache_prompt": True})
