@@ -10,8 +10,8 @@ serve: $(VENV)/.installed
 	exec env LLAMAPOOL_CONFIG=$(CONFIG) $(BIN)/python -m server
 
 # Format, lint, types, import contracts, dead code, then every test. CI runs this.
-test: $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest -q
+test: $(VENV)/.installed-dev check $(VENV)/.templates
+	LLAMA_CPP_TEMPLATES="$$(test -e $(VENV)/.templates && echo $(CURDIR)/$(VENV)/templates)" $(BIN)/python -m pytest -q
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -25,6 +25,14 @@ bench: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m server docs --write
+
+# The chat templates of llama-cpp-python's source distribution; where it can't be had, the tests of them are skipped.
+$(VENV)/.templates: $(VENV)/.installed-dev
+	-mkdir -p $(VENV)/templates && \
+	$(BIN)/pip download --quiet --no-deps --no-binary llama-cpp-python --dest $(VENV)/sdist "$$($(BIN)/python -c \
+	  "from importlib.metadata import version; print('llama-cpp-python==' + version('llama-cpp-python'))")" && \
+	tar xzf $(VENV)/sdist/llama_cpp_python-*.tar.gz -C $(VENV)/templates --strip-components=5 --wildcards \
+	  '*/vendor/llama.cpp/models/templates/*' && rm -r $(VENV)/sdist && touch $@
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
