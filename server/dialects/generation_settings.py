@@ -26,17 +26,18 @@ def generation_settings(
     *,
     max_tokens: int = -1,
     request: Request | None = None,
+    spec_type: str = "none",
 ) -> dict[str, Any]:
     """The short object of a request, or of a model's defaults. The reference's keys in its order."""
     shown = request or Request(id="", prompt=[], sampling=sampling, max_tokens=max_tokens)
-    return {name: value for name, value in _settings(shown, {}, ()).items() if name not in _LONG}
+    return {name: value for name, value in _settings(shown, {"spec_type": spec_type}, ()).items() if name not in _LONG}
 
 
 def whole_settings(
-    request: Request, vocab: Vocab, *, stream: bool, grammar: str, reasoning_format: str, lora: Adapters
+    request: Request, vocab: Vocab, *, stream: bool, grammar: str, reasoning_format: str, spec_type: str, lora: Adapters
 ) -> dict[str, Any]:
     """The whole object: `grammar` in the form of its source, `lora` as the client gave it."""
-    given = {"stream": stream, "grammar": grammar, "reasoning_format": reasoning_format}
+    given = {"stream": stream, "grammar": grammar, "reasoning_format": reasoning_format, "spec_type": spec_type}
     shown = _settings(request, given, lora)
     never = vocab.eog if request.sampling.ignore_eos else ()
     return shown | {"logit_bias": shown["logit_bias"] + [{"bias": None, "token": token} for token in sorted(never)]}
@@ -67,7 +68,7 @@ def _settings(request: Request, given: Mapping[str, Any], lora: Adapters) -> dic
         "reasoning_in_content": given.get("reasoning_format") == "deepseek-legacy" and bool(given.get("stream")),
         "generation_prompt": "",
         "samplers": list(sampling.samplers),
-        "speculative.types": "none",
+        "speculative.types": given.get("spec_type", "none"),
         "timings_per_token": request.timings_per_token,
         "post_sampling_probs": request.post_sampling_probs,
         "backend_sampling": False,

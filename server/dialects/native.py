@@ -111,6 +111,7 @@ def _settings(body: NativeBody, request: Request, model: LoadedModel) -> Json:
         stream=bool(body.stream),
         grammar=_grammar_source(body),
         reasoning_format="deepseek" if reasoning == "auto" else reasoning,
+        spec_type=model.spec.engine.spec_type,
         lora=body.lora or (),
     )
 

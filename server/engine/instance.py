@@ -183,7 +183,7 @@ class Instance:
             if sequence.phase is Phase.DECODE and sequence.n_computed + 1 >= self.runner.info.n_ctx_seq:
                 vocab = self.runner.vocab
                 keep, discard = span(sequence, self.runner.info.n_ctx_seq, add_bos=vocab.add_bos)
-                log.info("context shift: %d tokens kept at the beginning, %d dropped", keep, discard)
+                log.debug("context shift: %d tokens kept at the beginning, %d dropped", keep, discard)
                 slot = sequence.slot
                 assert slot is not None
                 try:

@@ -2,11 +2,23 @@
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from server.engine.protocols import BatchEntry
 from server.errors import InternalError
 from server.llama.library import C
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A `BatchEntry` of this package's own."""
+
+    seq: int
+    pos: int
+    tokens: Sequence[int]
+    want_logits: bool = False
+    all_logits: bool = False
 
 
 class Batch:

@@ -3,28 +3,16 @@
 import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 
 from server.engine.embedding.vectors import EmbedderInfo, Pooling, Vectors
 from server.errors import InternalError, ModelFailed
-from server.llama.batch import Batch
+from server.llama.batch import Batch, Run
 from server.llama.library import C, collect_errors, reason
 from server.llama.roles import POOLING_TYPES
 from server.llama.vocab import LlamaVocab
 from server.pool.spec import LoadParams, ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A `BatchEntry`: a run of tokens of one input."""
-
-    seq: int
-    pos: int
-    tokens: Sequence[int]
-    want_logits: bool = True
-    all_logits: bool = False
 
 
 class LlamaEmbeddingRunner:
@@ -56,7 +44,7 @@ class LlamaEmbeddingRunner:
         try:
             if len(inputs) == 1:
                 return [self._embed_one(context, inputs[0])]
-            self._decode(context, [_Run(seq, 0, tokens) for seq, tokens in enumerate(inputs)])
+            self._decode(context, [Run(seq, 0, tokens, want_logits=True) for seq, tokens in enumerate(inputs)])
             return self._read(context, [len(tokens) for tokens in inputs])
         finally:
             if self._memory:
@@ -77,11 +65,11 @@ class LlamaEmbeddingRunner:
         step = self.info.n_ubatch  # a window's small cache loses tokens where one decode is computed in parts
         for start in range(0, max(len(tokens), 1), step):
             part = tokens[start : start + step]
-            self._decode(context, [_Run(0, start, part)])
+            self._decode(context, [Run(0, start, part, want_logits=True)])
             rows += self._read(context, [len(part)])
         return np.concatenate(rows) if self.info.pooling is Pooling.NONE else rows[-1]
 
-    def _decode(self, context: int, runs: Sequence[_Run]) -> None:
+    def _decode(self, context: int, runs: Sequence[Run]) -> None:
         self._batch.fill(runs)
         self._batch.want_all()
         with collect_errors(quiet=True) as errors:

@@ -2,24 +2,15 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from server.engine.protocols import BatchEntry, RunnerInfo
 from server.errors import InternalError
+from server.llama.batch import Run
 from server.llama.library import C, fast
 
 _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    seq: int
-    pos: int
-    tokens: Sequence[int]
-    want_logits: bool = False
-    all_logits: bool = False
 
 
 class Sequences:
@@ -114,7 +105,7 @@ class Sequences:
             pos = last[candidate] + 1
             if pos >= self._info.n_ctx_seq:
                 break
-            self._decode([_Entry(candidate, pos, (0,))])
+            self._decode([Run(candidate, pos, (0,))])
             if not fast.memory_seq_rm(self._memory, candidate, pos if pos else -1, -1):
                 raise InternalError("a pending copy of a recurrent state needs an empty sequence to be settled")
             return

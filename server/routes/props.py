@@ -81,7 +81,7 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
     spec, info, template = state.spec, facts.info, facts.template
     shown: dict[str, Any] = {
         "default_generation_settings": {
-            "params": generation_settings(spec.sampling, max_tokens=spec.n_predict),
+            "params": generation_settings(spec.sampling, max_tokens=spec.n_predict, spec_type=spec.engine.spec_type),
             "n_ctx": facts.n_ctx_seq,
         },
         "total_slots": facts.n_slots,

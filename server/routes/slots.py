@@ -64,7 +64,10 @@ def slot_object(slot: SlotSnapshot, reasoning_format: str) -> dict[str, Any]:
         "n_prompt_tokens": slot.n_tokens,
         "n_prompt_tokens_processed": slot.n_prompt_computed if busy else 0,
         "n_prompt_tokens_cache": slot.n_prompt_cached if busy else 0,
-        "params": generation_settings(request.sampling, request=request) | {"reasoning_format": reasoning_format},
+        "params": generation_settings(
+            request.sampling, request=request, spec_type="ngram-simple" if slot.speculative else "none"
+        )
+        | {"reasoning_format": reasoning_format},
         "next_token": [next_token_object(slot, request.max_tokens)],
     }
 

@@ -129,9 +129,8 @@ def test_choices_of_one_request_are_each_as_if_alone(served: Served) -> None:
     assert [choice["text"] for choice in choices] == [served.alone(prompt)] * 3
 
 
+@pytest.mark.parametrize("served", [c for c in CASES if c.startswith(("hybrid", "recurrent"))], indirect=True)
 def test_a_state_that_cannot_be_cut_is_not_moved_either(served: Served) -> None:
-    if served.kind not in ("hybrid", "recurrent"):
-        pytest.skip("its cells may move, and the text with them")
     tokens = random.Random(3).choices(range(256, 380), k=200)
     served.ask(tokens, max_tokens=1)
     for moved in ([*tokens[:30], *tokens[90:], 300], [*tokens[:30], *tokens[90:150]]):  # to the end, and not so far
