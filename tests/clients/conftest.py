@@ -1,7 +1,7 @@
 """Llamapool in a real process, as the official clients meet it.
 
-Two servers for all tests of this folder: `server`, open, with one model; and `guarded`, with API keys and two
-models. Both serve a tiny model with random weights, whose template knows tools.
+Three servers for all tests of this folder: `server`, open, with one model; `guarded`, with API keys and two models;
+and `demo`, with the default model. The first two serve a tiny model with random weights, whose template knows tools.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.ggufs import TinyModel, gguf_file
-from tests.real_server import RealServer, llamapool, llamapool_config
+from tests.real_server import ROOT, RealServer, llamapool, llamapool_config
 
 API_KEY = "sk-of-the-tests"
 QUIET = {"OMP_WAIT_POLICY": "passive"}
@@ -64,6 +64,21 @@ def guarded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     config.write_text(CONFIG.format(key=API_KEY, model=model))
     with llamapool_config(config, environment=QUIET) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[RealServer]:
+    """The default model, which has learned to call tools: two slots."""
+    flags = ("-c", "4096", "-np", "2", "-t", "1", "-a", "demo")
+    with llamapool(ROOT / "models" / "demo.gguf", *flags, environment=QUIET) as running:
+        yield running
+
+
+@pytest.fixture
+def demo_client(demo: RealServer) -> Iterator[OpenAI]:
+    """A client of the default model."""
+    with OpenAI(base_url=f"{demo.base_url}/v1", api_key="sk-no-key-required", max_retries=0) as openai:
+        yield openai
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from anthropic import Anthropic, AsyncAnthropic, beta_tool
 from anthropic.types import Message, MessageParam, ToolChoiceParam, ToolParam
 from pydantic import BaseModel
 
-from tests.clients.conftest import API_KEY, QUIET
+from tests.clients.conftest import API_KEY
 from tests.clients.slots import busy_slots, wait_until
-from tests.real_server import ROOT, RealServer, llamapool
+from tests.real_server import RealServer
 
 HELLO: list[MessageParam] = [{"role": "user", "content": [{"type": "text", "text": "hello world"}]}]
 GREEDY = {"temperature": 0, "ignore_eos": True}  # random weights may end at once
@@ -34,14 +34,6 @@ def connect(server: RealServer, key: str = "sk-no-key-required") -> Anthropic:
 def claude(server: RealServer) -> Iterator[Anthropic]:
     with connect(server) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[RealServer]:
-    """The default model."""
-    flags = ("-c", "4096", "-np", "2", "-t", "1", "-a", "demo")
-    with llamapool(ROOT / "models" / "demo.gguf", *flags, environment=QUIET) as running:
-        yield running
 
 
 @pytest.fixture

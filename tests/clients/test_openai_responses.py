@@ -1,7 +1,6 @@
 """The Responses API with the official client: on random weights what it is made of, on the demo model what it says."""
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
@@ -9,8 +8,6 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import FunctionToolParam, Response, ResponseStreamEvent
 from pydantic import BaseModel, Field
-
-from tests.real_server import ROOT, RealServer, llamapool
 
 MODEL = "gpt-4o-mini"  # with one model, any name is accepted
 ON: dict[str, Any] = {"ignore_eos": True}  # random weights may end at once
@@ -159,19 +156,6 @@ async def test_the_asynchronous_client_streams(async_client: AsyncOpenAI) -> Non
     stream = await async_client.responses.create(**OPTIONS, input="hello", stream=True)
     kinds = [event.type async for event in stream]
     assert (kinds[0], kinds[-1]) == ("response.created", "response.incomplete")
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[RealServer]:
-    """The model that ships."""
-    with llamapool(ROOT / "models" / "demo.gguf", "-c", "4096", "-np", "1", "-t", "1") as running:
-        yield running
-
-
-@pytest.fixture
-def demo_client(demo: RealServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{demo.base_url}/v1", api_key="sk-no-key-required", max_retries=0) as openai_client:
-        yield openai_client
 
 
 def respond(client: OpenAI, given: Any, *, stream: bool, **options: Any) -> Response:
