@@ -95,6 +95,8 @@ class LlamaRunner:
 
     def sample(self, output: int, sampler: NativeSampler) -> int:
         """Sample from the `output`-th wanted logits of the last decode and accept the token."""
+        if sampler.lowered is not None and (best := self._highest(output)) not in sampler.lowered:
+            return best
         self._logits(output)
         token: int = self._sample(sampler.chain, self._context, self._outputs[output])
         return token
@@ -209,9 +211,21 @@ class LlamaRunner:
         if not 0 <= token < self.vocab.n_tokens:
             raise InternalError(f"token {token} is outside the vocabulary of {self.vocab.n_tokens}")
 
+    def _highest(self, output: int) -> int:
+        """The token with the highest logit, without building candidates."""
+        logits = self._view(output)
+        token = int(logits.argmax())
+        _refuse_unless_number(float(logits[token]))
+        return token
+
     def _logits(self, output: int) -> Logits:
-        """A view into the context, valid until the next decode. Logits that are no numbers would make samplers read
-        out of bounds, so they are refused here."""
+        """As `_view`. Logits that are no numbers would make samplers read out of bounds, so they are refused here."""
+        logits = self._view(output)
+        _refuse_unless_number(np.maximum.reduce(logits))
+        return logits
+
+    def _view(self, output: int) -> Logits:
+        """A view into the context, valid until the next decode."""
         context = self._open()
         if not 0 <= output < len(self._outputs):
             raise InternalError(f"output {output} of a decode with {len(self._outputs)}")
@@ -219,9 +233,12 @@ class LlamaRunner:
         if not address:
             raise InternalError("the library has no logits for a token that asked for them")
         logits: Logits = np.frombuffer(memoryview(self._logits_type.from_address(address)), np.float32)
-        if not math.isfinite(np.maximum.reduce(logits)):
-            raise InternalError("the model computed logits that are not numbers")
         return logits
+
+
+def _refuse_unless_number(highest: float) -> None:
+    if not math.isfinite(highest):  # also when any logit is no number: numpy's maximum is not either, then
+        raise InternalError("the model computed logits that are not numbers")
 
 
 def _apply(chain: int, array: object) -> None:

@@ -16,12 +16,17 @@ _KEPT_DRY = 16
 
 
 class NativeSampler:
-    """Native memory: `close` it. ``seed`` is the one in use, also where the request asked for a random one."""
+    """Native memory: `close` it. ``seed`` is the one in use, also where the request asked for a random one.
 
-    def __init__(self, chain: int, seed: int, remembers: bool) -> None:
+    ``remembers``: accepting a token changes what comes after. ``lowered``: None in general; else the chain takes the
+    highest logit, unless it is of one of these tokens, whose logits it lowers first.
+    """
+
+    def __init__(self, chain: int, seed: int, remembers: bool, lowered: frozenset[int] | None = None) -> None:
         self._chain: int | None = chain
         self.seed = seed
-        self.remembers = remembers  # whether accepting a token changes what comes after
+        self.remembers = remembers
+        self.lowered = lowered
 
     @property
     def chain(self) -> int:
@@ -56,8 +61,11 @@ class SamplerFactory:
         seed = _fresh_seed() if params.seed == RANDOM_SEED else params.seed
         n_penalized, n_dry = self._windows(params)
         remembers = bool(n_penalized or n_dry or (params.mirostat == 0 and "adaptive_p" in params.samplers))
-        sampler = NativeSampler(_new_chain(), seed, remembers)
-        for member in self._members(params, seed):
+        biases = self._biases(params)
+        greedy = not remembers and _takes_the_highest(params) and all(bias <= 0.0 for _, bias in biases)
+        lowered = frozenset(token for token, _ in biases) if greedy else None
+        sampler = NativeSampler(_new_chain(), seed, remembers, lowered)
+        for member in self._members(params, seed, biases):
             fast.chain_add(sampler.chain, member)
         history = max(n_penalized, n_dry)
         for token in prompt[-history:] if history else ():
@@ -86,8 +94,7 @@ class SamplerFactory:
     def _window(self, last_n: int) -> int:
         return self._n_ctx if last_n < 0 else min(last_n, self._n_ctx)
 
-    def _members(self, params: SamplingParams, seed: int) -> Iterator[int]:
-        biases = self._biases(params)
+    def _members(self, params: SamplingParams, seed: int, biases: list[tuple[int, float]]) -> Iterator[int]:
         if biases:
             array = (C.llama_logit_bias * len(biases))(*biases)
             yield C.llama_sampler_init_logit_bias(self._vocab.n_tokens, len(biases), array)
@@ -168,6 +175,14 @@ class SamplerFactory:
             *(array, len(breakers)),
         )
         return dry
+
+
+def _takes_the_highest(p: SamplingParams) -> bool:
+    """Whether the chain, apart from biases and what it remembers, takes the highest logit: no member drops that."""
+    members = p.samplers
+    certain = p.mirostat == 0 and "temperature" in members and p.temperature <= 0.0 and p.dynatemp_range <= 0.0
+    drops = ("xtc" in members and p.xtc_probability > 0.0) or ("typ_p" in members and p.typical_p < 1.0)
+    return certain and not drops and "infill" not in members and "adaptive_p" not in members
 
 
 def _new_chain() -> int:

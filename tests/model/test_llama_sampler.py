@@ -210,3 +210,50 @@ def test_every_member_works_and_repeats_with_its_seed(runner: LlamaRunner, chang
     params = replace(PLAIN, **change)
     tokens = prompt_tokens(runner.vocab)
     assert generate(runner, tokens, 15, params) == generate(runner, tokens, 15, params)
+
+
+GREEDY_CHAINS: list[dict[str, Any]] = [
+    {},
+    {"ignore_eos": True},
+    {"top_k": 3, "top_p": 0.2, "min_p": 0.9, "top_n_sigma": 0.5},
+    {"samplers": ("temperature",)},
+    {"repeat_penalty": 1.3, "repeat_last_n": 0},
+    {"xtc_probability": 0.0, "typical_p": 1.0, "min_keep": 4},
+]
+
+
+@pytest.mark.parametrize("changes", GREEDY_CHAINS, ids=lambda changes: " ".join(changes) or "default")
+@pytest.mark.parametrize("n_biased", [0, 1, 3])
+def test_the_highest_logit_is_what_the_whole_chain_takes(
+    ready: LlamaRunner, changes: dict[str, Any], n_biased: int
+) -> None:
+    biased = np.argsort(-raw_probabilities(ready))[:n_biased]
+    params = SamplingParams(
+        temperature=0.0, logit_bias=tuple((int(token), -100.0) for token in biased), seed=1, **changes
+    )
+    short, whole = ready.sampler(params, []), ready.sampler(params, [])
+    assert short.lowered is not None
+    whole.lowered = None
+    token = ready.sample(0, short)
+    assert token == ready.sample(0, whole)
+    assert token not in biased
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 0.1},
+        {"dynatemp_range": 0.5},
+        {"xtc_probability": 0.5},
+        {"typical_p": 0.5},
+        {"repeat_penalty": 1.1},
+        {"dry_multiplier": 0.8},
+        {"mirostat": 2},
+        {"samplers": ("top_k",)},
+        {"samplers": ("temperature", "adaptive_p")},
+        {"logit_bias": ((5, 3.0),)},
+    ],
+    ids=" ".join,
+)
+def test_a_chain_that_may_take_another_is_run(ready: LlamaRunner, changes: dict[str, Any]) -> None:
+    assert ready.sampler(SamplingParams(**{"temperature": 0.0, "seed": 1, **changes}), []).lowered is None
