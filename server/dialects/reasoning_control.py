@@ -6,11 +6,15 @@ next one and lets nothing pass but the closing tag (llama.cpp common/reasoning-b
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from server.dialects.fields import Body, parse
 from server.engine.protocols import Vocab
 from server.engine.request import Constraint
 from server.errors import InvalidRequest
+
+if TYPE_CHECKING:  # llguidance takes its time to import
+    from server.grammar.constraint import MatcherConstraint
 
 REASONING_END = "reasoning_end"
 
@@ -114,6 +118,10 @@ class ReasoningControl:
         mask = bytearray(n_bytes)
         mask[forced // 8] = 1 << forced % 8
         return mask
+
+    def masked_by(self) -> "MatcherConstraint | None":
+        """The inner grammar, where no tag is being forced."""
+        return None if self._state is _State.CLOSING or self._inner is None else self._inner.masked_by()
 
     def accept(self, token: int) -> None:
         """Advance by an allowed token."""

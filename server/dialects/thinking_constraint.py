@@ -5,10 +5,14 @@ llama-server leaves a grammar aside while the model reasons, too (common/samplin
 
 from collections.abc import Iterable
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from server.engine.protocols import Vocab
 from server.engine.request import Constraint
 from server.errors import InternalError
+
+if TYPE_CHECKING:  # llguidance takes its time to import
+    from server.grammar.constraint import MatcherConstraint
 
 MAX_SPACES = 8  # white-space tokens between the thoughts and the answer
 
@@ -53,6 +57,10 @@ class AfterThinking:
             return self._free
         # the closing tag is half written: no token may complete it and begin the answer
         return _without(self._free, (t for t in range(self._vocab.n_tokens) if self._rest(t)))
+
+    def masked_by(self) -> "MatcherConstraint | None":
+        """The answer's grammar, behind the thoughts."""
+        return None if self._state is _State.THINKING else self._inner.masked_by()
 
     def accept(self, token: int) -> None:
         """Advance. Raises `InternalError` for a token that closes the thoughts and already begins the answer."""

@@ -193,6 +193,7 @@ class Instance:
                     self._cells.clear(slot)  # what the fault has left in them is unknown
 
     def _sample(self, entries: list[Entry]) -> None:
+        self._outputs.propose(entries)
         output = 0
         for entry in entries:
             sequence = entry.sequence

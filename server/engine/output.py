@@ -1,8 +1,9 @@
 """From logits to events: sample a token, keep to the constraint, detokenize, decide whether the choice ends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from server.engine.constrained import Constrained
 from server.engine.indent import IndentLimit
 from server.engine.lookup import Lookup
 from server.engine.protocols import Runner
@@ -15,6 +16,7 @@ from server.engine.request import (
     Text,
     TokenLogprob,
 )
+from server.engine.scheduler import Entry
 from server.engine.sequence import Sequence
 from server.engine.stats import EngineStats
 from server.engine.text import Shown
@@ -33,6 +35,7 @@ class Outputs:
         self._n_ctx = runner.info.n_ctx_seq
         self._shifts = shifts
         self._lookup = lookup
+        self._constrained = Constrained(runner)
 
     def begin(self, sequence: Sequence) -> None:
         """Make the sampler of a choice; each choice of a seeded request gets a seed of its own."""
@@ -78,29 +81,24 @@ class Outputs:
         truncated = reason is FinishReason.LIMIT and self._context_full(sequence)
         return events + self.finish(sequence, reason, now, truncated=truncated), True
 
+    def propose(self, entries: Iterable[Entry]) -> None:
+        """To be called once before `sample` with all that were decoded together: their masks are computed together."""
+        self._constrained.propose(entries)
+
     def _next_token(self, output: int, sequence: Sequence, wants_logprobs: bool) -> tuple[int, TokenLogprob | None]:
-        runner, sampler, constraint = self._runner, sequence.sampler, sequence.constraint
+        runner, sampler = self._runner, sequence.sampler
         assert sampler is not None
         n_top = sequence.request.n_probs
-        if wants_logprobs and sequence.request.post_sampling_probs:
-            chosen = runner.propose_probs(output, sampler, n_top)
-            if constraint is not None:
-                if not constraint.allows(chosen.id):
-                    chosen = runner.propose_probs(output, sampler, n_top, constraint.mask())
-                constraint.accept(chosen.id)
-            runner.accept(sampler, chosen.id)
-            return chosen.id, chosen
-        if constraint is None:
-            token = runner.sample(output, sampler)
-            return token, runner.logprobs(output, token, n_top) if wants_logprobs else None
-        # Sample first and let the matcher look at one token: a mask over the vocabulary is only made when it says no.
-        token = runner.propose(output, sampler)
-        if constraint.allows(token):
-            runner.accept(sampler, token)
+        if sequence.constraint is not None:
+            token, after = self._constrained.sample(output, sequence)
+        elif wants_logprobs and sequence.request.post_sampling_probs:
+            after = runner.propose_probs(output, sampler, n_top)
+            runner.accept(sampler, token := after.id)
         else:
-            token = runner.sample_constrained(output, sampler, constraint.mask())
-        constraint.accept(token)
-        return token, runner.logprobs(output, token, n_top) if wants_logprobs else None
+            token, after = runner.sample(output, sampler), None
+        if wants_logprobs and after is None:
+            return token, runner.logprobs(output, token, n_top)
+        return token, after
 
     def _started(self, sequence: Sequence, now: float) -> Event:
         sequence.prompt_done_at = now

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:  # llguidance takes its time to import
+    from server.grammar.constraint import MatcherConstraint
 
 DEFAULT_SAMPLERS = (
     "penalties",
@@ -68,6 +71,9 @@ class Constraint(Protocol):
 
     def mask(self) -> "memoryview | bytes | bytearray":
         """A bit per token, little-endian 32-bit words, 1 = allowed; at least ceil(n_vocab / 32) words."""
+
+    def masked_by(self) -> "MatcherConstraint | None":
+        """Whose mask `mask` gives now, so that it can be computed with others'; None where it is made otherwise."""
 
     def accept(self, token: int) -> None:
         """Advance by an allowed token."""

@@ -4,7 +4,7 @@ import re
 
 import llguidance
 
-from server.errors import InvalidRequest
+from server.errors import InternalError, InvalidRequest
 
 _SOURCE_LINE = re.compile(r"\s*\d+ \| ")
 
@@ -42,14 +42,28 @@ class MatcherConstraint:
     def mask(self) -> bytes:
         """A bit per token in little-endian 32-bit words; raises InvalidRequest when the matcher gave up."""
         bits: bytes = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise self._failure()
+        if failure := self.failure():
+            raise failure
         return bits
+
+    def masked_by(self) -> "MatcherConstraint":
+        """Itself, for `server.grammar.masks`."""
+        return self
+
+    @property
+    def matcher(self) -> llguidance.LLMatcher:
+        """The native one."""
+        return self._matcher
+
+    @property
+    def n_mask_bytes(self) -> int:
+        """Of a mask: whole 32-bit words."""
+        return (self._n_tokens + 31) // 32 * 4
 
     def accept(self, token: int) -> None:
         """Advance; raises InvalidRequest for a token that is not allowed or when the matcher gave up."""
         if not self._matcher.consume_token(token):
-            raise self._failure()
+            raise self.failure() or InternalError(f"the matcher neither took token {token} nor said why")
 
     @property
     def finished(self) -> bool:
@@ -61,7 +75,10 @@ class MatcherConstraint:
         """True when the output may end here (it may also go on)."""
         return bool(self._matcher.is_accepting())
 
-    def _failure(self) -> InvalidRequest:
+    def failure(self) -> InvalidRequest | None:
+        """Why the matcher gave up, if it did."""
+        if not self._matcher.is_error():
+            return None
         reason = first_line(self._matcher.get_error())
         return InvalidRequest(f"the output cannot be kept to the grammar: {reason}", self._param)
 

@@ -80,13 +80,18 @@ class Triggered:
 
     def mask(self) -> bytes:
         """The allowed tokens. Outside of a call all but those that open one wrongly."""
-        if self._inner is not None and not self._inner.complete:
-            return self._inner.mask()
+        inner = self.masked_by()
+        if inner is not None:
+            return inner.mask()
         bits = bytearray(b"\xff" * self._rules.markers.n_mask_bytes)
         for token in self._rules.markers.crossing:
             if not self.allows(token):
                 bits[token // 8] &= ~(1 << token % 8)
         return bytes(bits)
+
+    def masked_by(self) -> MatcherConstraint | None:
+        """The grammar of the call that is being written; elsewhere most tokens are free."""
+        return self._inner if self._inner is not None and not self._inner.complete else None
 
     def accept(self, token: int) -> None:
         """Advance by an allowed token."""

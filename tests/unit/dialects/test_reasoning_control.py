@@ -34,6 +34,9 @@ class Only:
     def mask(self) -> bytes:
         return bits(t for t in range(VOCAB.n_tokens) if self.allows(t))
 
+    def masked_by(self) -> None:
+        return None
+
     def accept(self, token: int) -> None:
         assert self.allows(token)
         self.said += VOCAB.piece(token)
