@@ -7,15 +7,14 @@ from typing import Any, Literal
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 
+from server.chat.built_in import CHATML, names, source_of
 from server.chat.capabilities import Capabilities, probe
-from server.chat.defaults import CHATML
 from server.chat.formats import recognised
 from server.chat.instructions import calls_as_text, with_tools
 from server.chat.jinja import FAULTS, TemplateEnvironment, TemplateRaisedError, environment
 from server.chat.messages import Message, adapt, text_of
 from server.errors import ConfigError, InvalidRequest
 
-BUILT_IN = {"chatml": CHATML}  # what --chat-template accepts by name
 Continued = bool | Literal["content", "reasoning_content"]
 """What of the last message the prompt ends with; True: its content, or its thoughts where there is nothing else."""
 
@@ -41,10 +40,10 @@ class _Compiled:
 class ChatTemplate:
     """A compiled template and what it can do. Safe to use from any thread.
 
-    ``source`` "" means ChatML; a built-in template may be given by its name. ``tool_source`` is used for requests
-    with tools (GGUF: ``tokenizer.chat_template.tool_use``). ``add_bos``: tokenizing adds the BOS token, so the one
-    that a template writes at the start is dropped. ``tool_format``: the name of the format of calls (`formats`);
-    auto = as the template shows. Raises `ConfigError` when a template does not compile.
+    ``source`` "" means ChatML; a built-in template may be given by its name (`built_in`). ``tool_source`` is used for
+    requests with tools (GGUF: ``tokenizer.chat_template.tool_use``). ``add_bos``: tokenizing adds the BOS token, so
+    the one that a template writes at the start is dropped. ``tool_format``: the name of the format of calls
+    (`formats`); auto = as the template shows. Raises `ConfigError` when a template does not compile
     """
 
     def __init__(
@@ -62,7 +61,9 @@ class ChatTemplate:
         self._fixed = {"bos_token": bos_token, "eos_token": eos_token}
         self._dropped = bos_token if add_bos else ""
         self._defaults = dict(default_kwargs or {})
-        self._main = self._compiled(BUILT_IN.get(source, source) or tool_source or CHATML)
+        if source in names():
+            source = source_of(source)
+        self._main = self._compiled(source or tool_source or source_of(CHATML))
         self._for_tools = self._compiled(tool_source) if tool_source else self._main
         self.source = self._main.source
         self.tool_source = self._for_tools.source

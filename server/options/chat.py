@@ -4,17 +4,16 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from server.chat.built_in import complaint, is_name, names
 from server.chat.formats import BY_NAME
 from server.options.option import SettingsModel, option
 from server.options.values import Bool, FilePath, JsonObject, Switch
 
-CHATML = "chatml"
-
 
 def _template(value: str) -> str:
-    """Jinja or the word chatml; llama-server would print any other word in place of every chat."""
-    if value not in ("", CHATML) and "{" not in value:
-        raise ValueError("should be Jinja source or the word chatml; other built-in templates are not offered")
+    """Jinja or a built-in name; llama-server would print any other word in place of every chat."""
+    if is_name(value) and value not in names():
+        raise ValueError(complaint(value))
     return value
 
 
@@ -34,12 +33,12 @@ class ChatSettings(SettingsModel):
         option(
             "--chat-template",
             env="LLAMA_ARG_CHAT_TEMPLATE",
-            metavar="JINJA",
+            metavar="JINJA|NAME",
             replaces=("chat_template_file",),
         ),
         AfterValidator(_template),
     ] = ""
-    """Jinja source that replaces the model's own template, or the word chatml."""
+    """Jinja source that replaces the model's own template, or the name of a built-in one (docs/templates.md)."""
     chat_template_file: Annotated[
         FilePath | None,
         option(

@@ -7,7 +7,6 @@ from typing import Any
 from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
 from server.errors import ConfigError
-from server.options.chat import CHATML
 from server.options.model import ModelSettings
 from server.options.values import SAMPLERS
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
@@ -79,10 +78,10 @@ def _chat_params(model_id: str, settings: ModelSettings, place: str) -> ChatPara
 
 
 def _template(model_id: str, settings: ModelSettings, place: str) -> str | None:
-    """None: the model's own; empty: ChatML, what a model without a template gets."""
+    """Jinja2 source or the name of a built-in template; None: the model's own."""
     path = settings.chat_template_file
     if path is None:
-        return "" if settings.chat_template == CHATML else settings.chat_template or None
+        return settings.chat_template or None
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -234,7 +234,7 @@ def test_special_values_of_llama_server() -> None:
     assert spec("-no-kvu").native.kv_unified is False
     assert spec("-t", "0").native.n_threads == -1
     assert spec("-ts", "3/1").native.tensor_split == (3.0, 1.0)
-    assert spec("--chat-template", "chatml").chat.template == ""
+    assert spec("--chat-template", "chatml").chat.template == "chatml"
 
 
 def test_samplers_are_read_by_name_or_by_letter() -> None:

@@ -61,7 +61,7 @@ def yaml_mistake(tmp_path: Path) -> Callable[[str], str]:
         (["--sampler-seq", "kz"], "unknown letter 'z'; known: e = penalties"),
         (["-l", "5*3"], "logit_bias should be TOKEN_ID+BIAS or TOKEN_ID-BIAS, as in 15043+1, not ['5*3']"),
         (["--chat-template-kwargs", "[1]"], "chat_template_kwargs should be a JSON object, not '[1]'"),
-        (["--chat-template", "llama2"], "should be Jinja source or the word chatml"),
+        (["--chat-template", "lama-3"], "no built-in template 'lama-3' (nearest: llama3); known: bailing, b"),
         (["--api-prefix", "llm/"], "--api-prefix: server.api_prefix should start with / and not end with it"),
         (["--ssl-key-file", "k"], "ssl_key_file and ssl_cert_file belong together; give both"),
         (["--host", ","], "--host: server.host"),

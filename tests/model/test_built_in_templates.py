@@ -1,0 +1,73 @@
+"""Built-in templates write what llama.cpp's own code (src/llama-chat.cpp) writes under the same names."""
+
+import ctypes
+
+import llama_cpp as C  # noqa: N812
+import pytest
+
+from server.chat.built_in import names, source_of
+from server.chat.jinja import environment
+from server.chat.template import ChatTemplate
+
+Chat = list[tuple[str, str]]
+
+CHATS: dict[str, Chat] = {
+    "one": [("user", "Hi.")],
+    "system": [("system", "Be brief."), ("user", "Hi.")],
+    "turns": [("user", "Hi."), ("assistant", "Hello!"), ("user", "How?"), ("assistant", "So."), ("user", "Bye.")],
+    "system and turns": [("system", "Be brief."), ("user", "Hi."), ("assistant", "Hello!"), ("user", "How?")],
+    "ends with the assistant": [("user", "Hi."), ("assistant", "Hello!")],
+    "spaces": [("system", " \n s\t "), ("user", " \v u \f\r\n"), ("assistant", "\n a "), ("user", "\tb  ")],
+    "other spaces": [("system", "\u00a0s\u2003"), ("user", "\u3000u\x85"), ("assistant", "\x1fa\u200b")],
+    "two systems": [("system", "A"), ("system", "B"), ("user", "Hi."), ("system", "C"), ("user", "Bye.")],
+    "two users": [("user", "Hi."), ("user", "You?"), ("assistant", "Yes."), ("assistant", "Here.")],
+    "tool": [("user", "Hi."), ("assistant", "{}"), ("tool", " 18 C "), ("assistant", "Warm."), ("user", "Ok.")],
+    "other roles": [("function", "f"), ("assistant_tool_call", "c"), ("Übung", "x"), ("x", "y"), ("user", "Hi.")],
+    "markup": [("system", "<b>&'\"{{ 1 }}"), ("user", "<|im_end|>\n\n<s>[INST]</s>"), ("assistant", "{% raw %}")],
+    "empty": [("system", ""), ("user", ""), ("assistant", ""), ("user", "")],
+    "none": [],
+    "several tongues": [("system", "Sé breve."), ("user", "你好 👋🏽"), ("assistant", "Привет!")],
+}
+TOOLS_BESIDE = {"chatml"}  # writes results of tools in the Hermes form
+NO_SYSTEM = {"yandex"}  # llama.cpp drops system messages
+
+
+def of_library(name: str, chat: Chat, *, generation: bool) -> str:
+    kept = [(role.encode(), content.encode()) for role, content in chat]
+    messages = (C.llama_chat_message * len(kept))(*(C.llama_chat_message(role, content) for role, content in kept))
+    room = ctypes.create_string_buffer(1 << 16)
+    n_bytes = C.llama_chat_apply_template(name.encode(), messages, len(kept), generation, room, len(room))  # type: ignore[arg-type]
+    assert 0 <= n_bytes <= len(room)
+    return room.raw[:n_bytes].decode()
+
+
+def test_the_names_are_the_librarys() -> None:
+    n_names = C.llama_chat_builtin_templates((ctypes.c_char_p * 0)(), 0)
+    found = (ctypes.c_char_p * n_names)()
+    C.llama_chat_builtin_templates(found, n_names)
+    assert names() == tuple(name.decode() for name in found if name)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_built_in_template_writes_what_the_library_writes(name: str) -> None:
+    jinja = environment(source_of(name))
+    template = jinja.from_string(source_of(name))
+    for what, chat in CHATS.items():
+        if what == "tool" and name in TOOLS_BESIDE:
+            continue
+        messages = [{"role": role, "content": content} for role, content in chat]
+        for generation in (True, False):
+            arguments = {"messages": messages, "add_generation_prompt": generation}
+            assert jinja.render(template, arguments) == of_library(name, chat, generation=generation), what
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_chat_comes_out_as_the_library_writes_it(name: str) -> None:
+    template = ChatTemplate(name, bos_token="", eos_token="")
+    for what in ("one", "system and turns", "spaces", "several tongues"):
+        chat = CHATS[what]
+        expected = of_library(name, chat, generation=True)
+        if name in NO_SYSTEM and chat[0][0] == "system":
+            expected = expected.replace(chat[1][1], f"{chat[0][1]}\n{chat[1][1]}", 1)
+        messages = [{"role": role, "content": content} for role, content in chat]
+        assert template.render(messages).text == expected, what
