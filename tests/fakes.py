@@ -105,7 +105,8 @@ class FakeRunner:
         on_decode: Callable[[Sequence[BatchEntry]], None] | None = None,
     ) -> None:
         self.info = RunnerInfo(
-            n_seq, n_ctx_seq, n_cells or n_seq * n_ctx_seq, n_batch, n_batch, unified, True, partial_removal, 64
+            *(n_seq, n_ctx_seq, n_cells or n_seq * n_ctx_seq, n_batch, n_batch, unified, True, partial_removal, 64),
+            turn_ends=FakeVocab.eog,
         )
         self.adapters = adapters
         self.adapters_now: Adapters = ()
@@ -250,6 +251,19 @@ class FakeRunner:
         if self.info.unified and others + len(tokens) > self.info.n_cells:
             return False
         self.cells[seq], self.computed_by[seq] = tokens, sets
+        return True
+
+    def seq_floor(self, seq: int) -> int:
+        return 0 if self.partial_removal else len(self.cells[seq])
+
+    def seq_checkpoint(self, seq: int) -> bytes:
+        return json.dumps(self.cells[seq]).encode()
+
+    def seq_rewind(self, seq: int, checkpoint: bytes, n_tokens: int) -> bool:
+        tokens = json.loads(checkpoint)
+        assert tokens == self.cells[seq][:n_tokens], "a checkpoint of another text"
+        del self.cells[seq][n_tokens:]
+        del self.computed_by[seq][n_tokens:]
         return True
 
     def close(self) -> None:

@@ -150,6 +150,7 @@ class Instance:
         prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
         self._count_decode(entries, seconds)
         self.scheduler.commit(entries, seconds)
+        self._cells.decoded(entries)
         for entry in prompts:
             self._report_progress(entry.sequence, now)
         self._sample([e for e in entries if e.want_logits])

@@ -3,9 +3,10 @@
 import logging
 
 from server.engine.adapters import NEVER
+from server.engine.checkpoints import MIN_GAP, MIN_PROMPT, Checkpoint, added, below, limit_bytes
 from server.engine.placement import Placement
 from server.engine.protocols import Runner
-from server.engine.scheduler import Scheduler
+from server.engine.scheduler import Entry, Scheduler
 from server.engine.sequence import Sequence, Slot
 from server.engine.slot_state import SlotState
 from server.engine.tier import Stored
@@ -20,6 +21,9 @@ class Cells:
     def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
         self._runner = runner
         self._scheduler = scheduler
+        self._can_cut = runner.info.can_cut
+        self._n_checkpoints = scheduler.params.ctx_checkpoints
+        self._checkpoint_bytes = limit_bytes(runner.info.free_bytes, runner.info.n_seq)
 
     def clear(self, slot: Slot) -> None:
         """Forget everything in `slot`."""
@@ -27,6 +31,7 @@ class Cells:
         slot.tokens = []
         slot.n_shared = 0
         slot.n_exact = NEVER
+        slot.floor, slot.checkpoints = 0, ()
 
     def truncate(self, slot: Slot, n: int) -> bool:
         """Keep the first `n` tokens. False, and nothing changed, when the model cannot forget a part."""
@@ -36,7 +41,52 @@ class Cells:
         slot.n_shared = min(slot.n_shared, n)
         if n <= slot.n_exact:
             slot.n_exact = NEVER
+        slot.checkpoints = below(slot.checkpoints, n)
+        self._look(slot)
         return True
+
+    def _cut(self, slot: Slot, n: int) -> None:
+        """Keep the first `n` tokens, by a checkpoint if need be; nothing when there is no way back to there."""
+        if len(slot.tokens) <= n or self.truncate(slot, n):
+            return
+        checkpoint = next((c for c in slot.checkpoints if c.n_tokens == n), None)
+        if checkpoint is None or not self._runner.seq_rewind(slot.id, checkpoint.state, n):
+            self.clear(slot)
+            return
+        del slot.tokens[n:]
+        slot.n_shared = min(slot.n_shared, n)
+        slot.checkpoints = below(slot.checkpoints, n)
+        self._look(slot)
+
+    def _look(self, slot: Slot) -> None:
+        """After its cells changed: how far back it can be cut now."""
+        if not self._can_cut:
+            slot.floor = self._runner.seq_floor(slot.id)
+
+    def decoded(self, entries: list[Entry]) -> None:
+        """`entries` are in the cells: make the checkpoints that are due."""
+        if self._can_cut:
+            return
+        for entry in entries:
+            slot = entry.sequence.slot
+            assert slot is not None
+            self._look(slot)
+            if len(slot.tokens) in entry.sequence.marks:
+                self._checkpoint(slot)
+
+    def _checkpoint(self, slot: Slot) -> None:
+        """Make it possible to come back to what `slot` holds now."""
+        n = len(slot.tokens)
+        if self._can_cut or not self._n_checkpoints or n > slot.n_exact:
+            return
+        if any(abs(n - c.n_tokens) < MIN_GAP for c in slot.checkpoints):
+            return
+        try:
+            state = self._runner.seq_checkpoint(slot.id)
+        except LlamapoolError as error:
+            log.warning("slot %d: no checkpoint at %d tokens: %s", slot.id, n, error)
+            return
+        slot.checkpoints = added(slot.checkpoints, Checkpoint(n, state), self._n_checkpoints, self._checkpoint_bytes)
 
     def prepare(self, placement: Placement, now: float) -> None:
         """Bring the slot's cells to the placement's prefix; less than promised when the model cannot share it."""
@@ -56,12 +106,14 @@ class Cells:
             self._runner.seq_copy(source.id, slot.id)
             slot.tokens = list(source.tokens)
             slot.n_shared = len(slot.tokens) if self._runner.info.unified else 0
-            slot.n_exact = source.n_exact
+            slot.n_exact, slot.checkpoints = source.n_exact, source.checkpoints
+            self._look(slot)
         if placement.moves:
             self._move(placement)
             return
-        if len(slot.tokens) > placement.n_reuse and not self.truncate(slot, placement.n_reuse):
-            self.clear(slot)
+        self._cut(slot, placement.n_reuse)
+        if len(slot.tokens) >= MIN_PROMPT:
+            self._checkpoint(slot)  # a turn ended here, and another one may go on from it later
 
     def _move(self, placement: Placement) -> None:
         """Bring runs of the slot's own cells to the places that the new prompt has them at."""
@@ -74,6 +126,7 @@ class Cells:
             kept += slot.tokens[move.source : move.source + move.n]
             shift = move.source - move.target
         slot.n_exact = min(slot.n_exact, placement.n_reuse)
+        slot.checkpoints = below(slot.checkpoints, placement.n_reuse)
         self._runner.seq_remove(slot.id, len(kept))
         slot.tokens = kept
 
@@ -89,6 +142,7 @@ class Cells:
             return
         self._runner.seq_drop(slot.id, keep, keep + discard)
         slot.n_exact = min(slot.n_exact, keep)
+        slot.checkpoints = below(slot.checkpoints, keep)
         slot.tokens = list(sequence.base)
 
     def _own(self, slot: Slot) -> bool:
@@ -98,12 +152,13 @@ class Cells:
         if not any(other.tokens for other in self._scheduler.slots if other is not slot):
             slot.n_shared = 0
             return True
-        tokens, exact = slot.tokens, slot.n_exact
+        tokens, exact, checkpoints = slot.tokens, slot.n_exact, slot.checkpoints
         state = self._runner.seq_save(slot.id)
         self.clear(slot)
         if not self._runner.seq_load(slot.id, state, len(tokens)):
             return False
-        slot.tokens, slot.n_exact = tokens, exact
+        slot.tokens, slot.n_exact, slot.checkpoints = tokens, exact, checkpoints
+        self._look(slot)
         return True
 
     def save(self, slot: Slot) -> SlotState:
@@ -128,6 +183,7 @@ class Cells:
             self.clear(min(cached, key=lambda s: s.last_used))
         slot.tokens, slot.tuning, slot.n_exact = list(saved.tokens), saved.tuning, saved.n_exact
         slot.last_used = now
+        self._look(slot)
 
     def keep(self, slot: Slot, n_lost: int, now: float) -> None:
         """Before `n_lost` tokens of an idle slot go: save them to the tier, if that may be of use."""
@@ -139,7 +195,17 @@ class Cells:
         except LlamapoolError as error:
             log.warning("slot %d: its state could not be kept: %s", slot.id, error)
             return
-        tier.put(Stored(list(slot.tokens), slot.tuning, slot.n_exact, state, slot.last_used), now)
+        floor = 0 if self._can_cut else len(slot.tokens)
+        stored = Stored(
+            list(slot.tokens),
+            slot.tuning,
+            slot.n_exact,
+            state,
+            slot.last_used,
+            floor=floor,
+            checkpoints=slot.checkpoints,
+        )
+        tier.put(stored, now)
 
     def _load(self, slot: Slot, stored: Stored, n: int, now: float) -> None:
         """Bring a kept state back and cut it to `n` tokens; nothing is reused when it finds no room."""
@@ -148,9 +214,9 @@ class Cells:
             log.info("slot %d: no room for a kept state of %d tokens", slot.id, len(stored.tokens))
             return
         self._scheduler.tier.touch(stored, now)
-        slot.tokens, slot.n_exact = list(stored.tokens), stored.n_exact
-        if len(slot.tokens) > n and not self.truncate(slot, n):
-            self.clear(slot)
+        slot.tokens, slot.n_exact, slot.checkpoints = list(stored.tokens), stored.n_exact, stored.checkpoints
+        self._look(slot)
+        self._cut(slot, n)
 
     def park(self, sequence: Sequence, now: float) -> None:
         """Move a running sequence out of the cells; it waits for its turn again."""
@@ -159,7 +225,7 @@ class Cells:
         try:
             sequence.saved = self._runner.seq_save(slot.id)
             sequence.saved_tokens = list(slot.tokens)
-            sequence.saved_exact = slot.n_exact
+            sequence.saved_exact, sequence.saved_checkpoints = slot.n_exact, slot.checkpoints
         except LlamapoolError as error:  # its cells are computed anew then, and nobody else is troubled
             log.warning("slot %d: its state could not be saved: %s", slot.id, error)
         self._scheduler.park(sequence, now)
@@ -173,6 +239,8 @@ class Cells:
         assert state is not None
         if self._runner.seq_load(slot.id, state, len(tokens)):
             slot.tokens, slot.n_exact = tokens, sequence.saved_exact
+            slot.checkpoints, sequence.saved_checkpoints = sequence.saved_checkpoints, ()
+            self._look(slot)
         else:
             log.info("slot %d: no room for a parked state of %d tokens, computing it again", slot.id, len(tokens))
             self.clear(slot)

@@ -15,6 +15,8 @@ class EngineParams:
     context_shift: bool = False  # a full context drops its older half and goes on, where the model can
     n_keep: int = 0  # of requests that say nothing: prompt tokens that a shift keeps
     n_cache_reuse: int = 0  # of requests that say nothing; see `Request`
+    ctx_checkpoints: int = 32  # states inside a slot, where the model's memory can't be cut; 0 = none
+    checkpoint_min_step: int = 8192  # tokens between those that are not at a prompt's ends
     cache_ram: int = -2  # MiB of prompt states in RAM; -1 = no limit, -2 = automatic
     spec_type: str = "none"  # "ngram-simple": guess from the text so far
     spec_ngram_size: int = 3  # tokens that must repeat for a guess

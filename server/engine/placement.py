@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from server.engine.adapters import reusable
+from server.engine.checkpoints import marks
 from server.engine.params import EngineParams
 from server.engine.prefix import common_prefix, longest_match
 from server.engine.protocols import RunnerInfo
@@ -108,15 +109,14 @@ class Placer:
         """Longest reusable prefix: at least the last token is decoded again, for its logits."""
         if not self._may_reuse(sequence):
             return None, 0
-        source, n = longest_match(sequence.target, self.slots, sequence.tuning)
-        return source, min(n, len(sequence.target) - 1)
+        return longest_match(sequence.target, self.slots, sequence.tuning, len(sequence.target) - 1)
 
     def _own_match(self, slot: Slot, sequence: Sequence) -> int:
         """What of `slot`'s own cells begins the prompt."""
         if not self._may_reuse(sequence):
             return 0
-        n = slot.reusable(common_prefix(sequence.target, slot.tokens), sequence.tuning)
-        return min(n, len(sequence.target) - 1)
+        n = min(common_prefix(sequence.target, slot.tokens), len(sequence.target) - 1)
+        return slot.reusable(n, sequence.tuning)
 
     def _stored(self, sequence: Sequence, n: int) -> tuple[Stored | None, int]:
         """A kept state that saves much more computing than the `n` tokens of a slot."""
@@ -125,15 +125,35 @@ class Placer:
         return self.tier.match(sequence.target[:-1], sequence.tuning, n + MIN_TOKENS)
 
     def _coming(self, sequence: Sequence) -> int:
-        """Longest prefix that a slot is computing right now."""
+        """Longest prefix that a slot is computing right now.
+
+        Where cells can't be cut, whoever computes it gets a mark there, unless that place is behind him.
+        """
         if not self._may_reuse(sequence):
             return 0
-        prefilling = (s for s in self._active() if s.phase is Phase.PREFILL)
-        longest = max(
-            (reusable(common_prefix(sequence.target, s.target), s.tuning, sequence.tuning) for s in prefilling),
-            default=0,
+        longest, computing = 0, None
+        for s in self._active():
+            if s.phase is not Phase.PREFILL:
+                continue
+            n = reusable(common_prefix(sequence.target, s.target), s.tuning, sequence.tuning)
+            n = min(n, len(sequence.target) - 1)
+            if n > longest and (self.info.can_cut or (n > s.n_computed and self.params.ctx_checkpoints)):
+                longest, computing = n, s
+        if computing is not None and longest >= MIN_WAIT and not self.info.can_cut and longest not in computing.marks:
+            computing.marks += (longest,)
+        return longest
+
+    def marks(self, placement: Placement) -> tuple[int, ...]:
+        """Where checkpoints are to be made while what `placement` lacks is computed."""
+        if self.info.can_cut or not self.params.ctx_checkpoints:
+            return ()
+        sequence, slot = placement.sequence, placement.slot
+        known = (*(s for s in self.slots if s is not slot), *self.tier)
+        parted = max(
+            (common_prefix(sequence.target, s.tokens) for s in known if s.tuning == sequence.tuning), default=0
         )
-        return min(longest, len(sequence.target) - 1)
+        start, spacing = len(slot.tokens), self.params.checkpoint_min_step
+        return marks(sequence.target, start, self.info.turn_ends, spacing, parted)
 
     def _choose(self, sequence: Sequence, source: Slot | None, n: int) -> Slot:
         """The matching slot itself if little is lost by it, else the one unused for longest."""

@@ -40,19 +40,22 @@ class Cached(Protocol):
 S = TypeVar("S", bound=Cached)
 
 
-def longest_match(prompt: Sequence[int], slots: Iterable[S], wanted: Tuning = BARE) -> tuple[S | None, int]:
-    """The slot whose cells share the longest prefix with `prompt` under `wanted`, and its length in tokens.
+def longest_match(
+    prompt: Sequence[int], slots: Iterable[S], wanted: Tuning = BARE, most: int | None = None
+) -> tuple[S | None, int]:
+    """The slot from which most of `prompt`'s beginning can be had under `wanted`, `most` tokens of it, and how many.
 
     Also called on the event loop while a step thread changes the slots: slices, which are never out of range.
     """
     best: S | None = None
     longest = 0
+    limit = len(prompt) if most is None else most
     for slot in slots:
         tokens = slot.tokens
         if tokens[longest : longest + 1] == prompt[longest : longest + 1]:
-            n = slot.reusable(common_prefix(prompt, tokens), wanted)
+            n = slot.reusable(min(common_prefix(prompt, tokens), limit), wanted)
             if n > longest:
                 best, longest = slot, n
-                if longest == len(prompt):
+                if longest >= limit:
                     break
     return best, longest

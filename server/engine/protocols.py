@@ -69,6 +69,7 @@ class RunnerInfo:
     can_cut: bool = True  # the end of a sequence can be forgotten
     n_guesses: int = 0  # guessed tokens of each sequence that a batch has outputs for
     free_bytes: int = 0  # memory left when the context was made; 0 = unknown
+    turn_ends: frozenset[int] = frozenset()  # tokens that end a turn in a chat's prompt
 
 
 class BatchEntry(Protocol):
@@ -161,5 +162,14 @@ class Runner(Protocol):
     def seq_load(self, seq: int, state: bytes, n_tokens: int) -> bool:
         """Replace what `seq` holds by a state of `n_tokens`; False when the library refuses it or it holds another
         number, and `seq` is empty then."""
+
+    def seq_floor(self, seq: int) -> int:
+        """The least number of tokens that `seq_remove` can surely bring `seq` to, beside none."""
+
+    def seq_checkpoint(self, seq: int) -> bytes:
+        """What `seq_remove` can't bring back, as it is now; for `seq_rewind`."""
+
+    def seq_rewind(self, seq: int, checkpoint: bytes, n_tokens: int) -> bool:
+        """Bring `seq`, which goes on from where `checkpoint` was made, back to there; False: it is empty now."""
 
     def close(self) -> None: ...

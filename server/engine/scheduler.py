@@ -41,7 +41,7 @@ class Scheduler:
 
     def __init__(self, info: RunnerInfo, params: EngineParams) -> None:
         self.info = info
-        self.tier = Tier(tier_limit(params.cache_ram, info.free_bytes), partial=info.can_cut)
+        self.tier = Tier(tier_limit(params.cache_ram, info.free_bytes))
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
         self._placer = Placer(self.slots, self.tier, info, params)
@@ -81,6 +81,7 @@ class Scheduler:
             sequence.n_cached = len(slot.tokens)
             sequence.placed_at = now
         sequence.phase = Phase.PREFILL
+        sequence.marks = self._placer.marks(placement)
         if len(slot.tokens) == len(sequence.target) and sequence.output:
             sequence.phase = Phase.DECODE
 
@@ -108,6 +109,7 @@ class Scheduler:
             end = at + budget
             if at < s.tuning.start < end:  # an aLoRA begins to work there
                 end = s.tuning.start
+            end = s.next_mark(at, end)
             tokens = s.target[at:end]
             budget -= len(tokens)
             wants_logits = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
@@ -200,6 +202,7 @@ class Scheduler:
         for slot in self.slots:
             assert len(slot.tokens) <= self.info.n_ctx_seq, f"slot {slot.id} holds more than its context"
             assert 0 <= slot.n_shared <= len(slot.tokens), f"slot {slot.id} shares more than it holds"
+            assert all(0 < c.n_tokens <= len(slot.tokens) for c in slot.checkpoints), f"slot {slot.id}: checkpoints"
             s = slot.sequence
             if s is None:
                 continue

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from server.engine.adapters import BARE, NEVER, Tuning, reusable
+from server.engine.checkpoints import Checkpoints, reach
 from server.engine.indent import IndentLimit
 from server.engine.lookup import Lookup
 from server.engine.protocols import Sampler
@@ -60,6 +61,8 @@ class Sequence:
     saved: bytes | None = None
     saved_tokens: list[int] = field(default_factory=list)
     saved_exact: int = 0
+    saved_checkpoints: Checkpoints = ()
+    marks: tuple[int, ...] = ()  # places in ``target`` at which a step ends and a checkpoint is made
     n_faults: int = 0  # refused batches that it was in and had to be computed anew after
     n_cached: int = -1  # prompt tokens that needed no computing; -1 until the first placement
     placed_at: float = 0.0
@@ -95,6 +98,10 @@ class Sequence:
         """Tokens of this sequence that are in cells."""
         return len(self.slot.tokens) if self.slot is not None else 0
 
+    def next_mark(self, start: int, end: int) -> int:
+        """Where a run of its tokens from `start` on has to end, at `end` or before."""
+        return min((mark for mark in self.marks if start < mark < end), default=end)
+
     def timings(self, now: float) -> Timings:
         """Counts and milliseconds up to `now`, as llama-server counts them (server-context.cpp, get_timings)."""
         started = self.prompt_done_at or now
@@ -125,6 +132,8 @@ class Slot:
     n_requests: int = 0
     tuning: Tuning = BARE
     n_exact: int = NEVER
+    floor: int = 0  # it can be cut to so many tokens and more; to fewer only at a checkpoint
+    checkpoints: Checkpoints = ()
     last: Sequence | None = None  # who held it last, for GET /slots
 
     @property
@@ -134,4 +143,8 @@ class Slot:
 
     def reusable(self, n: int, wanted: Tuning) -> int:
         """How many of its first `n` tokens a sequence under `wanted` may take over."""
+        return reach(self.in_common(n, wanted), len(self.tokens), self.floor, self.checkpoints)
+
+    def in_common(self, n: int, wanted: Tuning) -> int:
+        """How many of its first `n` cells `wanted` would compute, too, whether they can be had or not."""
         return reusable(min(n, self.n_exact), self.tuning, wanted)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from server.engine.adapters import Tuning, reusable
+from server.engine.checkpoints import Checkpoints, reach
 from server.engine.prefix import common_prefix
 
 MIN_TOKENS = 64
@@ -28,7 +29,10 @@ def tier_limit(cache_ram: int, free_bytes: int) -> int:
 
 @dataclass(eq=False, slots=True)
 class Stored:
-    """One kept state. ``n_exact``: as in `SlotState`. ``used_at`` and ``n_used`` make its value."""
+    """One kept state. ``n_exact``: as in `SlotState`; ``floor`` and ``checkpoints``: as in `Slot`.
+
+    ``used_at`` and ``n_used`` make its value.
+    """
 
     tokens: list[int]
     tuning: Tuning
@@ -36,15 +40,18 @@ class Stored:
     state: bytes
     used_at: float
     n_used: int = 0
+    floor: int = 0
+    checkpoints: Checkpoints = ()
 
     @property
     def size(self) -> int:
         """Bytes that it takes."""
-        return len(self.state) + 8 * len(self.tokens)
+        return len(self.state) + 8 * len(self.tokens) + sum(len(c.state) for c in self.checkpoints)
 
     def reusable(self, n: int, wanted: Tuning) -> int:
         """How many of its first `n` tokens a sequence under `wanted` may take over."""
-        return reusable(min(n, self.n_exact), self.tuning, wanted)
+        n = reusable(min(n, self.n_exact), self.tuning, wanted)
+        return reach(n, len(self.tokens), self.floor, self.checkpoints)
 
     def value(self, now: float) -> float:
         """What keeping it is worth: tokens saved, by how often and how lately it was of use."""
@@ -53,13 +60,9 @@ class Stored:
 
 @dataclass(slots=True)
 class Tier:
-    """At most `limit` bytes of states; 0 keeps nothing, negative is unbounded.
-
-    ``partial``: the model's memory can be cut, so that the beginning of a state is of use, too.
-    """
+    """At most `limit` bytes of states; 0 keeps nothing, negative is unbounded."""
 
     limit: int
-    partial: bool = True
     size: int = 0
     _entries: list[Stored] = field(default_factory=list)
 
@@ -73,7 +76,11 @@ class Tier:
         """Whether a state of `tokens` is worth saving when all but the first ones, `n_lost` of them, go."""
         if self.limit == 0 or n_lost < MIN_TOKENS:
             return False
-        return not any(e.tuning == tuning and common_prefix(tokens, e.tokens) == len(tokens) for e in self._entries)
+        n = len(tokens)
+        return not any(
+            e.tuning == tuning and common_prefix(tokens, e.tokens) == n and e.reusable(n, tuning) > n - MIN_TOKENS
+            for e in self._entries
+        )
 
     def put(self, entry: Stored, now: float) -> bool:
         """Keep `entry`; shorter states of the same text go, then the least valuable. False when it is too large."""
@@ -95,8 +102,6 @@ class Tier:
         longest = at_least
         for entry in self._entries:
             n = entry.reusable(common_prefix(prompt, entry.tokens), wanted)
-            if not self.partial and n < len(entry.tokens):
-                continue
             if n > longest:
                 best, longest = entry, n
         return best, longest if best is not None else 0

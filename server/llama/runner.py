@@ -37,6 +37,7 @@ class LlamaRunner:
         info: RunnerInfo,
         *,
         n_swa: int,
+        stateful: bool = False,
         deferred: bool,
         on_close: Callable[["LlamaRunner"], None],
         adapters: Sequence[tuple[Adapter, int]] = (),
@@ -51,7 +52,7 @@ class LlamaRunner:
         self._on_close = on_close
         self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens, info.n_guesses)
         self._outputs: list[int] = []
-        self._sequences = Sequences(context, info, n_swa, self._decode_entries)
+        self._sequences = Sequences(context, info, n_swa, self._decode_entries, stateful=stateful)
         self._samplers = SamplerFactory(vocab, info.n_ctx_seq)
         small = vocab.n_tokens <= _HOLD_GIL_UP_TO
         self._sample = fast.sampler_sample if small else C.llama_sampler_sample
@@ -197,6 +198,21 @@ class LlamaRunner:
         """
         self._open()
         return self._sequences.load(seq, state, n_tokens)
+
+    def seq_floor(self, seq: int) -> int:
+        """The least number of tokens that `seq_remove` can surely bring `seq` to, beside none."""
+        self._open()
+        return self._sequences.floor(seq)
+
+    def seq_checkpoint(self, seq: int) -> bytes:
+        """What `seq_remove` can't bring back, as it is now."""
+        self._open()
+        return self._sequences.checkpoint(seq)
+
+    def seq_rewind(self, seq: int, checkpoint: bytes, n_tokens: int) -> bool:
+        """Bring `seq`, which goes on from where `checkpoint` was made, back to there; False: it is empty now."""
+        self._open()
+        return self._sequences.rewind(seq, checkpoint, n_tokens)
 
     def close(self) -> None:
         """Free the context; every later call raises. Once is enough."""

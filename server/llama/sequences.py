@@ -10,6 +10,7 @@ from server.errors import InternalError
 from server.llama.batch import Run
 from server.llama.library import C, fast
 
+_WHOLE, _PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_NONE, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
 
@@ -18,12 +19,20 @@ class Sequences:
     at once: `_pending` holds the copies that are still to come, and `_settle` brings them about."""
 
     def __init__(
-        self, context: int, info: RunnerInfo, n_swa: int, decode: Callable[[Sequence[BatchEntry]], bool]
+        self,
+        context: int,
+        info: RunnerInfo,
+        n_swa: int,
+        decode: Callable[[Sequence[BatchEntry]], bool],
+        *,
+        stateful: bool = False,
     ) -> None:
+        """``stateful``: recurrent or hybrid."""
         self._context = context
         self._memory = C.llama_get_memory(context)
         self._info = info
         self._n_swa = n_swa
+        self._stateful = stateful
         self._decode = decode
         self._pending: set[int] = set()
 
@@ -73,10 +82,13 @@ class Sequences:
         """Raises `InternalError` when the library fails."""
         self._check(seq)
         self._settle(seq)
-        size = C.llama_state_seq_get_size(self._context, seq)
+        return self._state(seq, _WHOLE)
+
+    def _state(self, seq: int, flags: int) -> bytes:
+        size = C.llama_state_seq_get_size_ext(self._context, seq, flags)
         state = np.empty(size, np.uint8)
         start = ctypes.cast(state.ctypes.data, _BYTE_POINTER)
-        if C.llama_state_seq_get_data(self._context, start, size, seq) != size:
+        if C.llama_state_seq_get_data_ext(self._context, start, size, seq, flags) != size:
             raise InternalError(f"the state of sequence {seq} could not be saved")
         return state.tobytes()
 
@@ -87,12 +99,49 @@ class Sequences:
         fast.memory_seq_rm(self._memory, seq, -1, -1)
         if not state:
             return False
-        start = ctypes.cast(np.frombuffer(state, np.uint8).ctypes.data, _BYTE_POINTER)
-        size = C.llama_state_seq_set_data(self._context, start, len(state), seq)
-        if size == len(state) and fast.memory_seq_pos_max(self._memory, seq) + 1 == n_tokens:
+        if self._set_state(seq, state, _WHOLE) and fast.memory_seq_pos_max(self._memory, seq) + 1 == n_tokens:
             return True
         fast.memory_seq_rm(self._memory, seq, -1, -1)
         return False
+
+    def _set_state(self, seq: int, state: bytes, flags: int) -> bool:
+        start = ctypes.cast(np.frombuffer(state, np.uint8).ctypes.data, _BYTE_POINTER)
+        size: int = C.llama_state_seq_set_data_ext(self._context, start, len(state), seq, flags)
+        return size == len(state)
+
+    def floor(self, seq: int) -> int:
+        """The least number of tokens that `remove` can bring `seq` to, beside none."""
+        self._check(seq)
+        if self._info.can_cut:
+            return 0
+        if self._n_swa and not self._stateful:
+            oldest: int = fast.memory_seq_pos_min(self._memory, seq)
+            return oldest + self._n_swa if oldest > 0 else 0
+        return int(fast.memory_seq_pos_max(self._memory, seq)) + 1
+
+    def checkpoint(self, seq: int) -> bytes:
+        """What `remove` can't bring back: recurrent states, a sliding window's cells. For `rewind`."""
+        self._check(seq)
+        if self._n_swa:
+            self._settle(seq)
+        return self._state(seq, _PARTIAL)
+
+    def rewind(self, seq: int, state: bytes, n_tokens: int) -> bool:
+        """Back to the `n_tokens` that it had when `state` was made; what can be cut is still in its cells.
+
+        A recurrent state is there at once also after a copy between streams; a window's cells are not.
+        """
+        self._check(seq)
+        if self._n_swa:
+            self._settle(seq)
+        back = (
+            self._set_state(seq, state, _PARTIAL)
+            and fast.memory_seq_rm(self._memory, seq, n_tokens, -1)
+            and fast.memory_seq_pos_max(self._memory, seq) + 1 == n_tokens
+        )
+        if not back:
+            fast.memory_seq_rm(self._memory, seq, -1, -1)
+        return bool(back)
 
     def _settle(self, seq: int) -> None:
         """Make pending copies from or to `seq` happen, by decoding one token where it disturbs nobody."""
@@ -105,9 +154,12 @@ class Sequences:
             pos = last[candidate] + 1
             if pos >= self._info.n_ctx_seq:
                 break
+            before = self._state(candidate, _PARTIAL) if pos and self._stateful else b""
             self._decode([Run(candidate, pos, (0,))])
+            if before and not self._set_state(candidate, before, _PARTIAL):
+                raise InternalError("a recurrent state could not be put back")
             if not fast.memory_seq_rm(self._memory, candidate, pos if pos else -1, -1):
-                raise InternalError("a pending copy of a recurrent state needs an empty sequence to be settled")
+                raise InternalError("a pending copy could not be settled")
             return
         raise InternalError("a pending copy could not be settled: every sequence is full")
 

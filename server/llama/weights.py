@@ -96,10 +96,12 @@ class LlamaWeights:
             can_cut=self._can_cut(model),
             n_guesses=self._n_guesses(model),
             free_bytes=available_bytes(),
+            turn_ends=self.vocab.eog,
         )
         return LlamaRunner(
             *(context, self.vocab, info),
             n_swa=C.llama_model_n_swa(model),
+            stateful=self._stateful(model),
             deferred=supports_gpu_offload(),
             on_close=self._forget,
             adapters=[(native.adapter, native.pointer) for native in self._adapters],
@@ -132,7 +134,10 @@ class LlamaWeights:
 
     def _can_cut(self, model: int) -> bool:
         """Whether every end of a sequence can be forgotten: not with states, nor with windows that drop cells."""
-        return not (self._windowed(model) or C.llama_model_is_recurrent(model) or C.llama_model_is_hybrid(model))
+        return not (self._windowed(model) or self._stateful(model))
+
+    def _stateful(self, model: int) -> bool:
+        return bool(C.llama_model_is_recurrent(model) or C.llama_model_is_hybrid(model))
 
     def embedding_runner(self) -> LlamaEmbeddingRunner:
         """As `runner`, a context that embeds."""

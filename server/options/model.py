@@ -174,6 +174,18 @@ class SchedulingSettings(SettingsModel):
     ] = -2
     """MiB of RAM of each instance for prompts that lost their slot; 0 = off, -1 = no limit, -2 = automatic: 8192, at
     most a quarter of the memory that is free when the model is loaded."""
+    ctx_checkpoints: Annotated[
+        Int,
+        option("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", env="LLAMA_ARG_CTX_CHECKPOINTS"),
+        Field(ge=0),
+    ] = 32
+    """Most states inside each slot to come back to, for models whose memory can't be cut (recurrent, hybrid, sliding
+    window), which else start anew where a prompt differs; 0 = none."""
+    checkpoint_min_step: Annotated[
+        Int, option("-cms", "--checkpoint-min-step", env="LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT"), Field(ge=0)
+    ] = 8192
+    """Least tokens between those in the middle of a prompt; the ends of the system prompt and of the last turn, the
+    prompt's end, and places where another prompt differed always get one. 0 = one at the end of every turn."""
     context_shift: Annotated[
         Bool, option("--context-shift", env="LLAMA_ARG_CONTEXT_SHIFT", off=("--no-context-shift",))
     ] = False

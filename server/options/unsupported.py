@@ -35,6 +35,13 @@ FIXED = (
         False,
         "has no MCP proxy",
     ),
+    Fixed(
+        ("--cache-idle-slots",),
+        ("--no-cache-idle-slots",),
+        "LLAMA_ARG_CACHE_IDLE_SLOTS",
+        True,
+        "keeps what idle slots hold until others need their cells, then in RAM (cache_ram 0: not there)",
+    ),
     Fixed(("--perf",), ("--no-perf",), "LLAMA_ARG_PERF", False, "does not print the library's timings"),
     Fixed(("--repack",), ("-nr", "--no-repack"), "LLAMA_ARG_REPACK", True, "always repacks weights"),
     Fixed(("--log-jsonl",), ("--no-log-jsonl",), "LLAMA_ARG_LOG_JSONL", False, "does not log JSON lines"),
@@ -62,9 +69,7 @@ _FLAGS = """
 -mu --model-url -dr --docker-repo -hf -hfr
 --hf-repo -hff --hf-file -hft --hf-token --offline --spec-draft-type-k -ctkd --cache-type-k-draft
 --spec-draft-type-v -ctvd --cache-type-v-draft --grammar --grammar-file -j --json-schema -jf --json-schema-file
--bs --backend-sampling -lcs --lookup-cache-static -lcd --lookup-cache-dynamic --kv-unified-per-slot -ctxcp
---ctx-checkpoints --swa-checkpoints -cms --checkpoint-min-step --cache-idle-slots
---no-cache-idle-slots -r --reverse-prompt -sp --special -mm --mmproj -mmu --mmproj-url
+-bs --backend-sampling -lcs --lookup-cache-static -lcd --lookup-cache-dynamic --kv-unified-per-slot -r --reverse-prompt -sp --special -mm --mmproj -mmu --mmproj-url
 --mmproj-offload --no-mmproj-offload -mmdev --mmproj-device --image-min-tokens --image-max-tokens
 --mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --reuse-port
 --path --ui-config --webui-config --ui-config-file --webui-config-file --tools --tools-runtime
@@ -93,7 +98,7 @@ _FLAGS = """
 _VARIABLES = """
 NO_HOST DEFRAG_THOLD RPC LAZY_MODE DEVICE OVERRIDE_TENSOR CPU_MOE N_CPU_MOE N_CPU_FFN FIT FIT_TARGET FIT_CTX
 MODEL_URL DOCKER_REPO HF_REPO HF_FILE OFFLINE SPEC_DRAFT_CACHE_TYPE_K SPEC_DRAFT_CACHE_TYPE_V BACKEND_SAMPLING
-KV_UNIFIED_PER_SLOT CTX_CHECKPOINTS CHECKPOINT_MIN_SPACING_NT CACHE_IDLE_SLOTS MMPROJ
+KV_UNIFIED_PER_SLOT MMPROJ
 MMPROJ_URL MMPROJ_OFFLOAD IMAGE_MIN_TOKENS IMAGE_MAX_TOKENS MTMD_BATCH_MAX_TOKENS VIDEO_FPS
 VIDEO_TIMESTAMP_INTERVAL VIDEO_FFMPEG_DIR REUSE_PORT STATIC_PATH UI_CONFIG UI_CONFIG_FILE TOOLS TOOLS_RUNTIME
 MCP_SERVERS_CONFIG MCP_SERVERS_JSON THINK_BUDGET

@@ -48,8 +48,10 @@ def test_a_state_larger_than_the_tier_is_not_kept() -> None:
 
 
 def test_a_model_that_cannot_be_cut_only_takes_whole_states() -> None:
-    tier = Tier(-1, partial=False)
-    tier.put(stored([1, 2, 3]), 0.0)
+    tier = Tier(-1)
+    entry = stored([1, 2, 3])
+    entry.floor = 3
+    tier.put(entry, 0.0)
     assert tier.match([1, 2, 9], BARE, 0) == (None, 0)
     assert tier.match([1, 2, 3, 9], BARE, 0)[1] == 3
 

@@ -1,0 +1,86 @@
+"""States inside of a sequence, for models whose memory can't be cut (recurrent, hybrid, sliding window). Pure.
+
+Such a sequence can only be continued from its end; a checkpoint is a further place to continue from. They are made
+while a prompt is computed, where another prompt is likely to part from it: at the ends of turns, where one parted
+before, and shortly before the prompt's end, since the next turn often renders what follows there in another way.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+BEFORE_END = 4
+"""Tokens before a prompt's end, as llama-server (server-context.cpp, checkpoint_offsets): an assistant's header."""
+MIN_GAP = 16  # tokens; checkpoints that are nearer to each other are not worth their bytes
+MIN_PROMPT = 64  # tokens; less is computed anew
+_UNKNOWN_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """``state`` brings back what can't be cut, as it was behind the first ``n_tokens`` tokens."""
+
+    n_tokens: int
+    state: bytes
+
+
+Checkpoints = tuple[Checkpoint, ...]
+"""In the order of their places."""
+
+
+def reach(n: int, n_tokens: int, floor: int, checkpoints: Checkpoints) -> int:
+    """The most of the first `n` tokens that a sequence of `n_tokens` can be brought back to.
+
+    `floor` is the least number of tokens that it can be cut to without a checkpoint.
+    """
+    if n >= floor:
+        return min(n, n_tokens)
+    return max((c.n_tokens for c in checkpoints if c.n_tokens <= n), default=0)
+
+
+def limit_bytes(free_bytes: int, n_slots: int) -> int:
+    """Most bytes of one slot's checkpoints: its part of a quarter of what is free; 0 = unknown."""
+    return max(free_bytes // 4 // n_slots, 1) if free_bytes else _UNKNOWN_BYTES
+
+
+def added(checkpoints: Checkpoints, new: Checkpoint, most: int, most_bytes: int) -> Checkpoints:
+    """With `new` in its place; while there are too many, the one goes that is nearest behind another one."""
+    places = {c.n_tokens: c for c in (*checkpoints, new)}
+    kept = [places[n] for n in sorted(places)]
+    while len(kept) > most or sum(len(c.state) for c in kept) > most_bytes:
+        before = [0, *(c.n_tokens for c in kept[:-1])]
+        gaps = [(c.n_tokens - at, c.n_tokens) for c, at in zip(kept, before, strict=True) if c is not new]
+        if not gaps:
+            return ()
+        kept = [c for c in kept if c.n_tokens != min(gaps)[1]]
+    return tuple(kept)
+
+
+def below(checkpoints: Checkpoints, n: int) -> Checkpoints:
+    """Those that are still true when only the first `n` tokens are left."""
+    return tuple(c for c in checkpoints if c.n_tokens <= n)
+
+
+def marks(
+    prompt: Sequence[int], start: int, turn_ends: Iterable[int], spacing: int, parted: int = 0
+) -> tuple[int, ...]:
+    """Where to make checkpoints while `prompt` is computed from `start` on, ascending.
+
+    `turn_ends` are the tokens that end a turn; `parted` is where an earlier prompt parted from this one. The first
+    turn's end (the system prompt's), the last one's and the prompt's get one; others `spacing` tokens apart.
+    """
+    n = len(prompt)
+    if n < MIN_PROMPT:
+        return ()
+    wanted = set(turn_ends)
+    ends = [i for i in range(1, n) if prompt[i - 1] in wanted] if wanted else []
+    sure = sorted({*ends[:1], *ends[-1:], parted, n - BEFORE_END})
+    found: list[int] = []
+    for at in sure:
+        if start + MIN_GAP <= at < n and (not found or at - found[-1] >= MIN_GAP):
+            found.append(at)
+    last = start
+    for at in ends if ends else range(spacing or n, n, spacing or n):
+        if at - last >= max(spacing, MIN_GAP) and all(abs(at - other) >= MIN_GAP for other in found):
+            found.append(at)
+            last = at
+    return tuple(sorted(found))
