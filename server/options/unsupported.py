@@ -69,7 +69,8 @@ _FLAGS = """
 -mu --model-url -dr --docker-repo -hf -hfr
 --hf-repo -hff --hf-file -hft --hf-token --offline --spec-draft-type-k -ctkd --cache-type-k-draft
 --spec-draft-type-v -ctvd --cache-type-v-draft --grammar --grammar-file -j --json-schema -jf --json-schema-file
--bs --backend-sampling -lcs --lookup-cache-static -lcd --lookup-cache-dynamic --kv-unified-per-slot -r --reverse-prompt -sp --special -mm --mmproj -mmu --mmproj-url
+-bs --backend-sampling -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
+--kv-unified-per-slot -r --reverse-prompt -sp --special -mm --mmproj -mmu --mmproj-url
 --mmproj-offload --no-mmproj-offload -mmdev --mmproj-device --image-min-tokens --image-max-tokens
 --mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --reuse-port
 --path --ui-config --webui-config --ui-config-file --webui-config-file --tools --tools-runtime
