@@ -7,7 +7,6 @@ from collections.abc import Callable
 from server.engine.commands import Commands
 from server.engine.faults import Faults
 from server.engine.kv import Cells
-from server.engine.lookup import Lookup
 from server.engine.mailbox import Mailbox
 from server.engine.output import Outputs
 from server.engine.params import EngineParams
@@ -16,6 +15,7 @@ from server.engine.request import FinishReason, Progress
 from server.engine.scheduler import Entry, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.shift import span
+from server.engine.speculation.speculation import speculation
 from server.engine.stats import EngineStats
 from server.engine.tickets import Tickets
 from server.errors import ContextExceeded, InternalError, LlamapoolError, ShuttingDown
@@ -45,21 +45,14 @@ class Instance:
         self._tickets = Tickets(self.scheduler, mailbox, self.stats, clock)
         self._cells = Cells(runner, self.scheduler)
         self._shifts = params.context_shift and runner.info.can_shift
-        self._outputs = Outputs(runner, self.stats, first_slot, shifts=self._shifts, lookup=self._lookup())
+        self._speculation = speculation(params, runner.info)
+        self._outputs = Outputs(runner, self.stats, first_slot, shifts=self._shifts, speculation=self._speculation)
         self._faults = Faults(
             runner, self.scheduler, self._cells, clock, commit=self._take_results, fail=self._tickets.fail
         )
         self._commands = Commands()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="llamapool-step", daemon=True)
-
-    def _lookup(self) -> Callable[[], Lookup] | None:
-        """Makes what guesses for one sequence; None where that is off, or the model can't take a guess back."""
-        info = self.runner.info
-        longest = min(self.params.spec_draft_max, info.n_guesses) if info.can_cut else 0
-        if self.params.spec_type == "none" or longest < 1:
-            return None
-        return lambda: Lookup(self.params.spec_ngram_size, longest)
 
     def start(self) -> None:
         """Start the step thread; from here on the runner is its own."""
@@ -124,7 +117,7 @@ class Instance:
         self._place()
         if self._shifts:
             self._shift()
-        entries = self.scheduler.plan()
+        entries = self.scheduler.plan(self._guess if self._speculation is not None else None)
         if not entries:
             return False
         started = self._clock()
@@ -135,7 +128,10 @@ class Instance:
             self._faults.recover(entries, error)
             return True
         if not decoded:
-            self._make_room(entries)
+            if self._speculation is not None and any(entry.all_logits for entry in entries):
+                self._speculation.no_room()  # nobody is parked for the sake of a guess
+            else:
+                self._make_room(entries)
             return True
         self._take_results(entries, self._clock() - started)
         if self.params.check_integrity:
@@ -149,11 +145,20 @@ class Instance:
         now = self._clock()
         prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
         self._count_decode(entries, seconds)
+        if self._speculation is not None:
+            generating = [e for e in entries if e.sequence.phase is Phase.DECODE]
+            n_guessed = sum(len(e.tokens) - 1 for e in generating)
+            self._speculation.observe(len(generating), n_guessed, seconds, mixed=bool(prompts))
+            self._speculation.prepare(e.sequence for e in prompts)
         self.scheduler.commit(entries, seconds)
         self._cells.decoded(entries)
         for entry in prompts:
             self._report_progress(entry.sequence, now)
         self._sample([e for e in entries if e.want_logits])
+
+    def _guess(self, generating: list[Sequence], room: int, mixed: bool) -> list[list[int]]:
+        assert self._speculation is not None
+        return self._speculation.guess(generating, room, mixed=mixed)
 
     def _count_decode(self, entries: list[Entry], seconds: float) -> None:
         """To be called before the commit. A slot that has a request is busy, with tokens in this decode or not."""
@@ -225,8 +230,8 @@ class Instance:
         sequence.n_draft += n_guessed
         sequence.n_draft_accepted += n_right
         self.stats.add_draft(n_guessed, n_right)
-        assert sequence.lookup is not None
-        sequence.lookup.judge(n_guessed, n_right)
+        if self._speculation is not None:
+            self._speculation.judge(sequence, n_right)
         if n_right < n_guessed and not self._cells.truncate(slot, len(slot.tokens) - n_guessed + n_right):
             raise InternalError("guessed tokens could not be forgotten")
 

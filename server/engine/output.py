@@ -1,11 +1,10 @@
 """From logits to events: sample a token, keep to the constraint, detokenize, decide whether the choice ends."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from server.engine.constrained import Constrained
 from server.engine.indent import IndentLimit
-from server.engine.lookup import Lookup
 from server.engine.protocols import Runner
 from server.engine.request import (
     RANDOM_SEED,
@@ -18,6 +17,7 @@ from server.engine.request import (
 )
 from server.engine.scheduler import Entry
 from server.engine.sequence import Sequence
+from server.engine.speculation.speculation import Speculation
 from server.engine.stats import EngineStats
 from server.engine.text import Shown
 
@@ -26,7 +26,7 @@ class Outputs:
     """Used by the step thread after each decode."""
 
     def __init__(
-        self, runner: Runner, stats: EngineStats, first_slot: int, *, shifts: bool, lookup: Callable[[], Lookup] | None
+        self, runner: Runner, stats: EngineStats, first_slot: int, *, shifts: bool, speculation: Speculation | None
     ) -> None:
         self._runner = runner
         self._first_slot = first_slot
@@ -34,7 +34,7 @@ class Outputs:
         self._vocab = runner.vocab
         self._n_ctx = runner.info.n_ctx_seq
         self._shifts = shifts
-        self._lookup = lookup
+        self._speculation = speculation
         self._constrained = Constrained(runner)
 
     def begin(self, sequence: Sequence) -> None:
@@ -44,9 +44,8 @@ class Outputs:
         if sequence.index and params.seed != RANDOM_SEED:
             params = replace(params, seed=(params.seed + sequence.index) % RANDOM_SEED)
         sequence.sampler = self._runner.sampler(params, request.prompt)
-        if self._lookup is not None:
-            sequence.lookup = self._lookup()
-            sequence.lookup.extend(request.prompt)
+        if self._speculation is not None:
+            self._speculation.begin(sequence)
         if request.n_indent > 0:
             sequence.indent = IndentLimit(request.n_indent)
 
@@ -64,8 +63,8 @@ class Outputs:
             self._stats.inter_token.observe(now - sequence.last_token_at)
         sequence.last_token_at = now
         sequence.output.append(token)
-        if sequence.lookup is not None:
-            sequence.lookup.extend((token,))
+        if sequence.speculating is not None:
+            sequence.speculating.extend(token)
         self._stats.predicted_tokens += 1
         if token in self._vocab.eog and not request.sampling.ignore_eos:
             sequence.text.feed(token, b"", logprob and replace(logprob, piece=b"", ends=True))

@@ -5,7 +5,7 @@ cells ran out), sample, `release` who ended.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from server.engine.pace import Pace
@@ -16,6 +16,8 @@ from server.engine.request import Adapters
 from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.tier import Tier, tier_limit
 
+Guesses = Callable[[list[Sequence], int, bool], list[list[int]]]
+"""Guessed tokens for each of these generating sequences, so many in all; whether the step carries prompt tokens."""
 ALONE_S = 1.0  # step time to stay under when no slot generates: bounds how long a cancel takes
 
 
@@ -85,15 +87,16 @@ class Scheduler:
         if len(slot.tokens) == len(sequence.target) and sequence.output:
             sequence.phase = Phase.DECODE
 
-    def plan(self) -> list[Entry]:
-        """The next batch: every generating slot's token first, then prompts, the oldest first."""
+    def plan(self, guess: Guesses | None = None) -> list[Entry]:
+        """The next batch: every generating slot's token first, with what `guess` has to add, then prompts, the oldest
+        first."""
         members = self._turn()
         generating = [s for s in members if s.phase is Phase.DECODE]
-        guesses = min(self._limit, self.info.n_batch) - len(generating)
-        entries = []
-        for s in generating:
-            entries.append(self._next(s, guesses))
-            guesses -= len(entries[-1].tokens) - 1
+        guesses: list[list[int]] = [[]] * len(generating)
+        if guess is not None and generating:
+            room = min(self._limit, self.info.n_batch) - len(generating)
+            guesses = guess(generating, room, len(generating) < len(members))
+        entries = [self._next(s, guessed) for s, guessed in zip(generating, guesses, strict=True)]
         n_tokens = sum(len(entry.tokens) for entry in entries)
         size = self.pace.size if entries else self.pace_alone.size
         budget = max(size - n_tokens, self.params.min_chunk if entries else 1)
@@ -116,17 +119,11 @@ class Scheduler:
             entries.append(Entry(s.slot.id, at, tokens, wants_logits, s))
         return entries
 
-    def _next(self, s: Sequence, most: int) -> Entry:
+    @staticmethod
+    def _next(s: Sequence, guesses: list[int]) -> Entry:
         """The next token of a generating sequence, and guesses of those that follow."""
         assert s.slot is not None
-        at, request = len(s.slot.tokens), s.request
-        guesses: list[int] = []
-        if s.lookup is not None:
-            most = min(most, self.info.n_ctx_seq - at - 2)
-            if request.max_tokens >= 0:
-                most = min(most, request.max_tokens - len(s.output) - 1)
-            guesses = s.lookup.draft(most) if most > 0 else []
-        return Entry(s.slot.id, at, [s.output[-1], *guesses], True, s, all_logits=bool(guesses))
+        return Entry(s.slot.id, len(s.slot.tokens), [s.output[-1], *guesses], True, s, all_logits=bool(guesses))
 
     def _turn(self) -> list[Sequence]:
         """Who may be in the next batch: only one LoRA set computes a batch, so several sets take turns."""

@@ -6,9 +6,9 @@ from enum import Enum
 from server.engine.adapters import BARE, NEVER, Tuning, reusable
 from server.engine.checkpoints import Checkpoints, reach
 from server.engine.indent import IndentLimit
-from server.engine.lookup import Lookup
 from server.engine.protocols import Sampler
 from server.engine.request import Adapters, Constraint, Request, Sink, Timings
+from server.engine.speculation.state import Speculating
 from server.engine.text import TextStream
 
 
@@ -55,7 +55,7 @@ class Sequence:
     base: list[int] = field(default_factory=list)
     base_output: int = 0
     shifted: bool = False
-    lookup: Lookup | None = None
+    speculating: Speculating | None = None
     n_draft: int = 0
     n_draft_accepted: int = 0
     saved: bytes | None = None

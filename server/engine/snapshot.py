@@ -44,5 +44,5 @@ def snapshot(slot: Slot, first_id: int, n_ctx: int) -> SlotSnapshot:
         n_prompt_computed=max(min(n_tokens, n_prompt) - n_cached, 0),
         n_decoded=len(sequence.output),
         has_new_line=sequence.text.has_new_line,
-        speculative=sequence.lookup is not None,
+        speculative=sequence.speculating is not None,
     )

@@ -42,7 +42,7 @@ class Tickets:
         if sequence.sampler is not None:
             sequence.sampler.close()
             sequence.sampler = None
-        sequence.lookup = None  # an index of the whole text; the slot remembers who held it last
+        sequence.speculating = None  # an index of the whole text; the slot remembers who held it last
         ticket = sequence.ticket
         ticket.n_open -= 1
         if ticket.n_open == 0:

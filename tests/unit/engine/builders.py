@@ -1,7 +1,9 @@
 """Short ways to make an engine over a fake runner, and to run requests through it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,15 +19,23 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 @asynccontextmanager
-async def engine_over(*runners: FakeRunner, **params: Any) -> AsyncIterator[Engine]:
+async def engine_over(
+    *runners: FakeRunner, clock: Callable[[], float] = time.perf_counter, **params: Any
+) -> AsyncIterator[Engine]:
     """An engine that checks its accounting after every step, closed at the end."""
-    engine = Engine(runners, EngineParams(check_integrity=True, **params), asyncio.get_running_loop())
+    engine = Engine(runners, EngineParams(check_integrity=True, **params), asyncio.get_running_loop(), clock)
     try:
         yield engine
         engine.check_integrity()
     finally:
         await engine.close()
         assert all(runner.closed for runner in runners)
+
+
+def ticking() -> Callable[[], float]:
+    """A clock that goes on by a millisecond each time it is read: every decode takes the same time."""
+    ticks = itertools.count(1)
+    return lambda: next(ticks) * 1e-3
 
 
 def request(prompt: str, **options: Any) -> Request:

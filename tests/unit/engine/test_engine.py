@@ -14,7 +14,7 @@ from server.engine.request import Adapters, Failed, FinishReason, Progress, Samp
 from server.engine.scheduler import Entry
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
 from tests.fakes import FakeRunner
-from tests.unit.engine.builders import alone, engine_over, request, run
+from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 from tests.unit.engine.events import events_of
 
 
@@ -337,7 +337,7 @@ def test_any_mix_of_requests_gives_each_what_it_gets_alone(
         )
         requests = [request(a + b, max_tokens=n, adapters=wanted) for a, b, n, wanted in prompts]
         async with engine_over(
-            runner, min_chunk=8, cache_ram=cache_ram, spec_type=spec_type, spec_ngram_size=1
+            runner, clock=ticking(), min_chunk=8, cache_ram=cache_ram, spec_type=spec_type, spec_ngram_size=1
         ) as engine:
             dropped = [events_of(engine, request(r.id * 10)) for i, r in enumerate(requests) if i in cancelled and r.id]
             for stream in dropped:

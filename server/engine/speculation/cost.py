@@ -1,0 +1,63 @@
+"""What a step of so many tokens costs, learned from the steps that were done. Pure: times are passed in.
+
+A decode of one token reads every weight, and of a few more tokens reads them no more often: what the further tokens
+cost depends on the machine, the model and the kernels, and has to be seen.
+"""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+FORGET = 0.15  # weight of a new measurement
+UNKNOWN_SHARE = 0.5  # of a token's even share of the step: what one more is taken to cost before that was ever seen
+_EXACT = 32  # sizes up to here are kept apart, larger ones by eighths of their power of two
+_JUMP = 4.0  # a step that takes so many times longer than usual was disturbed; it counts as that many times at most
+
+
+def _size(n_tokens: int) -> int:
+    if n_tokens <= _EXACT:
+        return n_tokens
+    grain = 1 << max(n_tokens.bit_length() - 4, 0)
+    return n_tokens // grain * grain
+
+
+@dataclass(slots=True)
+class StepCost:
+    """Seconds of a step by the number of its tokens; between two known sizes on the line that joins them."""
+
+    _seconds: dict[int, float] = field(default_factory=dict)
+    _sizes: list[int] = field(default_factory=list)
+
+    def observe(self, n_tokens: int, seconds: float) -> None:
+        """A step of `n_tokens`, each with its logits, took `seconds`."""
+        size = _size(n_tokens)
+        seen = self._seconds.get(size)
+        if seen is None:
+            insort(self._sizes, size)
+            self._seconds[size] = seconds
+        else:
+            self._seconds[size] = seen + FORGET * (min(seconds, seen * _JUMP) - seen)
+
+    @property
+    def known(self) -> bool:
+        """Whether any step was seen."""
+        return bool(self._sizes)
+
+    def of(self, n_tokens: int) -> float:
+        """Seconds that a step of `n_tokens` takes; 0.0 before any was seen."""
+        size, sizes = _size(n_tokens), self._sizes
+        if size in self._seconds or not sizes:
+            return self._seconds.get(size, 0.0)
+        at = bisect_left(sizes, size)
+        if at == 0:
+            return self._seconds[sizes[0]]  # no smaller one was seen: it may cost as much
+        low = sizes[at - 1]
+        slope = self._slope(low, sizes[at]) if at < len(sizes) else self._last_slope()
+        return self._seconds[low] + slope * (n_tokens - low)
+
+    def _slope(self, low: int, high: int) -> float:
+        return max((self._seconds[high] - self._seconds[low]) / (high - low), 0.0)
+
+    def _last_slope(self) -> float:
+        """Behind the largest size: as from the smallest to it, or a guess."""
+        low, high = self._sizes[0], self._sizes[-1]
+        return self._slope(low, high) if high > low else UNKNOWN_SHARE * self._seconds[high] / high
