@@ -1,7 +1,7 @@
 """Token batches from the corpus: samples of like length together, so that little is padding."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import groupby, islice
 from random import Random
 
 import torch
@@ -25,10 +25,19 @@ def encoded(tokenizer: Tokenizer, sample: Sample | Infill) -> Encoded:
     return ids, learnt
 
 
+def answer_weights(learnt: list[bool]) -> list[float]:
+    """For each token 1 over the root of the number of tokens in its run of learnt ones, or of ones that are not."""
+    weights: list[float] = []
+    for _, run in groupby(learnt):
+        n_tokens = len(list(run))
+        weights += [n_tokens**-0.5] * n_tokens
+    return weights
+
+
 def collated(rows: list[Encoded]) -> Batch:
     """Inputs, targets and weights, (row, token); targets that are not learnt are IGNORED.
 
-    A row's weights sum to the root of the number of its learnt tokens: stories shall not drown short answers.
+    An answer's weights sum to the root of the number of its tokens: stories shall not drown short answers.
     """
     width = max(len(ids) for ids, _ in rows) - 1
     n_rows = max(2, len(rows))  # one row alone would be compiled anew
@@ -39,7 +48,7 @@ def collated(rows: list[Encoded]) -> Batch:
         inputs[row, : len(ids) - 1] = torch.tensor(ids[:-1])
         wanted = [token if learn else IGNORED for token, learn in zip(ids[1:], learnt[1:], strict=True)]
         targets[row, : len(wanted)] = torch.tensor(wanted)
-        weights[row] = sum(learnt) ** -0.5
+        weights[row, : len(wanted)] = torch.tensor(answer_weights(learnt)[1:])
     return inputs, targets, weights
 
 

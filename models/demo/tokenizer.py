@@ -1,5 +1,6 @@
 """The tokenizer: byte-level BPE, trained on the corpus, with the pre-tokenizer that llama.cpp calls qwen2."""
 
+import argparse
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -68,3 +69,14 @@ def tokenizer_at(path: Path) -> Tokenizer:
     path.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(path))
     return tokenizer
+
+
+def main() -> None:
+    """Train the tokenizer where there is none."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "build" / "tokenizer.json")
+    print(tokenizer_at(parser.parse_args().out).get_vocab_size(), "tokens")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from batches import Batch, batches
-from corpus import stream
+from corpus import MIXES, stream
 from muon import Muon
 from network import Network, shape_of
 from tokenizer import tokenizer_at
@@ -25,13 +25,14 @@ def options() -> argparse.Namespace:
     parser.add_argument("--name", default="demo", choices=("demo", "draft"), help="which model")
     parser.add_argument("--steps", type=int, default=3000, help="the step to end at")
     parser.add_argument("--minutes", type=float, help="end after these minutes, not at a step")
-    parser.add_argument("--decay-share", type=float, default=0.5, help="share at the end with a falling rate")
+    parser.add_argument("--decay-share", type=float, default=0.5, help="of all steps or minutes, at a falling rate")
     parser.add_argument("--micro-batches", type=int, default=5, help="batches of 1024 tokens in a step")
     parser.add_argument("--rate", type=float, default=0.02, help="learning rate of the matrices (Muon)")
     parser.add_argument("--save-minutes", type=float, default=3)
     parser.add_argument("--workers", type=int, default=2, help="processes; one for each core")
     parser.add_argument("--seed", type=int, default=1, help="of the corpus; a new one to go on")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--mix", default="broad", choices=tuple(MIXES), help="which mixture of the corpus")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
     parser.add_argument("--compile", action="store_true")
     return parser.parse_args()
 
@@ -60,14 +61,22 @@ class Average:
             self.weights[name].lerp_(value, share)
 
 
-def save(path: Path, network: Network, average: Average, optimizers: list[torch.optim.Optimizer], step: int) -> None:
-    """Write the checkpoint whole or not at all."""
+def save(
+    path: Path,
+    network: Network,
+    average: Average,
+    optimizers: list[torch.optim.Optimizer],
+    step: int,
+    n_tokens: int | None = None,
+) -> None:
+    """Write the checkpoint whole or not at all. n_tokens: how many the network saw, padding included."""
     state = {
         "shape": asdict(network.shape),
         "weights": network.state_dict(),
         "average": average.weights,
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
         "step": step,
+        "tokens": n_tokens,
     }
     torch.save(state, path.with_suffix(".tmp"))
     path.with_suffix(".tmp").replace(path)
@@ -81,11 +90,11 @@ def rate_share(step: int, share_left: float, decay_share: float) -> float:
 def train(network: Network, data: Iterator[Batch], path: Path, args: argparse.Namespace) -> None:
     """Run the steps."""
     optims = optimizers(network, args.rate)
-    average, step = Average(network), 0
-    if args.resume:
+    average, step, n_before = Average(network), 0, 0
+    if args.resume and path.exists():
         state = torch.load(path)
         network.load_state_dict(state["weights"])
-        average.weights, step = state["average"], state["step"]
+        average.weights, step, n_before = state["average"], state["step"], state.get("tokens") or 0
         for optimizer, kept in zip(optims, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
     rates = [args.rate, 0.15 * args.rate]
@@ -93,7 +102,7 @@ def train(network: Network, data: Iterator[Batch], path: Path, args: argparse.Na
     n_tokens, shown = 0, 0.0
     with started(network, args.workers, args.compile) as workers:
         micro = list(islice(data, args.micro_batches))
-        share_left = 1.0
+        share_left = 1.0 if args.minutes else 1 - step / args.steps
         while share_left > 0:
             workers.submit(micro)
             n_tokens += sum(batch[0].numel() for batch in micro)
@@ -113,7 +122,7 @@ def train(network: Network, data: Iterator[Batch], path: Path, args: argparse.Na
                 speed = n_tokens / (now - started_at)
                 print(f"step {step} loss {shown:.4f} rate {share:.2f} {speed:.0f} tokens/s", flush=True)
             if now - saved > 60 * args.save_minutes or share_left <= 0:
-                save(path, network, average, optims, step)
+                save(path, network, average, optims, step, n_before + n_tokens)
                 saved = now
 
 
@@ -126,7 +135,7 @@ def main() -> None:
     tokenizer = tokenizer_at(args.build / "tokenizer.json")
     network = Network(shape_of(args.name, tokenizer.get_vocab_size()))
     print(f"{sum(p.numel() for p in network.parameters()):,} parameters", flush=True)
-    data = batches(stream(args.seed), tokenizer, 1024, network.shape.n_ctx, args.seed)
+    data = batches(stream(args.seed, mix=args.mix), tokenizer, 1024, network.shape.n_ctx, args.seed)
     train(network, data, args.build / f"{args.name}.pt", args)
 
 

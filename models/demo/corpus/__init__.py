@@ -8,38 +8,54 @@ from .chitchat import small_talk
 from .facts import fact
 from .infill import infill
 from .llamapool import llamapool
+from .quoting import quoting
 from .recall import recall
 from .sample import Infill, Sample, Split, after
 from .stories import story
 from .systems import plain_system, system
 from .tools import tool_use
+from .tooltalk import tool_talk
 from .unknown import unknown
 
 Maker = Callable[[Random, Split], Sample]
 
-# maker and share of the samples
-_MIX: tuple[tuple[Maker, float], ...] = (
-    (fact, 30),
-    (small_talk, 13),
-    (llamapool, 8),
-    (tool_use, 30),
-    (system, 11),
-    (recall, 10),
-    (story, 1.5),
-    (unknown, 3),
-)
+# maker and share of the samples. "broad" is the first stage's and draws the cases to score; the others train on.
+MIXES: dict[str, tuple[tuple[Maker, float], ...]] = {
+    "broad": (
+        (fact, 30),
+        (small_talk, 13),
+        (llamapool, 8),
+        (tool_use, 30),
+        (system, 11),
+        (recall, 10),
+        (story, 1.5),
+        (unknown, 3),
+    ),
+    "talk": (
+        (fact, 16),
+        (small_talk, 14),
+        (llamapool, 6),
+        (tool_use, 10),
+        (tool_talk, 20),
+        (quoting, 8),
+        (system, 18),
+        (recall, 14),
+        (story, 1.2),
+        (unknown, 4),
+    ),
+}
 _INFILL_SHARE = 0.06
 _LONG_SHARE = 0.001
-_THINKING_SHARE = 0.18
+_THINKING_SHARE = {"train": 0.24, "test": 0.18}
 
 
-def sample(rng: Random, split: Split) -> Sample | Infill:
+def sample(rng: Random, split: Split, mix: str = "broad") -> Sample | Infill:
     """One sample of the whole mixture."""
     if rng.random() < _INFILL_SHARE:
         return infill(rng, split)
-    makers, shares = zip(*_MIX, strict=True)
+    makers, shares = zip(*MIXES[mix], strict=True)
     made = rng.choices(makers, shares)[0](rng, split)
-    if rng.random() < _THINKING_SHARE and made.turns[-1].thought:
+    if rng.random() < _THINKING_SHARE[split] and made.turns[-1].thought:
         made = replace(made, thinking=True)
     plain = made.turns[0].role != "system"
     if plain and not made.tools and rng.random() < 0.3:
@@ -58,12 +74,12 @@ def long_talk(rng: Random, split: Split) -> Sample:
     return talk
 
 
-def stream(seed: int, split: Split = "train") -> Iterator[Sample | Infill]:
+def stream(seed: int, split: Split = "train", mix: str = "broad") -> Iterator[Sample | Infill]:
     """Samples without end, the same for the same seed."""
     rng = Random(seed)
     while True:
         is_long = split == "train" and rng.random() < _LONG_SHARE
-        yield long_talk(rng, split) if is_long else sample(rng, split)
+        yield long_talk(rng, split) if is_long else sample(rng, split, mix)
 
 
-__all__ = ["Infill", "Maker", "Sample", "Split", "sample", "stream"]
+__all__ = ["MIXES", "Infill", "Maker", "Sample", "Split", "sample", "stream"]

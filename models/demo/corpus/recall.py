@@ -107,6 +107,15 @@ def _value(rng: Random, values: tuple[str, ...] | None) -> str:
     return rng.choice(values)
 
 
+def _trained_value(rng: Random, values: tuple[str, ...] | None) -> str:
+    """At times any word: who learns a list of eleven colours by heart need not look what was said."""
+    if not values or rng.random() < 0.5:
+        return _value(rng, values)
+    if rng.random() < 0.5:
+        return words.made_up(rng).lower()
+    return rng.choice(rng.choice((words.THINGS, words.HOBBIES, words.PETS, words.JOBS, words.COLOURS, words.FOODS)))
+
+
 def recall(rng: Random, split: Split) -> Sample:
     """Something is told; after up to two other exchanges it is asked for. At times a second thing is told too."""
     topics = rng.sample(list(_TOPICS), rng.choice((1, 1, 2)))
@@ -114,13 +123,18 @@ def recall(rng: Random, split: Split) -> Sample:
     told: dict[str, str] = {}
     for topic in topics:
         values, statements, reply, _, _ = _TOPICS[topic]
-        told[topic] = fresh(rng, split, lambda r, v=values: _value(r, v))
+        draw = _trained_value if split == "train" else _value
+        told[topic] = fresh(rng, split, lambda r, v=values, draw=draw: draw(r, v))
         value = told[topic]
         history.append(Turn("user", phrase(rng, "train", statements).format(value, value.capitalize())))
         history.append(Turn("assistant", reply.format(value, value.capitalize())))
         for _ in range(rng.choice((0, 1, 1) if len(topics) > 1 else (0, 1, 1, 2))):
             history += filler(rng, split) if rng.random() < 0.5 else fact(rng, split).turns
     topic = rng.choice(topics)
+    if split == "train" and len(topics) > 1 and rng.random() < 0.6:  # the other one is asked for, too
+        other = next(t for t in topics if t != topic)
+        _, _, _, questions, answer = _TOPICS[other]
+        history += [Turn("user", phrase(rng, split, questions)), Turn("assistant", answer.format(told[other]))]
     _, _, _, questions, answer = _TOPICS[topic]
     value = told[topic]
     thought = f"The user told me before. It is {value}."

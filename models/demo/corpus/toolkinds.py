@@ -7,6 +7,7 @@ from random import Random
 from . import words
 
 Values = tuple[object, ...]
+ROOMS = words.words_of("kitchen bathroom bedroom garden hall office garage cellar")
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ KINDS = (
           _done("I am playing {0} now.")),
     Kind(("turn_on_light", "switch_light", "light_on", "turn_on"), ("Turn on the light in a room", "Switch on a light"),
          ((("room", "place", "name"), "string"),),
-         lambda r: (r.choice(("kitchen", "bathroom", "bedroom", "garden", "hall", "office", "garage", "cellar")),),
+         lambda r: (r.choice(ROOMS),),
          ("Turn on the light in the {0}.", "[Switch|Turn|Please switch] on the {0} light.",
           "Light on in the {0}[.|, please.]",
           "[Please turn|Turn|Switch] the {0} light on.", "[Make|I need|I want] light in the {0}.",

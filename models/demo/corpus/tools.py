@@ -10,7 +10,7 @@ from .facts import fact
 from .sample import Call, Sample, Split, Turn, fresh, phrase
 from .toolkinds import KINDS, Kind, Values, made_up_kind
 
-_JOINS = (
+JOINS = (
     " Also: ",
     " And: ",
     " Then: ",
@@ -22,7 +22,7 @@ _JOINS = (
     " Next: ",
     " Plus: ",
 )
-_NO_TOOL = "I am sorry, I have no tool for that."
+NO_TOOL = "I am sorry, I have no tool for that."
 _SUMS = ("calculate", "add_numbers")
 
 
@@ -95,18 +95,23 @@ def offer(rng: Random, kind: Kind) -> Offer:
     return Offer(kind, name, parameters, arranged({"type": "function", "function": arranged(function)}))
 
 
-def _kinds(rng: Random, n: int) -> list[Kind]:
+def calculates(kind: Kind) -> bool:
+    """Whether the tool does sums."""
+    return kind.names[0] in _SUMS
+
+
+def kinds_of(rng: Random, n: int) -> list[Kind]:
     """Kinds of which only one calculates, at times one among them that nobody has heard of."""
     while True:
         kinds = rng.sample(KINDS, n)
-        if sum(kind.names[0] in _SUMS for kind in kinds) < 2:
+        if sum(map(calculates, kinds)) < 2:
             break
     if rng.random() < 0.25:
         kinds[rng.choice((0, n - 1))] = made_up_kind(rng)
     return kinds
 
 
-def _offers(rng: Random, kinds: list[Kind]) -> list[Offer]:
+def offers_of(rng: Random, kinds: list[Kind]) -> list[Offer]:
     """Offers of these kinds, their names distinct."""
     while True:
         offers = [offer(rng, kind) for kind in kinds]
@@ -114,7 +119,8 @@ def _offers(rng: Random, kinds: list[Kind]) -> list[Offer]:
             return offers
 
 
-def _ask(rng: Random, split: Split, kind: Kind) -> tuple[str, Values]:
+def asked(rng: Random, split: Split, kind: Kind) -> tuple[str, Values]:
+    """The user's words for a tool, and the arguments in them."""
     values = fresh(rng, split, kind.draw)
     more = dict(zip(("noun", "tool", "parameter"), kind.more, strict=False))
     question = phrase(rng, split, kind.asks).format(*values, **more)
@@ -129,9 +135,9 @@ def _finished(
 
 def one_call(rng: Random, split: Split) -> Sample:
     """The one tool that fits, of up to four; in a third of the samples its result is answered from."""
-    offers = _offers(rng, _kinds(rng, rng.choice((1, 1, 2, 2, 3, 4))))
+    offers = offers_of(rng, kinds_of(rng, rng.choice((1, 1, 2, 2, 3, 4))))
     chosen = offers[0]
-    question, values = _ask(rng, split, chosen.kind)
+    question, values = asked(rng, split, chosen.kind)
     rng.shuffle(offers)
     thought = f"The tool {chosen.name} fits."
     call = Turn("assistant", calls=(chosen.call(values),), thought=thought)
@@ -148,18 +154,18 @@ def one_call(rng: Random, split: Split) -> Sample:
 
 def two_calls(rng: Random, split: Split) -> Sample:
     """Two calls at once: of one tool, or of two."""
-    offers = _offers(rng, _kinds(rng, rng.choice((1, 2, 2, 3))))
+    offers = offers_of(rng, kinds_of(rng, rng.choice((1, 2, 2, 3))))
     if len(offers) == 1:
         first = second = offers[0]
     else:
         first, second = offers[:2]
-    (one, values), (two, others) = _ask(rng, split, first.kind), _ask(rng, split, second.kind)
+    (one, values), (two, others) = asked(rng, split, first.kind), asked(rng, split, second.kind)
     rng.shuffle(offers)
     same = first is second and len(values) == 1 and values != others and str(values[0]) in one
     if same and rng.random() < 0.7:
         question = one.replace(str(values[0]), f"{values[0]} and {others[0]}", 1)
     else:
-        question = one + rng.choice(_JOINS) + two
+        question = one + rng.choice(JOINS) + two
     thought = f"I need two calls: {first.name} and {second.name}."
     calls = (first.call(values), second.call(others))
     turns = [Turn("user", question), Turn("assistant", calls=calls, thought=thought)]
@@ -174,24 +180,24 @@ def two_calls(rng: Random, split: Split) -> Sample:
 
 def no_call(rng: Random, split: Split) -> Sample:
     """Tools are offered, but none fits: an ordinary answer, or the lack of a tool is said."""
-    kinds = _kinds(rng, rng.choice((2, 2, 3, 4, 5)))
-    offers = _offers(rng, kinds[1:])
+    kinds = kinds_of(rng, rng.choice((2, 2, 3, 4, 5)))
+    offers = offers_of(rng, kinds[1:])
     described = tuple(o.described for o in offers)
     if rng.random() < 0.4:
         while True:
             sample = rng.choice((fact, small_talk))(rng, split)
-            sums = any(o.kind.names[0] in _SUMS for o in offers)
-            if not (sums and _has_digit(sample)):
+            sums = any(calculates(o.kind) for o in offers)
+            if not (sums and has_digit(sample)):
                 break
         thought = f"No tool is needed. {sample.turns[-1].thought}"
         turns = (sample.turns[0], replace(sample.turns[-1], thought=thought))
         return replace(sample, ability="no tool", turns=turns, tools=described, reject=("<tool_call>",))
-    question, _ = _ask(rng, split, kinds[0])
-    turns = (Turn("user", question), Turn("assistant", _NO_TOOL, thought="No tool fits."))
+    question, _ = asked(rng, split, kinds[0])
+    turns = (Turn("user", question), Turn("assistant", NO_TOOL, thought="No tool fits."))
     return Sample("no tool", turns, ("no tool",), ("<tool_call>",), described)
 
 
-def _has_digit(sample: Sample) -> bool:
+def has_digit(sample: Sample) -> bool:
     """Whether the question has a digit, so that a calculator might fit it."""
     return any(c.isdigit() for c in sample.turns[0].text)
 
