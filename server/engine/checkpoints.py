@@ -27,14 +27,14 @@ Checkpoints = tuple[Checkpoint, ...]
 """In the order of their places."""
 
 
-def reach(n: int, n_tokens: int, floor: int, checkpoints: Checkpoints) -> int:
+def reach(n: int, n_tokens: int, floor: int, places: Iterable[int]) -> int:
     """The most of the first `n` tokens that a sequence of `n_tokens` can be brought back to.
 
-    `floor` is the least number of tokens that it can be cut to without a checkpoint.
+    `floor` is the least number of tokens that it can be cut to without a checkpoint, `places` are those of these.
     """
     if n >= floor:
         return min(n, n_tokens)
-    return max((c.n_tokens for c in checkpoints if c.n_tokens <= n), default=0)
+    return max((place for place in places if place <= n), default=0)
 
 
 def limit_bytes(free_bytes: int, n_slots: int) -> int:

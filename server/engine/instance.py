@@ -5,7 +5,9 @@ import threading
 from collections.abc import Callable
 
 from server.engine.commands import Commands
+from server.engine.disk import DiskTier
 from server.engine.faults import Faults
+from server.engine.fetch import wait_s
 from server.engine.kv import Cells
 from server.engine.mailbox import Mailbox
 from server.engine.output import Outputs
@@ -43,7 +45,7 @@ class Instance:
         self._clock = clock
         self._preparing = preparing
         self._tickets = Tickets(self.scheduler, mailbox, self.stats, clock)
-        self._cells = Cells(runner, self.scheduler)
+        self._cells = Cells(runner, self.scheduler, clock)
         self._shifts = params.context_shift and runner.info.can_shift
         self._speculation = speculation(params, runner.info)
         self._outputs = Outputs(runner, self.stats, first_slot, shifts=self._shifts, speculation=self._speculation)
@@ -85,16 +87,28 @@ class Instance:
                 self._receive()
                 if not self._step() and self.mailbox.empty and not self._stopping:
                     self.mailbox.post()
-                    self.mailbox.wait()
+                    self.mailbox.wait(wait_s(self.scheduler.waiting, self._clock()))
             except Exception:
                 log.exception("a step failed; every request of this instance ends")
                 self._fail_all(InternalError("the engine failed; see the server's log"))
             self.mailbox.post()
+        self._save_all()
         self._fail_all(ShuttingDown("model"))
         self._receive_commands()
         self._commands.refuse(ShuttingDown("model"))
         self.mailbox.post()
         self.runner.close()
+
+    def use_disk(self, disk: DiskTier) -> None:
+        """Keep there what RAM has no room for; to be called before the first request."""
+        self._cells.tiers.disk = disk
+        self.scheduler.use_disk(disk)
+
+    def _save_all(self) -> None:
+        try:
+            self._cells.tiers.save_all(self._clock())
+        except Exception:  # the runner must be closed, whatever happens to its caches
+            log.exception("prompt states could not be saved")
 
     def _receive(self) -> None:
         """Take new tickets in, waiting a moment for those that are known to come, and drop cancelled ones."""
@@ -163,11 +177,15 @@ class Instance:
     def _count_decode(self, entries: list[Entry], seconds: float) -> None:
         """To be called before the commit. A slot that has a request is busy, with tokens in this decode or not."""
         prompts = [len(e.tokens) for e in entries if e.sequence.phase is Phase.PREFILL]
+        if prompts:
+            self.scheduler.worth.computed.observe(sum(prompts), seconds)
         longest = max(e.pos + len(e.tokens) for e in entries)
         self.stats.add_decode(sum(1 for _ in self.scheduler.active()), longest, sum(prompts), seconds)
 
     def _place(self) -> None:
-        while (placement := self.scheduler.place()) is not None:
+        self._cells.tiers.begin_step()
+        wait_s(self.scheduler.waiting, self._clock())
+        while not self._cells.tiers.busy and (placement := self.scheduler.place()) is not None:
             sequence = placement.sequence
             now = self._clock()
             try:
@@ -182,6 +200,7 @@ class Instance:
                 if placement.slot.idle:
                     self._cells.clear(placement.slot)
                 self._tickets.fail(sequence.ticket, error)
+        self._cells.tiers.start_reading()
 
     def _shift(self) -> None:
         """Make room in the contexts that are full."""
@@ -240,7 +259,7 @@ class Instance:
         victim = self.scheduler.make_room(entries)
         now = self._clock()
         if isinstance(victim, Slot):
-            self._cells.keep(victim, len(victim.tokens), now)
+            self._cells.tiers.keep(victim, len(victim.tokens), now)
             self._cells.clear(victim)
         elif isinstance(victim, Sequence):
             self.stats.n_parked += 1

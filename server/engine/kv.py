@@ -1,15 +1,18 @@
 """Carries out what the scheduler decided about cells, and keeps ``slot.tokens`` true to them."""
 
 import logging
+from collections.abc import Callable
 
 from server.engine.adapters import NEVER
 from server.engine.checkpoints import MIN_GAP, MIN_PROMPT, Checkpoint, added, below, limit_bytes
+from server.engine.eviction import least_valuable
 from server.engine.placement import Placement
 from server.engine.protocols import Runner
 from server.engine.scheduler import Entry, Scheduler
 from server.engine.sequence import Sequence, Slot
 from server.engine.slot_state import SlotState
 from server.engine.tier import Stored
+from server.engine.tiers import Tiers
 from server.errors import InvalidRequest, LlamapoolError
 
 log = logging.getLogger(__name__)
@@ -18,9 +21,10 @@ log = logging.getLogger(__name__)
 class Cells:
     """The only place that changes cells other than by decoding."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
+    def __init__(self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._runner = runner
         self._scheduler = scheduler
+        self.tiers = Tiers(runner, scheduler, clock)
         self._can_cut = runner.info.can_cut
         self._n_checkpoints = scheduler.params.ctx_checkpoints
         self._checkpoint_bytes = limit_bytes(runner.info.free_bytes, runner.info.n_seq)
@@ -91,7 +95,7 @@ class Cells:
     def prepare(self, placement: Placement, now: float) -> None:
         """Bring the slot's cells to the placement's prefix; less than promised when the model cannot share it."""
         slot, source, sequence = placement.slot, placement.source, placement.sequence
-        self.keep(slot, len(slot.tokens) - (placement.n_kept if source is slot else 0), now)
+        self.tiers.keep(slot, len(slot.tokens) - (placement.n_kept if source is slot else 0), now)
         if placement.stored is not None:
             self._load(slot, placement.stored, placement.n_reuse, now)
             return
@@ -163,7 +167,7 @@ class Cells:
 
     def save(self, slot: Slot) -> SlotState:
         """What `slot` holds, to be kept elsewhere."""
-        return SlotState(list(slot.tokens), self._runner.seq_save(slot.id), slot.tuning, slot.n_exact)
+        return self.tiers.snapshot(slot)
 
     def restore(self, slot: Slot, saved: SlotState, now: float) -> None:
         """Put a saved state in the place of what `slot` holds; caches of other idle slots make room for it.
@@ -180,43 +184,18 @@ class Cells:
             cached = [s for s in self._scheduler.slots if s.idle and s.tokens and s is not slot]
             if not (self._runner.info.unified and cached):
                 raise InvalidRequest(f"the state of {n} tokens was refused by the library or finds no room")
-            self.clear(min(cached, key=lambda s: s.last_used))
+            self.clear(least_valuable(cached))
         slot.tokens, slot.tuning, slot.n_exact = list(saved.tokens), saved.tuning, saved.n_exact
-        slot.last_used = now
+        slot.last_used, slot.checkpoints = now, saved.checkpoints
         self._look(slot)
-
-    def keep(self, slot: Slot, n_lost: int, now: float) -> None:
-        """Before `n_lost` tokens of an idle slot go: save them to the tier, if that may be of use."""
-        tier = self._scheduler.tier
-        if not tier.wants(slot.tokens, slot.tuning, n_lost):
-            return
-        try:
-            state = self._runner.seq_save(slot.id)
-        except LlamapoolError as error:
-            log.warning("slot %d: its state could not be kept: %s", slot.id, error)
-            return
-        floor = 0 if self._can_cut else len(slot.tokens)
-        stored = Stored(
-            list(slot.tokens),
-            slot.tuning,
-            slot.n_exact,
-            state,
-            slot.last_used,
-            floor=floor,
-            checkpoints=slot.checkpoints,
-        )
-        tier.put(stored, now)
 
     def _load(self, slot: Slot, stored: Stored, n: int, now: float) -> None:
         """Bring a kept state back and cut it to `n` tokens; nothing is reused when it finds no room."""
         self.clear(slot)
-        if not self._runner.seq_load(slot.id, stored.state, len(stored.tokens)):
-            log.info("slot %d: no room for a kept state of %d tokens", slot.id, len(stored.tokens))
-            return
-        self._scheduler.tier.touch(stored, now)
-        slot.tokens, slot.n_exact, slot.checkpoints = list(stored.tokens), stored.n_exact, stored.checkpoints
-        self._look(slot)
-        self._cut(slot, n)
+        if self.tiers.load(slot, stored, now):
+            slot.tokens, slot.n_exact, slot.checkpoints = list(stored.tokens), stored.n_exact, stored.checkpoints
+            self._look(slot)
+            self._cut(slot, n)
 
     def park(self, sequence: Sequence, now: float) -> None:
         """Move a running sequence out of the cells; it waits for its turn again."""

@@ -6,6 +6,9 @@ from enum import Enum
 
 from server.engine.adapters import reusable
 from server.engine.checkpoints import marks
+from server.engine.disk import DiskTier
+from server.engine.eviction import least_valuable
+from server.engine.fetch import Fetch
 from server.engine.params import EngineParams
 from server.engine.prefix import common_prefix, longest_match
 from server.engine.protocols import RunnerInfo
@@ -42,18 +45,19 @@ class Placement:
 class Skip(Enum):
     """Why a waiting sequence is not placed now."""
 
-    LATER = "its slot is busy, or its prefix is being computed; others may go first"
+    LATER = "its slot is busy, or its prefix is being computed or read; others may go first"
     NO_ROOM = "too few free cells; others must not overtake it for ever"
 
 
 class Placer:
     """Chooses among the slots of one instance, and what its tier keeps."""
 
-    def __init__(self, slots: list[Slot], tier: Tier, info: RunnerInfo, params: EngineParams) -> None:
+    def __init__(self, slots: list[Slot], tier: Tier[Stored], info: RunnerInfo, params: EngineParams) -> None:
         self.slots = slots
         self.tier = tier
         self.info = info
         self.params = params
+        self.disk: DiskTier | None = None
 
     def _active(self) -> Iterator[Sequence]:
         return (slot.sequence for slot in self.slots if slot.sequence is not None)
@@ -66,15 +70,17 @@ class Placer:
         if pinned >= 0 and not self.slots[pinned].idle:
             return Skip.LATER
         if sequence.saved is not None:
-            slot = self.slots[pinned] if pinned >= 0 else self._stalest(None)
+            slot = self.slots[pinned] if pinned >= 0 else self._cheapest(None)
             return self._if_room(sequence, Placement(sequence, slot, None, 0))
         source, n = self._match(sequence)
         stored, n_stored = self._stored(sequence, n)
+        if self._awaits(sequence, max(n, n_stored)):
+            return Skip.LATER
         coming = self._coming(sequence)
         if coming >= MIN_WAIT and coming > max(n, n_stored):
             return Skip.LATER
         if stored is not None:
-            slot = self.slots[pinned] if pinned >= 0 else self._stalest(None)
+            slot = self.slots[pinned] if pinned >= 0 else self._cheapest(None)
             return self._if_room(sequence, Placement(sequence, slot, None, n_stored, stored=stored))
         slot = self.slots[pinned] if pinned >= 0 else self._choose(sequence, source, n)
         own = self._own_match(slot, sequence)
@@ -120,9 +126,26 @@ class Placer:
 
     def _stored(self, sequence: Sequence, n: int) -> tuple[Stored | None, int]:
         """A kept state that saves much more computing than the `n` tokens of a slot."""
-        if not len(self.tier) or not self._may_reuse(sequence):
+        if not self._may_reuse(sequence):
             return None, 0
-        return self.tier.match(sequence.target[:-1], sequence.tuning, n + MIN_TOKENS)
+        prompt = sequence.target[:-1]
+        stored, n_stored = self.tier.match(prompt, sequence.tuning, n + MIN_TOKENS)
+        fetched = sequence.fetch.found if sequence.fetch is not None else None
+        if fetched is not None:
+            n_fetched = fetched.reusable(common_prefix(prompt, fetched.tokens), sequence.tuning)
+            if n_fetched > max(n_stored, n + MIN_TOKENS):
+                return fetched, n_fetched
+        return stored, n_stored
+
+    def _awaits(self, sequence: Sequence, n: int) -> bool:
+        """Whether more than the `n` tokens that are at hand may come from disk. It is looked for there once."""
+        if self.disk is None or not self._may_reuse(sequence):
+            return False
+        if sequence.fetch is None:
+            entry, n_disk = self.disk.match(sequence.target[:-1], sequence.tuning, n + MIN_TOKENS)
+            if entry is not None:
+                sequence.fetch = Fetch(entry, n_disk)
+        return sequence.fetch is not None and sequence.fetch.pending and sequence.fetch.n > n + MIN_TOKENS
 
     def _coming(self, sequence: Sequence) -> int:
         """Longest prefix that a slot is computing right now.
@@ -147,26 +170,23 @@ class Placer:
         """Where checkpoints are to be made while what `placement` lacks is computed."""
         if self.info.can_cut or not self.params.ctx_checkpoints:
             return ()
-        sequence, slot = placement.sequence, placement.slot
-        known = (*(s for s in self.slots if s is not slot), *self.tier)
-        parted = max(
-            (common_prefix(sequence.target, s.tokens) for s in known if s.tuning == sequence.tuning), default=0
-        )
-        start, spacing = len(slot.tokens), self.params.checkpoint_min_step
-        return marks(sequence.target, start, self.info.turn_ends, spacing, parted)
+        target, tuning, slot = placement.sequence.target, placement.sequence.tuning, placement.slot
+        others = (s for s in self.slots if s is not slot and s.tuning == tuning)
+        parted = max((common_prefix(target, s.tokens) for s in others), default=0)
+        parted = max(parted, self.tier.parted(target, tuning))
+        return marks(target, len(slot.tokens), self.info.turn_ends, self.params.checkpoint_min_step, parted)
 
     def _choose(self, sequence: Sequence, source: Slot | None, n: int) -> Slot:
-        """The matching slot itself if little is lost by it, else the one unused for longest."""
+        """The matching slot itself if little is lost by it, else the one whose cells are worth least."""
         if source is not None and source.idle:
             similar = n > self.params.slot_prompt_similarity * len(sequence.target) > 0
             if similar and len(source.tokens) - n <= n:
                 return source
-        return self._stalest(source)
+        return self._cheapest(source)
 
-    def _stalest(self, spare: Slot | None) -> Slot:
-        """An idle slot: an empty one first, then the least recently used; `spare` only if there is no other."""
-        idle = [slot for slot in self.slots if slot.idle]
-        return min(idle, key=lambda slot: (slot is spare, bool(slot.tokens), slot.last_used, slot.id))
+    def _cheapest(self, spare: Slot | None) -> Slot:
+        """An idle slot: an empty one first, then that of least value; `spare` only if there is no other."""
+        return least_valuable((slot for slot in self.slots if slot.idle), spare)
 
     def _worth_copying(self, source: Slot | None, n: int) -> bool:
         """A copy takes the whole source along; with separate KV that costs, however little of it is kept."""

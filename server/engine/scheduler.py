@@ -8,13 +8,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from server.engine.disk import DiskTier
+from server.engine.eviction import least_valuable, look_for_cover
 from server.engine.pace import Pace
 from server.engine.params import EngineParams
 from server.engine.placement import Placement, Placer, Skip
 from server.engine.protocols import RunnerInfo
 from server.engine.request import Adapters
 from server.engine.sequence import Phase, Sequence, Slot
-from server.engine.tier import Tier, tier_limit
+from server.engine.tier import Stored, Tier, tier_limit
+from server.engine.worth import Worth
 
 Guesses = Callable[[list[Sequence], int, bool], list[list[int]]]
 """Guessed tokens for each of these generating sequences, so many in all; whether the step carries prompt tokens."""
@@ -43,7 +46,8 @@ class Scheduler:
 
     def __init__(self, info: RunnerInfo, params: EngineParams) -> None:
         self.info = info
-        self.tier = Tier(tier_limit(params.cache_ram, info.free_bytes))
+        self.tier: Tier[Stored] = Tier(tier_limit(params.cache_ram, info.free_bytes))
+        self.worth = Worth.unknown()
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
         self._placer = Placer(self.slots, self.tier, info, params)
@@ -53,6 +57,10 @@ class Scheduler:
         self._limit = info.n_batch
         self._turns: dict[Adapters, int] = {}  # when each LoRA set last had a step
         self._crowded = False  # somebody was parked and nobody has left since: placing him again would go in circles
+
+    def use_disk(self, disk: DiskTier) -> None:
+        """Look for prefixes there, too."""
+        self._placer.disk = disk
 
     def active(self) -> Iterator[Sequence]:
         """Every sequence that holds a slot."""
@@ -79,6 +87,7 @@ class Scheduler:
         slot.sequence, sequence.slot = sequence, slot
         slot.tuning = sequence.tuning
         slot.n_requests += 1
+        self._count_use(placement)
         if sequence.n_cached < 0:
             sequence.n_cached = len(slot.tokens)
             sequence.placed_at = now
@@ -86,6 +95,18 @@ class Scheduler:
         sequence.marks = self._placer.marks(placement)
         if len(slot.tokens) == len(sequence.target) and sequence.output:
             sequence.phase = Phase.DECODE
+
+    def _count_use(self, placement: Placement) -> None:
+        """Reuse makes a cache worth keeping: where it was taken from, and where it goes on."""
+        slot, source = placement.slot, placement.source
+        if placement.stored is not None:
+            slot.n_used = placement.stored.n_used
+        elif source is None or not slot.tokens:
+            slot.n_used = 0
+        else:
+            source.n_used += 1
+            if source is not slot:
+                slot.n_used = 0
 
     def plan(self, guess: Guesses | None = None) -> list[Entry]:
         """The next batch: every generating slot's token first, with what `guess` has to add, then prompts, the oldest
@@ -160,7 +181,7 @@ class Scheduler:
         """
         cached = [slot for slot in self.slots if slot.idle and slot.tokens]
         if cached:
-            return min(cached, key=lambda slot: slot.last_used)
+            return least_valuable(cached)
         active = list(self.active())
         if len(active) > 1:
             return max(active, key=lambda s: (s.ticket.submitted_at, s.index))
@@ -177,6 +198,7 @@ class Scheduler:
         if slot is not None:
             slot.sequence, sequence.slot, slot.last = None, None, sequence
             slot.last_used = now
+            look_for_cover(slot, self.slots)
             self._crowded = False
         elif sequence in self.waiting:
             self.waiting.remove(sequence)

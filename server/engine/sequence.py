@@ -5,6 +5,7 @@ from enum import Enum
 
 from server.engine.adapters import BARE, NEVER, Tuning, reusable
 from server.engine.checkpoints import Checkpoints, reach
+from server.engine.fetch import Fetch
 from server.engine.indent import IndentLimit
 from server.engine.protocols import Sampler
 from server.engine.request import Adapters, Constraint, Request, Sink, Timings
@@ -62,6 +63,7 @@ class Sequence:
     saved_tokens: list[int] = field(default_factory=list)
     saved_exact: int = 0
     saved_checkpoints: Checkpoints = ()
+    fetch: Fetch | None = None  # what it waits for from disk
     marks: tuple[int, ...] = ()  # places in ``target`` at which a step ends and a checkpoint is made
     n_faults: int = 0  # refused batches that it was in and had to be computed anew after
     n_cached: int = -1  # prompt tokens that needed no computing; -1 until the first placement
@@ -134,6 +136,8 @@ class Slot:
     n_exact: int = NEVER
     floor: int = 0  # it can be cut to so many tokens and more; to fewer only at a checkpoint
     checkpoints: Checkpoints = ()
+    n_used: int = 0  # times that its cells saved computing
+    covered_by: "Slot | None" = None  # who held all of it, too, when it was looked at last
     last: Sequence | None = None  # who held it last, for GET /slots
 
     @property
@@ -143,8 +147,5 @@ class Slot:
 
     def reusable(self, n: int, wanted: Tuning) -> int:
         """How many of its first `n` tokens a sequence under `wanted` may take over."""
-        return reach(self.in_common(n, wanted), len(self.tokens), self.floor, self.checkpoints)
-
-    def in_common(self, n: int, wanted: Tuning) -> int:
-        """How many of its first `n` cells `wanted` would compute, too, whether they can be had or not."""
-        return reusable(min(n, self.n_exact), self.tuning, wanted)
+        n = reusable(min(n, self.n_exact), self.tuning, wanted)
+        return n if not self.floor else reach(n, len(self.tokens), self.floor, [c.n_tokens for c in self.checkpoints])

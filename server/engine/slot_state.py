@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from server.engine.adapters import Tuning
+from server.engine.checkpoints import Checkpoints
 from server.engine.request import Adapters
 
 
@@ -18,6 +19,7 @@ class SlotState:
     state: bytes
     tuning: Tuning
     n_exact: int
+    checkpoints: Checkpoints = ()
 
     @property
     def adapters(self) -> Adapters:

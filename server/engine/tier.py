@@ -1,4 +1,4 @@
-"""Prompt states that no longer have a slot, kept in RAM (llama-server's ``--cache-ram``). Pure: bytes in, bytes out.
+"""Prompt states that no longer have a slot, kept in RAM (llama-server's ``--cache-ram``) or on disk. Pure.
 
 An entry is what one slot held: tokens, the LoRA set that computed them, and the library's state of the sequence. A
 request whose prompt begins with more of an entry than of any slot gets the entry loaded instead of computing it.
@@ -6,117 +6,163 @@ request whose prompt begins with more of an entry than of any slot gets the entr
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from server.engine.adapters import Tuning, reusable
 from server.engine.checkpoints import Checkpoints, reach
-from server.engine.prefix import common_prefix
+from server.engine.prefix_index import PrefixIndex
+from server.engine.slot_state import SlotState
+from server.engine.worth import value
 
 MIN_TOKENS = 64
 """A shorter state is computed anew: saving and loading would cost about as much."""
 
 
 AUTOMATIC = -2
-_MIB = 1 << 20
+MIB = 1 << 20
 _DEFAULT_MIB = 8192
 
 
 def tier_limit(cache_ram: int, free_bytes: int) -> int:
     """Bytes from the setting in MiB: automatic is llama-server's default, or a quarter of what is free if less."""
     if cache_ram != AUTOMATIC:
-        return cache_ram * _MIB
-    return min(_DEFAULT_MIB * _MIB, free_bytes // 4 or _DEFAULT_MIB * _MIB)
+        return cache_ram * MIB
+    return min(_DEFAULT_MIB * MIB, free_bytes // 4 or _DEFAULT_MIB * MIB)
 
 
 @dataclass(eq=False, slots=True)
-class Stored:
-    """One kept state. ``n_exact``: as in `SlotState`; ``floor`` and ``checkpoints``: as in `Slot`.
+class Entry:
+    """One kept state, wherever its bytes are; ``size`` are these.
 
-    ``used_at`` and ``n_used`` make its value.
+    ``n_exact``: as in `SlotState`; ``floor``: as in `Slot`; ``places``: of its checkpoints, in tokens. ``used_at`` and
+    ``n_used`` make its value.
     """
 
     tokens: list[int]
     tuning: Tuning
     n_exact: int
-    state: bytes
+    size: int
     used_at: float
     n_used: int = 0
     floor: int = 0
-    checkpoints: Checkpoints = ()
-
-    @property
-    def size(self) -> int:
-        """Bytes that it takes."""
-        return len(self.state) + 8 * len(self.tokens) + sum(len(c.state) for c in self.checkpoints)
+    places: tuple[int, ...] = ()
 
     def reusable(self, n: int, wanted: Tuning) -> int:
         """How many of its first `n` tokens a sequence under `wanted` may take over."""
         n = reusable(min(n, self.n_exact), self.tuning, wanted)
-        return reach(n, len(self.tokens), self.floor, self.checkpoints)
+        return reach(n, len(self.tokens), self.floor, self.places)
 
     def value(self, now: float) -> float:
-        """What keeping it is worth: tokens saved, by how often and how lately it was of use."""
-        return len(self.tokens) * (1 + self.n_used) / (1.0 + max(now - self.used_at, 0.0))
+        """What keeping it is worth."""
+        return value(len(self.tokens), self.n_used, now - self.used_at)
+
+
+@dataclass(eq=False, slots=True)
+class Stored(Entry):
+    """One whose bytes are in RAM."""
+
+    state: bytes = b""
+    checkpoints: Checkpoints = ()
+
+    @property
+    def slot_state(self) -> SlotState:
+        """As a value that can be kept elsewhere."""
+        return SlotState(self.tokens, self.state, self.tuning, self.n_exact, self.checkpoints)
+
+
+def stored(saved: SlotState, used_at: float, n_used: int = 0, *, can_cut: bool = True) -> Stored:
+    """`saved` as an entry."""
+    size = len(saved.state) + 8 * len(saved.tokens) + sum(len(c.state) for c in saved.checkpoints)
+    return Stored(
+        saved.tokens,
+        saved.tuning,
+        saved.n_exact,
+        size,
+        used_at,
+        n_used,
+        floor=0 if can_cut else len(saved.tokens),
+        places=tuple(c.n_tokens for c in saved.checkpoints),
+        state=saved.state,
+        checkpoints=saved.checkpoints,
+    )
+
+
+E = TypeVar("E", bound=Entry)
 
 
 @dataclass(slots=True)
-class Tier:
+class Tier(Generic[E]):
     """At most `limit` bytes of states; 0 keeps nothing, negative is unbounded."""
 
     limit: int
     size: int = 0
-    _entries: list[Stored] = field(default_factory=list)
+    n_hits: int = 0  # times that an entry was of use
+    _entries: dict[int, E] = field(default_factory=dict)
+    _index: PrefixIndex[E] = field(default_factory=PrefixIndex)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Stored]:
-        return iter(self._entries)
+    def __iter__(self) -> Iterator[E]:
+        return iter(self._entries.values())
+
+    def __contains__(self, entry: object) -> bool:
+        return id(entry) in self._entries
+
+    def holds(self, tokens: Sequence[int], tuning: Tuning) -> bool:
+        """Whether all of `tokens`, or almost, can be had from an entry."""
+        return self._index.match(tokens, tuning, len(tokens) - MIN_TOKENS)[0] is not None
 
     def wants(self, tokens: Sequence[int], tuning: Tuning, n_lost: int) -> bool:
         """Whether a state of `tokens` is worth saving when all but the first ones, `n_lost` of them, go."""
-        if self.limit == 0 or n_lost < MIN_TOKENS:
-            return False
-        n = len(tokens)
-        return not any(
-            e.tuning == tuning and common_prefix(tokens, e.tokens) == n and e.reusable(n, tuning) > n - MIN_TOKENS
-            for e in self._entries
-        )
+        return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(tokens, tuning)
 
-    def put(self, entry: Stored, now: float) -> bool:
-        """Keep `entry`; shorter states of the same text go, then the least valuable. False when it is too large."""
+    def put(self, entry: E, now: float) -> tuple[list[E], list[E]]:
+        """Keep `entry`. Shorter states of the same text go, then the least valuable: these two are returned.
+
+        One that is larger than the tier is not kept, and the only one of the second.
+        """
         if 0 <= self.limit < entry.size:
-            return False
-        for other in [e for e in self._entries if e.tuning == entry.tuning]:
-            if common_prefix(other.tokens, entry.tokens) == len(other.tokens):
-                entry.n_used = max(entry.n_used, other.n_used)
-                self.remove(other)
-        self._entries.append(entry)
+            return [], [entry]
+        replaced = list(self._index.within(entry.tokens, entry.tuning))
+        for other in replaced:
+            entry.n_used = max(entry.n_used, other.n_used)
+            self.remove(other)
+        evicted = self.make_room(entry.size, now)
+        self._entries[id(entry)] = entry
+        self._index.add(entry)
         self.size += entry.size
-        while 0 <= self.limit < self.size:
-            self.remove(min((e for e in self._entries if e is not entry), key=lambda e: e.value(now)))
-        return True
+        return replaced, evicted
 
-    def match(self, prompt: Sequence[int], wanted: Tuning, at_least: int) -> tuple[Stored | None, int]:
+    def make_room(self, n_bytes: int, now: float) -> list[E]:
+        """Remove the least valuable until there is room for `n_bytes` more; who they were."""
+        evicted = []
+        while 0 <= self.limit < self.size + n_bytes and self._entries:
+            evicted.append(min(self, key=lambda e: e.value(now)))
+            self.remove(evicted[-1])
+        return evicted
+
+    def match(self, prompt: Sequence[int], wanted: Tuning, at_least: int) -> tuple[E | None, int]:
         """The entry that most of `prompt` can be taken from, and how much: more than `at_least` tokens."""
-        best: Stored | None = None
-        longest = at_least
-        for entry in self._entries:
-            n = entry.reusable(common_prefix(prompt, entry.tokens), wanted)
-            if n > longest:
-                best, longest = entry, n
-        return best, longest if best is not None else 0
+        return self._index.match(prompt, wanted, at_least)
 
-    def touch(self, entry: Stored, now: float) -> None:
+    def parted(self, prompt: Sequence[int], wanted: Tuning) -> int:
+        """How much of its beginning `prompt` has in common with an entry, whether that can be had or not."""
+        return self._index.parted(prompt, wanted)
+
+    def touch(self, entry: E, now: float) -> None:
         """`entry` was of use."""
         entry.used_at = now
         entry.n_used += 1
+        self.n_hits += 1
 
-    def remove(self, entry: Stored) -> None:
+    def remove(self, entry: E) -> None:
         """Forget `entry`."""
-        self._entries.remove(entry)
+        del self._entries[id(entry)]
+        self._index.remove(entry)
         self.size -= entry.size
 
     def check_integrity(self) -> None:
         """The bytes add up and keep to the limit; raises AssertionError."""
-        assert self.size == sum(e.size for e in self._entries)
+        assert self.size == sum(e.size for e in self)
         assert self.limit < 0 or self.size <= self.limit

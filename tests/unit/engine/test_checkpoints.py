@@ -19,7 +19,7 @@ def places(kept: tuple[Checkpoint, ...]) -> list[int]:
 
 
 def test_a_sequence_is_cut_where_it_can_be_and_else_at_a_checkpoint() -> None:
-    kept = checkpoints(100, 200)
+    kept = (100, 200)
     assert reach(300, 250, 250, kept) == 250  # goes on from its end
     assert reach(240, 250, 230, kept) == 240  # still inside the window
     assert reach(229, 250, 230, kept) == 200

@@ -1,0 +1,116 @@
+"""States out of the cells and back, between slots, RAM and disk. Used by the step thread.
+
+Taking a state out of the cells stops every sequence of the instance, so it is done only where it pays, and in a step
+in which others generate for no longer than a step may take.
+"""
+
+import logging
+from collections.abc import Callable
+
+from server.engine import fetch
+from server.engine.disk import DiskTier
+from server.engine.protocols import Runner
+from server.engine.scheduler import Scheduler
+from server.engine.sequence import Phase, Slot
+from server.engine.slot_state import SlotState
+from server.engine.tier import Stored, stored
+from server.errors import LlamapoolError
+
+log = logging.getLogger(__name__)
+
+
+class Tiers:
+    """The RAM tier and, where it is configured, the disk."""
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+        self.disk: DiskTier | None = None
+        self._runner = runner
+        self._scheduler = scheduler
+        self._clock = clock
+        self._can_cut = runner.info.can_cut
+        self._step_s = scheduler.params.target_itl_ms / 1e3
+        self._spent_s = 0.0  # in this step
+
+    def begin_step(self) -> None:
+        """A new step has its own time."""
+        self._spent_s = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Others generate, and this step has taken long enough: what is left to be moved waits for the next one."""
+        return self._spent_s > self._step_s and self._others_generate()
+
+    def _others_generate(self) -> bool:
+        return any(s.phase is Phase.DECODE for s in self._scheduler.active())
+
+    def snapshot(self, slot: Slot) -> SlotState:
+        """What `slot` holds. Raises `LlamapoolError` when the library fails."""
+        started = self._clock()
+        state = self._runner.seq_save(slot.id)
+        seconds = self._clock() - started
+        self._spent_s += seconds
+        if slot.tokens:
+            self._scheduler.worth.observe_state(len(slot.tokens), len(state), seconds)
+        return SlotState(list(slot.tokens), state, slot.tuning, slot.n_exact, slot.checkpoints)
+
+    def keep(self, slot: Slot, n_lost: int, now: float) -> None:
+        """Before `n_lost` tokens of an idle slot go: save them, if that is of use and quick enough."""
+        worth, n = self._scheduler.worth, len(slot.tokens)
+        if not self._wants(slot, n_lost) or not worth.pays(n, n_lost):
+            return
+        if worth.save_s(n) > self._step_s and self._others_generate():
+            log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)
+            return
+        try:
+            saved = self.snapshot(slot)
+        except LlamapoolError as error:
+            log.warning("slot %d: its state could not be kept: %s", slot.id, error)
+            return
+        self._put(stored(saved, slot.last_used, slot.n_used, can_cut=self._can_cut), now)
+
+    def _wants(self, slot: Slot, n_lost: int) -> bool:
+        if self._scheduler.tier.limit == 0:
+            return self.disk is not None and self.disk.wants(slot.tokens, slot.tuning, n_lost)
+        return self._scheduler.tier.wants(slot.tokens, slot.tuning, n_lost)
+
+    def _put(self, entry: Stored, now: float) -> None:
+        _, evicted = self._scheduler.tier.put(entry, now)
+        if self.disk is not None:
+            for other in evicted:
+                self.disk.put(other)
+
+    def load(self, slot: Slot, entry: Stored, now: float) -> bool:
+        """Bring a kept state into the empty `slot`; False when it finds no room."""
+        started = self._clock()
+        if not self._runner.seq_load(slot.id, entry.state, len(entry.tokens)):
+            log.info("slot %d: no room for a kept state of %d tokens", slot.id, len(entry.tokens))
+            return False
+        seconds = self._clock() - started
+        self._spent_s += seconds
+        self._scheduler.worth.loaded.observe(len(entry.state), seconds)
+        if entry in self._scheduler.tier:
+            self._scheduler.tier.touch(entry, now)
+        return True
+
+    def start_reading(self) -> None:
+        """Let the disk read what waiting sequences were found to begin with there."""
+        if self.disk is not None:
+            fetch.start(self._scheduler.waiting, self.disk, self._scheduler.worth, self._clock())
+
+    def save_all(self, now: float) -> None:
+        """The cells and RAM are about to be freed: to the disk with it, the most valuable first."""
+        if self.disk is None:
+            return
+        self.disk.begin_close()
+        entries = list(self._scheduler.tier)
+        for slot in self._scheduler.slots:
+            if not self._wants(slot, len(slot.tokens)):
+                continue
+            try:
+                saved = self.snapshot(slot)
+            except LlamapoolError as error:
+                log.warning("slot %d: its state could not be kept: %s", slot.id, error)
+                continue
+            entries.append(stored(saved, max(slot.last_used, 0.0), slot.n_used, can_cut=self._can_cut))
+        for entry in sorted(entries, key=lambda e: e.value(now), reverse=True):
+            self.disk.put(entry)

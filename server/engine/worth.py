@@ -1,0 +1,62 @@
+"""What it costs to bring a state out of the cells and back, against computing it again. Pure; times are passed in."""
+
+from dataclasses import dataclass
+
+UNNOTICED_S = 0.005  # saving and loading in less time is always done
+
+
+@dataclass(slots=True)
+class Rate:
+    """Units per second: a mean that later observations weigh more in; 0 = never seen."""
+
+    value: float = 0.0
+
+    def observe(self, units: float, seconds: float) -> None:
+        """`units` took `seconds`."""
+        if units > 0 and seconds > 0:
+            seen = units / seconds
+            self.value = seen if not self.value else self.value + (seen - self.value) / 4
+
+
+@dataclass(slots=True)
+class Worth:
+    """What was seen on this machine with this model. Where nothing was seen yet, it is tried."""
+
+    computed: Rate  # prompt tokens per second
+    saved: Rate  # bytes per second out of the cells
+    loaded: Rate  # bytes per second into the cells
+    bytes_per_token: float = 0.0  # of the last state
+
+    @classmethod
+    def unknown(cls) -> "Worth":
+        """Before anything was seen."""
+        return cls(Rate(), Rate(), Rate())
+
+    def observe_state(self, n_tokens: int, n_bytes: int, seconds: float) -> None:
+        """A state was saved."""
+        self.bytes_per_token = n_bytes / n_tokens
+        self.saved.observe(n_bytes, seconds)
+
+    def save_s(self, n_tokens: int) -> float:
+        """Seconds that saving so many tokens may take; 0 = unknown."""
+        return n_tokens * self.bytes_per_token / self.saved.value if self.saved.value else 0.0
+
+    def load_s(self, n_bytes: int) -> float:
+        """Seconds that loading may take; 0 = unknown."""
+        rate = self.loaded.value or self.saved.value
+        return n_bytes / rate if rate else 0.0
+
+    def compute_s(self, n_tokens: int) -> float:
+        """Seconds that computing so many tokens may take; 0 = unknown."""
+        return n_tokens / self.computed.value if self.computed.value else 0.0
+
+    def pays(self, n_tokens: int, n_lost: int) -> bool:
+        """Whether saving `n_tokens`, and loading them once, takes less time than computing the `n_lost` again."""
+        compute_s = self.compute_s(n_lost)
+        cost_s = self.save_s(n_tokens) + self.load_s(int(n_tokens * self.bytes_per_token))
+        return not (compute_s and cost_s) or cost_s < max(compute_s, UNNOTICED_S)
+
+
+def value(n_tokens: int, n_used: int, idle_s: float) -> float:
+    """What keeping a cache of `n_tokens` is worth: what it saves, by how often and how lately it was of use."""
+    return n_tokens * (1 + n_used) / (1.0 + max(idle_s, 0.0))

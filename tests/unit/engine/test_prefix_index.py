@@ -1,0 +1,75 @@
+"""The index of kept states finds what comparing with each of them would find."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.adapters import BARE, NEVER, Tuning
+from server.engine.prefix import common_prefix
+from server.engine.prefix_index import BLOCK, MOST, PrefixIndex
+from server.engine.tier import Entry
+
+LORA = Tuning(((0, 1.0),), 0)
+HALF = BLOCK // 2
+
+
+def entry(tokens: list[int], tuning: Tuning = BARE, floor: int = 0, places: tuple[int, ...] = ()) -> Entry:
+    return Entry(tokens, tuning, NEVER, 1, 0.0, floor=floor, places=places)
+
+
+def text(*parts: int) -> list[int]:
+    """Half a block of each number."""
+    return [part for part in parts for _ in range(HALF)]
+
+
+texts = st.lists(st.integers(0, 2), min_size=0, max_size=9).map(lambda parts: text(*parts))
+tunings = st.sampled_from([BARE, LORA, Tuning(((1, 1.0),), BLOCK + 3)])
+entries = st.builds(
+    lambda tokens, tuning, whole: entry(tokens or [1], tuning, len(tokens) if whole else 0, (HALF, 2 * BLOCK)),
+    texts,
+    tunings,
+    st.booleans(),
+)
+
+
+@given(st.lists(entries, max_size=12), st.lists(st.integers(0, 11), max_size=4), texts, tunings, st.integers(0, 100))
+def test_it_finds_the_longest(kept: list[Entry], gone: list[int], prompt: list[int], wanted: Tuning, n: int) -> None:
+    index: PrefixIndex[Entry] = PrefixIndex()
+    for e in kept:
+        index.add(e)
+    for i in sorted(set(gone), reverse=True):
+        if i < len(kept):
+            index.remove(kept.pop(i))
+    same_start = [e for e in kept if e.tuning.at(0) == wanted.at(0)]
+    longest = max((e.reusable(common_prefix(prompt, e.tokens), wanted) for e in same_start), default=0)
+    found, length = index.match(prompt, wanted, n)
+    assert length == (longest if longest > n else 0)
+    assert found is None or found.reusable(common_prefix(prompt, found.tokens), wanted) == length
+    within = {id(e) for e in index.within(prompt, wanted)}
+    assert within == {id(e) for e in kept if e.tuning == wanted and e.tokens == prompt[: len(e.tokens)]}
+
+
+def test_many_with_the_same_beginning_cost_a_bounded_look_up() -> None:
+    index: PrefixIndex[Entry] = PrefixIndex()
+    system = list(range(10 * BLOCK))
+    for i in range(1000):
+        index.add(entry([*system, *[i + 5000] * BLOCK]))
+    found, n = index.match([*system, *[5500] * BLOCK, 7], BARE, 0)
+    assert found is not None
+    assert n == 11 * BLOCK
+    found, n = index.match([*system, 7], BARE, 0)
+    assert found is not None
+    assert n == 10 * BLOCK
+    assert index.parted([*system, 7], BARE) == 10 * BLOCK
+    assert MOST < 1000
+
+
+def test_nothing_is_left_of_what_was_removed() -> None:
+    index: PrefixIndex[Entry] = PrefixIndex()
+    one, other = entry(text(1, 1, 1)), entry(text(1, 1, 2))
+    index.add(one)
+    index.add(other)
+    index.remove(one)
+    index.remove(other)
+    assert index.match(text(1, 1, 1), BARE, 0) == (None, 0)
+    assert not index._through
+    assert not index._ends
