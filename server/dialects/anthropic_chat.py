@@ -5,7 +5,7 @@ Beside Anthropic's fields, llama.cpp's sampling fields are taken. What comes bac
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import field_validator
 
@@ -17,6 +17,7 @@ from server.dialects.anthropic_tools import read_tools
 from server.dialects.fields import Body, Count, CountOrAll, field_error, parse
 from server.dialects.generation import Generation, read_stop
 from server.dialects.openai_chat import ChatBody, Conversation, count_tokens, prepare_chat
+from server.dialects.reasoning_budget import UNSAID_BUDGET, Thinking
 from server.dialects.sampling import SamplingFields
 from server.dialects.wire import Header, Json, random_id
 from server.engine.request import Adapters
@@ -24,19 +25,6 @@ from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
 
 _NAMES = {"json_schema": "output_config.format.schema", "response_format": "output_config.format"}
-
-
-class Thinking(Body):
-    """``thinking``. A budget is a hint: above 0 it lets the model think, without an end to it; 0 does not."""
-
-    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: CountOrAll | None = None
-    display: Literal["summarized", "omitted"] | None = None
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the model is to think."""
-        return self.type != "disabled" and self.budget_tokens != 0
 
 
 class OutputConfig(Body):
@@ -112,11 +100,18 @@ def _chat_body(body: MessagesBody) -> ChatBody:
         **{
             **shared,
             "stop": body.stop_sequences,
-            "enable_thinking": None if body.thinking is None else body.thinking.wanted,
+            "thinking": _thinking(body.thinking),
             "reasoning_effort": config.effort,
             "json_schema": _schema(config.format),
         }
     )
+
+
+def _thinking(given: Thinking | None) -> Thinking | None:
+    """With llama-server's budget for thoughts that the client wants without saying how many."""
+    if given is None or given.type != "enabled" or given.budget_tokens is not None:
+        return given
+    return given.model_copy(update={"budget_tokens": UNSAID_BUDGET})
 
 
 def _schema(given: dict[str, Any] | None) -> object | None:

@@ -2,15 +2,17 @@
 
 import json
 
-from server.chat.parser import call_tags, forced_call_grammar
+from server.chat.parser import call_format, call_tags, forced_call_grammar
 from server.chat.reasoning import speaks_of_thoughts, thinking_tags
 from server.chat.template import RenderedPrompt
 from server.dialects.begun_calls import begun_calls, blamed
 from server.dialects.chat_tools import Tools
 from server.dialects.constraints import ConstraintFields, constrained, only_guide, output_constraint, wanted_schema
 from server.dialects.guided import conflict
-from server.dialects.reasoning_control import ReasoningControl, ReasoningSwitch
+from server.dialects.reasoning_budget import Allowance, begun_thoughts, ended_by
+from server.dialects.reasoning_control import ReasoningSwitch
 from server.dialects.thinking_constraint import AfterThinking
+from server.dialects.thinking_end import UNLIMITED
 from server.engine.request import Constraint
 from server.errors import InvalidRequest
 from server.grammar.limits import MAX_CALLS_CHARS
@@ -43,24 +45,40 @@ def chat_constraint(
     return AfterThinking(constraint, model.vocab, thinking_tags(source)[1])
 
 
-def controlled(
-    constraint: Constraint | None, tools: Tools, model: LoadedModel, rendered: RenderedPrompt
-) -> tuple[Constraint | None, ReasoningSwitch]:
-    """`constraint` with a switch that ends the thoughts early. It does nothing where an answer is constrained from its
-    first token on, since no thoughts can come then."""
-    switch = ReasoningSwitch()
+def limited(
+    constraint: Constraint | None,
+    tools: Tools,
+    model: LoadedModel,
+    rendered: RenderedPrompt,
+    allowed: Allowance,
+    switch: ReasoningSwitch | None,
+) -> Constraint | None:
+    """`constraint` with an end to the thoughts: by `allowed` budget, and by the `switch`, where there is one.
+
+    It does nothing where an answer is constrained from its first token on, since no thoughts can come then.
+    """
+    if allowed.budget == UNLIMITED and switch is None:
+        return constraint
+    free = constraint is None or isinstance(constraint, Triggered)
     source = template_source(tools, model)
-    begun = opens_thoughts(rendered.generation_prompt, source)
-    if constraint is not None and not begun and not isinstance(constraint, Triggered):
-        return constraint, switch
-    return ReasoningControl(switch, constraint, model.vocab, thinking_tags(source), begun=begun), switch
+    tags = thinking_tags(source)
+    if not free and not opens_thoughts(rendered.generation_prompt, source):
+        return constraint
+    return ended_by(
+        allowed,
+        constraint,
+        model.vocab,
+        tags,
+        prompt=rendered.generation_prompt,
+        other_ends=call_format(model.template).breaks if tools.callable else (),
+        reopens=free,
+        switch=switch,
+    )
 
 
 def opens_thoughts(generation_prompt: str, source: str) -> bool:
     """Whether the assistant's turn begins inside thoughts."""
-    opening, closing = thinking_tags(source)
-    at = generation_prompt.rfind(opening)
-    return at >= 0 and closing not in generation_prompt[at:]
+    return begun_thoughts(generation_prompt, thinking_tags(source)) is not None
 
 
 def _constraint(fields: ConstraintFields, tools: Tools, model: LoadedModel) -> Constraint | None:

@@ -23,6 +23,8 @@ MAX_TOP_LOGPROBS = 20
 MAX_PROBS = 1000
 """Most alternatives per token in llama.cpp's ``n_probs``, which has no limit there: a thousand are 60 kB a token."""
 FEW_PROBS = 20
+MAX_CLOSING_CHARS = 4096
+"""Of the message that ends thoughts whose budget is spent; all of it counts as output."""
 MAX_ALTERNATIVES = 400_000
 """Most in one reply with more than `FEW_PROBS` per token: about 40 MB."""
 
@@ -35,7 +37,7 @@ REFUSED: dict[str, str] = {
 WITHOUT_EFFECT = (
     # llama-server's: where sampling happens, native replies and debugging
     *("backend_sampling", "return_tokens", "response_fields", "verbose"),
-    *("preserved_tokens", "reasoning_budget_message", "chat_format"),
+    *("preserved_tokens", "chat_format"),
     # OpenAI's: accounting and routing at OpenAI, hints
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("prompt_cache_retention", "prediction", "verbosity"),
@@ -81,6 +83,7 @@ class GenerationFields(SamplingFields, ConstraintFields):
     reasoning_control: bool | None = None
     reasoning_budget_tokens: Limit | None = None
     thinking_budget_tokens: Limit | None = None
+    reasoning_budget_message: Annotated[str, Field(max_length=MAX_CLOSING_CHARS)] | None = None
 
     @field_validator("stop")
     @classmethod
@@ -161,9 +164,15 @@ def refuse_unsupported(fields: GenerationFields) -> None:
     for name, reason in REFUSED.items():
         if getattr(fields, name):
             raise field_error(name, reason)
+
+
+def refuse_thinking(fields: GenerationFields) -> None:
+    """Raise `InvalidRequest` where thoughts are to be ended that only chats have; 0 and -1 are what holds anyway."""
+    if fields.reasoning_control:
+        raise field_error("reasoning_control", "only chat completions have thoughts to end")
     for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):
         if (getattr(fields, name) or 0) > 0:
-            raise field_error(name, "a limit to reasoning is not supported; 0 turns it off")
+            raise field_error(name, "only chat completions have thoughts to end")
 
 
 def token_limit(fields: GenerationFields, ceiling: int) -> int:

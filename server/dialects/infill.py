@@ -7,8 +7,8 @@ from typing import Any
 from server.dialects.completion_prompt import Prompt, read_mixed, tokenize_mixed
 from server.dialects.fields import parse
 from server.dialects.fim import Extra, Gap, extra_tokens, fim_tokens, fitting_extra, require_fim
-from server.dialects.generation import Generation
-from server.dialects.native import generation, refuse_control
+from server.dialects.generation import Generation, refuse_thinking
+from server.dialects.native import generation
 from server.dialects.native_body import NativeBody
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
@@ -38,7 +38,7 @@ class Infill:
 def read_infill(given: object) -> Infill:
     """Check what needs no model. Raises `InvalidRequest`."""
     body = parse(InfillBody, given)
-    refuse_control(body)
+    refuse_thinking(body)
     if body.prompt is not None and not isinstance(body.prompt, str):
         raise InvalidRequest('"prompt" must be a string', "prompt")
     for name in ("input_prefix", "input_suffix"):

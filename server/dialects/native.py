@@ -10,11 +10,13 @@ import orjson
 from server.dialects.completion_prompt import Prompt, read_prompts, tokenize_mixed
 from server.dialects.constraints import ANY_OBJECT, only_guide
 from server.dialects.fields import field_error, parse
-from server.dialects.generation import Generation, check_alternatives, engine_request
+from server.dialects.generation import Generation, check_alternatives, engine_request, refuse_thinking
 from server.dialects.generation_settings import whole_settings
 from server.dialects.native_body import NativeBody
 from server.dialects.native_reply import Finals, NativeReply
 from server.dialects.native_stream import NativeStream
+from server.dialects.reasoning_budget import allowance, ended_by
+from server.dialects.thinking_end import UNLIMITED
 from server.dialects.wire import Json, random_id
 from server.engine.request import Constraint, Request
 from server.errors import InvalidRequest
@@ -33,14 +35,11 @@ def read_native(given: object) -> NativeCompletion:
     """Check what needs no model. Raises `InvalidRequest`."""
     body = parse(NativeBody, given)
     body.system_text  # noqa: B018 (raises for one that can't be)
-    refuse_control(body)
+    if body.thinking_tags is None:
+        refuse_thinking(body)
+    elif body.reasoning_control:
+        raise field_error("reasoning_control", "only chat completions can be controlled")
     return NativeCompletion(body, read_prompts(body.prompt))
-
-
-def refuse_control(body: NativeBody) -> None:
-    """Raise `InvalidRequest` where thoughts are to be ended that only chats have."""
-    if body.reasoning_control:
-        raise field_error("reasoning_control", "only chat completions have thoughts to end")
 
 
 def native_generation(completion: NativeCompletion, model: LoadedModel) -> Generation:
@@ -64,7 +63,7 @@ def tokens_of(completion: NativeCompletion, model: LoadedModel) -> list[list[int
 
 def generation(body: NativeBody, tokenize: Callable[[], Sequence[list[int]]], model: LoadedModel) -> Generation:
     """One engine request per prompt, and what writes the reply of them all."""
-    constraint = _constraint(body, model)
+    constraint = _budgeted(_constraint(body, model), body, model)
     prompts = tokenize()
     request_id = f"cmpl-{random_id()}"
     requests = [
@@ -101,6 +100,20 @@ def _constraint(body: NativeBody, model: LoadedModel) -> Constraint | None:
     if schema is None:
         return None
     return model.grammar.json_object() if schema is ANY_OBJECT else model.grammar.json_schema(schema)
+
+
+def _budgeted(constraint: Constraint | None, body: NativeBody, model: LoadedModel) -> Constraint | None:
+    """`constraint` with the budget of thoughts whose tags the request names; ``generation_prompt`` may open them."""
+    tags = body.thinking_tags
+    allowed = allowance(body.reasoning_budget_tokens, body.reasoning_budget_message, model.spec.chat)
+    if allowed.budget == UNLIMITED or tags is None:
+        return constraint
+    if constraint is not None:
+        reason = "can't be used with what shapes the whole output; chat completions can"
+        raise field_error("reasoning_budget_tokens", reason)
+    opening, ends = tags
+    prompt, others = body.generation_prompt or "", ends[1:]
+    return ended_by(allowed, None, model.vocab, (opening, ends[0]), prompt=prompt, other_ends=others, reopens=True)
 
 
 def _settings(body: NativeBody, request: Request, model: LoadedModel) -> Json:

@@ -22,6 +22,10 @@ class NativeBody(GenerationFields):
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
     system_prompt: Any = None
     response_format: Any = None
+    reasoning_budget_start_tag: str | None = None
+    reasoning_budget_end_tag: str | None = None
+    reasoning_budget_end_tags: list[str] | None = None
+    generation_prompt: str | None = None
 
     @field_validator("logprobs")
     @classmethod
@@ -58,6 +62,16 @@ class NativeBody(GenerationFields):
         if self.grammar or self.json_schema is None:
             return None
         return ANY_OBJECT if self.json_schema == {} else self.json_schema
+
+    @property
+    def thinking_tags(self) -> tuple[str, tuple[str, ...]] | None:
+        """What opens thoughts, and the texts that end them, the first of which is forced when their budget is spent.
+
+        None where the request names none, so that nothing tells thoughts from an answer.
+        """
+        one = [self.reasoning_budget_end_tag or ""]
+        ends = tuple(filter(None, one if self.reasoning_budget_end_tags is None else self.reasoning_budget_end_tags))
+        return (self.reasoning_budget_start_tag, ends) if self.reasoning_budget_start_tag and ends else None
 
     @property
     def system_text(self) -> str:

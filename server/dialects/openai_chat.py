@@ -13,7 +13,7 @@ from server.chat.messages import text_of
 from server.chat.parser import OutputParser, output_parser
 from server.chat.template import Continued, RenderedPrompt
 from server.dialects.chat_messages import Message, read_messages
-from server.dialects.chat_output import chat_constraint, controlled, shown_tags, thinks_by_default
+from server.dialects.chat_output import chat_constraint, limited, shown_tags, thinks_by_default
 from server.dialects.chat_reply import ChatReply
 from server.dialects.chat_stream import ChatStream
 from server.dialects.chat_tools import Tools, read_tools
@@ -26,6 +26,7 @@ from server.dialects.generation import (
     check_alternatives,
     engine_request,
 )
+from server.dialects.reasoning_budget import Allowance, BudgetFields, allowance
 from server.dialects.reasoning_control import ReasoningSwitch
 from server.dialects.wire import Header, Json
 from server.engine.request import Request
@@ -41,7 +42,7 @@ _REFUSED = {
 }
 
 
-class ChatBody(GenerationFields):
+class ChatBody(GenerationFields, BudgetFields):
     """The body of ``POST /v1/chat/completions`` and ``/apply-template``."""
 
     messages: Any = None
@@ -127,6 +128,8 @@ def render(chat: Conversation, model: LoadedModel) -> RenderedPrompt:
     if body.reasoning_effort and body.reasoning_effort != "none":
         kwargs["reasoning_effort"] = body.reasoning_effort
     thinking = _thinks(body, kwargs, default=thinks_by_default(chat.tools, model))
+    if _allowed(body, model).budget == 0:
+        thinking = False
     # Tools are shown also where none may be called (as llama-server does), unless the template can't show any.
     shown = chat.tools.callable or model.template.supports_tools
     return model.template.render(
@@ -167,11 +170,14 @@ def _thinks(body: ChatBody, kwargs: dict[str, Any], *, default: bool) -> bool:
     given = kwargs.pop("enable_thinking", None)
     if given is not None and not isinstance(given, bool):
         raise wrong_type("chat_template_kwargs.enable_thinking", "a boolean", given)
-    if body.reasoning_effort == "none" or 0 in (body.reasoning_budget_tokens, body.thinking_budget_tokens):
+    if body.reasoning_effort == "none":
         return False
-    if body.enable_thinking is not None:
-        return body.enable_thinking
-    return default if given is None else given
+    asked = None if body.thinking is None else body.thinking.wanted
+    return next((each for each in (body.enable_thinking, asked, given) if each is not None), default)
+
+
+def _allowed(body: ChatBody, model: LoadedModel) -> Allowance:
+    return allowance(body.asked_budget, body.reasoning_budget_message, model.spec.chat)
 
 
 def chat_generation(chat: Conversation, model: LoadedModel) -> Generation:
@@ -210,9 +216,8 @@ def prepare_chat(chat: Conversation, model: LoadedModel, request_id: str) -> Cha
         raise InvalidRequest("messages: the chat template renders them to an empty prompt", "messages")
     reasoning_format = chat.body.reasoning_format or model.spec.chat.reasoning_format
     constraint = chat_constraint(chat.body, chat.tools, model, rendered, thoughts_apart=reasoning_format != "none")
-    switch: ReasoningSwitch | None = None
-    if chat.body.reasoning_control:
-        constraint, switch = controlled(constraint, chat.tools, model, rendered)
+    switch = ReasoningSwitch() if chat.body.reasoning_control else None
+    constraint = limited(constraint, chat.tools, model, rendered, _allowed(chat.body, model), switch)
     request = engine_request(
         chat.body,
         model,

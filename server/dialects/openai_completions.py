@@ -21,6 +21,7 @@ from server.dialects.generation import (
     Logprobs,
     check_alternatives,
     engine_request,
+    refuse_thinking,
 )
 from server.dialects.wire import Header
 from server.engine.request import Request
@@ -71,8 +72,7 @@ def read_completion(given: object) -> Completion:
     """Check what needs no model. Raises `InvalidRequest`."""
     body = parse(CompletionBody, given)
     _check_best_of(body)
-    if body.reasoning_control:
-        raise InvalidRequest("reasoning_control: only chat completions have thoughts to end", "reasoning_control")
+    refuse_thinking(body)
     if body.echo and _logprobs(body).wanted:
         raise InvalidRequest("echo: can't be used with logprobs, since prompts have none here", "echo")
     return Completion(body, read_prompts(body.prompt))

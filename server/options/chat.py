@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 from server.chat.built_in import complaint, is_name, names
 from server.chat.formats import BY_NAME
 from server.options.option import SettingsModel, option
-from server.options.values import Bool, FilePath, JsonObject, Switch
+from server.options.values import Bool, FilePath, Int, JsonObject, Switch
 
 
 def _template(value: str) -> str:
@@ -66,6 +66,16 @@ class ChatSettings(SettingsModel):
         str, option("--reasoning-effort", env="LLAMA_ARG_REASONING_EFFORT", metavar="LEVEL")
     ] = "default"
     """The template's variable reasoning_effort (minimal, low, medium, high, ...); default = leave it unset."""
+    reasoning_budget: Annotated[
+        Int, option("--reasoning-budget", env="LLAMA_ARG_THINK_BUDGET", metavar="N"), Field(ge=-1, le=2**31 - 1)
+    ] = -1
+    """How many tokens thoughts may have before they are ended; -1 = any number, 0 = no thoughts."""
+    reasoning_budget_message: Annotated[
+        str,
+        option("--reasoning-budget-message", env="LLAMA_ARG_THINK_BUDGET_MESSAGE", metavar="MESSAGE"),
+        Field(max_length=4096),
+    ] = ""
+    """What is written in front of the tag that ends thoughts whose budget is spent."""
     reasoning_preserve: Annotated[
         Bool,
         option("--reasoning-preserve", env="LLAMA_ARG_REASONING_PRESERVE", off=("--no-reasoning-preserve",)),

@@ -72,6 +72,8 @@ def _chat_params(model_id: str, settings: ModelSettings, place: str) -> ChatPara
         template_kwargs=kwargs,
         reasoning_format=settings.reasoning_format,
         reasoning=settings.reasoning,
+        reasoning_budget=settings.reasoning_budget,
+        reasoning_budget_message=settings.reasoning_budget_message,
         prefill_assistant=settings.prefill_assistant,
         tool_format=settings.tool_format,
     )

@@ -75,7 +75,7 @@ _FLAGS = """
 --mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --reuse-port
 --path --ui-config --webui-config --ui-config-file --webui-config-file --tools --tools-runtime
 --mcp-servers-config --mcp-servers-json
---media-path --reasoning-budget --reasoning-budget-message
+--media-path
 --log-prompts-dir --spec-draft-hf -hfd -hfrd --hf-repo-draft --spec-draft-threads -td --threads-draft
 --spec-draft-threads-batch -tbd --threads-batch-draft --spec-draft-cpu-mask -Cd --cpu-mask-draft
 --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict --cpu-strict-draft --spec-draft-prio
@@ -102,8 +102,7 @@ MODEL_URL DOCKER_REPO HF_REPO HF_FILE OFFLINE SPEC_DRAFT_CACHE_TYPE_K SPEC_DRAFT
 KV_UNIFIED_PER_SLOT MMPROJ
 MMPROJ_URL MMPROJ_OFFLOAD IMAGE_MIN_TOKENS IMAGE_MAX_TOKENS MTMD_BATCH_MAX_TOKENS VIDEO_FPS
 VIDEO_TIMESTAMP_INTERVAL VIDEO_FFMPEG_DIR REUSE_PORT STATIC_PATH UI_CONFIG UI_CONFIG_FILE TOOLS TOOLS_RUNTIME
-MCP_SERVERS_CONFIG MCP_SERVERS_JSON THINK_BUDGET
-THINK_BUDGET_MESSAGE SPEC_DRAFT_HF_REPO SPEC_DRAFT_CPU_MOE SPEC_DRAFT_N_CPU_MOE SPEC_DRAFT_N_MIN
+MCP_SERVERS_CONFIG MCP_SERVERS_JSON SPEC_DRAFT_HF_REPO SPEC_DRAFT_CPU_MOE SPEC_DRAFT_N_CPU_MOE SPEC_DRAFT_N_MIN
 SPEC_SYNTH_LEN SPEC_SYNTH_RATES SPEC_DRAFT_P_SPLIT SPEC_DRAFT_P_MIN SPEC_DRAFT_BACKEND_SAMPLING
 N_GPU_LAYERS_DRAFT SPEC_DRAFT_MODEL DRAFT_MAX DRAFT_MIN
 """

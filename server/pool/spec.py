@@ -76,6 +76,8 @@ class ChatParams:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] = "auto"
     reasoning: Literal["on", "off", "auto"] = "auto"
+    reasoning_budget: int = -1  # tokens that thoughts may have; -1 = any number
+    reasoning_budget_message: str = ""  # said in front of the tag that ends thoughts whose budget is spent
     prefill_assistant: bool = True
     tool_format: str = "auto"  # a name of chat.formats; auto = as the template shows
 

@@ -66,7 +66,9 @@ def test_stop_is_one_string_or_a_list(stop: object, expected: tuple[str, ...]) -
         ("n_discard", -1),
         ("n_cache_reuse", -1),
         ("sse_ping_interval", -2),
-        ("reasoning_budget_tokens", 100),
+        ("reasoning_budget_tokens", -2),
+        ("reasoning_budget_message", 5),
+        ("reasoning_budget_message", "x" * 4097),
         ("stream_options", "x"),
     ],
 )

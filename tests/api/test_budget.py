@@ -1,0 +1,97 @@
+"""Thoughts whose budget is spent, over HTTP."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import Serve, idle
+from tests.api.streams import posting
+from tests.fakes import FakeLoader, FakeRunner
+
+CHAT = "/v1/chat/completions"
+HI = [{"role": "user", "content": "Hi"}]
+LONG = "<think>I wonder and wonder and wonder</think>Hello"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+BUDGET = {"temperature": 0, "thinking_budget_tokens": 8, "reasoning_budget_message": " Enough."}
+
+
+def thinker(answer: str = "Hello") -> FakeLoader:
+    """Thinks for long; says the answer when it is told that it is enough."""
+    replies = {"assistant\n": LONG, "Enough.</think>": answer}
+    return FakeLoader(runner=lambda: FakeRunner(n_seq=2, n_ctx_seq=1024, replies=replies))
+
+
+@pytest.mark.parametrize("name", ["reasoning_budget_tokens", "thinking_token_budget", "thinking_budget"])
+async def test_thoughts_are_ended_and_the_answer_follows(serve: Serve, name: str) -> None:
+    async with serve(thinker()) as api:
+        asked = {"messages": HI, "temperature": 0, name: 8, "reasoning_budget_message": " Enough.", "n": 2}
+        for choice in (await api.client.post(CHAT, json=asked)).json()["choices"]:
+            message = choice["message"]
+            assert (message["reasoning_content"], message["content"]) == ("I wonder Enough.", "Hello")
+            assert choice["finish_reason"] == "stop"
+
+
+async def test_streams_too(serve: Serve) -> None:
+    async with serve(thinker()) as api:
+        reply = await api.client.post(CHAT, json={"messages": HI, "stream": True, **BUDGET})
+        said = {"reasoning_content": "", "content": ""}
+        for line in reply.text.split("\n\n"):
+            if line.startswith("data: {"):
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    for key in said:
+                        said[key] += choice["delta"].get(key) or ""
+        assert said == {"reasoning_content": "I wonder Enough.", "content": "Hello"}
+
+
+async def test_a_call_follows_and_is_read(serve: Serve) -> None:
+    models = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"}}
+    async with serve(thinker(CALL), models=models) as api:
+        message = (await api.client.post(CHAT, json={"messages": HI, "tools": [TOOL], **BUDGET})).json()["choices"][0]
+        assert message["message"]["reasoning_content"] == "I wonder Enough."
+        assert message["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+
+
+async def test_a_message_of_anthropics_has_its_budget(serve: Serve) -> None:
+    async with serve(FakeLoader(replies={"assistant\n": LONG, "I wonder</think>": "Hello"})) as api:
+        thinking = {"type": "enabled", "budget_tokens": 8}
+        asked = {"messages": HI, "max_tokens": 100, "temperature": 0, "thinking": thinking}
+        first, second = (await api.client.post("/v1/messages", json=asked)).json()["content"]
+        assert (first["thinking"], second["text"]) == ("I wonder", "Hello")
+
+
+async def test_responses_have_it_under_llama_servers_names(serve: Serve) -> None:
+    async with serve(thinker()) as api:
+        reply = (await api.client.post("/v1/responses", json={"input": "Hi", **BUDGET})).json()
+        assert [item["content"][0]["text"] for item in reply["output"]] == ["I wonder Enough.", "Hello"]
+
+
+async def test_a_client_that_leaves_while_the_thoughts_are_ended_frees_its_slot(serve: Serve) -> None:
+    async with serve(thinker()) as api:
+        async with posting(api.app, CHAT, {"messages": HI, "stream": True, **BUDGET}) as exchange:
+            assert await exchange.start() == 200
+            await exchange.chunk()
+        for state in api.pool.states():
+            if state.loaded is not None:
+                await idle(state.loaded.engine)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": HI, "thinking_budget": -2}, "thinking_budget"),
+        (
+            CHAT,
+            {"messages": HI, "thinking_budget": 3, "reasoning_budget_message": "</think>"},
+            "reasoning_budget_message",
+        ),
+        ("/v1/completions", {"prompt": "Hi", "thinking_budget_tokens": 3}, "thinking_budget_tokens"),
+        ("/completion", {"prompt": "Hi", "reasoning_budget_tokens": 3}, "reasoning_budget_tokens"),
+    ],
+)
+async def test_what_cannot_be_kept_is_a_400(serve: Serve, path: str, body: Any, param: str) -> None:
+    async with serve(thinker()) as api:
+        reply = await api.client.post(path, json=body)
+        assert reply.status_code == 400
+        assert param in reply.json()["error"]["message"]
