@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from server.dialects.fields import wrong_type
+from server.dialects.functions import is_old, with_tools
 from server.errors import InvalidRequest
 
 Message = dict[str, Any]
@@ -34,7 +35,8 @@ def read_messages(value: object) -> list[Message]:
         raise InvalidRequest("messages: must have at least one message", "messages")
     if len(value) > MAX_MESSAGES:
         raise InvalidRequest(f"messages: must have at most {MAX_MESSAGES} messages", "messages")
-    return [_message(message, f"messages.{index}") for index, message in enumerate(value)]
+    given = with_tools(value) if any(map(is_old, value)) else value
+    return [_message(message, f"messages.{index}") for index, message in enumerate(given)]
 
 
 def _message(given: object, path: str) -> Message:
@@ -62,8 +64,6 @@ def _message(given: object, path: str) -> Message:
 
 
 def _require_content(given: Message, role: str, path: str) -> None:
-    if given.get("function_call") is not None:
-        raise InvalidRequest(f"{path}.function_call: is not supported, use tool_calls", f"{path}.function_call")
     if "content" in given:
         return
     if role != "assistant":

@@ -34,18 +34,23 @@ class ChoiceMessage:
                 case ToolCallArguments(index, text):
                     self.calls[index]["function"]["arguments"] += text
 
-    def body(self) -> Json:
-        """The whole message."""
+    def body(self, *, old: bool) -> Json:
+        """The whole message; in `old` words with a ``function_call``."""
         message: Json = {"role": "assistant", "content": "".join(self.content)}
         if self.reasoning:
             message["reasoning_content"] = "".join(self.reasoning)
-        if self.calls:
+        if self.calls and old:
+            message["function_call"] = self.calls[0]["function"]
+        elif self.calls:
             message["tool_calls"] = [self.calls[index] for index in sorted(self.calls)]
         return message
 
 
 class ChatReply:
-    """Collects events into one ``chat.completion``; `prefill` is the content that the prompt has begun."""
+    """Collects events into one ``chat.completion``; `prefill` is the content that the prompt has begun.
+
+    ``old``: calls are told in the words of 2023 (`functions`).
+    """
 
     def __init__(
         self,
@@ -54,7 +59,9 @@ class ChatReply:
         *,
         prefill: str = "",
         after_sampling: bool = False,
+        old: bool = False,
     ) -> None:
+        self._old = old
         self._header = header
         self._after_sampling = after_sampling
         self._prefill = prefill
@@ -77,8 +84,8 @@ class ChatReply:
         choices, ends = [], []
         for index, choice in sorted(self._choices.items()):
             assert choice.end is not None, f"choice {index} has not finished"
-            reason = wire.finish_reason(choice.end.reason, called=bool(choice.calls))
-            entry: Json = {"finish_reason": reason, "index": index, "message": choice.body()}
+            reason = wire.finish_reason(choice.end.reason, called=bool(choice.calls), old=self._old)
+            entry: Json = {"finish_reason": reason, "index": index, "message": choice.body(old=self._old)}
             if choice.logprobs:
                 entry["logprobs"] = wire.logprobs(choice.logprobs, after_sampling=self._after_sampling)
             choices.append(entry)

@@ -19,6 +19,7 @@ from server.engine.request import Event, Finished, Progress, Started, Text, Toke
 
 _FIRST = b'"role":"assistant","content":""'
 _EMPTY = b'"content":""'
+_CALLS = (b'"tool_calls"', b'"function_call"')
 
 
 @dataclass(slots=True)
@@ -33,7 +34,10 @@ class _Choice:
 
 
 class ChatStream:
-    """Feed it every event; send what it returns, then what `finish` returns. `echo` is each choice's first content."""
+    """Feed it every event; send what it returns, then what `finish` returns. `echo` is each choice's first content.
+
+    ``old``: calls are told in the words of 2023 (`functions`).
+    """
 
     def __init__(
         self,
@@ -43,7 +47,9 @@ class ChatStream:
         include_usage: bool,
         echo: str = "",
         after_sampling: bool = False,
+        old: bool = False,
     ) -> None:
+        self._old = old
         self._after_sampling = after_sampling
         self._parser = parser
         self._echo = echo
@@ -103,7 +109,7 @@ class ChatStream:
 
     def _text(self, choice: _Choice, event: Text) -> list[bytes]:
         choice.logprobs += wire.of_text(event.logprobs)
-        deltas = [_delta(piece) for piece in choice.parser.feed(event.text)] if event.text else []
+        deltas = [self._delta(piece) for piece in choice.parser.feed(event.text)] if event.text else []
         timings = wire.members({"timings": wire.timings(event.timings)}) if event.timings else b""
         return self._deltas(choice, deltas, timings)
 
@@ -111,7 +117,7 @@ class ChatStream:
         """A chunk per delta; the last one carries the log probabilities that have come and `extra`."""
         if not deltas:
             return []
-        choice.called = choice.called or any(delta.startswith(b'"tool_calls"') for delta in deltas)
+        choice.called = choice.called or any(delta.startswith(_CALLS) for delta in deltas)
         last = deltas.pop()
         chunks = [self._chunk(choice, delta) for delta in deltas]
         if choice.logprobs:
@@ -124,11 +130,11 @@ class ChatStream:
     def _finished(self, choice: _Choice, event: Finished) -> list[bytes]:
         self._ends.append(event)
         chunks = self._begin(choice)
-        deltas = [_delta(piece) for piece in choice.parser.finish()]
+        deltas = [self._delta(piece) for piece in choice.parser.finish()]
         if choice.logprobs and not deltas:
             deltas = [_EMPTY]
         chunks += self._deltas(choice, deltas)
-        reason = wire.finish_reason(event.reason, called=choice.called).encode()
+        reason = wire.finish_reason(event.reason, called=choice.called, old=self._old).encode()
         extra = b"" if self._include_usage else wire.members({"timings": wire.timings(event.timings)})
         chunks.append(
             b'data: {"choices":[{"finish_reason":"%b","index":%d,"delta":{}}]' % (reason, event.index)
@@ -137,6 +143,9 @@ class ChatStream:
             + b"}\n\n"
         )
         return chunks
+
+    def _delta(self, piece: Piece) -> bytes:
+        return (_old_delta if self._old else _delta)(piece)
 
     def _chunk(self, choice: _Choice, delta: bytes, extra: bytes = b"", logprobs: bytes = b"") -> bytes:
         return choice.head + delta + b"}" + logprobs + b"}]" + self._common + extra + b"}\n\n"
@@ -155,3 +164,15 @@ def _delta(piece: Piece) -> bytes:
         case ToolCallArguments(index=index, text=text):
             call = {"index": index, "function": {"arguments": text}}
     return b'"tool_calls":[' + orjson.dumps(call) + b"]"
+
+
+def _old_delta(piece: Piece) -> bytes:
+    """With the one call that there may be as ``function_call``."""
+    match piece:
+        case ToolCallBegin(name=name):
+            call = {"name": name, "arguments": ""}
+        case ToolCallArguments(text=text):
+            call = {"arguments": text}
+        case _:
+            return _delta(piece)
+    return b'"function_call":' + orjson.dumps(call)

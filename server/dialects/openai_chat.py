@@ -4,6 +4,7 @@ Beside OpenAI's fields all of llama.cpp's are taken (tools/server/server-common.
 What comes back is written by `chat_reply` and `chat_stream`.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from server.dialects.chat_reply import ChatReply
 from server.dialects.chat_stream import ChatStream
 from server.dialects.chat_tools import Tools, read_tools
 from server.dialects.fields import Whole, parse, wrong_type
+from server.dialects.functions import old_words, read_functions
 from server.dialects.generation import (
     MAX_TOP_LOGPROBS,
     Generation,
@@ -36,8 +38,6 @@ from server.pool.model import LoadedModel
 DEFAULT_TOP_LOGPROBS = 20  # llama-server's, for logprobs without top_logprobs
 _REFUSED = {
     "audio": "audio output is not supported",
-    "functions": "is not supported, use tools",
-    "function_call": "is not supported, use tool_choice",
     "web_search_options": "web search is not supported",
 }
 
@@ -64,6 +64,11 @@ class ChatBody(GenerationFields, BudgetFields):
     functions: Any = None
     function_call: Any = None
     web_search_options: Any = None
+
+    @property
+    def old(self) -> bool:
+        """Whether calls are spoken of in the words of 2023 (`functions`)."""
+        return self.functions is not None or self.function_call is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,7 @@ def read_chat(given: object) -> Conversation:
     if body.modalities not in (None, ["text"]):
         raise InvalidRequest('modalities: only ["text"] is supported', "modalities")
     messages = read_messages(body.messages)
-    tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    tools = _read_tools(body)
     if tools.callable and body.grammar:
         raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
     if tools.tools and body.stream and body.logprobs:
@@ -118,6 +123,16 @@ def read_chat(given: object) -> Conversation:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs: top_logprobs requires logprobs to be set to true", "top_logprobs")
     return Conversation(body, messages, tools)
+
+
+def _read_tools(body: ChatBody) -> Tools:
+    """Tools, or the functions that were before them."""
+    if not body.old:
+        return read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    for name in ("tools", "tool_choice"):
+        if getattr(body, name) is not None:
+            raise InvalidRequest(f"{name}: can't be used together with functions and function_call", name)
+    return read_functions(body.functions, body.function_call)
 
 
 def render(chat: Conversation, model: LoadedModel) -> RenderedPrompt:
@@ -183,14 +198,17 @@ def _allowed(body: ChatBody, model: LoadedModel) -> Allowance:
 def chat_generation(chat: Conversation, model: LoadedModel) -> Generation:
     """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
     header = Header(model.spec.id)
-    job = prepare_chat(chat, model, header.id)
+    with old_words() if chat.body.old else nullcontext():
+        job = prepare_chat(chat, model, header.id)
     # Of a continued message llama-server repeats the beginning in whole replies, in streams only with "echo".
     after = job.request.post_sampling_probs
     if not chat.body.stream:
-        reply = ChatReply(header, job.parser, prefill=job.prefilled, after_sampling=after)
+        reply = ChatReply(header, job.parser, prefill=job.prefilled, after_sampling=after, old=chat.body.old)
         return Generation([job.request], reply, job.reasoning)
     echo, include_usage = job.prefilled if chat.body.echo else "", chat.body.include_usage
-    stream = ChatStream(header, job.parser, include_usage=include_usage, echo=echo, after_sampling=after)
+    stream = ChatStream(
+        header, job.parser, include_usage=include_usage, echo=echo, after_sampling=after, old=chat.body.old
+    )
     return Generation([job.request], stream, job.reasoning)
 
 

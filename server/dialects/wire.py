@@ -36,11 +36,13 @@ class Header:
     created: int = field(default_factory=lambda: int(time.time()))
 
 
-def finish_reason(reason: FinishReason, *, called: bool = False) -> str:
-    """OpenAI's word for why a choice ended; `called`: with tool calls."""
+def finish_reason(reason: FinishReason, *, called: bool = False, old: bool = False) -> str:
+    """OpenAI's word for why a choice ended; `called`: with tool calls, or in `old` words, with one of a function."""
     if reason is FinishReason.LIMIT:
         return "length"
-    return "tool_calls" if called else "stop"
+    if not called:
+        return "stop"
+    return "function_call" if old else "tool_calls"
 
 
 def timings(t: Timings) -> Json:

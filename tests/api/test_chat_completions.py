@@ -184,3 +184,17 @@ async def test_what_a_parser_holds_back_and_stop_strings_do_not_leak(serve: Serv
         reply = await api.client.post(URL, json={"messages": HI, "stream": True, "stop": "STOP"})
     text = "".join(c["choices"][0]["delta"].get("content", "") for c in events(reply.text))
     assert text == "yes "
+
+
+async def test_a_function_of_2023_is_called(serve: Serve) -> None:
+    loader, models = with_tools(CALL)
+    body = {"messages": HI, "functions": [TOOL["function"]], "temperature": 0}
+    async with serve(loader, models=models) as api:
+        for choice in ("auto", {"name": "f"}):
+            (got,) = (await api.client.post("/v1/chat/completions", json=body | {"function_call": choice})).json()[
+                "choices"
+            ]
+            assert got["finish_reason"] == "function_call"
+            assert got["message"]["function_call"] == {"name": "f", "arguments": '{"a": 1}'}
+        refused = await api.client.post("/v1/chat/completions", json=body | {"tools": [TOOL]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")

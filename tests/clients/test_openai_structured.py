@@ -97,6 +97,27 @@ def test_tool_calls_are_streamed_in_pieces(client: OpenAI) -> None:
     assert completion.choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_function_of_2023_is_called_and_answered(client: OpenAI, stream: bool) -> None:
+    function = TOOLS[0]["function"]
+    asked: Any = {"model": "tiny", "messages": HELLO, "functions": [function], "max_tokens": 400, "stream": stream}
+    reply: Any = client.chat.completions.create(**asked, function_call={"name": "set_light"})
+    if stream:
+        chunks = [chunk.choices[0] for chunk in reply]
+        pieces = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
+        name, arguments = pieces[0].name, "".join(piece.arguments for piece in pieces)
+        reason = chunks[-1].finish_reason
+    else:
+        called = reply.choices[0].message.function_call
+        name, arguments, reason = called.name, called.arguments, reply.choices[0].finish_reason
+    assert (name, reason) == ("set_light", "function_call")
+    assert set(json.loads(arguments)) == {"room", "on"}
+    call: Any = {"role": "assistant", "content": None, "function_call": {"name": name, "arguments": arguments}}
+    messages = [*HELLO, call, {"role": "function", "name": name, "content": "done"}]
+    again = client.chat.completions.create(model="tiny", messages=messages, max_tokens=5)
+    assert again.choices[0].message.role == "assistant"
+
+
 def test_a_tool_result_can_be_sent_back(client: OpenAI) -> None:
     messages: list[Any] = [
         *HELLO,

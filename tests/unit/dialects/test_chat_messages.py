@@ -62,7 +62,7 @@ def test_arguments_too_deep_to_be_written_are_the_clients_mistake() -> None:
         ([user([{"type": "nope"}])], "messages.0.content.0.type"),
         ([user([{"type": ["text"]}])], "messages.0.content.0.type"),
         ([{**user("a"), "name": 5}], "messages.0.name"),
-        ([{**user("a"), "function_call": {}}], "messages.0.function_call"),
+        ([{**user("a"), "function_call": {}}], "messages.0.function_call.name"),
         ([{**user("a"), "tool_calls": 5}], "messages.0.tool_calls"),
         ([{**user("a"), "tool_calls": [5]}], "messages.0.tool_calls.0"),
         ([{**user("a"), "tool_calls": [{"type": "x"}]}], "messages.0.tool_calls.0.type"),

@@ -102,8 +102,6 @@ def test_a_stream_repeats_it_on_demand() -> None:
         ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "enable_thinking"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["audio"]}, "modalities"),
-        ({"functions": [{}]}, "functions"),
-        ({"function_call": "auto"}, "function_call"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 1}, "logprobs"),
