@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AllowInfNan, BeforeValidator, WithJsonSchema
 
+from server.errors import ConfigError
+
 TRUE = ("on", "enabled", "true", "1")  # llama.cpp common/arg.cpp, is_truthy and is_falsey
 FALSE = ("off", "disabled", "false", "0")
 SAMPLERS = {
@@ -75,7 +77,11 @@ def read_gpu_layers(value: object) -> object:
 
 def split_list(text: str) -> list[str]:
     """Parts between commas, stripped, empty ones dropped; quotes protect a comma, as in CSV (parse_csv_row)."""
-    return [part.strip() for part in next(csv.reader([text], skipinitialspace=True), []) if part.strip()]
+    try:
+        parts = next(csv.reader([text], skipinitialspace=True), [])
+    except csv.Error:  # a new line outside of quotes
+        raise ConfigError(f"a list should be on one line, not {text[:40]!r}") from None
+    return [part.strip() for part in parts if part.strip()]
 
 
 def read_list(value: object) -> object:

@@ -46,6 +46,7 @@ def yaml_mistake(tmp_path: Path) -> Callable[[str], str]:
     ("argv", "expected"),
     [
         (["--prot", "1"], "unknown argument '--prot'; did you mean '--port'?"),
+        (["--lora", "\n0"], "a list should be on one line, not '\\n0'"),
         (["--ctx_siz", "1"], "unknown argument '--ctx-siz'; did you mean '--ctx-size'?"),
         (["qqqqqqq"], "unknown argument 'qqqqqqq'; see --help"),
         (["-np"], "-np needs a value; see --help"),
