@@ -1,4 +1,4 @@
-"""The command line: ``llamapool [serve]``, ``llamapool check-config FILE``.
+"""The command line: ``llamapool [serve]``, ``llamapool check-config FILE``, ``llamapool bench``.
 
 A wrong setting ends it with one line on standard error and status 2.
 """
@@ -104,6 +104,13 @@ def docs(words: list[str]) -> int:
     return OK
 
 
+def bench(words: list[str]) -> int:
+    """Measure any OpenAI-compatible server: see `server.bench.command`, which has options of its own."""
+    from server.bench import command
+
+    return command.main(words)
+
+
 def reference_files() -> dict[str, str]:
     """The generated files, by their path in the checkout."""
     return {"docs/configuration.md": markdown(TABLE), "config/schema.json": json_schema(Settings)}
@@ -119,7 +126,12 @@ def effective_yaml(settings: Settings) -> str:
     return yaml.safe_dump({"server": server, "models": models}, sort_keys=False)
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"serve": serve, "check-config": check_config, "docs": docs}
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "serve": serve,
+    "check-config": check_config,
+    "bench": bench,
+    "docs": docs,
+}
 
 
 class _Server(uvicorn.Server):

@@ -57,6 +57,11 @@ def test_help_groups_every_flag(word: str, capsys: pytest.CaptureFixture[str]) -
     assert [flag for flag in TABLE.by_flag if flag not in page] == []
 
 
+def test_bench_has_a_command_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--list"]) == 0
+    assert "one stream" in capsys.readouterr().out
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("llamapool ")

@@ -1,0 +1,177 @@
+"""``llamapool bench``: the scenarios against any OpenAI-compatible address.
+
+The exit status is 0, or that of `server.bench.errors`; 2 for a wrong option. A scenario that a server can't do is
+reported, the others are measured all the same, and the exit status is then 1.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from tqdm import tqdm
+
+from server.bench.errors import BenchError, Unreachable
+from server.bench.probe import find_model, prepare
+from server.bench.report import Outcome, document, table
+from server.bench.scenarios import SCENARIOS, Scenario, Setting, named, run
+from server.bench.session import Session
+from server.bench.target import parse_target
+
+OK, WRONG = 0, 2
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; the exit status."""
+    chosen = _parse(words)
+    if chosen.list:
+        for scenario in SCENARIOS:
+            print(f"{scenario.name:14} {scenario.title}{' (only when named)' if scenario.extra else ''}")
+        return OK
+    try:
+        session, scenarios = _session(chosen), _scenarios(chosen)
+        outcomes = measure(session, scenarios, _setting(chosen, session), chosen.rounds, quiet=chosen.quiet)
+        _write(outcomes, chosen, session)
+    except BenchError as error:
+        print(f"llamapool bench: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        return 130
+    return BenchError.status if any(outcome.failure for outcome in outcomes) else OK
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="llamapool bench", description="Measure an OpenAI-compatible server as its clients see it."
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8080", help="http[s]://host[:port][/path] (%(default)s)")
+    parser.add_argument("--model", default="", help="needed only where the server has several")
+    parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY", ""), help="or OPENAI_API_KEY")
+    parser.add_argument("--insecure", action="store_true", help="take any TLS certificate")
+    parser.add_argument("--chat", action="store_true", help="/v1/chat/completions in place of /v1/completions")
+    parser.add_argument("--scenario", default="", metavar="A,B", help="some of --list, or all")
+    parser.add_argument("--list", action="store_true", help="say which scenarios there are")
+    parser.add_argument("--rounds", type=_positive, default=1, help="of every scenario (%(default)s)")
+    parser.add_argument("--parallel", type=_positive, default=8, help="clients for the server's slots (%(default)s)")
+    parser.add_argument("--scale", type=_share, default=1.0, help="of lengths and counts: 0.2 for a quick look")
+    parser.add_argument("--seed", type=int, default=None, help="of the texts; another each time by default")
+    parser.add_argument("--body", type=_object, default={}, metavar="JSON", help="fields of every request; null: none")
+    parser.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="for each request (%(default)s)")
+    parser.add_argument("--json", default="", metavar="FILE", help="write every figure there; - for standard output")
+    parser.add_argument("--quiet", action="store_true", help="no progress display")
+    return parser.parse_args(list(words))
+
+
+def _session(chosen: argparse.Namespace) -> Session:
+    target = parse_target(chosen.url, chosen.api_key, insecure=chosen.insecure)
+    model = chosen.model or asyncio.run(find_model(target, chosen.timeout))
+    return Session(target, model, chosen.chat, chosen.body, chosen.timeout)
+
+
+def _scenarios(chosen: argparse.Namespace) -> list[Scenario]:
+    if chosen.scenario:
+        return named(chosen.scenario)
+    local = parse_target(chosen.url).local
+    return [scenario for scenario in SCENARIOS if not scenario.extra and (local or not scenario.local)]
+
+
+def _setting(chosen: argparse.Namespace, session: Session) -> Setting:
+    seed = int.from_bytes(os.urandom(4), "big") if chosen.seed is None else chosen.seed
+    return Setting(seed, chosen.parallel, chosen.scale, prepare(session))
+
+
+def measure(
+    session: Session, scenarios: Sequence[Scenario], setting: Setting, n_rounds: int, *, quiet: bool = False
+) -> list[Outcome]:
+    """Every scenario once in each round. Raises `Unreachable` when the server is gone."""
+    outcomes = [Outcome(scenario) for scenario in scenarios]
+    with tqdm(total=n_rounds * len(scenarios), unit="run", disable=quiet or None, file=sys.stderr, leave=False) as bar:
+        watched = replace(session, on_reply=_Replies(bar))
+        for n in range(n_rounds):
+            for outcome in outcomes:
+                bar.set_description(f"round {n + 1}/{n_rounds} {outcome.scenario.name}")
+                _measure_one(outcome, watched, replace(setting, seed=setting.seed + n))
+                bar.update()
+    return outcomes
+
+
+def _measure_one(outcome: Outcome, session: Session, setting: Setting) -> None:
+    if outcome.failure:
+        return
+    try:
+        outcome.rounds.append(run(outcome.scenario, session, setting))
+    except Unreachable:
+        raise
+    except BenchError as error:
+        outcome.failure = str(error)
+
+
+class _Replies:
+    """Counts replies beside the bar; drawing is bounded by the bar's own interval."""
+
+    def __init__(self, bar: "tqdm[Any]") -> None:
+        self._bar = bar
+        self._n = 0
+
+    def __call__(self) -> None:
+        self._n += 1
+        self._bar.set_postfix_str(f"{self._n} replies", refresh=False)
+        self._bar.update(0)
+
+
+def _write(outcomes: Sequence[Outcome], chosen: argparse.Namespace, session: Session) -> None:
+    about = {
+        "url": session.target.url,
+        "model": session.model,
+        "api": session.path,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "parallel": chosen.parallel,
+        "scale": chosen.scale,
+    }
+    text = json.dumps(document(outcomes, **about), indent=1)
+    if chosen.json == "-":
+        print(text)
+        return
+    print(table(outcomes))
+    if chosen.json:
+        try:
+            with open(chosen.json, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+        except OSError as error:
+            raise BenchError(f"--json {chosen.json}: {error.strerror}") from error
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if not 0 < value <= 10_000:
+        raise argparse.ArgumentTypeError(f"{value} is not between 1 and 10000")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 100:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 100")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a time")
+    return value
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return value

@@ -1,0 +1,80 @@
+"""Figures of what clients saw. Times in milliseconds, rates per second."""
+
+import itertools
+from collections.abc import Sequence
+
+from server.bench.reply import Record
+
+Figures = dict[str, float]
+HIGHER_IS_BETTER = frozenset({"tok/s", "prompt tok/s", "requests/s", "texts/s"})
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of all lie at or below (nearest rank); 0 of nothing."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))] if ordered else 0.0
+
+
+def first_s(record: Record) -> float:
+    """From sending to the first token; a reply without text counts to its end."""
+    return (record.events[0] if record.events else record.done) - record.sent
+
+
+def gaps_s(record: Record) -> list[float]:
+    """Between two tokens."""
+    return [later - earlier for earlier, later in itertools.pairwise(record.events)]
+
+
+def span_s(records: Sequence[Record]) -> float:
+    """From the first request to the last answer."""
+    return max(record.done for record in records) - min(record.sent for record in records)
+
+
+def of_streams(records: Sequence[Record]) -> Figures:
+    """Everything generated over the whole time, prompts included."""
+    gaps = [gap for record in records for gap in gaps_s(record)]
+    return {
+        "tok/s": sum(record.n_predicted for record in records) / span_s(records),
+        **of_first_tokens(records),
+        "ITL p50 ms": 1e3 * percentile(gaps, 0.5),
+        "ITL p99 ms": 1e3 * percentile(gaps, 0.99),
+    }
+
+
+def of_first_tokens(records: Sequence[Record]) -> Figures:
+    """How long clients waited for the first token."""
+    firsts = [first_s(record) for record in records]
+    return {"TTFT p50 ms": 1e3 * percentile(firsts, 0.5), "TTFT max ms": 1e3 * max(firsts)}
+
+
+def decode_rate(record: Record) -> float:
+    """Tokens per second from the first to the last: the prompt is no part of it, unless all came in one piece."""
+    between = record.events[-1] - record.events[0] if record.events else 0.0
+    return (record.n_predicted - 1) / between if between > 0 else record.n_predicted / (record.done - record.sent)
+
+
+def of_requests(records: Sequence[Record]) -> Figures:
+    """Short requests."""
+    durations = [record.done - record.sent for record in records]
+    return {
+        "requests/s": len(records) / span_s(records),
+        "p50 ms": 1e3 * percentile(durations, 0.5),
+        "p99 ms": 1e3 * percentile(durations, 0.99),
+    }
+
+
+def of_prompts(records: Sequence[Record]) -> Figures:
+    """Prompt tokens, and those that were really computed; nothing where the server does not tell."""
+    totals = [record.n_prompt for record in records if record.n_prompt is not None]
+    computed = [record.n_computed for record in records if record.n_computed is not None]
+    figures: Figures = {"prompt tokens": sum(totals)} if len(totals) == len(records) else {}
+    return figures | ({"prompt tokens computed": sum(computed)} if len(computed) == len(records) else {})
+
+
+def longest_gap_s(running: Sequence[Record], start: float, end: float) -> float:
+    """The longest time without a token of one of the streams, between two moments."""
+    longest = 0.0
+    for record in running:
+        during = [time for time in record.events if start <= time <= end]
+        longest = max(longest, *(later - earlier for earlier, later in itertools.pairwise([start, *during, end])))
+    return longest

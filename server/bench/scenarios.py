@@ -1,0 +1,203 @@
+"""What is measured.
+
+Every prompt is new in every round, so that nothing useful is in a cache, except where a scenario is about that; with
+the same seed two servers get the same prompts.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from server.bench import figures
+from server.bench.errors import BenchError
+from server.bench.figures import Figures
+from server.bench.neighbour import busy_core
+from server.bench.prompts import Words
+from server.bench.reply import Record
+from server.bench.session import Session
+
+CONVERSATIONS, TURNS = 32, 6
+TEXTS = 256
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 24},
+        "kind": {"enum": ["report", "invoice", "letter"]},
+        "lines": {
+            "type": "array",
+            "minItems": 40,
+            "maxItems": 40,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "maxLength": 12},
+                    "amount": {"type": "integer"},
+                    "paid": {"type": "boolean"},
+                },
+                "required": ["name", "amount", "paid"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["title", "kind", "lines"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How much of it: ``scale`` shortens outputs and counts for a quick look, ``fit`` is `prompts.fit`."""
+
+    seed: int = 1
+    n_parallel: int = 8
+    scale: float = 1.0
+    fit: float = 1.0
+
+    def words(self, name: str) -> Words:
+        """The texts of one scenario in one round."""
+        return Words(f"{name} {self.seed}", self.fit)
+
+    def count(self, n: int, least: int = 1) -> int:
+        """`n`, scaled."""
+        return max(least, round(n * self.scale))
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """``extra``: not run unless it is named, because not every server can."""
+
+    name: str
+    title: str
+    run: Callable[[Session, Setting], Coroutine[Any, Any, Figures]]
+    extra: bool = False
+    local: bool = False  # disturbs the machine that the server runs on
+
+
+async def _one(session: Session, setting: Setting) -> Figures:
+    body = session.body([setting.words("one").text(12)], setting.count(128, 2))
+    record = await session.stream(body)
+    return {**figures.of_streams([record]), "tok/s": figures.decode_rate(record)}
+
+
+async def _side_by_side(session: Session, setting: Setting, name: str, n_predict: int) -> Figures:
+    words = setting.words(name)
+    bodies = [session.body([words.text(12)], setting.count(n_predict, 2)) for _ in range(setting.n_parallel)]
+    return figures.of_streams(await session.streams(bodies))
+
+
+async def _slots(session: Session, setting: Setting) -> Figures:
+    return await _side_by_side(session, setting, "slots", 64)
+
+
+async def _contended(session: Session, setting: Setting) -> Figures:
+    if not session.target.local:
+        raise BenchError("the neighbour of the scenario 'contended' needs the server on this machine")
+    with busy_core():
+        return await _side_by_side(session, setting, "contended", 32)
+
+
+async def _prefix(session: Session, setting: Setting) -> Figures:
+    words = setting.words("prefix")
+    prefix = words.text(700 * min(1.0, setting.scale))
+    bodies = [session.body([prefix + words.text(6)], 8) for _ in range(setting.n_parallel)]
+    records = await session.streams(bodies)
+    return figures.of_first_tokens(records) | figures.of_prompts(records)
+
+
+async def _long(session: Session, setting: Setting) -> Figures:
+    words = setting.words("long")
+    running = [session.start(session.body([words.text(12)], 400)) for _ in range(3)]
+    try:
+        for stream in running:
+            await stream.running.wait()
+        newcomer = await session.stream(session.body([words.text(1500 * min(1.0, setting.scale))], 8))
+    finally:
+        for stream in running:
+            stream.close()
+    seen = [await stream.finished() for stream in running]
+    first = newcomer.sent + figures.first_s(newcomer)
+    gap = figures.longest_gap_s(seen, newcomer.sent, first)
+    return {"longest gap ms": 1e3 * gap, "TTFT of the long prompt ms": 1e3 * (first - newcomer.sent)}
+
+
+async def _conversations(session: Session, setting: Setting) -> Figures:
+    """Turn by turn through all conversations: before one comes back, every slot has held others."""
+    words = setting.words("conversations")
+    talks: list[list[str]] = [[] for _ in range(setting.count(CONVERSATIONS, setting.n_parallel))]
+    records: list[Record] = []
+    for _ in range(TURNS):
+        for talk in talks:
+            talk.append(words.text(30))
+        replies = await session.streams([session.body(talk, 12) for talk in talks], setting.n_parallel)
+        for talk, reply in zip(talks, replies, strict=True):
+            talk.append(reply.text)
+        records += replies
+    return figures.of_prompts(records) | figures.of_first_tokens(records)
+
+
+async def _rate(session: Session, setting: Setting) -> Figures:
+    words = setting.words("rate")
+    n = setting.count(240, setting.n_parallel)
+    bodies = [session.body([words.text(4)], 1, stream=False) for _ in range(n)]
+    return figures.of_requests(await session.requests(bodies, setting.n_parallel))
+
+
+async def _constrained(session: Session, setting: Setting) -> Figures:
+    prompt = f"Write an invoice as JSON.{setting.words('constrained').text(12)}"
+    schema = {"type": "json_schema", "json_schema": {"name": "invoice", "strict": True, "schema": SCHEMA}}
+    chat = session.as_chat()
+    record = await chat.stream(chat.body([prompt], setting.count(96, 2), response_format=schema))
+    if not record.text.lstrip().startswith("{"):
+        raise BenchError(f"the server did not hold its output to the schema: {json.dumps(record.text[:100])}")
+    return {"tok/s": figures.decode_rate(record), **figures.of_first_tokens([record])}
+
+
+async def _embeddings(session: Session, setting: Setting) -> Figures:
+    words = setting.words("embeddings")
+    texts = [words.text(8) for _ in range(setting.count(TEXTS))]
+    value, record = await session.post("/v1/embeddings", {"model": session.model, "input": texts})
+    if len(value.get("data") or []) != len(texts):
+        raise BenchError(f"{len(value.get('data') or [])} vectors for {len(texts)} texts")
+    return {"texts/s": len(texts) / (record.done - record.sent), "total ms": 1e3 * (record.done - record.sent)}
+
+
+async def _context(session: Session, setting: Setting) -> Figures:
+    n_words = 12_000 / 1.3 * min(1.0, setting.scale)
+    record = await session.stream(session.body([setting.words("context").text(n_words)], setting.count(32, 2)))
+    result = {**figures.of_first_tokens([record]), "tok/s": figures.decode_rate(record)}
+    del result["TTFT max ms"]
+    if record.n_prompt is not None:
+        result["prompt tok/s"] = record.n_prompt / figures.first_s(record)
+    return result
+
+
+SCENARIOS = (
+    Scenario("one", "one stream", _one),
+    Scenario("slots", "a stream in every slot", _slots),
+    Scenario("prefix", "as many cold requests that share 700 words", _prefix),
+    Scenario("long", "a prompt of 1,500 words while 3 streams run", _long),
+    Scenario("conversations", "32 conversations of 6 turns, interleaved", _conversations),
+    Scenario("rate", "one token each, as many clients", _rate),
+    Scenario("contended", "a stream in every slot, and another process keeps one core busy", _contended, local=True),
+    Scenario("constrained", "output held to a JSON schema", _constrained),
+    Scenario("embeddings", "256 short texts to vectors", _embeddings, extra=True),
+    Scenario("context", "one prompt of 12,000 tokens", _context, extra=True),
+)
+
+
+def named(names: str) -> list[Scenario]:
+    """Of a comma-separated list, in the order of `SCENARIOS`; "all" is every one. Raises `BenchError`."""
+    wanted = {name.strip() for name in names.split(",") if name.strip()}
+    known = {scenario.name for scenario in SCENARIOS}
+    if wanted == {"all"}:
+        return list(SCENARIOS)
+    if unknown := wanted - known:
+        raise BenchError(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in SCENARIOS)}")
+    return [scenario for scenario in SCENARIOS if scenario.name in wanted]
+
+
+def run(scenario: Scenario, session: Session, setting: Setting) -> Figures:
+    """One scenario on an event loop of its own. Raises `BenchError`."""
+    return asyncio.run(scenario.run(session, setting))

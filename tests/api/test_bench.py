@@ -1,0 +1,104 @@
+"""`llamapool bench` against the application over a fake model, through a real socket."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.bench.command import main
+from server.bench.scenarios import SCENARIOS
+from tests.api.conftest import GoLive
+from tests.fakes import FakeLoader, FakeRunner
+
+QUICK = ("--scale", "0.05", "--parallel", "3", "--seed", "1")
+
+
+def loader() -> FakeLoader:
+    return FakeLoader(runner=lambda: FakeRunner(n_seq=3, n_ctx_seq=8192, n_batch=512))
+
+
+async def bench(port: int, *words: str) -> int:
+    """The command in a thread, as it has an event loop of its own; its exit status."""
+    return await asyncio.to_thread(main, ["--url", f"http://127.0.0.1:{port}", "--quiet", *QUICK, *words])
+
+
+@pytest.mark.parametrize("api", [(), ("--chat",)], ids=["completions", "chat"])
+async def test_every_scenario_that_any_model_can_do_gives_figures(
+    live: GoLive, tmp_path: Path, capsys: pytest.CaptureFixture[str], api: tuple[str, ...]
+) -> None:
+    names = [scenario.name for scenario in SCENARIOS if scenario.name not in ("embeddings", "contended")]
+    async with live(loader()) as server:
+        status = await bench(server.port, "--scenario", ",".join(names), "--json", str(tmp_path / "r.json"), *api)
+    result = json.loads((tmp_path / "r.json").read_text())
+    failures = {scenario["name"]: scenario["failure"] for scenario in result["scenarios"] if scenario["failure"]}
+    assert (failures, status) == ({}, 0)
+    figures = {scenario["name"]: scenario["rounds"][0] for scenario in result["scenarios"]}
+    assert list(figures) == names
+    assert all(value >= 0 for rounds in figures.values() for value in rounds.values())
+    assert figures["one"]["tok/s"] > 0
+    assert figures["prefix"]["prompt tokens computed"] < figures["prefix"]["prompt tokens"]
+    assert "longest gap ms" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pins a process to a core")
+async def test_the_neighbour_is_gone_after_its_scenario(live: GoLive) -> None:
+    async with live(loader()) as server:
+        assert await bench(server.port, "--scenario", "contended") == 0
+
+
+async def test_what_a_server_cannot_do_is_told_and_the_rest_is_measured(
+    live: GoLive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with live(loader()) as server:
+        status = await bench(server.port, "--scenario", "rate,embeddings", "--json", "-")
+    rate, embeddings = json.loads(capsys.readouterr().out)["scenarios"]
+    assert rate["rounds"][0]["requests/s"] > 0
+    assert "does not support embeddings" in embeddings["failure"]
+    assert status == 1
+
+
+async def test_vectors_are_counted(live: GoLive) -> None:
+    models = {"demo": {"path": "demo.gguf", "load": "startup", "embedding": True}}
+    async with live(loader(), models=models) as server:
+        assert await bench(server.port, "--scenario", "embeddings") == 0
+
+
+async def test_a_wrong_key_is_said_and_has_its_own_status(live: GoLive, capsys: pytest.CaptureFixture[str]) -> None:
+    async with live(loader(), server={"api_keys": ["right"]}) as server:
+        assert await bench(server.port, "--scenario", "rate", "--api-key", "wrong") == 4
+        assert "refuses the API key (401): Invalid API Key" in capsys.readouterr().err
+        assert await bench(server.port, "--scenario", "rate", "--api-key", "right") == 0
+
+
+async def test_a_model_that_is_not_there_is_named(live: GoLive, capsys: pytest.CaptureFixture[str]) -> None:
+    models = {name: {"path": "demo.gguf", "load": "startup"} for name in ("a", "b")}
+    async with live(loader(), models=models) as server:
+        assert await bench(server.port, "--scenario", "rate", "--model", "c") == 5
+        assert "model 'c'" in capsys.readouterr().err
+        assert await bench(server.port, "--scenario", "rate") == 5
+        assert "--model: a, b" in capsys.readouterr().err
+
+
+async def test_nobody_at_the_address_is_said(live: GoLive, capsys: pytest.CaptureFixture[str]) -> None:
+    async with live(loader()) as server:
+        port = server.port
+    assert await bench(port) == 3
+    assert f"http://127.0.0.1:{port} can't be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["--scenario", "fast"], ["--url", "ftp://x"], ["--json", "/nowhere/r.json", "--scenario", "rate"]]
+)
+async def test_what_makes_no_sense_is_said(live: GoLive, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    async with live(loader()) as server:
+        assert await bench(server.port, *words) == 1
+    assert words[1].split("/")[-1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--rounds", "0"], ["--scale", "nan"], ["--body", "[1]"], ["--fast"]])
+def test_wrong_options_end_with_status_2(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
