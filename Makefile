@@ -20,8 +20,12 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/vulture
 
-bench: $(VENV)/.installed-dev
-	$(BIN)/python -m benchmarks.compare
+# 20 to 25 minutes on a quiet machine; a run that was cut off goes on where it was.
+bench: $(VENV)/.installed-bench
+	mkdir -p build
+	$(BIN)/python -m benchmarks.compare --json build/bench.json
+	$(BIN)/python -m benchmarks.report build/bench.json --readme
+	$(BIN)/python -m benchmarks.plots build/bench.json
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m server docs --write
@@ -46,6 +50,10 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-bench: pyproject.toml $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet --editable '.[dev,bench]'
 	@touch $@
 
 clean:

@@ -1,9 +1,10 @@
 """Llamapool against llama-server: the same model, threads, context and slots, in turn and alternating.
 
-``python -m benchmarks.compare [--model x.gguf] [--rounds 3] [--scenario one,slots] [--json results.json]``
+``python -m benchmarks.compare [--rounds 3] [--only-scenario one,slots] [--json results.json]``
 
-Every round starts one server, runs the scenarios on it, stops it, and does the same with the other, so that neither
-shares the machine with the other. A round that would not fit the budget is not started. See ``benchmarks/README.md``.
+Each unit of a round starts one server, measures, stops it, and does the same with the other; the next round begins with
+the other one. Everything is written to the JSON after each scenario, and a run that was cut off goes on from there;
+a complete one is begun anew. See ``benchmarks/README.md``.
 """
 
 import argparse
@@ -12,109 +13,184 @@ import os
 import platform
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from benchmarks.bare_library import libraries, measure_apart
-from benchmarks.client import run_apart
 from benchmarks.make_gguf import SHAPES, write_gguf
+from benchmarks.noise import loop_ms
 from benchmarks.report import tables
-from benchmarks.scenarios import SCENARIOS, Scenario, Setting, words
-from tests.oracle import oracle
-from tests.real_server import RealServer, llamapool
+from benchmarks.units import NAMES, SERVERS, UNITS, Machine, Unit, measure
+from server.bench.errors import BenchError
+from tests.real_server import ServerStartError
 
-SERVERS = ("llamapool", "oracle")
-SCENARIO_TIMEOUT_S = 300.0
-DEFAULT_MODEL = Path(__file__).with_name("models") / "bench-135m.gguf"
+MODELS = Path(__file__).with_name("models")
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Compare Llamapool with llama-server.")
-    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="a GGUF; the default is made if missing")
+    parser.add_argument("--model", type=Path, help="a GGUF; one of 135 M parameters and 32k tokens is made if missing")
+    parser.add_argument("--large-vocabulary", type=Path, help="for constrained output; one of 150k tokens is made")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--ctx", type=int, default=20480, help="tokens of all slots together")
+    parser.add_argument("--ctx", type=int, default=16384, help="tokens of all slots together")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scenario", default="", help="comma-separated; all of " + ",".join(s.name for s in SCENARIOS))
-    parser.add_argument("--scale", type=float, default=1.0, help="of output lengths and request counts")
-    parser.add_argument("--budget-s", type=float, default=600.0, help="start no round that would end after this")
+    parser.add_argument("--scenario", default="", help="comma-separated; all of " + ",".join(NAMES))
+    parser.add_argument("--scale", type=float, default=1.0, help="of lengths and counts")
+    parser.add_argument("--budget-s", type=float, default=1500.0, help="start nothing that would end after this")
     parser.add_argument("--only", choices=SERVERS, help="one server alone")
     parser.add_argument("--no-bare", action="store_true", help="do not measure the libraries by themselves")
     parser.add_argument("--llamapool-flags", default="", help="more flags for Llamapool, separated by spaces")
-    parser.add_argument("--json", type=Path, help="write everything here, for benchmarks.report")
+    parser.add_argument("--json", type=Path, help="keep everything here: a run that is cut off goes on from it")
     chosen = parser.parse_args(argv)
-    names = chosen.scenario.split(",") if chosen.scenario else [s.name for s in SCENARIOS]
-    unknown = set(names) - {s.name for s in SCENARIOS}
-    if unknown:
+    names = chosen.scenario.split(",") if chosen.scenario else list(NAMES)
+    if unknown := set(names) - set(NAMES):
         parser.error(f"unknown scenario: {', '.join(sorted(unknown))}")
-    chosen.scenarios = [s for s in SCENARIOS if s.name in names]
-    chosen.servers = [chosen.only] if chosen.only else list(SERVERS)
-    chosen.model = chosen.model.resolve()
+    chosen.names = tuple(name for name in NAMES if name in names)
+    chosen.servers = (chosen.only,) if chosen.only else SERVERS
     return chosen
 
 
-def start(name: str, chosen: argparse.Namespace) -> RealServer:
-    """One of the two servers, with the same settings."""
-    if name == "oracle":
-        return oracle(chosen.model, n_ctx=chosen.ctx, n_parallel=chosen.slots, n_threads=chosen.threads)
-    flags = ["-c", chosen.ctx, "-np", chosen.slots, "-t", chosen.threads, *chosen.llamapool_flags.split()]
-    return llamapool(chosen.model, *map(str, flags))
+class Comparison:
+    """Results so far, and what is left to do."""
+
+    def __init__(self, chosen: argparse.Namespace) -> None:
+        self._chosen = chosen
+        self._machine = _machine(chosen)
+        self._began = time.monotonic()
+        self._longest: dict[tuple[str, str], float] = {}  # seconds that a unit took
+        options = {"threads": chosen.threads, "slots": chosen.slots, "ctx": chosen.ctx, "scale": chosen.scale}
+        options |= {"model": self._machine.model.name, "flags": chosen.llamapool_flags}
+        self.result: dict[str, Any] = {
+            "environment": environment(self._machine.model),
+            "options": options,
+            "bare": {},
+            "noise": [],
+            "runs": [],
+            "failures": [],
+            "complete": False,
+        }
+        self._continue()
+
+    def _continue(self) -> None:
+        """Take over what an earlier run that was cut off has measured. Exits when that was something else."""
+        file = self._chosen.json
+        if file is None or not file.exists():
+            return
+        earlier = json.loads(file.read_text())
+        if earlier["complete"]:
+            return
+        if earlier["options"] != self.result["options"]:
+            raise SystemExit(f"{file} was measured with other options: {earlier['options']}; remove it or name another")
+        self.result = {**earlier, "failures": []}
+        print(f"going on with {file}: {len(self.result['runs'])} figures are there", file=sys.stderr)
+
+    def run(self) -> None:
+        """Everything that fits the budget."""
+        if not self._chosen.no_bare and not self.result["bare"]:
+            self.result["bare"] = measure_bare(self._machine, self._chosen.servers)
+            self._save()
+        fitted = True
+        for number in range(1, self._chosen.rounds + 1):
+            servers = self._chosen.servers if number % 2 else tuple(reversed(self._chosen.servers))
+            for unit in (unit for unit in UNITS if not unit.once):
+                for server in servers:
+                    fitted &= self._unit(server, unit, number)
+        for unit in (unit for unit in UNITS if unit.once):
+            for server in self._chosen.servers:
+                fitted &= self._unit(server, unit, 1)
+        self.result["complete"] = fitted and not self.result["failures"]
+        self._save()
+
+    def _unit(self, server: str, unit: Unit, number: int) -> bool:
+        """Measure what is missing of it; False when that would not fit the budget."""
+        done = {run["scenario"] for run in self.result["runs"] if (run["server"], run["round"]) == (server, number)}
+        wanted = tuple(name for name in unit.names if name in self._chosen.names and name not in done)
+        if not wanted:
+            return True
+        began = time.monotonic()
+        if began - self._began + self._longest.get((server, unit.name), 0.0) > self._chosen.budget_s:
+            print(f"round {number} {server} {unit.name} would not fit the budget", file=sys.stderr)
+            return False
+        self.result["noise"].append({"round": number, "server": server, "unit": unit.name, "loop_ms": loop_ms()})
+        try:
+            for name, figures in measure(server, unit, wanted, number, self._machine):
+                self._keep(server, name, number, figures)
+        except (BenchError, ServerStartError) as error:
+            print(f"round {number} {server} {unit.name} failed: {error}", file=sys.stderr)
+            self.result["failures"].append({"round": number, "server": server, "unit": unit.name, "why": str(error)})
+        took = time.monotonic() - began
+        self._longest[server, unit.name] = max(took, self._longest.get((server, unit.name), 0.0))
+        return True
+
+    def _keep(self, server: str, name: str, number: int, figures: dict[str, float]) -> None:
+        shown = ", ".join(f"{figure} {value:.4g}" for figure, value in figures.items())
+        elapsed = time.monotonic() - self._began
+        print(f"{elapsed:5.0f} s  round {number} {server:9} {name:13} {shown}", file=sys.stderr, flush=True)
+        self.result["runs"].append({"round": number, "server": server, "scenario": name, "metrics": figures})
+        self._save()
+
+    def _save(self) -> None:
+        """Never half of it, whenever this process is ended."""
+        file = self._chosen.json
+        if file is None:
+            return
+        part = file.with_name(file.name + ".part")
+        part.write_text(json.dumps(self.result, indent=1))
+        part.replace(file)
 
 
-def run_scenario(server: RealServer, scenario: Scenario, setting: Setting) -> dict[str, float]:
-    """Figures of one scenario on a server that runs."""
-    records = run_apart(scenario.job(setting), SCENARIO_TIMEOUT_S)
-    return scenario.metrics(records)
+def _machine(chosen: argparse.Namespace) -> Machine:
+    return Machine(
+        model=chosen.model.resolve() if chosen.model else _made("135m"),
+        large_vocabulary=chosen.large_vocabulary.resolve() if chosen.large_vocabulary else _made("135m-150k"),
+        threads=chosen.threads,
+        slots=chosen.slots,
+        ctx=chosen.ctx,
+        scale=chosen.scale,
+        llamapool_flags=tuple(chosen.llamapool_flags.split()),
+    )
 
 
-def run_round(name: str, number: int, chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """Start a server, run every scenario once, stop it."""
-    runs = []
-    with start(name, chosen) as server:
-        setting = Setting(server.port, chosen.slots, seed=number, scale=chosen.scale)
-        setting = replace(setting, words_per_token=_words_per_token(server))
-        server.post("/v1/completions", {"prompt": words(8, Random(0)), "max_tokens": 4, "ignore_eos": True})
-        for scenario in chosen.scenarios:
-            metrics = run_scenario(server, scenario, setting)
-            figures = ", ".join(f"{metric} {value:.1f}" for metric, value in metrics.items())
-            print(f"round {number} {name:9} {scenario.name:6} {figures}", file=sys.stderr, flush=True)
-            runs.append({"round": number, "server": name, "scenario": scenario.name, "metrics": metrics})
-    return runs
+def _made(size: str) -> Path:
+    """The model of that size, written the first time."""
+    shape = SHAPES[size]
+    path = MODELS / f"bench-{size}-{shape.n_layer}x{shape.n_vocab}.gguf"
+    if not path.exists():
+        print(f"writing {path}", file=sys.stderr)
+        MODELS.mkdir(exist_ok=True)
+        part = path.with_suffix(".part")
+        write_gguf(part, shape)
+        part.replace(path)
+    return path
 
 
-def _words_per_token(server: RealServer) -> float:
-    n_words = 64
-    reply = server.post("/tokenize", {"content": words(n_words, Random(0))})
-    return n_words / len(reply["tokens"])
-
-
-def measure_bare(chosen: argparse.Namespace) -> dict[str, dict[str, float]]:
+def measure_bare(machine: Machine, servers: Sequence[str]) -> dict[str, dict[str, float]]:
     """Both libraries by themselves, alternating, the better of two runs each."""
     speeds: dict[str, dict[str, float]] = {}
     for _ in range(2):
-        for name in chosen.servers:
+        for name in servers:
             library = libraries()[name]
-            one = measure_apart(library, chosen.model, chosen.threads, 1, 48, 512)
-            many = measure_apart(library, chosen.model, chosen.threads, chosen.slots, 24, 16)
+            one = measure_apart(library, machine.model, machine.threads, 1, 48, 512)
+            many = measure_apart(library, machine.model, machine.threads, machine.slots, 24, 16)
             found = {"decode-1": one.decode, "decode-slots": many.decode, "prompt": one.prompt}
             best = speeds.setdefault(name, found)
             speeds[name] = {bound: max(best[bound], found[bound]) for bound in found}
     return speeds
 
 
-def environment(chosen: argparse.Namespace) -> dict[str, Any]:
+def environment(model: Path) -> dict[str, Any]:
     """What a reader of the figures must know."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
-        "model": f"{chosen.model.name} ({chosen.model.stat().st_size / 1e6:.0f} MB)",
+        "model": f"{model.name} ({model.stat().st_size / 1e6:.0f} MB)",
         "llama_cpp_python": _version("llama-cpp-python"),
         "xllamacpp": _version("xllamacpp"),
     }
@@ -135,39 +211,11 @@ def _cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
-def compare(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Run everything; the result is what ``--json`` holds."""
-    began = time.monotonic()
-    result: dict[str, Any] = {
-        "environment": environment(chosen),
-        "options": {"threads": chosen.threads, "slots": chosen.slots, "ctx": chosen.ctx, "scale": chosen.scale},
-        "bare": {} if chosen.no_bare else measure_bare(chosen),
-        "runs": [],
-        "rounds": 0,
-    }
-    longest = 0.0
-    for number in range(1, chosen.rounds + 1):
-        if time.monotonic() - began + longest > chosen.budget_s:
-            print(f"round {number} would not fit {chosen.budget_s:.0f} s", file=sys.stderr)
-            break
-        round_began = time.monotonic()
-        for name in chosen.servers:
-            result["runs"] += run_round(name, number, chosen)
-        result["rounds"] = number
-        longest = max(longest, time.monotonic() - round_began)
-    return result
-
-
 def main() -> None:
     """Command line."""
-    chosen = parse()
-    if chosen.model == DEFAULT_MODEL and not DEFAULT_MODEL.exists():
-        DEFAULT_MODEL.parent.mkdir(exist_ok=True)
-        write_gguf(DEFAULT_MODEL, SHAPES["135m"])
-    result = compare(chosen)
-    if chosen.json:
-        chosen.json.write_text(json.dumps(result, indent=1))
-    print(tables(result))
+    comparison = Comparison(parse())
+    comparison.run()
+    print(tables(comparison.result))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Write a GGUF with random weights, large enough that a server's speed on it says something.
 
-``python -m benchmarks.make_gguf bench-135m.gguf [--size 135m|360m|500m] [--seed 1]``
+``python -m benchmarks.make_gguf bench-135m.gguf [--size 135m|135m-150k|360m|500m] [--seed 1]``
 
 The network has the shape of a well-known small model (llama architecture, grouped-query attention, SwiGLU),
 its matrices are Q8_0, and its vocabulary is a byte-level BPE of realistic size made from syllables, so that
@@ -21,6 +21,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from server.bench.prompts import SYLLABLES
+
 HEAD_DIM = 64
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (
@@ -29,7 +31,6 @@ CHATML = (
     "{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
 SPACE = "\u0120"  # how byte-level BPE spells a space
-SYLLABLES = tuple(a + b for a, b in product("bcdfghjklmnprstvz", "aeiou"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class Shape:
 
 
 SHAPES = {
-    "135m": Shape(n_layer=30, n_embd=576, n_head=9, n_head_kv=3, n_ff=1536, n_vocab=49152),  # as SmolLM2-135M
+    "135m": Shape(n_layer=33, n_embd=576, n_head=9, n_head_kv=3, n_ff=1536, n_vocab=32768),  # SmolLM2-135M's, deeper
+    "135m-150k": Shape(n_layer=30, n_embd=576, n_head=9, n_head_kv=3, n_ff=1536, n_vocab=151936),  # 194 M in all
     "360m": Shape(n_layer=32, n_embd=960, n_head=15, n_head_kv=5, n_ff=2560, n_vocab=49152),  # as SmolLM2-360M
     "500m": Shape(n_layer=24, n_embd=896, n_head=14, n_head_kv=2, n_ff=4864, n_vocab=151936),  # as Qwen2.5-0.5B
 }

@@ -11,89 +11,132 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scenarios import HIGHER_IS_BETTER, SCENARIOS, Scenario
+from benchmarks.goals import GOALS, Goal
+from benchmarks.units import NAMES, TITLES
+from server.bench.figures import HIGHER_IS_BETTER
 
 README = Path(__file__).with_name("README.md")
 BEGIN = "<!-- results: written by benchmarks.report -->"
 END = "<!-- end of results -->"
-Values = dict[tuple[str, str, str], list[float]]  # (server, scenario, metric): one value per round
+BOUNDS = {  # which bare speed of the library limits a scenario
+    "one": "decode-1",
+    "slots": "decode-slots",
+    "prefix": "prompt",
+    "long": "prompt",
+    "rate": "prompt",
+    "context": "prompt",
+}
+_TIMED = (" ms", "/s")  # figures that the library's speed has a part in
+Values = dict[tuple[str, str, str], list[float]]  # (server, scenario, figure): one value per round
+Bare = dict[str, dict[str, float]]
 
 
 def collect(runs: Sequence[dict[str, Any]]) -> Values:
-    """Rounds side by side."""
+    """Rounds side by side, only those that both servers have where both were measured."""
     values: Values = {}
+    rounds: dict[str, set[tuple[str, int]]] = {}
     for run in runs:
-        for metric, value in run["metrics"].items():
-            values.setdefault((run["server"], run["scenario"], metric), []).append(value)
+        rounds.setdefault(run["scenario"], set()).add((run["server"], run["round"]))
+    both = len({run["server"] for run in runs}) > 1
+    for run in sorted(runs, key=lambda run: run["round"]):
+        seen = rounds[run["scenario"]]
+        if both and len({server for server, number in seen if number == run["round"]}) < 2:
+            continue
+        for figure, value in run["metrics"].items():
+            values.setdefault((run["server"], run["scenario"], figure), []).append(value)
     return values
 
 
-def bare_ratio(bare: dict[str, dict[str, float]], bound: str) -> float | None:
+def tables(results: dict[str, Any]) -> str:
+    """Everything as Markdown."""
+    environment, options = results["environment"], results["options"]
+    values = collect(results["runs"])
+    n_rounds = max((run["round"] for run in results["runs"]), default=0)
+    lines = [
+        f"{environment['date']}, {environment['cpu']}, {environment['cores']} cores; Llamapool with "
+        f"llama-cpp-python {environment['llama_cpp_python']} against xllamacpp {environment['xllamacpp']}; "
+        f"{environment['model']}, {options['threads']} threads, {options['slots']} slots, context {options['ctx']}"
+        f"{'' if options['scale'] == 1 else ', scale ' + str(options['scale'])}; "
+        f"{n_rounds} rounds, median (least to most). {_noise(results['noise'])}",
+        "",
+        *_goal_table(values),
+        *_bare_table(results["bare"]),
+        *_figure_table(values, results["bare"]),
+        *(
+            f"\nNot measured: {f['unit']} of {f['server']} in round {f['round']}: {f['why']}"
+            for f in results["failures"]
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _noise(noise: Sequence[dict[str, Any]]) -> str:
+    times = [time for entry in noise for time in entry["loop_ms"]]
+    if not times:
+        return ""
+    return (
+        f"A loop of Python on each core, timed before each server, took {min(times):.0f} ms at best, "
+        f"{statistics.median(times):.0f} in the median, {max(times):.0f} at worst: equal on a quiet machine."
+    )
+
+
+def _goal_table(values: Values) -> list[str]:
+    head = ["| scenario | figure | goal | llamapool | oracle | reached | |", "|---|---|---|--:|--:|--:|---|"]
+    return [*head, *(_goal_row(goal, values) for goal in GOALS), ""]
+
+
+def _goal_row(goal: Goal, values: Values) -> str:
+    ours = values.get(("llamapool", goal.scenario, goal.figure), [])
+    theirs = values.get(("oracle", goal.scenario, goal.figure), [])
+    reached = goal.reached(ours, theirs)
+    judged = "not measured" if not reached else "met" if goal.met(reached) else "**not met**"
+    shown = _spread(reached, 2 if goal.kind != "value" else None)
+    cells = (TITLES[goal.scenario], goal.figure, goal.wanted(), _spread(ours), _spread(theirs), shown, judged)
+    return f"| {' | '.join(cells)} |"
+
+
+def bare_ratio(bare: Bare, bound: str) -> float | None:
     """Llamapool's library against the oracle's, at what limits a scenario; None when not measured."""
     if not {"llamapool", "oracle"} <= bare.keys():
         return None
     return bare["llamapool"][bound] / bare["oracle"][bound]
 
 
-def tables(results: dict[str, Any]) -> str:
-    """Everything as Markdown."""
-    environment = results["environment"]
-    options = results["options"]
-    lines = [
-        f"{environment['date']}, {environment['cpu']}, {environment['cores']} cores; Llamapool with "
-        f"llama-cpp-python {environment['llama_cpp_python']} against xllamacpp {environment['xllamacpp']}; "
-        f"{environment['model']}, {options['threads']} threads, {options['slots']} slots, "
-        f"context {options['ctx']}; {results['rounds']} rounds, median (least to most).",
-        "",
-        *_bare_table(results["bare"]),
-        *_scenario_table(results),
-    ]
-    return "\n".join(lines)
-
-
-def _bare_table(bare: dict[str, dict[str, float]]) -> list[str]:
+def _bare_table(bare: Bare) -> list[str]:
     if not bare:
         return []
     names = sorted(bare)
-    bounds = list(bare[names[0]])
     head = [f"| bare library, tok/s | {' | '.join(names)} | ratio |", "|---|" + "--:|" * (len(names) + 1)]
     rows = []
-    for bound in bounds:
+    for bound in bare[names[0]]:
         ratio = bare_ratio(bare, bound)
         figures = " | ".join(f"{bare[name][bound]:.1f}" for name in names)
         rows.append(f"| {bound} | {figures} | {'' if ratio is None else f'{ratio:.2f}'} |")
     return [*head, *rows, ""]
 
 
-def _scenario_table(results: dict[str, Any]) -> list[str]:
-    values = collect(results["runs"])
+def _figure_table(values: Values, bare: Bare) -> list[str]:
     lines = ["| scenario | figure | llamapool | oracle | ratio | corrected |", "|---|---|--:|--:|--:|--:|"]
-    for scenario in SCENARIOS:
-        metrics = dict.fromkeys(metric for _, name, metric in values if name == scenario.name)
-        for i, metric in enumerate(metrics):
-            title = scenario.title if i == 0 else ""
-            ours = values.get(("llamapool", scenario.name, metric), [])
-            theirs = values.get(("oracle", scenario.name, metric), [])
-            ratios = _ratios(ours, theirs, scenario, metric, results["bare"])
-            lines.append(f"| {title} | {metric} | {_spread(ours)} | {_spread(theirs)} | {ratios} |")
+    for name in NAMES:
+        figures = dict.fromkeys(figure for _, scenario, figure in values if scenario == name)
+        for i, figure in enumerate(figures):
+            ours = values.get(("llamapool", name, figure), [])
+            theirs = values.get(("oracle", name, figure), [])
+            title = TITLES[name] if i == 0 else ""
+            ratios = _ratios(ours, theirs, name, figure, bare)
+            lines.append(f"| {title} | {figure} | {_spread(ours)} | {_spread(theirs)} | {ratios} |")
     return lines
 
 
-def _ratios(
-    ours: Sequence[float],
-    theirs: Sequence[float],
-    scenario: Scenario,
-    metric: str,
-    bare: dict[str, dict[str, float]],
-) -> str:
-    """Llamapool / oracle per round, median and spread; then divided by what the libraries differ in."""
+def _ratios(ours: Sequence[float], theirs: Sequence[float], name: str, figure: str, bare: Bare) -> str:
+    """Llamapool / oracle per round, median and spread; then without what the libraries differ in."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=False) if b]
-    library = bare_ratio(bare, scenario.bound)
     if not ratios:
         return " | "
-    if library is None or metric == "computed share":
+    library = bare_ratio(bare, BOUNDS[name]) if name in BOUNDS and figure.endswith(_TIMED) else None
+    if library is None:
         return f"{_spread(ratios, 2)} | "
-    corrected = [r / library if metric in HIGHER_IS_BETTER else r * library for r in ratios]
+    corrected = [r / library if figure in HIGHER_IS_BETTER else r * library for r in ratios]
     return f"{_spread(ratios, 2)} | {statistics.median(corrected):.2f}"
 
 

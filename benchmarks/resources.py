@@ -1,0 +1,37 @@
+"""What a process costs the machine, from /proc: processor time and memory. Linux only, as the rest of these figures."""
+
+import os
+import time
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """Processor seconds of the process so far, all threads, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def idle_percent(pid: int, seconds: float) -> float:
+    """Processor use over the next `seconds`, in percent of one core."""
+    before, began = cpu_s(pid), time.monotonic()
+    time.sleep(seconds)
+    return 100 * (cpu_s(pid) - before) / (time.monotonic() - began)
+
+
+def resident_mb(pid: int) -> float:
+    """Memory that the process holds now."""
+    return _status_kb(pid, "VmRSS") / 1024
+
+
+def peak_mb(pid: int) -> float:
+    """The most it ever held."""
+    return _status_kb(pid, "VmHWM") / 1024
+
+
+def _status_kb(pid: int, name: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
+    raise LookupError(f"/proc/{pid}/status has no {name}")

@@ -1,0 +1,143 @@
+"""Results are kept one by one, and a run that was cut off goes on."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import compare
+from benchmarks.goals import GOALS, Goal
+from benchmarks.report import collect, tables
+from benchmarks.units import NAMES, TITLES, UNITS, Unit
+from server.bench.errors import BadReply
+
+
+def run(server: str, number: int, scenario: str = "one", **figures: float) -> dict[str, Any]:
+    return {"server": server, "round": number, "scenario": scenario, "metrics": figures}
+
+
+class Measured:
+    """Stands in for `benchmarks.units.measure`; ends the process, or fails, where a test says so."""
+
+    def __init__(self, *, break_at: int = -1, failing: str = "") -> None:
+        self.asked: list[tuple[str, str, int]] = []
+        self._break_at, self._failing = break_at, failing
+
+    def __call__(
+        self, server: str, unit: Unit, wanted: tuple[str, ...], seed: int, _machine: object
+    ) -> Iterator[tuple[str, dict[str, float]]]:
+        for name in wanted:
+            if len(self.asked) == self._break_at:
+                raise KeyboardInterrupt
+            if server == self._failing:
+                raise BadReply("the server answered 500: no")
+            self.asked.append((server, name, seed))
+            yield name, {"tok/s": 10.0}
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF")
+    monkeypatch.setattr(compare, "loop_ms", lambda: [40.0, 41.0])
+    file = str(tmp_path / "r.json")
+    return ["--model", str(model), "--large-vocabulary", str(model), "--no-bare", "--json", file, "--rounds", "2"]
+
+
+def comparison(options: list[str], measured: Measured, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(compare, "measure", measured)
+    started = compare.Comparison(compare.parse(options))
+    started.run()
+    return started.result
+
+
+def test_the_servers_take_turns_in_beginning(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Measured()
+    comparison([*options, "--scenario", "one"], measured, monkeypatch)
+    assert [(server, seed) for server, _, seed in measured.asked] == [
+        ("llamapool", 1),
+        ("oracle", 1),
+        ("oracle", 2),
+        ("llamapool", 2),
+    ]
+
+
+def test_a_run_that_was_cut_off_goes_on_and_a_complete_one_is_begun_anew(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = Measured(break_at=7)
+    with pytest.raises(KeyboardInterrupt):
+        comparison(options, cut, monkeypatch)
+    rest = Measured()
+    result = comparison(options, rest, monkeypatch)
+    assert len(cut.asked) == 7
+    assert set(cut.asked).isdisjoint(rest.asked)
+    per_round = len(NAMES) - sum(len(unit.names) for unit in UNITS if unit.once)
+    assert len(result["runs"]) == 2 * (2 * per_round + len(NAMES) - per_round)
+    assert result["complete"]
+    again = Measured()
+    comparison(options, again, monkeypatch)
+    assert len(again.asked) == len(result["runs"])
+
+
+def test_other_options_are_not_mixed_in(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        comparison(options, Measured(break_at=1), monkeypatch)
+    with pytest.raises(SystemExit, match="other options"):
+        comparison([*options, "--slots", "4"], Measured(), monkeypatch)
+
+
+def test_what_would_not_fit_the_budget_is_left_for_the_next_run(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = comparison([*options, "--budget-s", "0"], Measured(), monkeypatch)
+    assert (result["runs"], result["complete"]) == ([], False)
+
+
+def test_a_failure_is_kept_and_tried_again_in_the_next_run(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = comparison([*options, "--scenario", "one"], Measured(failing="oracle"), monkeypatch)
+    assert {failure["server"] for failure in failing["failures"]} == {"oracle"}
+    assert "Not measured: main of oracle in round 1: the server answered 500: no" in tables(failing)
+    again = Measured()
+    assert comparison([*options, "--scenario", "one"], again, monkeypatch)["failures"] == []
+    assert again.asked == [("oracle", "one", 1), ("oracle", "one", 2)]
+
+
+@pytest.mark.parametrize(
+    ("goal", "ours", "theirs", "met"),
+    [
+        (Goal("one", "tok/s", "ratio", 1.0, at_least=True), [9, 11, 12], [10, 10, 10], True),
+        (Goal("one", "tok/s", "ratio", 1.0, at_least=True), [9, 9, 12], [10, 10, 10], False),
+        (Goal("long", "longest gap ms", "ratio", 0.1), [90], [1000], True),
+        (Goal("rest", "peak MB", "difference", 120), [330], [200], False),
+        (Goal("rest", "idle CPU %", "value", 0.5), [0.0], [], True),
+    ],
+)
+def test_goals_are_judged_by_the_median_round(goal: Goal, ours: list[float], theirs: list[float], met: bool) -> None:
+    assert goal.met(goal.reached(ours, theirs)) is met
+
+
+def test_every_goal_is_about_something_that_is_measured() -> None:
+    assert {goal.scenario for goal in GOALS} <= set(NAMES)
+    assert set(TITLES) >= set(NAMES)
+
+
+def test_only_rounds_that_both_servers_have_are_compared() -> None:
+    runs = [run("llamapool", 1, a=1.0), run("oracle", 1, a=2.0), run("llamapool", 2, a=9.0)]
+    assert collect(runs) == {("llamapool", "one", "a"): [1.0], ("oracle", "one", "a"): [2.0]}
+    assert collect(runs[:1]) == {("llamapool", "one", "a"): [1.0]}
+
+
+def test_the_tables_say_what_was_reached_and_how_quiet_it_was(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = comparison([*options, "--scenario", "one,rate"], Measured(), monkeypatch)
+    result["bare"] = {name: {"decode-1": speed} for name, speed in (("llamapool", 80.0), ("oracle", 40.0))}
+    page = tables(json.loads(json.dumps(result)) | {"runs": [r for r in result["runs"] if r["scenario"] == "one"]})
+    assert "| one stream | tok/s | at least 1 of the oracle's | 10.0 (10.0 to 10.0) | 10.0 (10.0 to 10.0) |" in page
+    assert "1.00 (1.00 to 1.00) | met |" in page
+    assert "requests/s | at least 1 of the oracle's |  |  |  | not measured |" in page
+    assert "1.00 (1.00 to 1.00) | 0.50 |" in page  # corrected for the library's speed
+    assert "took 40 ms at best" in page
