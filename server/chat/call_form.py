@@ -58,7 +58,7 @@ class WholeJson:
 class CallForm:
     """See above. ``behind`` has one text, or several of which a model may choose.
 
-    ``thought``: markup around a thought that a forced turn may begin with; ``lead``: what it begins with then.
+    ``lead``: what a forced turn begins with.
     ``several``: False where one turn holds one call.
     ``whole``: how forced calls look where nothing tells them from a JSON answer but their keys.
 
@@ -78,7 +78,6 @@ class CallForm:
     arguments: Arguments = field(default_factory=JsonObject)
     several: bool = True
     lead: Markup = ""
-    thought: tuple[str, str] | None = None
     whole: WholeJson | None = None
     trigger: str = ""
     triggers: tuple[str, ...] = ()

@@ -101,9 +101,11 @@ def forced_call_grammar(
     name: str,
     parallel: bool,
     control: Control | None = None,
+    answer: object | None = None,
 ) -> str:
     """Lark (llguidance's dialect) for ``tool_choice`` required, or the one function `name`: nothing but calls.
 
+    ``answer``: the schema of an answer that may come instead.
     ``control``: `GrammarCompiler.control_token` of the model, for vocabularies whose tags are control tokens.
     Raises `InvalidRequest` when a call of the template's format can't be enforced.
     """
@@ -115,7 +117,8 @@ def forced_call_grammar(
             "tool_choice",
         )
     wanted = [tool["function"] for tool in tools if not name or tool["function"]["name"] == name]
-    return calls_lark(calls, wanted, parallel=parallel and not name, control=control, tags=form.tags)
+    instead = None if answer is None else (form.lead(template.tool_source), answer)
+    return calls_lark(calls, wanted, parallel=parallel and not name, control=control, tags=form.tags, answer=instead)
 
 
 def call_triggers(

@@ -34,24 +34,28 @@ def calls_lark(
     parallel: bool,
     control: Control | None = None,
     tags: Sequence[str] = (),
+    answer: tuple[str, object] | None = None,
 ) -> str:
     """Lark whose `start` is one call of these functions, or several, and nothing else.
 
+    ``answer``: the markup and the JSON Schema of what may come instead of calls.
     Each function's parameters are a schema of their own, so that a ``$ref`` in them means what it meant. ``tags`` are
     texts that may be control tokens. Raises `InvalidRequest` for parameters that can't be enforced.
     """
     text = LarkText(control, tags)
     try:
         if form.whole is not None:
-            return text.whole(f"%json {json.dumps(_message_schema(form.whole, functions, parallel=parallel))}")
-        calls = _calls(form, functions, text, parallel=parallel and form.several)
+            calls = f"%json {json.dumps(_message_schema(form.whole, functions, parallel=parallel))}"
+        else:
+            calls = _calls(form, functions, text, parallel=parallel and form.several)
+            calls = f"{text.markup(form.lead)} {calls}"
     except RecursionError:
         raise InvalidRequest("tools: the parameters of a function are nested too deeply", "tools") from None
-    thought = ""
-    if form.thought is not None:
-        opening, closing = form.thought
-        thought = f"({text.literal(opening)} {text.text_until(closing)})? "
-    return text.whole(f"{thought}{text.markup(form.lead)} {calls}")
+    if answer is None:
+        return text.whole(calls)
+    lead, schema = answer
+    other = text.rule(f"{text.literal(lead)} %json {json.dumps(schema)}")
+    return text.whole(f"{text.rule(calls)} | {other}")
 
 
 def triggers(

@@ -1,7 +1,5 @@
 """What shapes a chat's output: constraints from schema, grammar and tool choice, and the tags that must be shown."""
 
-import json
-
 from server.chat.parser import call_format, call_tags, forced_call_grammar
 from server.chat.reasoning import speaks_of_thoughts, thinking_tags
 from server.chat.template import RenderedPrompt
@@ -11,7 +9,7 @@ from server.dialects.constraints import ConstraintFields, constrained, only_guid
 from server.dialects.guided import conflict
 from server.dialects.reasoning_budget import Allowance, begun_thoughts, ended_by
 from server.dialects.reasoning_control import ReasoningSwitch
-from server.dialects.thinking_constraint import AfterThinking
+from server.dialects.thinking_constraint import AfterThinking, Framing
 from server.dialects.thinking_end import UNLIMITED
 from server.engine.request import Constraint
 from server.errors import InvalidRequest
@@ -27,22 +25,34 @@ def chat_constraint(
     rendered: RenderedPrompt,
     *,
     thoughts_apart: bool = True,
+    thinking: bool = False,
+    fresh: bool = True,
 ) -> Constraint | None:
-    """The constraint of a chat, which begins behind thoughts that the prompt has opened.
+    """The constraint of a chat, which begins behind the thoughts, if there are any.
 
     Tools that must be called leave nothing else; with tools that may be, a schema holds for the answer that is
     not a call, and without one only calls are constrained. ``thoughts_apart``: whether thoughts are told from the
-    answer, so that there are no calls in them. Raises `InvalidRequest`.
+    answer, so that there are no calls in them. ``thinking``: whether the model may open thoughts itself. ``fresh``:
+    whether the assistant's turn begins, where markup stands in front of an answer. Raises `InvalidRequest`.
     """
-    source = template_source(tools, model)
-    opened = opens_thoughts(rendered.generation_prompt, source)
+    opened = opens_thoughts(rendered.generation_prompt, tools, model)
     if tools.callable and tools.choice == "auto" and not constrained(fields):
         shown = shown_tags(tools, model)
         return begun_calls(tools, model, shown=shown, thoughts=thoughts_apart, thinking=opened)
     constraint = _constraint(fields, tools, model)
-    if constraint is None or not opened:
+    if constraint is None:
+        return None
+    form, tags = call_format(model.template, tools=bool(tools.tools)), thought_tags(tools, model)
+    lead = form.lead(template_source(tools, model)) if fresh or opened else ""
+    closed = any(tag in rendered.generation_prompt for tag in tags)
+    # A grammar of one's own may describe thoughts itself; llama-server has it hold from the first token on.
+    own = bool(fields.grammar) and not lead
+    may_think = thinking and fresh and not closed and not own and (thoughts_apart or form.thinks)
+    lead = "" if tools.callable else lead  # with calls it is in their grammar
+    if not (opened or may_think or lead):
         return constraint
-    return AfterThinking(constraint, model.vocab, thinking_tags(source)[1])
+    framing = Framing(tags[0].encode(), tags[1].encode(), lead.encode(), form.again.encode())
+    return AfterThinking(constraint, model.vocab, framing, begun=opened, may_think=may_think)
 
 
 def limited(
@@ -60,15 +70,13 @@ def limited(
     if allowed.budget == UNLIMITED and switch is None:
         return constraint
     free = constraint is None or isinstance(constraint, Triggered)
-    source = template_source(tools, model)
-    tags = thinking_tags(source)
-    if not free and not opens_thoughts(rendered.generation_prompt, source):
+    if not free and not isinstance(constraint, AfterThinking):
         return constraint
     return ended_by(
         allowed,
         constraint,
         model.vocab,
-        tags,
+        thought_tags(tools, model),
         prompt=rendered.generation_prompt,
         other_ends=call_format(model.template).breaks if tools.callable else (),
         reopens=free,
@@ -76,9 +84,21 @@ def limited(
     )
 
 
-def opens_thoughts(generation_prompt: str, source: str) -> bool:
+def opens_thoughts(generation_prompt: str, tools: Tools, model: LoadedModel) -> bool:
     """Whether the assistant's turn begins inside thoughts."""
-    return begun_thoughts(generation_prompt, thinking_tags(source)) is not None
+    return begun_thoughts(generation_prompt, thought_tags(tools, model)) is not None
+
+
+def thought_tags(tools: Tools, model: LoadedModel) -> tuple[str, str]:
+    """What stands around thoughts."""
+    form = call_format(model.template, tools=bool(tools.tools))
+    return form.thoughts or thinking_tags(template_source(tools, model))
+
+
+def knows_thoughts(tools: Tools, model: LoadedModel) -> bool:
+    """Whether thoughts of the model can be told from its answers."""
+    form = call_format(model.template, tools=bool(tools.tools))
+    return form.thoughts is not None or speaks_of_thoughts(template_source(tools, model))
 
 
 def _constraint(fields: ConstraintFields, tools: Tools, model: LoadedModel) -> Constraint | None:
@@ -99,22 +119,21 @@ def _constraint(fields: ConstraintFields, tools: Tools, model: LoadedModel) -> C
     return model.grammar.lark(_call_or_answer(tools, model, schema, parallel=parallel), max_chars=MAX_CALLS_CHARS)
 
 
-def _forced(tools: Tools, model: LoadedModel, *, parallel: bool) -> str:
+def _forced(tools: Tools, model: LoadedModel, *, parallel: bool, answer: object | None = None) -> str:
+    control = model.grammar.control_token
     return forced_call_grammar(
-        model.template, tools.tools, name=tools.name, parallel=parallel, control=model.grammar.control_token
+        model.template, tools.tools, name=tools.name, parallel=parallel, control=control, answer=answer
     )
 
 
 def _call_or_answer(tools: Tools, model: LoadedModel, schema: object, *, parallel: bool) -> str:
     try:
-        calls = _forced(tools, model, parallel=parallel)
+        return _forced(tools, model, parallel=parallel, answer=schema)
     except InvalidRequest as error:
         raise InvalidRequest(
             "response_format: with tools it needs a template whose form of a tool call is known; this model's is not",
             "response_format",
         ) from error
-    calls = calls.removeprefix("start")
-    return f"start: calls | answer\ncalls{calls}answer: %json {json.dumps(schema)}\n"
 
 
 def shown_tags(tools: Tools, model: LoadedModel) -> frozenset[int]:
@@ -122,7 +141,7 @@ def shown_tags(tools: Tools, model: LoadedModel) -> frozenset[int]:
 
     What llama-server calls preserved tokens (common/chat.cpp).
     """
-    tags = [*thinking_tags(template_source(tools, model)), *call_tags(model.template, tools=tools.callable)]
+    tags = [*thought_tags(tools, model), *call_tags(model.template, tools=tools.callable)]
     found = (model.vocab.tokenize(tag, add_special=False, parse_special=True) for tag in tags)
     return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
 

@@ -14,7 +14,7 @@ from server.chat.messages import text_of
 from server.chat.parser import OutputParser, output_parser
 from server.chat.template import Continued, RenderedPrompt
 from server.dialects.chat_messages import Message, read_messages
-from server.dialects.chat_output import chat_constraint, limited, shown_tags, thinks_by_default
+from server.dialects.chat_output import chat_constraint, knows_thoughts, limited, shown_tags, thinks_by_default
 from server.dialects.chat_reply import ChatReply
 from server.dialects.chat_stream import ChatStream
 from server.dialects.chat_tools import Tools, read_tools
@@ -142,9 +142,7 @@ def render(chat: Conversation, model: LoadedModel) -> RenderedPrompt:
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort and body.reasoning_effort != "none":
         kwargs["reasoning_effort"] = body.reasoning_effort
-    thinking = _thinks(body, kwargs, default=thinks_by_default(chat.tools, model))
-    if _allowed(body, model).budget == 0:
-        thinking = False
+    kwargs.pop("enable_thinking", None)
     # Tools are shown also where none may be called (as llama-server does), unless the template can't show any.
     shown = chat.tools.callable or model.template.supports_tools
     return model.template.render(
@@ -152,7 +150,7 @@ def render(chat: Conversation, model: LoadedModel) -> RenderedPrompt:
         tools=chat.tools.tools if shown else (),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=continued,
-        enable_thinking=thinking,
+        enable_thinking=thinks(chat, model),
         kwargs=kwargs,
     )
 
@@ -180,13 +178,15 @@ def _continued(chat: Conversation, model: LoadedModel) -> Continued:
     return wanted or True
 
 
-def _thinks(body: ChatBody, kwargs: dict[str, Any], *, default: bool) -> bool:
+def thinks(chat: Conversation, model: LoadedModel) -> bool:
     """enable_thinking, from the field, the template's argument of that name, or what means the same."""
-    given = kwargs.pop("enable_thinking", None)
+    body = chat.body
+    given = (body.chat_template_kwargs or {}).get("enable_thinking")
     if given is not None and not isinstance(given, bool):
         raise wrong_type("chat_template_kwargs.enable_thinking", "a boolean", given)
-    if body.reasoning_effort == "none":
+    if body.reasoning_effort == "none" or _allowed(body, model).budget == 0:
         return False
+    default = thinks_by_default(chat.tools, model)
     asked = None if body.thinking is None else body.thinking.wanted
     return next((each for each in (body.enable_thinking, asked, given) if each is not None), default)
 
@@ -233,7 +233,15 @@ def prepare_chat(chat: Conversation, model: LoadedModel, request_id: str) -> Cha
     if not prompt:
         raise InvalidRequest("messages: the chat template renders them to an empty prompt", "messages")
     reasoning_format = chat.body.reasoning_format or model.spec.chat.reasoning_format
-    constraint = chat_constraint(chat.body, chat.tools, model, rendered, thoughts_apart=reasoning_format != "none")
+    constraint = chat_constraint(
+        chat.body,
+        chat.tools,
+        model,
+        rendered,
+        thoughts_apart=reasoning_format != "none",
+        thinking=thinks(chat, model) and knows_thoughts(chat.tools, model),
+        fresh=chat.body.add_generation_prompt is not False and not _continued(chat, model),
+    )
     switch = ReasoningSwitch() if chat.body.reasoning_control else None
     constraint = limited(constraint, chat.tools, model, rendered, _allowed(chat.body, model), switch)
     request = engine_request(

@@ -144,7 +144,7 @@ class ThinkingEnd:
         n_tokens = self._n_thought + 1
         if self._state is _State.START:
             begun = text.lstrip()
-            opening = self._ending.opening
+            opening = self._ending.opening.lstrip()
             if not begun.startswith(opening):
                 self._tail = begun
                 if not opening.startswith(begun):

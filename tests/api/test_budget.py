@@ -7,13 +7,14 @@ import pytest
 
 from tests.api.conftest import Serve, idle
 from tests.api.streams import posting
-from tests.fakes import FakeLoader, FakeRunner
+from tests.fakes import CHATML, FakeLoader, FakeRunner
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
 LONG = "<think>I wonder and wonder and wonder</think>Hello"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+OPENS = "{% if add_generation_prompt and enable_thinking %}<think>{% endif %}{# </think> #}"
 BUDGET = {"temperature": 0, "thinking_budget_tokens": 8, "reasoning_budget_message": " Enough."}
 
 
@@ -51,6 +52,37 @@ async def test_a_call_follows_and_is_read(serve: Serve) -> None:
         message = (await api.client.post(CHAT, json={"messages": HI, "tools": [TOOL], **BUDGET})).json()["choices"][0]
         assert message["message"]["reasoning_content"] == "I wonder Enough."
         assert message["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+
+
+THINKER = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": CHATML + "{# <think></think> #}"}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("opened", [False, True])
+async def test_a_schema_holds_behind_the_thoughts(serve: Serve, opened: bool) -> None:
+    """Whether the prompt or the model opens them."""
+    models = {"demo": THINKER["demo"] | {"chat_template": CHATML + OPENS}} if opened else THINKER
+    replies = {"assistant\n<think>" if opened else "assistant\n": LONG[7 * opened :], "Enough.</think>": '{"a":1}'}
+    async with serve(FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=1024, replies=replies)), models=models) as api:
+        asked = {"messages": HI, "json_schema": SCHEMA, "max_tokens": 100, **BUDGET}
+        (choice,) = (await api.client.post(CHAT, json=asked)).json()["choices"]
+        assert choice["message"]["reasoning_content"] == "I wonder Enough."
+        assert (json.loads(choice["message"]["content"]), choice["finish_reason"]) == ({"a": 1}, "stop")
+        asked |= {"thinking_budget_tokens": -1}
+        (choice,) = (await api.client.post(CHAT, json=asked)).json()["choices"]
+        assert choice["message"]["reasoning_content"] == "I wonder and wonder and wonder"
+        assert choice["message"]["content"].startswith("{")
+
+
+async def test_a_call_that_must_come_comes_behind_the_thoughts(serve: Serve) -> None:
+    replies = {"assistant\n": LONG, "Enough.</think>": CALL}
+    shown = "{{ tools }}{# <tool_call></tool_call> #}" + THINKER["demo"]["chat_template"]
+    models = {"demo": THINKER["demo"] | {"chat_template": shown}}
+    async with serve(FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=2048, replies=replies)), models=models) as api:
+        asked = {"messages": HI, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, **BUDGET}
+        (choice,) = (await api.client.post(CHAT, json=asked)).json()["choices"]
+        assert choice["message"]["reasoning_content"] == "I wonder Enough."
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
 
 
 async def test_a_message_of_anthropics_has_its_budget(serve: Serve) -> None:

@@ -46,7 +46,6 @@ _FORM = CallForm(
     joint=", ",
     trigger=_OPEN,
     rest_of_list=True,
-    thought=_THOUGHT,
 )
 FORMAT = ToolFormat(
     name="apertus",
@@ -56,5 +55,6 @@ FORMAT = ToolFormat(
     framed=True,
     thinks=True,
     turn_start="<|assistant_start|>",
+    thoughts=_THOUGHT,
     forced=_FORM,
 )

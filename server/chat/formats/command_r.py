@@ -30,7 +30,6 @@ _FORM = CallForm(
     joint=",\n    ",
     trigger=_ACTION,
     rest_of_list=True,
-    thought=_THINKING,
 )
 FORMAT = ToolFormat(
     name="command-r",
@@ -40,5 +39,6 @@ FORMAT = ToolFormat(
     framed=True,
     thinks=True,
     turn_start="<|CHATBOT_TOKEN|>",
+    leads=_ANSWER,
     forced=_FORM,
 )

@@ -12,6 +12,10 @@ from server.chat.turn import Turn
 class ToolFormat:
     """``parse`` reads a turn. ``recognised_by``: groups of texts; a template that has all of a group uses this format.
 
+    ``thoughts``: what stands around thoughts, where the template's source doesn't show it. ``leads``: markup in front
+    of an answer, the first of it that a template has (else the first of all), and ``again``: what opens the turn anew
+    behind thoughts.
+
     ``tags``: markup that the parser must see even where it is a control token. ``framed``: content and thoughts have
     markup of their own, so that it reads turns without tools, too; a part of the prompt from the last ``turn_start`` on
     is read first. ``thinks``: it reads thoughts itself. ``breaks``: what ends thoughts that were not closed.
@@ -27,6 +31,9 @@ class ToolFormat:
     framed: bool = False
     thinks: bool = False
     turn_start: str = ""
+    thoughts: tuple[str, str] | None = None
+    leads: tuple[str, ...] = ()
+    again: str = ""
     breaks: tuple[str, ...] = ()
     id_length: int = 32
     forced: CallForm | None = None
@@ -40,3 +47,7 @@ class ToolFormat:
     def call_form(self, source: str) -> CallForm | None:
         """How a model with a template of that source writes its calls."""
         return next((form for sign, form in self.variants if sign in source), self.forced)
+
+    def lead(self, source: str) -> str:
+        """What a model with a template of that source writes in front of an answer."""
+        return next((lead for lead in self.leads if lead in source), self.leads[0] if self.leads else "")

@@ -45,5 +45,6 @@ FORMAT = ToolFormat(
     tags=(">>>",),
     framed=True,
     turn_start="assistant<|end_header_id|>\n\n",
+    leads=("all\n",),
     forced=_FORM,
 )

@@ -68,7 +68,6 @@ _FORM = CallForm(
     triggers=(f"{_CHANNEL}analysis{_TO}", f"{_START}{_TO}"),
     elsewhere=(_TO,),
     several=False,
-    thought=(f"{_CHANNEL}analysis{_MESSAGE}", f"<|end|>{_START}"),
 )
 FORMAT = ToolFormat(
     name="harmony",
@@ -78,5 +77,7 @@ FORMAT = ToolFormat(
     framed=True,
     thinks=True,
     turn_start=_START,
+    leads=(f"{_CHANNEL}final{_MESSAGE}",),
+    again=_START,
     forced=_FORM,
 )

@@ -69,7 +69,6 @@ _FORM = CallForm(
     ),
     trigger=_TOOLS,
     rest_of_list=True,
-    thought=(_THINK, _END_THINK),
 )
 FORMAT = ToolFormat(
     name="kimi-k3",
@@ -79,5 +78,6 @@ FORMAT = ToolFormat(
     framed=True,
     thinks=True,
     turn_start=_MESSAGE,
+    leads=(_RESPONSE,),
     forced=_FORM,
 )

@@ -78,5 +78,7 @@ FORMAT = ToolFormat(
     framed=True,
     thinks=True,
     turn_start=_START,
+    leads=(f"{_TO}user{_MESSAGE}",),
+    again=_START,
     forced=_FORM,
 )

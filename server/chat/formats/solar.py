@@ -38,7 +38,6 @@ _FORM = CallForm(
     open=_SECTION,
     trigger=_SECTION,
     rest_of_list=True,
-    thought=(_THOUGHT[0], f"<|end|>{_TURN}"),
 )
 FORMAT = ToolFormat(
     name="solar",
@@ -48,5 +47,7 @@ FORMAT = ToolFormat(
     framed=True,
     thinks=True,
     turn_start=_TURN,
+    leads=("<|content|>",),
+    again=_TURN,
     forced=_FORM,
 )

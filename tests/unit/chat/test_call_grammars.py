@@ -54,7 +54,7 @@ def walk(name: str, sign: str, lark: str, seed: int, *, at_most: int = 40) -> st
     """Random tokens by the masks, then the way out: what a bad model would write."""
     form = formats.BY_NAME[name].call_form(sign)
     assert form is not None
-    ends = [form.close, getattr(form.arguments, "after", ""), form.thought[1] if form.thought else "", "<|message|>"]
+    ends = [form.close, getattr(form.arguments, "after", ""), "<|message|>"]
     chance, made, out, end = random.Random(seed), WORDS.lark(lark), b"", ""
     for step in range(1500):
         tokens = allowed(made.mask(), VOCAB.n_tokens)

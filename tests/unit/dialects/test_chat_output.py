@@ -1,6 +1,6 @@
 """With the real grammar compiler over a byte vocabulary."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +10,8 @@ from server.dialects.chat_output import chat_constraint, shown_tags, thinks_by_d
 from server.dialects.chat_tools import Tools, read_tools
 from server.dialects.constraints import ConstraintFields
 from server.dialects.fields import parse
-from server.dialects.thinking_constraint import MAX_SPACES, AfterThinking
 from server.engine.request import Constraint
-from server.errors import InternalError, InvalidRequest
+from server.errors import InvalidRequest
 from server.grammar.compiler import GrammarCompiler
 from server.pool.spec import ChatParams
 from tests.fakes import EOS, FakeVocab
@@ -133,94 +132,6 @@ def test_opened_thoughts_come_before_the_constraint() -> None:
 
 def test_closed_thoughts_do_not() -> None:
     assert not accepts(constraint(opened="<think></think>", response_format=FORMAT), "I think")
-
-
-@dataclass
-class Only:
-    """Allows one text."""
-
-    text: bytes
-    at: int = 0
-
-    def fork(self) -> "Only":
-        return Only(self.text, self.at)
-
-    def allows(self, token: int) -> bool:
-        return self.text[self.at : self.at + 1] == bytes([token]) if token < 256 else self.finished
-
-    def mask(self) -> bytes:
-        return b"answer"
-
-    def masked_by(self) -> None:
-        return None
-
-    def accept(self, token: int) -> None:
-        assert self.allows(token)
-        self.at += 1
-
-    @property
-    def finished(self) -> bool:
-        return self.at == len(self.text)
-
-
-def thinking(answer: bytes = b"ok") -> AfterThinking:
-    return AfterThinking(Only(answer), FakeVocab(), "</t>")
-
-
-def test_thoughts_may_not_end_the_output() -> None:
-    made = thinking()
-    assert not made.allows(EOS)
-    mask = made.mask()
-    assert not mask[EOS // 8] >> EOS % 8 & 1
-    assert mask[ord("a") // 8] >> ord("a") % 8 & 1
-
-
-def test_between_thoughts_and_answer_white_space_is_free_but_not_for_ever() -> None:
-    made = thinking()
-    for token in b"x</t>" + b"\n" * MAX_SPACES:
-        assert made.allows(token)
-        made.accept(token)
-    assert not made.allows(ord("\n"))
-    assert made.mask() == b"answer"
-    assert accepts(made, "ok")
-
-
-def test_white_space_that_the_answer_begins_with_is_the_answers() -> None:
-    assert accepts(thinking(b"\nok"), "</t>\nok")
-
-
-def test_a_fork_goes_its_own_way() -> None:
-    made = thinking()
-    made.accept(ord("a"))
-    copy = made.fork()
-    assert accepts(made, "</t>ok")
-    assert accepts(copy, "b</t>ok")
-
-
-def test_a_token_that_closes_and_goes_on_is_not_allowed() -> None:
-    class Joined(FakeVocab):
-        def piece(self, token: int, *, special: bool = True) -> bytes:
-            return b"</t>o" if token == 1 else super().piece(token, special=special)
-
-    made = AfterThinking(Only(b"ok"), Joined(), "</t>")
-    assert not made.allows(1)
-    with pytest.raises(InternalError):
-        made.accept(1)
-
-
-def test_the_mask_of_a_half_written_closing_tag_leaves_out_what_would_go_on_behind_it() -> None:
-    class Joined(FakeVocab):
-        def piece(self, token: int, *, special: bool = True) -> bytes:
-            return b">o" if token == 1 else super().piece(token, special=special)
-
-    made = AfterThinking(Only(b"ok"), Joined(), "</t>")
-    assert made.mask()[0] & 2
-    for token in b"a</t":
-        made.accept(token)
-    assert not made.allows(1)
-    mask = made.mask()
-    assert not mask[0] & 2
-    assert mask[ord(">") // 8] >> ord(">") % 8 & 1
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -4,7 +4,7 @@ import pytest
 
 from server.dialects.reasoning_budget import Allowance, ended_by
 from server.dialects.reasoning_control import ReasoningSwitch
-from server.dialects.thinking_constraint import AfterThinking
+from server.dialects.thinking_constraint import AfterThinking, Framing
 from server.dialects.thinking_end import ThinkingEnd, cuts_character
 from server.errors import InvalidRequest
 from tests.fakes import EOS, FakeVocab
@@ -58,6 +58,11 @@ def control(inner=None, *, begun: bool = True) -> tuple[ThinkingEnd, ReasoningSw
 def budget(n: int, message: str = "", *, prompt: str = "", inner=None, others: tuple[str, ...] = ()) -> ThinkingEnd:
     reopens = inner is None
     return ended_by(Allowance(n, message), inner, VOCAB, TAGS, prompt=prompt, other_ends=others, reopens=reopens)
+
+
+def behind(text: bytes) -> AfterThinking:
+    """That text, behind thoughts that the prompt has opened."""
+    return AfterThinking(Only(text), VOCAB, Framing(b"<think>", b"</think>"), begun=True, may_think=False)
 
 
 def say(constraint: ThinkingEnd, text: str | bytes) -> bytes:
@@ -137,7 +142,7 @@ def test_a_tag_that_the_model_has_closed_just_now_is_not_closed_again():
 
 
 def test_what_the_answer_must_match_holds_behind_the_forced_tag():
-    constraint, switch = control(AfterThinking(Only(b"{}"), VOCAB, TAGS[1]))
+    constraint, switch = control(behind(b"{}"))
     say(constraint, "hm")
     switch.end()
     assert say(constraint, "{}") == b"</think>{}"
@@ -217,7 +222,7 @@ def test_thoughts_that_are_opened_anew_have_a_budget_of_their_own():
 
 
 def test_in_an_answer_of_a_shape_nothing_is_opened_anew():
-    inner = AfterThinking(Only(b'"<think>abc"'), VOCAB, TAGS[1])
+    inner = behind(b'"<think>abc"')
     constraint = budget(2, prompt="<think>", inner=inner)
     assert say(constraint, 'ab"<think>abc"') == b'ab</think>"<think>abc"'
     assert constraint.finished
