@@ -12,7 +12,7 @@ from server.errors import InvalidRequest
 from server.grammar.constraint import MatcherConstraint, first_line
 from server.grammar.gbnf import parse_gbnf
 from server.grammar.gbnf_lark import to_lark
-from server.grammar.json_schema import ANY_OBJECT, schema_text, unsupported
+from server.grammar.json_schema import ANY_OBJECT, grammar_text, schema_text, unsupported
 from server.grammar.lark import checked_lark, literal
 from server.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
 from server.grammar.markers import MarkerIndex, Markers
@@ -40,8 +40,7 @@ class GrammarCompiler:
 
     def json_schema(self, schema: object) -> MatcherConstraint:
         """JSON that validates against `schema` (Draft 2020-12, or the draft that its `$schema` names)."""
-        text = schema_text(schema)
-        grammar = f'{{"grammars": [{{"json_schema": {text}}}]}}'
+        grammar = grammar_text(schema_text(schema))
         try:
             return self._constraint(grammar, "json_schema")
         except InvalidRequest as error:

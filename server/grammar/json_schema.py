@@ -4,8 +4,8 @@ Output order and whitespace follow llama-server: properties in the schema's orde
 space, or one or two line breaks with at most 20 characters of indent (llama.cpp common/json-schema-to-grammar.cpp,
 SPACE_RULE).
 
-Unlike llama-server, a keyword that cannot be enforced (`not`, `if`, `uniqueItems`, ...) is an error, not ignored.
-Unknown values of `format` are ignored: the standard makes them annotations.
+Unlike llama-server, a keyword that cannot be enforced is an error, not ignored. What llguidance does not have is
+rewritten where that is possible (`schema`). Unknown values of `format` are ignored: by the standard, they say nothing.
 """
 
 import json
@@ -13,57 +13,87 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import llguidance
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from jsonschema.validators import validator_for
 from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 
 from server.errors import InvalidRequest
-from server.grammar.limits import MAX_SCHEMA_CHAIN, MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES, Node, check_chain
+from server.grammar.limits import (
+    MAX_EXPLAINED_NODES,
+    MAX_SCHEMA_CHAIN,
+    MAX_SCHEMA_DEPTH,
+    MAX_SCHEMA_NODES,
+    Node,
+    check_chain,
+)
+from server.grammar.schema.document import Document
+from server.grammar.schema.rewriting import Rewriter
 
 ANY_OBJECT = {"type": "object"}
-FORMATS = frozenset(
-    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
-)  # those that llguidance enforces (docs/json_schema.md)
+_DATA = ("const", "enum", "required")
+_GENERATED_PLACE = re.compile(r" while processing json-schema:///#/\$defs/\d+")
+_NO_SCHEMAS = (*_DATA, "default", "examples")
 _OPTIONS = {
     "whitespace_flexible": False,
     "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})",
     "coerce_one_of": False,
     "lenient": False,
 }
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_DATA = ("const", "enum", "default", "examples", "required", "x-guidance")
 
 
 def schema_text(schema: object, *, what: str = "json_schema") -> str:
     """The schema as JSON text for llguidance, with our whitespace. Raises InvalidRequest that names the place.
 
-    Time is bounded by MAX_SCHEMA_NODES; nothing is fetched for a `$ref`.
+    Time is bounded by the limits of `limits`; nothing is fetched for a `$ref`.
     """
     if not isinstance(schema, dict | bool):
         raise InvalidRequest(f"{what} must be a JSON object, got {type(schema).__name__}", what)
-    _check_size(schema, what)
+    n_values = _check_size(schema, what)
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}
-    _check_valid(schema, what)
-    _check_references(schema, what)
-    prepared = _enforceable(schema)
-    prepared["x-guidance"] = _OPTIONS
-    return json.dumps(prepared, ensure_ascii=False)
+    document = Document(schema, what)
+    plain = document.plain()
+    if document.doubtful:
+        if n_values > MAX_EXPLAINED_NODES:
+            raise InvalidRequest(f"{document.doubtful} is not valid JSON Schema", document.doubtful)
+        _check_valid(schema, what)
+    rewriter = Rewriter(plain, what, document.places, exclusive=False)
+    text = _written(rewriter, what)
+    if '"oneOf"' in text and (rewriter.narrowed or _overlaps(text)):
+        text = _written(Rewriter(plain, what, document.places, exclusive=True), what)
+    return text
 
 
-def _check_size(schema: object, what: str) -> None:
+def grammar_text(schema: str) -> str:
+    """llguidance's grammar of a `schema_text`."""
+    return f'{{"grammars": [{{"json_schema": {schema}}}]}}'
+
+
+def _overlaps(text: str) -> bool:
+    """Whether llguidance cannot tell the branches of a `oneOf` apart."""
+    return "oneOf constraints" in llguidance.LLMatcher.validate_grammar(grammar_text(text))
+
+
+def _written(rewriter: Rewriter, what: str) -> str:
+    rewritten = rewriter.rewritten()
+    _check_references(rewritten, what)
+    return json.dumps({**rewritten, "x-guidance": _OPTIONS}, ensure_ascii=False)
+
+
+def _check_size(schema: object, what: str) -> int:
     level: list[object] = [schema]
-    n_nodes = depth = 0
+    n_values = depth = 0
     while level:
         depth += 1
-        n_nodes += len(level)
+        n_values += len(level)
         if depth > MAX_SCHEMA_DEPTH:
             raise InvalidRequest(f"{what} is nested deeper than {MAX_SCHEMA_DEPTH} levels", what)
-        if n_nodes > MAX_SCHEMA_NODES:
+        if n_values > MAX_SCHEMA_NODES:
             raise InvalidRequest(f"{what} has more than {MAX_SCHEMA_NODES} values", what)
         level = [child for value in level for child in _children(value)]
+    return n_values
 
 
 def _children(value: object) -> Iterator[object]:
@@ -106,20 +136,15 @@ _FLAT = _flat_meta_schema()
 
 
 def _check_references(schema: dict[str, Any], what: str) -> None:
-    nodes: dict[str, Node] = {}
-    waiting = ["#"]
-    while waiting:
-        pointer = waiting.pop()
-        if pointer in nodes:
-            continue
-        weight, uses = _measure(_resolve(schema, pointer, what))
-        nodes[pointer] = Node(weight, uses)
-        waiting.extend(uses)
-    check_chain(nodes, ["#"], MAX_SCHEMA_CHAIN, what)
+    """Of a rewritten document, where all references are to "#" or to one of its definitions."""
+    definitions = schema.get("$defs", {})
+    parts = {"#": {key: value for key, value in schema.items() if key != "$defs"}}
+    parts |= {f"#/$defs/{name}": definition for name, definition in definitions.items()}
+    check_chain({name: Node(*_measure(part)) for name, part in parts.items()}, ["#"], MAX_SCHEMA_CHAIN, what)
 
 
 def _measure(schema: object) -> tuple[int, tuple[str, ...]]:
-    """Levels of a schema and what it refers to; definitions count only where they are used."""
+    """Levels of a schema and what it refers to."""
     uses: list[str] = []
     depth = 0
     level = [schema]
@@ -130,45 +155,11 @@ def _measure(schema: object) -> tuple[int, tuple[str, ...]]:
             if isinstance(value, dict):
                 if isinstance(value.get("$ref"), str):
                     uses.append(value["$ref"])
-                below += [child for key, child in value.items() if key not in ("$defs", "definitions", *_DATA)]
+                below += [child for key, child in value.items() if key not in _DATA]
             elif isinstance(value, list):
                 below += value
         level = below
     return depth, tuple(uses)
-
-
-def _resolve(schema: dict[str, Any], pointer: str, what: str) -> object:
-    if pointer in ("#", "#/", ""):
-        return schema
-    if not pointer.startswith("#/"):
-        raise InvalidRequest(f"{what}: $ref '{pointer[:100]}' is not supported, only '#/...' within the schema", what)
-    value: Any = schema
-    for part in pointer[2:].split("/"):
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, dict) and key in value:
-            value = value[key]
-        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
-            value = value[int(key)]
-        else:
-            raise InvalidRequest(f"{what}: $ref '{pointer[:100]}' leads nowhere", what)
-    return value
-
-
-def _enforceable(schema: dict[str, Any]) -> dict[str, Any]:
-    """A copy without the formats that are mere annotations; recursion is bounded by MAX_SCHEMA_DEPTH."""
-    copy: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key == "format" and value not in FORMATS:
-            continue
-        if key in _MAPS and isinstance(value, dict):
-            copy[key] = {name: _enforceable(sub) if isinstance(sub, dict) else sub for name, sub in value.items()}
-        elif key not in _DATA and isinstance(value, dict):
-            copy[key] = _enforceable(value)
-        elif (key in _LISTS or key == "items") and isinstance(value, list):
-            copy[key] = [_enforceable(sub) if isinstance(sub, dict) else sub for sub in value]
-        else:
-            copy[key] = value
-    return copy
 
 
 def unsupported(error: str, schema: object, what: str) -> InvalidRequest:
@@ -180,7 +171,7 @@ def unsupported(error: str, schema: object, what: str) -> InvalidRequest:
         return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
     if keyword:
         return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced", place)
-    return InvalidRequest(f"{what}: {error}", what)
+    return InvalidRequest(f"{what}: {_GENERATED_PLACE.sub('', error)}", what)
 
 
 def _place_of(keyword: str, schema: object, what: str) -> str:
@@ -191,7 +182,7 @@ def _place_of(keyword: str, schema: object, what: str) -> str:
             if isinstance(value, dict):
                 if keyword in value and not place.endswith(".properties"):
                     return place
-                below += [(f"{place}.{key}", sub) for key, sub in value.items() if key not in _DATA]
+                below += [(f"{place}.{key}", sub) for key, sub in value.items() if key not in _NO_SCHEMAS]
             elif isinstance(value, list):
                 below += [(f"{place}.{n}", sub) for n, sub in enumerate(value)]
         level = below

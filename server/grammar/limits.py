@@ -14,7 +14,8 @@ from server.errors import InvalidRequest
 
 MAX_TEXT_CHARS = 256 * 1024  # of a GBNF, Lark or regex text
 MAX_CALLS_CHARS = 2 * 1024 * 1024  # of a grammar of calls that is written here, with the schemas of all tools
-MAX_SCHEMA_NODES = 10_000  # values in a JSON Schema; checking that many takes about a second
+MAX_SCHEMA_NODES = 50_000  # values in a JSON Schema; reading and compiling that many takes half a second
+MAX_EXPLAINED_NODES = 10_000  # of an invalid one that is held against the meta-schema to say why: a second
 MAX_SCHEMA_DEPTH = 64  # nested objects and lists of a JSON Schema
 MAX_SCHEMA_CHAIN = 800  # nested levels along the longest chain of $refs
 MAX_RULE_CHAIN = 500  # rules and groups along the longest chain of references

@@ -73,5 +73,5 @@ def walk(constraint: MatcherConstraint, vocab: WordVocab, seed: int, *, at_most:
 
 
 def _closing(tokens: Iterable[int]) -> int:
-    order = b'"}]>xea0:,'
+    order = b'"}]>xea,0:'
     return min(tokens, key=lambda token: (order.find(bytes([token])) % 99 if token < 256 else 100, token))

@@ -107,7 +107,7 @@ def test_an_older_draft_is_read_as_its_own() -> None:
         ({"properties": {"a": {"minLength": -1}}}, r"json_schema\.properties\.a\.minLength"),
         ({"items": {"properties": {"a": {"not": {}}}}}, r"json_schema\.items\.properties\.a: the keyword 'not'"),
         ({"type": "array", "uniqueItems": True}, "json_schema: the keyword 'uniqueItems' cannot be enforced"),
-        ({"oneOf": [{"type": "string"}, {"minLength": 1}]}, "'oneOf' whose branches may overlap"),
+        ({"oneOf": [{"format": "date"}, {"maxLength": 20}]}, "'oneOf' whose branches may overlap"),
         ({"$ref": "http://127.0.0.1:9/x.json"}, r"\$ref 'http://127.0.0.1:9/x.json' is not supported"),
         ({"$ref": "#/$defs/none"}, r"\$ref '#/\$defs/none' leads nowhere"),
         ({"$ref": "#"}, "no output matches"),
@@ -132,7 +132,7 @@ def test_a_schema_too_deep_or_too_large_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="deeper than"):
         BYTES.json_schema(deep)
     with pytest.raises(InvalidRequest, match="values"):
-        BYTES.json_schema({"enum": list(range(20_000))})
+        BYTES.json_schema({"enum": list(range(60_000))})
     with pytest.raises(InvalidRequest, match="levels of references"):
         BYTES.json_schema({"$ref": "#/$defs/d0", "$defs": {**chain, "d900": {"type": "null"}}})
     huge = BYTES.json_schema({"type": "string", "minLength": 10**8})

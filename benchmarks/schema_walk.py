@@ -1,0 +1,84 @@
+"""What a bad model writes under a constraint: any allowed token for a while, then the shortest way to an end."""
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.make_gguf import CONTROL_TOKENS, byte_alphabet, make_vocabulary
+from server.grammar.constraint import MatcherConstraint
+
+N_VOCAB = 151_936  # as Qwen 2.5 and 3
+CLOSERS = tuple(b'}]"')
+OPENERS = frozenset(b'{[,"')  # outside of a string
+
+
+class BenchVocab:
+    """The vocabulary that `make_gguf` writes, without a model."""
+
+    def __init__(self, n_tokens: int = N_VOCAB) -> None:
+        raw = {stand_in: bytes([byte]) for byte, stand_in in enumerate(byte_alphabet())}
+        made = make_vocabulary(n_tokens)
+        self.pieces = [b"".join(raw[char] for char in token) for token in made.tokens[: -len(CONTROL_TOKENS)]]
+        self.n_tokens = n_tokens
+        self.bos, self.eos = n_tokens - len(CONTROL_TOKENS), n_tokens - 1
+        self.eog = frozenset({self.eos})
+
+    def piece(self, token: int, *, special: bool = True) -> bytes:
+        """Its bytes."""
+        if token < len(self.pieces):
+            return self.pieces[token]
+        return CONTROL_TOKENS[token - len(self.pieces)].encode() if special else b""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Bytes: the first 256 tokens are those."""
+        return list(text.encode())
+
+
+class NoEndError(Exception):
+    """The output was still not complete after as many tokens as there may be."""
+
+
+class Walker:
+    """Walks over masks of one vocabulary."""
+
+    def __init__(self, vocab: BenchVocab) -> None:
+        self.vocab = vocab
+        self._single = np.array([len(piece) == 1 for piece in vocab.pieces])
+
+    def walk(self, constraint: MatcherConstraint, chance: Random, *, free: int = 60, at_most: int = 6000) -> list[int]:
+        """The tokens up to the end, without it. ``free``: how many of them are any. Raises `NoEndError`."""
+        out: list[int] = []
+        in_string = escaped = False
+        while len(out) < at_most:
+            allowed = self.allowed(constraint)
+            if constraint.finished or (len(out) >= free and constraint.complete) or not len(allowed):
+                return out
+            token = int(chance.choice(allowed)) if len(out) < free else self._towards_end(allowed, in_string, chance)
+            constraint.accept(token)
+            out.append(token)
+            for byte in self.vocab.pieces[token]:
+                if byte == ord('"') and not escaped:
+                    in_string = not in_string
+                escaped = in_string and byte == ord("\\") and not escaped
+        raise NoEndError
+
+    def allowed(self, constraint: MatcherConstraint) -> NDArray[np.intp]:
+        """The tokens of the mask but for the control tokens."""
+        bits = np.unpackbits(np.frombuffer(constraint.mask(), np.uint8), bitorder="little")
+        return np.flatnonzero(bits[: len(self.vocab.pieces)])
+
+    def _towards_end(self, allowed: NDArray[np.intp], in_string: bool, chance: Random) -> int:
+        single = allowed[self._single[allowed]]
+        if not len(single):
+            return int(chance.choice(allowed))
+        found = {self.vocab.pieces[token][0]: int(token) for token in single}
+        closers: Sequence[int] = (ord('"'),) if in_string else CLOSERS[:2]
+        for byte in closers:
+            if byte in found:
+                return found[byte]
+        usable = [
+            token for byte, token in found.items() if in_string or (byte not in OPENERS and not chr(byte).isspace())
+        ]
+        return chance.choice(usable or list(found.values()))
