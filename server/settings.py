@@ -159,6 +159,8 @@ def _check_adapters(model_id: str, model: ModelSettings, origin: Origin) -> None
             problem = problem_of(file.path)
             if problem:
                 raise ConfigError(f"{origin.place}: models.{model_id}.{key}: {problem}")
+    if model.draft_model is not None and (problem := problem_of(model.draft_model)):
+        raise ConfigError(f"{origin.place}: models.{model_id}.draft_model: {problem}")
 
 
 def _check_template(spec: ModelSpec) -> None:

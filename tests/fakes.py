@@ -14,7 +14,7 @@ import numpy as np
 
 from server.engine.adapters import Adapter
 from server.engine.embedding.vectors import EmbedderInfo, Pooling, Vectors
-from server.engine.protocols import BatchEntry, RunnerInfo
+from server.engine.protocols import BatchEntry, DraftRunner, RunnerInfo
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.errors import InternalError, ModelFailed
 from server.pool.protocols import ModelInfo
@@ -101,6 +101,7 @@ class FakeRunner:
         replies: Mapping[str, str] | None = None,
         partial_removal: bool = True,
         adapters: tuple[Adapter, ...] = (),
+        draft: DraftRunner | None = None,
         steps: threading.Semaphore | None = None,
         on_decode: Callable[[Sequence[BatchEntry]], None] | None = None,
     ) -> None:
@@ -109,6 +110,7 @@ class FakeRunner:
             turn_ends=FakeVocab.eog,
         )
         self.adapters = adapters
+        self.draft = draft
         self.adapters_now: Adapters = ()
         self.computed_by: dict[int, list[Adapters]] = {s: [] for s in range(n_seq)}
         self.vocab = FakeVocab()

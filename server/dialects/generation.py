@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from server.dialects.adapters import read_adapters, request_adapters
 from server.dialects.constraints import ConstraintFields
-from server.dialects.fields import Body, Count, CountOrAll, Whole, field_error, out_of_range, within
+from server.dialects.fields import Body, Count, CountOrAll, Fraction, Whole, field_error, out_of_range, within
 from server.dialects.reasoning_control import ReasoningSwitch
 from server.dialects.sampling import SamplingFields, sampling_params
 from server.dialects.wire import Json
@@ -84,6 +84,9 @@ class GenerationFields(SamplingFields, ConstraintFields):
     reasoning_budget_tokens: Limit | None = None
     thinking_budget_tokens: Limit | None = None
     reasoning_budget_message: Annotated[str, Field(max_length=MAX_CLOSING_CHARS)] | None = None
+    spec_n_max: Annotated[Count | None, Field(alias="speculative.n_max")] = None
+    spec_n_min: Annotated[Count | None, Field(alias="speculative.n_min")] = None
+    spec_p_min: Annotated[Fraction | None, Field(alias="speculative.p_min")] = None
 
     @field_validator("stop")
     @classmethod
@@ -223,6 +226,9 @@ def engine_request(
         n_cache_reuse=model.spec.engine.n_cache_reuse if fields.n_cache_reuse is None else fields.n_cache_reuse,
         n_indent=fields.n_indent or 0,
         post_sampling_probs=bool(fields.post_sampling_probs),
+        spec_n_max=-1 if fields.spec_n_max is None else fields.spec_n_max,
+        spec_n_min=-1 if fields.spec_n_min is None else fields.spec_n_min,
+        spec_p_min=-1.0 if fields.spec_p_min is None else fields.spec_p_min,
     )
 
 

@@ -77,7 +77,7 @@ class Engine(InstanceGroup[Instance]):
     def slots(self) -> list[SlotSnapshot]:
         """What every slot does now; ids run on across instances."""
         return [
-            snapshot(slot, i * self.n_slots_each, self.n_ctx_seq)
+            snapshot(slot, i * self.n_slots_each, self.n_ctx_seq, instance.spec_type)
             for i, instance in enumerate(self._instances)
             for slot in instance.scheduler.slots
         ]

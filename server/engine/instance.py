@@ -47,7 +47,7 @@ class Instance:
         self._tickets = Tickets(self.scheduler, mailbox, self.stats, clock)
         self._cells = Cells(runner, self.scheduler, clock)
         self._shifts = params.context_shift and runner.info.can_shift
-        self._speculation = speculation(params, runner.info)
+        self._speculation = speculation(params, runner, clock)
         self._outputs = Outputs(runner, self.stats, first_slot, shifts=self._shifts, speculation=self._speculation)
         self._faults = Faults(
             runner, self.scheduler, self._cells, clock, commit=self._take_results, fail=self._tickets.fail
@@ -55,6 +55,11 @@ class Instance:
         self._commands = Commands()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="llamapool-step", daemon=True)
+
+    @property
+    def spec_type(self) -> str:
+        """Where guesses come from; llama-server's words."""
+        return "none" if self._speculation is None else self.params.spec_type
 
     def start(self) -> None:
         """Start the step thread; from here on the runner is its own."""
@@ -162,7 +167,8 @@ class Instance:
         if self._speculation is not None:
             generating = [e for e in entries if e.sequence.phase is Phase.DECODE]
             n_guessed = sum(len(e.tokens) - 1 for e in generating)
-            self._speculation.observe(len(generating), n_guessed, seconds, mixed=bool(prompts))
+            n_prompt = sum(len(e.tokens) for e in prompts)
+            self._speculation.observe(len(generating), n_guessed, n_prompt, seconds)
             self._speculation.prepare(e.sequence for e in prompts)
         self.scheduler.commit(entries, seconds)
         self._cells.decoded(entries)

@@ -18,8 +18,26 @@ class EngineParams:
     ctx_checkpoints: int = 32  # states inside a slot, where the model's memory can't be cut; 0 = none
     checkpoint_min_step: int = 8192  # tokens between those that are not at a prompt's ends
     cache_ram: int = -2  # MiB of prompt states in RAM; -1 = no limit, -2 = automatic
-    spec_type: str = "none"  # "ngram-simple": guess from the text so far
-    spec_ngram_size: int = 3  # tokens that must repeat for a guess
-    spec_draft_max: int = 16  # longest guess
+    spec_type: str = "none"  # kinds of guesses, separated by commas: ngram-simple, ngram-map-k, draft-simple
+    spec_ngram_size: int = 3  # tokens that must repeat for a guess from the text
+    spec_ngram_max: int = 16  # longest guess from the text
+    spec_draft_max: int = 16  # longest guess of the draft model
+    spec_draft_min: int = 0  # a shorter one is not checked
+    spec_draft_p_min: float = 0.0  # the draft model stops at a less probable token
     gather_ms: float = 4.0  # longest wait for requests that are being prepared
     check_integrity: bool = False  # prove the accounting after every step (slow; for debugging)
+
+    @property
+    def looks_up(self) -> bool:
+        """Guesses come from the text so far."""
+        return "ngram-" in self.spec_type
+
+    @property
+    def drafts(self) -> bool:
+        """Guesses come from a draft model."""
+        return "draft-" in self.spec_type
+
+    @property
+    def n_guesses(self) -> int:
+        """Tokens of a sequence that may be guessed at once."""
+        return max(self.spec_ngram_max * self.looks_up, self.spec_draft_max * self.drafts)

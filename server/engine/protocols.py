@@ -101,6 +101,24 @@ OwnSampler: TypeAlias = Any
 """A sampler that the same runner made; its type is the runner's own."""
 
 
+class DraftRunner(Protocol):
+    """The context of a small model that guesses: as many sequences as the runner that it guesses for."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+    def decode(self, entries: Sequence[BatchEntry]) -> bool:
+        """As `Runner.decode`."""
+
+    def best(self, output: int) -> tuple[int, float]:
+        """The most probable token behind the `output`-th wanted logits of the last decode, and its probability."""
+
+    def seq_remove(self, seq: int, pos: int) -> bool:
+        """Forget positions >= `pos` of `seq`; False when that can't be."""
+
+    def seq_copy(self, source: int, target: int) -> None:
+        """Make `target` a copy of the whole of `source`; the target must be empty."""
+
+
 class Runner(Protocol):
     """One native context. Every method is called by the instance's step thread only."""
 
@@ -108,6 +126,9 @@ class Runner(Protocol):
     def info(self) -> RunnerInfo: ...
     @property
     def vocab(self) -> Vocab: ...
+    @property
+    def draft(self) -> DraftRunner | None:
+        """What guesses for this one; closed with it."""
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode in one call. True: done. False: no KV room, and nothing was changed.

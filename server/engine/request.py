@@ -192,6 +192,7 @@ class Request:
     ``n_cache_reuse`` > 0: runs of at least so many cached tokens are reused by moving their positions.
     ``n_indent`` > 0: generation ends at the first line that is indented by fewer white spaces.
     ``post_sampling_probs``: log probabilities after the sampler chain, instead of the model's own.
+    ``spec_n_max``, ``spec_n_min`` and ``spec_p_min`` bound what is guessed; negative = as configured.
     """
 
     id: str
@@ -215,6 +216,9 @@ class Request:
     n_cache_reuse: int = 0
     n_indent: int = 0
     post_sampling_probs: bool = False
+    spec_n_max: int = -1
+    spec_n_min: int = -1
+    spec_p_min: float = -1.0
 
 
 Sink = Callable[[list[Event]], None]

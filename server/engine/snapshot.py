@@ -21,16 +21,16 @@ class SlotSnapshot:
     n_prompt_computed: int = 0
     n_decoded: int = 0
     has_new_line: bool = False
-    speculative: bool = False  # its next tokens may be guessed
+    spec_type: str = "none"  # how its next tokens may be guessed
 
 
-def snapshot(slot: Slot, first_id: int, n_ctx: int) -> SlotSnapshot:
+def snapshot(slot: Slot, first_id: int, n_ctx: int, spec_type: str = "none") -> SlotSnapshot:
     """A copy of what `slot` does now."""
     running = slot.sequence
     sequence = running or slot.last
     n_tokens = len(slot.tokens)
     if sequence is None:
-        return SlotSnapshot(first_id + slot.id, n_ctx, False, slot.n_requests, n_tokens)
+        return SlotSnapshot(first_id + slot.id, n_ctx, False, slot.n_requests, n_tokens, spec_type=spec_type)
     n_prompt = len(sequence.request.prompt)
     n_cached = max(sequence.n_cached, 0)
     return SlotSnapshot(
@@ -44,5 +44,5 @@ def snapshot(slot: Slot, first_id: int, n_ctx: int) -> SlotSnapshot:
         n_prompt_computed=max(min(n_tokens, n_prompt) - n_cached, 0),
         n_decoded=len(sequence.output),
         has_new_line=sequence.text.has_new_line,
-        speculative=sequence.speculating is not None,
+        spec_type=spec_type,
     )

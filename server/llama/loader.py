@@ -3,12 +3,15 @@
 import ctypes
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from server.errors import InternalError, ModelFailed
+from server.llama.draft_weights import DraftWeights
 from server.llama.library import C, collect_errors, reason, start_backend, supports_gpu_offload
-from server.llama.model_file import check_files
+from server.llama.model_file import ModelFiles, check_files
+from server.llama.roles import roles
 from server.llama.weights import LlamaWeights
-from server.pool.spec import LoadParams, ModelSpec
+from server.pool.spec import DraftFile, LoadParams, ModelSpec
 
 logger = logging.getLogger("llamapool.llama")
 
@@ -25,22 +28,43 @@ class LlamaLoader:
         Raises `ModelFailed` with the reason: a missing, broken or truncated file, an unsupported architecture,
         too little memory, or a load that `progress` stopped by returning False.
         """
-        files = check_files(spec.id, spec.path)
-        start_backend(spec.native.numa)
-        report = _Progress(progress)
-        params = _model_params(spec.id, spec.native)
-        params.progress_callback = report.callback
-        with collect_errors() as errors:
-            model = C.llama_model_load_from_file(str(files.path).encode(), params)
-        report.raise_failure()
-        if not model:
-            stopped = "the load was stopped" if report.stopped else reason(errors, "the native library gave no reason")
-            raise ModelFailed(spec.id, stopped if report.stopped else f"{spec.path}: {stopped}")
+        model, files = _open(spec.id, spec.path, spec.native, progress)
+        draft: DraftWeights | None = None
         try:
-            return LlamaWeights(model, spec, files)
+            if spec.draft is not None and roles(files.header, spec.native).generates:
+                draft = _draft(spec.id, spec.draft, model, progress)
+            return LlamaWeights(model, spec, files, draft)
         except BaseException:
+            if draft is not None:
+                draft.close()
             C.llama_model_free(model)
             raise
+
+
+def _open(name: str, path: Path, native: LoadParams, progress: Callable[[float], bool]) -> tuple[int, ModelFiles]:
+    """The native model, which the caller frees. Raises `ModelFailed`."""
+    files = check_files(name, path)
+    start_backend(native.numa)
+    report = _Progress(progress)
+    params = _model_params(name, native)
+    params.progress_callback = report.callback
+    with collect_errors() as errors:
+        model = C.llama_model_load_from_file(str(files.path).encode(), params)
+    report.raise_failure()
+    if not model:
+        stopped = "the load was stopped" if report.stopped else reason(errors, "the native library gave no reason")
+        raise ModelFailed(name, stopped if report.stopped else f"{path}: {stopped}")
+    return model, files
+
+
+def _draft(name: str, file: DraftFile, target: int, progress: Callable[[float], bool]) -> DraftWeights:
+    """The draft model; its load is short beside the other one's and reports no progress of its own."""
+    model, files = _open(name, file.path, file.native, lambda _: progress(1.0))
+    try:
+        return DraftWeights(model, name, file, files, target)
+    except BaseException:
+        C.llama_model_free(model)
+        raise
 
 
 class _Progress:

@@ -12,6 +12,7 @@ from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.errors import InternalError
 from server.llama.batch import Batch
 from server.llama.candidates import Candidates, Logits, allowed_tokens
+from server.llama.draft_runner import LlamaDraftRunner
 from server.llama.library import C, collect_errors, fast, reason
 from server.llama.sampler import NativeSampler, SamplerFactory
 from server.llama.sequences import Sequences
@@ -27,7 +28,7 @@ class LlamaRunner:
     """`server.engine.protocols.Runner` over a native context. Every call comes from one thread.
 
     ``adapters`` are those loaded with the weights, each with its native pointer. ``deferred``: the device computes
-    on after `llama_decode` returned (a GPU); `decode` then waits for it.
+    on after `llama_decode` returned (a GPU); `decode` then waits for it. ``draft`` is freed with this one.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class LlamaRunner:
         deferred: bool,
         on_close: Callable[["LlamaRunner"], None],
         adapters: Sequence[tuple[Adapter, int]] = (),
+        draft: LlamaDraftRunner | None = None,
     ) -> None:
         self._context: int | None = context
         self.vocab = vocab
         self.info = info
+        self.draft = draft
         self.adapters = tuple(adapter for adapter, _ in adapters)
         self._adapter_pointers = [pointer for _, pointer in adapters]
         self._adapters_now: Adapters = ()
@@ -220,6 +223,8 @@ class LlamaRunner:
         if context is None:
             return
         self._samplers.close()
+        if self.draft is not None:
+            self.draft.close()
         C.llama_free(context)
         self._on_close(self)
 

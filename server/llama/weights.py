@@ -12,6 +12,7 @@ from server.errors import InternalError, ModelFailed
 from server.llama.adapters import apply_configured, load_adapters
 from server.llama.context_params import context_params
 from server.llama.control_vectors import read_control_vectors
+from server.llama.draft_weights import DraftWeights
 from server.llama.embedding_context import embedding_params
 from server.llama.embedding_runner import LlamaEmbeddingRunner, open_embedding_runner
 from server.llama.fingerprint import fingerprint
@@ -28,7 +29,7 @@ from server.pool.spec import ModelSpec
 class LlamaWeights:
     """`server.pool.protocols.Weights`: one native model, shared by the contexts that `runner` makes."""
 
-    def __init__(self, model: int, spec: ModelSpec, files: ModelFiles) -> None:
+    def __init__(self, model: int, spec: ModelSpec, files: ModelFiles, draft: DraftWeights | None = None) -> None:
         if C.llama_model_has_encoder(model) or not C.llama_model_has_decoder(model):
             raise ModelFailed(spec.id, "the model has an encoder; only decoder models generate text here")
         if not C.llama_vocab_n_tokens(C.llama_model_get_vocab(model)):
@@ -36,6 +37,7 @@ class LlamaWeights:
         self._model: int | None = model
         self._spec = spec
         self._header = files.header
+        self._draft = draft
         self._lock = threading.Lock()
         self._runners: set[LlamaRunner | LlamaEmbeddingRunner] = set()
         self._adapters = load_adapters(model, spec.id, files, spec.native)  # before any context
@@ -98,8 +100,10 @@ class LlamaWeights:
             free_bytes=available_bytes(),
             turn_ends=self.vocab.eog,
         )
+        draft = self._draft.runner(C.llama_n_ctx(context)) if self._draft is not None and info.n_guesses else None
         return LlamaRunner(
             *(context, self.vocab, info),
+            draft=draft,
             n_swa=C.llama_model_n_swa(model),
             stateful=self._stateful(model),
             deferred=supports_gpu_offload(),
@@ -118,8 +122,7 @@ class LlamaWeights:
 
     def _n_guesses(self, model: int) -> int:
         """Tokens of each sequence that may be guessed at once: none where they could not be taken back."""
-        engine = self._spec.engine
-        return engine.spec_draft_max if engine.spec_type != "none" and self._can_cut(model) else 0
+        return self._spec.engine.n_guesses if self._can_cut(model) else 0
 
     def _windowed(self, model: int) -> bool:
         """Whether the cache drops what a sliding window has left behind."""
@@ -164,6 +167,8 @@ class LlamaWeights:
                 raise InternalError(f"model '{self._spec.id}' still has {len(self._runners)} open contexts")
             model, self._model = self._model, None
         if model is not None:
+            if self._draft is not None:
+                self._draft.close()
             self.vocab.close()
             C.llama_model_free(model)
 

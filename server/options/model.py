@@ -14,6 +14,7 @@ from server.options.chat import ChatSettings
 from server.options.embedding import EmbeddingSettings
 from server.options.option import SettingsModel, option
 from server.options.sampling import SamplingSettings
+from server.options.speculation import CacheType, SpeculationSettings
 from server.options.values import (
     AutoBool,
     Bool,
@@ -28,7 +29,6 @@ from server.options.values import (
     without_zero,
 )
 
-CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap+mlock"]
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 
@@ -196,25 +196,6 @@ class SchedulingSettings(SettingsModel):
     """Shortest run of cached tokens that is reused at another position, unless a request says otherwise; 0 = off."""
     slot_prompt_similarity: Annotated[Float, option("-sps", "--slot-prompt-similarity"), Field(ge=0, le=1)] = 0.1
     """Part of a prompt that must match a slot's to prefer that slot; 0 = off."""
-    spec_type: Annotated[
-        Literal["none", "ngram-simple"],
-        option("--spec-type", env="LLAMA_ARG_SPEC_TYPE", metavar="TYPE"),
-    ] = "none"
-    """Speculative decoding: ngram-simple guesses from the text so far (prompt lookup); the output stays the same."""
-    spec_ngram_size: Annotated[
-        Int, option("--spec-ngram-simple-size-n", "--spec-ngram-size-n", metavar="N"), Field(ge=1, le=64)
-    ] = 3
-    """Tokens that must repeat for a guess."""
-    spec_draft_max: Annotated[
-        Int,
-        option(
-            *("--spec-draft-n-max", "--draft", "--draft-n", "--draft-max", "--spec-ngram-simple-size-m"),
-            env="LLAMA_ARG_SPEC_DRAFT_N_MAX",
-            metavar="N",
-        ),
-        Field(ge=1, le=128),
-    ] = 16
-    """Most tokens that are guessed at once; guesses get shorter, and pause, where they are wrong."""
     gather_ms: Annotated[Float, option(), Field(ge=0, le=1000)] = 4.0
     """Longest wait in ms for requests that are being prepared, to start them in one step."""
     check_integrity: Annotated[Bool, option()] = False
@@ -226,6 +207,7 @@ class ModelDefaults(
     EmbeddingSettings,
     SamplingSettings,
     ChatSettings,
+    SpeculationSettings,
     SchedulingSettings,
     HardwareSettings,
     ContextSettings,

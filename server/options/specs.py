@@ -1,6 +1,6 @@
 """From a model's settings to the plain values that the inside works with."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,9 @@ from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
 from server.errors import ConfigError
 from server.options.model import ModelSettings
+from server.options.speculation import AUTO
 from server.options.values import SAMPLERS
-from server.pool.spec import ChatParams, LoadParams, ModelSpec
+from server.pool.spec import ChatParams, DraftFile, LoadParams, ModelSpec
 
 
 def model_spec(model_id: str, settings: ModelSettings, place: str, mmproj: Path | None) -> ModelSpec:
@@ -25,7 +26,8 @@ def model_spec(model_id: str, settings: ModelSettings, place: str, mmproj: Path 
         mmproj=mmproj,
         load=settings.load,
         native=_load_params(settings),
-        engine=EngineParams(**_same_names(EngineParams, settings)),
+        draft=_draft(settings),
+        engine=replace(EngineParams(**_same_names(EngineParams, settings)), spec_type=_spec_type(settings)),
         chat=_chat_params(model_id, settings, place),
         sampling=_sampling_params(settings),
         embd_normalize=settings.embd_normalize,
@@ -51,6 +53,37 @@ def _load_params(settings: ModelSettings) -> LoadParams:
     if settings.reranking:
         values |= {"embedding": True, "pooling": "rank"}
     return LoadParams(**values)
+
+
+def _spec_type(settings: ModelSettings) -> str:
+    if settings.spec_type != AUTO:
+        return settings.spec_type
+    return "draft-simple" if settings.draft_model is not None else "none"
+
+
+def _draft(settings: ModelSettings) -> DraftFile | None:
+    """The draft model's context is the model's own in shape; llama-server's common_base_params_to_speculative."""
+    if settings.draft_model is None or "draft-simple" not in _spec_type(settings):
+        return None
+    native = _load_params(settings)
+    n_threads = native.n_threads if settings.draft_n_threads < 0 else settings.draft_n_threads
+    n_batch_threads = settings.draft_n_threads_batch
+    if n_batch_threads < 0:
+        n_batch_threads = native.n_threads_batch if settings.draft_n_threads < 0 else n_threads
+    return DraftFile(
+        settings.draft_model,
+        replace(
+            native,
+            n_threads=n_threads,
+            n_threads_batch=n_batch_threads,
+            n_gpu_layers=settings.draft_n_gpu_layers,
+            cache_type_k=settings.draft_cache_type_k,
+            cache_type_v=settings.draft_cache_type_v,
+            swa_full=True,  # what was guessed wrong is taken back
+            lora=(),
+            control_vectors=(),
+        ),
+    )
 
 
 def _sampling_params(settings: ModelSettings) -> SamplingParams:

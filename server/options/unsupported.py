@@ -59,6 +59,13 @@ FIXED = (
         False,
         "does not take images or audio yet",
     ),
+    Fixed(
+        ("--spec-draft-backend-sampling",),
+        ("--no-spec-draft-backend-sampling",),
+        "LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING",
+        False,
+        "reads a draft model's logits itself",
+    ),
 )
 
 _FLAGS = """
@@ -67,8 +74,8 @@ _FLAGS = """
 --defrag-thold --rpc -lzm --lazy-mode -dev --device --list-devices -ot --override-tensor -cmoe --cpu-moe -ncmoe
 --n-cpu-moe -ncffn --n-cpu-ffn -fit --fit -fitt --fit-target -fitc --fit-ctx --override-kv
 -mu --model-url -dr --docker-repo -hf -hfr
---hf-repo -hff --hf-file -hft --hf-token --offline --spec-draft-type-k -ctkd --cache-type-k-draft
---spec-draft-type-v -ctvd --cache-type-v-draft --grammar --grammar-file -j --json-schema -jf --json-schema-file
+--hf-repo -hff --hf-file -hft --hf-token --offline
+--grammar --grammar-file -j --json-schema -jf --json-schema-file
 -bs --backend-sampling -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
 --kv-unified-per-slot -r --reverse-prompt -sp --special -mm --mmproj -mmu --mmproj-url
 --mmproj-offload --no-mmproj-offload -mmdev --mmproj-device --image-min-tokens --image-max-tokens
@@ -76,21 +83,19 @@ _FLAGS = """
 --path --ui-config --webui-config --ui-config-file --webui-config-file --tools --tools-runtime
 --mcp-servers-config --mcp-servers-json
 --media-path
---log-prompts-dir --spec-draft-hf -hfd -hfrd --hf-repo-draft --spec-draft-threads -td --threads-draft
---spec-draft-threads-batch -tbd --threads-batch-draft --spec-draft-cpu-mask -Cd --cpu-mask-draft
+--log-prompts-dir --spec-draft-hf -hfd -hfrd --hf-repo-draft
+--spec-draft-cpu-mask -Cd --cpu-mask-draft
 --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict --cpu-strict-draft --spec-draft-prio
 --prio-draft --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft
 --spec-draft-cpu-range-batch -Crbd --cpu-range-batch-draft --spec-draft-cpu-strict-batch --cpu-strict-batch-draft
 --spec-draft-prio-batch --prio-batch-draft --spec-draft-poll-batch --poll-batch-draft
 --spec-draft-override-tensor -otd --override-tensor-draft --spec-draft-cpu-moe -cmoed --cpu-moe-draft
---spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft --spec-draft-n-min
---spec-synth-len --spec-synth-rates --spec-draft-p-split --draft-p-split --spec-draft-p-min --draft-p-min
---spec-draft-backend-sampling --no-spec-draft-backend-sampling --spec-draft-device -devd --device-draft
---spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-model -md --model-draft
+--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft
+--spec-synth-len --spec-synth-rates --spec-draft-p-split --draft-p-split
+--spec-draft-device -devd --device-draft
 --spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match
---spec-ngram-simple-min-hits --spec-ngram-map-k-size-n --spec-ngram-map-k-size-m
+--spec-ngram-simple-min-hits
 --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits
---draft-min --draft-n-min --spec-ngram-size-m
 --spec-ngram-min-hits --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default
 --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default
 --vision-gemma-4b-default --vision-gemma-12b-default --spec-default
@@ -98,13 +103,13 @@ _FLAGS = """
 
 _VARIABLES = """
 NO_HOST DEFRAG_THOLD RPC LAZY_MODE DEVICE OVERRIDE_TENSOR CPU_MOE N_CPU_MOE N_CPU_FFN FIT FIT_TARGET FIT_CTX
-MODEL_URL DOCKER_REPO HF_REPO HF_FILE OFFLINE SPEC_DRAFT_CACHE_TYPE_K SPEC_DRAFT_CACHE_TYPE_V BACKEND_SAMPLING
+MODEL_URL DOCKER_REPO HF_REPO HF_FILE OFFLINE BACKEND_SAMPLING
 KV_UNIFIED_PER_SLOT MMPROJ
 MMPROJ_URL MMPROJ_OFFLOAD IMAGE_MIN_TOKENS IMAGE_MAX_TOKENS MTMD_BATCH_MAX_TOKENS VIDEO_FPS
 VIDEO_TIMESTAMP_INTERVAL VIDEO_FFMPEG_DIR REUSE_PORT STATIC_PATH UI_CONFIG UI_CONFIG_FILE TOOLS TOOLS_RUNTIME
-MCP_SERVERS_CONFIG MCP_SERVERS_JSON SPEC_DRAFT_HF_REPO SPEC_DRAFT_CPU_MOE SPEC_DRAFT_N_CPU_MOE SPEC_DRAFT_N_MIN
-SPEC_SYNTH_LEN SPEC_SYNTH_RATES SPEC_DRAFT_P_SPLIT SPEC_DRAFT_P_MIN SPEC_DRAFT_BACKEND_SAMPLING
-N_GPU_LAYERS_DRAFT SPEC_DRAFT_MODEL DRAFT_MAX DRAFT_MIN
+MCP_SERVERS_CONFIG MCP_SERVERS_JSON SPEC_DRAFT_HF_REPO SPEC_DRAFT_CPU_MOE SPEC_DRAFT_N_CPU_MOE
+SPEC_SYNTH_LEN SPEC_SYNTH_RATES SPEC_DRAFT_P_SPLIT
+DRAFT_MAX DRAFT_MIN
 """
 
 FLAGS = frozenset(_FLAGS.split())

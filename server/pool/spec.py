@@ -69,6 +69,14 @@ class LoadParams:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftFile:
+    """A small model that guesses for another one, and how it is loaded."""
+
+    path: Path
+    native: LoadParams
+
+
+@dataclass(frozen=True, slots=True)
 class ChatParams:
     """How chat requests of this model are rendered and read."""
 
@@ -91,6 +99,7 @@ class ModelSpec:
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     mmproj: Path | None = None
+    draft: DraftFile | None = None
     load: Literal["startup", "on_demand"] = "on_demand"
     native: LoadParams = field(default_factory=LoadParams)
     engine: EngineParams = field(default_factory=EngineParams)

@@ -53,7 +53,7 @@ def slot_object(slot: SlotSnapshot, reasoning_format: str) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": slot.n_ctx,
-        "speculative": slot.speculative,
+        "speculative": slot.spec_type != "none",
         "is_processing": slot.is_processing,
     }
     if slot.request is None:
@@ -64,9 +64,7 @@ def slot_object(slot: SlotSnapshot, reasoning_format: str) -> dict[str, Any]:
         "n_prompt_tokens": slot.n_tokens,
         "n_prompt_tokens_processed": slot.n_prompt_computed if busy else 0,
         "n_prompt_tokens_cache": slot.n_prompt_cached if busy else 0,
-        "params": generation_settings(
-            request.sampling, request=request, spec_type="ngram-simple" if slot.speculative else "none"
-        )
+        "params": generation_settings(request.sampling, request=request, spec_type=slot.spec_type)
         | {"reasoning_format": reasoning_format},
         "next_token": [next_token_object(slot, request.max_tokens)],
     }

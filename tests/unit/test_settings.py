@@ -277,6 +277,9 @@ SAMPLES = {
     "load": "on_demand",
     "log_colors": "on",
     "numa": "isolate",
+    "spec_type": "ngram-simple",
+    "draft_cache_type_k": "q8_0",
+    "draft_cache_type_v": "q8_0",
     "rope_scaling": "yarn",
     "tensor_split": "3,1",
     "chat_template": "{{ messages }}",
@@ -340,8 +343,8 @@ def test_every_option_reaches_the_server_settings_or_a_model_spec(entry: Entry, 
         argv = ["--no-mmap"] if entry.key == "mmap" else argv
     else:
         argv = [entry.flags[-1], sample(entry)]
-    plain = observed(MODEL)
-    assert observed([*MODEL, *argv]) != plain
+    model = [*MODEL, "-md", "d.gguf"] if entry.key.startswith("draft_") else MODEL
+    assert observed([*model, *argv]) != observed(model)
 
 
 def test_every_field_of_the_inside_can_be_configured() -> None:

@@ -68,7 +68,7 @@ def test_keys_of_a_preset(tmp_path: Path) -> None:
     ("key", "expected"),
     [
         ("ctx-sze = 1", r"preset.ini:2: \[m\] unknown key 'ctx-sze'; did you mean 'ctx-size'"),
-        ("model-draft = x", r"\[m\] 'model-draft' is an option of llama-server that Llamapool does not support yet"),
+        ("model-url = x", r"\[m\] 'model-url' is an option of llama-server that Llamapool does not support yet"),
         ("stop-timeout = 5", r"\[m\] 'stop-timeout' is an option of llama-server"),
         ("port = 1", r"\[m\] 'port' is the server's, not a model's; remove it"),
         ("jinja = false", r"\[m\] 'jinja' cannot be honoured: Llamapool always renders templates with Jinja"),

@@ -32,6 +32,39 @@ def lengths(
     return _take(reaches, ranked[:n_best])
 
 
+def draft_length(
+    chances: Sequence[float],
+    n_tokens: int,
+    base_s: float,
+    draft_s: Callable[[int], float],
+    extra_s: Callable[[int], float],
+    most: int,
+) -> tuple[int, int]:
+    """(sequences, tokens for each) that a draft model should guess; (0, 0) where nothing pays.
+
+    ``chances``, never rising, has for each sequence how likely a drafted token is right. A guess of one more token for
+    so many sequences takes ``draft_s``, checking so many takes ``extra_s``; otherwise as in `lengths`.
+    """
+    best, found = n_tokens / base_s * WORTHWHILE, (0, 0)
+    n = len(chances)
+    counts = sorted({1, n // 4, n // 2, n} - {0})
+    for length in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
+        if length > most:
+            break
+        gains = [_expected(p, length) for p in chances]
+        for count in counts:
+            seconds = base_s + length * draft_s(count) + extra_s(length * count)
+            rate = (n_tokens + sum(gains[:count])) / seconds
+            if rate > best:
+                best, found = rate, (count, length)
+    return found
+
+
+def _expected(p: float, n: int) -> float:
+    """Tokens that are taken of `n` when each is right with `p` and the first wrong one ends it."""
+    return p * (1 - p**n) / (1 - p) if p < 1 else float(n)
+
+
 def _take(reaches: Sequence[Sequence[float]], chosen: Sequence[float]) -> list[int]:
     """The lengths that make up the `chosen` chances: all above the last of them, and of those equal to it the first."""
     if not chosen:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 FORGET = 0.15  # weight of a new measurement
 UNKNOWN_SHARE = 0.5  # of a token's even share of the step: what one more is taken to cost before that was ever seen
 _EXACT = 32  # sizes up to here are kept apart, larger ones by eighths of their power of two
+_PART = 16  # tokens of a prompt from which on they tell what one more costs
 _JUMP = 4.0  # a step that takes so many times longer than usual was disturbed; it counts as that many times at most
 
 
@@ -24,6 +25,7 @@ def _size(n_tokens: int) -> int:
 class StepCost:
     """Seconds of a step by the number of its tokens; between two known sizes on the line that joins them."""
 
+    _prompt_token_s: float = 0.0
     _seconds: dict[int, float] = field(default_factory=dict)
     _sizes: list[int] = field(default_factory=list)
 
@@ -37,10 +39,12 @@ class StepCost:
         else:
             self._seconds[size] = seen + FORGET * (min(seconds, seen * _JUMP) - seen)
 
-    @property
-    def known(self) -> bool:
-        """Whether any step was seen."""
-        return bool(self._sizes)
+    def observe_prompt(self, n_tokens: int, seconds: float) -> None:
+        """A prompt's part of `n_tokens` took `seconds`: as long as nothing better is known, a further token costs that
+        much."""
+        if n_tokens >= _PART:
+            token_s = seconds / n_tokens
+            self._prompt_token_s += (FORGET if self._prompt_token_s else 1.0) * (token_s - self._prompt_token_s)
 
     def of(self, n_tokens: int) -> float:
         """Seconds that a step of `n_tokens` takes; 0.0 before any was seen."""
@@ -60,4 +64,7 @@ class StepCost:
     def _last_slope(self) -> float:
         """Behind the largest size: as from the smallest to it, or a guess."""
         low, high = self._sizes[0], self._sizes[-1]
-        return self._slope(low, high) if high > low else UNKNOWN_SHARE * self._seconds[high] / high
+        if high > low:
+            return self._slope(low, high)
+        even = UNKNOWN_SHARE * self._seconds[high] / high
+        return min(self._prompt_token_s or even, even)

@@ -1,6 +1,9 @@
 """What the sources of guesses have in common: plain values."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+TRIAL = 2  # tokens of a guess that is made to see whether guessing pays again
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +19,18 @@ class Guess:
 
 
 NOTHING = Guess()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The step that guesses are for: `n_tokens` come out of it in `base_s` seconds without any.
+
+    ``extra_s`` says what so many guessed tokens add to it. ``left_s`` and ``trial_s`` are what may be spent on guesses,
+    and on a trial.
+    """
+
+    n_tokens: int
+    base_s: float
+    extra_s: Callable[[int], float]
+    left_s: float
+    trial_s: float

@@ -1,39 +1,45 @@
 """Which tokens are guessed in which step of one instance, and what is learned from it. Used by its step thread."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
 from server.engine.params import EngineParams
-from server.engine.protocols import RunnerInfo
+from server.engine.protocols import Runner, RunnerInfo
 from server.engine.sequence import Sequence
 from server.engine.speculation.chances import Chances
 from server.engine.speculation.choice import lengths
 from server.engine.speculation.cost import StepCost
 from server.engine.speculation.credit import Credit
-from server.engine.speculation.guess import NOTHING, Guess
+from server.engine.speculation.draft_cells import DraftCells
+from server.engine.speculation.drafting import Drafting, Wanted
+from server.engine.speculation.guess import NOTHING, TRIAL, Guess, Step
 from server.engine.speculation.lookup import CHUNK, Lookup
 from server.engine.speculation.state import Speculating
 
-TRIAL = 2  # tokens of a guess that is made to see whether guessing pays again
 _PAUSE = 32  # steps without guesses after a batch found no room
 _FORGET = 0.1
+_ENOUGH = 1.0  # tokens expected of a guess from the text that leave nothing to do for a draft model
 
 
-def speculation(params: EngineParams, info: RunnerInfo) -> "Speculation | None":
+def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]) -> "Speculation | None":
     """None where guessing is off, or the model can't take a guess back."""
-    if params.spec_type == "none" or not info.can_cut or info.n_guesses < 1:
+    info, drafting, chances = runner.info, None, Chances()
+    if not info.can_cut or not min(params.n_guesses, info.n_guesses):
         return None
-    return Speculation(params, info)
+    if params.drafts and runner.draft is not None:
+        drafting = Drafting(DraftCells(runner.draft, clock), chances, runner.vocab.eog, clock)
+    return Speculation(params, info, chances, drafting) if params.looks_up or drafting is not None else None
 
 
 class Speculation:
     """Guesses for every generating sequence of an instance."""
 
-    def __init__(self, params: EngineParams, info: RunnerInfo) -> None:
+    def __init__(self, params: EngineParams, info: RunnerInfo, chances: Chances, drafting: Drafting | None) -> None:
         self._params = params
         self._info = info
+        self._chances = chances
+        self._drafting = drafting
         self._cost = StepCost()
-        self._chances = Chances()
         self._credit = Credit()
         self._mixed_s = 0.0  # a step that carries prompt tokens, too
         self._gain_s = 0.0  # what one token more is worth in the step that is under way
@@ -41,10 +47,20 @@ class Speculation:
 
     def begin(self, sequence: Sequence) -> None:
         """`sequence` has got a slot for the first time."""
-        most = min(self._params.spec_draft_max, self._info.n_guesses)
-        lookup = Lookup(self._params.spec_ngram_size, self._info.n_ctx_seq)
-        lookup.extend(sequence.request.prompt)
-        sequence.speculating = Speculating(most, lookup)
+        params, request, slot = self._params, sequence.request, sequence.slot
+        most = self._info.n_guesses if request.spec_n_max < 0 else min(request.spec_n_max, self._info.n_guesses)
+        if most < 1:
+            return
+        sequence.speculating = state = Speculating(min(most, params.spec_ngram_max))
+        if params.looks_up:
+            state.lookup = Lookup(params.spec_ngram_size, self._info.n_ctx_seq)
+            state.lookup.extend(request.prompt)
+        if self._drafting is not None:
+            state.most_drafted = min(most, params.spec_draft_max)
+            state.least_drafted = params.spec_draft_min if request.spec_n_min < 0 else request.spec_n_min
+            state.p_min = params.spec_draft_p_min if request.spec_p_min < 0 else request.spec_p_min
+            if slot is not None and slot.last is not None:
+                self._drafting.answered(len(slot.last.output))
 
     def prepare(self, sequences: Iterable[Sequence]) -> None:
         """Index a part of the prompts that are being computed: then there is less to do once they are."""
@@ -59,63 +75,99 @@ class Speculation:
 
         ``mixed``: the step carries prompt tokens beside them.
         """
-        n_plain, plain_s = len(generating), self._cost.of(len(generating))
-        base_s = max(self._mixed_s, plain_s) if mixed else plain_s
-        if self._pause > 0 or base_s <= 0.0:
+        if self._pause > 0 or room < 1:
             self._pause = max(self._pause - 1, 0)
             return [[] for _ in generating]
-
-        def extra_s(n: int) -> float:
-            return max(self._cost.of(n_plain + n) - plain_s, 0.0)
-
-        guesses = [self._find(sequence) for sequence in generating]
-        reaches = [
-            self._chances.reach(guess.kinds, s.speculating.own) if s.speculating is not None else []
-            for guess, s in zip(guesses, generating, strict=True)
-        ]
-        chosen = lengths(reaches, n_plain, base_s, extra_s, room, self._credit.left_s)
-        trial = not any(chosen)
-        if trial:
+        step = self._step(len(generating), mixed)
+        if step is None:
+            return [[] for _ in generating]
+        guesses, reaches = self._look_up(generating)
+        trials = self._draft(generating, guesses, reaches, step)
+        chosen = lengths(reaches, step.n_tokens, step.base_s, step.extra_s, room, step.left_s)
+        for i in trials:
+            chosen[i] = len(guesses[i].tokens)
+        if not any(chosen):
             n = min(TRIAL, room)
-            best = max(range(n_plain), key=lambda i: sum(reaches[i][:n]))
-            chosen[best] = n if reaches[best] and extra_s(n) <= self._credit.trial_s else 0
-        self._gain_s = base_s / n_plain
+            best = max(range(len(reaches)), key=lambda i: sum(reaches[i][:n]))
+            if reaches[best] and step.extra_s(n) <= step.trial_s:
+                chosen[best], trials = min(n, len(reaches[best])), {best}
         total = sum(chosen)
-        each_s = extra_s(total) / total if total else 0.0
+        if total > room:  # a trial beside guesses that fill the batch
+            return [[] for _ in generating]
+        self._gain_s = step.base_s / step.n_tokens
+        each_s = step.extra_s(total) / total if total else 0.0
         return [
-            self._note(sequence, guess.first(n), each_s * n, trial)
-            for sequence, guess, n in zip(generating, guesses, chosen, strict=True)
+            _noted(sequence, guesses[i].first(n), each_s * n, i in trials)
+            for i, (sequence, n) in enumerate(zip(generating, chosen, strict=True))
         ]
 
-    def _find(self, sequence: Sequence) -> Guess:
-        state = sequence.speculating
-        if state is None or state.lookup is None:
-            return NOTHING
-        most = self._most(sequence, state)
-        return state.lookup.guess(most) if most > 0 else NOTHING
+    def _step(self, n: int, mixed: bool) -> Step | None:
+        """None as long as it is not known what steps cost."""
+        plain_s = self._cost.of(n)
+        base_s = max(self._mixed_s, plain_s) if mixed else plain_s
+        if base_s <= 0.0:
+            return None
+        cost = self._cost
+        return Step(
+            n, base_s, lambda more: max(cost.of(n + more) - plain_s, 0.0), self._credit.left_s, self._credit.trial_s
+        )
 
-    def _most(self, sequence: Sequence, state: Speculating) -> int:
+    def _look_up(self, generating: Seq[Sequence]) -> tuple[list[Guess], list[list[float]]]:
+        """For each sequence what its text suggests, and how likely each token of that is taken."""
+        guesses: list[Guess] = []
+        reaches: list[list[float]] = []
+        for sequence in generating:
+            state, guess = sequence.speculating, NOTHING
+            if state is not None:
+                state.drafted = False
+                most = self._most(sequence, state.most) if state.lookup is not None else 0
+                guess = state.lookup.guess(most) if state.lookup is not None and most > 0 else NOTHING
+            guesses.append(guess)
+            reaches.append(self._chances.reach(guess.kinds, state.own) if state is not None else [])
+        return guesses, reaches
+
+    def _draft(
+        self, generating: Seq[Sequence], guesses: list[Guess], reaches: list[list[float]], step: Step
+    ) -> set[int]:
+        """Let the draft model guess where the text suggests little, and where that pays; the places of trials."""
+        if self._drafting is None:
+            return set()
+        wanted, places = [], []
+        for i, sequence in enumerate(generating):
+            state = sequence.speculating
+            if state is not None and sum(reaches[i]) < _ENOUGH:
+                most = self._most(sequence, state.most_drafted)
+                if most > 0:
+                    wanted.append(Wanted(sequence, state, most))
+                    places.append(i)
+        if not wanted:
+            return set()
+        drafted = self._drafting.guess(wanted, step)
+        self._credit.spend(drafted.seconds, 0.0, trial=drafted.trial)
+        trials = set()
+        for i, each, guess in zip(places, wanted, drafted.guesses, strict=True):
+            if guess.tokens:
+                guesses[i], each.state.drafted = guess, True
+                reaches[i] = self._chances.reach(guess.kinds, each.state.own_drafted)
+                if drafted.trial:
+                    trials.add(i)
+        return trials
+
+    def _most(self, sequence: Sequence, most: int) -> int:
         """Guesses that leave room for the token behind them, in the context and in what was asked for."""
-        request = sequence.request
-        most = min(state.most, self._info.n_ctx_seq - sequence.n_computed - 2)
-        return most if request.max_tokens < 0 else min(most, request.max_tokens - len(sequence.output) - 1)
-
-    @staticmethod
-    def _note(sequence: Sequence, guess: Guess, cost_s: float, trial: bool) -> list[int]:
-        state = sequence.speculating
-        if state is not None:
-            state.guess, state.cost_s, state.trial = guess, cost_s, trial
-        return guess.tokens
+        limit = sequence.request.max_tokens
+        most = min(most, self._info.n_ctx_seq - sequence.n_computed - 2)
+        return most if limit < 0 else min(most, limit - len(sequence.output) - 1)
 
     def no_room(self) -> None:
         """A batch with guesses found no cells: go on without them for a while."""
         self._pause = _PAUSE
 
-    def observe(self, n_generating: int, n_guessed: int, seconds: float, *, mixed: bool) -> None:
-        """A step took `seconds`: a token of each of `n_generating` sequences, `n_guessed` guesses, and prompts."""
+    def observe(self, n_generating: int, n_guessed: int, n_prompt: int, seconds: float) -> None:
+        """A step took `seconds`: a token of each of `n_generating` sequences, `n_guessed` guesses, `n_prompt` more."""
         if not n_generating:
-            return
-        if mixed:
+            self._cost.observe_prompt(n_prompt, seconds)
+        elif n_prompt:
             self._mixed_s += (_FORGET if self._mixed_s else 1.0) * (seconds - self._mixed_s)
             self._credit.earn(self._mixed_s)
         else:
@@ -127,6 +179,15 @@ class Speculation:
         state = sequence.speculating
         if state is None or not state.guess.tokens:
             return
-        self._chances.learn(state.guess.kinds, n_right, state.own)
+        self._chances.learn(state.guess.kinds, n_right, state.own_drafted if state.drafted else state.own)
+        if self._drafting is not None and state.drafted:
+            self._drafting.learn(len(state.guess.tokens), n_right)
         self._credit.spend(state.cost_s, n_right * self._gain_s, trial=state.trial)
         state.guess = NOTHING
+
+
+def _noted(sequence: Sequence, guess: Guess, cost_s: float, trial: bool) -> list[int]:
+    state = sequence.speculating
+    if state is not None:
+        state.guess, state.cost_s, state.trial = guess, cost_s, trial
+    return guess.tokens

@@ -14,8 +14,9 @@ from server.engine.request import Adapters, Failed, FinishReason, Progress, Samp
 from server.engine.scheduler import Entry
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
 from tests.fakes import FakeRunner
-from tests.unit.engine.builders import alone, engine_over, request, run, ticking
+from tests.unit.engine.builders import alone, engine_over, request, run
 from tests.unit.engine.events import events_of
+from tests.unit.engine.speculation.fake_draft import FakeDraft, Machine
 
 
 async def test_a_request_gets_its_text_and_one_finish() -> None:
@@ -315,7 +316,8 @@ PROMPTS = st.lists(
     st.integers(1, 4),
     st.sets(st.integers(0, 11)),
     st.sampled_from([0, -1]),
-    st.sampled_from(["none", "ngram-simple"]),
+    st.sampled_from(["none", "ngram-simple", "draft-simple", "ngram-simple,draft-simple"]),
+    st.integers(0, 100),
 )
 def test_any_mix_of_requests_gives_each_what_it_gets_alone(
     prompts: list[tuple[str, str, int, Adapters]],
@@ -325,8 +327,10 @@ def test_any_mix_of_requests_gives_each_what_it_gets_alone(
     cancelled: set[int],
     cache_ram: int,
     spec_type: str,
+    wrong: int,
 ) -> None:
     async def scenario() -> None:
+        machine = Machine()
         runner = FakeRunner(
             n_seq=n_seq,
             n_ctx_seq=256,
@@ -334,10 +338,12 @@ def test_any_mix_of_requests_gives_each_what_it_gets_alone(
             unified=unified,
             partial_removal=partial,
             adapters=ADAPTERS,
+            on_decode=machine.step,
         )
+        runner.draft = FakeDraft(runner, wrong=wrong, on_decode=machine.draft, n_cells=300)
         requests = [request(a + b, max_tokens=n, adapters=wanted) for a, b, n, wanted in prompts]
         async with engine_over(
-            runner, clock=ticking(), min_chunk=8, cache_ram=cache_ram, spec_type=spec_type, spec_ngram_size=1
+            runner, clock=machine, min_chunk=8, cache_ram=cache_ram, spec_type=spec_type, spec_ngram_size=1
         ) as engine:
             dropped = [events_of(engine, request(r.id * 10)) for i, r in enumerate(requests) if i in cancelled and r.id]
             for stream in dropped:

@@ -1,0 +1,138 @@
+"""Options of speculative decoding: where guesses come from, and how long they are."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from server.options.option import SettingsModel, option
+from server.options.values import FilePath, Float, GpuLayers, Int, split_list
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+AUTO = "auto"
+KINDS = ("ngram-simple", "ngram-map-k", "draft-simple")
+_NOT_HERE = {
+    "ngram-map-k4v": "use ngram-simple",
+    "ngram-mod": "use ngram-simple",
+    "ngram-cache": "use ngram-simple",
+    "draft-mtp": "the library's C interface does not give out the hidden states that a model's MTP heads need",
+    "draft-eagle3": "it needs hidden states that the library's C interface does not give out; use draft-simple",
+    "draft-dflash": "it needs hidden states that the library's C interface does not give out; use draft-simple",
+    "draft-dspark": "it needs hidden states that the library's C interface does not give out; use draft-simple",
+}
+
+
+def read_kinds(value: object) -> str:
+    """Kinds separated by commas, or a list, as the one text that llama-server shows for them."""
+    items = split_list(value) if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)) or not items:
+        raise ValueError(f"should be auto, none, or some of {', '.join(KINDS)}")
+    names = [str(item).strip().lower() for item in items]
+    for name in names:
+        if name in _NOT_HERE:
+            raise ValueError(f"has '{name}', a kind of llama-server that Llamapool does not have: {_NOT_HERE[name]}")
+        if name not in (AUTO, "none", *KINDS):
+            raise ValueError(f"has the unknown kind '{name}'; known: auto, none, {', '.join(KINDS)}")
+    if len(names) > 1 and (AUTO in names or "none" in names):
+        raise ValueError("should be auto or none alone, or a list of kinds")
+    return ",".join(name for name in (AUTO, "none", *KINDS) if name in names)
+
+
+class SpeculationSettings(SettingsModel):
+    """Tokens that are guessed and checked several at a time."""
+
+    group: ClassVar[str] = "Speculative decoding"
+
+    @model_validator(mode="after")
+    def _a_draft_needs_its_model(self) -> "SpeculationSettings":
+        if "draft-simple" in self.spec_type and self.draft_model is None:
+            raise ValueError("spec_type has draft-simple, which needs draft_model (-md); add it")
+        return self
+
+    spec_type: Annotated[
+        str,
+        BeforeValidator(read_kinds),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"enum": list(KINDS)}}]}),
+        option("--spec-type", env="LLAMA_ARG_SPEC_TYPE", metavar="A,B"),
+    ] = AUTO
+    """Where guesses come from: ngram-simple (the text so far; ngram-map-k is the same here), draft-simple (the draft
+    model); the first that has one is asked. none = no guesses, auto = draft-simple where there is a draft model. The
+    output stays the same; see docs/speculation.md."""
+    spec_ngram_size: Annotated[
+        Int,
+        option("--spec-ngram-simple-size-n", "--spec-ngram-map-k-size-n", "--spec-ngram-size-n", metavar="N"),
+        Field(ge=1, le=64),
+    ] = 3
+    """Tokens that must repeat for a guess from the text."""
+    spec_ngram_max: Annotated[
+        Int,
+        option("--spec-ngram-simple-size-m", "--spec-ngram-map-k-size-m", "--spec-ngram-size-m", metavar="N"),
+        Field(ge=1, le=128),
+    ] = 16
+    """Most tokens that are guessed from the text at once."""
+    draft_model: Annotated[
+        FilePath | None,
+        option(
+            *("-md", "--model-draft", "--spec-draft-model"),
+            env="LLAMA_ARG_SPEC_DRAFT_MODEL",
+            metavar="FILE",
+            is_path=True,
+        ),
+    ] = None
+    """GGUF of a small model with the same vocabulary that guesses what this one will say."""
+    spec_draft_max: Annotated[
+        Int,
+        option(
+            *("--spec-draft-n-max", "--draft", "--draft-n", "--draft-max"),
+            env="LLAMA_ARG_SPEC_DRAFT_N_MAX",
+            metavar="N",
+        ),
+        Field(ge=1, le=128),
+    ] = 16
+    """Most tokens that the draft model guesses at once; how many it does follows from what pays."""
+    spec_draft_min: Annotated[
+        Int,
+        option(*("--spec-draft-n-min", "--draft-min", "--draft-n-min"), env="LLAMA_ARG_SPEC_DRAFT_N_MIN", metavar="N"),
+        Field(ge=0, le=128),
+    ] = 0
+    """Fewer tokens of the draft model are not checked at all."""
+    spec_draft_p_min: Annotated[
+        Float,
+        option("--spec-draft-p-min", "--draft-p-min", env="LLAMA_ARG_SPEC_DRAFT_P_MIN", metavar="P"),
+        Field(ge=0, le=1),
+    ] = 0.0
+    """The draft model stops at a token that it gives less than this probability."""
+    draft_n_threads: Annotated[
+        Int, option("-td", "--threads-draft", "--spec-draft-threads", metavar="N"), Field(ge=-1)
+    ] = -1
+    """CPU threads of the draft model for generation; -1 = as n_threads, 0 = all."""
+    draft_n_threads_batch: Annotated[
+        Int, option("-tbd", "--threads-batch-draft", "--spec-draft-threads-batch", metavar="N"), Field(ge=-1)
+    ] = -1
+    """CPU threads of the draft model for prompts; -1 = as draft_n_threads, 0 = all."""
+    draft_n_gpu_layers: Annotated[
+        GpuLayers,
+        option(
+            *("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"),
+            env="LLAMA_ARG_N_GPU_LAYERS_DRAFT",
+        ),
+        Field(ge=-2),
+    ] = -1
+    """Layers of the draft model on the GPU: a number, auto (-1) or all (-2)."""
+    draft_cache_type_k: Annotated[
+        CacheType,
+        option(
+            *("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"),
+            env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
+            metavar="TYPE",
+        ),
+    ] = "f16"
+    """Type of the keys in the draft model's KV cache."""
+    draft_cache_type_v: Annotated[
+        CacheType,
+        option(
+            *("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"),
+            env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+            metavar="TYPE",
+        ),
+    ] = "f16"
+    """Type of the values in the draft model's KV cache; a quantized one needs flash attention."""

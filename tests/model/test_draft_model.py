@@ -1,0 +1,173 @@
+"""A real draft model beside a real model: the same tokens in fewer steps, and what does not fit is refused."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server.engine.engine import Engine
+from server.engine.params import EngineParams
+from server.engine.protocols import BatchEntry
+from server.engine.request import Request, SamplingParams
+from server.errors import ModelFailed
+from server.grammar.compiler import GrammarCompiler
+from server.llama.batch import Run
+from server.llama.loader import LlamaLoader
+from server.llama.runner import LlamaRunner
+from server.llama.weights import LlamaWeights
+from server.pool.spec import DraftFile, LoadParams, ModelSpec
+from tests.ggufs import TinyModel, gguf_file
+from tests.real_server import ROOT
+from tests.unit.engine.builders import Reply, run
+from tests.unit.engine.speculation.fake_draft import Machine
+
+DEMO, DRAFT = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-draft.gguf"
+NATIVE = LoadParams(n_ctx=4096, n_parallel=4, n_threads=1, n_threads_batch=1, kv_unified=False)
+GREEDY = SamplingParams(temperature=0.0)
+ASKED = (
+    "Tell me a story about a fox.",
+    "What is the capital of France?",
+    "Tell me a story about a dragon.",
+    "What is the weather in Paris?",
+    "Tell me a story about a lamb.",
+    "Hello!",
+)
+
+
+def load(path: Path, draft: Path | None, native: LoadParams = NATIVE) -> LlamaWeights:
+    engine = EngineParams(spec_type="draft-simple" if draft else "none", spec_draft_max=8)
+    drafted = DraftFile(draft, replace(native, swa_full=True)) if draft else None
+    return LlamaLoader().load(ModelSpec("demo", path, native=native, engine=engine, draft=drafted), lambda _: True)
+
+
+@pytest.fixture(scope="module")
+def weights() -> Iterator[LlamaWeights]:
+    loaded = load(DEMO, DRAFT)
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture
+def runner(weights: LlamaWeights, monkeypatch: pytest.MonkeyPatch) -> LlamaRunner:
+    """On a machine where a draft is cheap: what is decided does not depend on how busy the real one is."""
+    machine, runner = Machine(), weights.runner()
+    assert runner.draft is not None
+    step, draft = runner.decode, runner.draft.decode
+
+    def timed_step(entries: Sequence[BatchEntry]) -> bool:
+        machine.step(entries)
+        return step(entries)
+
+    def timed_draft(entries: Sequence[BatchEntry]) -> bool:
+        machine.draft(entries)
+        return draft(entries)
+
+    monkeypatch.setattr(runner, "decode", timed_step)
+    monkeypatch.setattr(runner.draft, "decode", timed_draft)
+    monkeypatch.setattr(runner, "machine", machine, raising=False)
+    return runner
+
+
+async def answers(runner: LlamaRunner, spec_type: str, requests: Sequence[Request]) -> list[Reply]:
+    params = EngineParams(spec_type=spec_type, spec_draft_max=8, spec_ngram_max=8, check_integrity=True)
+    engine = Engine([runner], params, asyncio.get_running_loop(), runner.machine)  # type: ignore[attr-defined]
+    try:
+        return await run(engine, *requests)
+    finally:
+        await engine.close()
+
+
+def prompt(weights: LlamaWeights, said: str) -> list[int]:
+    text = f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n"
+    return weights.vocab.tokenize(text, add_special=True, parse_special=True)
+
+
+def requests(weights: LlamaWeights, sampling: SamplingParams, **options: int) -> list[Request]:
+    return [
+        Request(id=said, prompt=prompt(weights, said), sampling=sampling, max_tokens=80, **options) for said in ASKED
+    ]
+
+
+def token_ids(reply: Reply) -> list[tuple[int, ...]]:
+    return [event.tokens for event in reply.events if hasattr(event, "tokens")]
+
+
+@pytest.mark.parametrize("spec_type", ["draft-simple", "ngram-simple,draft-simple"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        SamplingParams(seed=7, temperature=0.9),
+        SamplingParams(seed=7, temperature=0.7, repeat_penalty=1.2, dry_multiplier=0.8),
+        SamplingParams(seed=3, mirostat=2),
+    ],
+)
+async def test_every_token_is_what_it_is_without_guesses(
+    weights: LlamaWeights, runner: LlamaRunner, sampling: SamplingParams, spec_type: str
+) -> None:
+    guessed = await answers(runner, spec_type, requests(weights, sampling))
+    plain_runner = weights.runner()
+    plain_runner.machine = Machine()  # type: ignore[attr-defined]
+    plain = await answers(plain_runner, "none", requests(weights, sampling))
+    assert [reply.text for reply in guessed] == [reply.text for reply in plain]
+    timings = [reply.finished[0].timings for reply in guessed]
+    assert sum(t.draft_n_accepted for t in timings) > 20
+
+
+async def test_greedy_guesses_of_the_demo_draft_are_mostly_right(weights: LlamaWeights, runner: LlamaRunner) -> None:
+    replies = await answers(runner, "draft-simple", requests(weights, GREEDY))
+    timings = [reply.finished[0].timings for reply in replies]
+    n, n_right = sum(t.draft_n for t in timings), sum(t.draft_n_accepted for t in timings)
+    assert n_right > 0.6 * n > 60
+
+
+async def test_a_constrained_answer_stays_what_it_is(weights: LlamaWeights, runner: LlamaRunner) -> None:
+    texts = []
+    plain_runner = weights.runner()
+    plain_runner.machine = Machine()  # type: ignore[attr-defined]
+    for each, spec_type in ((runner, "draft-simple"), (plain_runner, "none")):
+        wanted = requests(weights, GREEDY)
+        constraint = GrammarCompiler(weights.vocab).regex("[a-z ,.]{40,80}")
+        replies = await answers(each, spec_type, [replace(r, constraint=constraint.fork()) for r in wanted])
+        texts.append([reply.text for reply in replies])
+    assert texts[0] == texts[1]
+
+
+def test_the_draft_says_what_is_most_probable(weights: LlamaWeights, runner: LlamaRunner) -> None:
+    draft = runner.draft
+    assert draft is not None
+    tokens = prompt(weights, "What is the capital of France?")
+    assert draft.decode([Run(1, 0, tokens, want_logits=True), Run(2, 0, tokens[:-1], want_logits=True)])
+    token, p = draft.best(0)
+    assert 0.0 < p <= 1.0
+    assert draft.decode([Run(2, len(tokens) - 1, tokens[-1:], want_logits=True)])
+    again, p_again = draft.best(0)
+    assert again == token
+    assert np.isclose(p, p_again, atol=1e-3)
+    assert draft.seq_remove(1, 3)
+    draft.seq_remove(3, 0)
+    draft.seq_copy(2, 3)
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("draft", "reason"),
+    [
+        (TinyModel(n_vocab=420), "its bos token is 413, the model's 393"),
+        (TinyModel(arch="mamba"), "memory can't forget a wrong guess"),
+        (TinyModel(arch="bert"), "its vocabulary is of type 3, the model's of type 2"),
+    ],
+)
+def test_a_model_that_cannot_guess_for_another_is_refused(tmp_path: Path, draft: TinyModel, reason: str) -> None:
+    target, other = gguf_file(tmp_path, TinyModel()), gguf_file(tmp_path, draft)
+    with pytest.raises(ModelFailed, match=reason) as failure:
+        load(target, other)
+    assert str(other) in str(failure.value)
+
+
+def test_a_draft_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelFailed, match=r"missing\.gguf does not exist"):
+        load(gguf_file(tmp_path, TinyModel()), tmp_path / "missing.gguf")

@@ -1,0 +1,98 @@
+"""Options of speculative decoding, in llama-server's words."""
+
+from pathlib import Path
+
+import pytest
+
+from server.errors import ConfigError
+from server.pool.spec import ModelSpec
+from server.settings import check_files, load_settings, model_specs
+
+MODEL = ("-m", "model.gguf")
+
+
+def spec(*argv: str, env: dict[str, str] | None = None) -> ModelSpec:
+    (found,) = model_specs(load_settings([*MODEL, *argv], env or {}))
+    return found
+
+
+def test_nothing_is_guessed_unless_asked_for() -> None:
+    assert spec().engine.spec_type == "none"
+    assert spec().engine.n_guesses == 0
+    assert spec().draft is None
+
+
+def test_a_draft_model_is_used_without_further_words() -> None:
+    found = spec("-md", "draft.gguf", "-c", "4096", "-np", "2", "-t", "3", "--lora", "a.gguf", "-ctkd", "q8_0")
+    assert found.engine.spec_type == "draft-simple"
+    assert found.draft is not None
+    native = found.draft.native
+    assert (found.draft.path, native.n_ctx, native.n_parallel, native.n_threads) == (Path("draft.gguf"), 4096, 2, 3)
+    assert (native.lora, native.cache_type_k, found.native.cache_type_k) == ((), "q8_0", "f16")
+
+
+@pytest.mark.parametrize(
+    ("flags", "threads"),
+    [
+        ((), (-1, -1)),
+        (("-t", "4", "-tb", "6"), (4, 6)),
+        (("-t", "4", "-tb", "6", "-td", "2"), (2, 2)),
+        (("-t", "4", "-tbd", "3"), (4, 3)),
+        (("-td", "2", "-tbd", "3"), (2, 3)),
+    ],
+)
+def test_threads_of_the_draft_follow_llama_servers_rules(flags: tuple[str, ...], threads: tuple[int, int]) -> None:
+    found = spec("-md", "draft.gguf", *flags).draft
+    assert found is not None
+    assert (found.native.n_threads, found.native.n_threads_batch) == threads
+
+
+def test_the_variables_are_llama_servers() -> None:
+    found = spec(
+        env={
+            "LLAMA_ARG_SPEC_DRAFT_MODEL": "draft.gguf",
+            "LLAMA_ARG_SPEC_TYPE": "draft-simple,ngram-simple",
+            "LLAMA_ARG_SPEC_DRAFT_N_MAX": "8",
+            "LLAMA_ARG_SPEC_DRAFT_N_MIN": "2",
+            "LLAMA_ARG_SPEC_DRAFT_P_MIN": "0.5",
+            "LLAMA_ARG_N_GPU_LAYERS_DRAFT": "all",
+        }
+    )
+    engine = found.engine
+    assert (engine.spec_draft_max, engine.spec_draft_min, engine.spec_draft_p_min) == (8, 2, 0.5)
+    assert engine.spec_type == "ngram-simple,draft-simple"
+    assert engine.n_guesses == 16
+    assert found.draft is not None
+    assert found.draft.native.n_gpu_layers == -2
+
+
+def test_none_leaves_the_draft_model_alone() -> None:
+    found = spec("-md", "draft.gguf", "--spec-type", "none")
+    assert found.draft is None
+    assert found.engine.n_guesses == 0
+
+
+def test_a_draft_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF....")
+    with pytest.raises(ConfigError, match=r"draft_model: no such file: gone\.gguf"):
+        check_files(load_settings(["-m", str(model), "-md", "gone.gguf"], {}))
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (("--spec-type", "draft-simple"), "needs draft_model"),
+        (("--spec-type", "draft-mtp"), "'draft-mtp', a kind of llama-server that Llamapool does not have: .*MTP heads"),
+        (("--spec-type", "ngram-simple,ngram-cache"), "'ngram-cache', a kind of llama-server .*: use ngram-simple"),
+        (("--spec-type", "ngram"), "unknown kind 'ngram'; known: auto, none, ngram-simple"),
+        (("--spec-type", "none,ngram-simple"), "should be auto or none alone"),
+        (("--spec-type", ""), "should be auto, none, or some of"),
+        (("--spec-draft-p-min", "1.5"), "spec_draft_p_min"),
+        (("-devd", "CUDA0"), "-devd is an option of llama-server that Llamapool does not support yet"),
+        (("--spec-ngram-mod-n-max", "5"), "--spec-ngram-mod-n-max is an option of llama-server"),
+    ],
+)
+def test_what_can_not_be_is_refused_by_name(argv: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        spec(*argv)
