@@ -136,7 +136,7 @@ class Instance:
         self._place()
         if self._shifts:
             self._shift()
-        entries = self.scheduler.plan(self._guess if self._speculation is not None else None)
+        entries = self.scheduler.plan(self._speculation.guess if self._speculation is not None else None)
         if not entries:
             return False
         started = self._clock()
@@ -175,10 +175,6 @@ class Instance:
         for entry in prompts:
             self._report_progress(entry.sequence, now)
         self._sample([e for e in entries if e.want_logits])
-
-    def _guess(self, generating: list[Sequence], room: int, mixed: bool) -> list[list[int]]:
-        assert self._speculation is not None
-        return self._speculation.guess(generating, room, mixed=mixed)
 
     def _count_decode(self, entries: list[Entry], seconds: float) -> None:
         """To be called before the commit. A slot that has a request is busy, with tokens in this decode or not."""

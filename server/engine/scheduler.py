@@ -19,8 +19,8 @@ from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.tier import Stored, Tier, tier_limit
 from server.engine.worth import Worth
 
-Guesses = Callable[[list[Sequence], int, bool], list[list[int]]]
-"""Guessed tokens for each of these generating sequences, so many in all; whether the step carries prompt tokens."""
+Guesses = Callable[[list[Sequence], int], list[list[int]]]
+"""Guessed tokens for each of these generating sequences, so many in all."""
 ALONE_S = 1.0  # step time to stay under when no slot generates: bounds how long a cancel takes
 
 
@@ -116,7 +116,7 @@ class Scheduler:
         guesses: list[list[int]] = [[]] * len(generating)
         if guess is not None and generating:
             room = min(self._limit, self.info.n_batch) - len(generating)
-            guesses = guess(generating, room, len(generating) < len(members))
+            guesses = guess(generating, room)
         entries = [self._next(s, guessed) for s, guessed in zip(generating, guesses, strict=True)]
         n_tokens = sum(len(entry.tokens) for entry in entries)
         size = self.pace.size if entries else self.pace_alone.size

@@ -14,7 +14,9 @@ _MATCH_PRIORS = (0.3, 0.4, 0.5, 0.55, 0.65, 0.75, 0.85, 0.9)
 _PROBABILITIES = (0.2, 0.4, 0.6, 0.75, 0.85, 0.92, 0.97)
 _PROBABILITY_PRIORS = (0.1, 0.25, 0.45, 0.6, 0.75, 0.85, 0.9, 0.95)
 _DRAFTED = len(_MATCH_PRIORS)  # the first kind of a draft's tokens
-_PRIORS = (*_MATCH_PRIORS, *_PROBABILITY_PRIORS)
+_PRIORS = (*_MATCH_PRIORS, *_PROBABILITY_PRIORS, 0.5)
+ALIGNED = len(_PRIORS) - 1
+"""The kind of a token that comes next where the text was followed before it differed."""
 _PRIOR_WEIGHT = 3.0  # a prior counts as so many checked tokens
 _MEMORY = 200.0  # tokens of a kind after which older ones count half
 _OWN_WEIGHT, _OWN_MEMORY = 2.0, 24.0

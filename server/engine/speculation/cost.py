@@ -53,7 +53,7 @@ class StepCost:
             return self._seconds.get(size, 0.0)
         at = bisect_left(sizes, size)
         if at == 0:
-            return self._seconds[sizes[0]]  # no smaller one was seen: it may cost as much
+            return self._seconds[sizes[0]] * (1 + size / sizes[0]) / 2  # at least half is taken to be the weights
         low = sizes[at - 1]
         slope = self._slope(low, sizes[at]) if at < len(sizes) else self._last_slope()
         return self._seconds[low] + slope * (n_tokens - low)

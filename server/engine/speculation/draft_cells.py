@@ -50,7 +50,7 @@ class _Held:
 
 
 class DraftCells:
-    """Used by the step thread alone. ``cost`` learns what its decodes take."""
+    """Used by the step thread alone. ``cost`` learns what one token more of so many guesses takes."""
 
     def __init__(self, runner: DraftRunner, clock: Callable[[], float]) -> None:
         self.cost = StepCost()
@@ -118,14 +118,14 @@ class DraftCells:
         slot = sequence.slot
         assert slot is not None
         at = len(self._held[slot.id].tokens)
-        return self._decode([DraftEntry(slot.id, at, slot.tokens[at : at + n], want_logits=False)])
+        return self._decode([DraftEntry(slot.id, at, slot.tokens[at : at + n], want_logits=False)], n_guesses=0)
 
     def guess(self, wishes: Seq[Wish]) -> list[Guess]:
         """A guess for each, all of them one token further with each decode. `missing` was asked for each before."""
         guesses = [Guess() for _ in wishes]
         going = list(range(len(wishes)))
         entries = [self._rest(wish.sequence) for wish in wishes]
-        while entries and self._decode(entries):
+        while entries and self._decode(entries, len(entries)):
             further: list[int] = []
             entries_further: list[DraftEntry] = []
             for output, i in enumerate(going):
@@ -148,16 +148,16 @@ class DraftCells:
         at = len(self._held[slot.id].tokens)
         return DraftEntry(slot.id, at, [*slot.tokens[at:], sequence.output[-1]])
 
-    def _decode(self, entries: Seq[DraftEntry]) -> bool:
+    def _decode(self, entries: Seq[DraftEntry], n_guesses: int) -> bool:
+        """False when there is no room."""
         started = self._clock()
         decode, seqs = self._runner.decode, {entry.seq for entry in entries}
         if not decode(entries) and not (self._make_room(seqs) and decode(entries)):
             return False
-        n_tokens = 0
         for entry in entries:
             self._held[entry.seq].tokens += entry.tokens
-            n_tokens += len(entry.tokens)
-        self.cost.observe(n_tokens, self._clock() - started)
+        if n_guesses:  # what was taken since the last guess is read on the way, which is a part of what guessing costs
+            self.cost.observe(n_guesses, self._clock() - started)
         return True
 
     def _make_room(self, needed: set[int]) -> bool:

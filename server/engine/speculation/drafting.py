@@ -73,7 +73,7 @@ class Drafting:
         try:
             near, far = self._sorted(wanted)
             if far:
-                self._read(wanted[far[0]], step)
+                self._read(wanted[far[0]], len(near) + len(far), step)
             count, length, trial = self._plan([wanted[i] for i in near], step)
             chosen, started = near[:count], self._clock()
             wishes = [self._wish(wanted[i], length, count, step) for i in chosen]
@@ -156,26 +156,29 @@ class Drafting:
         ends = frozenset() if each.sequence.request.sampling.ignore_eos else self._ends
         return Wish(each.sequence, min(self._most(each), 2 * length), each.state.p_min, ends, goes_on)
 
-    def _read(self, each: Wanted, step: Step) -> None:
-        """Read a part of a long text that is missing, if the rest of the answer is expected to repay it."""
+    def _read(self, each: Wanted, n: int, step: Step) -> None:
+        """Read a part of a long text that is missing, if the rest of the answer is expected to repay it.
+
+        That is looked at as if all `n` sequences were guessed for, which makes each guess cheaper.
+        """
         missing = self._cells.missing(each.sequence)
         token_s = step.base_s / step.n_tokens
         read_s = self._read_s or _READING * _UNSEEN_SHARE * token_s
+        right = self._right(each)
         count, length = draft_length(
-            [self._right(each)], step.n_tokens, step.base_s, lambda n: self._draft_s(n, step), step.extra_s, each.most
+            [right] * n, step.n_tokens, step.base_s, lambda m: self._draft_s(m, step), step.extra_s, each.most
         )
         if not count:
             return
-        expected = 1 + sum(self._right(each) ** i for i in range(1, length + 1))
-        seconds = (step.base_s + self._spent(1, length, step)) / (step.n_tokens - 1 + expected)
+        n_expected = step.n_tokens + count * sum(right**i for i in range(1, length + 1))
+        seconds = (step.base_s + self._spent(count, length, step)) / n_expected
         request, n_out = each.sequence.request, len(each.sequence.output)
         left = max(self._mean_output - n_out, self._mean_output / 4)
         if request.max_tokens >= 0:
             left = min(left, request.max_tokens - n_out)
         if left * (token_s - seconds) <= missing * read_s:
             return
-        n = max(MIN_CHUNK, int(_CHUNK_SHARE * step.base_s / read_s))
-        n = min(n, missing - 1, self._cells.n_batch)
+        chunk = min(max(MIN_CHUNK, int(_CHUNK_SHARE * step.base_s / read_s)), missing - 1, self._cells.n_batch)
         started = self._clock()
-        if self._cells.catch_up(each.sequence, n):
-            self._read_s += (0.3 if self._read_s else 1.0) * ((self._clock() - started) / n - self._read_s)
+        if self._cells.catch_up(each.sequence, chunk):
+            self._read_s += (0.3 if self._read_s else 1.0) * ((self._clock() - started) / chunk - self._read_s)

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.speculation.chances import text_kinds
+from server.engine.speculation.chances import ALIGNED, text_kinds
 from server.engine.speculation.guess import NOTHING, Guess
 
 CHUNK = 2048
 """Most tokens that are indexed at once (half a millisecond), so that a long prompt stops nobody."""
 LONG_MATCH = 8
 """A run of so many tokens is looked for first: of two places that fit, it finds the one that fits better."""
+_MOST_APART = 3  # tokens that may differ before a text is no longer followed
 _FEW = 12  # from here on numpy is the faster one
 
 
@@ -59,10 +60,22 @@ class Lookup:
         self._ends = [_Ends(each, n_ctx) for each in sizes]
         self._tokens: list[int] = []
         self._n_indexed = 0
+        self._follows = 0  # where the text goes on that the last guess was taken from; 0 = nowhere
+        self._n_apart = 0  # tokens since then that were others
 
     def extend(self, tokens: Sequence[int]) -> None:
         """`tokens` came to the text; they are indexed later."""
         self._tokens.extend(tokens)
+
+    def add(self, token: int) -> None:
+        """`token` was sampled. Where the text that is followed has another one, it may stand in its place."""
+        if self._follows:
+            same = self._tokens[self._follows] == token
+            self._follows += 1
+            self._n_apart = 0 if same else self._n_apart + 1
+            if self._n_apart > _MOST_APART:
+                self._follows = 0
+        self._tokens.append(token)
 
     def catch_up(self, most: int = CHUNK) -> int:
         """Index up to `most` of the tokens that came; how many that were."""
@@ -79,13 +92,18 @@ class Lookup:
         if self._n_indexed < len(tokens):
             return NOTHING
         at = next((end for ends in self._ends if (end := ends.find(tokens))), 0)
-        if not at:
+        n_matching = self._matching(at) if at else 0
+        if not at and not self._follows:
             return NOTHING
+        if not at or (n_matching < LONG_MATCH and self._matching(self._follows) >= n_matching):
+            at, n_matching = self._follows, self._matching(self._follows)
+        self._follows, self._n_apart = at, 0 if n_matching else self._n_apart
         period = len(tokens) - at
         found = tokens[at : at + most]
         while len(found) < most:  # the guess runs into its own beginning: what repeats goes on repeating
             found += found[-period:][: most - len(found)]
-        return Guess(found, text_kinds(self._matching(at), len(found)))
+        kinds = text_kinds(n_matching, len(found))
+        return Guess(found, kinds if n_matching else [ALIGNED, *kinds[:-1]])
 
     def _matching(self, at: int, most: int = 32) -> int:
         """How many tokens before `at` are those before the end."""

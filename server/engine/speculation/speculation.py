@@ -17,7 +17,6 @@ from server.engine.speculation.lookup import CHUNK, Lookup
 from server.engine.speculation.state import Speculating
 
 _PAUSE = 32  # steps without guesses after a batch found no room
-_FORGET = 0.1
 _ENOUGH = 1.0  # tokens expected of a guess from the text that leave nothing to do for a draft model
 
 
@@ -41,7 +40,6 @@ class Speculation:
         self._drafting = drafting
         self._cost = StepCost()
         self._credit = Credit()
-        self._mixed_s = 0.0  # a step that carries prompt tokens, too
         self._gain_s = 0.0  # what one token more is worth in the step that is under way
         self._pause = 0
 
@@ -70,15 +68,15 @@ class Speculation:
             if state is not None and state.lookup is not None and left > 0:
                 left -= state.lookup.catch_up(left)
 
-    def guess(self, generating: Seq[Sequence], room: int, *, mixed: bool) -> list[list[int]]:
+    def guess(self, generating: Seq[Sequence], room: int) -> list[list[int]]:
         """Tokens that may follow each sequence's next one, at most `room` in all.
 
-        ``mixed``: the step carries prompt tokens beside them.
+        A step that carries prompt tokens, too, is looked at as if it did not: they are worth their time.
         """
         if self._pause > 0 or room < 1:
             self._pause = max(self._pause - 1, 0)
             return [[] for _ in generating]
-        step = self._step(len(generating), mixed)
+        step = self._step(len(generating))
         if step is None:
             return [[] for _ in generating]
         guesses, reaches = self._look_up(generating)
@@ -101,15 +99,13 @@ class Speculation:
             for i, (sequence, n) in enumerate(zip(generating, chosen, strict=True))
         ]
 
-    def _step(self, n: int, mixed: bool) -> Step | None:
+    def _step(self, n: int) -> Step | None:
         """None as long as it is not known what steps cost."""
-        plain_s = self._cost.of(n)
-        base_s = max(self._mixed_s, plain_s) if mixed else plain_s
+        cost, base_s = self._cost, self._cost.of(n)
         if base_s <= 0.0:
             return None
-        cost = self._cost
         return Step(
-            n, base_s, lambda more: max(cost.of(n + more) - plain_s, 0.0), self._credit.left_s, self._credit.trial_s
+            n, base_s, lambda more: max(cost.of(n + more) - base_s, 0.0), self._credit.left_s, self._credit.trial_s
         )
 
     def _look_up(self, generating: Seq[Sequence]) -> tuple[list[Guess], list[list[float]]]:
@@ -167,12 +163,10 @@ class Speculation:
         """A step took `seconds`: a token of each of `n_generating` sequences, `n_guessed` guesses, `n_prompt` more."""
         if not n_generating:
             self._cost.observe_prompt(n_prompt, seconds)
-        elif n_prompt:
-            self._mixed_s += (_FORGET if self._mixed_s else 1.0) * (seconds - self._mixed_s)
-            self._credit.earn(self._mixed_s)
-        else:
+            return
+        if not n_prompt:
             self._cost.observe(n_generating + n_guessed, seconds)
-            self._credit.earn(self._cost.of(n_generating))
+        self._credit.earn(self._cost.of(n_generating))
 
     def judge(self, sequence: Sequence, n_right: int) -> None:
         """Of the guesses for `sequence` in the last step, the first `n_right` were sampled, too."""

@@ -31,4 +31,4 @@ class Speculating:
     def extend(self, token: int) -> None:
         """`token` was sampled."""
         if self.lookup is not None:
-            self.lookup.extend((token,))
+            self.lookup.add(token)

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.speculation import lookup as lookup_module
+from server.engine.speculation.chances import ALIGNED
 from server.engine.speculation.lookup import CHUNK, Lookup
 
 
@@ -16,8 +17,25 @@ def over(tokens: list[int], size: int = 2, n_ctx: int = 4096) -> Lookup:
 def test_what_followed_the_same_tokens_last_is_guessed() -> None:
     lookup = over([1, 2, 3, 4, 1, 2, 9, 1, 2])
     assert lookup.guess(4).tokens == [9, 1, 2, 9]
-    lookup.extend([5])
-    assert lookup.guess(4).tokens == []
+
+
+def test_a_text_is_followed_past_a_token_that_was_replaced() -> None:
+    lookup = over([*range(10, 30), 1, 10, 11, 12, 13])
+    assert lookup.guess(2).tokens == [14, 15]
+    lookup.add(99)
+    guess = lookup.guess(2)
+    assert guess.tokens == [15, 16]
+    assert guess.kinds[0] == ALIGNED
+    lookup.add(15)
+    assert lookup.guess(2).tokens == [16, 17]
+
+
+def test_a_text_is_not_followed_for_long_when_it_differs() -> None:
+    lookup = over([*range(10, 30), 1, 10, 11, 12, 13])
+    assert lookup.guess(2).tokens
+    for token in range(200, 204):
+        lookup.add(token)
+    assert lookup.guess(2).tokens == []
 
 
 def test_of_two_places_the_one_with_the_longer_match_is_taken() -> None:

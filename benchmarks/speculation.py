@@ -1,0 +1,241 @@
+"""What guessing gives and takes: ``python -m benchmarks.speculation`` (see docs/speculation.md).
+
+Each scenario runs with and without guesses in turn, over the engine and the native library, without HTTP: tokens per
+second of all streams from the first token to the last, medians over the rounds of the ratio within a round.
+
+| scenario | what is said |
+|---|---|
+| `edit` | the prompt of 600 tokens again, with a token replaced, left out or put in about every 40 tokens |
+| `random` | random tokens: there is nothing to guess |
+| `words` | random text over 200 words: short runs repeat by chance, and what follows them does not |
+| `chat` | what the demo model says, made as slow as one of 60 million parameters (`inflate_gguf`) |
+
+In the first three the model is `make_gguf`'s of 135 M parameters, whose replies mean nothing: it computes every
+token, and
+a script says which one was sampled. In `chat` everything is real; the draft model is the demo draft, at a tenth of
+the cost.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.inflate_gguf import inflate
+from benchmarks.make_gguf import SHAPES, write_gguf
+from server.engine.engine import Engine
+from server.engine.params import EngineParams
+from server.engine.request import Event, Failed, Finished, Request, SamplingParams
+from server.llama.loader import LlamaLoader
+from server.llama.runner import LlamaRunner
+from server.llama.sampler import NativeSampler
+from server.llama.weights import LlamaWeights
+from server.pool.spec import DraftFile, LoadParams, ModelSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = ROOT / "benchmarks" / "models"
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+N_PROMPT = 600
+ASKED = ("Tell me a story about a {}.", "Tell me a long story about a {} and its friend.", "Write a story with a {}.")
+HEROES = ("fox", "lamb", "dragon", "cat", "dog", "bear", "frog", "mouse")
+
+
+class Scripted:
+    """A runner whose sampler says what a script says; what is computed for it is the same."""
+
+    def __init__(self, runner: LlamaRunner, scripts: dict[tuple[int, ...], list[int]]) -> None:
+        self._runner = runner
+        self._scripts = scripts
+        self._said: dict[int, Iterator[int]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
+        """A sampler for the script of this prompt."""
+        sampler = self._runner.sampler(params, prompt)
+        self._said[id(sampler)] = iter(self._scripts[tuple(prompt)])
+        return sampler
+
+    def sample(self, output: int, sampler: NativeSampler) -> int:
+        """Sample, and say something else."""
+        self._runner.sample(output, sampler)
+        return next(self._said[id(sampler)])
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """``arms`` are the kinds of guesses to be compared with none."""
+
+    name: str
+    model: Path
+    draft: Path | None
+    arms: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of one run: tokens per second of all streams, and what was guessed."""
+
+    rate: float
+    n_guessed: int
+    n_right: int
+
+
+def edited(tokens: Sequence[int], rng: random.Random, n_vocab: int) -> list[int]:
+    """The same again, with an edit about every 40 tokens."""
+    said: list[int] = []
+    for token in tokens:
+        choice = rng.random() * 40
+        if choice < 0.5:
+            said.append(rng.randrange(300, n_vocab))
+        elif choice < 0.75:
+            said += [token, rng.randrange(300, n_vocab)]
+        elif choice >= 1.0:
+            said.append(token)
+    return said
+
+
+def script(name: str, rng: random.Random, n_vocab: int, n_tokens: int) -> tuple[list[int], list[int]]:
+    """A prompt, and what is said to it."""
+    words = [rng.randrange(300, n_vocab) for _ in range(200)]
+    source = words if name == "words" else range(300, n_vocab)
+    prompt = [rng.choice(source) for _ in range(N_PROMPT)]
+    said = edited(prompt, rng, n_vocab) if name == "edit" else [rng.choice(source) for _ in range(2 * n_tokens)]
+    return prompt, [*said, *(rng.choice(source) for _ in range(n_tokens))]
+
+
+def chat_prompt(weights: LlamaWeights, rng: random.Random) -> list[int]:
+    """A question to the demo model."""
+    asked = rng.choice(ASKED).format(rng.choice(HEROES))
+    text = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+    return weights.vocab.tokenize(text, add_special=True, parse_special=True)
+
+
+class Arm:
+    """One model with one kind of guesses, loaded once."""
+
+    def __init__(self, scenario: Scenario, spec_type: str, n_streams: int, n_threads: int, n_tokens: int) -> None:
+        n_ctx_seq = -(-(N_PROMPT + 2 * n_tokens + 64) // 256) * 256
+        native = LoadParams(
+            n_ctx=n_ctx_seq * n_streams, n_parallel=n_streams, n_threads=n_threads, kv_unified=False, warmup=False
+        )
+        draft = scenario.draft if "draft" in spec_type else None
+        self.scenario, self.spec_type, self.n_tokens = scenario, spec_type, n_tokens
+        self.params = EngineParams(spec_type=spec_type)
+        spec = ModelSpec(
+            "bench",
+            scenario.model,
+            native=native,
+            engine=self.params,
+            draft=DraftFile(draft, replace(native, swa_full=True)) if draft is not None else None,
+        )
+        self.weights = LlamaLoader().load(spec, lambda _fraction: True)
+
+    async def run(self, n_streams: int, seed: int, n_waves: int) -> Measured:
+        """`n_waves` times `n_streams` streams at once, in a fresh engine."""
+        rng, scripts, prompts = random.Random(seed), {}, []
+        n_vocab = self.weights.vocab.n_tokens - 8
+        for _ in range(n_streams * n_waves):
+            if self.scenario.name == "chat":
+                prompts.append(chat_prompt(self.weights, rng))
+            else:
+                prompt, said = script(self.scenario.name, rng, n_vocab, self.n_tokens)
+                scripts[tuple(prompt)] = said
+                prompts.append(prompt)
+        runner: Any = self.weights.runner()
+        engine = Engine([Scripted(runner, scripts) if scripts else runner], self.params, asyncio.get_running_loop())
+        try:
+            waves = [
+                await asyncio.gather(*(_ask(engine, p, self.n_tokens) for p in prompts[i::n_waves]))
+                for i in range(n_waves)
+            ]
+        finally:
+            await engine.close()
+        timings = [[reply.timings for reply in wave] for wave in waves]
+        seconds = sum(max(t.predicted_ms for t in wave) for wave in timings) / 1e3
+        every = [t for wave in timings for t in wave]
+        return Measured(
+            sum(t.predicted_n for t in every) / seconds,
+            sum(t.draft_n for t in every),
+            sum(t.draft_n_accepted for t in every),
+        )
+
+
+async def _ask(engine: Engine, prompt: list[int], n_tokens: int) -> Finished:
+    done: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+
+    def sink(events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Failed):
+                done.set_exception(event.error)
+            elif isinstance(event, Finished):
+                done.set_result(event)
+
+    engine.submit(Request("bench", prompt, sampling=GREEDY, max_tokens=n_tokens), sink)
+    return await done
+
+
+def scenarios() -> list[Scenario]:
+    """With their models, which are made when they are not there."""
+    MODELS.mkdir(exist_ok=True)
+    bench, slow, slow_draft = MODELS / "bench-135m.gguf", MODELS / "demo-slow.gguf", MODELS / "demo-draft-slow.gguf"
+    if not bench.exists():
+        write_gguf(bench, SHAPES["135m"])
+    for source, target, n_ff in (("demo.gguf", slow, 16384), ("demo-draft.gguf", slow_draft, 12288)):
+        if not target.exists():
+            inflate(ROOT / "models" / source, target, n_ff)
+    return [
+        Scenario("edit", bench, None, ("ngram-simple",)),
+        Scenario("random", bench, None, ("ngram-simple",)),
+        Scenario("words", bench, None, ("ngram-simple",)),
+        Scenario("chat", slow, slow_draft, ("ngram-simple", "draft-simple", "ngram-simple,draft-simple")),
+    ]
+
+
+def compare(scenario: Scenario, n_streams: int, chosen: argparse.Namespace) -> list[str]:
+    """Rows of the table: one for each arm."""
+    arms = [Arm(scenario, kind, n_streams, chosen.threads, chosen.tokens) for kind in ("none", *scenario.arms)]
+    found: dict[str, list[Measured]] = {arm.spec_type: [] for arm in arms}
+    for number in range(chosen.rounds):
+        for arm in arms if number % 2 == 0 else reversed(arms):
+            found[arm.spec_type].append(asyncio.run(arm.run(n_streams, number, chosen.waves)))
+    for arm in arms:
+        arm.weights.close()
+    plain, rows = found.pop("none"), []
+    for kind, runs in found.items():
+        ratios = sorted(run.rate / base.rate for run, base in zip(runs, plain, strict=True))
+        n, right = sum(r.n_guessed for r in runs), sum(r.n_right for r in runs)
+        rows.append(
+            f"| {scenario.name} | {n_streams} | {kind} | {statistics.median(r.rate for r in plain):.1f} | "
+            f"{statistics.median(r.rate for r in runs):.1f} | {statistics.median(ratios):.2f} "
+            f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {n} | {right / n if n else 0.0:.0%} |"
+        )
+    return rows
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", help="names, separated by commas")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--waves", type=int, default=2, help="of streams in each engine, which begins knowing nothing")
+    parser.add_argument("--tokens", type=int, default=256, help="of each reply")
+    parser.add_argument("--threads", type=int, default=2)
+    chosen = parser.parse_args()
+    names = chosen.scenario.split(",") if chosen.scenario else None
+    print("| scenario | streams | guesses | tok/s without | with | ratio | guessed | right |")
+    print("|---|--:|---|--:|--:|--:|--:|--:|")
+    for scenario in scenarios():
+        if names is None or scenario.name in names:
+            for n_streams in chosen.streams:
+                print("\n".join(compare(scenario, n_streams, chosen)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
