@@ -62,6 +62,9 @@ def _serve(chosen: Mapping[str, Any]) -> None:
             value = set(value)
         elif attribute == "lora_adapters":  # file names, each at its full scale
             value = [xllamacpp.CommonAdapterLoraInfo(path, 1.0) for path in value]
+        elif name == "speculative.types":
+            kinds = xllamacpp.common_speculative_type
+            value = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{kind.upper().replace('-', '_')}") for kind in value]
         elif attribute == "pooling_type":
             value = xllamacpp.llama_pooling_type(value)
         setattr(target, attribute, value)

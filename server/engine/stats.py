@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, fields, replace
+from itertools import zip_longest
 from typing import Any
 
 SECONDS = (
@@ -56,6 +57,7 @@ class EngineStats:
     n_drafts: int = 0  # times that tokens were guessed
     n_draft_tokens: int = 0
     n_draft_accepted: int = 0
+    accepted_at: list[int] = field(default_factory=list)  # drafts of which so many tokens and one more were right
     n_parked: int = 0  # requests that were moved out of the KV cache and resumed later
     time_to_first_token: Histogram = field(default_factory=Histogram)
     inter_token: Histogram = field(default_factory=Histogram)
@@ -80,6 +82,9 @@ class EngineStats:
         self.n_drafts += 1
         self.n_draft_tokens += n_guessed
         self.n_draft_accepted += n_right
+        self.accepted_at += [0] * (n_guessed - len(self.accepted_at))
+        for position in range(n_right):
+            self.accepted_at[position] += 1
 
 
 def combined(one: EngineStats, other: EngineStats) -> EngineStats:
@@ -98,4 +103,6 @@ def _sum(name: str, one: Any, other: Any) -> Any:
     if isinstance(one, Histogram):
         counts = [a + b for a, b in zip(one.counts, other.counts, strict=True)]
         return Histogram(one.bounds, counts, one.sum + other.sum)
+    if isinstance(one, list):
+        return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
     return max(one, other) if name == "n_tokens_max" else one + other

@@ -1,6 +1,6 @@
 """llama-server's metrics per model (llama.cpp tools/server/server-task.cpp, to_metrics), and histograms beside them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -80,6 +80,7 @@ _SPECULATIVE: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
         lambda s: s.n_drafts,
     ),
 )
+_BY_POSITION = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineStats], Histogram]], ...] = (
     (
         "llamapool_time_to_first_token_seconds",
@@ -112,6 +113,7 @@ class EngineCollector(Collector):
         models = self._totals()
         for name, text, read in (*_COUNTERS, *_SPECULATIVE):
             yield self._family(CounterMetricFamily, name, text, {m: read(s) for m, s in models.items()})
+        yield from self._accepted_by_position(models)
         for name, text, read in _GAUGES:
             yield self._family(GaugeMetricFamily, name, text, {m: read(s) for m, s in models.items()})
         rates = {model: self._windows.rates(model, stats) for model, stats in models.items()}
@@ -123,6 +125,17 @@ class EngineCollector(Collector):
                 histogram = histogram_of(stats)
                 family.add_metric(self._values(model), buckets(histogram), histogram.sum)
             yield family
+
+    def _accepted_by_position(self, models: Mapping[str, EngineStats]) -> Iterator[Metric]:
+        """Nothing before the first draft, as in llama-server."""
+        if not any(stats.accepted_at for stats in models.values()):
+            return
+        text = "Accepted tokens per draft position"
+        family = CounterMetricFamily(_BY_POSITION, text, labels=[*self._labels, "position"])
+        for model, stats in models.items():
+            for position, n in enumerate(stats.accepted_at):
+                family.add_metric([*self._values(model), str(position)], n)
+        yield family
 
     def _family(
         self,

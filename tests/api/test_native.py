@@ -253,3 +253,17 @@ async def test_more_probabilities_than_a_reply_can_hold_are_refused(client: http
         assert reply.json()["error"]["param"] == "n_probs"
     few = await client.post("/completion", json={**body, "n_probs": 20, "n_predict": 2})
     assert few.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("speculative.n_max", -1, "Value must be between 0 <= value"),
+        ("speculative.n_min", "2", "type must be number, but is string"),
+        ("speculative.p_min", True, "type must be number, but is boolean"),
+    ],
+)
+async def test_bounds_of_guesses_are_checked(client: httpx.AsyncClient, field: str, value: object, reason: str) -> None:
+    reply = await client.post("/completion", json={"prompt": "abc", "n_predict": 2, field: value})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith(f"Field '{field}': {reason}")

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from server.engine.stats import EngineStats, Histogram
+from server.engine.stats import EngineStats, Histogram, combined
 from server.metrics.collector import EngineCollector, buckets
 from server.metrics.exposition import Metrics
 from server.metrics.windows import Windows
@@ -37,6 +37,20 @@ def test_names_and_help_are_llama_servers():
         *("predicted_tokens_seconds", "requests_processing", "requests_deferred"),
     ):
         assert f'\nllamacpp:{name}{{model="demo"}} ' in text
+
+
+def test_drafts_are_counted_by_position_once_there_are_any():
+    name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+    stats = EngineStats()
+    assert name not in render(stats)
+    stats.add_draft(3, 2)
+    stats.add_draft(2, 1)
+    text = render(stats)
+    assert f"# HELP {name} Accepted tokens per draft position\n# TYPE {name} counter\n" in text
+    found = [line.split()[1] for line in text.splitlines() if line.startswith(name)]
+    assert found == ["2.0", "1.0", "0.0"]
+    assert combined(stats, EngineStats(accepted_at=[1])).accepted_at == [3, 1, 0]
+    assert f'{name}{{model="demo",position="1"}} 1.0\n' in text
 
 
 def test_rates_are_averages_since_the_last_scrape():
