@@ -1,7 +1,8 @@
 """What guessing gives and takes: ``python -m benchmarks.speculation`` (see docs/speculation.md).
 
 Each scenario runs with and without guesses in turn, over the engine and the native library, without HTTP: tokens per
-second of all streams from the first token to the last, medians over the rounds of the ratio within a round.
+second of all streams from the first token to the last, medians over the rounds of the ratio within a round. The ratio
+by CPU time (prompts included) tells where other processes disturb; for that, set ``OMP_WAIT_POLICY=passive``.
 
 | scenario | what is said |
 |---|---|
@@ -20,6 +21,7 @@ import argparse
 import asyncio
 import random
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,6 +84,7 @@ class Measured:
     """Of one run: tokens per second of all streams, and what was guessed."""
 
     rate: float
+    cpu_s: float  # of the whole process, for each token
     n_guessed: int
     n_right: int
 
@@ -148,6 +151,7 @@ class Arm:
                 scripts[tuple(prompt)] = said
                 prompts.append(prompt)
         runner: Any = self.weights.runner()
+        cpu_s = time.process_time()
         engine = Engine([Scripted(runner, scripts) if scripts else runner], self.params, asyncio.get_running_loop())
         try:
             waves = [
@@ -161,6 +165,7 @@ class Arm:
         every = [t for wave in timings for t in wave]
         return Measured(
             sum(t.predicted_n for t in every) / seconds,
+            (time.process_time() - cpu_s) / sum(t.predicted_n for t in every),
             sum(t.draft_n for t in every),
             sum(t.draft_n_accepted for t in every),
         )
@@ -209,11 +214,12 @@ def compare(scenario: Scenario, n_streams: int, chosen: argparse.Namespace) -> l
     plain, rows = found.pop("none"), []
     for kind, runs in found.items():
         ratios = sorted(run.rate / base.rate for run, base in zip(runs, plain, strict=True))
+        work = statistics.median(base.cpu_s / run.cpu_s for run, base in zip(runs, plain, strict=True))
         n, right = sum(r.n_guessed for r in runs), sum(r.n_right for r in runs)
         rows.append(
             f"| {scenario.name} | {n_streams} | {kind} | {statistics.median(r.rate for r in plain):.1f} | "
             f"{statistics.median(r.rate for r in runs):.1f} | {statistics.median(ratios):.2f} "
-            f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {n} | {right / n if n else 0.0:.0%} |"
+            f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {work:.2f} | {n} | {right / n if n else 0.0:.0%} |"
         )
     return rows
 
@@ -229,8 +235,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     chosen = parser.parse_args()
     names = chosen.scenario.split(",") if chosen.scenario else None
-    print("| scenario | streams | guesses | tok/s without | with | ratio | guessed | right |")
-    print("|---|--:|---|--:|--:|--:|--:|--:|")
+    print("| scenario | streams | guesses | tok/s without | with | ratio | by CPU time | guessed | right |")
+    print("|---|--:|---|--:|--:|--:|--:|--:|--:|")
     for scenario in scenarios():
         if names is None or scenario.name in names:
             for n_streams in chosen.streams:

@@ -81,6 +81,8 @@ class Speculation:
             return [[] for _ in generating]
         guesses, reaches = self._look_up(generating)
         trials = self._draft(generating, guesses, reaches, step)
+        if not any(reaches):
+            return [[] for _ in generating]
         chosen = lengths(reaches, step.n_tokens, step.base_s, step.extra_s, room, step.left_s)
         for i in trials:
             chosen[i] = len(guesses[i].tokens)

@@ -42,42 +42,36 @@ async def ratio(spec_type: str, step_ms: tuple[float, float], replies: dict[str,
 
 def edits(n: int) -> dict[str, str]:
     rng = random.Random(n)
-    sources = [text(rng, 300) for _ in range(n)]
+    sources = [text(rng, 200) for _ in range(n)]
     return {source: edited(source, rng) for source in sources}
 
 
 def novel(n: int) -> dict[str, str]:
     rng = random.Random(n)
-    return {text(rng, 200): text(rng, 300) for _ in range(n)}
+    return {text(rng, 150): text(rng, 300) for _ in range(n)}
 
 
-@pytest.mark.parametrize(
-    ("machine", "n", "least"), [("cpu", 1, 1.8), ("cpu", 8, 1.03), ("gpu", 1, 4.0), ("gpu", 8, 3.5)]
-)
+@pytest.mark.parametrize(("machine", "n", "least"), [("cpu", 1, 1.8), ("cpu", 6, 1.03), ("gpu", 6, 3.5)])
 async def test_copies_gain(machine: str, n: int, least: float) -> None:
     assert await ratio("ngram-simple", MACHINES[machine], edits(n)) > least
 
 
-@pytest.mark.parametrize("n", [1, 8])
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("spec_type", ["ngram-simple", "draft-simple", "ngram-simple,draft-simple"])
+@pytest.mark.parametrize(("machine", "n"), [("cpu", 1), ("cpu", 6), ("even", 6), ("gpu", 1)])
+@pytest.mark.parametrize("spec_type", ["ngram-simple", "ngram-simple,draft-simple"])
 async def test_where_nothing_can_be_guessed_next_to_nothing_is_lost(machine: str, n: int, spec_type: str) -> None:
     assert await ratio(spec_type, MACHINES[machine], novel(n), wrong=100) > 0.97
 
 
-@pytest.mark.parametrize("n", [1, 8])
 @pytest.mark.parametrize("spec_type", ["ngram-simple", "draft-simple"])
-async def test_where_every_token_costs_the_same_little_is_lost_with_good_guesses(n: int, spec_type: str) -> None:
-    assert await ratio(spec_type, EVEN, edits(n), wrong=10) > 0.97
+async def test_where_every_token_costs_the_same_little_is_lost_with_good_guesses(spec_type: str) -> None:
+    assert await ratio(spec_type, EVEN, edits(4), wrong=10) > 0.97
 
 
-@pytest.mark.parametrize(
-    ("machine", "n", "least"), [("cpu", 1, 1.2), ("cpu", 8, 0.99), ("gpu", 1, 2.0), ("gpu", 8, 1.5)]
-)
+@pytest.mark.parametrize(("machine", "n", "least"), [("cpu", 1, 1.2), ("cpu", 6, 0.99), ("gpu", 6, 1.4)])
 async def test_a_good_draft_model_gains(machine: str, n: int, least: float) -> None:
     assert await ratio("draft-simple", MACHINES[machine], novel(n), wrong=20) > least
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", ["cpu", "even"])
 async def test_a_draft_model_of_little_use_costs_little(machine: str) -> None:
-    assert await ratio("draft-simple", MACHINES[machine], novel(4), wrong=85) > 0.97
+    assert await ratio("draft-simple", MACHINES[machine], novel(3), wrong=85) > 0.97
