@@ -1,6 +1,7 @@
 """Loaded weights: the facts of their file, and new contexts over them."""
 
 import ctypes
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ from server.llama.runner import LlamaRunner
 from server.llama.vocab import LlamaVocab
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
+
+logger = logging.getLogger("llamapool.llama")
 
 
 class LlamaWeights:
@@ -100,6 +103,11 @@ class LlamaWeights:
             free_bytes=available_bytes(),
             turn_ends=self.vocab.eog,
         )
+        if self._spec.engine.n_guesses and not info.can_cut:
+            logger.warning(
+                "model '%s': spec_type %s has no effect, its memory can't take a wrong guess back",
+                *(self._spec.id, self._spec.engine.spec_type),
+            )
         draft = self._draft.runner(C.llama_n_ctx(context)) if self._draft is not None and info.n_guesses else None
         return LlamaRunner(
             *(context, self.vocab, info),
