@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from server.chat.call_form import Arguments, JsonObject, Keywords, Parameters
+from server.chat.call_form import JsonObject, Keywords, Parameters
 from server.chat.lark_text import ANY_TEXT, LarkText
-from server.chat.typed import STRING, types_of
+from server.chat.typed import STRING, referred, types_of
 from server.errors import InvalidRequest
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
@@ -28,7 +28,7 @@ def object_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     return {**schema} if spoken else {"type": "object", **schema}
 
 
-def argument_rule(arguments: Arguments, function: Mapping[str, Any], text: LarkText) -> str:
+def argument_rule(arguments: JsonObject | Parameters | Keywords, function: Mapping[str, Any], text: LarkText) -> str:
     """The rule of all arguments of a call. Raises `InvalidRequest` for what can't be enforced in that form."""
     schema = object_schema(function)
     match arguments:
@@ -52,7 +52,7 @@ def _check_one_by_one(schema: Mapping[str, Any], name: str) -> None:
         )
 
 
-def _properties(schema: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
+def properties_of(schema: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
     """Each parameter's schema, and whether it must be there."""
     named = schema.get("properties") or {}
     required = [*schema.get("required", ())]
@@ -62,7 +62,7 @@ def _properties(schema: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
 
 def _in_order(schema: Mapping[str, Any], text: LarkText, form: Parameters) -> str:
     """The parameters in the schema's order; any where it names none."""
-    found = _properties(schema)
+    found = properties_of(schema)
     for key in found:
         if not _PLAIN_KEY.fullmatch(key):
             raise InvalidRequest(f"tools: a parameter of the name {key[:64]!r} can't be enforced", "tools")
@@ -94,7 +94,7 @@ def _typed(schema: Any, root: Mapping[str, Any], text: LarkText, form: Parameter
         return f"({' | '.join(map(text.literal, shown))}) {text.literal(end)}", False
     if types != STRING or not isinstance(schema, Mapping):
         return text.text_until(end, never=form.never), False
-    return text.text_until(end, *_limits(schema), never=form.never, empty=not schema.get("minLength")), False
+    return text.text_until(end, *text_limits(schema), never=form.never, empty=not schema.get("minLength")), False
 
 
 def _values(schema: Any) -> list[Any] | None:
@@ -106,7 +106,7 @@ def _values(schema: Any) -> list[Any] | None:
     return values if isinstance(values, list) and values else None
 
 
-def _limits(schema: Mapping[str, Any]) -> list[str]:
+def text_limits(schema: Mapping[str, Any]) -> list[str]:
     """Regexes that the text matches as a whole."""
     keyword = next((key for key in _TEXT_KEYWORDS if key in schema), None)
     if keyword is not None:
@@ -131,19 +131,6 @@ def _whole(pattern: str) -> str:
     return f"{'' if begins else ANY_TEXT}(?:{inner}){'' if ends else ANY_TEXT}"
 
 
-def referred(schema: Any, root: Mapping[str, Any]) -> Any:
-    """What a reference leads to, where the schema is nothing else."""
-    for _ in range(16):
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            return schema
-        found: Any = root
-        for part in reference[2:].split("/"):
-            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-        schema = found
-    return schema
-
-
 def json_rule(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
     """A value as JSON; references lead into the parameters that it is one of."""
     if not isinstance(schema, Mapping):
@@ -154,7 +141,7 @@ def json_rule(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
 
 def _keywords(schema: Mapping[str, Any], text: LarkText, form: Keywords) -> str:
     """Keyword arguments in the schema's order, with commas between those that are there."""
-    found = _properties(schema)
+    found = properties_of(schema)
     rules = []
     for key, (value, needed) in found.items():
         if not _IDENTIFIER.fullmatch(key):
@@ -182,6 +169,6 @@ def _literal(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
     if _values(schema) is None and isinstance(schema, Mapping):
         if types == {"boolean"}:
             return f'({rule} | "True" | "False")'
-        if types == STRING and not _limits(schema):
+        if types == STRING and not text_limits(schema):
             return f"({rule} | {_PYTHON_STRING})"
     return rule

@@ -43,7 +43,25 @@ class Keywords:
     end: str = ")"
 
 
-Arguments = JsonObject | Parameters | Keywords
+@dataclass(frozen=True, slots=True)
+class Braces:
+    """``{city:"Paris",hours:[8,12]}``: bare keys, and ``quote`` around texts."""
+
+    quote: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Elements with ``prefix`` in front of each tag, ``<city>Paris</city>``, and ``<item>`` for parts of lists.
+
+    ``end`` closes all of them.
+    """
+
+    prefix: str
+    end: str
+
+
+Arguments = JsonObject | Parameters | Keywords | Braces | Elements
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ class LarkText:
 
     def __init__(self, control: Control | None = None, tags: Sequence[str] = ()) -> None:
         self._lines: dict[str, str] = {}
+        self._loops: list[str] = []
+        self._n_reserved = 0
         self._tags = self._control_tags(control, tags)
         longest_first = sorted(self._tags, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if self._tags else None
@@ -34,9 +36,19 @@ class LarkText:
         """The name of a terminal with that body."""
         return self._named(body, "T")
 
+    def reserved(self) -> str:
+        """The name of a rule that is to be defined, and may be used before."""
+        self._n_reserved += 1
+        return f"l{self._n_reserved}"
+
+    def define(self, name: str, body: str) -> None:
+        """Give a reserved name its body."""
+        self._loops.append(f"{name}: {body}\n")
+
     def whole(self, start: str) -> str:
         """The grammar with that `start`."""
-        return f"start: {start}\n" + "".join(f"{name}: {body}\n" for body, name in self._lines.items())
+        lines = (f"{name}: {body}\n" for body, name in self._lines.items())
+        return "".join([f"start: {start}\n", *lines, *self._loops])
 
     def literal(self, text: str) -> str:
         """Exactly that text."""

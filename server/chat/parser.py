@@ -12,7 +12,6 @@ from server.chat.reasoning import ReasoningParser, thinking_tags
 from server.chat.template import ChatTemplate
 from server.chat.tool_choice import Trigger, calls_lark, triggers
 from server.chat.turn import Parser, Reading
-from server.errors import InvalidRequest
 
 __all__ = [
     "Content",
@@ -90,8 +89,7 @@ def _primer(form: ToolFormat, generation_prompt: str) -> str:
     """The part of the assistant's turn that the prompt has begun."""
     if not form.turn_start:
         return ""
-    _, began, rest = generation_prompt.rpartition(form.turn_start)
-    return rest if began else ""
+    return generation_prompt.rpartition(form.turn_start)[2]  # some templates write the start into every prompt
 
 
 def forced_call_grammar(
@@ -107,31 +105,26 @@ def forced_call_grammar(
 
     ``answer``: the schema of an answer that may come instead.
     ``control``: `GrammarCompiler.control_token` of the model, for vocabularies whose tags are control tokens.
-    Raises `InvalidRequest` when a call of the template's format can't be enforced.
+    Raises `InvalidRequest` for parameters that can't be enforced.
     """
     form = call_format(template)
-    calls = form.call_form(template.tool_source)
-    if calls is None:
-        raise InvalidRequest(
-            f"tool_choice: a call in the form of this model's chat template ({form.name}) can't be enforced",
-            "tool_choice",
-        )
     wanted = [tool["function"] for tool in tools if not name or tool["function"]["name"] == name]
     instead = None if answer is None else (form.lead(template.tool_source), answer)
+    calls = form.call_form(template.tool_source)
     return calls_lark(calls, wanted, parallel=parallel and not name, control=control, tags=form.tags, answer=instead)
 
 
 def call_triggers(
     template: ChatTemplate, functions: Sequence[Mapping[str, Any]], *, parallel: bool, control: Control | None = None
 ) -> list[Trigger]:
-    """What opens a call of these functions in free text, with the grammar of what follows; none where that is unknown.
+    """What opens a call of these functions in free text, with the grammar of what follows.
 
     Raises `InvalidRequest` for parameters that can't be enforced.
     """
     form = call_format(template)
-    calls = form.call_form(template.tool_source)
-    if calls is None or not functions:
+    if not functions:
         return []
+    calls = form.call_form(template.tool_source)
     return triggers(calls, functions, parallel=parallel, control=control, tags=form.tags)
 
 

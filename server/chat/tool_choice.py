@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.chat.argument_rules import argument_rule, object_schema
-from server.chat.call_form import CallForm, JsonObject, WholeJson
+from server.chat.call_form import Braces, CallForm, Elements, JsonObject, WholeJson
 from server.chat.lark_text import Control, LarkText
+from server.chat.nested_rules import nested_rule
 from server.errors import InvalidRequest
 
 Function = Mapping[str, Any]
@@ -93,7 +94,7 @@ def _named(
     assert isinstance(behind, str)
     text = LarkText(control, tags)
     rest = text.literal(behind[1:])
-    call = f"{rest} {argument_rule(form.arguments, function, text)} {text.literal(form.after)}"
+    call = f"{rest} {_arguments(form, function, text)} {text.literal(form.after)}"
     if form.rest_of_list:
         more = _alternatives(form, functions, text)
         again = f" ({text.literal(form.joint)} {more})*" if parallel and form.several else ""
@@ -123,8 +124,14 @@ def _call(form: CallForm, function: Function, text: LarkText, begun: str) -> str
     name = _written(function["name"], form)
     before = text.markup(form.before, without=begun)
     behind = " | ".join(map(text.markup, form.behind))
-    arguments = argument_rule(form.arguments, function, text)
+    arguments = _arguments(form, function, text)
     return text.rule(f"{before} {text.literal(name)} ({behind}) {arguments} {text.literal(form.after)}")
+
+
+def _arguments(form: CallForm, function: Function, text: LarkText) -> str:
+    if isinstance(form.arguments, Braces | Elements):
+        return nested_rule(form.arguments, function, text)
+    return argument_rule(form.arguments, function, text)
 
 
 def _written(name: str, form: CallForm) -> str:

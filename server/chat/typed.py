@@ -95,9 +95,9 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
     """The JSON types that a value may have; all of them where the schema doesn't say."""
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return ANY
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        return types_of(_referred(reference, root), root, depth + 1)
+    if isinstance(schema.get("$ref"), str):
+        found = referred(schema, root)
+        return ANY if found is schema else types_of(found, root, depth + 1)
     kind = schema.get("type")
     if isinstance(kind, str | list):
         return frozenset([kind] if isinstance(kind, str) else filter(ANY.__contains__, map(str, kind))) & ANY or ANY
@@ -112,11 +112,17 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
     return frozenset(("object",)) if "properties" in schema else ANY
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    found: Any = root
-    for part in reference.removeprefix("#").strip("/").split("/"):
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
+def referred(schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a reference leads to, where the schema is one; None where it leads nowhere."""
+    for _ in range(_MAX_REFERENCES):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return schema
+        found: Any = root
+        for part in filter(None, reference[1:].split("/")):
+            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        schema = found
+    return schema
 
 
 def _from_python(text: str) -> str:

@@ -31,7 +31,7 @@ class _Begun:
 def begun_calls(
     tools: Tools, model: LoadedModel, *, shown: frozenset[int], thoughts: bool, thinking: bool
 ) -> Triggered | None:
-    """The constraint; None where the format of calls can't be enforced.
+    """The constraint; None where no call of these functions can be enforced.
 
     ``shown``: control tokens whose text the parser sees. ``thoughts``: whether they are told from the answer;
     ``thinking``: whether the prompt has opened them. Raises `InvalidRequest` for a strict function that can't be kept.

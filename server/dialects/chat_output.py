@@ -109,31 +109,22 @@ def _constraint(fields: ConstraintFields, tools: Tools, model: LoadedModel) -> C
         raise conflict(guided.field, "tools that may be called")
     parallel = tools.parallel is not False
     if tools.choice == "required":
-        try:
-            return model.grammar.lark(_forced(tools, model, parallel=parallel), max_chars=MAX_CALLS_CHARS)
-        except InvalidRequest as error:
-            raise blamed(tools, model, error) from error
+        return _calls(tools, model, parallel=parallel)
     schema = wanted_schema(fields)
     assert schema is not None  # `constrained`
     model.grammar.json_schema(schema)  # for its message: that of the whole grammar would not name the schema
-    return model.grammar.lark(_call_or_answer(tools, model, schema, parallel=parallel), max_chars=MAX_CALLS_CHARS)
+    return _calls(tools, model, parallel=parallel, answer=schema)
 
 
-def _forced(tools: Tools, model: LoadedModel, *, parallel: bool, answer: object | None = None) -> str:
+def _calls(tools: Tools, model: LoadedModel, *, parallel: bool, answer: object | None = None) -> Constraint:
     control = model.grammar.control_token
-    return forced_call_grammar(
-        model.template, tools.tools, name=tools.name, parallel=parallel, control=control, answer=answer
-    )
-
-
-def _call_or_answer(tools: Tools, model: LoadedModel, schema: object, *, parallel: bool) -> str:
     try:
-        return _forced(tools, model, parallel=parallel, answer=schema)
+        lark = forced_call_grammar(
+            model.template, tools.tools, name=tools.name, parallel=parallel, control=control, answer=answer
+        )
+        return model.grammar.lark(lark, max_chars=MAX_CALLS_CHARS)
     except InvalidRequest as error:
-        raise InvalidRequest(
-            "response_format: with tools it needs a template whose form of a tool call is known; this model's is not",
-            "response_format",
-        ) from error
+        raise blamed(tools, model, error) from error
 
 
 def shown_tags(tools: Tools, model: LoadedModel) -> frozenset[int]:

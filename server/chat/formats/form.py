@@ -19,7 +19,7 @@ class ToolFormat:
     ``tags``: markup that the parser must see even where it is a control token. ``framed``: content and thoughts have
     markup of their own, so that it reads turns without tools, too; a part of the prompt from the last ``turn_start`` on
     is read first. ``thinks``: it reads thoughts itself. ``breaks``: what ends thoughts that were not closed.
-    ``forced``: how a call is enforced by a grammar; None where it can't be. ``variants``: other ways to write it, each
+    ``forced``: how a call is enforced by a grammar. ``variants``: other ways to write it, each
     behind a text in the template by which its models are known. ``write``: calls as a model is
     told to write them, from names and arguments (JSON), when its template knows no tools; None: such a one is refused.
     """
@@ -27,6 +27,7 @@ class ToolFormat:
     name: str
     parse: Callable[[Turn], Steps[None]]
     recognised_by: tuple[tuple[str, ...], ...]
+    forced: CallForm
     tags: tuple[str, ...] = ()
     framed: bool = False
     thinks: bool = False
@@ -36,7 +37,6 @@ class ToolFormat:
     again: str = ""
     breaks: tuple[str, ...] = ()
     id_length: int = 32
-    forced: CallForm | None = None
     variants: tuple[tuple[str, CallForm], ...] = ()
     write: Callable[[Sequence[tuple[str, str]]], str] | None = None
 
@@ -44,7 +44,7 @@ class ToolFormat:
         """Whether a template with that source uses this format."""
         return any(all(sign in source for sign in group) for group in self.recognised_by)
 
-    def call_form(self, source: str) -> CallForm | None:
+    def call_form(self, source: str) -> CallForm:
         """How a model with a template of that source writes its calls."""
         return next((form for sign, form in self.variants if sign in source), self.forced)
 

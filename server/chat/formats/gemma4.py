@@ -9,6 +9,7 @@ Empty channels and single closing tags mean nothing.
 import json
 import re
 
+from server.chat.call_form import Braces, CallForm
 from server.chat.formats.form import ToolFormat
 from server.chat.frame import Frame
 from server.chat.json_text import SCALARS, escaped
@@ -74,6 +75,7 @@ def _items(turn: Turn, opening: str, depth: int) -> Steps[None]:
     turn.arguments(opening + closing if joint == opening else closing)
 
 
+_FORM = CallForm(_CALL, ("",), _CALL_END, arguments=Braces(_QUOTE), trigger=_CALL)
 FORMAT = ToolFormat(
     name="gemma4",
     parse=Frame((_THOUGHT, _END_THOUGHT), ("<|channel>", "<|turn>model\n", "<turn|>"), {_CALL: _call}).parse,
@@ -82,4 +84,5 @@ FORMAT = ToolFormat(
     framed=True,
     thinks=True,
     turn_start="<|turn>model\n",
+    forced=_FORM,
 )

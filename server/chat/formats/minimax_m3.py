@@ -12,11 +12,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from server.chat.call_form import CallForm, Elements
 from server.chat.formats.form import ToolFormat
 from server.chat.json_text import encodable
 from server.chat.reader import EndOfText, NotMarkup, Steps
 from server.chat.turn import Turn
-from server.chat.typed import member, typed_value, types_of
+from server.chat.typed import member, referred, typed_value, types_of
 
 _NS = "]<]minimax[>["
 _OPEN, _CLOSE = f"{_NS}<tool_call>", f"{_NS}</tool_call>"
@@ -68,6 +69,7 @@ def _members(turn: Turn, schema: Any, root: Mapping[str, Any], closing: str, dep
 
 def _value(turn: Turn, schema: Any, root: Mapping[str, Any], closing: str, depth: int) -> Steps[None]:
     """One element's value: elements again where the schema or the text says so, else text."""
+    schema = referred(schema, root)
     types = types_of(schema, root)
     item, nested = f"{_NS}<item>", f"{_NS}<"
     if depth < _MAX_DEPTH and types != {"string"}:
@@ -102,10 +104,21 @@ def _items(turn: Turn, schema: Any, root: Mapping[str, Any], closing: str, depth
     turn.arguments("[]" if joint == "[" else "]")
 
 
+_FORM = CallForm(
+    _INVOKE,
+    ('">',),
+    open=f"{_OPEN}\n",
+    close=f"\n{_CLOSE}",
+    joint="\n",
+    arguments=Elements(_NS, _INVOKE_END),
+    trigger=_OPEN,
+    rest_of_list=True,
+)
 FORMAT = ToolFormat(
     name="minimax-m3",
     parse=parse,
     recognised_by=((_NS, "<invoke"),),
     tags=(_NS, "<tool_call>", "</tool_call>"),
     breaks=(_OPEN,),
+    forced=_FORM,
 )

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from server.chat import formats
+from server.chat.call_form import Arguments, Braces, Elements, JsonObject
 from server.chat.formats.form import ToolFormat
 from tests.unit.chat.reading import Read, every_character, parser, read
 from tests.unit.chat.recorded import PARAMETERS, RECORDED, Recorded, tool
@@ -27,11 +28,16 @@ they come, in any split of the text, and text that turns out to be no call stays
 - **Arguments**: *stream* piece by piece; where everything is text, only strings do, other types come whole.
 - **Types**: from the *format* itself, or from the parameters' *schema* where the format has only text.
 - **Enforced**: `tool_choice` required or named, and with auto each call that the model opens by itself, is kept to the
-  functions' names and schemas by a grammar. The others refuse required and named with a 400.
+  functions' names and schemas by a grammar: *any* schema that an answer can be kept to; *each* parameter by its own,
+  where the object as a whole has no `anyOf`, `allOf`, `minProperties` and the like; or *nested*, the notation's own
+  grammar, without `oneOf`, `allOf`, `not`, `if`, `uniqueItems` and the like. What can't be kept is a 400 that names the
+  keyword; with auto such a function is kept to its name, unless it is `strict`.
+- **Framed**: an answer has markup in front of it; a schema or a grammar holds behind that, and `continue_final_message`
+  writes it. In all formats they hold behind the thoughts.
 - **Told**: a template that knows no tools gets them told in the system message, calls and results as text.
 
-| Format | Models | Calls | Parallel | Reasoning | Arguments | Types | Enforced | Told | Recognised by |
-|---|---|---|---|---|---|---|---|---|---|
+| Format | Models | Calls | Parallel | Reasoning | Arguments | Types | Enforced | Framed | Told | Recognised by |
+|---|---|---|---|---|---|---|---|---|---|---|
 """
 _NO_DAYS = {**PARAMETERS, "properties": {**PARAMETERS["properties"], "days": {"type": "string"}}}
 
@@ -66,7 +72,8 @@ def _row(form: ToolFormat, module: ModuleType) -> str:
         "own" if any(found.reasoning for found in meant) and form.thinks else _tags(form.name),
         "stream" if _streams(own) else "whole",
         "schema" if any(_typed_by_schema(recorded) for recorded in own) else "format",
-        _yes(form.forced is not None),
+        _enforced(form.forced.arguments),
+        _yes(bool(form.leads)),
         _yes(form.write is not None),
         " or ".join(" + ".join(f"`{_cell(sign)}`" for sign in group) for group in form.recognised_by) or "nothing else",
     )
@@ -113,6 +120,15 @@ def _typed_by_schema(recorded: Recorded) -> bool:
     """Whether a number becomes text when the schema says so."""
     found = _read(recorded, every_character(recorded.text), tools=(tool("get_weather", _NO_DAYS),))
     return any(json.loads(arguments).get("days") == "3" for _, arguments in found.calls)
+
+
+def _enforced(arguments: Arguments) -> str:
+    match arguments:
+        case JsonObject():
+            return "any"
+        case Braces() | Elements():
+            return "nested"
+    return "each"
 
 
 def _yes(fact: bool) -> str:

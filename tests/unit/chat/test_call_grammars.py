@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 
 from server.chat import formats
+from server.chat.call_form import Arguments, Braces, Elements
 from server.chat.parser import call_triggers, forced_call_grammar
-from server.errors import InvalidRequest
 from server.grammar.constraint import MatcherConstraint
 from tests.unit.chat.reading import parser, read, template
 from tests.unit.grammar.builders import WORDS, WordVocab, allowed
@@ -41,8 +41,7 @@ TOOLS = [
     for name, schema in (("step", STEP), ("step_all", NONE))
 ]
 SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
-ENFORCED = [form.name for form in formats.FORMATS if form.forced is not None]
-VARIANTS = [(name, "") for name in ENFORCED] + [
+VARIANTS = [(form.name, "") for form in formats.FORMATS] + [
     (form.name, sign) for form in formats.FORMATS for sign, _ in form.variants
 ]
 
@@ -54,7 +53,7 @@ def walk(name: str, sign: str, lark: str, seed: int, *, at_most: int = 40) -> st
     """Random tokens by the masks, then the way out: what a bad model would write."""
     form = formats.BY_NAME[name].call_form(sign)
     assert form is not None
-    ends = [form.close, getattr(form.arguments, "after", ""), "<|message|>"]
+    ends = [form.close, *ends_of(form.arguments), "<|message|>"]
     chance, made, out, end = random.Random(seed), WORDS.lark(lark), b"", ""
     for step in range(1500):
         tokens = allowed(made.mask(), VOCAB.n_tokens)
@@ -75,6 +74,15 @@ def walk(name: str, sign: str, lark: str, seed: int, *, at_most: int = 40) -> st
         made.accept(token)
         out += VOCAB.piece(token)
     raise AssertionError(f"no end after {out!r}")
+
+
+def ends_of(arguments: Arguments) -> list[str]:
+    """What ends a text in that notation."""
+    if isinstance(arguments, Braces):
+        return [arguments.quote]
+    if isinstance(arguments, Elements):
+        return [f"{arguments.prefix}</{key}>" for key in (*STEP["properties"], *PLACE["properties"], "item")]
+    return [getattr(arguments, "after", "")]
 
 
 def takes(made: MatcherConstraint, text: str) -> bool:
@@ -137,10 +145,3 @@ def test_behind_each_trigger_only_a_call_that_fits_can_come(name: str, sign: str
             check(name, " to=step<|message|>" + text)
         else:
             check(name, text, prompt_of(name) if trigger.at_start else formats.BY_NAME[name].turn_start)
-
-
-@pytest.mark.parametrize("name", [form.name for form in formats.FORMATS if form.forced is None])
-def test_formats_without_a_grammar_say_so(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"\\({name}\\) can't be enforced"):
-        forced_call_grammar(template(name), TOOLS, name="", parallel=True)
-    assert call_triggers(template(name), [tool["function"] for tool in TOOLS], parallel=True) == []

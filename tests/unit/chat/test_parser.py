@@ -11,11 +11,9 @@ from server.chat.parser import (
     Reasoning,
     ToolCallArguments,
     ToolCallBegin,
-    forced_call_grammar,
     output_parser,
 )
 from server.chat.template import ChatTemplate
-from server.errors import InvalidRequest
 
 TEMPLATE = ChatTemplate("", bos_token="", eos_token="")
 TOOLS = ({"type": "function", "function": {"name": "add", "parameters": {}}},)
@@ -141,9 +139,3 @@ def test_a_call_is_streamed_before_it_is_complete() -> None:
     pieces = parser.feed('<tool_call>\n{"name": "add", "arguments": {"a": ')
     assert isinstance(pieces[0], ToolCallBegin)
     assert pieces[1] == ToolCallArguments(0, '{"a": ')
-
-
-def test_a_forced_call_needs_a_form_that_can_be_enforced() -> None:
-    other = ChatTemplate("{{ messages[0].content }}", bos_token="", eos_token="", tool_format="gemma4")
-    with pytest.raises(InvalidRequest, match="\\(gemma4\\) can't be enforced"):
-        forced_call_grammar(other, [], name="", parallel=True)

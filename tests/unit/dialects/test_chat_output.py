@@ -53,7 +53,6 @@ def choosing(choice: object) -> Tools:
 def test_nothing_asked_for_is_no_constraint() -> None:
     assert constraint() is None
     assert constraint(tools=choosing("none")) is None
-    assert constraint(tools=choosing("auto"), template=GEMMA) is None
 
 
 def test_a_call_that_the_model_opens_is_kept_to_its_schema() -> None:
@@ -119,10 +118,14 @@ def test_with_tools_a_schema_holds_for_what_is_no_call() -> None:
         assert accepts(constraint(tools=choosing("auto"), response_format=FORMAT), text) is fits
 
 
-def test_a_template_without_calls_cannot_be_made_to_call() -> None:
+def test_parameters_that_cannot_be_kept_are_named_whatever_holds_beside_them() -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": odd}}]
     for choice, fields in (("required", {}), ("auto", {"response_format": FORMAT})):
-        with pytest.raises(InvalidRequest, match=r"can.t be enforced|form of a tool call is known"):
-            constraint(tools=choosing(choice), template=GEMMA, **fields)
+        for template in (HERMES, GEMMA):
+            with pytest.raises(InvalidRequest, match="uniqueItems") as caught:
+                constraint(tools=read_tools(tools, choice, None), template=template, **fields)
+            assert caught.value.param == "tools.0.function.parameters"
 
 
 def test_opened_thoughts_come_before_the_constraint() -> None:
