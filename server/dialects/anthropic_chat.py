@@ -4,6 +4,7 @@ Beside Anthropic's fields, llama.cpp's sampling fields are taken. What comes bac
 `anthropic_stream`.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,11 @@ from server.engine.request import Adapters
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
 
-_NAMES = {"json_schema": "output_config.format.schema", "response_format": "output_config.format"}
+_NAMES = (  # a field of a chat, and its name here
+    (re.compile(r"json_schema\b"), "output_config.format.schema"),
+    (re.compile(r"response_format\b"), "output_config.format"),
+    (re.compile(r"tools\.(\d+)\.function\.parameters\b"), r"tools.\1.input_schema"),
+)
 
 
 class OutputConfig(Body):
@@ -138,10 +143,10 @@ def message_generation(wanted: MessagesRequest, model: LoadedModel) -> Generatio
 
 def _in_our_words(error: InvalidRequest) -> InvalidRequest:
     """`error` with the field's name in this dialect."""
-    first, dot, rest = (error.param or "").partition(".")
-    if first not in _NAMES:
-        return error
-    return InvalidRequest(error.message.replace(first, _NAMES[first], 1), _NAMES[first] + dot + rest)
+    for name, here in _NAMES:
+        if name.match(error.param or ""):
+            return InvalidRequest(name.sub(here, error.message, count=1), name.sub(here, error.param or "", count=1))
+    return error
 
 
 def count_message_tokens(wanted: MessagesRequest, model: LoadedModel) -> Json:

@@ -2,7 +2,15 @@
 
 from typing import Any, Literal
 
-from server.dialects.chat_tools import NO_PARAMETERS, Tool, Tools, callable_tools, name_and_description, tool_list
+from server.dialects.chat_tools import (
+    NO_PARAMETERS,
+    Tool,
+    Tools,
+    callable_tools,
+    name_and_description,
+    strict_names,
+    tool_list,
+)
 from server.dialects.fields import wrong_type
 from server.errors import InvalidRequest
 
@@ -18,7 +26,9 @@ _SHOWN_CHARS = 64
 def read_tools(tools: object, choice: object) -> Tools:
     """Check both fields together. Raises `InvalidRequest` that names the place."""
     mode, name, parallel = _choice(choice)
-    return callable_tools(Tools(tool_list(tools, _tool, "name"), mode, name, parallel), "name")
+    found = tool_list(tools, _tool, "name")
+    strict = strict_names(tools if isinstance(tools, list) else ())
+    return callable_tools(Tools(found, mode, name, parallel, strict), "name")
 
 
 def _tool(given: object, path: str) -> Tool:

@@ -1,6 +1,6 @@
 """``tools`` and ``tool_choice`` of OpenAI chat, and what the tools of every chat dialect have in common."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,13 +33,19 @@ def read_tools(tools: object, choice: object, parallel: bool | None) -> Tools:
     """Check both fields together. Raises `InvalidRequest`."""
     mode, name = _choice(choice)
     found = tool_list(tools, _tool, "function.name")
-    return callable_tools(Tools(found, mode, name, parallel, _strict(tools)), "function.name")
-
-
-def _strict(tools: object) -> frozenset[str]:
-    """The names of the functions with ``strict: true``; all of them are checked already."""
     functions = [tool["function"] for tool in tools] if isinstance(tools, list) else []
-    return frozenset(function["name"] for function in functions if function.get("strict") is True)
+    return callable_tools(Tools(found, mode, name, parallel, strict_names(functions, "function.")), "function.name")
+
+
+def strict_names(functions: Sequence[Mapping[str, Any]], place: str = "") -> frozenset[str]:
+    """The names of those with ``strict: true``; all else of them is checked already.
+
+    `place` is in front of the field in its path. Raises `InvalidRequest`.
+    """
+    for index, function in enumerate(functions):
+        if not isinstance(function.get("strict"), bool | None):
+            raise wrong_type(f"tools.{index}.{place}strict", "a boolean", function["strict"])
+    return frozenset(function["name"] for function in functions if function.get("strict"))
 
 
 def tool_list(given: object, read: Callable[[object, str], Tool], name_key: str) -> tuple[Tool, ...]:

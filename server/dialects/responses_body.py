@@ -228,7 +228,8 @@ def _chat_tool(tool: object, path: str) -> object:
         raise InvalidRequest(
             f"{path}.type: tools of type {str(kind)[:40]!r} are not supported, only functions", f"{path}.type"
         )
-    return {"type": "function", "function": {name: tool.get(name) for name in ("name", "description", "parameters")}}
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool.get(name) for name in names}}
 
 
 def _chat_choice(given: object) -> object:

@@ -20,6 +20,14 @@ def test_a_tool_is_a_function_with_its_schema_as_parameters():
     }
 
 
+def test_a_strict_tool_is_kept_to_its_schema_or_refused() -> None:
+    others = [{**TOOL, "name": "g", "strict": False}, {**TOOL, "name": "h", "strict": None}]
+    assert read_tools([{**TOOL, "strict": True}, *others], None).strict == {"f"}
+    with pytest.raises(InvalidRequest) as caught:
+        read_tools([TOOL, {**others[0], "strict": "yes"}], None)
+    assert caught.value.param == "tools.1.strict"
+
+
 def test_an_empty_schema_takes_nothing_and_a_description_may_be_missing():
     [tool] = read_tools([{**without("description"), "input_schema": {}}], None).tools
     assert tool["function"] == {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}

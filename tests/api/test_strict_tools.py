@@ -1,0 +1,94 @@
+"""``strict`` in every dialect, ``auto`` beside a schema, and thoughts that are ended while calls are strict."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from server.dialects.reasoning_control import REASONING_END
+from tests.api.conftest import Serve
+from tests.api.streams import posting
+from tests.api.test_control import begun, rest
+from tests.fakes import FakeLoader, FakeRunner
+
+ODD = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+TEMPLATE = (
+    "{{ tools }}{# <tool_call></tool_call><think></think> #}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant\n{% endif %}"
+)
+MODELS = {"demo": {"path": "demo.gguf", "load": "startup", "chat_template": TEMPLATE}}
+HI = [{"role": "user", "content": "Hi"}]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
+WRONG = '<tool_call>\n{"name": "g", "arguments": {"a": "no"}}\n</tool_call>'
+
+
+def model_that_says(reply: str, **options: Any) -> FakeLoader:
+    replies = {"Hiassistant\n": reply}
+    return FakeLoader(runner=lambda: FakeRunner(n_seq=1, n_ctx_seq=2048, replies=replies, **options))
+
+
+def asked(dialect: str, strict: object, schema: Any = ODD) -> tuple[str, dict[str, Any], str]:
+    """The path, the body with one tool, and the place of its schema."""
+    if dialect == "messages":
+        tool = {"name": "f", "input_schema": schema, "strict": strict}
+        return "/v1/messages", {"messages": HI, "max_tokens": 200, "tools": [tool]}, "tools.0.input_schema"
+    if dialect == "responses":
+        tool = {"type": "function", "name": "f", "parameters": schema, "strict": strict}
+        return "/v1/responses", {"input": "Hi", "tools": [tool]}, "tools.0.parameters"
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}
+    return "/v1/chat/completions", {"messages": HI, "tools": [tool]}, "tools.0.function.parameters"
+
+
+@pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
+async def test_a_strict_tool_whose_schema_cannot_be_kept_is_a_400(serve: Serve, dialect: str) -> None:
+    async with serve(model_that_says(CALL), models=MODELS) as api:
+        path, body, place = asked(dialect, True)
+        reply = await api.client.post(path, json=body)
+        assert reply.status_code == 400
+        message = reply.json()["error"]["message"]
+        assert "uniqueItems" in message
+        assert place in message
+        path, body, _ = asked(dialect, None)
+        assert (await api.client.post(path, json=body)).status_code == 200
+        path, body, place = asked(dialect, "yes")
+        reply = await api.client.post(path, json=body)
+        assert (reply.status_code, place.rpartition(".")[0] in reply.text) == (400, True)
+
+
+@pytest.mark.parametrize(("said", "called"), [(CALL, True), ('{"b": 1}', False), (WRONG, True), ("Hello", None)])
+async def test_with_auto_a_schema_holds_for_what_is_no_call(serve: Serve, said: str, called: bool | None) -> None:
+    """Whatever the model wants to say, it is a call that fits or an answer that does."""
+    schema = {"type": "object", "properties": {"b": {"const": 1}}, "required": ["b"], "additionalProperties": False}
+    fits = {"type": "object", "properties": {"a": {"const": [1]}}, "required": ["a"], "additionalProperties": False}
+    _, body, _ = asked("chat", None, fits)
+    body |= {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    body |= {"temperature": 0, "parallel_tool_calls": False, "enable_thinking": False}
+    async with serve(model_that_says(said), models=MODELS) as api:
+        (choice,) = (await api.client.post("/v1/chat/completions", json=body)).json()["choices"]
+        calls = choice["message"].get("tool_calls", [])
+        if called is not None:
+            assert bool(calls) is called
+        if calls:
+            assert [call["function"]["name"] for call in calls] == ["f"]
+            assert choice["finish_reason"] == "tool_calls"
+        else:
+            assert choice["message"]["content"].replace(" ", "") == '{"b":1}'
+
+
+@pytest.mark.parametrize("said", [CALL, WRONG])
+async def test_thoughts_of_a_chat_with_strict_calls_can_be_ended(serve: Serve, said: str) -> None:
+    """The call that follows is kept to the schema."""
+    steps = threading.Semaphore(0)
+    _, body, _ = asked("chat", True, {"type": "object", "properties": {"a": {"const": [1]}}, "required": ["a"]})
+    replies = {"Hiassistant\n": "<think>I wonder and wonder</think>Hello", "I</think>": said}
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, n_ctx_seq=2048, n_batch=2048, replies=replies, steps=steps))
+    body |= {"stream": True, "temperature": 0, "max_tokens": 150, "reasoning_control": True}
+    async with serve(loader, models=MODELS) as api, posting(api.app, "/v1/chat/completions", body) as exchange:
+        completion = await begun(exchange, steps)
+        control = {"id": completion, "action": REASONING_END}
+        reply = await api.client.post("/v1/chat/completions/control", json=control)
+        assert reply.json() == {"success": True}
+        thoughts, content = await rest(exchange, steps)
+        assert "wonder and wonder" not in thoughts
+        assert "</think>" not in thoughts + content
+        assert '"g"' not in content
