@@ -7,6 +7,7 @@ from server.dialects.begun_calls import begun_calls, blamed
 from server.dialects.chat_tools import Tools
 from server.dialects.constraints import ConstraintFields, constrained, only_guide, output_constraint, wanted_schema
 from server.dialects.guided import conflict
+from server.dialects.lazy_grammar import lazily
 from server.dialects.reasoning_budget import Allowance, begun_thoughts, ended_by
 from server.dialects.reasoning_control import ReasoningSwitch
 from server.dialects.thinking_constraint import AfterThinking, Framing
@@ -103,7 +104,7 @@ def knows_thoughts(tools: Tools, model: LoadedModel) -> bool:
 
 def _constraint(fields: ConstraintFields, tools: Tools, model: LoadedModel) -> Constraint | None:
     if not tools.callable:
-        return output_constraint(fields, lambda: model.grammar)
+        return lazily(output_constraint(fields, lambda: model.grammar), fields, model)
     guided = only_guide(fields)
     if guided is not None and not guided.is_schema:
         raise conflict(guided.field, "tools that may be called")

@@ -11,6 +11,7 @@ from pydantic import field_validator
 
 from server.dialects.fields import json_kind
 from server.dialects.guided import ANY_OBJECT, Guide, GuidedFields, conflict, guide
+from server.dialects.lazy_grammar import LazyFields
 from server.engine.request import Constraint
 from server.errors import InvalidRequest
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # llguidance takes its time to import
 __all__ = ["ANY_OBJECT", "ConstraintFields", "constrained", "only_guide", "output_constraint", "wanted_schema"]
 
 
-class ConstraintFields(GuidedFields):
+class ConstraintFields(GuidedFields, LazyFields):
     """What the output must match."""
 
     response_format: dict[str, Any] | None = None

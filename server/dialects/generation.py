@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, field_validator
 from server.dialects.adapters import read_adapters, request_adapters
 from server.dialects.constraints import ConstraintFields
 from server.dialects.fields import Body, Count, CountOrAll, Fraction, Whole, field_error, out_of_range, within
+from server.dialects.lazy_grammar import preserved
 from server.dialects.reasoning_control import ReasoningSwitch
 from server.dialects.sampling import SamplingFields, sampling_params
 from server.dialects.wire import Json
@@ -28,16 +29,10 @@ MAX_CLOSING_CHARS = 4096
 MAX_ALTERNATIVES = 400_000
 """Most in one reply with more than `FEW_PROBS` per token: about 40 MB."""
 
-REFUSED: dict[str, str] = {
-    "grammar_lazy": "lazy grammars are not supported",
-    "grammar_triggers": "lazy grammars are not supported",
-}
-"""llama-server's fields that would change the reply and that this server can't carry out, with the reason."""
-
 WITHOUT_EFFECT = (
     # llama-server's: where sampling happens, native replies and debugging
     *("backend_sampling", "return_tokens", "response_fields", "verbose"),
-    *("preserved_tokens", "chat_format"),
+    "chat_format",
     # OpenAI's: accounting and routing at OpenAI, hints
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("prompt_cache_retention", "prediction", "verbosity"),
@@ -78,8 +73,6 @@ class GenerationFields(SamplingFields, ConstraintFields):
     return_progress: bool | None = None
     sse_ping_interval: CountOrAll | None = None
     lora: Any = None
-    grammar_lazy: bool | None = None
-    grammar_triggers: Any = None
     reasoning_control: bool | None = None
     reasoning_budget_tokens: Limit | None = None
     thinking_budget_tokens: Limit | None = None
@@ -162,13 +155,6 @@ def read_stop(value: object) -> tuple[str, ...]:
     return tuple(word for word in words if word)
 
 
-def refuse_unsupported(fields: GenerationFields) -> None:
-    """Raise `InvalidRequest` for a field whose effect this server can't give; its neutral value is fine."""
-    for name, reason in REFUSED.items():
-        if getattr(fields, name):
-            raise field_error(name, reason)
-
-
 def refuse_thinking(fields: GenerationFields) -> None:
     """Raise `InvalidRequest` where thoughts are to be ended that only chats have; 0 and -1 are what holds anyway."""
     if fields.reasoning_control:
@@ -198,7 +184,6 @@ def engine_request(
     print_special: frozenset[int] = frozenset(),
 ) -> Request:
     """One engine request from a body's shared fields. Raises `InvalidRequest`."""
-    refuse_unsupported(fields)
     check_choices(fields, model)
     id_slot = -1 if fields.id_slot is None else fields.id_slot
     if id_slot >= model.engine.n_slots:
@@ -218,7 +203,7 @@ def engine_request(
         deadline_s=max(fields.t_max_predict_ms or 0, 0) / 1e3,
         return_progress=bool(fields.return_progress and fields.stream),
         timings_per_token=bool(fields.timings_per_token),
-        print_special=print_special,
+        print_special=print_special | preserved(fields, model.vocab),
         constraint=constraint,
         adapters=request_adapters(fields.lora, model),
         n_keep=model.spec.engine.n_keep if fields.n_keep is None else fields.n_keep,

@@ -33,11 +33,8 @@ def generation_settings(
     return {name: value for name, value in _settings(shown, {"spec_type": spec_type}, ()).items() if name not in _LONG}
 
 
-def whole_settings(
-    request: Request, vocab: Vocab, *, stream: bool, grammar: str, reasoning_format: str, spec_type: str, lora: Adapters
-) -> dict[str, Any]:
-    """The whole object: `grammar` in the form of its source, `lora` as the client gave it."""
-    given = {"stream": stream, "grammar": grammar, "reasoning_format": reasoning_format, "spec_type": spec_type}
+def whole_settings(request: Request, vocab: Vocab, *, lora: Adapters, **given: object) -> dict[str, Any]:
+    """The whole object: ``grammar`` in the form of its source, `lora` as the client gave it."""
     shown = _settings(request, given, lora)
     never = vocab.eog if request.sampling.ignore_eos else ()
     return shown | {"logit_bias": shown["logit_bias"] + [{"bias": None, "token": token} for token in sorted(never)]}
@@ -60,9 +57,9 @@ def _settings(request: Request, given: Mapping[str, Any], lora: Adapters) -> dic
         "n_probs": request.n_probs,
         "min_keep": sampling.min_keep,
         "grammar": given.get("grammar", ""),
-        "grammar_lazy": False,
-        "grammar_triggers": [],
-        "preserved_tokens": [],
+        "grammar_lazy": given.get("grammar_lazy", False),
+        "grammar_triggers": given.get("grammar_triggers", []),
+        "preserved_tokens": sorted(request.print_special),
         "chat_format": "Content-only",
         "reasoning_format": given.get("reasoning_format", "none"),
         "reasoning_in_content": given.get("reasoning_format") == "deepseek-legacy" and bool(given.get("stream")),

@@ -12,6 +12,7 @@ from server.dialects.constraints import ANY_OBJECT, only_guide
 from server.dialects.fields import field_error, parse
 from server.dialects.generation import Generation, check_alternatives, engine_request, refuse_thinking
 from server.dialects.generation_settings import whole_settings
+from server.dialects.lazy_grammar import lazily, shown_triggers
 from server.dialects.native_body import NativeBody
 from server.dialects.native_reply import Finals, NativeReply
 from server.dialects.native_stream import NativeStream
@@ -63,7 +64,7 @@ def tokens_of(completion: NativeCompletion, model: LoadedModel) -> list[list[int
 
 def generation(body: NativeBody, tokenize: Callable[[], Sequence[list[int]]], model: LoadedModel) -> Generation:
     """One engine request per prompt, and what writes the reply of them all."""
-    constraint = _budgeted(_constraint(body, model), body, model)
+    constraint = _budgeted(lazily(_constraint(body, model), body, model), body, model)
     prompts = tokenize()
     request_id = f"cmpl-{random_id()}"
     requests = [
@@ -126,6 +127,8 @@ def _settings(body: NativeBody, request: Request, model: LoadedModel) -> Json:
         reasoning_format="deepseek" if reasoning == "auto" else reasoning,
         spec_type=model.spec.engine.spec_type,
         lora=body.lora or (),
+        grammar_lazy=bool(body.grammar_lazy),
+        grammar_triggers=shown_triggers(body, model.vocab),
     )
 
 

@@ -118,6 +118,8 @@ def read_chat(given: object) -> Conversation:
     tools = _read_tools(body)
     if tools.callable and body.grammar:
         raise InvalidRequest("grammar: Cannot use custom grammar constraints with tools.", "grammar")
+    if tools.callable and body.grammar_lazy:
+        raise InvalidRequest("grammar_lazy: tools have triggers of their own", "grammar_lazy")
     if tools.tools and body.stream and body.logprobs:
         raise InvalidRequest("logprobs: logprobs is not supported with tools + stream", "logprobs")
     if body.top_logprobs is not None and not body.logprobs:

@@ -23,6 +23,7 @@ from server.dialects.generation import (
     engine_request,
     refuse_thinking,
 )
+from server.dialects.lazy_grammar import lazily
 from server.dialects.wire import Header
 from server.engine.request import Request
 from server.errors import InvalidRequest, NotSupported
@@ -104,7 +105,7 @@ def completion_generation(completion: Completion, model: LoadedModel) -> Generat
 def prepare_completion(completion: Completion, model: LoadedModel, request_id: str) -> CompletionJob:
     """Tokenize and compile; blocking, for a thread. Raises `InvalidRequest`."""
     body = completion.body
-    constraint = output_constraint(body, lambda: model.grammar)
+    constraint = lazily(output_constraint(body, lambda: model.grammar), body, model)
     requests, echoes = [], []
     for number, prompt in enumerate(completion.prompts):
         path = "prompt" if len(completion.prompts) == 1 else f"prompt.{number}"

@@ -59,7 +59,6 @@ def test_stop_is_one_string_or_a_list(stop: object, expected: tuple[str, ...]) -
         ("stream", "yes"),
         ("t_max_predict_ms", -2),
         ("model", 5),
-        ("grammar_lazy", True),
         ("n_indent", -1),
         ("post_sampling_probs", 1),
         ("n_keep", -2),
@@ -129,7 +128,7 @@ def test_a_wrong_lora_is_refused(lora: object) -> None:
         engine_request(parse(GenerationFields, {"lora": lora}), model, request_id="r", prompt=[1])
 
 
-@pytest.mark.parametrize("name", ["lora", "grammar_triggers"])
+@pytest.mark.parametrize("name", ["lora", "grammar_triggers", "preserved_tokens"])
 def test_neutral_values_of_unsupported_fields_are_fine(name: str) -> None:
     request(**{name: []}, grammar_lazy=False, n_indent=0, post_sampling_probs=False, reasoning_budget_tokens=-1)
 

@@ -122,7 +122,6 @@ def test_logprobs_may_be_a_switch() -> None:
         ("n", 9),
         ("id_slot", 9),
         ("stream", 1),
-        ("grammar_lazy", True),
     ],
 )
 def test_a_wrong_field_is_refused_by_name(name: str, value: object) -> None:
