@@ -146,6 +146,7 @@ class DiskTier:
                 gone = []
                 for entry in entries:
                     entry.used_at += now
+                    entry.floor = 0 if self._can_cut else len(entry.tokens)
                     for group in self._tier.put(entry, now):
                         gone += group
             self._remove(gone)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from server.engine import commands
 from server.engine.adapters import Tuning, default_set, tuning
+from server.engine.disk import DiskTier, StateFiles
 from server.engine.group import InstanceGroup
 from server.engine.instance import Instance
 from server.engine.mailbox import Mailbox
@@ -18,6 +19,8 @@ from server.engine.request import Adapters, Request, Sink
 from server.engine.sequence import Ticket
 from server.engine.slot_state import SlotState
 from server.engine.snapshot import SlotSnapshot, snapshot
+from server.engine.stats import EngineStats
+from server.engine.tier import MIB
 from server.errors import ContextExceeded, InvalidRequest, QueueFull, ShuttingDown
 
 
@@ -35,6 +38,8 @@ class Engine(InstanceGroup[Instance]):
         self.vocab = runners[0].vocab
         self.n_ctx_seq = runners[0].info.n_ctx_seq
         self.adapters = runners[0].adapters
+        self._can_cut = runners[0].info.can_cut
+        self._disk: DiskTier | None = None
         self._start(
             [
                 Instance(
@@ -48,6 +53,38 @@ class Engine(InstanceGroup[Instance]):
                 for i, runner in enumerate(runners)
             ]
         )
+
+    async def use_disk(self, files: StateFiles) -> None:
+        """Keep prompt states in `files` when RAM has no room for them. To be called before the first request.
+
+        Returns when it is known what is there.
+        """
+        self._disk = DiskTier(files, self.params.cache_disk * MIB, self._clock, self._wake_all, can_cut=self._can_cut)
+        for instance in self._instances:
+            instance.use_disk(self._disk)
+        await asyncio.wrap_future(self._disk.ready)
+
+    def _wake_all(self) -> None:
+        for instance in self._instances:
+            instance.wake()
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Take no more requests, give the running ones `drain_s` seconds, then fail them and free the contexts.
+
+        With a disk, prompt states that are in RAM are saved there.
+        """
+        await super().close(drain_s)
+        if self._disk is not None:
+            await asyncio.to_thread(self._disk.close)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals over the instances; a copy."""
+        total = super().stats
+        if self._disk is not None:
+            total.cache_disk_bytes, total.cache_disk_states = self._disk.n_bytes, self._disk.n_entries
+            total.n_disk_hits, total.n_disk_dropped = self._disk.n_hits, self._disk.n_dropped
+        return total
 
     def submit(self, request: Request, sink: Sink) -> Ticket:
         """Queue `request`; its events go to `sink` on the event loop.

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # both know a fetch
     from server.engine.disk import DiskTier, OnDisk
     from server.engine.sequence import Sequence
 
+LEAST_S = 0.05
 UNKNOWN_S = 2.0  # longest wait where nobody knows yet how long computing would take
 
 
@@ -44,7 +45,7 @@ def start(waiting: "Iterable[Sequence]", disk: "DiskTier", worth: Worth, now: fl
         fetch = sequence.fetch
         if fetch is not None and fetch.future is None:
             fetch.future = disk.read(fetch.entry)
-            fetch.wait_until = now + (worth.compute_s(fetch.n) or UNKNOWN_S)
+            fetch.wait_until = now + max(worth.compute_s(fetch.n) or UNKNOWN_S, LEAST_S)
 
 
 def wait_s(waiting: "Iterable[Sequence]", now: float) -> float | None:

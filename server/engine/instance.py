@@ -297,3 +297,4 @@ class Instance:
     def _count(self) -> None:
         self.stats.n_processing = sum(1 for _ in self.scheduler.active())
         self.stats.n_deferred = len(self.scheduler.waiting)
+        self._cells.count(self.stats)

@@ -11,6 +11,7 @@ from server.engine.protocols import Runner
 from server.engine.scheduler import Entry, Scheduler
 from server.engine.sequence import Sequence, Slot
 from server.engine.slot_state import SlotState
+from server.engine.stats import EngineStats
 from server.engine.tier import Stored
 from server.engine.tiers import Tiers
 from server.errors import InvalidRequest, LlamapoolError
@@ -27,6 +28,7 @@ class Cells:
         self.tiers = Tiers(runner, scheduler, clock)
         self._can_cut = runner.info.can_cut
         self._n_checkpoints = scheduler.params.ctx_checkpoints
+        self._n_checkpoints_made = self._n_rewound = 0
         self._checkpoint_bytes = limit_bytes(runner.info.free_bytes, runner.info.n_seq)
 
     def clear(self, slot: Slot) -> None:
@@ -61,6 +63,13 @@ class Cells:
         slot.n_shared = min(slot.n_shared, n)
         slot.checkpoints = below(slot.checkpoints, n)
         self._look(slot)
+        self._n_rewound += 1
+
+    def count(self, stats: EngineStats) -> None:
+        """What became of caches so far."""
+        tier = self._scheduler.tier
+        stats.cache_ram_bytes, stats.cache_ram_states, stats.n_ram_hits = tier.size, len(tier), tier.n_hits
+        stats.n_checkpoints, stats.n_checkpoint_hits = self._n_checkpoints_made, self._n_rewound
 
     def _look(self, slot: Slot) -> None:
         """After its cells changed: how far back it can be cut now."""
@@ -90,6 +99,7 @@ class Cells:
         except LlamapoolError as error:
             log.warning("slot %d: no checkpoint at %d tokens: %s", slot.id, n, error)
             return
+        self._n_checkpoints_made += 1
         slot.checkpoints = added(slot.checkpoints, Checkpoint(n, state), self._n_checkpoints, self._checkpoint_bytes)
 
     def prepare(self, placement: Placement, now: float) -> None:

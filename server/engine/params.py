@@ -1,6 +1,7 @@
 """The engine's own settings, as plain values."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +13,8 @@ class EngineParams:
     min_chunk: int = 32  # prompt tokens a step carries at least, in all
     cache_prompt: bool = True
     slot_prompt_similarity: float = 0.1
+    cache_disk: int = 0  # MiB of prompt states on disk of all instances together; 0 = off
+    cache_disk_path: Path | None = None  # their folder
     context_shift: bool = False  # a full context drops its older half and goes on, where the model can
     n_keep: int = 0  # of requests that say nothing: prompt tokens that a shift keeps
     n_cache_reuse: int = 0  # of requests that say nothing; see `Request`

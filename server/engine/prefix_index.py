@@ -11,7 +11,7 @@ from server.engine.adapters import Tuning
 from server.engine.prefix import common_prefix
 
 BLOCK = 64  # tokens
-MOST = 64  # entries that one look-up compares
+MOST = 16  # entries that one look-up compares
 
 
 class Kept(Protocol):

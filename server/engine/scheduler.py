@@ -92,7 +92,7 @@ class Scheduler:
             sequence.n_cached = len(slot.tokens)
             sequence.placed_at = now
         sequence.phase = Phase.PREFILL
-        sequence.marks = self._placer.marks(placement)
+        sequence.marks, sequence.fetch = self._placer.marks(placement), None
         if len(slot.tokens) == len(sequence.target) and sequence.output:
             sequence.phase = Phase.DECODE
 

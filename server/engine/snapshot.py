@@ -21,6 +21,7 @@ class SlotSnapshot:
     n_prompt_computed: int = 0
     n_decoded: int = 0
     has_new_line: bool = False
+    n_checkpoints: int = 0  # places inside it that a prompt can go on from, beside its end
     spec_type: str = "none"  # how its next tokens may be guessed
 
 
@@ -44,5 +45,6 @@ def snapshot(slot: Slot, first_id: int, n_ctx: int, spec_type: str = "none") -> 
         n_prompt_computed=max(min(n_tokens, n_prompt) - n_cached, 0),
         n_decoded=len(sequence.output),
         has_new_line=sequence.text.has_new_line,
+        n_checkpoints=len(slot.checkpoints),
         spec_type=spec_type,
     )

@@ -59,6 +59,15 @@ class EngineStats:
     n_draft_accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)  # drafts of which so many tokens and one more were right
     n_parked: int = 0  # requests that were moved out of the KV cache and resumed later
+    cache_ram_bytes: int = 0  # gauge: of prompt states that have no slot
+    cache_ram_states: int = 0  # gauge
+    n_ram_hits: int = 0  # times that one of them was loaded instead of computed
+    cache_disk_bytes: int = 0  # gauge
+    cache_disk_states: int = 0  # gauge
+    n_disk_hits: int = 0
+    n_disk_dropped: int = 0  # files that were not what was written
+    n_checkpoints: int = 0  # made, inside of slots whose memory can't be cut
+    n_checkpoint_hits: int = 0  # times that a prompt went on from one
     time_to_first_token: Histogram = field(default_factory=Histogram)
     inter_token: Histogram = field(default_factory=Histogram)
     queue_time: Histogram = field(default_factory=Histogram)
@@ -96,7 +105,15 @@ def combined(one: EngineStats, other: EngineStats) -> EngineStats:
 
 def ended(stats: EngineStats) -> EngineStats:
     """What remains of an engine's totals when it no longer runs: its gauges are 0."""
-    return replace(stats, n_processing=0, n_deferred=0)
+    return replace(
+        stats,
+        n_processing=0,
+        n_deferred=0,
+        cache_ram_bytes=0,
+        cache_ram_states=0,
+        cache_disk_bytes=0,
+        cache_disk_states=0,
+    )
 
 
 def _sum(name: str, one: Any, other: Any) -> Any:

@@ -44,6 +44,31 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
         "Number of times a running request was moved out of the KV cache to be resumed later",
         lambda s: s.n_parked,
     ),
+    (
+        "llamapool_cache_ram_hits_total",
+        "Number of times a prompt's state came back from RAM (cache_ram) instead of being computed",
+        lambda s: s.n_ram_hits,
+    ),
+    (
+        "llamapool_cache_disk_hits_total",
+        "Number of prompt states that were read from disk (cache_disk)",
+        lambda s: s.n_disk_hits,
+    ),
+    (
+        "llamapool_cache_disk_dropped_total",
+        "Number of files on disk that were dropped because they were not what was written",
+        lambda s: s.n_disk_dropped,
+    ),
+    (
+        "llamapool_checkpoints_total",
+        "Number of checkpoints made in slots whose memory can't be cut",
+        lambda s: s.n_checkpoints,
+    ),
+    (
+        "llamapool_checkpoint_hits_total",
+        "Number of times a prompt went on from a checkpoint",
+        lambda s: s.n_checkpoint_hits,
+    ),
 )
 _GAUGES: tuple[tuple[str, str, _Read], ...] = (
     (
@@ -51,6 +76,10 @@ _GAUGES: tuple[tuple[str, str, _Read], ...] = (
         "Largest observed sequence length (prompt + generation)",
         lambda s: s.n_tokens_max,
     ),
+    ("llamapool_cache_ram_bytes", "Bytes of prompt states in RAM (cache_ram)", lambda s: s.cache_ram_bytes),
+    ("llamapool_cache_ram_states", "Number of prompt states in RAM", lambda s: s.cache_ram_states),
+    ("llamapool_cache_disk_bytes", "Bytes of prompt states on disk (cache_disk)", lambda s: s.cache_disk_bytes),
+    ("llamapool_cache_disk_states", "Number of prompt states on disk", lambda s: s.cache_disk_states),
     ("llamacpp:requests_processing", "Number of requests processing", lambda s: s.n_processing),
     ("llamacpp:requests_deferred", "Number of requests deferred", lambda s: s.n_deferred),
     (

@@ -159,6 +159,12 @@ class SchedulingSettings(SettingsModel):
 
     group: ClassVar[str] = "Scheduling"
 
+    @model_validator(mode="after")
+    def _a_disk_cache_needs_a_folder(self) -> "SchedulingSettings":
+        if self.cache_disk and self.cache_disk_path is None:
+            raise ValueError("cache_disk needs a folder: set cache_disk_path")
+        return self
+
     max_queue: Annotated[Int, option(), Field(ge=0)] = 256
     """Requests that may wait for a slot; the next one gets 429 with Retry-After."""
     target_itl_ms: Annotated[Float, option(), Field(gt=0)] = 250.0
@@ -186,6 +192,10 @@ class SchedulingSettings(SettingsModel):
     ] = 8192
     """Least tokens between those in the middle of a prompt; the ends of the system prompt and of the last turn, the
     prompt's end, and places where another prompt differed always get one. 0 = one at the end of every turn."""
+    cache_disk: Annotated[Int, option("--cache-disk", metavar="MIB"), Field(ge=0)] = 0
+    """MiB on disk, in cache_disk_path, for prompts that RAM has no room for; they outlive the process. 0 = off."""
+    cache_disk_path: Annotated[FilePath | None, option("--cache-disk-path", metavar="FOLDER", is_path=True)] = None
+    """Folder for cache_disk: each model gets one in it, used by one process at a time; created where it is missing."""
     context_shift: Annotated[
         Bool, option("--context-shift", env="LLAMA_ARG_CONTEXT_SHIFT", off=("--no-context-shift",))
     ] = False

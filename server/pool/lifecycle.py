@@ -22,6 +22,7 @@ from server.pool.loading import Load, Parts, TemplateFactory, chat_template
 from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
 from server.pool.protocols import Loader
 from server.pool.state import ModelFacts, Status, check_transition
+from server.pool.state_folder import StateFolder
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class Lifecycle:
                 parts.runners.clear()
             await self._in_thread(parts.close)
             raise
-        return LoadedModel(
+        model = LoadedModel(
             load.spec,
             parts.weights.info,
             parts.weights.vocab,
@@ -120,6 +121,9 @@ class Lifecycle:
             loaded_at=time.time(),
             make_grammar=self._factories.grammar,
         )
+        if generator is not None and spec.engine.cache_disk and spec.engine.cache_disk_path is not None:
+            await generator.use_disk(StateFolder(model, spec.engine.cache_disk_path))
+        return model
 
     def _loaded(self, entry: Entry, model: LoadedModel) -> None:
         woke = entry.facts is not None

@@ -51,11 +51,11 @@ def _read(model: LoadedModel, files: SlotFiles, name: str) -> tuple[SlotState, i
         try:
             found = open_saved(file, size)
             tuning = tuning_here(model, found.description)
-            tokens, state = found.read(model.vocab.n_tokens)
+            tokens, state, checkpoints = found.read(model.vocab.n_tokens)
         except InvalidRequest as error:
             raise _refusal(error) from None
     n_exact = found.description.n_exact
-    return SlotState(tokens, state, tuning, NEVER if n_exact is None else n_exact), size
+    return SlotState(tokens, state, tuning, NEVER if n_exact is None else n_exact, checkpoints), size
 
 
 def _refusal(error: InvalidRequest) -> InvalidRequest:

@@ -3,6 +3,7 @@
 ::
 
     u32 'ggsq' | u32 version | u32 number of words | words | state        as llama_state_seq_save_file writes it
+    the states of the checkpoints, if there are any
     JSON: Description, with a hash of all of the above
     magic | u32 format | u32 bytes of the JSON | u64 bytes before it | hash of the JSON and these numbers
 
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import BinaryIO
 
+from server.engine.checkpoints import Checkpoint, Checkpoints
 from server.engine.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
 
@@ -51,6 +53,7 @@ class Description:
     lora_for_all: LoraSet
     n_tokens: int
     n_exact: int | None
+    checkpoints: tuple[tuple[int, int], ...] = ()  # tokens before each, bytes of its state
 
 
 def encode(saved: SlotState, description: Description) -> Iterator[bytes | memoryview]:
@@ -62,11 +65,14 @@ def encode(saved: SlotState, description: Description) -> Iterator[bytes | memor
     words = struct.pack(f"<{_PACKED.size}s{n}iI", _PACKED.pack(-1, PACKED_VERSION, n), *saved.tokens, 0)
     start = _HEAD.pack(STATE_MAGIC, STATE_VERSION, len(words) // 4) + words
     content = _blake2b()
-    for part in (start, state):
+    n_bytes = 0
+    parts: list[bytes | memoryview] = [start, state, *(c.state for c in saved.checkpoints)]
+    for part in parts:
         content.update(part)
+        n_bytes += len(part)
         yield part
     text = json.dumps({**asdict(description), "blake2b": content.hexdigest()}, sort_keys=True).encode()
-    end = text + _FOOT.pack(_MAGIC, FORMAT, len(text), len(start) + len(state))
+    end = text + _FOOT.pack(_MAGIC, FORMAT, len(text), n_bytes)
     yield end + hashlib.blake2b(end, digest_size=_DIGEST_BYTES).digest()
 
 
@@ -79,8 +85,18 @@ class Opened:
     n_bytes: int  # of the content
     blake2b: str
 
-    def read(self, n_vocab: int) -> tuple[list[int], bytes]:
-        """Tokens, and the state as llama_state_seq_get_data gives it.
+    def read_tokens(self, n_vocab: int) -> list[int]:
+        """Only the tokens, which may be others than what was written: `read` finds out.
+
+        Raises `InvalidRequest` when they can't be tokens of this model.
+        """
+        self.file.seek(0)
+        _, _, n_words = _HEAD.unpack(self.file.read(_HEAD.size))
+        words = self.file.read(4 * min(n_words, (self.n_bytes - _HEAD.size) // 4))
+        return _tokens(words, self.description.n_tokens, n_vocab)
+
+    def read(self, n_vocab: int) -> tuple[list[int], bytes, Checkpoints]:
+        """Tokens, the state as llama_state_seq_get_data gives it, and checkpoints.
 
         Raises `InvalidRequest` unless every byte is what was written.
         """
@@ -90,14 +106,22 @@ class Opened:
         magic, version, n_words = _HEAD.unpack(head)
         n_words = min(n_words, (self.n_bytes - len(head)) // 4)
         words = self.file.read(4 * n_words)
-        state = DATA_PREFIX + bytes(4) + self.file.read(self.n_bytes - len(head) - len(words))
-        for part in (head, words, memoryview(state)[_PREFIX_BYTES:]):
+        sizes = [size for _, size in self.description.checkpoints]
+        n_state = self.n_bytes - len(head) - len(words) - sum(sizes)
+        if n_state < 0:
+            raise InvalidRequest("it is damaged: its checkpoints are larger than it is")
+        state = DATA_PREFIX + bytes(4) + self.file.read(n_state)
+        states = [self.file.read(size) for size in sizes]
+        parts: list[bytes | memoryview] = [head, words, memoryview(state)[_PREFIX_BYTES:], *states]
+        for part in parts:
             content.update(part)
         if content.hexdigest() != self.blake2b:
             raise InvalidRequest("it is damaged: its content is not what was saved")
         if (magic, version) != (STATE_MAGIC, STATE_VERSION):
             raise InvalidRequest(f"its state has the version {version}, this llama.cpp reads {STATE_VERSION}")
-        return _tokens(words, self.description.n_tokens, n_vocab), state
+        places = [n_tokens for n_tokens, _ in self.description.checkpoints]
+        checkpoints = tuple(Checkpoint(n, saved) for n, saved in zip(places, states, strict=True))
+        return _tokens(words, self.description.n_tokens, n_vocab), state, checkpoints
 
 
 def open_saved(file: BinaryIO, size: int) -> Opened:
@@ -123,6 +147,7 @@ def open_saved(file: BinaryIO, size: int) -> Opened:
         blake2b = fields.pop("blake2b")
         for key in ("lora", "lora_for_all"):
             fields[key] = tuple((content, scale) for content, scale in fields[key])
+        fields["checkpoints"] = tuple((n_tokens, size) for n_tokens, size in fields.get("checkpoints", ()))
         description = Description(**fields)
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"its description cannot be read: {error}") from error
@@ -134,9 +159,13 @@ def open_saved(file: BinaryIO, size: int) -> Opened:
 def _is_sound(found: Description) -> bool:
     """Whether every value is of the kind that `encode` writes: the hash is no signature, anybody can make one."""
     counts = [n for n in (found.lora_start, found.n_exact) if n is not None]
+    places = [n_tokens for n_tokens, _ in found.checkpoints]
+    counts += [n for pair in found.checkpoints for n in pair]
     return (
         isinstance(found.origin, dict)
         and all(type(n) is int and n >= 0 for n in [found.n_tokens, *counts])
+        and all(0 < a <= found.n_tokens for a in places)
+        and places == sorted(set(places))
         and all(isinstance(content, str) for content, _ in found.lora + found.lora_for_all)
         and all(
             isinstance(scale, int | float) and abs(scale) < math.inf for _, scale in found.lora + found.lora_for_all

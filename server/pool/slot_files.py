@@ -91,6 +91,13 @@ class SlotFiles:
                     ):
                         os.unlink(entry.path)
 
+    def remove_unfinished(self) -> None:
+        """Remove what was not written to its end, however new: for a folder that only this process writes to."""
+        with self._opened_folder("clean up") as folder:
+            for name in os.listdir(folder):
+                if name.startswith(_PART):
+                    os.unlink(name, dir_fd=folder)
+
     @contextmanager
     def _opened_folder(self, verb: str) -> Iterator[int]:
         """A descriptor of the folder, so that a path that is changed meanwhile leads nowhere else."""

@@ -47,6 +47,7 @@ def describe(model: LoadedModel, saved: SlotState) -> Description:
         lora_for_all=_by_content(model, default_set(model.engine.adapters)),
         n_tokens=len(saved.tokens),
         n_exact=None if saved.n_exact == NEVER else saved.n_exact,
+        checkpoints=tuple((c.n_tokens, len(c.state)) for c in saved.checkpoints),
     )
 
 
@@ -58,7 +59,7 @@ def tuning_here(model: LoadedModel, saved: Description) -> Tuning:
     """
     faults = [_fault(_NAMES[key], saved.origin.get(key), here) for key, here in origin_of(model).items()]
     set_now = _by_content(model, default_set(model.engine.adapters))
-    adapters = _by_id(model, saved.lora)
+    adapters = adapters_here(model, saved.lora)
     if adapters is None or set_now not in (saved.lora, saved.lora_for_all):
         faults.append(_fault(_LORA, _shown(saved.lora), _shown(set_now)))
     differing = [fault for fault in faults if fault]
@@ -76,8 +77,8 @@ def _by_content(model: LoadedModel, adapters: Adapters) -> LoraSet:
     return tuple(sorted((content[id_], scale) for id_, scale in adapters))
 
 
-def _by_id(model: LoadedModel, lora: LoraSet) -> Adapters | None:
-    """None when one of them is not loaded here. The same file may be loaded several times."""
+def adapters_here(model: LoadedModel, lora: LoraSet) -> Adapters | None:
+    """The adapters' ids; None when one of them is not loaded here. The same file may be loaded several times."""
     ids: dict[str, list[int]] = {}
     for id_, content in enumerate(model.info.adapter_fingerprints):
         ids.setdefault(content, []).append(id_)

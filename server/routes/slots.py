@@ -62,6 +62,7 @@ def slot_object(slot: SlotSnapshot, reasoning_format: str) -> dict[str, Any]:
     return shown | {
         "id_task": slot.n_requests,
         "n_prompt_tokens": slot.n_tokens,
+        "n_checkpoints": slot.n_checkpoints,
         "n_prompt_tokens_processed": slot.n_prompt_computed if busy else 0,
         "n_prompt_tokens_cache": slot.n_prompt_cached if busy else 0,
         "params": generation_settings(request.sampling, request=request, spec_type=slot.spec_type)

@@ -22,7 +22,10 @@ WHOLE = b"".join(encode(SAVED, DESCRIPTION))
 
 def read(content: bytes, n_vocab: int = 100) -> tuple[Description, list[int], bytes]:
     opened = open_saved(io.BytesIO(content), len(content))
-    return (opened.description, *opened.read(n_vocab))
+    tokens, state, checkpoints = opened.read(n_vocab)
+    assert tuple((c.n_tokens, len(c.state)) for c in checkpoints) == opened.description.checkpoints
+    assert opened.read_tokens(n_vocab) == tokens
+    return opened.description, tokens, state
 
 
 def refusal(content: bytes, n_vocab: int = 100) -> str:

@@ -1,0 +1,161 @@
+"""Prompt states in a real folder: what is written comes back, and nothing that is damaged or of another model."""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from server.engine.adapters import BARE, NEVER, Adapter, Tuning
+from server.engine.checkpoints import Checkpoint
+from server.engine.slot_state import SlotState
+from server.errors import InternalError, InvalidRequest
+from server.pool.model import LoadedModel
+from server.pool.protocols import ModelInfo
+from server.pool.slot_file import DATA_PREFIX
+from server.pool.spec import LoadParams, ModelSpec
+from server.pool.state_folder import StateFolder, folder_name
+
+STATE = DATA_PREFIX + bytes(4) + b"state of the library"
+SAVED = SlotState([7, 8, 9], STATE, BARE, NEVER, (Checkpoint(2, b"two"),))
+LORA = Adapter(0, "lora.gguf", 0.5)
+
+
+def model(n_ctx: int = 256, *, model_id: str = "m", adapters: tuple[Adapter, ...] = ()) -> LoadedModel:
+    """As much of a loaded model as its states depend on."""
+    info = ModelInfo(fingerprint="weights", adapter_fingerprints=tuple(f"content of {a.path}" for a in adapters))
+    engine = SimpleNamespace(n_ctx_seq=n_ctx, n_slots_each=4, adapters=adapters)
+    spec = ModelSpec(model_id, Path("m.gguf"), native=LoadParams())
+    return cast(LoadedModel, SimpleNamespace(spec=spec, info=info, engine=engine, vocab=SimpleNamespace(n_tokens=100)))
+
+
+def opened(root: Path, of: LoadedModel | None = None) -> tuple[StateFolder, list[Any]]:
+    folder = StateFolder(of or model(), root)
+    return folder, folder.index()
+
+
+def files(root: Path) -> list[str]:
+    return sorted(path.name for path in root.rglob("*") if path.is_file() and path.name != ".lock")
+
+
+def save(root: Path, saved: SlotState = SAVED, of: LoadedModel | None = None) -> int:
+    folder, _ = opened(root, of)
+    n_bytes = folder.write("a.state", saved)
+    folder.close()
+    return n_bytes
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
+    n_bytes = save(tmp_path)
+    folder, (entry,) = opened(tmp_path)
+    assert (entry.tokens, entry.tuning, entry.n_exact, entry.places) == ([7, 8, 9], BARE, NEVER, (2,))
+    assert (entry.name, entry.size) == ("a.state", n_bytes)
+    assert folder.read("a.state") == SAVED
+    folder.close()
+
+
+def test_its_age_is_the_time_of_its_last_use(tmp_path: Path) -> None:
+    save(tmp_path)
+    (path,) = tmp_path.rglob("a.state")
+    os.utime(path, (time.time() - 1000,) * 2)
+    folder, (entry,) = opened(tmp_path)
+    assert -1010 < entry.used_at <= -1000
+    folder.used("a.state")
+    folder.close()
+    folder, (entry,) = opened(tmp_path)
+    assert entry.used_at > -10
+    folder.close()
+
+
+def test_lora_sets_come_back_under_the_ids_of_today(tmp_path: Path) -> None:
+    other = Adapter(0, "other.gguf", 0.5)
+    save(tmp_path, replace(SAVED, tuning=Tuning(((0, 0.5),), 1)), model(adapters=(LORA,)))
+    folder, (entry,) = opened(tmp_path, model(adapters=(other, replace(LORA, id=1))))
+    assert entry.tuning == Tuning(((1, 0.5),), 1)
+    folder.close()
+    folder, entries = opened(tmp_path, model(adapters=(other,)))
+    assert entries == []
+    assert files(tmp_path) == []
+    folder.close()
+
+
+@pytest.mark.parametrize("part", ["begin", "state", "checkpoint", "end"])
+def test_a_changed_byte_is_found_before_the_library_sees_it(tmp_path: Path, part: str) -> None:
+    n_bytes = save(tmp_path)
+    (path,) = tmp_path.rglob("a.state")
+    content = bytearray(path.read_bytes())
+    at = {"begin": 0, "state": content.index(b"library"), "checkpoint": content.index(b"two"), "end": n_bytes - 1}[part]
+    content[at] ^= 1
+    path.write_bytes(content)
+    folder, entries = opened(tmp_path)
+    if entries:
+        with pytest.raises(InvalidRequest, match="damaged"):
+            folder.read("a.state")
+    else:
+        assert files(tmp_path) == []
+    folder.close()
+
+
+def test_no_truncated_file_is_read(tmp_path: Path) -> None:
+    n_bytes = save(tmp_path)
+    (path,) = tmp_path.rglob("a.state")
+    content = path.read_bytes()
+    for n in range(n_bytes):
+        path.write_bytes(content[:n])
+        folder, entries = opened(tmp_path)
+        assert entries == []
+        assert files(tmp_path) == []
+        folder.close()
+
+
+def test_states_of_other_settings_are_removed(tmp_path: Path) -> None:
+    save(tmp_path)
+    folder, entries = opened(tmp_path, model(n_ctx=512))
+    assert entries == []
+    assert files(tmp_path) == []
+    folder.close()
+
+
+def test_what_was_not_written_to_its_end_is_removed_and_foreign_files_are_left_alone(tmp_path: Path) -> None:
+    save(tmp_path)
+    (path,) = tmp_path.rglob("a.state")
+    (path.parent / ".saving-1234").write_bytes(b"half")
+    (path.parent / "notes.txt").write_bytes(b"mine")
+    folder, entries = opened(tmp_path)
+    assert len(entries) == 1
+    assert files(tmp_path) == ["a.state", "notes.txt"]
+    folder.close()
+
+
+def test_a_folder_has_one_user_at_a_time(tmp_path: Path) -> None:
+    first, _ = opened(tmp_path)
+    with pytest.raises(InternalError, match="used by another process"):
+        opened(tmp_path)
+    first.close()
+    opened(tmp_path)[0].close()
+
+
+def test_each_model_has_its_own_folder(tmp_path: Path) -> None:
+    names = ["m", "M", "org/m", "org_m", "..", "", "ü" * 300, "a" * 300]
+    assert len({folder_name(name) for name in names}) == len(names)
+    for name in names:
+        assert len(folder_name(name)) < 100
+        assert (tmp_path / folder_name(name)).resolve().parent == tmp_path.resolve()
+
+
+def test_a_folder_that_cannot_be_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InternalError, match="Not a directory"):
+        opened(tmp_path / "file")
+
+
+def test_what_is_gone_already_is_no_error(tmp_path: Path) -> None:
+    folder, _ = opened(tmp_path)
+    folder.remove("a.state")
+    folder.used("a.state")
+    with pytest.raises(InvalidRequest, match="no such file"):
+        folder.read("a.state")
+    folder.close()
