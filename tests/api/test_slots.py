@@ -27,7 +27,7 @@ async def test_a_busy_slot_shows_its_request_but_not_its_text(live: GoLive):
         (slot,) = (await server.api.client.get("/slots")).json()
         assert slot["is_processing"] is True
         assert set(slot) == {
-            *("id", "n_ctx", "speculative", "is_processing", "id_task", "n_prompt_tokens"),
+            *("id", "n_ctx", "speculative", "is_processing", "id_task", "n_prompt_tokens", "n_checkpoints"),
             *("n_prompt_tokens_processed", "n_prompt_tokens_cache", "params", "next_token"),
         }
         assert list(slot["params"]) == list(RECORDED_PARAMS)
