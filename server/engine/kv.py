@@ -28,6 +28,8 @@ class Cells:
         self.tiers = Tiers(runner, scheduler, clock)
         self._can_cut = runner.info.can_cut
         self._n_checkpoints = scheduler.params.ctx_checkpoints
+        self._clock = clock
+        self._checkpoint_s = 0.0  # that the last one took
         self._n_checkpoints_made = self._n_rewound = 0
         self._checkpoint_bytes = limit_bytes(runner.info.free_bytes, runner.info.n_seq)
 
@@ -94,11 +96,15 @@ class Cells:
             return
         if any(abs(n - c.n_tokens) < MIN_GAP for c in slot.checkpoints):
             return
+        if self.tiers.would_stop_others(self._checkpoint_s):
+            return
+        started = self._clock()
         try:
             state = self._runner.seq_checkpoint(slot.id)
         except LlamapoolError as error:
             log.warning("slot %d: no checkpoint at %d tokens: %s", slot.id, n, error)
             return
+        self._checkpoint_s = self._clock() - started
         self._n_checkpoints_made += 1
         slot.checkpoints = added(slot.checkpoints, Checkpoint(n, state), self._n_checkpoints, self._checkpoint_bytes)
 

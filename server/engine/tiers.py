@@ -40,6 +40,10 @@ class Tiers:
         """Others generate, and this step has taken long enough: what is left to be moved waits for the next one."""
         return self._spent_s > self._step_s and self._others_generate()
 
+    def would_stop_others(self, seconds: float) -> bool:
+        """Whether others generate and something that takes so long would hold them up for more than a step."""
+        return seconds > self._step_s and self._others_generate()
+
     def _others_generate(self) -> bool:
         return any(s.phase is Phase.DECODE for s in self._scheduler.active())
 
@@ -58,7 +62,7 @@ class Tiers:
         worth, n = self._scheduler.worth, len(slot.tokens)
         if not self._wants(slot, n_lost) or not worth.pays(n, n_lost):
             return
-        if worth.save_s(n) > self._step_s and self._others_generate():
+        if self.would_stop_others(worth.save_s(n)):
             log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)
             return
         try:

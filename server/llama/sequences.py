@@ -13,6 +13,13 @@ from server.llama.library import C, fast
 _WHOLE, _PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_NONE, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
+# A bytes object that the library writes into before anybody else sees it, as CPython's C API allows: the pages of a
+# second copy would take as long as the library's own work.
+_uninitialized = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+_address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyBytes_AsString", ctypes.pythonapi))
+
 
 class Sequences:
     """Between separate KV streams a copy's cells move inside the *next* decode, while saving and loading take place
@@ -86,11 +93,11 @@ class Sequences:
 
     def _state(self, seq: int, flags: int) -> bytes:
         size = C.llama_state_seq_get_size_ext(self._context, seq, flags)
-        state = np.empty(size, np.uint8)
-        start = ctypes.cast(state.ctypes.data, _BYTE_POINTER)
+        state: bytes = _uninitialized(None, size)
+        start = ctypes.cast(_address(state), _BYTE_POINTER)
         if C.llama_state_seq_get_data_ext(self._context, start, size, seq, flags) != size:
             raise InternalError(f"the state of sequence {seq} could not be saved")
-        return state.tobytes()
+        return state
 
     def load(self, seq: int, state: bytes, n_tokens: int) -> bool:
         """False for something else than a state of `n_tokens`, or when the cache has no room; `seq` is empty then."""

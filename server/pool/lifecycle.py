@@ -121,8 +121,13 @@ class Lifecycle:
             loaded_at=time.time(),
             make_grammar=self._factories.grammar,
         )
-        if generator is not None and spec.engine.cache_disk and spec.engine.cache_disk_path is not None:
-            await generator.use_disk(StateFolder(model, spec.engine.cache_disk_path))
+        try:
+            if generator is not None and spec.engine.cache_disk and spec.engine.cache_disk_path is not None:
+                await generator.use_disk(StateFolder(model, spec.engine.cache_disk_path))
+        except BaseException:
+            await model.close()
+            await self._in_thread(parts.weights.close)
+            raise
         return model
 
     def _loaded(self, entry: Entry, model: LoadedModel) -> None:
