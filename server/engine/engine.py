@@ -40,19 +40,21 @@ class Engine(InstanceGroup[Instance]):
         self.adapters = runners[0].adapters
         self._can_cut = runners[0].info.can_cut
         self._disk: DiskTier | None = None
-        self._start(
-            [
-                Instance(
-                    runner,
-                    params,
-                    Mailbox(loop, self._one_is_idle),
-                    clock,
-                    self._count_preparing,
-                    i * self.n_slots_each,
-                )
-                for i, runner in enumerate(runners)
-            ]
-        )
+        instances = [
+            Instance(
+                runner,
+                params,
+                Mailbox(loop, self._one_is_idle),
+                clock,
+                self._count_preparing,
+                i * self.n_slots_each,
+            )
+            for i, runner in enumerate(runners)
+        ]
+        self._tier = instances[0].scheduler.tier  # a state that one instance computed is of use in every other
+        for instance in instances[1:]:
+            instance.scheduler.use_tier(self._tier)
+        self._start(instances)
 
     async def use_disk(self, files: StateFiles) -> None:
         """Keep prompt states in `files` when RAM has no room for them. To be called before the first request.
@@ -81,6 +83,8 @@ class Engine(InstanceGroup[Instance]):
     def stats(self) -> EngineStats:
         """Totals over the instances; a copy."""
         total = super().stats
+        total.cache_ram_bytes, total.cache_ram_states = self._tier.size, len(self._tier)
+        total.n_ram_hits = self._tier.n_hits
         if self._disk is not None:
             total.cache_disk_bytes, total.cache_disk_states = self._disk.n_bytes, self._disk.n_entries
             total.n_disk_hits, total.n_disk_dropped = self._disk.n_hits, self._disk.n_dropped

@@ -69,8 +69,6 @@ class Cells:
 
     def count(self, stats: EngineStats) -> None:
         """What became of caches so far."""
-        tier = self._scheduler.tier
-        stats.cache_ram_bytes, stats.cache_ram_states, stats.n_ram_hits = tier.size, len(tier), tier.n_hits
         stats.n_checkpoints, stats.n_checkpoint_hits = self._n_checkpoints_made, self._n_rewound
 
     def _look(self, slot: Slot) -> None:

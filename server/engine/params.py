@@ -20,7 +20,7 @@ class EngineParams:
     n_cache_reuse: int = 0  # of requests that say nothing; see `Request`
     ctx_checkpoints: int = 32  # states inside a slot, where the model's memory can't be cut; 0 = none
     checkpoint_min_step: int = 8192  # tokens between those that are not at a prompt's ends
-    cache_ram: int = -2  # MiB of prompt states in RAM; -1 = no limit, -2 = automatic
+    cache_ram: int = -2  # MiB of prompt states in RAM, of all instances; -1 = no limit, -2 = automatic
     spec_type: str = "none"  # kinds of guesses, separated by commas: ngram-simple, ngram-map-k, draft-simple
     spec_ngram_size: int = 3  # tokens that must repeat for a guess from the text
     spec_ngram_max: int = 16  # longest guess from the text

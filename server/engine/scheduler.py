@@ -58,6 +58,10 @@ class Scheduler:
         self._turns: dict[Adapters, int] = {}  # when each LoRA set last had a step
         self._crowded = False  # somebody was parked and nobody has left since: placing him again would go in circles
 
+    def use_tier(self, tier: Tier[Stored]) -> None:
+        """Share another instance's."""
+        self.tier = self._placer.tier = tier
+
     def use_disk(self, disk: DiskTier) -> None:
         """Look for prefixes there, too."""
         self._placer.disk = disk

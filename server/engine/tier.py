@@ -1,9 +1,11 @@
-"""Prompt states that no longer have a slot, kept in RAM (llama-server's ``--cache-ram``) or on disk. Pure.
+"""Prompt states that no longer have a slot, kept in RAM (llama-server's ``--cache-ram``) or on disk. Pure, but for a
+lock: the instances of a model share their states.
 
 An entry is what one slot held: tokens, the LoRA set that computed them, and the library's state of the sequence. A
 request whose prompt begins with more of an entry than of any slot gets the entry loaded instead of computing it.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -99,19 +101,22 @@ class Tier(Generic[E]):
     n_hits: int = 0  # times that an entry was of use
     _entries: dict[int, E] = field(default_factory=dict)
     _index: PrefixIndex[E] = field(default_factory=PrefixIndex)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[E]:
-        return iter(self._entries.values())
+        with self._lock:
+            return iter(list(self._entries.values()))
 
     def __contains__(self, entry: object) -> bool:
         return id(entry) in self._entries
 
     def holds(self, tokens: Sequence[int], tuning: Tuning) -> bool:
         """Whether all of `tokens`, or almost, can be had from an entry."""
-        return self._index.match(tokens, tuning, len(tokens) - MIN_TOKENS)[0] is not None
+        with self._lock:
+            return self._index.match(tokens, tuning, len(tokens) - MIN_TOKENS)[0] is not None
 
     def wants(self, tokens: Sequence[int], tuning: Tuning, n_lost: int) -> bool:
         """Whether a state of `tokens` is worth saving when all but the first ones, `n_lost` of them, go."""
@@ -124,45 +129,52 @@ class Tier(Generic[E]):
         """
         if 0 <= self.limit < entry.size:
             return [], [entry]
-        replaced = list(self._index.within(entry.tokens, entry.tuning))
-        for other in replaced:
-            entry.n_used = max(entry.n_used, other.n_used)
-            self.remove(other)
-        evicted = self.make_room(entry.size, now)
-        self._entries[id(entry)] = entry
-        self._index.add(entry)
-        self.size += entry.size
-        return replaced, evicted
+        with self._lock:
+            replaced = list(self._index.within(entry.tokens, entry.tuning))
+            for other in replaced:
+                entry.n_used = max(entry.n_used, other.n_used)
+                self.remove(other)
+            evicted = self.make_room(entry.size, now)
+            self._entries[id(entry)] = entry
+            self._index.add(entry)
+            self.size += entry.size
+            return replaced, evicted
 
     def make_room(self, n_bytes: int, now: float) -> list[E]:
         """Remove the least valuable until there is room for `n_bytes` more; who they were."""
         evicted = []
-        while 0 <= self.limit < self.size + n_bytes and self._entries:
-            evicted.append(min(self, key=lambda e: e.value(now)))
-            self.remove(evicted[-1])
+        with self._lock:
+            while 0 <= self.limit < self.size + n_bytes and self._entries:
+                evicted.append(min(self._entries.values(), key=lambda e: e.value(now)))
+                self.remove(evicted[-1])
         return evicted
 
     def match(self, prompt: Sequence[int], wanted: Tuning, at_least: int) -> tuple[E | None, int]:
         """The entry that most of `prompt` can be taken from, and how much: more than `at_least` tokens."""
-        return self._index.match(prompt, wanted, at_least)
+        with self._lock:
+            return self._index.match(prompt, wanted, at_least)
 
     def parted(self, prompt: Sequence[int], wanted: Tuning) -> int:
         """How much of its beginning `prompt` has in common with an entry, whether that can be had or not."""
-        return self._index.parted(prompt, wanted)
+        with self._lock:
+            return self._index.parted(prompt, wanted)
 
     def touch(self, entry: E, now: float) -> None:
         """`entry` was of use."""
-        entry.used_at = now
-        entry.n_used += 1
-        self.n_hits += 1
+        with self._lock:
+            entry.used_at = now
+            entry.n_used += 1
+            self.n_hits += 1
 
     def remove(self, entry: E) -> None:
         """Forget `entry`."""
-        del self._entries[id(entry)]
-        self._index.remove(entry)
-        self.size -= entry.size
+        with self._lock:
+            del self._entries[id(entry)]
+            self._index.remove(entry)
+            self.size -= entry.size
 
     def check_integrity(self) -> None:
         """The bytes add up and keep to the limit; raises AssertionError."""
-        assert self.size == sum(e.size for e in self)
-        assert self.limit < 0 or self.size <= self.limit
+        with self._lock:
+            assert self.size == sum(e.size for e in self._entries.values())
+            assert self.limit < 0 or self.size <= self.limit

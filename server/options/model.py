@@ -178,7 +178,7 @@ class SchedulingSettings(SettingsModel):
     cache_ram: Annotated[
         Int, option("-cram", "--cache-ram", env="LLAMA_ARG_CACHE_RAM", metavar="MIB"), Field(ge=-2)
     ] = -2
-    """MiB of RAM of each instance for prompts that lost their slot; 0 = off, -1 = no limit, -2 = automatic: 8192, at
+    """MiB of RAM for prompts that lost their slot; 0 = off, -1 = no limit, -2 = automatic: 8192, at
     most a quarter of the memory that is free when the model is loaded."""
     ctx_checkpoints: Annotated[
         Int,

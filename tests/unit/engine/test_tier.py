@@ -102,3 +102,14 @@ async def test_without_the_tier_they_are_computed_anew() -> None:
         await run(engine, request("b" * 100))
         (reply,) = await run(engine, request("a" * 100))
     assert reply.started.n_cached == 1
+
+
+async def test_a_state_of_one_instance_is_of_use_in_another() -> None:
+    async with engine_over(FakeRunner(n_seq=1), FakeRunner(n_seq=1), cache_ram=-1) as engine:
+        await run(engine, request("a" * 100, id_slot=0))
+        await run(engine, request("b" * 100, id_slot=0))
+        (reply,) = await run(engine, request("a" * 100 + "c", id_slot=1))
+        assert reply.started.n_cached == 101
+        assert reply.text == alone(request("a" * 100 + "c"))
+        assert engine.stats.n_ram_hits == 1
+        assert engine.stats.cache_ram_states == 1
