@@ -12,6 +12,7 @@ _PIECE_BYTES = 64
 _LONG_BYTES = 4096  # from here on, special tokens in the text are worth cutting it at
 CONTROL = 1 << 3  # LLAMA_TOKEN_ATTR_CONTROL
 _USER_DEFINED = 1 << 4
+_TURN_ENDS = ("<|end|>", "[/INST]", "<\uff5cAssistant\uff5c>")
 _NOT_PRINTED = 1 | CONTROL  # and LLAMA_TOKEN_ATTR_UNKNOWN: llama_vocab::impl::token_to_piece
 
 
@@ -54,6 +55,14 @@ class LlamaVocab:
         if self._pointer is None:
             raise InternalError("the model was unloaded while it was in use")
         return self._pointer
+
+    def turn_ends(self) -> frozenset[int]:
+        """The tokens that end a turn in a chat's prompt: those that end a generation, and what some families write
+        between turns without ending a generation by it (gpt-oss, Mistral, DeepSeek)."""
+        found = {text: self.tokenize(text, add_special=False, parse_special=True) for text in _TURN_ENDS}
+        return self.eog | {
+            tokens[0] for text, tokens in found.items() if len(tokens) == 1 and self.piece(tokens[0]) == text.encode()
+        }
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Raises `InvalidRequest` for a text that the library cannot measure (2 GiB)."""

@@ -101,7 +101,7 @@ class LlamaWeights:
             can_cut=self._can_cut(model),
             n_guesses=self._n_guesses(model),
             free_bytes=available_bytes(),
-            turn_ends=self.vocab.eog,
+            turn_ends=self.vocab.turn_ends(),
         )
         if self._spec.engine.n_guesses and not info.can_cut:
             logger.warning(

@@ -43,6 +43,16 @@ def test_every_end_of_generation_token_is_known(tiny_vocab: LlamaVocab) -> None:
     assert tiny_vocab.eog == {tiny_vocab.eos, tiny_vocab.eot}
 
 
+def test_turns_end_where_a_generation_does_and_at_tokens_between_turns(
+    tiny_vocab: LlamaVocab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tiny_vocab.turn_ends() == tiny_vocab.eog  # it has none of the others
+    (start,) = tiny_vocab.tokenize("<|im_start|>", add_special=False, parse_special=True)
+    monkeypatch.setattr("server.llama.vocab._TURN_ENDS", ("<|im_start|>", "<|end|>", "a"))
+    (letter,) = tiny_vocab.tokenize("a", add_special=False, parse_special=True)
+    assert tiny_vocab.turn_ends() == tiny_vocab.eog | {start, letter}
+
+
 def test_fill_in_the_middle_tokens_are_found_by_their_text(tiny_vocab: LlamaVocab) -> None:
     found = [tiny_vocab.text(t) for t in (tiny_vocab.fim_prefix, tiny_vocab.fim_suffix, tiny_vocab.fim_middle)]
     assert found == ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
