@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urldefrag, urljoin
 
 BUILD = Path(__file__).with_name("build") / "schemas"
 Json = dict[str, Any]
@@ -28,7 +29,7 @@ class Source:
     licence: str
     folder: str
     at_most: int
-    prepare: Callable[[Json, Mapping[str, bytes]], Json] = lambda schema, files: schema
+    prepare: Callable[[Json, Mapping[str, bytes], str], Json] = lambda schema, files, name: schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Found:
     schema: Json
 
 
-def _with_definitions(schema: Json, files: Mapping[str, bytes]) -> Json:
+def _with_definitions(schema: Json, files: Mapping[str, bytes], _: str) -> Json:
     """A Kubernetes schema with the definitions that it uses in it, instead of in a file beside it."""
     everything: Json = json.loads(next(raw for name, raw in files.items() if name.endswith("/_definitions.json")))[
         "$defs"
@@ -66,6 +67,28 @@ def _local(value: Any, everything: Json, used: Json) -> Any:
     return value
 
 
+def _with_neighbours(schema: Json, files: Mapping[str, bytes], name: str) -> Json:
+    """A schema with the files that it refers to among its definitions, by id."""
+    found: dict[str, Json] = {}
+    waiting = [(name, schema)]
+    while waiting:
+        at, value = waiting.pop()
+        found[at] = {"$id": f"file:///{at}", **value}
+        for target in _files_in(value, at):
+            if target not in found and target in files:
+                waiting.append((target, json.loads(files[target])))
+    root = found.pop(name)
+    return {**root, "definitions": root.get("definitions", {}) | found} if found else schema
+
+
+def _files_in(value: Any, at: str) -> Iterator[str]:
+    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _files_in(child, at)
+    target = value.get("$ref") if isinstance(value, dict) else None
+    if isinstance(target, str) and not target.startswith("#"):
+        yield urljoin(f"/{at}", urldefrag(target).url).removeprefix("/")
+
+
 SOURCES = (
     Source("CloudFormation", "cfn-lint==1.58.0", "pip", "MIT-0", "cfnlint/data/schemas/resources/", 160),
     Source(
@@ -75,7 +98,7 @@ SOURCES = (
     Source("CI and tools", "check-jsonschema==0.39.0", "pip", "Apache-2.0", "check_jsonschema/builtin_schemas/", 60),
     Source("JupyterLab settings", "jupyterlab==4.6.6", "pip", "BSD-3-Clause", "jupyterlab/schemas/", 80),
     Source("Angular generators", "@schematics/angular@21.2.28", "npm", "MIT", "package/", 60),
-    Source("webpack options", "webpack@5.112.2", "npm", "MIT", "package/schemas/", 60),
+    Source("webpack options", "webpack@5.112.2", "npm", "MIT", "package/schemas/", 60, _with_neighbours),
     Source("AsyncAPI", "@asyncapi/specs@6.11.1", "npm", "Apache-2.0", "package/schemas/", 40),
     Source("Vega-Lite", "vega-lite@6.4.3", "npm", "BSD-3-Clause", "package/build/vega-lite-schema.json", 1),
 )
@@ -89,7 +112,9 @@ def schemas() -> Iterator[Found]:
         names = [name for name in sorted(files) if name.startswith(source.folder) and _is_schema(files[name])]
         step = max(1, -(-len(names) // source.at_most))
         for name in names[::step]:
-            yield Found(source.name, name.removeprefix(source.folder), source.prepare(json.loads(files[name]), files))
+            yield Found(
+                source.name, name.removeprefix(source.folder), source.prepare(json.loads(files[name]), files, name)
+            )
 
 
 def _is_schema(raw: bytes) -> bool:

@@ -10,8 +10,8 @@ from benchmarks.make_gguf import CONTROL_TOKENS, byte_alphabet, make_vocabulary
 from server.grammar.constraint import MatcherConstraint
 
 N_VOCAB = 151_936  # as Qwen 2.5 and 3
-CLOSERS = tuple(b'}]"')
-OPENERS = frozenset(b'{[,"')  # outside of a string
+CLOSERS = tuple(b"}],")  # outside of a string; a comma where something is still required
+OPENERS = frozenset(b'{["')
 
 
 class BenchVocab:
@@ -47,7 +47,7 @@ class Walker:
         self.vocab = vocab
         self._single = np.array([len(piece) == 1 for piece in vocab.pieces])
 
-    def walk(self, constraint: MatcherConstraint, chance: Random, *, free: int = 60, at_most: int = 6000) -> list[int]:
+    def walk(self, constraint: MatcherConstraint, chance: Random, *, free: int = 60, at_most: int = 2000) -> list[int]:
         """The tokens up to the end, without it. ``free``: how many of them are any. Raises `NoEndError`."""
         out: list[int] = []
         in_string = escaped = False
@@ -74,7 +74,7 @@ class Walker:
         if not len(single):
             return int(chance.choice(allowed))
         found = {self.vocab.pieces[token][0]: int(token) for token in single}
-        closers: Sequence[int] = (ord('"'),) if in_string else CLOSERS[:2]
+        closers: Sequence[int] = (ord('"'),) if in_string else CLOSERS
         for byte in closers:
             if byte in found:
                 return found[byte]

@@ -1,7 +1,7 @@
 """Grammars to constraints, for one model's vocabulary."""
 
+import json
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TypeVar, cast
@@ -9,14 +9,16 @@ from typing import TypeVar, cast
 import llguidance
 
 from server.errors import InvalidRequest
+from server.grammar.cache import Cache
 from server.grammar.constraint import MatcherConstraint, first_line
 from server.grammar.gbnf import parse_gbnf
 from server.grammar.gbnf_lark import to_lark
-from server.grammar.json_schema import ANY_OBJECT, grammar_text, schema_text, unsupported
+from server.grammar.json_schema import ANY_OBJECT, grammar_text, unsupported, written
 from server.grammar.lark import checked_lark, literal
 from server.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
 from server.grammar.markers import MarkerIndex, Markers
 from server.grammar.tokens import TokenBytes, build_tokenizer, end_tokens
+from server.grammar.unique_items import ItemEnds, UniqueItems
 
 T = TypeVar("T")
 _CACHED = 32  # compiled grammars kept; agents send the same tools with every request
@@ -34,17 +36,26 @@ class GrammarCompiler:
         self._ends = frozenset(end_tokens(vocab))
         self._lock = Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[str, MatcherConstraint] = OrderedDict()
-        self._made: OrderedDict[str, object] = OrderedDict()
+        self._item_ends: ItemEnds | None = None
+        self._compiled: Cache[MatcherConstraint] = Cache(_CACHED)
+        self._made: Cache[object] = Cache(_CACHED)
         self._index = MarkerIndex(vocab)
 
     def json_schema(self, schema: object) -> MatcherConstraint:
         """JSON that validates against `schema` (Draft 2020-12, or the draft that its `$schema` names)."""
-        grammar = grammar_text(schema_text(schema))
         try:
-            return self._constraint(grammar, "json_schema")
+            key = f"json_schema {json.dumps(schema)}"
+        except (ValueError, TypeError, RecursionError):  # no JSON, or too deep: `written` says which
+            return self._json_schema(schema)
+        return self._compiled.get(key, lambda: self._json_schema(schema)).fork()
+
+    def _json_schema(self, schema: object) -> MatcherConstraint:
+        text, unique = written(schema, "json_schema")
+        try:
+            made = self._compile(grammar_text(text), "json_schema", "json_schema")
         except InvalidRequest as error:
             raise unsupported(error.message.removeprefix("json_schema: "), schema, "json_schema") from None
+        return made if unique is None else UniqueItems.over(made, unique, self._all_item_ends())
 
     def json_object(self) -> MatcherConstraint:
         """Any JSON object."""
@@ -70,17 +81,7 @@ class GrammarCompiler:
 
     def remembered(self, key: str, make: Callable[[], T]) -> T:
         """What `make` makes, or has made for the same key not long ago; for what is made of several grammars."""
-        with self._lock:
-            found = self._made.get(key)
-            if found is not None:
-                self._made.move_to_end(key)
-                return cast(T, found)
-        made = make()
-        with self._lock:
-            self._made[key] = made
-            while len(self._made) > _CACHED:
-                self._made.popitem(last=False)
-        return made
+        return cast(T, self._made.get(key, make))
 
     def regex(self, pattern: str) -> MatcherConstraint:
         """The whole output matches `pattern` (Rust regex syntax, no look-around); `^` and `$` at its ends are fine."""
@@ -113,29 +114,28 @@ class GrammarCompiler:
         return token if token is not None and not self._vocab.piece(token, special=False) else None
 
     def _constraint(self, grammar: str, param: str, prefix: str = "") -> MatcherConstraint:
-        with self._lock:
-            found = self._compiled.get(grammar)
-            if found is not None:
-                self._compiled.move_to_end(grammar)
-                return found.fork()
-            if self._tokenizer is None:
-                self._tokenizer = build_tokenizer(self._vocab)
-            tokenizer = self._tokenizer
-        made = self._compile(tokenizer, grammar, param, prefix or param)
-        with self._lock:
-            self._compiled[grammar] = made.fork()
-            while len(self._compiled) > _CACHED:
-                self._compiled.popitem(last=False)
-        return made
+        return self._compiled.get(grammar, lambda: self._compile(grammar, param, prefix or param)).fork()
 
-    def _compile(self, tokenizer: llguidance.LLTokenizer, grammar: str, param: str, prefix: str) -> MatcherConstraint:
-        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=PARSER_LIMITS)
+    def _compile(self, grammar: str, param: str, prefix: str) -> MatcherConstraint:
+        matcher = llguidance.LLMatcher(self._all_tokens(), grammar, log_level=0, limits=PARSER_LIMITS)
         # The first mask finds grammars that match nothing, or cost too much, before a slot is taken.
         allowed = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error() or not any(allowed):
             reason = first_line(_without_place(matcher.get_error()))
             raise InvalidRequest(f"{prefix}: {reason}", param)
         return MatcherConstraint(matcher, self._vocab.n_tokens, self._ends, param)
+
+    def _all_tokens(self) -> llguidance.LLTokenizer:
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = build_tokenizer(self._vocab)
+            return self._tokenizer
+
+    def _all_item_ends(self) -> ItemEnds:
+        with self._lock:
+            if self._item_ends is None:
+                self._item_ends = ItemEnds(self._vocab)
+            return self._item_ends
 
 
 def _without_place(error: str) -> str:

@@ -46,7 +46,7 @@ class MatcherConstraint:
             raise failure
         return bits
 
-    def masked_by(self) -> "MatcherConstraint":
+    def masked_by(self) -> "MatcherConstraint | None":
         """Itself, for `server.grammar.masks`."""
         return self
 

@@ -11,7 +11,7 @@ rewritten where that is possible (`schema`). Unknown values of `format` are igno
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import llguidance
 from jsonschema import Draft202012Validator
@@ -28,8 +28,9 @@ from server.grammar.limits import (
     Node,
     check_chain,
 )
-from server.grammar.schema.document import Document
+from server.grammar.schema.document import Document, unenforceable
 from server.grammar.schema.rewriting import Rewriter
+from server.grammar.unique_places import UniquePlaces
 
 ANY_OBJECT = {"type": "object"}
 _DATA = ("const", "enum", "required")
@@ -43,11 +44,23 @@ _OPTIONS = {
 }
 
 
-def schema_text(schema: object, *, what: str = "json_schema") -> str:
-    """The schema as JSON text for llguidance, with our whitespace. Raises InvalidRequest that names the place.
+class Written(NamedTuple):
+    """A schema in llguidance's words, and where it wants what these can't say: unique items; None where nowhere."""
 
-    Time is bounded by the limits of `limits`; nothing is fetched for a `$ref`.
-    """
+    text: str
+    unique: UniquePlaces | None
+
+
+def schema_text(schema: object, *, what: str = "json_schema") -> str:
+    """The schema as JSON text for llguidance, with our whitespace. Raises InvalidRequest that names the place."""
+    text, unique = written(schema, what)
+    if unique is not None:
+        raise unenforceable("uniqueItems", unique.first)
+    return text
+
+
+def written(schema: object, what: str) -> Written:
+    """Raises InvalidRequest that names the place. Time is bounded by the `limits`; nothing is fetched for a `$ref`."""
     if not isinstance(schema, dict | bool):
         raise InvalidRequest(f"{what} must be a JSON object, got {type(schema).__name__}", what)
     n_values = _check_size(schema, what)
@@ -60,10 +73,10 @@ def schema_text(schema: object, *, what: str = "json_schema") -> str:
             raise InvalidRequest(f"{document.doubtful} is not valid JSON Schema", document.doubtful)
         _check_valid(schema, what)
     rewriter = Rewriter(plain, what, document.places, exclusive=False)
-    text = _written(rewriter, what)
+    rewritten, text = _rewritten(rewriter, what)
     if '"oneOf"' in text and (rewriter.narrowed or _overlaps(text)):
-        text = _written(Rewriter(plain, what, document.places, exclusive=True), what)
-    return text
+        rewritten, text = _rewritten(Rewriter(plain, what, document.places, exclusive=True), what)
+    return Written(text, UniquePlaces(rewritten, rewriter.unique) if rewriter.unique else None)
 
 
 def grammar_text(schema: str) -> str:
@@ -76,10 +89,10 @@ def _overlaps(text: str) -> bool:
     return "oneOf constraints" in llguidance.LLMatcher.validate_grammar(grammar_text(text))
 
 
-def _written(rewriter: Rewriter, what: str) -> str:
+def _rewritten(rewriter: Rewriter, what: str) -> tuple[dict[str, Any], str]:
     rewritten = rewriter.rewritten()
     _check_references(rewritten, what)
-    return json.dumps({**rewritten, "x-guidance": _OPTIONS}, ensure_ascii=False)
+    return rewritten, json.dumps({**rewritten, "x-guidance": _OPTIONS}, ensure_ascii=False)
 
 
 def _check_size(schema: object, what: str) -> int:

@@ -55,6 +55,7 @@ class LlamaRunner:
         self._on_close = on_close
         self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens, info.n_guesses)
         self._outputs: list[int] = []
+        self._checked: dict[int, Logits] = {}  # by output: those of this decode that are known to be numbers
         self._sequences = Sequences(context, info, n_swa, self._decode_entries, stateful=stateful)
         self._samplers = SamplerFactory(vocab, info.n_ctx_seq)
         small = vocab.n_tokens <= _HOLD_GIL_UP_TO
@@ -79,6 +80,7 @@ class LlamaRunner:
     def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
         context = self._open()
         self._outputs = []
+        self._checked.clear()
         outputs = self._batch.fill(entries)
         with collect_errors(quiet=True) as errors:
             status = C.llama_decode(context, self._batch.native)
@@ -241,8 +243,12 @@ class LlamaRunner:
 
     def _logits(self, output: int) -> Logits:
         """As `_view`. Logits that are no numbers would make samplers read out of bounds, so they are refused here."""
-        logits = self._view(output)
-        _refuse_unless_number(np.maximum.reduce(logits))
+        self._open()
+        logits = self._checked.get(output)
+        if logits is None:
+            logits = self._view(output)
+            _refuse_unless_number(np.maximum.reduce(logits))
+            self._checked[output] = logits
         return logits
 
     def _view(self, output: int) -> Logits:

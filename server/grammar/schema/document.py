@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from server.errors import InvalidRequest
+from server.grammar.limits import MAX_PROPERTIES
 from server.grammar.schema.keywords import COUNTS, DEFINITIONS, LISTS, MAPS, REFUSED, SINGLE, VALUES, Schema
 
 OLD = {  # drafts by the names in their `$schema`
@@ -112,6 +113,8 @@ class Document:
         if key in LISTS and isinstance(given, list) and given:
             plain[key] = [self._schema(each, f"{place}.{n}") for n, each in enumerate(given)]
         elif key in MAPS and isinstance(given, dict):
+            if len(given) > MAX_PROPERTIES:
+                raise self._refused(f"more than {MAX_PROPERTIES} {key} in one object", place)
             plain[key] = {name: self._schema(each, f"{place}.{name}") for name, each in given.items()}
         else:
             self._doubt(False, place)

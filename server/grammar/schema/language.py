@@ -7,7 +7,7 @@ ANYTHING = "(?s:.*)"
 SOMETHING = "(?s:.+)"
 _END = ""  # a key of the tree: a word ends here
 _LITERAL = r"(?:[A-Za-z0-9 _:;,/@#%&=~'\"<>!-]|\\[^\w\s])+"
-_LOOK_AHEAD = re.compile(rf"\^(?P<opened>\(?)\(\?!(?P<words>{_LITERAL}(?:\|{_LITERAL})*)\)")
+_LOOK_AHEAD = re.compile(rf"\^(?P<opened>\(?)\(\?!(?P<words>{_LITERAL}(?:\|{_LITERAL})*)(?:\.\*)?\)")
 
 
 def none_of(words: Iterable[str]) -> str:

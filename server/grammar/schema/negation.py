@@ -128,6 +128,7 @@ _NEGATIONS: Mapping[str, Callable[[Any, Callable[[Schema], Schema]], list[Schema
     "minItems": _bound("array", "maxItems", -1),
     "minLength": _bound("string", "maxLength", -1),
     "minimum": _bound("number", "exclusiveMaximum"),
+    "oneOf": _all,  # where several branches match, it is refused, too
     "not": lambda value, _: [value],
     "properties": _properties,
     "required": _required,

@@ -12,6 +12,7 @@ from server.grammar.schema.document import unenforceable
 from server.grammar.schema.keywords import LISTS, MAPS, SINGLE, Schema
 from server.grammar.schema.language import split_look_ahead, without_prefix
 from server.grammar.schema.negation import Negations, any_of
+from server.grammar.unique_places import MARK
 
 FORMATS = frozenset(
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
@@ -26,6 +27,7 @@ class Rewriter:
 
     ``exclusive``: the branches of every `oneOf` are made to exclude each other, for those that llguidance can't tell
     apart, and where a branch was ``narrowed``: less than it allows is written, so that the others would get more.
+    ``unique``: the first place where the items of an array must differ.
     """
 
     def __init__(self, root: Mapping[str, Any], what: str, places: Mapping[str, str], *, exclusive: bool) -> None:
@@ -39,6 +41,7 @@ class Rewriter:
         self._negations = Negations(self._definitions)
         self._left = MAX_SCHEMAS
         self.narrowed = False
+        self.unique = ""
 
     def rewritten(self) -> dict[str, Any]:
         """The document. Raises InvalidRequest that names the keyword and its place."""
@@ -166,7 +169,8 @@ class Rewriter:
 
     def _unique(self, own: dict[str, Any], place: str) -> list[Schema]:
         if own.pop("uniqueItems", False) and own.get("maxItems", 2) > 1:
-            raise unenforceable("uniqueItems", place)
+            own[MARK] = True
+            self.unique = self.unique or place
         return []
 
     def _text(self, own: dict[str, Any], _: str) -> list[Schema]:

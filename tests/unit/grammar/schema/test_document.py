@@ -71,6 +71,16 @@ def test_old_drafts_are_read_as_the_newest() -> None:
 
 
 def test_a_large_invalid_schema_is_refused_without_a_long_explanation() -> None:
-    schema = {"properties": {f"p{n}": {"type": "integer"} for n in range(12_000)} | {"q": {"type": "text"}}}
-    with pytest.raises(InvalidRequest, match=r"json_schema\.properties\.q\.type is not valid JSON Schema"):
+    schema = {"anyOf": [{"const": n} for n in range(12_000)] + [{"type": "text"}]}
+    with pytest.raises(InvalidRequest, match=r"json_schema\.anyOf\.12000\.type is not valid JSON Schema"):
         BYTES.json_schema(schema)
+
+
+def test_more_properties_than_can_be_compiled_in_time_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="more than 3000 properties in one object"):
+        BYTES.json_schema({"properties": {f"p{n}": {} for n in range(3001)}})
+
+
+def test_a_thousand_optional_properties_can_be_written() -> None:
+    schema = {"properties": {f"p{n}": {} for n in range(1500)}, "type": "object", "additionalProperties": False}
+    assert matches(BYTES.json_schema(schema), '{"p7":1,"p1499":2}')

@@ -1,0 +1,112 @@
+"""What a JSON Schema costs per token, beside llama-server, with a vocabulary of 151,936 tokens.
+
+``python -m benchmarks.schemas_speed [--rounds 5] [--tokens 64]``
+
+A network of random weights that is small enough to be nothing beside its vocabulary answers the same requests on both
+servers, in alternation: without a schema, under one that refuses nearly every sampled token, under one that refuses
+hardly any, and under one as an agent sends it. The cost is the time per token less that without a schema; once by the
+server's own clock (``timings.predicted_per_token_ms``), once in CPU time of its process, which a busy machine leaves
+alone. See ``benchmarks/README.md``.
+"""
+
+import argparse
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.make_gguf import Shape, write_gguf
+from tests.oracle import oracle
+from tests.real_server import RealServer, llamapool
+
+MODEL = Path(__file__).with_name("models") / "bench-vocab-152k.gguf"
+SHAPE = Shape(n_layer=2, n_embd=128, n_head=2, n_head_kv=1, n_ff=256, n_vocab=151_936)
+WORDS = ["north", "east", "south", "west", "up", "down", "left", "right"]
+AGENT = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "minLength": 8, "maxLength": 40},
+        "mode": {"enum": ["read", "write", "append"]},
+        "lines": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 9999}, "minItems": 20},
+    },
+    "required": ["path", "mode", "lines"],
+    "additionalProperties": False,
+}
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "no schema": {"ignore_eos": True},
+    "refused": {"json_schema": {"type": "array", "items": {"enum": WORDS}, "minItems": 64}},
+    "allowed": {"json_schema": {"type": "string", "minLength": 2000}},
+    "agent": {"json_schema": AGENT},
+}
+PROMPT = "The list of directions:"
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU that a process has used, all threads together."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")  # nanoseconds on a CPU, of each thread
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def ask(server: RealServer, case: str, n_tokens: int, seed: int) -> tuple[float, float]:
+    """Microseconds per token: by the server's clock, and in CPU time of its process, prompt included."""
+    body = {"prompt": PROMPT, "n_predict": n_tokens, "seed": seed, "cache_prompt": False, **CASES[case]}
+    before = cpu_s(server.process.pid)
+    reply = server.request("POST", "/completion", body, timeout_s=600)
+    used = cpu_s(server.process.pid) - before
+    assert reply.status == 200, reply.body[:500]
+    answer = reply.json()
+    n = answer["timings"]["predicted_n"]
+    return answer["timings"]["predicted_ms"] * 1e3 / n, used * 1e6 / n
+
+
+def measure(
+    servers: Mapping[str, RealServer], rounds: int, n_tokens: int
+) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Every case on every server in turn; the first round warms up."""
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for number in range(rounds + 1):
+        for case in CASES:
+            for name, server in servers.items():
+                figures = ask(server, case, n_tokens, number)
+                if number:
+                    found.setdefault((name, case), []).append(figures)
+    return found
+
+
+def report(found: Mapping[tuple[str, str], list[tuple[float, float]]]) -> str:
+    """A Markdown table of medians."""
+    lines = [
+        "| schema | clock | Llamapool, µs a token | llama-server, µs a token | ratio |",
+        "|---|---|--:|--:|--:|",
+    ]
+    for case in CASES:
+        for which, clock in enumerate(("wall", "CPU")):
+            ours, theirs = (median(each[which] for each in found[name, case]) for name in ("llamapool", "oracle"))
+            if case != "no schema":
+                ours -= median(each[which] for each in found["llamapool", "no schema"])
+                theirs -= median(each[which] for each in found["oracle", "no schema"])
+            ratio = f"{theirs / ours:.1f}" if ours > 0 else "-"
+            lines.append(f"| {case} | {clock} | {ours:.0f} | {theirs:.0f} | {ratio} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="The cost of a JSON Schema per token, beside llama-server.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
+    chosen = parser.parse_args()
+    if not MODEL.exists():
+        MODEL.parent.mkdir(exist_ok=True)
+        write_gguf(MODEL, SHAPE)
+    with ExitStack() as stack:
+        servers = {
+            "llamapool": stack.enter_context(llamapool(MODEL, "-c", "1024", "-np", "1", "-t", "1")),
+            "oracle": stack.enter_context(oracle(MODEL, n_ctx=1024, n_parallel=1, n_threads=1)),
+        }
+        print(report(measure(servers, chosen.rounds, chosen.tokens)))
+
+
+if __name__ == "__main__":
+    main()
