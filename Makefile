@@ -24,8 +24,8 @@ check: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-bench
 	mkdir -p build
 	$(BIN)/python -m benchmarks.compare --json build/bench.json
+	-$(BIN)/python -m benchmarks.plots build/bench.json
 	$(BIN)/python -m benchmarks.report build/bench.json --readme
-	$(BIN)/python -m benchmarks.plots build/bench.json
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m server docs --write

@@ -29,6 +29,7 @@ class Entry:
     pos: int
     tokens: Sequence[int]
     want_logits: bool = True
+    all_logits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
 
 from benchmarks.goals import GOALS
 from benchmarks.report import Values, collect
@@ -47,6 +48,9 @@ def goals(values: Values) -> None:
     axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log")
+    for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        ticks(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.tick_params(axis="x", which="both", labelsize=8)
     axes.set_xlabel("times the goal (1 = met; median, least and most of the rounds)")
     _save(figure, "goals")
 
@@ -57,8 +61,10 @@ def bars(values: Values, name: str, title: str, unit: str, wanted: Sequence[tupl
     if not known:
         return
     figure, axes = plt.subplots(figsize=(8, 3.6))
+    scale = 1e-3 if unit == "s" else 1.0  # waiting times are measured in milliseconds
     for i, server in enumerate(COLOURS):
-        _bars_of(axes, server, [values.get((server, s, f), []) for s, f, _ in known], i)
+        series = [[scale * value for value in values.get((server, s, f), [])] for s, f, _ in known]
+        _bars_of(axes, server, series, i)
     axes.set_xticks([at + _WIDTH / 2 for at in range(len(known))], [label for _, _, label in known], fontsize=8)
     axes.set_ylabel(unit)
     axes.set_title(title, fontsize=10)
@@ -101,7 +107,7 @@ def draw(results: dict[str, Any]) -> None:
         ("long", "TTFT of the long prompt ms", "long prompt,\nfirst token"),
         ("context", "TTFT p50 ms", "12k tokens,\nfirst token"),
     ]
-    bars(values, "waits", "Waiting times (less is better)", "ms", waits)
+    bars(values, "waits", "Waiting times (less is better)", "s", waits)
     bars(
         values,
         "conversations",

@@ -152,10 +152,12 @@ def _spread(values: Sequence[float], digits: int | None = None) -> str:
 
 
 def write_readme(text: str) -> None:
-    """Replace the results in the README."""
+    """Replace the results in the README, with the plots that lie beside it."""
     before, rest = README.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    README.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    plots = sorted(file.name for file in README.with_name("plots").glob("*.png"))
+    pictures = "".join(f"![{name.removesuffix('.png')}](plots/{name})\n" for name in plots)
+    README.write_text(f"{before}{BEGIN}\n\n{text}\n\n{pictures}{END}{after}")
 
 
 def main() -> None:

@@ -129,8 +129,8 @@ async def _conversations(session: Session, setting: Setting) -> Figures:
     records: list[Record] = []
     for _ in range(TURNS):
         for talk in talks:
-            talk.append(words.text(30))
-        replies = await session.streams([session.body(talk, 12) for talk in talks], setting.n_parallel)
+            talk.append(words.text(20))
+        replies = await session.streams([session.body(talk, 8) for talk in talks], setting.n_parallel)
         for talk, reply in zip(talks, replies, strict=True):
             talk.append(reply.text)
         records += replies
@@ -176,11 +176,11 @@ async def _context(session: Session, setting: Setting) -> Figures:
 SCENARIOS = (
     Scenario("one", "one stream", _one),
     Scenario("slots", "a stream in every slot", _slots),
-    Scenario("prefix", "as many cold requests that share 700 words", _prefix),
+    Scenario("prefix", "cold requests in every slot that share 700 words", _prefix),
     Scenario("long", "a prompt of 1,500 words while 3 streams run", _long),
     Scenario("conversations", "32 conversations of 6 turns, interleaved", _conversations),
-    Scenario("rate", "one token each, as many clients", _rate),
-    Scenario("contended", "a stream in every slot, and another process keeps one core busy", _contended, local=True),
+    Scenario("rate", "one token each, a client for every slot", _rate),
+    Scenario("contended", "a stream in every slot beside a process that keeps one core busy", _contended, local=True),
     Scenario("constrained", "output held to a JSON schema", _constrained),
     Scenario("embeddings", "256 short texts to vectors", _embeddings, extra=True),
     Scenario("context", "one prompt of 12,000 tokens", _context, extra=True),

@@ -15,7 +15,8 @@ from server.options.option import Entry, Table
 from server.options.unsupported import FIXED, FLAGS
 
 USAGE = """llamapool [serve] [flags]
-       llamapool check-config FILE [flags]"""
+       llamapool check-config FILE [flags]
+       llamapool bench --help"""
 _INTRODUCTION = """# Configuration
 
 Generated from the option table in `server/options/` by `llamapool docs --write`; do not edit.
