@@ -22,7 +22,6 @@ check: $(VENV)/.installed-dev
 
 # 20 to 25 minutes on a quiet machine; a run that was cut off goes on where it was.
 bench: $(VENV)/.installed-bench
-	mkdir -p build
 	$(BIN)/python -m benchmarks.compare --json build/bench.json
 	-$(BIN)/python -m benchmarks.plots build/bench.json
 	$(BIN)/python -m benchmarks.report build/bench.json --readme

@@ -136,6 +136,7 @@ class Comparison:
         file = self._chosen.json
         if file is None:
             return
+        file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_name(file.name + ".part")
         part.write_text(json.dumps(self.result, indent=1))
         part.replace(file)
