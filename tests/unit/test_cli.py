@@ -1,6 +1,7 @@
 """The command line: help, check-config, generated files, and that mistakes are one line and status 2."""
 
 import asyncio
+import gc
 import json
 import logging
 import logging.config
@@ -133,7 +134,10 @@ def test_serve_ends_cleanly_on_a_signal(
     path = tmp_path / "pool.sock"
     try:
         assert main(["-m", str(model), "--host", str(path)]) == 0
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0  # the application is not searched for garbage
     finally:
+        gc.unfreeze()
         for name, handler in before.items():
             signal.signal(name, handler)
     assert not path.exists()
