@@ -33,6 +33,7 @@ class TinyModel:
     n_swa: int = 32  # gemma3 only
     swa_pattern: int = 6  # gemma3 only: every how many layers the last one attends to everything
     n_expert: int = 0  # llama only; two are used for each token
+    tokenizer: Literal["bpe", "spm"] = "bpe"  # of those that generate; "spm": SentencePiece with bytes to fall back to
     seed: int = 1
     ftype: Literal["F32", "F16"] = "F32"
     chat_template: str | None = CHATML

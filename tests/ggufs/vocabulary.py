@@ -1,4 +1,5 @@
-"""Two vocabularies: byte-level BPE (bytes, merges learned from a short text, specials) and WordPiece (BERT's)."""
+"""Three vocabularies: byte-level BPE (bytes, merges learned from a short text, specials), SentencePiece with bytes to
+fall back to, and WordPiece (BERT's)."""
 
 import string
 from collections import Counter
@@ -27,6 +28,8 @@ def write_vocabulary(writer: GGUFWriter, model: TinyModel) -> None:
     """All of ``tokenizer.*`` but the chat templates."""
     if model.arch == "bert":
         _write_word_pieces(writer, model)
+    elif model.tokenizer == "spm":
+        _write_sentence_pieces(writer, model)
     else:
         _write_byte_pairs(writer, model)
 
@@ -42,6 +45,30 @@ def _write_byte_pairs(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_bos_token_id(ids["<s>"])
     writer.add_eos_token_id(ids["</s>"])
     writer.add_eot_token_id(ids["<|im_end|>"])
+    writer.add_add_bos_token(True)
+
+
+def _write_sentence_pieces(writer: GGUFWriter, model: TinyModel) -> None:
+    """Llama 2's kind: letters and words with scores; every other character is spelled by its bytes."""
+    letters = [*string.ascii_letters, *string.digits, *string.punctuation, WORD_START, "\u00e9"]
+    words = sorted({WORD_START + word.strip(",;") for word in CORPUS.split()})
+    pieces = [*letters, *words, '{"', '":', '",', "}]", "the", "ing"]
+    groups = [
+        (["<unk>"], TokenType.UNKNOWN),
+        (["<s>", "</s>", "<|im_start|>", "<|im_end|>"], TokenType.CONTROL),
+        ([f"<0x{byte:02X}>" for byte in range(256)], TokenType.BYTE),
+        (pieces, TokenType.NORMAL),
+    ]
+    n_filled = model.n_vocab - sum(len(texts) for texts, _ in groups)
+    groups.append(([f"<unused{i}>" for i in range(n_filled)], TokenType.UNUSED))
+    tokens = [(text, kind) for texts, kind in groups for text in texts]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([text for text, _ in tokens])
+    writer.add_token_types([int(kind) for _, kind in tokens])
+    writer.add_token_scores([-float(i) for i in range(len(tokens))])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_eot_token_id(4)
     writer.add_add_bos_token(True)
 
 

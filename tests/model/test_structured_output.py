@@ -1,0 +1,159 @@
+"""Constraints over real models with random weights: what they write at any temperature is what was asked for.
+
+Byte-level BPE, and SentencePiece with bytes to fall back to; streamed and not, with log probabilities and without,
+several choices, several at once.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.ggufs import TinyModel, gguf_file
+from tests.real_server import RealServer, llamapool, llamapool_config
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "tags": {
+            "type": "array",
+            "items": {"enum": ["é", "b", "c"]},
+            "uniqueItems": True,
+            "minItems": 2,
+            "maxItems": 3,
+        },
+        "n": {"type": "integer", "minimum": -5, "maximum": 12},
+    },
+    "required": ["name", "tags", "n"],
+    "if": {"properties": {"n": {"minimum": 0}}},
+    "then": {"properties": {"name": {"minLength": 1}}},
+    "additionalProperties": False,
+}
+HOT = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+@pytest.fixture(scope="module", params=["bpe", "spm"])
+def tiny(request: pytest.FixtureRequest, gguf_folder: Path) -> Iterator[RealServer]:
+    """A server with four slots."""
+    model = TinyModel(n_vocab=600, tokenizer=request.param)
+    with llamapool(gguf_file(gguf_folder, model), "-c", "8192", "-np", "4", "-t", "1") as running:
+        yield running
+
+
+def valid(text: str) -> Any:
+    value = json.loads(text)
+    jsonschema.validate(value, SCHEMA)
+    return value
+
+
+def joined(events: list[str]) -> dict[int, str]:
+    """The text of each choice of a streamed chat."""
+    texts: dict[int, str] = {}
+    for event in events:
+        for choice in json.loads(event)["choices"] if event != "[DONE]" else ():
+            texts[choice["index"]] = texts.get(choice["index"], "") + (choice["delta"].get("content") or "")
+    return texts
+
+
+@pytest.mark.parametrize("logprobs", [{}, {"logprobs": True, "top_logprobs": 3}], ids=["plain", "logprobs"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_schema_holds(tiny: RealServer, stream: bool, logprobs: dict[str, Any]) -> None:
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Anything"}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}},
+        "max_tokens": 400,
+        "n": 2,
+        "seed": 7,
+        **HOT,
+        **logprobs,
+    }
+    if stream:
+        texts = joined(tiny.events("/v1/chat/completions", {**body, "stream": True}))
+    else:
+        choices = tiny.post("/v1/chat/completions", body)["choices"]
+        texts = {choice["index"]: choice["message"]["content"] for choice in choices}
+        assert all(choice["finish_reason"] == "stop" for choice in choices)
+        for choice in choices if logprobs else ():
+            written = b"".join(bytes(token["bytes"]) for token in choice["logprobs"]["content"])
+            assert written.decode() == choice["message"]["content"]
+            assert all(len(token["top_logprobs"]) == 3 for token in choice["logprobs"]["content"] if token["bytes"])
+    assert sorted(texts) == [0, 1]
+    assert all(valid(text) for text in texts.values())
+
+
+@pytest.mark.parametrize(
+    ("field", "pattern"),
+    [
+        ({"guided_regex": "[a-cé]{3}-[0-9]+x"}, "[a-cé]{3}-[0-9]+x"),
+        ({"guided_choice": ["yes", "no", "pérhaps"]}, "yes|no|pérhaps"),
+        ({"grammar": 'root ::= "é" [0-9]{2,4} ("€" | "b")'}, "é[0-9]{2,4}(€|b)"),
+        ({"guided_grammar": 'start: "a" NUMBER\nNUMBER: /[1-9]{3}/'}, "a[1-9]{3}"),
+    ],
+    ids=["regex", "choice", "gbnf", "lark"],
+)
+def test_other_grammars_hold(tiny: RealServer, field: dict[str, Any], pattern: str) -> None:
+    for seed in range(3):
+        body = {"prompt": "x", "max_tokens": 300, "seed": seed, **HOT, **field}
+        choice = tiny.post("/v1/completions", body)["choices"][0]
+        if choice["finish_reason"] == "stop":
+            assert re.fullmatch(pattern, choice["text"]), choice["text"]
+        else:
+            assert "regex" in str(field), choice  # a random model may write digits for ever
+
+
+def test_probabilities_after_sampling_are_those_under_the_mask(tiny: RealServer) -> None:
+    body = {
+        "prompt": "x",
+        "n_predict": 1,
+        "json_schema": {"enum": ["a", "b"]},
+        "n_probs": 8,
+        "post_sampling_probs": True,
+    }
+    (token,) = tiny.post("/completion", {**body, **HOT})["completion_probabilities"]
+    assert sum(each["prob"] for each in token["top_probs"]) == pytest.approx(1.0, abs=1e-3)
+    assert all('"'.startswith(each["token"][:1]) for each in token["top_probs"])
+
+
+def test_more_than_there_are_slots_all_hold(tiny: RealServer) -> None:
+    bodies = [{"prompt": f"prompt {n}", "n_predict": 200, "json_schema": SCHEMA, "seed": n, **HOT} for n in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        texts = [reply["content"] for reply in pool.map(lambda body: tiny.post("/completion", body), bodies)]
+    assert len({json.dumps(valid(text)) for text in texts}) > 1
+
+
+def test_a_keyword_that_cannot_be_kept_is_named(tiny: RealServer) -> None:
+    schema = {"properties": {"a": {"contains": {"type": "null"}}}}
+    reply = tiny.request("POST", "/completion", {"prompt": "x", "json_schema": schema})
+    assert reply.status == 400
+    assert "json_schema.properties.a: the keyword 'contains' cannot be enforced" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_behind_thoughts_the_schema_holds(stream: bool) -> None:
+    with llamapool_config(ROOT / "config" / "default.yaml", "-t", "1") as demo:
+        body: dict[str, Any] = {
+            "messages": [{"role": "user", "content": "What is 2 + 3?"}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+            "chat_template_kwargs": {"enable_thinking": True},
+            "max_tokens": 600,
+            "seed": 1,
+        }
+        if stream:
+            events = [
+                json.loads(e) for e in demo.events("/v1/chat/completions", {**body, "stream": True}) if e != "[DONE]"
+            ]
+            deltas = [choice["delta"] for event in events for choice in event["choices"]]
+            thoughts = "".join(delta.get("reasoning_content") or "" for delta in deltas)
+            content = "".join(delta.get("content") or "" for delta in deltas)
+        else:
+            message = demo.post("/v1/chat/completions", body)["choices"][0]["message"]
+            thoughts, content = message["reasoning_content"], message["content"]
+        assert thoughts
+        valid(content)
