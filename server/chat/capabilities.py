@@ -16,6 +16,7 @@ Render = Callable[..., str]
 Message = Mapping[str, Any]
 
 _NEEDLE = "needle7351"
+_NAMES_DEVELOPER = re.compile(r"""['"]developer['"]""")
 _USER: Message = {"role": "user", "content": "hi"}
 
 
@@ -29,6 +30,7 @@ def _tool(name: str) -> dict[str, Any]:
 class Capabilities:
     """What the messages must look like for a template.
 
+    ``developer``: that role is told from the system's.
     ``string_content`` and ``typed_content``: a message's content may be text, or a list of parts.
     ``object_arguments``: a tool call's arguments must be an object; their JSON text comes out quoted, or not at all.
     ``thinking``: ``enable_thinking`` changes the prompt, or thoughts of a message show up in it.
@@ -39,6 +41,7 @@ class Capabilities:
     """
 
     system: bool
+    developer: bool
     string_content: bool
     typed_content: bool
     tools: bool
@@ -70,6 +73,8 @@ def probe(render: Render, source: str) -> Capabilities:
     wants_objects = _wants_objects(objects)
     return Capabilities(
         system=says([{"role": "system", "content": content}, user]) or not strings,
+        developer=_NAMES_DEVELOPER.search(source) is not None
+        and says([{"role": "developer", "content": content}, user]),
         string_content=strings or not typed,
         typed_content=typed,
         tools=any(says(history, tools=[_tool(_NEEDLE)]) for history in ([user], [system, user])),

@@ -10,12 +10,12 @@ from server.errors import InvalidRequest
 Message = Mapping[str, Any]
 
 
-def adapt(messages: Sequence[Message], caps: Capabilities, source: str) -> list[dict[str, Any]]:
-    """Copies of the messages as the template with that `source` and those capabilities takes them.
+def adapt(messages: Sequence[Message], caps: Capabilities) -> list[dict[str, Any]]:
+    """Copies of the messages as a template with those capabilities takes them.
 
     Raises `InvalidRequest` where a tool call's arguments are not JSON although the template needs them as an object.
     """
-    adapted = [_adapted(message, index, caps, source) for index, message in enumerate(messages)]
+    adapted = [_adapted(message, index, caps) for index, message in enumerate(messages)]
     return adapted if caps.system else _merged_system(adapted)
 
 
@@ -26,10 +26,12 @@ def text_of(content: Any) -> str:
     return content or ""
 
 
-def _adapted(given: Message, index: int, caps: Capabilities, source: str) -> dict[str, Any]:
+def _adapted(given: Message, index: int, caps: Capabilities) -> dict[str, Any]:
     message = dict(given)
-    if message.get("role") == "developer" and "<|channel|>" not in source:  # gpt-oss alone tells the two apart
+    if message.get("role") == "developer" and not caps.developer:
         message["role"] = "system"
+    if message.get("reasoning_content"):
+        message["thinking"] = message["reasoning_content"]  # Hugging Face gives thoughts both names; gpt-oss reads this
     content = message.get("content")
     if isinstance(content, list) and not caps.typed_content:
         message["content"] = text_of(content)

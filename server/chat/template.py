@@ -1,22 +1,21 @@
 """Messages to a prompt, by the model's own Jinja2 template."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from server.chat.built_in import CHATML, names, source_of
 from server.chat.capabilities import Capabilities, probe
+from server.chat.continuation import Continued, cut, goes_on_thinking, marked, written
 from server.chat.formats import recognised
 from server.chat.instructions import calls_as_text, with_tools
 from server.chat.jinja import FAULTS, TemplateEnvironment, TemplateRaisedError, environment
-from server.chat.messages import Message, adapt, text_of
+from server.chat.messages import Message, adapt
 from server.errors import ConfigError, InvalidRequest
-
-Continued = bool | Literal["content", "reasoning_content"]
-"""What of the last message the prompt ends with; True: its content, or its thoughts where there is nothing else."""
 
 RESERVED = frozenset(("messages", "tools", "add_generation_prompt"))
 
@@ -95,41 +94,55 @@ class ChatTemplate:
     ) -> RenderedPrompt:
         """The prompt. Raises `InvalidRequest` with the template's own words when it refuses the messages.
 
-        ``continue_final_message``: the last message's thoughts and content end the prompt, for the model to go on with
-        them. True goes on with the thoughts where there is nothing else (llama.cpp common/chat.cpp and
-        common/chat-auto-parser-generator.cpp, common_chat_continuation).
+        ``continue_final_message``: the last message's content or thoughts end the prompt (`continuation`).
         """
         compiled = self._for_tools if tools else self._main
         messages = self._told(messages, tools, compiled)
-        last = messages[-1] if continue_final_message else None
         arguments = self._arguments(enable_thinking, kwargs or {})
-        if tools:
-            arguments["tools"] = list(tools)
-        if last is not None:
-            messages = messages[:-1]
-        arguments["messages"] = adapt(messages, compiled.capabilities, compiled.source)
-        if last is None and not add_generation_prompt:
+        arguments |= _told_as_variables(tools)
+        arguments["messages"] = adapt(messages, compiled.capabilities)
+        if continue_final_message:
+            return self._continued(compiled, arguments, messages[-1], continue_final_message)
+        if not add_generation_prompt:
             return RenderedPrompt(self._checked(compiled, arguments, generation=False), "")
+        return self._opened(compiled, arguments)
+
+    def _opened(self, compiled: _Compiled, arguments: Mapping[str, Any]) -> RenderedPrompt:
         text = self._checked(compiled, arguments, generation=True)
-        n_common = _common(self._checked(compiled, arguments, generation=False), text)
-        before, opening = text[:n_common], text[n_common:]
-        if last is not None:
-            opening = _continued(opening, last, continue_final_message, compiled)
-        return RenderedPrompt(before + opening, opening)
+        return RenderedPrompt(text, text[_common(self._checked(compiled, arguments, generation=False), text) :])
+
+    def _continued(
+        self, compiled: _Compiled, arguments: dict[str, Any], message: Message, wanted: Continued
+    ) -> RenderedPrompt:
+        *before, last = arguments["messages"]
+        thinks = goes_on_thinking(message, wanted)
+        given = {**arguments, "messages": [*before, marked(last, thinks=thinks)]}
+        text = cut(self._checked(compiled, given, generation=False), last, thinks=thinks)
+        try:
+            opened = self._opened(compiled, {**arguments, "messages": before})
+        except InvalidRequest:  # some templates refuse a chat without that message
+            if text is None:
+                raise
+            return RenderedPrompt(text, text)
+        start = len(opened.text) - len(opened.generation_prompt)
+        if text is not None:
+            return RenderedPrompt(text, text[_common(opened.text[:start], text) :])
+        opening = written(opened.generation_prompt, message, wanted, compiled.capabilities, compiled.source)
+        return RenderedPrompt(opened.text[:start] + opening, opening)
 
     def _told(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], compiled: _Compiled
     ) -> Sequence[Message]:
-        """Messages that tell of tools, calls and results, for a template that knows neither tools nor calls."""
-        if compiled.capabilities.tools or compiled.capabilities.tool_calls:
-            return messages
-        form = recognised(compiled.source, self.tool_format)
+        """Messages that tell of tools, and of calls and results, for a template that does not show them itself."""
+        caps, form = compiled.capabilities, recognised(compiled.source, self.tool_format)
+        tells, writes = bool(tools) and not caps.tools, not caps.tool_calls
         if form.write is None:
-            if tools:
+            if tells and writes:
                 raise InvalidRequest("tools: the chat template of this model does not support tools", "tools")
             return messages
-        messages = calls_as_text(messages, form)
-        return with_tools(messages, tools, form) if tools else messages
+        if writes:
+            messages = calls_as_text(messages, form)
+        return with_tools(messages, tools, form) if tells else messages
 
     def _arguments(self, enable_thinking: bool, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The template's variables beside messages and tools (llama.cpp common/chat.cpp, common_chat_extra_context;
@@ -138,10 +151,8 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"chat_template_kwargs.{name}: is set by the request's own fields", f"chat_template_kwargs.{name}"
             )
-        now = datetime.now().astimezone()
         arguments: dict[str, Any] = {
-            "datetime": now.strftime("%b %d %Y"),
-            "date_string": now.strftime("%d %b %Y"),
+            **_dates(),
             **self._defaults,
             "enable_thinking": enable_thinking,
             **kwargs,
@@ -176,10 +187,22 @@ class ChatTemplate:
         except (TemplateError, RecursionError) as error:
             raise ConfigError(f"the chat template does not compile: {error}") from error
 
-        def render(**arguments: Any) -> str:
-            return jinja.render(template, {**self._fixed, **arguments})
+        def render(*, tools: Sequence[Mapping[str, Any]] = (), **arguments: Any) -> str:
+            return jinja.render(template, {**_dates(), **self._fixed, **_told_as_variables(tools), **arguments})
 
         return _Compiled(source, template, jinja, probe(render, source))
+
+
+def _dates() -> dict[str, str]:
+    """Today, in the words of llama.cpp's common/chat.cpp (common_chat_extra_context)."""
+    now = datetime.now().astimezone()
+    return {"datetime": now.strftime("%b %d %Y"), "date_string": now.strftime("%d %b %Y")}
+
+
+def _told_as_variables(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Tools under their usual name; ``functions`` is what Firefunction's template reads, as its model card has it."""
+    told: dict[str, Any] = {"functions": json.dumps([tool.get("function", tool) for tool in tools], indent=4)}
+    return told | {"tools": list(tools)} if tools else told
 
 
 def _common(one: str, other: str) -> int:
@@ -187,22 +210,3 @@ def _common(one: str, other: str) -> int:
     if other.startswith(one):
         return len(one)
     return next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(other))
-
-
-def _continued(opening: str, message: Message, wanted: Continued, compiled: _Compiled) -> str:
-    """The opening of the assistant's turn with a message's parts behind it.
-
-    Thoughts are closed in front of content, empty ones too where the template itself closes thoughts.
-    """
-    content, thought = text_of(message.get("content")), message.get("reasoning_content") or ""
-    thinks = wanted == "reasoning_content" or (wanted is True and bool(thought) and not content)
-    start, end = compiled.capabilities.thought_tags
-    tag = start.strip()
-    if thinks and not tag:
-        raise InvalidRequest(
-            "continue_final_message: the chat template of this model has no thoughts to go on with",
-            "continue_final_message",
-        )
-    if tag and (thought or thinks or tag in opening or end.strip() in compiled.source):
-        opening = opening.partition(tag)[0] + start + thought + ("" if thinks else end)
-    return opening if thinks else opening + content

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from server.chat.continuation import Continued
 from server.chat.messages import text_of
 from server.chat.parser import OutputParser, output_parser
-from server.chat.template import Continued, RenderedPrompt
+from server.chat.template import RenderedPrompt
 from server.dialects.chat_messages import Message, read_messages
 from server.dialects.chat_output import chat_constraint, knows_thoughts, limited, shown_tags, thinks_by_default
 from server.dialects.chat_reply import ChatReply

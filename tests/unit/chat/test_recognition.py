@@ -91,7 +91,6 @@ WITHOUT_CALLS = {
     "LFM2-8B-A1B",
     "LFM2.5-Instruct",
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-    "fireworks-ai-llama-3-firefunction-v2",
     "google-gemma-2-2b-it",
     "ibm-granite-granite-3.3-2B-Instruct",
     "llama-cpp-rwkv-world",

@@ -145,6 +145,53 @@ def test_a_last_message_is_continued() -> None:
     assert rendered.text.endswith("<|im_start|>assistant\nOnce upon")
 
 
+def test_a_message_is_cut_where_a_trimming_template_ends_it() -> None:
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"
+    messages = [USER, {"role": "assistant", "content": " Once upon "}]
+    assert template(source).render(messages, continue_final_message=True).text == "<user>hi<assistant>Once upon"
+
+
+def test_a_message_is_continued_where_the_template_shows_no_answers_or_part_of_them() -> None:
+    shows_none = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}>{% endif %}{% endfor %}"
+    messages = [USER, {"role": "assistant", "content": "Once"}]
+    assert template(shows_none).render(messages, continue_final_message=True).text == "hi>Once"
+    first_part = (
+        "{% for m in messages %}[{{ m.content if m.content is string else m.content[0].text }}{% endfor %}"
+        "{% if add_generation_prompt %}[{% endif %}"
+    )
+    parts = [{"type": "text", "text": "Once"}, {"type": "text", "text": "upon"}]
+    messages = [USER, {"role": "assistant", "content": parts}]
+    assert template(first_part).render(messages, continue_final_message=True).text == "[hi[Once\nupon"
+
+
+def test_a_message_can_be_continued_without_others() -> None:
+    source = (
+        "{% if messages | length == 0 %}{{ raise_exception('no messages') }}{% endif %}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    alone = [{"role": "assistant", "content": "Once"}]
+    assert template(source).render(alone, continue_final_message=True).text == "<assistant>Once"
+
+
+def test_thoughts_are_continued_where_the_template_shows_them() -> None:
+    source = "{% for m in messages %}<{{ m.role }}>({{ m.thinking }}){{ m.content }}{% endfor %}"
+    message = {"role": "assistant", "content": "", "reasoning_content": "so"}
+    rendered = template(source).render([USER, message], continue_final_message="reasoning_content")
+    assert rendered.text == "<user>()hi<assistant>(so"
+
+
+def test_tools_are_told_where_the_template_shows_calls_alone() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "<tool_call>{{ c.function.name }} {{ c.function.arguments | tojson }}</tool_call>{% endfor %};{% endfor %}"
+    )
+    told = ChatTemplate(source, bos_token="", eos_token="", tool_format="generic")
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    text = told.render([USER, called], tools=[TOOL], add_generation_prompt=False).text
+    assert text.startswith("system:You can call functions.")
+    assert text.endswith('user:hi;assistant:<tool_call>get_weather {"city": "Paris"}</tool_call>;')
+
+
 def test_tools_need_a_template_that_shows_them_where_they_cannot_be_told() -> None:
     with pytest.raises(InvalidRequest, match="does not support tools"):
         template("{{ messages[0].content }}functools[").render([USER], tools=[TOOL])
@@ -175,7 +222,7 @@ QWEN3 = (
 @pytest.mark.parametrize(
     ("message", "wanted", "end"),
     [
-        ({"content": "Once"}, True, "<think>\n\n</think>\n\nOnce"),
+        ({"content": "Once"}, True, "Once"),
         ({"content": "Once", "reasoning_content": "so"}, True, "<think>\nso\n</think>\n\nOnce"),
         ({"content": "", "reasoning_content": "so"}, True, "<think>\nso"),
         ({"content": "x", "reasoning_content": "so"}, "reasoning_content", "<think>\nso"),
@@ -203,8 +250,8 @@ def test_thoughts_that_only_the_opening_knows_are_closed_before_content() -> Non
 def test_a_developer_is_a_system_unless_the_template_tells_them_apart() -> None:
     message = {"role": "developer", "content": "S"}
     assert "<|im_start|>system\nS" in template().render([message, USER]).text
-    source = "{% for m in messages %}{{ m.role }}<|channel|>{{ m.content }}{% endfor %}"
-    assert template(source).render([message, USER]).text.startswith("developer")
+    source = "{% for m in messages %}{{ '!' if m.role == 'developer' }}{{ m.role }}:{{ m.content }}{% endfor %}"
+    assert template(source).render([message, USER]).text.startswith("!developer:S")
 
 
 def test_a_tool_use_template_serves_requests_with_tools_only() -> None:
