@@ -12,6 +12,8 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
@@ -19,6 +21,8 @@ from sse_starlette.sse import AppStatus
 from server import __version__, logs
 from server.errors import ConfigError
 from server.metrics.exposition import Metrics
+from server.pool.lifecycle import Factories
+from server.pool.loading import chat_template
 from server.pool.pool import Pool, PoolLimits
 from server.pool.progress import show_load_progress
 from server.pool.protocols import Loader
@@ -33,6 +37,9 @@ from server.transport.handlers import add_error_handlers
 from server.transport.options import CorsOptions, HttpOptions
 from server.transport.shutdown import StopSignals
 
+if TYPE_CHECKING:
+    from server.chat.isolated import IsolatedRenderer  # not on every system
+
 logger = logging.getLogger(__name__)
 
 CONFIG_ERROR_STATUS = 2
@@ -46,8 +53,10 @@ def create_app(settings: Settings, *, loader: Loader | None = None) -> FastAPI:
     """
     server = settings.server
     limits = PoolLimits(models_max=server.models_max, autoload=server.models_autoload)
+    renderer = isolated_renderer() if loader is None else None
+    factories = Factories(template=partial(chat_template, renderer=renderer))
     services = Services(
-        pool=Pool(model_specs(settings), loader or native_loader(), limits),
+        pool=Pool(model_specs(settings), loader or native_loader(), limits, factories=factories),
         options=http_options(server),
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
         metrics=Metrics(),
@@ -59,7 +68,7 @@ def create_app(settings: Settings, *, loader: Loader | None = None) -> FastAPI:
         docs_url=None,  # the pages come from a CDN
         redoc_url=None,
         openapi_url=f"{server.api_prefix}/openapi.json",
-        lifespan=lifespan_of(services, server.drain_s),
+        lifespan=lifespan_of(services, server.drain_s, renderer),
     )
     app.state.services = services
     include_routes(app, server.api_prefix)
@@ -80,6 +89,15 @@ def native_loader() -> Loader:
     from server.llama.loader import LlamaLoader
 
     return LlamaLoader()
+
+
+def isolated_renderer() -> "IsolatedRenderer | None":
+    """Processes for templates, where the system can confine them."""
+    if os.name != "posix":
+        return None
+    from server.chat.isolated import IsolatedRenderer
+
+    return IsolatedRenderer()
 
 
 def http_options(server: ServerSettings) -> HttpOptions:
@@ -112,7 +130,7 @@ def n_prepare_threads(server: ServerSettings) -> int:
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
-def lifespan_of(services: Services, drain_s: float) -> Lifespan:
+def lifespan_of(services: Services, drain_s: float, renderer: "IsolatedRenderer | None" = None) -> Lifespan:
     """Starts the pool; on the way out gives running requests `drain_s` seconds and frees everything."""
 
     @asynccontextmanager
@@ -142,6 +160,8 @@ def lifespan_of(services: Services, drain_s: float) -> Lifespan:
             await begin_stop()
             await asyncio.gather(watch, bars)  # they end with the pool
             services.prepare.shutdown(wait=False, cancel_futures=True)  # a thread may be deep in the library
+            if renderer is not None:
+                renderer.close()
 
     return lifespan
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.chat.jinja import FAULTS
 from server.chat.reasoning import TAGS
+from server.chat.rendering import RenderFault, RenderStopped
 
 Render = Callable[..., str]
 Message = Mapping[str, Any]
@@ -55,7 +55,7 @@ class Capabilities:
 
 
 def probe(render: Render, source: str) -> Capabilities:
-    """Try the template out; a probe that it refuses counts as not supported."""
+    """Try the template out; a probe that it refuses counts as not supported. Raises `RenderStopped`."""
 
     def says(messages: Sequence[Message], **kwargs: Any) -> bool:
         return _NEEDLE in _try(render, messages, **kwargs)
@@ -156,5 +156,7 @@ def _shows_two_calls(render: Render, user: Message, arguments: Any) -> bool:
 def _try(render: Render, messages: Sequence[Message], **kwargs: Any) -> str:
     try:
         return render(messages=messages, add_generation_prompt=True, **kwargs)
-    except FAULTS:
+    except RenderStopped:
+        raise
+    except RenderFault:
         return ""

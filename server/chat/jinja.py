@@ -1,7 +1,8 @@
 """The Jinja2 environment that Hugging Face templates expect (transformers, utils/chat_template_utils.py), sandboxed.
 
 A template comes with a model, so it is trusted less than code. Beside the sandbox's rules there are limits on what
-one rendering may cost: loops run through a meter, and what multiplies or joins text is watched.
+one rendering may cost: loops run through a meter, and what multiplies or joins text is watched. They find the usual
+ways early; that nothing else holds up the server is for `isolated`, which renders in other processes.
 """
 
 import json
@@ -18,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
-MAX_ITERATIONS = 300_000  # of all loops of one rendering: about a second
+MAX_ITERATIONS = 300_000  # of all loops of one rendering, and calls: about a second
 MAX_TEXT_CHARS = 16 << 20  # of one rendering, and of every string in it
 MAX_PADDING = 10_000  # characters that center, ljust, indent, format ... may add
 MAX_NUMBER = 1 << 64
@@ -30,7 +31,8 @@ FAULTS = (
     LookupError,
     AttributeError,
     ArithmeticError,
-    RecursionError,
+    RuntimeError,
+    AssertionError,
     MemoryError,
 )
 """What a template may raise by itself."""
@@ -123,6 +125,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A call of the template; methods of strings may not pad without end."""
+        self._count()
         name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
         if isinstance(owner, str):
             if name in _PADDING and any(isinstance(arg, int) and arg > MAX_PADDING for arg in args):
@@ -133,10 +136,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def _metered(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
-            self._meter.left -= 1
-            if self._meter.left < 0:
-                raise TemplateTooCostlyError(f"more than {MAX_ITERATIONS} loop iterations")
+            self._count()
             yield item
+
+    def _count(self) -> None:
+        self._meter.left -= 1
+        if self._meter.left < 0:
+            raise TemplateTooCostlyError(f"more than {MAX_ITERATIONS} loop iterations and calls")
 
 
 def environment(source: str) -> TemplateEnvironment:

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError
-
 from server.chat.built_in import CHATML, names, source_of
 from server.chat.capabilities import Capabilities, probe
 from server.chat.continuation import Continued, cut, goes_on_thinking, marked, written
 from server.chat.formats import recognised
 from server.chat.instructions import calls_as_text, with_tools
-from server.chat.jinja import FAULTS, TemplateEnvironment, TemplateRaisedError, environment
 from server.chat.messages import Message, adapt
+from server.chat.rendering import InProcess, Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 from server.errors import ConfigError, InvalidRequest
 
 RESERVED = frozenset(("messages", "tools", "add_generation_prompt"))
@@ -31,8 +29,6 @@ class RenderedPrompt:
 @dataclass(frozen=True, slots=True)
 class _Compiled:
     source: str
-    template: Template
-    environment: TemplateEnvironment
     capabilities: Capabilities
 
 
@@ -42,7 +38,8 @@ class ChatTemplate:
     ``source`` "" means ChatML; a built-in template may be given by its name (`built_in`). ``tool_source`` is used for
     requests with tools (GGUF: ``tokenizer.chat_template.tool_use``). ``add_bos``: tokenizing adds the BOS token, so
     the one that a template writes at the start is dropped. ``tool_format``: the name of the format of calls
-    (`formats`); auto = as the template shows. Raises `ConfigError` when a template does not compile
+    (`formats`); auto = as the template shows. ``renderer``: who renders; None = the calling thread. Raises
+    `ConfigError` when a template does not compile.
     """
 
     def __init__(
@@ -55,7 +52,9 @@ class ChatTemplate:
         default_kwargs: Mapping[str, Any] | None = None,
         add_bos: bool = True,
         tool_format: str = "auto",
+        renderer: Renderer | None = None,
     ) -> None:
+        self._renderer = renderer or InProcess()
         self.tool_format = tool_format
         self._fixed = {"bos_token": bos_token, "eos_token": eos_token}
         self._dropped = bos_token if add_bos else ""
@@ -169,28 +168,25 @@ class ChatTemplate:
     def _checked(self, compiled: _Compiled, arguments: Mapping[str, Any], *, generation: bool) -> str:
         given = {**arguments, **self._fixed, "add_generation_prompt": generation}
         try:
-            text = compiled.environment.render(compiled.template, given)
-        except TemplateRaisedError as error:
-            raise InvalidRequest(f"messages: the chat template refused them: {error.message}", "messages") from error
-        except FAULTS as error:
-            raise InvalidRequest(
-                f"messages: the chat template failed on them: {type(error).__name__}: {str(error)[:500]}", "messages"
-            ) from error
+            text = self._renderer.render(compiled.source, given)
+        except RenderRefusal as refusal:
+            raise InvalidRequest(f"messages: the chat template refused them: {refusal}", "messages") from refusal
+        except RenderFault as fault:
+            raise InvalidRequest(f"messages: the chat template failed on them: {fault}", "messages") from fault
         return text.removeprefix(self._dropped)
 
     def _compiled(self, source: str) -> _Compiled:
-        jinja = environment(source)
-        try:
-            template = jinja.from_string(source)
-        except TemplateSyntaxError as error:
-            raise ConfigError(f"the chat template does not compile, line {error.lineno}: {error.message}") from error
-        except (TemplateError, RecursionError) as error:
-            raise ConfigError(f"the chat template does not compile: {error}") from error
-
         def render(*, tools: Sequence[Mapping[str, Any]] = (), **arguments: Any) -> str:
-            return jinja.render(template, {**_dates(), **self._fixed, **_told_as_variables(tools), **arguments})
+            given = {**_dates(), **self._fixed, **_told_as_variables(tools), **arguments}
+            return self._renderer.render(source, given)
 
-        return _Compiled(source, template, jinja, probe(render, source))
+        try:
+            self._renderer.check(source)
+            return _Compiled(source, probe(render, source))
+        except TemplateBroken as error:
+            raise ConfigError(f"the chat template does not compile: {error}") from error
+        except RenderStopped as error:
+            raise ConfigError(f"the chat template can't be used: {error}") from error
 
 
 def _dates() -> dict[str, str]:

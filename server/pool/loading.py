@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from server.chat.rendering import Renderer
 from server.chat.template import ChatTemplate
 from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.protocols import Runner
@@ -17,7 +18,7 @@ PROGRESS_INTERVAL_S = 0.2  # as llama-server (tools/server/server-context.cpp, l
 TemplateFactory = Callable[[ModelInfo, ModelSpec], ChatTemplate]
 
 
-def chat_template(info: ModelInfo, spec: ModelSpec) -> ChatTemplate:
+def chat_template(info: ModelInfo, spec: ModelSpec, renderer: Renderer | None = None) -> ChatTemplate:
     """The configured template, else the model's own; raises `LlamapoolError` when it does not compile."""
     own = spec.chat.template is None
     return ChatTemplate(
@@ -28,6 +29,7 @@ def chat_template(info: ModelInfo, spec: ModelSpec) -> ChatTemplate:
         tool_source=info.chat_template_tool_use if own else "",
         default_kwargs=spec.chat.template_kwargs,
         tool_format=spec.chat.tool_format,
+        renderer=renderer,
     )
 
 
