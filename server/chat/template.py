@@ -15,7 +15,14 @@ from server.chat.messages import Message, adapt
 from server.chat.rendering import InProcess, Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 from server.errors import ConfigError, InvalidRequest
 
-RESERVED = frozenset(("messages", "tools", "add_generation_prompt"))
+RESERVED = {
+    "messages": "is set by the request's own fields",
+    "tools": "is set by the request's own fields",
+    "add_generation_prompt": "is set by the request's own fields",
+    "bos_token": "is the model's own",
+    "eos_token": "is the model's own",
+}
+"""Variables that ``chat_template_kwargs`` can't set, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +104,7 @@ class ChatTemplate:
         """
         compiled = self._for_tools if tools else self._main
         messages = self._told(messages, tools, compiled)
-        arguments = self._arguments(enable_thinking, kwargs or {})
-        arguments |= _told_as_variables(tools)
+        arguments = {**_told_as_variables(tools), **self._arguments(enable_thinking, kwargs or {})}
         arguments["messages"] = adapt(messages, compiled.capabilities)
         if continue_final_message:
             return self._continued(compiled, arguments, messages[-1], continue_final_message)
@@ -146,10 +152,8 @@ class ChatTemplate:
     def _arguments(self, enable_thinking: bool, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The template's variables beside messages and tools (llama.cpp common/chat.cpp, common_chat_extra_context;
         common/jinja/caps.cpp, caps_apply_*)."""
-        for name in sorted(RESERVED & kwargs.keys()):
-            raise InvalidRequest(
-                f"chat_template_kwargs.{name}: is set by the request's own fields", f"chat_template_kwargs.{name}"
-            )
+        for name in sorted(RESERVED.keys() & kwargs.keys()):
+            raise InvalidRequest(f"chat_template_kwargs.{name}: {RESERVED[name]}", f"chat_template_kwargs.{name}")
         arguments: dict[str, Any] = {
             **_dates(),
             **self._defaults,

@@ -1,11 +1,12 @@
 """The models' part of the option table that is about chats: templates, thoughts and tool calls."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from server.chat.built_in import complaint, is_name, names
 from server.chat.formats import BY_NAME
+from server.chat.template import RESERVED
 from server.options.option import SettingsModel, option
 from server.options.values import Bool, FilePath, Int, JsonObject, Switch
 
@@ -14,6 +15,12 @@ def _template(value: str) -> str:
     """Jinja or a built-in name; llama-server would print any other word in place of every chat."""
     if is_name(value) and value not in names():
         raise ValueError(complaint(value))
+    return value
+
+
+def _variables(value: dict[str, Any]) -> dict[str, Any]:
+    for name in sorted(RESERVED.keys() & value.keys()):
+        raise ValueError(f"can't set {name}: it {RESERVED[name]}")
     return value
 
 
@@ -53,6 +60,7 @@ class ChatSettings(SettingsModel):
     chat_template_kwargs: Annotated[
         JsonObject,
         option("--chat-template-kwargs", env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS", metavar="JSON"),
+        AfterValidator(_variables),
     ] = Field(default_factory=dict)
     """Variables for the template, as a JSON object."""
     reasoning_format: Annotated[

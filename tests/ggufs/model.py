@@ -37,6 +37,7 @@ class TinyModel:
     seed: int = 1
     ftype: Literal["F32", "F16"] = "F32"
     chat_template: str | None = CHATML
+    tool_use_template: str | None = None
     rerank_template: str | None = None
     fim: Fim = "file"  # "file": prefix, suffix and middle; "repo": also those between files
     pooling: Pooling | None = None  # None: the file says nothing

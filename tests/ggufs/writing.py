@@ -98,10 +98,9 @@ def _write_attention(writer: GGUFWriter, model: TinyModel) -> None:
 
 
 def _write_templates(writer: GGUFWriter, model: TinyModel) -> None:
-    named = [{"name": "rerank", "template": model.rerank_template}] if model.rerank_template is not None else []
-    if model.chat_template is not None:
-        named.append({"name": "default", "template": model.chat_template})
-    if model.rerank_template is not None:
+    kinds = {"rerank": model.rerank_template, "tool_use": model.tool_use_template, "default": model.chat_template}
+    named = [{"name": name, "template": text} for name, text in kinds.items() if text is not None]
+    if model.rerank_template is not None or model.tool_use_template is not None:
         writer.add_chat_template(named)
     elif model.chat_template is not None:
         writer.add_chat_template(model.chat_template)

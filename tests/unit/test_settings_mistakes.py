@@ -62,6 +62,8 @@ def yaml_mistake(tmp_path: Path) -> Callable[[str], str]:
         (["--sampler-seq", "kz"], "unknown letter 'z'; known: e = penalties"),
         (["-l", "5*3"], "logit_bias should be TOKEN_ID+BIAS or TOKEN_ID-BIAS, as in 15043+1, not ['5*3']"),
         (["--chat-template-kwargs", "[1]"], "chat_template_kwargs should be a JSON object, not '[1]'"),
+        (["--chat-template-kwargs", '{"tools": []}'], "can't set tools: it is set by the request's own fields"),
+        (["--chat-template-kwargs", '{"bos_token": ""}'], "can't set bos_token: it is the model's own"),
         (["--chat-template", "lama-3"], "no built-in template 'lama-3' (nearest: llama3); known: bailing, b"),
         (["--api-prefix", "llm/"], "--api-prefix: server.api_prefix should start with / and not end with it"),
         (["--ssl-key-file", "k"], "ssl_key_file and ssl_cert_file belong together; give both"),
@@ -214,7 +216,7 @@ def test_a_template_that_does_not_compile_stops_the_start_with_its_line(tmp_path
     model = tmp_path / "m.gguf"
     model.write_bytes(b"GGUF" + bytes(60))
     settings = load_settings(["-m", str(model), "--chat-template", "{% for %}"], {})
-    with pytest.raises(ConfigError, match=r"chat_template: the chat template does not compile, line 1"):
+    with pytest.raises(ConfigError, match=r"chat_template: the chat template does not compile: line 1"):
         check_files(settings)
 
 

@@ -133,11 +133,16 @@ def test_thoughts_of_earlier_turns_that_can_be_kept_are_found(condition: str, ke
 
 def test_template_arguments_reach_the_template_but_cannot_replace_its_tokens() -> None:
     source = "{{ mood }}{{ bos_token }}{{ messages[0].content }}"
-    text = template(source).render([USER], kwargs={"mood": "calm ", "bos_token": "X"}).text
-    assert text == "calm <s>hi"
-    for name in ("messages", "tools", "add_generation_prompt"):
+    assert template(source).render([USER], kwargs={"mood": "calm "}).text == "calm <s>hi"
+    for name in ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"):
         with pytest.raises(InvalidRequest, match=f"chat_template_kwargs.{name}"):
             template(source).render([USER], kwargs={name: []})
+
+
+def test_arguments_go_before_the_servers_own_variables() -> None:
+    source = "{{ date_string }}{{ functions }}{{ enable_thinking }}{{ messages[0].content }}"
+    given = {"date_string": "1 ", "functions": "2 ", "enable_thinking": False}
+    assert template(source).render([USER], kwargs=given).text == "1 2 Falsehi"
 
 
 def test_a_last_message_is_continued() -> None:
