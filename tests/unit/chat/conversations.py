@@ -23,11 +23,11 @@ def _tool(name: str, **properties: Message) -> Message:
     return {"type": "function", "function": function}
 
 
-def _says(role: str, content: Any, **more: Any) -> Message:
+def says(role: str, content: Any, **more: Any) -> Message:
     return {"role": role, "content": content, **more}
 
 
-def _call(number: int, name: str, **arguments: Any) -> Message:
+def call(number: int, name: str, **arguments: Any) -> Message:
     function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
     return {"id": f"call0000{number}", "type": "function", "function": function}
 
@@ -43,18 +43,18 @@ TOOLS = (
     _tool("get_time", zone={"type": "string", "description": "Zone"}),
 )
 
-SYSTEM = _says("system", "Be brief & 'kind'.")
-USER = _says("user", 'What\'s <b>the</b> weather & "time" in Köln? 👋')
-ANSWER = _says("assistant", "It is <i>fine</i>.")
-AGAIN = _says("user", "And now?")
-WEATHER = _call(1, "get_weather", city="Köln <1>", unit="C")
-TIME = _call(2, "get_time", zone="CET")
-CALL = _says("assistant", "", tool_calls=[WEATHER])
-CALL_AGAIN = _says("assistant", "", tool_calls=[TIME])
-CALLS = _says("assistant", "", tool_calls=[WEATHER, TIME])
-RESULT = _says("tool", '18 °C & "sunny"', tool_call_id="call00001", name="get_weather")
-UNNAMED = _says("tool", '18 °C & "sunny"', tool_call_id="call00001")
-TIME_RESULT = _says("tool", '{"time": "12:00"}', tool_call_id="call00002", name="get_time")
+SYSTEM = says("system", "Be brief & 'kind'.")
+USER = says("user", 'What\'s <b>the</b> weather & "time" in Köln? 👋')
+ANSWER = says("assistant", "It is <i>fine</i>.")
+AGAIN = says("user", "And now?")
+WEATHER = call(1, "get_weather", city="Köln <1>", unit="C")
+TIME = call(2, "get_time", zone="CET")
+CALL = says("assistant", "", tool_calls=[WEATHER])
+CALL_AGAIN = says("assistant", "", tool_calls=[TIME])
+CALLS = says("assistant", "", tool_calls=[WEATHER, TIME])
+RESULT = says("tool", '18 °C & "sunny"', tool_call_id="call00001", name="get_weather")
+UNNAMED = says("tool", '18 °C & "sunny"', tool_call_id="call00001")
+TIME_RESULT = says("tool", '{"time": "12:00"}', tool_call_id="call00002", name="get_time")
 THOUGHT = {**ANSWER, "reasoning_content": "The <user> asks & waits.\n\nSo do I."}
 THOUGHT_CALL = {**CALL, "reasoning_content": "I need the tool."}
 
@@ -78,13 +78,13 @@ CHATS: dict[str, Chat] = {
     "thoughts in every turn": Chat((SYSTEM, USER, THOUGHT, AGAIN, THOUGHT, USER)),
     "thoughts before a call": Chat((USER, THOUGHT_CALL, RESULT), TOOLS),
     "thoughts of several turns with calls": Chat((USER, THOUGHT_CALL, RESULT, THOUGHT, AGAIN), TOOLS),
-    "a part": Chat((_says("user", _parts("one")),)),
-    "parts": Chat((_says("user", _parts("one", "two")),)),
+    "a part": Chat((says("user", _parts("one")),)),
+    "parts": Chat((says("user", _parts("one", "two")),)),
     "parts everywhere": Chat(
-        (_says("system", _parts("s")), _says("user", _parts("u")), _says("assistant", _parts("a")), AGAIN)
+        (says("system", _parts("s")), says("user", _parts("u")), says("assistant", _parts("a")), AGAIN)
     ),
     "a result in parts": Chat((USER, CALL, {**RESULT, "content": _parts("18 °C")}), TOOLS),
-    "a developer": Chat((_says("developer", "Be brief."), USER)),
+    "a developer": Chat((says("developer", "Be brief."), USER)),
     "an effort": Chat((USER,), kwargs={"reasoning_effort": "low"}),
     "an effort with tools": Chat((SYSTEM, USER), TOOLS, {"reasoning_effort": "high"}),
     "thoughts to keep": Chat((USER, THOUGHT, AGAIN), kwargs={"preserve_reasoning": True}),
@@ -96,5 +96,5 @@ CONTINUED: dict[str, Chat] = {
     "an answer after turns": Chat((SYSTEM, USER, ANSWER, AGAIN, {**ANSWER, "content": "It was "})),
     "an answer with thoughts": Chat((USER, THOUGHT)),
     "an answer after a call": Chat((USER, CALL, RESULT, ANSWER), TOOLS),
-    "an answer in parts": Chat((USER, _says("assistant", _parts("It is so")))),
+    "an answer in parts": Chat((USER, says("assistant", _parts("It is so")))),
 }

@@ -10,6 +10,7 @@ import html
 import json
 import os
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from server.dialects.chat_messages import read_messages
 from server.errors import InvalidRequest
 from tests.unit.chat import hugging_face
 from tests.unit.chat.conversations import CHATS, CONTINUED, Chat
+from tests.unit.chat.random_chats import random_chat
 from tests.unit.chat.rewrites import ESCAPES, TEXT_ARGUMENTS, needed, rewritten, tamed
 
 FOLDER = Path(os.environ.get("LLAMA_CPP_TEMPLATES") or "no such folder")
@@ -94,3 +96,19 @@ def test_a_message_to_continue_ends_the_prompt_where_hugging_face_ends_it(
     for thinking in (True, False):
         options = {"continue_final_message": True, "add_generation_prompt": False, "enable_thinking": thinking}
         check(name, template, CONTINUED[what], **options)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_so_it_is_for_chats_put_together_by_chance(name: str, template: ChatTemplate, seed: int) -> None:
+    random = Random(f"{name} {seed}")
+    for _ in range(3):
+        check_random(name, template, random_chat(random), enable_thinking=random.random() < 0.5)
+
+
+def check_random(name: str, template: ChatTemplate, chat: Chat, **options: Any) -> None:
+    """As `check`, but that the text rewritten may happen to be the same."""
+    prompt = ours(template, chat, add_generation_prompt=True, **options)
+    chat = rewritten(name, template.source, chat)
+    expected = theirs(name, tamed(name, template.source), chat, add_generation_prompt=True, **options)
+    expected = html.unescape(expected) if name in ESCAPES else expected
+    assert prompt == expected or (prompt.startswith("!") and expected.startswith("!"))
