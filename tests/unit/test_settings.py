@@ -237,6 +237,12 @@ def test_special_values_of_llama_server() -> None:
     assert spec("--chat-template", "chatml").chat.template == "chatml"
 
 
+def test_each_model_may_have_a_built_in_template(tmp_path: Path) -> None:
+    text = "defaults: {chat_template: vicuna}\nmodels: {a: {path: a, chat_template: llama3}, b: {path: b}}\n"
+    found = model_specs(settings(config=write(tmp_path, text)))
+    assert [model.chat.template for model in found] == ["llama3", "vicuna"]
+
+
 def test_samplers_are_read_by_name_or_by_letter() -> None:
     assert spec().sampling.samplers == DEFAULT_SAMPLERS
     assert spec("--samplers", "top-k;temp;Nucleus").sampling.samplers == ("top_k", "temperature", "top_p")
