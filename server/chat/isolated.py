@@ -25,6 +25,8 @@ _BOOT = (
     "main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))"
 )
 
+_INHERITED = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")  # to find libpython, and for strftime_now; no secrets
+
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
@@ -107,7 +109,7 @@ class _Worker:
             [sys.executable, "-I", "-B", "-c", _BOOT, *given],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={},
+            env={name: os.environ[name] for name in _INHERITED if name in os.environ},
             cwd="/",
             start_new_session=True,  # a Ctrl-C is for the server
         )

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,6 +196,16 @@ def test_a_process_that_has_died_is_replaced() -> None:
     worker._process.kill()
     worker._process.wait()
     assert renderer.render("{{ 2 }}", {}) == "2"
+    renderer.close()
+
+
+def test_the_process_knows_the_time_zone_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "XXX-11:30")
+    monkeypatch.setenv("LLAMA_API_KEY", "secret")
+    renderer = IsolatedRenderer()
+    assert renderer.render("{{ strftime_now('%z %Z') }}", {}) == "+1130 XXX"
+    (worker,) = renderer._idle
+    assert b"secret" not in Path(f"/proc/{worker._process.pid}/environ").read_bytes()
     renderer.close()
 
 
