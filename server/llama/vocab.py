@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from itertools import compress, repeat
 
 from server.errors import InternalError, InvalidRequest
 from server.llama.library import C, fast
@@ -14,6 +15,7 @@ CONTROL = 1 << 3  # LLAMA_TOKEN_ATTR_CONTROL
 _USER_DEFINED = 1 << 4
 _TURN_ENDS = ("<|end|>", "[/INST]", "<\uff5cAssistant\uff5c>")
 _NOT_PRINTED = 1 | CONTROL  # and LLAMA_TOKEN_ATTR_UNKNOWN: llama_vocab::impl::token_to_piece
+_SPECIAL = _USER_DEFINED | _NOT_PRINTED
 
 
 class LlamaVocab:
@@ -41,11 +43,14 @@ class LlamaVocab:
         self.fim_pad: int = C.llama_vocab_fim_pad(pointer)
         self.fim_repo: int = C.llama_vocab_fim_rep(pointer)
         self.fim_sep: int = C.llama_vocab_fim_sep(pointer)
-        self.eog: frozenset[int] = frozenset(t for t in range(self.n_tokens) if fast.vocab_is_eog(pointer, t))
+        every = range(self.n_tokens)  # 150,000 are common: no Python code for each
+        self.eog: frozenset[int] = frozenset(compress(every, map(fast.vocab_is_eog, repeat(pointer), every)))
         self.suppressed: tuple[int, ...] = _suppressed(pointer)
-        special = [(t, self.attributes(t)) for t in range(self.n_tokens)]
+        special = [
+            (t, bits) for t, bits in enumerate(map(fast.vocab_get_attr, repeat(pointer), every)) if bits & _SPECIAL
+        ]
         self._always_special = self._special_texts(t for t, bits in special if bits & _USER_DEFINED)
-        self._special = self._special_texts(t for t, bits in special if bits & (_USER_DEFINED | _NOT_PRINTED))
+        self._special = self._special_texts(t for t, _ in special)
         self._pieces = _pieces(pointer, self.n_tokens)
         self._plain: list[bytes | None] = [None] * self.n_tokens
 
