@@ -15,8 +15,8 @@ def least_valuable(idle: Iterable[Slot], spare: Slot | None = None) -> Slot:
 
 
 def _value(slot: Slot, now: float) -> float:
-    """By length, recency and reuse; nothing when another slot holds all of it."""
-    if not slot.tokens or (slot.covered_by is not None and _covers(slot.covered_by, slot)):
+    """By length, recency and reuse; nothing when another slot or the tier holds all of it."""
+    if not slot.tokens or slot.kept or (slot.covered_by is not None and _covers(slot.covered_by, slot)):
         return 0.0
     return value(len(slot.tokens), slot.n_used, now - slot.last_used)
 

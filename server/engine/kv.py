@@ -39,7 +39,7 @@ class Cells:
         slot.tokens = []
         slot.n_shared = 0
         slot.n_exact = NEVER
-        slot.floor, slot.checkpoints = 0, ()
+        slot.floor, slot.checkpoints, slot.kept = 0, (), False
 
     def truncate(self, slot: Slot, n: int) -> bool:
         """Keep the first `n` tokens. False, and nothing changed, when the model cannot forget a part."""

@@ -203,6 +203,7 @@ class Scheduler:
             slot.sequence, sequence.slot, slot.last = None, None, sequence
             slot.last_used = now
             look_for_cover(slot, self.slots)
+            slot.kept = len(self.tier) > 0 and self.tier.holds(slot.tokens, slot.tuning)
             self._crowded = False
         elif sequence in self.waiting:
             self.waiting.remove(sequence)

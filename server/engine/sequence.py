@@ -137,6 +137,7 @@ class Slot:
     floor: int = 0  # it can be cut to so many tokens and more; to fewer only at a checkpoint
     checkpoints: Checkpoints = ()
     n_used: int = 0  # times that its cells saved computing
+    kept: bool = False  # all of it was in the tier, too, when its last request ended
     covered_by: "Slot | None" = None  # who held all of it, too, when it was looked at last
     last: Sequence | None = None  # who held it last, for GET /slots
 

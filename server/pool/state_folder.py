@@ -51,7 +51,7 @@ class StateFolder:
         """What is there and fits this model; the rest is removed. Raises `InternalError`, also when another process
         uses the folder."""
         try:
-            self._path.mkdir(parents=True, exist_ok=True)
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)  # states tell what was said
             self._lock()
             names = sorted(os.listdir(self._path))
         except OSError as error:

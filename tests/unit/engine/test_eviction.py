@@ -54,3 +54,9 @@ def test_a_longer_one_that_can_not_be_cut_to_it_covers_nothing() -> None:
     slots[1].floor = 6000
     look_for_cover(slots[0], slots)
     assert least_valuable(slots).id == 2
+
+
+def test_what_the_tier_holds_too_is_worth_nothing() -> None:
+    slots = [slot(0, [1] * 5000, 9.0, n_used=5), slot(1, [2] * 50, 1.0)]
+    slots[0].kept = True
+    assert least_valuable(slots).id == 0

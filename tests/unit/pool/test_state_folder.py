@@ -138,6 +138,12 @@ def test_a_folder_has_one_user_at_a_time(tmp_path: Path) -> None:
     opened(tmp_path)[0].close()
 
 
+def test_others_can_not_read_it(tmp_path: Path) -> None:
+    save(tmp_path / "states")
+    (folder,) = (tmp_path / "states").iterdir()
+    assert folder.stat().st_mode & 0o077 == 0
+
+
 def test_each_model_has_its_own_folder(tmp_path: Path) -> None:
     names = ["m", "M", "org/m", "org_m", "..", "", "ü" * 300, "a" * 300]
     assert len({folder_name(name) for name in names}) == len(names)
