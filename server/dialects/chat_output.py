@@ -1,5 +1,7 @@
 """What shapes a chat's output: constraints from schema, grammar and tool choice, and the tags that must be shown."""
 
+from dataclasses import replace
+
 from server.chat.parser import call_format, call_tags, forced_call_grammar
 from server.chat.reasoning import speaks_of_thoughts, thinking_tags
 from server.chat.template import RenderedPrompt
@@ -14,9 +16,13 @@ from server.dialects.thinking_constraint import AfterThinking, Framing
 from server.dialects.thinking_end import UNLIMITED
 from server.engine.request import Constraint
 from server.errors import InvalidRequest
+from server.grammar.constraint import MatcherConstraint
 from server.grammar.limits import MAX_CALLS_CHARS
 from server.grammar.triggered import Triggered
 from server.pool.model import LoadedModel
+
+MAX_PREFILLED_CHARS = 1 << 16
+"""Of a JSON text that the prompt ends with: it goes through the grammar byte by byte."""
 
 
 def chat_constraint(
@@ -28,21 +34,27 @@ def chat_constraint(
     thoughts_apart: bool = True,
     thinking: bool = False,
     fresh: bool = True,
+    prefilled: str = "",
 ) -> Constraint | None:
     """The constraint of a chat, which begins behind the thoughts, if there are any.
 
     Tools that must be called leave nothing else; with tools that may be, a schema holds for the answer that is
     not a call, and without one only calls are constrained. ``thoughts_apart``: whether thoughts are told from the
     answer, so that there are no calls in them. ``thinking``: whether the model may open thoughts itself. ``fresh``:
-    whether the assistant's turn begins, where markup stands in front of an answer. Raises `InvalidRequest`.
+    whether the assistant's turn begins, where markup stands in front of an answer; else it may have been ``prefilled``
+    with the beginning of what a schema asks for. Raises `InvalidRequest`.
     """
     opened = opens_thoughts(rendered.generation_prompt, tools, model)
     if tools.callable and tools.choice == "auto" and not constrained(fields):
         shown = shown_tags(tools, model)
         return begun_calls(tools, model, shown=shown, thoughts=thoughts_apart, thinking=opened)
+    if prefilled and tools.choice == "auto":
+        tools = replace(tools, choice="none")  # an answer that has begun is no call
     constraint = _constraint(fields, tools, model)
     if constraint is None:
         return None
+    if prefilled and isinstance(constraint, MatcherConstraint) and wanted_schema(fields) is not None:
+        constraint = _gone_on(constraint, prefilled, model)
     form, tags = call_format(model.template, tools=bool(tools.tools)), thought_tags(tools, model)
     lead = form.lead(template_source(tools, model)) if fresh or opened else ""
     closed = any(tag in rendered.generation_prompt for tag in tags)
@@ -115,6 +127,18 @@ def _constraint(fields: ConstraintFields, tools: Tools, model: LoadedModel) -> C
     assert schema is not None  # `constrained`
     model.grammar.json_schema(schema)  # for its message: that of the whole grammar would not name the schema
     return _calls(tools, model, parallel=parallel, answer=schema)
+
+
+def _gone_on(constraint: MatcherConstraint, prefilled: str, model: LoadedModel) -> MatcherConstraint:
+    """Behind a JSON text that has begun; from its start where what stands there is something else.
+
+    llama-server's grammars have the prompt's end in them, too, and fail on anything else (common/sampling.cpp).
+    """
+    if len(prefilled) > MAX_PREFILLED_CHARS:
+        reason = f"to go on with it in JSON, the last message must have at most {MAX_PREFILLED_CHARS} characters"
+        raise InvalidRequest(f"messages: {reason}", "messages")
+    begun = constraint.fork()
+    return begun if model.grammar.markers([prefilled]).feed(begun, prefilled.encode()) else constraint
 
 
 def _calls(tools: Tools, model: LoadedModel, *, parallel: bool, answer: object | None = None) -> Constraint:

@@ -236,6 +236,7 @@ def prepare_chat(chat: Conversation, model: LoadedModel, request_id: str) -> Cha
     if not prompt:
         raise InvalidRequest("messages: the chat template renders them to an empty prompt", "messages")
     reasoning_format = chat.body.reasoning_format or model.spec.chat.reasoning_format
+    prefilled = _prefilled(chat, model)
     constraint = chat_constraint(
         chat.body,
         chat.tools,
@@ -244,6 +245,7 @@ def prepare_chat(chat: Conversation, model: LoadedModel, request_id: str) -> Cha
         thoughts_apart=reasoning_format != "none",
         thinking=thinks(chat, model) and knows_thoughts(chat.tools, model),
         fresh=chat.body.add_generation_prompt is not False and not _continued(chat, model),
+        prefilled=prefilled,
     )
     switch = ReasoningSwitch() if chat.body.reasoning_control else None
     constraint = limited(constraint, chat.tools, model, rendered, _allowed(chat.body, model), switch)
@@ -257,7 +259,6 @@ def prepare_chat(chat: Conversation, model: LoadedModel, request_id: str) -> Cha
         print_special=shown_tags(chat.tools, model),
     )
     check_alternatives([request], model.engine.n_ctx_seq)
-    prefilled = _prefilled(chat, model)
     return ChatJob(chat.body, request, chat.tools, rendered, prefilled, reasoning_format, model, switch)
 
 

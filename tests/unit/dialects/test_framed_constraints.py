@@ -11,6 +11,7 @@ from server.dialects.chat_tools import Tools
 from server.dialects.constraints import ConstraintFields
 from server.dialects.fields import parse
 from server.engine.request import Constraint
+from server.errors import InvalidRequest
 from server.grammar.compiler import GrammarCompiler
 from tests.unit.chat.reading import Read, read
 from tests.unit.dialects.builders import make_model
@@ -165,3 +166,34 @@ def test_where_thoughts_stay_in_the_content_none_come_before_a_schema() -> None:
     asked = parse(ConstraintFields, {"response_format": FORMAT})
     answer = chat_constraint(asked, Tools(), model, rendered, thinking=True, thoughts_apart=False)
     assert not accepts(answer, "<think>a</think>" + ANSWER)
+
+
+@pytest.mark.parametrize("signs", ["<tool_call></tool_call><think></think>", "<|channel|>analysis<|message|>"])
+def test_a_json_text_that_the_prompt_has_begun_is_gone_on_with(signs: str) -> None:
+    for tools in (Tools(), choosing("auto")):
+        for begun, rest, fits in (
+            ('{"b":', " 1}", True),
+            ('{"b":', ' {"b": 1}', False),
+            (ANSWER, "", True),
+            (ANSWER, ANSWER, False),
+            ("```json\n", ANSWER, True),  # what is no beginning of it is none of its business
+        ):
+            asked = parse(ConstraintFields, {"response_format": FORMAT})
+            rendered = RenderedPrompt(begun, begun)
+            model = model_of(signs)
+            answer = chat_constraint(asked, tools, model, rendered, thinking=True, fresh=False, prefilled=begun)
+            assert accepts(answer, rest) is fits
+
+
+def test_a_grammar_of_ones_own_begins_behind_the_prompt() -> None:
+    asked = parse(ConstraintFields, {"grammar": 'root ::= "yes"'})
+    model, rendered = model_of("<think></think>"), RenderedPrompt("ye", "ye")
+    assert accepts(chat_constraint(asked, Tools(), model, rendered, fresh=False, prefilled="ye"), "yes")
+
+
+def test_a_very_long_beginning_is_refused() -> None:
+    asked = parse(ConstraintFields, {"response_format": FORMAT})
+    model, rendered = model_of("<think></think>"), RenderedPrompt("", "")
+    with pytest.raises(InvalidRequest, match="at most 65536") as caught:
+        chat_constraint(asked, Tools(), model, rendered, fresh=False, prefilled=" " * 65537)
+    assert caught.value.param == "messages"
