@@ -73,7 +73,7 @@ class AfterThinking:
         """Whether `token` may come next."""
         match self._state:
             case _State.BEGINNING:
-                return self._opens(token) or self._answers(token)
+                return self._opens(token) or self._answers(token) or self._skips(token)
             case _State.THINKING:
                 return token not in self._vocab.eog and not self._rest(token)
             case _State.LEAD:
@@ -84,9 +84,7 @@ class AfterThinking:
         """The allowed tokens; between thoughts and answer only those of the answer, and one spelling of markup."""
         match self._state:
             case _State.BEGINNING:
-                opened = self._framing.opening
-                if self._tail:
-                    opened = opened.lstrip()[len(self._tail.lstrip()) :]
+                opened = self._opened[len(self._tail) :] if self._tail else self._framing.opening
                 if self._trial is None:
                     return self._only(opened, self._wanted)
                 return _joined(self._trial.mask(), self._only(opened))
@@ -128,21 +126,23 @@ class AfterThinking:
 
     def _begin(self, token: int) -> None:
         opens, answers, piece = self._opens(token), self._answers(token), self._vocab.piece(token)
-        begun = (self._tail + piece).lstrip()
-        opening = self._framing.opening.lstrip()
-        if opens and begun.startswith(opening):
-            self._trial, self._tail = None, begun[len(opening) :]
+        if self._skips(token):
+            self._n_spaces += 1
+            if answers and self._trial is not None:
+                self._trial.accept(token)
+            return
+        if opens and (text := self._opening(piece)).startswith(self._opened):
+            self._trial, self._tail = None, text[len(self._opened) :]
             self._state = _State.THINKING
             return
-        self._tail += piece
-        if not answers:
-            self._trial = None
-            self._wanted = b"" if opens else self._wanted  # with a lead: no other way is left
+        if not answers:  # then thoughts are opening
+            self._trial, self._wanted = None, b""
         elif self._trial is not None:
             self._trial.accept(token)
         else:
             self._wanted = self._wanted[len(piece) :]
         if opens:
+            self._tail = self._opening(piece)
             return
         if self._trial is not None:
             self._inner, self._trial = self._trial, None
@@ -158,12 +158,32 @@ class AfterThinking:
         self._tail = self._tail[-len(self._framing.closing) :]
 
     def _opens(self, token: int) -> bool:
-        """Whether `token` goes on with what opens thoughts, white space in front of it included."""
-        piece = self._vocab.piece(token)
-        if not piece or token in self._vocab.eog or len(self._tail) > len(self._framing.opening) + MAX_SPACES:
-            return False
-        begun, opening = (self._tail + piece).lstrip(), self._framing.opening.lstrip()
-        return begun.startswith(opening) or opening.startswith(begun)
+        """Whether `token` goes on with what opens thoughts."""
+        text = self._opening(self._vocab.piece(token))
+        return (
+            bool(text)
+            and token not in self._vocab.eog
+            and (text.startswith(self._opened) or self._opened.startswith(text))
+        )
+
+    def _opening(self, piece: bytes) -> bytes:
+        """What has come of the markup in front of thoughts, with `piece`."""
+        text = self._tail + piece
+        return text if self._framing.lead else text.lstrip()
+
+    @property
+    def _opened(self) -> bytes:
+        """What must come for thoughts to be open: white space in front counts where answers have markup, too."""
+        return self._framing.opening if self._framing.lead else self._framing.opening.lstrip()
+
+    def _skips(self, token: int) -> bool:
+        """Whether `token` is white space in front of everything."""
+        return (
+            not (self._framing.lead or self._tail)
+            and self._n_spaces < MAX_SPACES
+            and token not in self._vocab.eog
+            and self._vocab.piece(token).isspace()
+        )
 
     def _answers(self, token: int) -> bool:
         if self._trial is not None:

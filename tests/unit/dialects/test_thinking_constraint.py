@@ -125,14 +125,27 @@ class Masked(Only):
         return bytes(mask)
 
 
-@pytest.mark.parametrize("text", ["ok", "<t>hm</t>ok", "\n<t>hm</t>\n\nok", "<t></t>ok"])
+@pytest.mark.parametrize("text", ["ok", "<t>hm</t>ok", "\n<t>hm</t>\n\nok", "<t></t>ok", "\nok", "\n\n<t>a</t>ok"])
 def test_thoughts_may_come_first(text: str) -> None:
     assert accepts(may_think(), text)
 
 
-@pytest.mark.parametrize("text", ["no", "<u>", "<t>hm</t>no", "\nok", "<t>a</t><t>b</t>ok"])
+@pytest.mark.parametrize("text", ["no", "<u>", "<t>hm</t>no", "\nno", "<\nt>", "o\nk", "<t>a</t><t>b</t>ok", "\n" * 9])
 def test_and_nothing_else(text: str) -> None:
     assert not accepts(may_think(), text)
+
+
+def test_white_space_leaves_both_ways_open() -> None:
+    made = may_think()
+    made.accept(ord("\n"))
+    assert bits(made.mask()) == {ord("<"), ord("o")}
+    assert accepts(made.fork(), "ok")
+    assert accepts(made, "<t>hm</t>ok")
+    of_spaces = may_think(b"\nok")
+    for text in ("\nok", "\n\nok"[1:], "\n<t>hm</t>\nok"):
+        assert accepts(of_spaces.fork(), text)
+    made = may_think(opening=b" to=self", lead=b" to=user:")
+    assert not made.allows(ord("\n"))
 
 
 def test_an_answer_may_begin_as_thoughts_do() -> None:
