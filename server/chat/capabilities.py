@@ -36,6 +36,7 @@ class Capabilities:
     ``thinking``: ``enable_thinking`` changes the prompt, or thoughts of a message show up in it.
     ``thought_tags``: what stands in front of thoughts and behind them, with the white space; "" where the template
     shows none.
+    ``all_of_a_call``: a message with calls may have thoughts and content, too; gpt-oss takes one of them.
     ``preserve_reasoning``: thoughts of earlier turns can be kept in the prompt. ``reasoning_effort``: that variable
     changes the prompt.
     """
@@ -50,6 +51,7 @@ class Capabilities:
     object_arguments: bool
     thinking: bool
     thought_tags: tuple[str, str]
+    all_of_a_call: bool = True
     preserve_reasoning: bool = False
     reasoning_effort: bool = False
 
@@ -83,6 +85,7 @@ def probe(render: Render, source: str) -> Capabilities:
         object_arguments=wants_objects,
         thinking=_thinks(render, user),
         thought_tags=_thought_tags(_thought(render, user), source),
+        all_of_a_call=_takes_all_of_a_call(render, user, {"a": 1} if wants_objects else '{"a": 1}'),
         preserve_reasoning=_preserves_thoughts(render, user),
         reasoning_effort=_knows_effort(render, user),
     )
@@ -96,6 +99,14 @@ def _thinks(render: Render, user: Message) -> bool:
 def _thought(render: Render, user: Message) -> str:
     message = {"role": "assistant", "content": "content7351", "reasoning_content": _NEEDLE}
     return _try(render, [user, message], enable_thinking=True)
+
+
+def _takes_all_of_a_call(render: Render, user: Message, arguments: Any) -> bool:
+    call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    message = {"role": "assistant", "reasoning_content": "t", "thinking": "t", "tool_calls": [call]}
+    result = {"role": "tool", "content": "r", "name": "f", "tool_call_id": "call00001"}
+    without, whole = (_try(render, [user, {**message, "content": text}, result]) for text in ("", "c"))
+    return bool(whole) or not without
 
 
 def _preserves_thoughts(render: Render, user: Message) -> bool:

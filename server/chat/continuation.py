@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from server.chat.capabilities import Capabilities
+from server.chat.formats.form import ToolFormat
 from server.chat.messages import text_of
+from server.chat.reasoning import speaks_of_thoughts, thinking_tags
 from server.errors import InvalidRequest
 
 Message = Mapping[str, Any]
@@ -47,20 +49,34 @@ def cut(text: str, message: Message, *, thinks: bool) -> str | None:
     return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
 
 
-def written(opening: str, message: Message, wanted: Continued, caps: Capabilities, source: str) -> str:
+def written(
+    opening: str, message: Message, wanted: Continued, form: ToolFormat, caps: Capabilities, source: str
+) -> str:
     """The opening of the assistant's turn with the message's parts behind it.
 
     Thoughts are closed in front of content, empty ones too where the template itself closes thoughts.
     """
     content, thought = text_of(message.get("content")), message.get("reasoning_content") or ""
     thinks = goes_on_thinking(message, wanted)
-    start, end = caps.thought_tags
+    start, end, closes = _around(form, caps, source)
     tag = start.strip()
     if thinks and not tag:
         raise InvalidRequest(
             "continue_final_message: the chat template of this model has no thoughts to go on with",
             "continue_final_message",
         )
-    if tag and (thought or thinks or tag in opening or end.strip() in source):
-        opening = opening.partition(tag)[0] + start + thought + ("" if thinks else end)
-    return opening if thinks else opening + content
+    if tag and (thought or thinks or tag in opening or closes):
+        opening = opening.partition(tag)[0] + start + thought + ("" if thinks else end + form.again)
+    return opening if thinks else opening + form.lead(source) + content
+
+
+def _around(form: ToolFormat, caps: Capabilities, source: str) -> tuple[str, str, bool]:
+    """What stands in front of thoughts and behind them, "" for nothing, and whether empty ones are closed."""
+    if form.thoughts is not None:
+        return *form.thoughts, False
+    if form.leads:
+        return (*thinking_tags(source), True) if speaks_of_thoughts(source) else ("", "", False)
+    start, end = caps.thought_tags
+    if form.thinks and start and start == start.rstrip() and f"{start}\\n" in source:
+        start += "\n"  # Gemma 4: its template shows thoughts in front of calls only
+    return start, end, bool(end) and end.strip() in source

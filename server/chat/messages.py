@@ -40,7 +40,10 @@ def _adapted(given: Message, index: int, caps: Capabilities) -> dict[str, Any]:
         message["content"] = text if caps.string_content else [{"type": "text", "text": text}]
     if not message.get("tool_calls"):
         message.pop("tool_calls", None)
-    elif caps.object_arguments:
+        return message
+    if message.get("reasoning_content") and not caps.all_of_a_call:
+        message["content"] = ""  # as llama-server (common/parsers/gpt-oss.cpp)
+    if caps.object_arguments:
         message["tool_calls"] = [_with_object(call, index) for call in message["tool_calls"]]
     return message
 

@@ -132,7 +132,8 @@ class ChatTemplate:
         start = len(opened.text) - len(opened.generation_prompt)
         if text is not None:
             return RenderedPrompt(text, text[_common(opened.text[:start], text) :])
-        opening = written(opened.generation_prompt, message, wanted, compiled.capabilities, compiled.source)
+        form, caps = recognised(compiled.source, self.tool_format), compiled.capabilities
+        opening = written(opened.generation_prompt, message, wanted, form, caps, compiled.source)
         return RenderedPrompt(opened.text[:start] + opening, opening)
 
     def _told(

@@ -331,3 +331,20 @@ def test_loop_variables_still_work_under_the_meter() -> None:
 def test_markup_in_a_message_is_text() -> None:
     text = template().render([{"role": "user", "content": "{{ 1 + 1 }}<|im_end|>"}]).text
     assert "user\n{{ 1 + 1 }}<|im_end|><|im_end|>" in text
+
+
+def test_a_template_that_takes_thoughts_or_content_of_a_call_gets_the_thoughts() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [call]}
+    source = (
+        "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('not both') }}"
+        "{% endif %}[{{ m.content }}|{{ m.thinking }}]"
+        "{{ m.tool_calls[0].function.arguments if m.tool_calls }}{% endfor %}"
+    )
+    result = {"role": "tool", "content": "r", "tool_call_id": "c"}
+    assert template(source).render([USER, message, result]).text == "[hi|][|Hm.]{}[r|]"
+    assert template(source.replace(" and m.thinking", " and m.none")).render([USER, message, result]).text == (
+        "[hi|][I look.|Hm.]{}[r|]"
+    )
+    plain = {name: value for name, value in message.items() if name != "tool_calls"}
+    assert template(source).render([USER, plain]).text == "[hi|][I look.|Hm.]"
