@@ -15,6 +15,8 @@ from server.errors import InvalidRequest
 
 Message = dict[str, Any]
 MAX_MESSAGES = 16384
+_OTHER_THOUGHTS = ("thinking", "reasoning")
+"""Names of ``reasoning_content`` in other servers' replies, which clients send back; Hugging Face takes them, too."""
 _MEDIA = {
     "image_url": "image",
     "input_image": "image",
@@ -56,6 +58,10 @@ def _message(given: object, path: str) -> Message:
             raise wrong_type(f"{path}.{name}", "a string", text)
         if text:
             message[name] = text
+    if given.get("reasoning_content") is None:
+        thoughts = [text for text in map(given.get, _OTHER_THOUGHTS) if isinstance(text, str) and text]
+        if thoughts:
+            message["reasoning_content"] = thoughts[0]
     calls = _tool_calls(given.get("tool_calls"), f"{path}.tool_calls")
     if calls:
         message["tool_calls"] = calls

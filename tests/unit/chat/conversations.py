@@ -78,6 +78,8 @@ CHATS: dict[str, Chat] = {
     "thoughts in every turn": Chat((SYSTEM, USER, THOUGHT, AGAIN, THOUGHT, USER)),
     "thoughts before a call": Chat((USER, THOUGHT_CALL, RESULT), TOOLS),
     "thoughts of several turns with calls": Chat((USER, THOUGHT_CALL, RESULT, THOUGHT, AGAIN), TOOLS),
+    "thoughts under another name": Chat((USER, {**ANSWER, "reasoning": "So\n it is."}, AGAIN)),
+    "thoughts under a third name": Chat((USER, {**CALL, "thinking": "I need it."}, RESULT), TOOLS),
     "a part": Chat((says("user", _parts("one")),)),
     "parts": Chat((says("user", _parts("one", "two")),)),
     "parts everywhere": Chat(

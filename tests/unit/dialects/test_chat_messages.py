@@ -130,3 +130,20 @@ def test_a_wrong_tool_is_refused(tools: Any, choice: object, named: str) -> None
     with pytest.raises(InvalidRequest) as caught:
         read_tools(tools, choice, None)
     assert caught.value.param == named
+
+
+@pytest.mark.parametrize(
+    ("given", "thought"),
+    [
+        ({"reasoning": "so"}, "so"),
+        ({"thinking": "so", "reasoning": "no"}, "so"),
+        ({"reasoning_content": "so", "reasoning": "no"}, "so"),
+        ({"reasoning_content": "", "reasoning": "no"}, None),
+        ({"reasoning_content": None, "thinking": [{"type": "x"}], "reasoning": "so"}, "so"),
+        ({"reasoning": {"effort": "low"}}, None),
+    ],
+)
+def test_thoughts_go_by_the_names_of_other_servers_too(given: dict[str, Any], thought: str | None) -> None:
+    [message] = read_messages([{"role": "assistant", "content": "hi", **given}])
+    assert message.get("reasoning_content") == thought
+    assert not message.keys() & {"reasoning", "thinking"}
