@@ -91,6 +91,18 @@ OPTIONS = (
         *("grammar", 'root ::= "ab" [0-9]+ "\\n"'),
         differs="the text is equal; it ends at once where only an end may follow, one token sooner",
     ),
+    option(
+        *("grammar_lazy", True),
+        grammar='root ::= "zebra!"',
+        grammar_triggers=[{"type": 1, "value": "zebra"}],
+    ),
+    option("preserved_tokens", ["<s>", "the"]),
+    option(
+        *("reasoning_budget_tokens", 3),
+        reasoning_budget_start_tag="<think>",
+        reasoning_budget_end_tags=["</think>"],
+        reasoning_budget_message="!",
+    ),
     Row(
         "json_schema",
         body={**GREEDY, "prompt": TEXT, "n_predict": 60, "json_schema": SCHEMA},
