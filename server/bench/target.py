@@ -27,14 +27,17 @@ class Target:
     @property
     def url(self) -> str:
         """As a person writes it."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.prefix}"
+        return f"{'https' if self.tls else 'http'}://{self._authority}{self.prefix}"
+
+    @property
+    def _authority(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def head(self, method: str, path: str, n_body: int, *, keep: bool) -> bytes:
         """The request line and the headers of a request with a JSON body of `n_body` bytes."""
         lines = [
             f"{method} {self.prefix}{path} HTTP/1.1",
-            f"Host: {self.host}:{self.port}",
+            f"Host: {self._authority}",
             "Content-Type: application/json",
             f"Content-Length: {n_body}",
             f"Connection: {'keep-alive' if keep else 'close'}",

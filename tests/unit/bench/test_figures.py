@@ -82,6 +82,8 @@ def test_addresses_are_taken_as_clients_write_them(url: str, host: str, port: in
     target = parse_target(url)
     assert (target.host, target.port, target.prefix) == (host, port, prefix)
     assert parse_target(target.url).url == target.url
+    authority = target.url.split("/")[2]
+    assert f"\r\nHost: {authority}\r\n".encode() in target.head("GET", "/v1/models", 0, keep=True)
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999", "http://x/?a=1"])
