@@ -71,6 +71,18 @@ def of_prompts(records: Sequence[Record]) -> Figures:
     return figures | ({"prompt tokens computed": sum(computed)} if len(computed) == len(records) else {})
 
 
+def n_new(talk: Sequence[Record]) -> int:
+    """Prompt tokens of a conversation that no turn before had: what a cache of everything would compute.
+
+    A turn's last token is not in any cache, as nothing was decoded after it.
+    """
+    known, total = 0, 0
+    for record in talk:
+        total += max(1, (record.n_prompt or 0) - known)
+        known = (record.n_prompt or 0) + record.n_predicted - 1
+    return total
+
+
 def longest_gap_s(running: Sequence[Record], start: float, end: float) -> float:
     """The longest time without a token of one of the streams, between two moments."""
     longest = 0.0

@@ -126,15 +126,18 @@ async def _conversations(session: Session, setting: Setting) -> Figures:
     """Turn by turn through all conversations: before one comes back, every slot has held others."""
     words = setting.words("conversations")
     talks: list[list[str]] = [[] for _ in range(setting.count(CONVERSATIONS, setting.n_parallel))]
-    records: list[Record] = []
+    turns: list[list[Record]] = []
     for _ in range(TURNS):
         for talk in talks:
             talk.append(words.text(20))
-        replies = await session.streams([session.body(talk, 8) for talk in talks], setting.n_parallel)
-        for talk, reply in zip(talks, replies, strict=True):
+        turns.append(await session.streams([session.body(talk, 8) for talk in talks], setting.n_parallel))
+        for talk, reply in zip(talks, turns[-1], strict=True):
             talk.append(reply.text)
-        records += replies
-    return figures.of_prompts(records) | figures.of_first_tokens(records)
+    records = [record for turn in turns for record in turn]
+    result = figures.of_prompts(records)
+    if "prompt tokens" in result:
+        result["prompt tokens new"] = sum(figures.n_new(talk) for talk in zip(*turns, strict=True))
+    return result | figures.of_first_tokens(records)
 
 
 async def _rate(session: Session, setting: Setting) -> Figures:

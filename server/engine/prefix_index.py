@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from server.engine.adapters import Tuning
 from server.engine.prefix import common_prefix
 
-BLOCK = 64  # tokens
+BLOCK = 16  # tokens
 MOST = 16  # entries that one look-up compares
 
 

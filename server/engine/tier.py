@@ -16,8 +16,8 @@ from server.engine.prefix_index import PrefixIndex
 from server.engine.slot_state import SlotState
 from server.engine.worth import value
 
-MIN_TOKENS = 64
-"""A shorter state is computed anew: saving and loading would cost about as much."""
+MIN_TOKENS = 16
+"""Fewer are computed anew; for more, `worth.Worth` compares the times. A turn of a short conversation is 20 to 60."""
 
 
 AUTOMATIC = -2

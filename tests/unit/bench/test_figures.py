@@ -40,6 +40,11 @@ def test_computed_tokens_are_shown_only_when_every_reply_tells_them() -> None:
     assert figures.of_prompts([told, stream(0, [1])]) == {}
 
 
+def test_what_is_new_in_a_turn_is_all_but_the_turns_before() -> None:
+    talk = [Record(n_prompt=10, n_predicted=4), Record(n_prompt=20, n_predicted=4), Record(n_prompt=22, n_predicted=4)]
+    assert figures.n_new(talk) == 10 + 7 + 1
+
+
 def test_the_same_seed_writes_the_same_words_and_another_writes_others() -> None:
     assert Words("a 1").text(20) == Words("a 1").text(20) != Words("a 2").text(20)
     words = Words("a 1").text(30).split(" ")[1:]

@@ -63,6 +63,15 @@ def test_many_with_the_same_beginning_cost_a_bounded_look_up() -> None:
     assert MOST < 1000
 
 
+def test_the_first_turns_of_many_short_conversations_are_told_apart() -> None:
+    index: PrefixIndex[Entry] = PrefixIndex()
+    turns = [entry([*range(100 * i, 100 * i + 25)]) for i in range(4 * MOST)]
+    for turn in turns:
+        index.add(turn)
+    for turn in turns:
+        assert index.match([*turn.tokens, 7, 7, 7], BARE, 0) == (turn, 25)
+
+
 def test_nothing_is_left_of_what_was_removed() -> None:
     index: PrefixIndex[Entry] = PrefixIndex()
     one, other = entry(text(1, 1, 1)), entry(text(1, 1, 2))

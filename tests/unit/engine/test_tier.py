@@ -96,6 +96,18 @@ async def test_more_conversations_than_slots_compute_their_history_once() -> Non
                     histories[name] = history + reply.text + "and?"
 
 
+async def test_short_turns_come_back_too() -> None:
+    async with engine_over(FakeRunner(n_seq=2, n_ctx_seq=512), cache_ram=-1) as engine:
+        histories = {number: f"{number:03}" * 8 for number in range(24)}
+        before = dict.fromkeys(histories, "")
+        for _ in range(3):
+            for number, history in histories.items():
+                (reply,) = await run(engine, request(history))
+                assert reply.started.n_cached >= len(before[number])
+                before[number] = history
+                histories[number] = history + reply.text + "and what then, please?"
+
+
 async def test_without_the_tier_they_are_computed_anew() -> None:
     async with engine_over(FakeRunner(n_seq=1), cache_ram=0) as engine:
         await run(engine, request("a" * 100))
