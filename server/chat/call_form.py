@@ -76,7 +76,7 @@ class WholeJson:
 class CallForm:
     """See above. ``behind`` has one text, or several of which a model may choose.
 
-    ``lead``: what a forced turn begins with.
+    ``lead``: what stands in front of the name of a function, and behind it, that a forced turn begins with.
     ``several``: False where one turn holds one call.
     ``whole``: how forced calls look where nothing tells them from a JSON answer but their keys.
 
@@ -95,7 +95,7 @@ class CallForm:
     joint: str = ""
     arguments: Arguments = field(default_factory=JsonObject)
     several: bool = True
-    lead: Markup = ""
+    lead: tuple[str, str] | None = None
     whole: WholeJson | None = None
     trigger: str = ""
     triggers: tuple[str, ...] = ()

@@ -49,7 +49,7 @@ def calls_lark(
             calls = f"%json {json.dumps(_message_schema(form.whole, functions, parallel=parallel))}"
         else:
             calls = _calls(form, functions, text, parallel=parallel and form.several)
-            calls = f"{text.markup(form.lead)} {calls}"
+            calls = f"{_lead(form, functions, text)} {calls}"
     except RecursionError:
         raise InvalidRequest("tools: the parameters of a function are nested too deeply", "tools") from None
     if answer is None:
@@ -126,6 +126,13 @@ def _call(form: CallForm, function: Function, text: LarkText, begun: str) -> str
     behind = " | ".join(map(text.markup, form.behind))
     arguments = _arguments(form, function, text)
     return text.rule(f"{before} {text.literal(name)} ({behind}) {arguments} {text.literal(form.after)}")
+
+
+def _lead(form: CallForm, functions: Sequence[Function], text: LarkText) -> str:
+    if form.lead is None:
+        return ""
+    names = " | ".join(text.literal(_written(function["name"], form)) for function in functions)
+    return f"{text.literal(form.lead[0])} ({names}) {text.literal(form.lead[1])}"
 
 
 def _arguments(form: CallForm, function: Function, text: LarkText) -> str:

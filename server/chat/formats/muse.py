@@ -9,8 +9,6 @@
  to=user<|message|>It is sunny.<|eot|>
 """
 
-import re
-
 from server.chat.call_form import CallForm, Parameters
 from server.chat.formats.form import ToolFormat
 from server.chat.invokes import Invokes
@@ -52,7 +50,7 @@ def _message(turn: Turn) -> Steps[None]:
 _FORM = CallForm(
     '<atem:invoke name="',
     ('">\n',),
-    lead=(re.compile(r" to=[A-Za-z0-9_.:\-]+"), _MESSAGE),
+    lead=(_TO, _MESSAGE),
     open="<atem:function_calls>\n",
     close="\n</atem:function_calls>",
     joint="\n",

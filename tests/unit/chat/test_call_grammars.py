@@ -145,3 +145,9 @@ def test_behind_each_trigger_only_a_call_that_fits_can_come(name: str, sign: str
             check(name, " to=step<|message|>" + text)
         else:
             check(name, text, prompt_of(name) if trigger.at_start else formats.BY_NAME[name].turn_start)
+
+
+def test_a_muse_call_is_addressed_to_a_function() -> None:
+    lark = forced_call_grammar(template("muse"), TOOLS, name="", parallel=True)
+    for recipient, known in (("step", True), ("step_all", True), ("someone", False)):
+        assert takes(WORDS.lark(lark), f" to={recipient}<|message|><atem:function_calls>") is known
