@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from anyio.lowlevel import checkpoint
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
@@ -155,6 +156,7 @@ def lifespan_of(services: Services, drain_s: float, renderer: "IsolatedRenderer 
             await asyncio.to_thread(services.slot_files.remove_stale)
         try:
             await services.pool.start()
+            await checkpoint()  # loads what sse-starlette runs on: 20 ms or more, not in somebody's first stream
             yield
         finally:
             await begin_stop()
