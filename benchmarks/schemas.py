@@ -9,6 +9,7 @@ and each output is held against the schema by `jsonschema`, formats included. Se
 import argparse
 import json
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -25,6 +26,8 @@ from benchmarks.schema_sources import Found, schemas
 from benchmarks.schema_walk import BenchVocab, NoEndError, Walker
 from server.errors import InvalidRequest
 from server.grammar.compiler import GrammarCompiler
+
+SLOW_S = 5.0  # schemas that take longer are named
 
 
 @dataclass(slots=True)
@@ -132,7 +135,10 @@ def main() -> None:
     results = []
     for found in schemas():
         if not wanted or found.source in wanted:
+            started = time.thread_time()
             results.append(measure(found, compiler, walker, arguments.walks))
+            if time.thread_time() - started > SLOW_S:
+                print(f"slow: {found.source} {found.name}: {results[-1].outcomes}", file=sys.stderr, flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1, ensure_ascii=False))
     print(report(results))

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from server.errors import InternalError
 from server.llama.sampler import NativeSampler
 
+_FEW_WORDS = 24
 Logits = npt.NDArray[np.float32]
 _ENTRY = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
@@ -73,11 +74,21 @@ def allowed_tokens(mask: bytes | bytearray | memoryview, n_vocab: int) -> npt.ND
     if len(mask) * 8 < n_vocab or len(mask) % 4:
         raise InternalError(f"a token mask of {len(mask)} bytes for a vocabulary of {n_vocab}")
     words = np.frombuffer(mask, "<u4")
-    used = words.nonzero()[0]  # most masks are sparse: unpack those words only
-    bits = np.unpackbits(words[used].view(np.uint8), bitorder="little").view(np.bool_).nonzero()[0]
-    ids: npt.NDArray[np.intp] = (used[bits >> 5] << 5) + (bits & 31)
-    if len(ids) and ids[-1] >= n_vocab:
-        ids = ids[ids < n_vocab]
+    # `nonzero` of booleans is four times faster
+    used = (words != 0).nonzero()[0]  # most masks are sparse: unpack those words only
+    if len(used) <= _FEW_WORDS:  # fewer calls into numpy, whose code is out of the caches after a decode
+        few: list[int] = []
+        for at, word in zip(used.tolist(), words[used].tolist(), strict=True):
+            left = word
+            while left:
+                few.append((at << 5) + (left & -left).bit_length() - 1)
+                left &= left - 1
+        ids = np.array([token for token in few if token < n_vocab], np.int32)
+    else:
+        bits = np.unpackbits(words[used].view(np.uint8), bitorder="little").view(np.bool_).nonzero()[0]
+        ids = ((used[bits >> 5] << 5) + (bits & 31)).astype(np.int32)
+        if ids[-1] >= n_vocab:
+            ids = ids[ids < n_vocab]
     if not len(ids):
         raise InternalError("the output's constraint allows no token")
-    return ids.astype(np.int32)
+    return ids

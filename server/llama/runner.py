@@ -109,8 +109,10 @@ class LlamaRunner:
 
     def sample_constrained(self, output: int, sampler: NativeSampler, mask: bytes | memoryview | bytearray) -> int:
         """Sample and accept, among the tokens whose bit is set; raises `InternalError` when none is left."""
-        logits = self._logits(output)
-        token = self._candidates.choose(sampler, logits, allowed_tokens(mask, self.vocab.n_tokens))
+        logits, allowed = self._logits(output), allowed_tokens(mask, self.vocab.n_tokens)
+        if sampler.lowered is not None and (best := int(allowed[logits[allowed].argmax()])) not in sampler.lowered:
+            return best
+        token = self._candidates.choose(sampler, logits, allowed)
         fast.sampler_accept(sampler.chain, token)
         return token
 
@@ -239,6 +241,7 @@ class LlamaRunner:
         logits = self._view(output)
         token = int(logits.argmax())
         _refuse_unless_number(float(logits[token]))
+        self._checked[output] = logits
         return token
 
     def _logits(self, output: int) -> Logits:

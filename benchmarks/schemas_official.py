@@ -1,0 +1,87 @@
+"""The official JSON-Schema-Test-Suite against the compiler: what is accepted that must not be, and the other way round.
+
+``python -m benchmarks.schemas_official [--optional]``
+
+Every test's instance is fed byte by byte to the constraint of its schema. Objects are tried in every order of their
+members, since a constraint keeps the schema's order. Accepting what is invalid is a fault; refusing what is valid costs
+only choice. The suite comes with the source distribution of ``jsonschema``. See ``benchmarks/README.md``.
+"""
+
+import argparse
+import json
+from collections import Counter
+from itertools import permutations
+from typing import Any
+
+from benchmarks.schema_sources import OFFICIAL, read
+from benchmarks.schema_walk import BenchVocab
+from benchmarks.schemas import keyword
+from server.errors import InvalidRequest
+from server.grammar.compiler import GrammarCompiler
+
+DRAFTS = {
+    "draft4": "http://json-schema.org/draft-04/schema#",
+    "draft6": "http://json-schema.org/draft-06/schema#",
+    "draft7": "http://json-schema.org/draft-07/schema#",
+    "draft2019-09": "https://json-schema.org/draft/2019-09/schema",
+    "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
+}
+MAX_MEMBERS = 4  # of an object whose members are tried in every order
+
+
+def texts(instance: Any) -> list[str]:
+    """How an instance may be written."""
+    orders = [instance]
+    if isinstance(instance, dict) and len(instance) <= MAX_MEMBERS:
+        orders = [dict(order) for order in permutations(instance.items())]
+    return [json.dumps(order, ensure_ascii=False, separators=(",", ":")) for order in orders]
+
+
+def accepts(compiler: GrammarCompiler, schema: Any, text: str) -> bool:
+    """Whether the constraint takes the text, and may end there."""
+    constraint = compiler.json_schema(schema)
+    for byte in text.encode("utf-8", "surrogatepass"):
+        if not constraint.allows(byte):
+            return False
+        constraint.accept(byte)
+    return constraint.complete
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="The official JSON Schema test suite against the compiler.")
+    parser.add_argument("--optional", action="store_true", help="the optional tests, too")
+    optional = parser.parse_args().optional
+    compiler = GrammarCompiler(BenchVocab(1000))
+    counts: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    files = read(OFFICIAL)
+    for name in sorted(files):
+        draft, _, rest = name.partition(OFFICIAL.folder)[2].partition("/")
+        if draft not in DRAFTS or ("/" in rest and not (optional and rest.count("/") == 1)):
+            continue
+        for group in json.loads(files[name]):
+            schema = group["schema"]
+            if isinstance(schema, dict) and "$schema" not in schema:
+                schema = {"$schema": DRAFTS[draft], **schema}
+            counts["schemas"] += 1
+            try:
+                compiler.json_schema(schema)
+            except InvalidRequest as error:
+                refused[keyword(error.message)] += 1
+                continue
+            counts["compiled"] += 1
+            for test in group["tests"]:
+                taken = any(accepts(compiler, schema, text) for text in texts(test["data"]))
+                right = (
+                    "right" if taken == test["valid"] else "invalid, but accepted" if taken else "valid, but refused"
+                )
+                counts[right] += 1
+                if right.startswith("invalid"):
+                    print(f"accepted: {draft} {rest}: {group['description']}: {test['description']}")
+    print(*(f"{n} {what}" for what, n in counts.items()), sep=", ")
+    print("refused:", *(f"{n} {what}" for what, n in refused.most_common()), sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()
