@@ -2,7 +2,7 @@
 
 Each scenario runs with and without guesses in turn, over the engine and the native library, without HTTP: tokens per
 second of all streams from the first token to the last, medians over the rounds of the ratio within a round. The ratio
-by CPU time (prompts included) tells where other processes disturb; for that, set ``OMP_WAIT_POLICY=passive``.
+by CPU time tells more where other processes disturb; for that, set ``OMP_WAIT_POLICY=passive``.
 
 | scenario | what is said |
 |---|---|
@@ -31,7 +31,7 @@ from benchmarks.inflate_gguf import inflate
 from benchmarks.make_gguf import SHAPES, write_gguf
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
-from server.engine.request import Event, Failed, Finished, Request, SamplingParams
+from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Started
 from server.llama.loader import LlamaLoader
 from server.llama.runner import LlamaRunner
 from server.llama.sampler import NativeSampler
@@ -84,7 +84,7 @@ class Measured:
     """Of one run: tokens per second of all streams, and what was guessed."""
 
     rate: float
-    cpu_s: float  # of the whole process, for each token
+    cpu_s: float  # of the whole process for each token, from the last prompt's end
     n_guessed: int
     n_right: int
 
@@ -151,38 +151,42 @@ class Arm:
                 scripts[tuple(prompt)] = said
                 prompts.append(prompt)
         runner: Any = self.weights.runner()
-        cpu_s = time.process_time()
         engine = Engine([Scripted(runner, scripts) if scripts else runner], self.params, asyncio.get_running_loop())
         try:
-            waves = [
-                await asyncio.gather(*(_ask(engine, p, self.n_tokens) for p in prompts[i::n_waves]))
-                for i in range(n_waves)
-            ]
+            waves, cpu_s = [], 0.0
+            for i in range(n_waves):
+                waves.append(await asyncio.gather(*(_ask(engine, p, self.n_tokens) for p in prompts[i::n_waves])))
+                cpu_s += time.process_time() - max(started for _, started in waves[-1])
         finally:
             await engine.close()
-        timings = [[reply.timings for reply in wave] for wave in waves]
+        timings = [[reply.timings for reply, _ in wave] for wave in waves]
         seconds = sum(max(t.predicted_ms for t in wave) for wave in timings) / 1e3
         every = [t for wave in timings for t in wave]
         return Measured(
             sum(t.predicted_n for t in every) / seconds,
-            (time.process_time() - cpu_s) / sum(t.predicted_n for t in every),
+            cpu_s / sum(t.predicted_n for t in every),
             sum(t.draft_n for t in every),
             sum(t.draft_n_accepted for t in every),
         )
 
 
-async def _ask(engine: Engine, prompt: list[int], n_tokens: int) -> Finished:
+async def _ask(engine: Engine, prompt: list[int], n_tokens: int) -> tuple[Finished, float]:
+    """How it ended, and the process's CPU time when its prompt was done."""
     done: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+    started = 0.0
 
     def sink(events: list[Event]) -> None:
+        nonlocal started
         for event in events:
+            if isinstance(event, Started):
+                started = time.process_time()
             if isinstance(event, Failed):
                 done.set_exception(event.error)
             elif isinstance(event, Finished):
                 done.set_result(event)
 
     engine.submit(Request("bench", prompt, sampling=GREEDY, max_tokens=n_tokens), sink)
-    return await done
+    return await done, started
 
 
 def scenarios() -> list[Scenario]:
