@@ -6,7 +6,7 @@ by CPU time tells more where other processes disturb; for that, set ``OMP_WAIT_P
 
 | scenario | what is said |
 |---|---|
-| `edit` | the prompt of 600 tokens again, with a token replaced, left out or put in about every 40 tokens |
+| `edit` | the prompt again, with a token replaced, left out or put in about every 40 tokens |
 | `random` | random tokens: there is nothing to guess |
 | `words` | random text over 200 words: short runs repeat by chance, and what follows them does not |
 | `chat` | what the demo model says, made as slow as one of 60 million parameters (`inflate_gguf`) |
@@ -41,7 +41,6 @@ from server.pool.spec import DraftFile, LoadParams, ModelSpec
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "benchmarks" / "models"
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
-N_PROMPT = 600
 ASKED = ("Tell me a story about a {}.", "Tell me a long story about a {} and its friend.", "Write a story with a {}.")
 HEROES = ("fox", "lamb", "dragon", "cat", "dog", "bear", "frog", "mouse")
 
@@ -103,11 +102,11 @@ def edited(tokens: Sequence[int], rng: random.Random, n_vocab: int) -> list[int]
     return said
 
 
-def script(name: str, rng: random.Random, n_vocab: int, n_tokens: int) -> tuple[list[int], list[int]]:
+def script(name: str, rng: random.Random, n_vocab: int, n_prompt: int, n_tokens: int) -> tuple[list[int], list[int]]:
     """A prompt, and what is said to it."""
     words = [rng.randrange(300, n_vocab) for _ in range(200)]
     source = words if name == "words" else range(300, n_vocab)
-    prompt = [rng.choice(source) for _ in range(N_PROMPT)]
+    prompt = [rng.choice(source) for _ in range(n_prompt)]
     said = edited(prompt, rng, n_vocab) if name == "edit" else [rng.choice(source) for _ in range(2 * n_tokens)]
     return prompt, [*said, *(rng.choice(source) for _ in range(n_tokens))]
 
@@ -122,13 +121,14 @@ def chat_prompt(weights: LlamaWeights, rng: random.Random) -> list[int]:
 class Arm:
     """One model with one kind of guesses, loaded once."""
 
-    def __init__(self, scenario: Scenario, spec_type: str, n_streams: int, n_threads: int, n_tokens: int) -> None:
-        n_ctx_seq = -(-(N_PROMPT + 2 * n_tokens + 64) // 256) * 256
+    def __init__(self, scenario: Scenario, spec_type: str, n_streams: int, chosen: argparse.Namespace) -> None:
+        n_ctx_seq = -(-(chosen.prompt + 2 * chosen.tokens + 64) // 256) * 256
         native = LoadParams(
-            n_ctx=n_ctx_seq * n_streams, n_parallel=n_streams, n_threads=n_threads, kv_unified=False, warmup=False
+            n_ctx=n_ctx_seq * n_streams, n_parallel=n_streams, n_threads=chosen.threads, kv_unified=False, warmup=False
         )
         draft = scenario.draft if "draft" in spec_type else None
-        self.scenario, self.spec_type, self.n_tokens = scenario, spec_type, n_tokens
+        self.scenario, self.spec_type = scenario, spec_type
+        self.n_prompt, self.n_tokens = chosen.prompt, chosen.tokens
         self.params = EngineParams(spec_type=spec_type)
         spec = ModelSpec(
             "bench",
@@ -147,7 +147,7 @@ class Arm:
             if self.scenario.name == "chat":
                 prompts.append(chat_prompt(self.weights, rng))
             else:
-                prompt, said = script(self.scenario.name, rng, n_vocab, self.n_tokens)
+                prompt, said = script(self.scenario.name, rng, n_vocab, self.n_prompt, self.n_tokens)
                 scripts[tuple(prompt)] = said
                 prompts.append(prompt)
         runner: Any = self.weights.runner()
@@ -208,7 +208,7 @@ def scenarios() -> list[Scenario]:
 
 def compare(scenario: Scenario, n_streams: int, chosen: argparse.Namespace) -> list[str]:
     """Rows of the table: one for each arm."""
-    arms = [Arm(scenario, kind, n_streams, chosen.threads, chosen.tokens) for kind in ("none", *scenario.arms)]
+    arms = [Arm(scenario, kind, n_streams, chosen) for kind in ("none", *scenario.arms)]
     found: dict[str, list[Measured]] = {arm.spec_type: [] for arm in arms}
     for number in range(chosen.rounds):
         for arm in arms if number % 2 == 0 else reversed(arms):
@@ -236,6 +236,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--waves", type=int, default=2, help="of streams in each engine, which begins knowing nothing")
     parser.add_argument("--tokens", type=int, default=256, help="of each reply")
+    parser.add_argument("--prompt", type=int, default=600, help="tokens of each prompt")
     parser.add_argument("--threads", type=int, default=2)
     chosen = parser.parse_args()
     names = chosen.scenario.split(",") if chosen.scenario else None
