@@ -11,7 +11,7 @@ from dataclasses import dataclass
 BEFORE_END = 4
 """Tokens before a prompt's end, as llama-server (server-context.cpp, checkpoint_offsets): an assistant's header."""
 MIN_GAP = 16  # tokens; checkpoints that are nearer to each other are not worth their bytes
-MIN_PROMPT = 64  # tokens; less is computed anew
+MIN_PROMPT = 32  # tokens; less is computed anew
 _UNKNOWN_BYTES = 256 << 20
 
 

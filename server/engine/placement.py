@@ -17,6 +17,7 @@ from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.tier import MIN_TOKENS, Stored, Tier
 
 MIN_COPY = 16  # tokens; a shorter prefix of another slot is computed anew
+MIN_READ = 64  # tokens; less is computed rather than read from disk
 MIN_WAIT = 64  # tokens; a longer prefix that another slot is computing is waited for
 RESERVE = 64  # cells kept for what a placed sequence will generate (unified KV)
 
@@ -142,10 +143,10 @@ class Placer:
         if self.disk is None or not self._may_reuse(sequence):
             return False
         if sequence.fetch is None:
-            entry, n_disk = self.disk.match(sequence.target[:-1], sequence.tuning, n + MIN_TOKENS)
+            entry, n_disk = self.disk.match(sequence.target[:-1], sequence.tuning, n + MIN_READ)
             if entry is not None:
                 sequence.fetch = Fetch(entry, n_disk)
-        return sequence.fetch is not None and sequence.fetch.pending and sequence.fetch.n > n + MIN_TOKENS
+        return sequence.fetch is not None and sequence.fetch.pending and sequence.fetch.n > n + MIN_READ
 
     def _coming(self, sequence: Sequence) -> int:
         """Longest prefix that a slot is computing right now.

@@ -80,7 +80,7 @@ def test_text_without_turns_gets_one_before_its_end_and_where_another_parted() -
 
 
 def test_a_short_prompt_is_not_worth_one() -> None:
-    assert marks([1] * 40, 0, {END}, 0) == ()
+    assert marks([1] * 30, 0, {END}, 0) == ()
 
 
 @pytest.mark.parametrize("unified", [True, False])
