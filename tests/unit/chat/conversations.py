@@ -77,6 +77,7 @@ CHATS: dict[str, Chat] = {
     "thoughts": Chat((USER, THOUGHT, AGAIN)),
     "thoughts in every turn": Chat((SYSTEM, USER, THOUGHT, AGAIN, THOUGHT, USER)),
     "thoughts before a call": Chat((USER, THOUGHT_CALL, RESULT), TOOLS),
+    "thoughts and text before a call": Chat((USER, {**THOUGHT_CALL, "content": "Let me look."}, RESULT), TOOLS),
     "thoughts of several turns with calls": Chat((USER, THOUGHT_CALL, RESULT, THOUGHT, AGAIN), TOOLS),
     "thoughts under another name": Chat((USER, {**ANSWER, "reasoning": "So\n it is."}, AGAIN)),
     "thoughts under a third name": Chat((USER, {**CALL, "thinking": "I need it."}, RESULT), TOOLS),

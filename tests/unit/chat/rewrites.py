@@ -4,7 +4,7 @@ import re
 
 from server.chat.formats import recognised
 from server.chat.instructions import calls_as_text, with_tools
-from tests.unit.chat.conversations import Chat
+from tests.unit.chat.conversations import Chat, Message
 
 
 def _names(text: str) -> frozenset[str]:
@@ -59,6 +59,8 @@ NEEDS_CONTENT = _names(
     """
 )
 """Content that is null becomes an empty text; Hugging Face takes the key away, and the template fails."""
+NOT_ALL_OF_A_CALL = _names("openai-gpt-oss-120b")
+"""It refuses a call with thoughts and text; the text gives way."""
 NEEDS_TOOLS = _names(
     """
     CohereForAI-c4ai-command-r-plus-tool_use NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use
@@ -95,8 +97,13 @@ def needed(name: str, chat: Chat) -> bool:
         or (None in contents and name in NEEDS_CONTENT)
         or (not chat.tools and name in NEEDS_TOOLS)
         or (calls and name in CHANGES_LISTS)
+        or (name in NOT_ALL_OF_A_CALL and any(map(_has_all, chat.messages)))
         or (bool(chat.tools) and name in LAZY_JSON | ESCAPES)
     )
+
+
+def _has_all(message: Message) -> bool:
+    return all(message.get(part) for part in ("content", "reasoning_content", "tool_calls"))
 
 
 def rewritten(name: str, source: str, chat: Chat) -> Chat:
@@ -106,6 +113,8 @@ def rewritten(name: str, source: str, chat: Chat) -> Chat:
     for message in messages:
         content = message["content"]
         if content is None:
+            message["content"] = ""
+        if name in NOT_ALL_OF_A_CALL and _has_all(message):
             message["content"] = ""
         if message["role"] == "developer" and name not in DEVELOPERS:
             message["role"] = "system"
