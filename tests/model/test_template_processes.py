@@ -37,9 +37,8 @@ def test_a_template_can_hold_up_nobody_else_and_outlives_nothing(server: RealSer
     assert asked.json()["error"]["message"] == "messages: the chat template refused them: not today"
     endless = server.request("POST", "/apply-template", {"messages": [USER], "chat_template_kwargs": {"grow": True}})
     assert endless.status == 400
-    assert (
-        "the chat template failed on them: it took more than 5 s of a processor" in endless.json()["error"]["message"]
-    )
+    # of a processor, or in all where others have it
+    assert "the chat template failed on them: it took more than" in endless.json()["error"]["message"]
     reply = server.post("/v1/chat/completions", {"messages": [USER], "max_tokens": 2})
     assert reply["usage"]["completion_tokens"] == 2
     renderers = children(server.process.pid)
