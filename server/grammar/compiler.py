@@ -50,11 +50,11 @@ class GrammarCompiler:
         return self._compiled.get(key, lambda: self._json_schema(schema)).fork()
 
     def _json_schema(self, schema: object) -> MatcherConstraint:
-        text, unique = written(schema, "json_schema")
+        text, unique, narrowed = written(schema, "json_schema")
         try:
             made = self._compile(grammar_text(text), "json_schema", "json_schema")
         except InvalidRequest as error:
-            raise unsupported(error.message.removeprefix("json_schema: "), schema, "json_schema") from None
+            raise unsupported(error.message.removeprefix("json_schema: "), schema, "json_schema", narrowed) from None
         return made if unique is None else UniqueItems.over(made, unique, self._all_item_ends())
 
     def json_object(self) -> MatcherConstraint:

@@ -45,15 +45,19 @@ _OPTIONS = {
 
 
 class Written(NamedTuple):
-    """A schema in llguidance's words, and where it wants what these can't say: unique items; None where nowhere."""
+    """A schema in llguidance's words, and where it wants what these can't say: unique items; None where nowhere.
+
+    ``narrowed``: a keyword of which perhaps not all that it allows is in the words, "" where there is none.
+    """
 
     text: str
     unique: UniquePlaces | None
+    narrowed: str
 
 
 def schema_text(schema: object, *, what: str = "json_schema") -> str:
     """The schema as JSON text for llguidance, with our whitespace. Raises InvalidRequest that names the place."""
-    text, unique = written(schema, what)
+    text, unique, _ = written(schema, what)
     if unique is not None:
         raise unenforceable("uniqueItems", unique.first)
     return text
@@ -75,8 +79,10 @@ def written(schema: object, what: str) -> Written:
     rewriter = Rewriter(plain, what, document.places, exclusive=False)
     rewritten, text = _rewritten(rewriter, what)
     if '"oneOf"' in text and (rewriter.narrowed or _overlaps(text)):
-        rewritten, text = _rewritten(Rewriter(plain, what, document.places, exclusive=True), what)
-    return Written(text, UniquePlaces(rewritten, rewriter.unique) if rewriter.unique else None)
+        rewriter = Rewriter(plain, what, document.places, exclusive=True)
+        rewritten, text = _rewritten(rewriter, what)
+    unique = UniquePlaces(rewritten, rewriter.unique) if rewriter.unique else None
+    return Written(text, unique, rewriter.narrowed)
 
 
 def grammar_text(schema: str) -> str:
@@ -175,8 +181,10 @@ def _measure(schema: object) -> tuple[int, tuple[str, ...]]:
     return depth, tuple(uses)
 
 
-def unsupported(error: str, schema: object, what: str) -> InvalidRequest:
-    """llguidance's refusal, with the place of the keyword it names."""
+def unsupported(error: str, schema: object, what: str, narrowed: str) -> InvalidRequest:
+    """llguidance's refusal, with the place of the keyword it names, or of the one that leaves nothing."""
+    if narrowed and error.startswith("Unsatisfiable"):
+        return InvalidRequest(f"{narrowed} cannot be enforced, or nothing matches: {error}", narrowed.split(": ")[0])
     found = re.search(r'Unimplemented keys: \["([^"]+)"', error)
     keyword = found[1] if found else "oneOf" if "oneOf constraints" in error else ""
     place = _place_of(keyword, schema, what)

@@ -174,8 +174,11 @@ def _left(frame: _Frame) -> list[str]:
 
 
 def _value(text: bytes) -> Hashable:
-    """Equal for equal JSON values (1 and 1.0 are, 1 and true are not)."""
-    return _hashable(json.loads(text, parse_int=_integer))
+    """Equal for equal JSON values (1 and 1.0 are, 1 and true are not); of some hundred levels the text itself."""
+    try:
+        return _hashable(json.loads(text, parse_int=_integer))
+    except RecursionError:
+        return text
 
 
 def _integer(digits: str) -> Any:

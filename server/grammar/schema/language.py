@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+MAX_WORD = 100  # characters: each is a level of groups in the expression
 ANYTHING = "(?s:.*)"
 SOMETHING = "(?s:.+)"
 _END = ""  # a key of the tree: a word ends here
@@ -31,6 +32,8 @@ def split_look_ahead(pattern: str) -> tuple[str, list[str]] | None:
     if _alternates(pattern, match.end(), 1 if match["opened"] else 0):
         return None
     words = [re.sub(r"\\(.)", r"\1", word) for word in match["words"].split("|")]
+    if max(map(len, words)) > MAX_WORD:
+        return None
     return f"^{match['opened']}{pattern[match.end() :]}", words
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from server.grammar.schema.keywords import Schema
-from server.grammar.schema.language import none_of
+from server.grammar.schema.language import MAX_WORD, none_of
 
 MAX_DEPTH = 12  # references and nested schemas of one negation
 MAX_PARTS = 5000  # keywords negated in one document
@@ -82,7 +82,7 @@ def _enum(values: list[Any], _: Any) -> list[Schema]:
         kinds.setdefault(_kind(value), []).append(value)
     found: list[Schema] = [other_types(list(kinds))]
     words = kinds.get("string", [])
-    if words and sum(map(len, words)) <= MAX_WORDS_CHARS:
+    if words and sum(map(len, words)) <= MAX_WORDS_CHARS and max(map(len, words)) <= MAX_WORD:
         found.append({"type": "string", "pattern": none_of(words)})
     if "boolean" in kinds:
         found += [{"const": other} for other in (True, False) if other not in kinds["boolean"]]

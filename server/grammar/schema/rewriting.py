@@ -26,7 +26,8 @@ class Rewriter:
     """Over one plain document.
 
     ``exclusive``: the branches of every `oneOf` are made to exclude each other, for those that llguidance can't tell
-    apart, and where a branch was ``narrowed``: less than it allows is written, so that the others would get more.
+    apart, and where a branch was ``narrowed``: less than it allows is written, so that the others would get more. It
+    holds the first place and keyword of which that may be so.
     ``unique``: the first place where the items of an array must differ.
     """
 
@@ -40,7 +41,7 @@ class Rewriter:
         self._defs = defs
         self._negations = Negations(self._definitions)
         self._left = MAX_SCHEMAS
-        self.narrowed = False
+        self.narrowed = ""
         self.unique = ""
 
     def rewritten(self) -> dict[str, Any]:
@@ -78,7 +79,7 @@ class Rewriter:
 
     def _negated(self, schema: Schema, keyword: str, place: str) -> Schema:
         found = self._negations.of(schema)
-        self.narrowed = True
+        self.narrowed = self.narrowed or f"{place}: the keyword '{keyword}'"
         if found is False and schema is not True:
             raise unenforceable(keyword, place)
         return found
@@ -131,7 +132,7 @@ class Rewriter:
         if not optional or not {"minProperties", "maxProperties"} & own.keys():
             return []
         n_required = len(set(own.get("required", ())))
-        self.narrowed = True
+        self.narrowed = self.narrowed or f"{place}: the keyword 'minProperties'"
         least, most = own.pop("minProperties", 0) - n_required, own.pop("maxProperties", None)
         closed = own.get("additionalProperties") is False and not own.get("patternProperties")
         more: list[Schema] = []
@@ -192,6 +193,7 @@ class Rewriter:
         del own["oneOf"]
         if len(branches) == 1:
             return [branches[0]]
+        self.narrowed = self.narrowed or f"{place}: the keyword 'oneOf'"
         refused = [self._negations.of(branch) for branch in branches]
         kept = []
         for n, branch in enumerate(branches):

@@ -99,6 +99,13 @@ def test_a_fork_goes_its_own_way() -> None:
     assert not fork.allows(ord("]"))
 
 
+def test_items_of_a_thousand_levels_are_compared_as_text() -> None:
+    deep = "[" * 1500 + "]" * 1500
+    constraint = after(UNIQUE, f"[{deep},{deep[:-1]}")
+    assert not constraint.allows(ord("]"))
+    assert after(UNIQUE, f"[{deep},[{deep[:-1]}").allows(ord("]"))
+
+
 def test_the_array_is_found_through_references_alternatives_and_names() -> None:
     schema = {
         "properties": {"x": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/u"}]}, "y": {"type": "array"}},

@@ -114,6 +114,14 @@ def test_conditions_that_multiply_are_refused_in_time() -> None:
         BYTES.json_schema(many)
 
 
+def test_a_long_word_is_not_spelled_out() -> None:
+    long = "a" * 3000
+    with pytest.raises(InvalidRequest, match="'not'"):
+        BYTES.json_schema({"type": "string", "allOf": [{"not": {"enum": [long, 1, None, True, False, {}, []]}}]})
+    with pytest.raises(InvalidRequest, match="regex parse error"):
+        BYTES.json_schema({"type": "string", "pattern": f"^(?!{long})b"})
+
+
 LEAVES = st.sampled_from(
     [
         *(
