@@ -16,7 +16,7 @@ from server.dialects.anthropic_reply import MessageReply
 from server.dialects.anthropic_stream import MessageStream
 from server.dialects.anthropic_tools import read_tools
 from server.dialects.fields import Body, Count, CountOrAll, field_error, parse
-from server.dialects.generation import Generation, read_stop
+from server.dialects.generation import Generation, Priority, read_stop
 from server.dialects.openai_chat import ChatBody, Conversation, count_tokens, prepare_chat
 from server.dialects.reasoning_budget import UNSAID_BUDGET, Thinking
 from server.dialects.sampling import SamplingFields
@@ -58,6 +58,7 @@ class MessagesBody(SamplingFields):
     cache_prompt: bool | None = None
     id_slot: CountOrAll | None = None
     lora: Any = None
+    priority: Priority | None = None
     sse_ping_interval: CountOrAll | None = None
 
     @field_validator("stop_sequences")
@@ -106,6 +107,7 @@ def _chat_body(body: MessagesBody) -> ChatBody:
             **shared,
             "stop": body.stop_sequences,
             "thinking": _thinking(body.thinking),
+            "user": (body.metadata or {}).get("user_id"),
             "reasoning_effort": config.effort,
             "json_schema": _schema(config.format),
         }

@@ -34,12 +34,14 @@ WITHOUT_EFFECT = (
     *("backend_sampling", "return_tokens", "response_fields", "verbose"),
     "chat_format",
     # OpenAI's: accounting and routing at OpenAI, hints
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    *("metadata", "store", "service_tier", "prompt_cache_key"),
     *("prompt_cache_retention", "prediction", "verbosity"),
 )
 """Fields that clients send, and that may be ignored since no reply would be another one."""
 
 Limit = CountOrAll
+Priority = Annotated[Whole, AfterValidator(within(-(2**31), 2**31 - 1))]
+"""vLLM's ``priority``: lower is served earlier."""
 
 
 class StreamOptions(Body):
@@ -73,6 +75,9 @@ class GenerationFields(SamplingFields, ConstraintFields):
     return_progress: bool | None = None
     sse_ping_interval: CountOrAll | None = None
     lora: Any = None
+    priority: Priority | None = None
+    user: Any = None
+    safety_identifier: Any = None
     reasoning_control: bool | None = None
     reasoning_budget_tokens: Limit | None = None
     thinking_budget_tokens: Limit | None = None
@@ -90,6 +95,12 @@ class GenerationFields(SamplingFields, ConstraintFields):
     @classmethod
     def _readable_lora(cls, value: object) -> Adapters:
         return read_adapters(value)
+
+    @property
+    def end_user(self) -> str:
+        """Whom the client says that it asks for; anything but a text says nothing."""
+        given = (name for name in (self.safety_identifier, self.user) if isinstance(name, str))
+        return next(given, "")
 
     @property
     def include_usage(self) -> bool:
@@ -214,6 +225,8 @@ def engine_request(
         spec_n_max=-1 if fields.spec_n_max is None else fields.spec_n_max,
         spec_n_min=-1 if fields.spec_n_min is None else fields.spec_n_min,
         spec_p_min=-1.0 if fields.spec_p_min is None else fields.spec_p_min,
+        priority=fields.priority or 0,
+        client=fields.end_user,
     )
 
 

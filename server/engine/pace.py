@@ -14,7 +14,10 @@ FORGET = 0.3  # weight of a new measurement
 
 @dataclass(slots=True)
 class Pace:
-    """Decides the tokens of one step in all, prompt and generated; ``target_s`` is the step time to stay under."""
+    """Decides the tokens of one step in all, prompt and generated.
+
+    ``target_s`` is the step time to stay under; 0 = no matter how long, then every step may be as large as it can.
+    """
 
     target_s: float
     smallest: int
@@ -25,11 +28,13 @@ class Pace:
     def __post_init__(self) -> None:
         """Begin in the middle; the first steps move it."""
         self.largest = max(self.largest, self.smallest)
+        if self.target_s <= 0:
+            self.size = self.largest
         self.size = self.size or min(max(128, self.smallest), self.largest)
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """Learn from a step that carried at least half of the chosen size, and move the size by at most one power."""
-        if n_tokens * 2 <= self.size or seconds <= 0:
+        if self.target_s <= 0 or n_tokens * 2 <= self.size or seconds <= 0:
             return
         seen = self._rate.get(self.size)
         rate = n_tokens / seconds

@@ -9,7 +9,7 @@ class EngineParams:
     """How one instance batches and queues."""
 
     max_queue: int = 256  # requests that may wait for a slot before 429
-    target_itl_ms: float = 250.0  # the step time that prompt chunks adapt to while other slots generate
+    target_itl_ms: float = 250.0  # the step time that prompt chunks adapt to while other slots generate; 0 = any
     min_chunk: int = 32  # prompt tokens a step carries at least, in all
     cache_prompt: bool = True
     slot_prompt_similarity: float = 0.1

@@ -193,6 +193,7 @@ class Request:
     ``n_indent`` > 0: generation ends at the first line that is indented by fewer white spaces.
     ``post_sampling_probs``: log probabilities after the sampler chain, instead of the model's own.
     ``spec_n_max``, ``spec_n_min`` and ``spec_p_min`` bound what is guessed; negative = as configured.
+    ``priority``: lower is served earlier. ``client``: an opaque name; what one client asks for does not starve others.
     """
 
     id: str
@@ -219,6 +220,8 @@ class Request:
     spec_n_max: int = -1
     spec_n_min: int = -1
     spec_p_min: float = -1.0
+    priority: int = 0
+    client: str = ""
 
 
 Sink = Callable[[list[Event]], None]

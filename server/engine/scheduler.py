@@ -4,19 +4,21 @@ A step of the instance is: `place` until nobody can be placed, `plan`, decode, `
 cells ran out), sample, `release` who ended.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from server.engine.accounts import OUTPUT_WEIGHT, Account, Accounts
 from server.engine.disk import DiskTier
 from server.engine.eviction import least_valuable, look_for_cover
 from server.engine.pace import Pace
 from server.engine.params import EngineParams
 from server.engine.placement import Placement, Placer, Skip
+from server.engine.prompts import PromptOrder
 from server.engine.protocols import RunnerInfo
 from server.engine.request import Adapters
 from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.tier import Stored, Tier, tier_limit
+from server.engine.waiting import Waiting
 from server.engine.worth import Worth
 
 Guesses = Callable[[list[Sequence], int], list[list[int]]]
@@ -51,7 +53,9 @@ class Scheduler:
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
         self._placer = Placer(self.slots, self.tier, info, params)
-        self.waiting: deque[Sequence] = deque()
+        self._accounts = Accounts()
+        self.waiting = Waiting(self._accounts)
+        self._prompt_order = PromptOrder(info.n_batch)
         self.pace = Pace(params.target_itl_ms / 1e3, min(params.min_chunk, info.n_batch), info.n_batch)
         self.pace_alone = Pace(ALONE_S, self.pace.smallest, info.n_batch, min(512, info.n_batch))
         self._limit = info.n_batch
@@ -76,14 +80,19 @@ class Scheduler:
             return None
         if self._crowded and any(self.active()):
             return None
-        for sequence in self.waiting:
+        for sequence in self.waiting.candidates(self._load):
             placement = self._placer.find(sequence)
             if placement is Skip.NO_ROOM:
                 return None
             if isinstance(placement, Placement):
-                self.waiting.remove(sequence)
+                self.waiting.place(sequence)
                 return placement
         return None
+
+    def _load(self, account: Account) -> float:
+        """What a client was served, and what it holds slots for."""
+        held = (len(s.target) - s.n_computed + 1 for s in self.active() if s.account is account)
+        return account.served + sum(held)
 
     def occupy(self, placement: Placement, now: float) -> None:
         """Record that `placement` was carried out; ``slot.tokens`` already says what its cells hold."""
@@ -113,8 +122,7 @@ class Scheduler:
                 slot.n_used = 0
 
     def plan(self, guess: Guesses | None = None) -> list[Entry]:
-        """The next batch: every generating slot's token first, with what `guess` has to add, then prompts, the oldest
-        first."""
+        """The next batch: every generating slot's token first, with what `guess` has to add, then prompts."""
         members = self._turn()
         generating = [s for s in members if s.phase is Phase.DECODE]
         guesses: list[list[int]] = [[]] * len(generating)
@@ -126,11 +134,7 @@ class Scheduler:
         size = self.pace.size if entries else self.pace_alone.size
         budget = max(size - n_tokens, self.params.min_chunk if entries else 1)
         budget = min(budget, self._limit - n_tokens, self.info.n_batch - n_tokens)
-        prefilling = sorted(
-            (s for s in members if s.phase is Phase.PREFILL),
-            key=lambda s: (s.ticket.submitted_at, s.index),
-        )
-        for s in prefilling:
+        for s in self._prompt_order.sorted(s for s in members if s.phase is Phase.PREFILL):
             if budget <= 0 or s.slot is None:
                 break
             at = len(s.slot.tokens)
@@ -175,6 +179,7 @@ class Scheduler:
             sequence = entry.sequence
             assert sequence.slot is not None
             sequence.slot.tokens.extend(entry.tokens)
+            sequence.account.served += OUTPUT_WEIGHT if sequence.phase is Phase.DECODE else len(entry.tokens)
             if sequence.phase is Phase.PREFILL and len(sequence.slot.tokens) == len(sequence.target):
                 sequence.phase = Phase.DECODE
 
@@ -188,7 +193,7 @@ class Scheduler:
             return least_valuable(cached)
         active = list(self.active())
         if len(active) > 1:
-            return max(active, key=lambda s: (s.ticket.submitted_at, s.index))
+            return max(active, key=lambda s: (s.request.priority, s.ticket.submitted_at, s.index))
         self._limit = max(1, sum(len(e.tokens) for e in entries) // 2)
         return None
 
@@ -205,7 +210,7 @@ class Scheduler:
             look_for_cover(slot, self.slots)
             slot.kept = len(self.tier) > 0 and self.tier.holds(slot.tokens, slot.tuning)
             self._crowded = False
-        elif sequence in self.waiting:
+        else:
             self.waiting.remove(sequence)
 
     def park(self, sequence: Sequence, now: float) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from server.engine.accounts import Account
 from server.engine.adapters import BARE, NEVER, Tuning, reusable
 from server.engine.checkpoints import Checkpoints, reach
 from server.engine.fetch import Fetch
@@ -65,6 +66,7 @@ class Sequence:
     saved_checkpoints: Checkpoints = ()
     fetch: Fetch | None = None  # what it waits for from disk
     marks: tuple[int, ...] = ()  # places in ``target`` at which a step ends and a checkpoint is made
+    account: Account = field(default_factory=Account)  # of its client, from the queue on
     n_faults: int = 0  # refused batches that it was in and had to be computed anew after
     n_cached: int = -1  # prompt tokens that needed no computing; -1 until the first placement
     placed_at: float = 0.0

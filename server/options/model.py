@@ -167,8 +167,8 @@ class SchedulingSettings(SettingsModel):
 
     max_queue: Annotated[Int, option(), Field(ge=0)] = 256
     """Requests that may wait for a slot; the next one gets 429 with Retry-After."""
-    target_itl_ms: Annotated[Float, option(), Field(gt=0)] = 250.0
-    """Step time in ms that prompt chunks adapt to while other slots generate."""
+    target_itl_ms: Annotated[Float, option(), Field(ge=0)] = 250.0
+    """Step time in ms that prompt chunks adapt to while other slots generate; 0 = throughput only: whole batches."""
     min_chunk: Annotated[Int, option(), Field(ge=1)] = 32
     """Prompt tokens that a step carries at least, in all."""
     cache_prompt: Annotated[

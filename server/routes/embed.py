@@ -10,7 +10,7 @@ from server.errors import ModelNotFound
 from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
 from server.pool.spec import Task
 from server.routes.services import services
-from server.routes.session import Session
+from server.routes.session import session_of
 from server.transport.disconnect import while_connected
 from server.transport.reply import JSON_TYPE
 
@@ -35,7 +35,7 @@ async def embed(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """The reply, with `headers`, of the job that `prepare` makes. The client's disconnect cancels it at once."""
-    session = Session(services(request))
+    session = session_of(request)
     try:
         body = await while_connected(request, session.embed(model, task, prepare))
     finally:

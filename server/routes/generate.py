@@ -13,7 +13,7 @@ from server.dialects.generation import Generation, GenerationFields, ReplyWriter
 from server.dialects.wire import Json, event
 from server.pool.model import LoadedModel
 from server.routes.services import services
-from server.routes.session import Batch, Session
+from server.routes.session import Batch, Session, session_of
 from server.transport.disconnect import while_connected
 from server.transport.handlers import error_body
 from server.transport.reply import json_reply
@@ -36,7 +36,7 @@ OPENAI_WORDS = StreamWords(lambda _, body: event(body))
 
 async def compute(request: Request, model: str | None, work: Callable[[LoadedModel], Json]) -> Response:
     """The result of `work` with a model, under a lease."""
-    session = Session(services(request))
+    session = session_of(request)
     try:
         return json_reply(await while_connected(request, session.prepare(model, work)))
     finally:
@@ -56,7 +56,7 @@ async def reply(
     request: Request, model: str | None, prepare: Prepare, *, headers: Mapping[str, str] | None = None
 ) -> Response:
     """The whole reply in one object. The client's disconnect cancels the request at once."""
-    session = Session(services(request))
+    session = session_of(request)
     try:
         return json_reply(await while_connected(request, _collect(session, model, prepare)), headers=headers)
     finally:
@@ -90,7 +90,7 @@ async def stream(
     """A stream of events. It begins with the first event of the engine, so that what fails before has its status;
     or, for a prompt that takes longer, when the first ping is due, so that proxies see life. `ping_s`: seconds
     between pings while nothing else is sent, none below 1; None = as the server's options say."""
-    session = Session(services(request))
+    session = session_of(request)
     if ping_s is None:
         ping_s = services(request).options.sse_ping_interval_s
     try:

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
+from fastapi import Request as HttpRequest
+
 from server.dialects.reasoning_control import ReasoningSwitch
 from server.dialects.vectors import VectorJob
 from server.engine.request import Event, Failed, Finished, Request, Sink
@@ -12,7 +14,8 @@ from server.engine.sequence import Ticket
 from server.pool.lease import Lease
 from server.pool.model import LoadedModel
 from server.pool.spec import Task
-from server.routes.services import Services
+from server.routes.services import Services, services
+from server.transport.auth import scheduled_client
 
 T = TypeVar("T")
 Batch = tuple[int, list[Event]]
@@ -22,12 +25,15 @@ Batch = tuple[int, list[Event]]
 class Session:
     """Holds the lease and the engine requests of one client; `close` gives back everything, at any time.
 
+    `client` makes the name that the scheduler knows it by, of whom the body says that it is for.
+
     The queue of events needs no bound of its own: a request has at most as many events as its context has
     tokens, and the transport ends streams whose client does not read.
     """
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, client: Callable[[str], str]) -> None:
         self._services = services
+        self._client = client
         self._lease: Lease | None = None
         self._preparing: Future[object] | None = None
         self._tickets: list[Ticket] = []
@@ -47,6 +53,7 @@ class Session:
         with model.engine.preparing():
             result = await self._in_thread(work, model)
             for number, request in enumerate(requests(result)):
+                request.client = self._client(request.client)
                 self._tickets.append(model.engine.submit(request, self._sink(number)))
                 self._n_open += request.n
         return result
@@ -111,3 +118,10 @@ class Session:
 
     def _sink(self, number: int) -> Sink:
         return lambda events: self._events.put_nowait((number, events))
+
+
+def session_of(request: HttpRequest) -> Session:
+    """The session of whoever sent `request`."""
+    found = services(request)
+    n_keys = len(found.options.api_keys)
+    return Session(found, lambda end_user: scheduled_client(request.scope, end_user, n_keys))

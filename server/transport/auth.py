@@ -4,6 +4,8 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 
+from starlette.types import Scope
+
 from server.errors import AuthenticationFailed
 
 _PREFIX = b"bearer "
@@ -19,6 +21,20 @@ def client_name(authorization: bytes | None, x_api_key: bytes | None) -> bytes:
 def _given_key(authorization: bytes | None, x_api_key: bytes | None) -> bytes:
     given = authorization or x_api_key or b""
     return given[len(_PREFIX) :].strip() if given[: len(_PREFIX)].lower() == _PREFIX else given
+
+
+def scheduled_client(scope: Scope, end_user: str, n_keys: int) -> str:
+    """Among whom the scheduler shares slots fairly; an opaque name.
+
+    Several keys tell clients apart. With one key or none, the body's `end_user` does, else the address: a proxy
+    in front that names nobody is one client.
+    """
+    headers = dict(scope["headers"])
+    if n_keys > 1:
+        return client_name(headers.get(b"authorization"), headers.get(b"x-api-key")).hex()
+    if end_user:
+        return hashlib.sha256(end_user.encode("utf-8", "surrogatepass")).hexdigest()
+    return (scope.get("client") or ("",))[0]
 
 
 class ApiKeys:

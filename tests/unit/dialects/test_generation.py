@@ -162,3 +162,25 @@ def test_progress_is_only_for_streams() -> None:
 def test_fields_without_effect_are_taken_whatever_they_hold() -> None:
     request(**dict.fromkeys(WITHOUT_EFFECT, "anything"))
     assert not set(WITHOUT_EFFECT) & set(GenerationFields.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "client"),
+    [
+        ({}, ""),
+        ({"user": "anna"}, "anna"),
+        ({"user": "anna", "safety_identifier": "hash"}, "hash"),
+        ({"user": 5}, ""),
+        ({"user": ["anna"]}, ""),
+    ],
+)
+def test_priority_and_user_reach_the_engine(given: dict[str, object], client: str) -> None:
+    got = request(priority=-3, **given)
+    assert (got.priority, got.client) == (-3, client)
+    assert request().priority == 0
+
+
+@pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 1.5, "high", True])
+def test_a_priority_is_a_number_of_32_bits(priority: object) -> None:
+    with pytest.raises(InvalidRequest, match="Field 'priority'"):
+        request(priority=priority)

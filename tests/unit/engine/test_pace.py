@@ -40,3 +40,7 @@ def test_a_step_that_was_not_filled_teaches_nothing() -> None:
 def test_the_size_stays_within_the_batch(largest: int) -> None:
     pace = Pace(0.25, min(32, largest), largest)
     assert all(size <= largest for size in settle(pace, lambda n: n / 100_000))
+
+
+def test_without_a_target_every_step_may_be_as_large_as_it_can() -> None:
+    assert set(settle(Pace(0.0, 32, 2048), lambda n: n / 10)) == {2048}

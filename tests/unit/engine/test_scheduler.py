@@ -1,5 +1,7 @@
 """The scheduler as a pure decider."""
 
+from typing import Any
+
 import pytest
 
 from server.engine.adapters import Tuning
@@ -17,8 +19,8 @@ def scheduler(n_seq: int = 2, *, unified: bool = False, n_cells: int = 2000, **p
     return Scheduler(RunnerInfo(n_seq, n_ctx, n_cells, 512, 512, unified), EngineParams(**params))  # type: ignore[arg-type]
 
 
-def waiting(s: Scheduler, prompt: list[int], *, at: float = 0.0, id_slot: int = -1) -> Sequence:
-    ticket = Ticket(Request(id="r", prompt=prompt, id_slot=id_slot), lambda events: None, at, n_open=1)
+def waiting(s: Scheduler, prompt: list[int], *, at: float = 0.0, **options: Any) -> Sequence:
+    ticket = Ticket(Request(id="r", prompt=prompt, **options), lambda events: None, at, n_open=1)
     sequence = Sequence(ticket, 0, TextStream(), prompt)
     s.waiting.append(sequence)
     return sequence
@@ -185,3 +187,24 @@ def test_a_stream_of_new_lora_sets_keeps_nobody_waiting() -> None:
         assert steps_between < 3
         s.commit(entries, 0.01)
         finish(s, brief, float(number))
+
+
+def test_the_victim_is_the_least_urgent_then_the_youngest() -> None:
+    s = scheduler(3, unified=True, n_cells=4000)
+    asked = [waiting(s, [n] * 20, at=float(n), priority=priority) for n, priority in ((1, 0), (2, 7), (3, 0))]
+    for _ in asked:
+        place(s)
+    victims = []
+    while isinstance(victim := s.make_room(s.plan()), Sequence):
+        victims.append(victim)
+        finish(s, victim, 3.0)
+    assert victims == [asked[1], asked[2]]
+
+
+def test_a_client_with_slots_waits_for_one_without() -> None:
+    s = scheduler(3)
+    first, second = [waiting(s, [n] * 20, client="flood") for n in (1, 2)]
+    assert place(s).sequence is first
+    modest = waiting(s, [3] * 20, client="modest")
+    assert place(s).sequence is modest
+    assert place(s).sequence is second

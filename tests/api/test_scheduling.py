@@ -1,0 +1,93 @@
+"""What a body and its sender say about the order in which requests are served."""
+
+import asyncio
+import threading
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import Api, Serve
+from tests.api.streams import Exchange, posting
+from tests.fakes import FakeLoader, FakeRunner
+
+HI = [{"role": "user", "content": "Hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/completion": {"prompt": "Hi", "n_predict": 2},
+    "/v1/completions": {"model": "demo", "prompt": "Hi", "max_tokens": 2},
+    "/v1/chat/completions": {"model": "demo", "messages": HI, "max_tokens": 2},
+    "/v1/responses": {"model": "demo", "input": "Hi", "max_output_tokens": 2},
+    "/v1/messages": {"model": "demo", "messages": HI, "max_tokens": 2},
+}
+
+
+class OneSlot:
+    """A server that serves one request at a time, each known by its seed, and goes on at `go`."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.begun, self.gate = asyncio.Event(), threading.Event()
+        self.runner = FakeRunner(n_seq=1, on_decode=self.hold)
+        self.loader = FakeLoader(runner=lambda: self.runner)
+        self.asked: list[Exchange] = []
+
+    def hold(self, _: object) -> None:
+        """In the step thread."""
+        self.loop.call_soon_threadsafe(self.begun.set)
+        assert self.gate.wait(30), "the gate was never opened"
+
+    async def ask(self, stack: AsyncExitStack, api: Api, path: str, **body: Any) -> None:
+        """Post, and return when the engine has it; the first one has begun then."""
+        submitted = asyncio.Event()
+        with await api.pool.acquire("demo") as lease, pytest.MonkeyPatch.context() as patch:
+            engine = lease.model.engine
+            submit = engine.submit
+            patch.setattr(engine, "submit", lambda *given: (submitted.set(), submit(*given))[1])
+            body = {**BODIES[path], "seed": len(self.asked) + 1, **body}
+            self.asked.append(await stack.enter_async_context(posting(api.app, path, body)))
+            await submitted.wait()
+        await self.begun.wait()
+
+    async def go(self) -> list[int]:
+        """The order in which they were served."""
+        self.gate.set()
+        for exchange in self.asked:
+            assert await exchange.start() == 200
+        return [sampler.seed for sampler in self.runner.samplers]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_lower_priority_is_served_earlier(serve: Serve, path: str) -> None:
+    one = OneSlot()
+    async with serve(one.loader) as api, AsyncExitStack() as stack:
+        for priority in (0, 5, 0, -5):
+            await one.ask(stack, api, path, priority=priority)
+        assert await one.go() == [1, 4, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/completion", {"user": "anna"}),
+        ("/v1/chat/completions", {"safety_identifier": "anna"}),
+        ("/v1/responses", {"user": "anna"}),
+        ("/v1/messages", {"metadata": {"user_id": "anna"}}),
+    ],
+)
+async def test_a_user_with_one_request_does_not_wait_for_all_of_anothers(
+    serve: Serve, path: str, named: dict[str, Any]
+) -> None:
+    one = OneSlot()
+    async with serve(one.loader) as api, AsyncExitStack() as stack:
+        for _ in range(4):
+            await one.ask(stack, api, path)
+        await one.ask(stack, api, path, **named)
+        assert await one.go() == [1, 5, 2, 3, 4]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_priority_that_is_no_number_of_32_bits_is_refused(serve: Serve, path: str) -> None:
+    async with serve() as api:
+        reply = await api.client.post(path, json={**BODIES[path], "priority": 2**31})
+        assert reply.status_code == 400
+        assert "priority" in reply.json()["error"]["message"]
