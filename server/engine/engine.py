@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from server.engine import commands
 from server.engine.adapters import Tuning, default_set, tuning
+from server.engine.choice import Footprints, Outlook, outlook
 from server.engine.disk import DiskTier, StateFiles
 from server.engine.group import InstanceGroup
 from server.engine.instance import Instance
 from server.engine.mailbox import Mailbox
 from server.engine.params import EngineParams
-from server.engine.prefix import longest_match
 from server.engine.protocols import Runner
 from server.engine.request import Adapters, Request, Sink
 from server.engine.sequence import Ticket
@@ -25,7 +25,7 @@ from server.errors import ContextExceeded, InvalidRequest, QueueFull, ShuttingDo
 
 
 class Engine(InstanceGroup[Instance]):
-    """Submits requests to the instance with the best prefix match among the least loaded."""
+    """Submits requests to the instance that is expected to answer soonest."""
 
     def __init__(
         self,
@@ -38,6 +38,8 @@ class Engine(InstanceGroup[Instance]):
         self.vocab = runners[0].vocab
         self.n_ctx_seq = runners[0].info.n_ctx_seq
         self.adapters = runners[0].adapters
+        self._footprints = Footprints()
+        self._capacity = params.max_queue + self.n_slots_each
         self._can_cut = runners[0].info.can_cut
         self._disk: DiskTier | None = None
         instances = [
@@ -99,12 +101,11 @@ class Engine(InstanceGroup[Instance]):
             raise ShuttingDown("model")
         self._check(request)
         wanted = self._tuning(request)
-        instance = self._choose(request, wanted)
-        capacity = self.params.max_queue + self.n_slots_each
-        if instance.n_load >= capacity:
+        instance, n_own = self._choose(request, wanted)
+        if instance.n_load >= self._capacity:
             n_queued = instance.n_load - self.n_slots_each
             raise QueueFull(n_queued, self._retry_after_s(instance))
-        ticket = Ticket(request, sink, self._clock(), n_open=request.n, tuning=wanted)
+        ticket = Ticket(request, sink, self._clock(), n_open=request.n, tuning=wanted, n_expected=n_own)
         self._idle.clear()
         instance.mailbox.submit(ticket)
         return ticket
@@ -192,11 +193,22 @@ class Engine(InstanceGroup[Instance]):
         if any(not 0 <= id_ < len(self.adapters) for id_ in ids):
             raise InvalidRequest(f"lora: there are {len(self.adapters)} adapters", "lora")
 
-    def _choose(self, request: Request, wanted: Tuning) -> Instance:
-        if request.id_slot >= 0:
-            return self._instances[request.id_slot // self.n_slots_each]
+    def _choose(self, request: Request, wanted: Tuning) -> tuple[Instance, int]:
+        """The instance, and how many of the prompt's tokens it is expected to compute."""
         if len(self._instances) == 1:
-            return self._instances[0]
-        least = min(instance.n_load for instance in self._instances)
-        candidates = [i for i in self._instances if i.n_load == least]
-        return max(candidates, key=lambda i: longest_match(request.prompt, i.scheduler.slots, wanted)[1])
+            return self._instances[0], len(request.prompt)
+        known = self._footprints.known(request.prompt, wanted, len(self._instances))
+        candidates = [i for i, instance in enumerate(self._instances) if instance.n_load < self._capacity]
+        if request.id_slot >= 0:
+            candidates = [request.id_slot // self.n_slots_each]
+        elif not candidates:
+            candidates = list(range(len(self._instances)))
+        found = {i: self._outlook(i, request, wanted, known[i]) for i in candidates}
+        best = min(found, key=lambda i: (found[i].cost, i))
+        self._footprints.add(request.prompt, wanted, best)
+        return self._instances[best], found[best].n_own
+
+    def _outlook(self, i: int, request: Request, wanted: Tuning, known: int) -> Outlook:
+        instance = self._instances[i]
+        open_ = instance.mailbox.open.values()
+        return outlook(request, wanted, known, instance.scheduler.slots, open_, instance.stats)

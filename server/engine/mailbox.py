@@ -14,10 +14,14 @@ log = logging.getLogger(__name__)
 
 
 class Mailbox:
-    """``n_load`` counts the choices that wait or run; it changes on the event loop only, and so is exact there."""
+    """``n_load`` counts the choices that wait or run; it changes on the event loop only, and so is exact there.
+
+    So does ``open``: the requests that these are choices of.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_idle: Callable[[], None]) -> None:
         self.n_load = 0
+        self.open: dict[int, Ticket] = {}
         self._loop = loop
         self._on_idle = on_idle
         self._inbox: deque[Ticket] = deque()
@@ -31,6 +35,7 @@ class Mailbox:
     def submit(self, ticket: Ticket) -> None:
         """Hand a checked request to the step thread."""
         self.n_load += ticket.request.n
+        self.open[id(ticket)] = ticket
         self._inbox.append(ticket)
         self._wake.set()
 
@@ -49,6 +54,7 @@ class Mailbox:
                 ticket.sink(events)
         for ticket in ended:
             self.n_load -= ticket.request.n
+            del self.open[id(ticket)]
         if ended and not self.n_load:
             self._on_idle()
 

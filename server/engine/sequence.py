@@ -24,6 +24,7 @@ class Ticket:
     n_open: int = 0  # choices that have not ended
     tuning: Tuning = BARE
     cancelled: bool = False
+    n_expected: int = 0  # prompt tokens that are to be computed, estimated when it was submitted
 
 
 class Phase(Enum):

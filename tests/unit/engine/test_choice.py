@@ -1,0 +1,135 @@
+"""Which of several instances a request goes to."""
+
+import threading
+
+import pytest
+
+from server.engine.adapters import BARE, Tuning
+from server.engine.choice import BLOCK, STREAM_TOKENS, Footprints, outlook
+from server.engine.engine import Engine
+from server.engine.request import Request
+from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from server.engine.stats import EngineStats
+from server.engine.text import TextStream
+from tests.fakes import FakeRunner
+from tests.unit.engine.builders import engine_over, request, run
+from tests.unit.engine.events import events_of
+
+
+def ticket(n: int, *, n_expected: int = 0, **options: bool) -> Ticket:
+    return Ticket(Request(id="r", prompt=list(range(n)), **options), lambda events: None, 0.0, n_expected=n_expected)  # type: ignore[arg-type]
+
+
+def running(slot: Slot, n: int, *, phase: Phase, done: int) -> Ticket:
+    taken = ticket(n)
+    sequence = Sequence(taken, 0, TextStream(), [-1 - i for i in range(n)], phase=phase)
+    slot.sequence, sequence.slot, slot.tokens = sequence, slot, sequence.target[:done]
+    return taken
+
+
+def wait(
+    asked: Ticket, slots: list[Slot], open_: list[Ticket], known: int = 0, stats: EngineStats | None = None
+) -> float:
+    return outlook(asked.request, BARE, known, slots, open_, stats or EngineStats()).wait
+
+
+def test_an_idle_instance_has_the_prompt_itself_to_compute() -> None:
+    assert wait(ticket(100), [Slot(0)], []) == 100
+
+
+def test_what_a_slot_holds_or_was_seen_before_needs_no_computing() -> None:
+    assert wait(ticket(100), [Slot(0, tokens=list(range(60)))], []) == 40
+    assert wait(ticket(100), [Slot(0, tokens=list(range(60)))], [], known=64) == 36
+    assert wait(ticket(100, cache_prompt=False), [Slot(0, tokens=list(range(60)))], [], known=64) == 100
+
+
+def test_prompts_that_are_being_computed_or_wait_come_first() -> None:
+    slots = [Slot(0), Slot(1), Slot(2)]
+    half = running(slots[0], 1000, phase=Phase.PREFILL, done=400)
+    assert wait(ticket(100), slots, [half]) == 100 + 600 + STREAM_TOKENS
+    assert wait(ticket(100), slots, [half, ticket(500, n_expected=30)]) == 100 + 600 + 30 + 2 * STREAM_TOKENS
+
+
+def test_a_large_prefix_outweighs_a_few_streams_and_a_small_one_does_not() -> None:
+    busy, idle = [Slot(i) for i in range(8)], [Slot(i) for i in range(8)]
+    streams = [running(slot, 50, phase=Phase.DECODE, done=50) for slot in busy[:5]]
+    assert wait(ticket(12_000), busy, streams, known=10_000) < wait(ticket(12_000), idle, [])
+    assert wait(ticket(12_000), busy, streams, known=64) > wait(ticket(12_000), idle, [])
+
+
+def test_a_full_instance_costs_the_time_until_a_slot_is_free() -> None:
+    stats = EngineStats(prompt_tokens=1000, prompt_seconds=1.0)
+    for _ in range(4):
+        stats.request_duration.observe(3.0)
+        stats.queue_time.observe(1.0)
+    slots = [Slot(0), Slot(1)]
+    streams = [running(slot, 50, phase=Phase.DECODE, done=50) for slot in slots]
+    assert wait(ticket(100), slots, streams, stats=stats) == 100 + 2 * STREAM_TOKENS + 0.5 * 2000
+
+
+def test_footprints_know_whole_blocks_of_each_instance() -> None:
+    seen, prompt = Footprints(), list(range(BLOCK * 3 + 5))
+    seen.add(prompt, BARE, 0)
+    seen.add([*prompt[:BLOCK], *[7] * BLOCK], BARE, 1)
+    assert seen.known(prompt, BARE, 2) == [3 * BLOCK, BLOCK]
+    assert seen.known([9, *prompt], BARE, 2) == [0, 0]
+    assert seen.known(prompt, Tuning(((0, 1.0),), 0), 2) == [0, 0]
+
+
+def test_footprints_are_forgotten_the_oldest_first() -> None:
+    seen = Footprints(most=4)
+    old, new = [1] * BLOCK * 2, [2] * BLOCK * 3
+    seen.add(old, BARE, 0)
+    seen.add(new, BARE, 0)
+    assert seen.known(new, BARE, 1) == [3 * BLOCK]
+    assert seen.known(old, BARE, 1) == [0]
+
+
+def two(**options: int) -> list[FakeRunner]:
+    return [FakeRunner(n_seq=4, n_ctx_seq=2000, n_batch=512, steps=threading.Semaphore(0)) for _ in range(2)]
+
+
+async def served_by(engine: Engine, runners: list[FakeRunner], prompts: list[str]) -> list[int]:
+    """The instances that the requests went to, submitted together."""
+    streams = [events_of(engine, request(prompt)) for prompt in prompts]
+    owners = [i for prompt in prompts for i, one in enumerate(engine._instances) if _has(one.mailbox.open, prompt)]
+    for runner in runners:
+        runner.steps.release(10_000)  # type: ignore[union-attr]
+    for stream in streams:
+        async for _ in stream:
+            pass
+    return owners
+
+
+def _has(open_: dict[int, Ticket], prompt: str) -> bool:
+    return any(t.request.prompt[1:] == list(prompt.encode()) for t in open_.values())
+
+
+async def test_twins_that_arrive_together_go_to_the_same_instance_and_strangers_to_the_other() -> None:
+    runners = two()
+    async with engine_over(*runners) as engine:
+        twin = "the same long beginning " * 40
+        owners = await served_by(engine, runners, [twin + "a", twin + "b", "somebody else, who is as long" * 30])
+    assert owners == [0, 0, 1]
+
+
+async def test_a_conversation_comes_back_to_its_instance_though_another_is_idle() -> None:
+    runners = two()
+    async with engine_over(*runners) as engine:
+        await served_by(engine, runners, ["x" * 20, "a conversation " * 60])
+        owners = await served_by(engine, runners, ["y" * 20, "z" * 21, "a conversation " * 60 + "goes on"])
+    assert owners[2] == 1
+
+
+async def test_a_full_instance_is_passed_over_for_one_that_has_room() -> None:
+    runners = [FakeRunner(n_seq=1, n_ctx_seq=2000, n_batch=512, steps=threading.Semaphore(0)) for _ in range(2)]
+    twin = "the same long beginning " * 40
+    async with engine_over(*runners, max_queue=0) as engine:
+        assert await served_by(engine, runners, [twin + "a", twin + "b"]) == [0, 1]
+
+
+@pytest.mark.parametrize("n", [1, 7])
+async def test_one_instance_needs_no_choice(n: int) -> None:
+    runner = FakeRunner()
+    async with engine_over(runner) as engine:
+        assert len(await run(engine, *[request(f"r{i}") for i in range(n)])) == n
