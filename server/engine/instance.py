@@ -19,6 +19,7 @@ from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.shift import span
 from server.engine.speculation.speculation import speculation
 from server.engine.stats import EngineStats
+from server.engine.threads import bind, cpus_of
 from server.engine.tickets import Tickets
 from server.errors import ContextExceeded, InternalError, LlamapoolError, ShuttingDown
 
@@ -53,6 +54,7 @@ class Instance:
             runner, self.scheduler, self._cells, clock, commit=self._take_results, fail=self._tickets.fail
         )
         self._commands = Commands()
+        self._cpus = cpus_of(first_slot // runner.info.n_seq, params.cpus)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="llamapool-step", daemon=True)
 
@@ -86,6 +88,7 @@ class Instance:
     # ---- the step thread
 
     def _run(self) -> None:
+        bind(self._cpus)
         while not self._stopping:
             try:
                 self.mailbox.forget_wake()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class EngineParams:
-    """How one instance batches and queues."""
+    """How one instance batches and queues, and where it runs."""
 
     max_queue: int = 256  # requests that may wait for a slot before 429
     target_itl_ms: float = 250.0  # the step time that prompt chunks adapt to while other slots generate; 0 = any
@@ -28,6 +28,7 @@ class EngineParams:
     spec_draft_min: int = 0  # a shorter one is not checked
     spec_draft_p_min: float = 0.0  # the draft model stops at a less probable token
     gather_ms: float = 4.0  # longest wait for requests that are being prepared
+    cpus: tuple[frozenset[int], ...] = ()  # that compute: of all instances, or of each; none = any
     check_integrity: bool = False  # prove the accounting after every step (slow; for debugging)
 
     @property

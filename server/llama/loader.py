@@ -10,6 +10,7 @@ from server.llama.draft_weights import DraftWeights
 from server.llama.library import C, collect_errors, reason, start_backend, supports_gpu_offload
 from server.llama.model_file import ModelFiles, check_files
 from server.llama.roles import roles
+from server.llama.threads import bound
 from server.llama.weights import LlamaWeights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 
@@ -28,6 +29,7 @@ class LlamaLoader:
         Raises `ModelFailed` with the reason: a missing, broken or truncated file, an unsupported architecture,
         too little memory, or a load that `progress` stopped by returning False.
         """
+        spec = bound(spec)
         model, files = _open(spec.id, spec.path, spec.native, progress)
         draft: DraftWeights | None = None
         try:

@@ -2,11 +2,34 @@
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
+
+from server.errors import ModelFailed
+from server.pool.spec import ModelSpec
 
 _CPUS = Path("/sys/devices/system/cpu")
 _PERFORMANCE_CORES = Path("/sys/devices/cpu_core/cpus")  # exists on hybrid Intel processors only
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+
+
+def bound(spec: ModelSpec) -> ModelSpec:
+    """`spec` with as many threads as its instances have processors, where it binds them and the number is automatic.
+
+    Raises `ModelFailed` for processors that can't be had.
+    """
+    cpus = spec.engine.cpus
+    if not cpus:
+        return spec
+    if not hasattr(os, "sched_setaffinity"):
+        raise ModelFailed(spec.id, "cpu_range, cpu_mask: this system can't bind threads to processors")
+    allowed = os.sched_getaffinity(0)
+    fewest = min(len(some & allowed) for some in cpus)
+    if not fewest:
+        here = ", ".join(map(str, sorted(allowed)))
+        raise ModelFailed(spec.id, f"cpu_range, cpu_mask: an instance has no processor, there are only {here}")
+    native = spec.native
+    return replace(spec, native=replace(native, n_threads=fewest)) if native.n_threads < 0 else spec
 
 
 def n_threads(wanted: int) -> int:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from server.options.adapters import AdapterSettings
 from server.options.chat import ChatSettings
+from server.options.cpus import known_masks, known_ranges
 from server.options.embedding import EmbeddingSettings
 from server.options.option import SettingsModel, option
 from server.options.sampling import SamplingSettings
@@ -102,6 +103,16 @@ class HardwareSettings(SettingsModel):
 
     group: ClassVar[str] = "Loading and hardware"
 
+    @model_validator(mode="after")
+    def _processors_for_each_instance(self) -> "HardwareSettings":
+        for name in ("cpu_range", "cpu_mask"):
+            n = len(getattr(self, name))
+            if n > 1 and n != self.instances:
+                raise ValueError(
+                    f"{name} names {n} sets of processors for {self.instances} instances; name one, or as many"
+                )
+        return self
+
     load: Annotated[Literal["startup", "on_demand"], option(metavar="WHEN")] = "on_demand"
     """When the model is loaded: at start-up, or with the first request; a model named by -m: startup."""
     instances: Annotated[Int, option(), Field(ge=1, le=64)] = 1
@@ -112,6 +123,10 @@ class HardwareSettings(SettingsModel):
     """CPU threads for generation; -1 or 0 = automatic."""
     n_threads_batch: Annotated[Int, option("-tb", "--threads-batch"), Field(ge=-1)] = -1
     """CPU threads for prompts; -1 or 0 = as n_threads."""
+    cpu_range: Annotated[TextList, option("-Cr", "--cpu-range", metavar="LO-HI,..."), AfterValidator(known_ranges)] = ()
+    """Processors that compute, such as 0-3; with commas, a range for each instance. Linux only."""
+    cpu_mask: Annotated[TextList, option("-C", "--cpu-mask", metavar="M,..."), AfterValidator(known_masks)] = ()
+    """The same as hexadecimal masks, in addition to the ranges."""
     n_gpu_layers: Annotated[
         GpuLayers, option("-ngl", "--gpu-layers", "--n-gpu-layers", env="LLAMA_ARG_N_GPU_LAYERS"), Field(ge=-2)
     ] = -1

@@ -7,6 +7,7 @@ from typing import Any
 from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
 from server.errors import ConfigError
+from server.options.cpus import instance_cpus
 from server.options.model import ModelSettings
 from server.options.speculation import AUTO
 from server.options.values import SAMPLERS
@@ -27,7 +28,7 @@ def model_spec(model_id: str, settings: ModelSettings, place: str, mmproj: Path 
         load=settings.load,
         native=_load_params(settings),
         draft=_draft(settings),
-        engine=replace(EngineParams(**_same_names(EngineParams, settings)), spec_type=_spec_type(settings)),
+        engine=_engine_params(settings),
         chat=_chat_params(model_id, settings, place),
         sampling=_sampling_params(settings),
         embd_normalize=settings.embd_normalize,
@@ -84,6 +85,11 @@ def _draft(settings: ModelSettings) -> DraftFile | None:
             control_vectors=(),
         ),
     )
+
+
+def _engine_params(settings: ModelSettings) -> EngineParams:
+    cpus = instance_cpus(settings.cpu_range, settings.cpu_mask)
+    return replace(EngineParams(**_same_names(EngineParams, settings)), cpus=cpus, spec_type=_spec_type(settings))
 
 
 def _sampling_params(settings: ModelSettings) -> SamplingParams:

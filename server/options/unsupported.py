@@ -69,7 +69,7 @@ FIXED = (
 )
 
 _FLAGS = """
--cl --cache-list --completion-bash -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch
+-cl --cache-list --completion-bash --cpu-strict --prio --poll -Cb --cpu-mask-batch
 -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch -e --escape --no-escape --no-host -dt
 --defrag-thold --rpc -lzm --lazy-mode -dev --device --list-devices -ot --override-tensor -cmoe --cpu-moe -ncmoe
 --n-cpu-moe -ncffn --n-cpu-ffn -fit --fit -fitt --fit-target -fitc --fit-ctx --override-kv

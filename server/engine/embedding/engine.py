@@ -10,6 +10,7 @@ from server.engine.embedding.vectors import EmbeddingRunner, Vectors
 from server.engine.group import InstanceGroup
 from server.engine.params import EngineParams
 from server.engine.snapshot import SlotSnapshot
+from server.engine.threads import cpus_of
 from server.errors import ContextExceeded, InvalidRequest, QueueFull, ShuttingDown
 
 
@@ -31,9 +32,12 @@ class EmbeddingEngine(InstanceGroup[EmbeddingInstance]):
         self._start(
             [
                 EmbeddingInstance(
-                    runner, params, loop, clock, preparing=self._count_preparing, on_idle=self._one_is_idle
+                    *(runner, params, loop, clock),
+                    preparing=self._count_preparing,
+                    on_idle=self._one_is_idle,
+                    cpus=cpus_of(i, params.cpus),
                 )
-                for runner in runners
+                for i, runner in enumerate(runners)
             ]
         )
 

@@ -13,6 +13,7 @@ from server.engine.embedding.vectors import EmbeddingRunner, Vectors
 from server.engine.params import EngineParams
 from server.engine.snapshot import SlotSnapshot
 from server.engine.stats import EngineStats
+from server.engine.threads import bind
 from server.errors import InternalError, LlamapoolError, ShuttingDown
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class EmbeddingInstance:
         *,
         preparing: Callable[[], int],
         on_idle: Callable[[], None],
+        cpus: frozenset[int] = frozenset(),
     ) -> None:
         self.runner = runner
         self.stats = EngineStats()
@@ -44,6 +46,7 @@ class EmbeddingInstance:
         self._loop = loop
         self._clock = clock
         self._preparing = preparing
+        self._cpus = cpus
         self._on_idle = on_idle
         self._inbox: deque[Job] = deque()
         self._open: dict[int, Job] = {}
@@ -113,6 +116,7 @@ class EmbeddingInstance:
     # ---- the step thread
 
     def _run(self) -> None:
+        bind(self._cpus)
         while not self._stopping:
             try:
                 self._wake.clear()

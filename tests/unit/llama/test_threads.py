@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from server.engine.params import EngineParams
+from server.errors import ModelFailed
 from server.llama import threads
+from server.pool.spec import LoadParams, ModelSpec
 
 
 def test_a_given_number_is_taken() -> None:
@@ -48,3 +51,27 @@ def test_on_hybrid_processors_only_performance_cores_count(monkeypatch: pytest.M
     monkeypatch.setattr(threads, "_CPUS", tmp_path)
     monkeypatch.setattr(threads, "_PERFORMANCE_CORES", fast)
     assert threads.physical_cores() == 4
+
+
+def spec(*cpus: set[int], n_threads: int = -1) -> ModelSpec:
+    engine = EngineParams(cpus=tuple(map(frozenset, cpus)))
+    return ModelSpec("m", Path("m.gguf"), native=LoadParams(n_threads=n_threads), engine=engine)
+
+
+def test_an_instance_has_a_thread_for_each_of_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _pid: set(range(8)))
+    assert threads.bound(spec({0, 1, 2}, {3, 4, 511})).native.n_threads == 2
+    assert threads.bound(spec({0, 1, 2}, n_threads=5)).native.n_threads == 5
+    assert threads.bound(spec()).native.n_threads == -1
+
+
+def test_an_instance_without_a_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _pid: {0, 1})
+    with pytest.raises(ModelFailed, match="an instance has no processor, there are only 0, 1"):
+        threads.bound(spec({0, 1}, {2, 3}))
+
+
+def test_a_system_that_binds_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(threads.os, "sched_setaffinity")
+    with pytest.raises(ModelFailed, match="can't bind threads"):
+        threads.bound(spec({0}))

@@ -1,0 +1,47 @@
+"""Which processors the threads of an instance may use, in llama-server's spelling (llama.cpp common/common.cpp,
+parse_cpu_range and parse_cpu_mask); with commas, one for each instance."""
+
+import re
+from itertools import zip_longest
+
+MOST_CPUS = 512  # GGML_MAX_N_THREADS
+
+
+def range_cpus(text: str) -> frozenset[int]:
+    """``lo-hi``, either end may be left out. Raises ValueError."""
+    found = re.fullmatch(r"(\d*)-(\d*)", text)
+    if found is None:
+        raise ValueError(f"'{text}' is no range of processors such as 0-3")
+    low, high = int(found[1] or 0), int(found[2] or MOST_CPUS - 1)
+    if not low <= high < MOST_CPUS:
+        raise ValueError(f"'{text}' is no range within 0 to {MOST_CPUS - 1}")
+    return frozenset(range(low, high + 1))
+
+
+def mask_cpus(text: str) -> frozenset[int]:
+    """A hexadecimal mask, its lowest bit for processor 0. Raises ValueError."""
+    found = re.fullmatch(rf"(?:0x)?([0-9a-fA-F]{{1,{MOST_CPUS // 4}}})", text)
+    if found is None or not int(found[1], 16):
+        raise ValueError(f"'{text}' is no hexadecimal mask of processors such as 0xf")
+    bits = int(found[1], 16)
+    return frozenset(i for i in range(bits.bit_length()) if bits >> i & 1)
+
+
+def known_ranges(values: tuple[str, ...]) -> tuple[str, ...]:
+    """`values`, each of them a range."""
+    for value in values:
+        range_cpus(value)
+    return values
+
+
+def known_masks(values: tuple[str, ...]) -> tuple[str, ...]:
+    """`values`, each of them a mask."""
+    for value in values:
+        mask_cpus(value)
+    return values
+
+
+def instance_cpus(ranges: tuple[str, ...], masks: tuple[str, ...]) -> tuple[frozenset[int], ...]:
+    """Processors by range or by mask, for each instance, or for all of them when there is one."""
+    pairs = zip_longest(map(range_cpus, ranges), map(mask_cpus, masks), fillvalue=frozenset[int]())
+    return tuple(by_range | by_mask for by_range, by_mask in pairs)

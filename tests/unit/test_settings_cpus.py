@@ -1,0 +1,52 @@
+"""``cpu_range`` and ``cpu_mask``: which processors each instance gets."""
+
+import pytest
+
+from server.errors import ConfigError
+from server.options.cpus import instance_cpus, mask_cpus, range_cpus
+from server.pool.spec import ModelSpec
+from server.settings import load_settings, model_specs
+
+
+@pytest.mark.parametrize(("text", "cpus"), [("0-3", {0, 1, 2, 3}), ("2-2", {2}), ("-1", {0, 1}), ("510-", {510, 511})])
+def test_a_range_may_leave_out_its_ends(text: str, cpus: set[int]) -> None:
+    assert range_cpus(text) == cpus
+
+
+@pytest.mark.parametrize("text", ["", "3", "3-1", "0-512", "a-b", "0-1-2", "0 - 1"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no range"):
+        range_cpus(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("f", {0, 1, 2, 3}), ("0x5", {0, 2}), ("0X", None), ("0", None), ("g", None)]
+)
+def test_a_mask_is_hexadecimal_and_names_somebody(text: str, cpus: set[int] | None) -> None:
+    if cpus is None:
+        with pytest.raises(ValueError, match="no hexadecimal mask"):
+            mask_cpus(text)
+    else:
+        assert mask_cpus(text) == cpus
+
+
+def test_ranges_and_masks_complement_each_other_instance_by_instance() -> None:
+    assert instance_cpus(("0-1", "4-5"), ("4", "80")) == ({0, 1, 2}, {4, 5, 7})
+    assert instance_cpus(("0-1",), ()) == ({0, 1},)
+    assert instance_cpus((), ()) == ()
+
+
+def spec_of(*arguments: str) -> ModelSpec:
+    (spec,) = model_specs(load_settings(["-m", "m.gguf", *arguments], {}))
+    return spec
+
+
+def test_flags_reach_the_engine() -> None:
+    assert spec_of("-Cr", "0-1", "--cpu-mask", "0x8").engine.cpus == ({0, 1, 3},)
+    assert spec_of("--instances", "2", "--cpu-range", "0-1,2-3").engine.cpus == ({0, 1}, {2, 3})
+    assert spec_of().engine.cpus == ()
+
+
+def test_as_many_sets_as_instances_or_one() -> None:
+    with pytest.raises(ConfigError, match="cpu_range names 2 sets of processors for 3 instances"):
+        spec_of("--instances", "3", "-Cr", "0-1,2-3")
