@@ -309,6 +309,8 @@ SAMPLES = {
     "n_threads_batch": "3",
     "lora": "a.gguf:0.5",
     "control_vectors": "a.gguf:0.5",
+    "cpu_range": "0-1",
+    "cpu_mask": "f",
 }
 
 
@@ -355,7 +357,7 @@ def test_every_option_reaches_the_server_settings_or_a_model_spec(entry: Entry, 
 
 
 def test_every_field_of_the_inside_can_be_configured() -> None:
-    derived = {ChatParams: {"template", "template_kwargs"}}
+    derived = {ChatParams: {"template", "template_kwargs"}, EngineParams: {"cpus"}}
     names = {key for section, key in TABLE.entries if section == "model"}
     for inside in (LoadParams, EngineParams, SamplingParams, ChatParams):
         assert {field.name for field in fields(inside)} - names <= derived.get(inside, set()), inside
