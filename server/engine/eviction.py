@@ -27,12 +27,14 @@ def look_for_cover(slot: Slot, slots: Iterable[Slot]) -> None:
     Noted when slots are left, not asked for in each choice: that would compare every slot with every other.
     """
     slot.covered_by = None
+    tokens = slot.tokens
+    n, last = len(tokens), tokens[-1:]
     for other in slots:
-        if other is slot:
-            continue
-        if _covers(other, slot):
-            slot.covered_by = other
-        elif _covers(slot, other):
+        theirs = other.tokens
+        if len(theirs) >= n:
+            if theirs[n - 1 : n] == last and other is not slot and _covers(other, slot):
+                slot.covered_by = other
+        elif theirs and theirs[-1] == tokens[len(theirs) - 1] and _covers(slot, other):
             other.covered_by = slot
 
 

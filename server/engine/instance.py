@@ -137,6 +137,7 @@ class Instance:
     def _step(self) -> bool:
         """Place, plan, decode, sample. False when there is nothing to do."""
         self._place()
+        self.scheduler.spent_s = self._cells.tiers.spent_s
         if self._shifts:
             self._shift()
         entries = self.scheduler.plan(self._speculation.guess if self._speculation is not None else None)

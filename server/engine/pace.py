@@ -32,6 +32,12 @@ class Pace:
             self.size = self.largest
         self.size = self.size or min(max(128, self.smallest), self.largest)
 
+    def after(self, spent_s: float) -> int:
+        """The size of a step of which so many seconds are gone already."""
+        if self.target_s <= 0 or not spent_s:
+            return self.size
+        return max(int(self.size * (1 - spent_s / self.target_s)), self.smallest)
+
     def observe(self, n_tokens: int, seconds: float) -> None:
         """Learn from a step that carried at least half of the chosen size, and move the size by at most one power."""
         if self.target_s <= 0 or n_tokens * 2 <= self.size or seconds <= 0:

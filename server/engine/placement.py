@@ -156,8 +156,9 @@ class Placer:
         if not self._may_reuse(sequence):
             return 0
         longest, computing = 0, None
-        for s in self._active():
-            if s.phase is not Phase.PREFILL:
+        for slot in self.slots:
+            s = slot.sequence
+            if s is None or s.phase is not Phase.PREFILL:
                 continue
             n = reusable(common_prefix(sequence.target, s.target), s.tuning, sequence.tuning)
             n = min(n, len(sequence.target) - 1)

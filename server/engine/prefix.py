@@ -50,12 +50,13 @@ def longest_match(
     best: S | None = None
     longest = 0
     limit = len(prompt) if most is None else most
+    following = prompt[:1]
     for slot in slots:
         tokens = slot.tokens
-        if tokens[longest : longest + 1] == prompt[longest : longest + 1]:
+        if tokens[longest : longest + 1] == following:
             n = slot.reusable(min(common_prefix(prompt, tokens), limit), wanted)
             if n > longest:
-                best, longest = slot, n
+                best, longest, following = slot, n, prompt[n : n + 1]
                 if longest >= limit:
                     break
     return best, longest

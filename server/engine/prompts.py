@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from server.engine.sequence import Sequence
 
-OLDEST = 4
+OLDEST = 2
 
 
 class PromptOrder:

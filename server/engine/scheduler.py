@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from server.engine.accounts import OUTPUT_WEIGHT, Account, Accounts
+from server.engine.adapters import BARE
 from server.engine.disk import DiskTier
 from server.engine.eviction import least_valuable, look_for_cover
 from server.engine.pace import Pace
@@ -18,7 +19,7 @@ from server.engine.protocols import RunnerInfo
 from server.engine.request import Adapters
 from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.tier import Stored, Tier, tier_limit
-from server.engine.waiting import Waiting
+from server.engine.waiting import Load, Waiting
 from server.engine.worth import Worth
 
 Guesses = Callable[[list[Sequence], int], list[list[int]]]
@@ -26,9 +27,9 @@ Guesses = Callable[[list[Sequence], int], list[list[int]]]
 ALONE_S = 1.0  # step time to stay under when no slot generates: bounds how long a cancel takes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Entry:
-    """A run of tokens of one sequence in the step's batch."""
+    """A run of tokens of one sequence in the step's batch; not frozen, since one is made for every token."""
 
     seq: int
     pos: int
@@ -58,6 +59,7 @@ class Scheduler:
         self._prompt_order = PromptOrder(info.n_batch)
         self.pace = Pace(params.target_itl_ms / 1e3, min(params.min_chunk, info.n_batch), info.n_batch)
         self.pace_alone = Pace(ALONE_S, self.pace.smallest, info.n_batch, min(512, info.n_batch))
+        self.spent_s = 0.0  # of this step, before its decode: states that were moved
         self._limit = info.n_batch
         self._turns: dict[Adapters, int] = {}  # when each LoRA set last had a step
         self._crowded = False  # somebody was parked and nobody has left since: placing him again would go in circles
@@ -80,7 +82,7 @@ class Scheduler:
             return None
         if self._crowded and any(self.active()):
             return None
-        for sequence in self.waiting.candidates(self._load):
+        for sequence in self.waiting.candidates(self._loads()):
             placement = self._placer.find(sequence)
             if placement is Skip.NO_ROOM:
                 return None
@@ -89,10 +91,17 @@ class Scheduler:
                 return placement
         return None
 
-    def _load(self, account: Account) -> float:
-        """What a client was served, and what it holds slots for."""
-        held = (len(s.target) - s.n_computed + 1 for s in self.active() if s.account is account)
-        return account.served + sum(held)
+    def _loads(self) -> Load:
+        """What a client was served, and what it holds slots for; asked for only where there are several."""
+        held: dict[Account, int] = {}
+
+        def load(account: Account) -> float:
+            if not held:
+                for s in self.active():
+                    held[s.account] = held.get(s.account, 0) + len(s.target) - s.n_computed + 1
+            return account.served + held.get(account, 0)
+
+        return load
 
     def occupy(self, placement: Placement, now: float) -> None:
         """Record that `placement` was carried out; ``slot.tokens`` already says what its cells hold."""
@@ -130,8 +139,8 @@ class Scheduler:
             room = min(self._limit, self.info.n_batch) - len(generating)
             guesses = guess(generating, room)
         entries = [self._next(s, guessed) for s, guessed in zip(generating, guesses, strict=True)]
-        n_tokens = sum(len(entry.tokens) for entry in entries)
-        size = self.pace.size if entries else self.pace_alone.size
+        n_tokens = len(entries) + sum(map(len, guesses))
+        size = self.pace.after(self.spent_s) if entries else self.pace_alone.size
         budget = max(size - n_tokens, self.params.min_chunk if entries else 1)
         budget = min(budget, self._limit - n_tokens, self.info.n_batch - n_tokens)
         for s in self._prompt_order.sorted(s for s in members if s.phase is Phase.PREFILL):
@@ -156,7 +165,9 @@ class Scheduler:
 
     def _turn(self) -> list[Sequence]:
         """Who may be in the next batch: only one LoRA set computes a batch, so several sets take turns."""
-        active = list(self.active())
+        active = [slot.sequence for slot in self.slots if slot.sequence is not None]
+        if all(s.ticket.tuning is BARE for s in active):
+            return active
         sets = {s.next_adapters for s in active}
         if len(sets) < 2:
             return active
@@ -170,17 +181,19 @@ class Scheduler:
     def commit(self, entries: list[Entry], seconds: float) -> None:
         """The batch was decoded in `seconds`: its tokens are in the cells."""
         self._limit = self.info.n_batch
-        n_prompt = sum(len(e.tokens) for e in entries if e.sequence.phase is Phase.PREFILL)
-        if n_prompt:
-            alone = all(e.sequence.phase is Phase.PREFILL for e in entries)
-            n_tokens = sum(len(e.tokens) for e in entries)
-            (self.pace_alone if alone else self.pace).observe(n_tokens, seconds)
+        prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
+        if prompts:
+            n_tokens = sum([len(e.tokens) for e in entries])
+            (self.pace_alone if len(prompts) == len(entries) else self.pace).observe(n_tokens, seconds)
         for entry in entries:
-            sequence = entry.sequence
-            assert sequence.slot is not None
-            sequence.slot.tokens.extend(entry.tokens)
-            sequence.account.served += OUTPUT_WEIGHT if sequence.phase is Phase.DECODE else len(entry.tokens)
-            if sequence.phase is Phase.PREFILL and len(sequence.slot.tokens) == len(sequence.target):
+            sequence, slot = entry.sequence, entry.sequence.slot
+            assert slot is not None
+            slot.tokens.extend(entry.tokens)
+            if sequence.phase is Phase.DECODE:
+                sequence.account.served += OUTPUT_WEIGHT
+                continue
+            sequence.account.served += len(entry.tokens)
+            if len(slot.tokens) == len(sequence.target):
                 sequence.phase = Phase.DECODE
 
     def make_room(self, entries: list[Entry]) -> Slot | Sequence | None:
