@@ -1,0 +1,90 @@
+"""Run the comparison, with progress; results go into a JSON file that `benchmarks.simulation.plot` reads."""
+
+import argparse
+import gc
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.simulation.policy import SHARED, SLOT_LOCAL, WHOLE_BATCHES, Policy, tiered
+from benchmarks.simulation.run import PEOPLE, Seen, Simulation
+
+
+def policies(n_slots: int) -> dict[str, Policy]:
+    """By the names of the command line."""
+    return {"batches": WHOLE_BATCHES, "local": SLOT_LOCAL, "shared": SHARED, "tier": tiered(n_slots)}
+
+
+def figures(policy: Policy, n_slots: int, seen: Seen) -> dict[str, float | int | str]:
+    """What is reported of one simulation."""
+    n = len(seen.first_token)
+    return {
+        "policy": policy.name,
+        "slots": n_slots,
+        "requests": n,
+        "hit_rate": seen.hit_rate,
+        "first_token_p50_s": seen.first_token_s(0.5),
+        "first_token_p99_s": seen.first_token_s(0.99),
+        "gap_p50_ms": seen.gap_s(0.5) * 1e3,
+        "gap_p99_ms": seen.gap_s(0.99) * 1e3,
+        "gap_max_ms": seen.gap_s(1.0) * 1e3,
+        "requests_per_s": n / seen.simulated_s,
+        "prompt_tokens": seen.n_prompt / n,
+        "output_tokens": seen.n_output / n,
+        "moved_share": seen.moved_s / seen.simulated_s,
+        "cpu_s": seen.real_s,
+    }
+
+
+class _Progress:
+    """A line on stderr that is written over, at most once a second."""
+
+    def __init__(self, name: str, n_requests: int) -> None:
+        self._name, self._n = name, n_requests
+        self._started = self._told = time.monotonic()
+
+    def __call__(self, n_done: int) -> None:
+        """`n_done` requests were answered."""
+        now = time.monotonic()
+        if now - self._told < 1.0:
+            return
+        self._told = now
+        left_s = (now - self._started) * (self._n - n_done) / n_done
+        share = n_done / self._n
+        print(f"\r{self._name}: {n_done:,} of {self._n:,} ({share:.0%}), {left_s:.0f} s left ", end="", file=sys.stderr)
+
+
+def main() -> None:
+    """Every policy at every number of slots, one after the other."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description=__doc__)
+    parser.add_argument("--slots", default="64,256,512", help="numbers of slots, separated by commas")
+    parser.add_argument("--requests", type=int, default=20_000, help="replies of each simulation (1000000: hours)")
+    parser.add_argument("--policies", default="local,shared,tier", help="of batches, local, shared, tier")
+    parser.add_argument("--people", type=int, default=PEOPLE, help="clients for each slot")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="results are added to this file, a line each")
+    arguments = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # the first one ends a simulation with the figures so far
+        signal.signal(number, signal.default_int_handler)
+    gc.disable()  # nothing here forms cycles that matter, and every full collection walks through all token lists
+    for n_slots in map(int, arguments.slots.split(",")):
+        for name in arguments.policies.split(","):
+            policy = policies(n_slots)[name]
+            simulation = Simulation(policy, n_slots, arguments.seed, people=arguments.people)
+            label = f"{policy.name}, {n_slots} slots"
+            seen = simulation.run(arguments.requests, _Progress(label, arguments.requests))
+            found = figures(policy, n_slots, seen)
+            print(f"\r{label}: " + json.dumps({key: _short(value) for key, value in found.items()}), flush=True)
+            if arguments.json is not None:
+                with arguments.json.open("a") as file:
+                    file.write(json.dumps(found) + "\n")
+
+
+def _short(value: float | int | str) -> float | int | str:
+    return round(value, 3) if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The imagined machine: a runner whose cells have no contents, and a clock that moves by what each call costs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from benchmarks.simulation.cost import CELLS, KV_BYTES, Gpu
+from server.engine.protocols import BatchEntry, Runner, RunnerInfo
+from server.engine.sequence import Slot
+
+
+class StateBytes:
+    """The state of a sequence: nothing but its size."""
+
+    __slots__ = ("_n",)
+
+    def __init__(self, n_tokens: int) -> None:
+        self._n = n_tokens * KV_BYTES
+
+    def __len__(self) -> int:
+        return self._n
+
+
+@dataclass
+class Machine:
+    """Carries out what `server.engine.kv.Cells` asks of a runner; ``now`` is the time in seconds."""
+
+    info: RunnerInfo
+    gpu: Gpu
+    now: float = 0.0
+    moved_s: float = 0.0  # spent on copies and states, of all
+
+    slots: list[Slot] = field(default_factory=list)  # the scheduler's own: what each sequence holds
+
+    def as_runner(self) -> Runner:
+        """For what takes a runner and uses its cells only."""
+        return cast(Runner, self)
+
+    def decode(self, entries: Sequence[BatchEntry]) -> float:
+        """The seconds that it takes."""
+        n_tokens, cells = sum([len(e.tokens) for e in entries]), sum([e.pos for e in entries])
+        pairs = sum([len(e.tokens) * e.pos for e in entries])
+        seconds = self.gpu.step_s(n_tokens, cells, pairs)
+        self.now += seconds
+        return seconds
+
+    def _move(self, seconds: float) -> None:
+        self.now += seconds
+        self.moved_s += seconds
+
+    def seq_remove(self, seq: int, pos: int) -> bool:
+        return True
+
+    def seq_copy(self, source: int, target: int) -> None:
+        self._move(self.gpu.copy_s(len(self.slots[source].tokens)))
+
+    def seq_save(self, seq: int) -> Any:
+        n_tokens = len(self.slots[seq].tokens)
+        self._move(self.gpu.bus_s(n_tokens))
+        return StateBytes(n_tokens)
+
+    def seq_load(self, seq: int, state: Any, n_tokens: int) -> bool:
+        assert len(state) == n_tokens * KV_BYTES
+        self._move(self.gpu.bus_s(n_tokens))
+        return True
+
+
+def machine(n_slots: int) -> Machine:
+    """One card for every 64 slots, each with an equal part of the cells, as ``--no-kv-unified`` has it."""
+    cards = max(1, n_slots // 64)
+    n_ctx = CELLS * cards // n_slots
+    return Machine(RunnerInfo(n_slots, n_ctx, n_ctx * n_slots, 2048, 2048, False), Gpu(cards))

@@ -1,0 +1,57 @@
+"""What is compared: the engine as it is, the same without its tier, and caching as a slot-local server does it."""
+
+from dataclasses import dataclass
+
+from server.engine.params import EngineParams
+from server.engine.placement import Placer
+from server.engine.protocols import RunnerInfo
+from server.engine.scheduler import Scheduler
+from server.engine.sequence import Sequence, Slot
+
+
+class SlotLocal(Placer):
+    """A slot's cells are for whoever comes into this slot: no copies, nothing waited for. llama-server without its
+    prompt cache in RAM: an idle slot that begins alike is taken, else the one unused for longest."""
+
+    def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
+        every, self.slots = self.slots, [slot for slot in self.slots if slot.idle]
+        try:
+            return super()._match(sequence)
+        finally:
+            self.slots = every
+
+    def _coming(self, sequence: Sequence) -> int:
+        return 0
+
+    def _worth_copying(self, source: Slot | None, n: int) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A name for tables, and what it switches."""
+
+    name: str
+    shares: bool = True
+    tier_mib: int = 0
+    target_itl_ms: float = 50.0
+
+    def scheduler(self, info: RunnerInfo) -> Scheduler:
+        """The engine's scheduler under this policy."""
+        params = EngineParams(cache_ram=self.tier_mib, target_itl_ms=self.target_itl_ms, max_queue=1 << 30)
+        scheduler = Scheduler(info, params)
+        if not self.shares:
+            scheduler._placer = SlotLocal(scheduler.slots, scheduler.tier, info, params)
+        return scheduler
+
+
+TIER_MIB_PER_SLOT = 2048  # 128 GiB of RAM for 64 slots
+
+WHOLE_BATCHES = Policy("slot-local, whole batches", shares=False, target_itl_ms=0.0)
+SLOT_LOCAL = Policy("slot-local", shares=False)
+SHARED = Policy("shared slots")
+
+
+def tiered(n_slots: int) -> Policy:
+    """Llamapool with a tier in RAM."""
+    return Policy("shared slots + RAM", tier_mib=TIER_MIB_PER_SLOT * n_slots)

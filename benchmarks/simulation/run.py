@@ -1,0 +1,180 @@
+"""One simulation: sessions ask, the engine's scheduler decides, the machine's clock moves; what clients see is kept.
+
+Closed loop: a fixed number of people, each of whom waits for a reply, pauses, and asks on; when a session is over, the
+next one takes its place. So an engine that is slower is asked less, and no queue grows without an end.
+"""
+
+import contextlib
+import heapq
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from benchmarks.simulation.machine import Machine, machine
+from benchmarks.simulation.policy import Policy
+from benchmarks.simulation.trace import Ask, Session, Trace, pause_s
+from server.engine.kv import Cells
+from server.engine.request import Request
+from server.engine.scheduler import Entry, Scheduler
+from server.engine.sequence import Phase, Sequence, Ticket
+from server.engine.text import TextStream
+
+PEOPLE = 3  # for each slot
+
+Client = Callable[[int], str]
+"""The client that a person asks as."""
+
+
+def _one(_number: int) -> str:
+    return ""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What clients saw, in seconds and tokens."""
+
+    first_token: "array[float]" = field(default_factory=lambda: array("d"))
+    gap: "array[float]" = field(default_factory=lambda: array("d"))  # of each step with streams
+    who: "array[int]" = field(default_factory=lambda: array("l"))  # waited for each of these first tokens
+    streams: "array[int]" = field(default_factory=lambda: array("l"))  # that waited this long
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_output: int = 0
+    n_steps: int = 0
+    n_batch: int = 0  # tokens of all steps
+    moved_s: float = 0.0
+    simulated_s: float = 0.0
+    real_s: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens that needed no computing."""
+        return self.n_cached / max(self.n_prompt, 1)
+
+    def first_token_s(self, q: float, people: range | None = None) -> float:
+        """Quantile of the time to the first token, of all or of some people."""
+        times = np.frombuffer(self.first_token)
+        if people is not None:
+            who = np.array(self.who)
+            times = times[(who >= people.start) & (who < people.stop)]
+        return float(np.quantile(times, q))
+
+    def gap_s(self, q: float) -> float:
+        """Quantile of the time between two tokens of a stream."""
+        gaps, weights = np.frombuffer(self.gap), np.array(self.streams)
+        order = np.argsort(gaps)
+        reached = np.cumsum(weights[order])
+        return float(gaps[order][np.searchsorted(reached, q * reached[-1])])
+
+
+class Simulation:
+    """``n_slots`` slots under `policy`, until `n_requests` were answered."""
+
+    def __init__(
+        self, policy: Policy, n_slots: int, seed: int = 1, *, people: int = PEOPLE, client: Client = _one
+    ) -> None:
+        self.machine: Machine = machine(n_slots)
+        self.scheduler: Scheduler = policy.scheduler(self.machine.info)
+        self.machine.slots = self.scheduler.slots
+        self.cells = Cells(self.machine.as_runner(), self.scheduler, lambda: self.machine.now)
+        self.seen = Seen()
+        self._client = client
+        self._trace = Trace(seed, self.machine.info.n_ctx_seq)
+        self._asking: list[tuple[float, int, Session]] = []
+        self._asks: dict[int, Ask] = {}
+        self._outputs = count(-1, -1)  # tokens that nobody else generates
+        self._step_ended = 0.0
+        for i in range(people * n_slots):
+            session = self._trace.session()
+            heapq.heappush(self._asking, (pause_s(session), i, session))
+
+    def run(self, n_requests: int, progress: Callable[[int], None] = lambda n: None) -> Seen:
+        """Go on until so many requests had their first token, or the user interrupts it."""
+        started, told = time.process_time(), 0
+        with contextlib.suppress(KeyboardInterrupt):
+            while (n_done := len(self.seen.first_token)) < n_requests:
+                self._receive()
+                self._step()
+                if n_done - told >= 1000:
+                    told = n_done
+                    progress(told)
+        self.seen.simulated_s, self.seen.moved_s = self.machine.now, self.machine.moved_s
+        self.seen.real_s = time.process_time() - started
+        return self.seen
+
+    def _receive(self) -> None:
+        asking, now = self._asking, self.machine.now
+        while asking and asking[0][0] <= now:
+            at, number, session = heapq.heappop(asking)
+            ask = self._trace.ask(session)
+            while ask is None:
+                session = self._trace.session()
+                ask = self._trace.ask(session)
+            request = Request(id="", prompt=ask.prompt, max_tokens=ask.n_reply, client=self._client(number))
+            sequence = Sequence(Ticket(request, _nobody, at), number, TextStream(), ask.prompt)
+            self._asks[number] = ask
+            self.scheduler.waiting.append(sequence)
+
+    def _step(self) -> None:
+        scheduler, cells, clock = self.scheduler, self.cells, self.machine
+        cells.tiers.begin_step()
+        while not cells.tiers.busy and (placement := scheduler.place()) is not None:
+            cells.prepare(placement, clock.now)
+            scheduler.occupy(placement, clock.now)
+        scheduler.spent_s = cells.tiers.spent_s
+        entries = scheduler.plan()
+        if not entries:
+            clock.now = max(clock.now, self._asking[0][0])
+            self._step_ended = clock.now
+            return
+        seconds = clock.decode(entries)
+        n_streams = len(entries)  # they come first
+        while n_streams and entries[n_streams - 1].sequence.phase is Phase.PREFILL:
+            n_streams -= 1
+        n_prompt = sum(len(e.tokens) for e in entries[n_streams:])
+        scheduler.worth.computed.observe(n_prompt, seconds)
+        self._record(n_streams, n_prompt)
+        scheduler.commit(entries, seconds)
+        self._sample(entries)
+
+    def _record(self, n_streams: int, n_prompt: int) -> None:
+        """Who generates in this step waited for it since the last one."""
+        seen, now = self.seen, self.machine.now
+        if n_streams:
+            seen.gap.append(now - self._step_ended)
+            seen.streams.append(n_streams)
+        seen.n_steps += 1
+        seen.n_batch += n_streams + n_prompt
+        self._step_ended = now
+
+    def _sample(self, entries: list[Entry]) -> None:
+        now, numbers = self.machine.now, self._outputs
+        for entry in entries:
+            if not entry.want_logits:
+                continue
+            sequence = entry.sequence
+            output = sequence.output
+            if not output:
+                self.seen.first_token.append(now - sequence.ticket.submitted_at)
+                self.seen.who.append(sequence.index)
+                self.seen.n_prompt += len(sequence.target)
+                self.seen.n_cached += sequence.n_cached
+            output.append(next(numbers))
+            if len(output) >= sequence.ticket.request.max_tokens:
+                self._end(sequence, now)
+
+    def _end(self, sequence: Sequence, now: float) -> None:
+        self.scheduler.release(sequence, now)
+        sequence.phase = Phase.ENDED
+        self.seen.n_output += len(sequence.output)
+        session = self._asks.pop(sequence.index).session
+        session.history += sequence.output
+        heapq.heappush(self._asking, (now + pause_s(session), sequence.index, session))
+
+
+def _nobody(_events: object) -> None:
+    """Where events go that nobody reads."""

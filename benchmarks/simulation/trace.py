@@ -1,0 +1,111 @@
+"""Who asks what: sessions in the shape of published traces. Texts are numbers that nobody else has; beginnings that
+sessions share are the same numbers.
+
+chat      0.45 of the sessions; 16 applications with system prompts of 200 to 1,500 tokens; 3 turns in the mean, each of
+          70 new tokens and a reply of 215; 20 s between. LMSYS-Chat-1M (Zheng et al. 2023, table 1: 69.5 and 214.5
+          tokens); turns between its 2.0 and ShareGPT's 3.5.
+agent     0.40; 8 applications with tools of 2,000 to 5,000 tokens; 8 turns of 500 new tokens and a reply of 182; 2 s
+          (the tool). Mooncake (Qin et al., FAST 2025), tool&agent trace: 8,596 tokens in, 182 out, 59% shared.
+document  0.15; nothing shared; one turn of 5,000 tokens and a reply of 343. Mooncake, conversation trace: 343 out.
+
+Lengths are log-normal (sigma 1, as such traces are about), applications are chosen by Zipf's law.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+
+SIGMA = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of session; lengths are means in tokens."""
+
+    name: str
+    share: float
+    n_apps: int
+    system: tuple[int, int]
+    turns: float
+    text: int
+    reply: int
+    pause_s: float
+
+
+KINDS = (
+    Kind("chat", 0.45, 16, (200, 1500), 3.0, 70, 215, 20.0),
+    Kind("agent", 0.40, 8, (2000, 5000), 8.0, 500, 182, 2.0),
+    Kind("document", 0.15, 0, (0, 0), 1.0, 5000, 343, 20.0),
+)
+
+
+@dataclass(slots=True)
+class Ask:
+    """One request: its prompt, and how many tokens the reply will have."""
+
+    prompt: list[int]
+    n_reply: int
+    session: "Session"
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """A conversation under way; what it says next comes from its own ``random``, whatever others do meanwhile."""
+
+    kind: Kind
+    turns_left: int
+    history: list[int]
+    random: random.Random
+
+
+class Trace:
+    """Sessions from a seed, the same ones in the same order for every policy."""
+
+    def __init__(self, seed: int, n_ctx: int) -> None:
+        self._seed = seed
+        self._n_sessions = 0
+        self._at = 1
+        self._n_ctx = n_ctx
+        draw = random.Random(seed)
+        self._systems = {
+            kind.name: [self.text(draw.randint(*kind.system)) for _ in range(kind.n_apps)] for kind in KINDS
+        }
+
+    def text(self, n: int) -> list[int]:
+        """Tokens that nobody else has."""
+        start, self._at = self._at, self._at + n
+        return list(range(start, start + n))
+
+    def session(self) -> Session:
+        """A new one."""
+        draw = random.Random(f"{self._seed} {self._n_sessions}")
+        self._n_sessions += 1
+        kind = draw.choices(KINDS, [k.share for k in KINDS])[0]
+        turns = 1
+        while draw.random() > 1 / kind.turns:
+            turns += 1
+        systems = self._systems[kind.name]
+        system = draw.choices(systems, [1 / (i + 1) for i in range(len(systems))])[0] if systems else []
+        return Session(kind, turns, list(system), draw)
+
+    def ask(self, session: Session) -> Ask | None:
+        """The next turn; None when the session is over, or its context is full."""
+        if session.turns_left <= 0:
+            return None
+        session.turns_left -= 1
+        n_text = _length(session, session.kind.text, self._n_ctx // 2)
+        n_reply = _length(session, session.kind.reply, 2000)
+        if len(session.history) + n_text + n_reply + 1 > self._n_ctx:
+            return None
+        session.history += self.text(n_text)
+        return Ask(session.history.copy(), n_reply, session)
+
+
+def pause_s(session: Session) -> float:
+    """Until the next turn, or until another session begins in its place."""
+    return session.random.expovariate(1 / session.kind.pause_s)
+
+
+def _length(session: Session, mean: int, most: int) -> int:
+    drawn = session.random.lognormvariate(math.log(mean) - SIGMA**2 / 2, SIGMA)
+    return max(4, min(int(drawn), most))

@@ -1,0 +1,79 @@
+"""What a change of the scheduler is judged by: the engine's deciders over a cost model of a GPU.
+
+It is `benchmarks.simulation`, small. The bounds leave about a tenth to the figures of today. Who moves them says why,
+with what `python -m benchmarks.simulation` shows at its full size.
+"""
+
+import pytest
+
+from benchmarks.simulation.policy import SHARED, SLOT_LOCAL, Policy, tiered
+from benchmarks.simulation.run import Seen, Simulation
+
+N_SLOTS = 32
+TARGET_S = SHARED.target_itl_ms / 1e3
+
+
+def seen(policy: Policy, n_requests: int = 600) -> Seen:
+    simulation = Simulation(policy, N_SLOTS)
+    found = simulation.run(n_requests)
+    simulation.scheduler.check_integrity()
+    return found
+
+
+@pytest.fixture(scope="module")
+def local() -> Seen:
+    return seen(SLOT_LOCAL)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Seen:
+    return seen(SHARED)
+
+
+@pytest.fixture(scope="module")
+def tier() -> Seen:
+    return seen(tiered(N_SLOTS))
+
+
+def test_most_of_the_prompts_needs_no_computing(local: Seen, shared: Seen, tier: Seen) -> None:
+    assert local.hit_rate < 0.1  # slots are too few for the conversations: each evicts another
+    assert shared.hit_rate > 0.46
+    assert tier.hit_rate > 0.82
+
+
+def test_first_tokens_come_sooner(local: Seen, shared: Seen, tier: Seen) -> None:
+    assert shared.first_token_s(0.99) < 0.75 * local.first_token_s(0.99)
+    assert tier.first_token_s(0.99) < 0.33 * local.first_token_s(0.99)
+    assert tier.first_token_s(0.5) < 0.05 * local.first_token_s(0.5)
+
+
+def test_streams_do_not_stand_still(local: Seen, shared: Seen, tier: Seen) -> None:
+    assert local.gap_s(0.99) < 1.05 * TARGET_S
+    assert shared.gap_s(0.99) < 1.05 * TARGET_S
+    assert tier.gap_s(0.99) < 1.4 * TARGET_S  # with states that are moved out of the cells and back
+    assert max(s.gap_s(1.0) for s in (local, shared, tier)) < 2 * TARGET_S
+
+
+def test_more_is_answered_in_the_same_time(local: Seen, shared: Seen, tier: Seen) -> None:
+    rates = [len(s.first_token) / s.simulated_s for s in (local, shared, tier)]
+    assert rates[1] > 1.25 * rates[0]
+    assert rates[2] > 1.55 * rates[0]
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    first, second = seen(tiered(N_SLOTS), 80), seen(tiered(N_SLOTS), 80)
+    assert first.first_token == second.first_token
+    assert first.gap == second.gap
+
+
+def test_clients_with_one_request_each_do_not_wait_for_one_with_hundreds() -> None:
+    people = 8 * N_SLOTS
+    modest = range(people - 8, people)
+
+    def client(number: int) -> str:
+        return f"client {number}" if number in modest else "flood"
+
+    told_apart = Simulation(SHARED, N_SLOTS, people=8, client=client).run(400)
+    in_one_queue = Simulation(SHARED, N_SLOTS, people=8).run(400)
+    assert told_apart.first_token_s(0.9, modest) < 0.1 * in_one_queue.first_token_s(0.9, modest)
+    assert told_apart.first_token_s(0.9) < 1.15 * in_one_queue.first_token_s(0.9)
