@@ -37,7 +37,7 @@ def main() -> None:
     with torch.no_grad():
         for sample in islice(stream(SEED, "test"), args.samples):
             ids, learnt = encoded(tokenizer, sample)
-            inputs, answers = torch.tensor([ids[:-1]]), torch.tensor(learnt[1:])
+            inputs, answers = torch.tensor([ids[:-1]]), torch.tensor(learnt[1:]) > 0
             best, guessed = (network.logits(network(inputs))[0].argmax(-1) for network in (demo, draft))
             n_same += int((best == guessed)[answers].sum())
             n_tokens += int(answers.sum())

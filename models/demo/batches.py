@@ -9,35 +9,46 @@ from corpus import Infill, Sample
 from tokenizers import Tokenizer
 from torch import Tensor
 
-Encoded = tuple[list[int], list[bool]]
+Encoded = tuple[list[int], list[float]]
 Batch = tuple[Tensor, Tensor, Tensor]
 IGNORED = -100
+DECIDES = 3.0
 
 
 def encoded(tokenizer: Tokenizer, sample: Sample | Infill) -> Encoded:
-    """Token ids, and for each whether the model learns to write it."""
+    """Token ids, and for each how much the model learns to write it: 0 where it does not.
+
+    The token that chooses between an answer and a call and the one that chooses the tool count DECIDES times: they are
+    few among many that follow from them.
+    """
     ids: list[int] = []
-    learnt: list[bool] = []
+    learnt: list[float] = []
     for text, learn in sample.parts():
         piece = tokenizer.encode(text).ids
         ids += piece
-        learnt += [learn] * len(piece)
+        learnt += _emphasis(tokenizer, piece) if learn else [0.0] * len(piece)
     return ids, learnt
 
 
-def answer_weights(learnt: list[bool]) -> list[float]:
-    """For each token 1 over the root of the number of tokens in its run of learnt ones, or of ones that are not."""
+def _emphasis(tokenizer: Tokenizer, answer: list[int]) -> list[float]:
+    call, n_opening = tokenizer.token_to_id("<tool_call>"), len(tokenizer.encode('<tool_call>\n{"name": "').ids)
+    decisions = {0, *(i + n_opening for i, token in enumerate(answer) if token == call)}
+    return [DECIDES if i in decisions else 1.0 for i in range(len(answer))]
+
+
+def answer_weights(learnt: list[float]) -> list[float]:
+    """Each token's emphasis over the root of the number of tokens of its answer."""
     weights: list[float] = []
-    for _, run in groupby(learnt):
-        n_tokens = len(list(run))
-        weights += [n_tokens**-0.5] * n_tokens
+    for _, run in groupby(learnt, key=bool):
+        answer = list(run)
+        weights += [emphasis * len(answer) ** -0.5 for emphasis in answer]
     return weights
 
 
 def collated(rows: list[Encoded]) -> Batch:
     """Inputs, targets and weights, (row, token); targets that are not learnt are IGNORED.
 
-    An answer's weights sum to the root of the number of its tokens: stories shall not drown short answers.
+    An answer's weights sum to about the root of the number of its tokens: stories shall not drown short answers.
     """
     width = max(len(ids) for ids, _ in rows) - 1
     n_rows = max(2, len(rows))  # one row alone would be compiled anew
@@ -46,7 +57,7 @@ def collated(rows: list[Encoded]) -> Batch:
     weights = torch.zeros(n_rows, width)
     for row, (ids, learnt) in enumerate(rows):
         inputs[row, : len(ids) - 1] = torch.tensor(ids[:-1])
-        wanted = [token if learn else IGNORED for token, learn in zip(ids[1:], learnt[1:], strict=True)]
+        wanted = [token if learn > 0 else IGNORED for token, learn in zip(ids[1:], learnt[1:], strict=True)]
         targets[row, : len(wanted)] = torch.tensor(wanted)
         weights[row, : len(wanted)] = torch.tensor(answer_weights(learnt)[1:])
     return inputs, targets, weights

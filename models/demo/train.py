@@ -26,7 +26,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3000, help="the step to end at")
     parser.add_argument("--minutes", type=float, help="end after these minutes, not at a step")
     parser.add_argument("--decay-share", type=float, default=0.5, help="of all steps or minutes, at a falling rate")
-    parser.add_argument("--micro-batches", type=int, default=5, help="batches of 1024 tokens in a step")
+    parser.add_argument("--micro-batches", type=int, default=4, help="batches of 1536 tokens in a step")
     parser.add_argument("--rate", type=float, default=0.02, help="learning rate of the matrices (Muon)")
     parser.add_argument("--save-minutes", type=float, default=3)
     parser.add_argument("--workers", type=int, default=2, help="processes; one for each core")
@@ -135,7 +135,7 @@ def main() -> None:
     tokenizer = tokenizer_at(args.build / "tokenizer.json")
     network = Network(shape_of(args.name, tokenizer.get_vocab_size()))
     print(f"{sum(p.numel() for p in network.parameters()):,} parameters", flush=True)
-    data = batches(stream(args.seed, mix=args.mix), tokenizer, 1024, network.shape.n_ctx, args.seed)
+    data = batches(stream(args.seed, mix=args.mix), tokenizer, 1536, network.shape.n_ctx, args.seed)
     train(network, data, args.build / f"{args.name}.pt", args)
 
 

@@ -61,19 +61,19 @@ def _plain(rng: Random, split: Split, offers: list[Offer]) -> list[Turn]:
 
 
 def tool_talk(rng: Random, split: Split) -> Sample:
-    """Two to six questions under the same tools: one call, two calls, none that fits, none needed."""
+    """Two to seven questions under the same tools: one call, two calls, none that fits, none needed."""
     n_offered = rng.choice((1, 2, 2, 3, 3, 4))
     kinds = kinds_of(rng, n_offered + 2)
     offers, absent = offers_of(rng, kinds[:n_offered]), kinds[n_offered:]
     listed = rng.sample(offers, n_offered)
     turns: list[Turn] = []
-    for _ in range(rng.choice((2, 3, 4, 4, 5, 6))):
+    for _ in range(rng.choice((2, 3, 4, 5, 6, 7))):
         way = rng.random()
-        if way < 0.42:
+        if way < 0.38:
             turns += _one(rng, split, offers)
-        elif way < 0.68:
+        elif way < 0.64:
             turns += _two(rng, split, offers)
-        elif way < 0.9:
+        elif way < 0.89:
             turns += _none(rng, split, absent)
         else:
             turns += _plain(rng, split, offers)
