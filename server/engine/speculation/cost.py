@@ -7,11 +7,10 @@ cost depends on the machine, the model and the kernels, and has to be seen.
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-FORGET = 0.15  # weight of a new measurement
+SHORTER, LONGER = 0.5, 0.05  # weight of a new measurement: what makes a step longer is mostly other processes
 UNKNOWN_SHARE = 0.5  # of a token's even share of the step: what one more is taken to cost before that was ever seen
 _EXACT = 32  # sizes up to here are kept apart, larger ones by eighths of their power of two
 _PART = 16  # tokens of a prompt from which on they tell what one more costs
-_JUMP = 4.0  # a step that takes so many times longer than usual was disturbed; it counts as that many times at most
 
 
 def _size(n_tokens: int) -> int:
@@ -19,6 +18,10 @@ def _size(n_tokens: int) -> int:
         return n_tokens
     grain = 1 << max(n_tokens.bit_length() - 4, 0)
     return n_tokens // grain * grain
+
+
+def _learned(seen: float, seconds: float) -> float:
+    return seen + (SHORTER if seconds < seen else LONGER) * (seconds - seen) if seen else seconds
 
 
 @dataclass(slots=True)
@@ -37,14 +40,14 @@ class StepCost:
             insort(self._sizes, size)
             self._seconds[size] = seconds
         else:
-            self._seconds[size] = seen + FORGET * (min(seconds, seen * _JUMP) - seen)
+            self._seconds[size] = _learned(seen, seconds)
 
     def observe_prompt(self, n_tokens: int, seconds: float) -> None:
         """A prompt's part of `n_tokens` took `seconds`: as long as nothing better is known, a further token costs that
         much."""
         if n_tokens >= _PART:
             token_s = seconds / n_tokens
-            self._prompt_token_s += (FORGET if self._prompt_token_s else 1.0) * (token_s - self._prompt_token_s)
+            self._prompt_token_s = _learned(self._prompt_token_s, token_s)
 
     def of(self, n_tokens: int) -> float:
         """Seconds that a step of `n_tokens` takes; 0.0 before any was seen."""

@@ -6,8 +6,8 @@ this account, whatever the estimates say: a share of all time, and what was gain
 
 from dataclasses import dataclass
 
-SHARE = 0.005  # of all time goes into the account, and the same into looking whether guessing pays again
-START_STEPS = 2.0  # steps' worth in the account at first: less is too little to see anything
+SHARE = 0.004  # of all time goes into the account, and the same into looking whether guessing pays again
+START_STEPS = 1.5  # steps' worth in the account at first: less is too little to see anything
 MOST_STEPS = 12.0  # steps' worth in the account at most
 MOST_TRIALS = 1.5  # steps' worth that can be saved up for trials
 

@@ -168,7 +168,7 @@ class Drafting:
         count, length = draft_length(
             [right] * n, step.n_tokens, step.base_s, lambda m: self._draft_s(m, step), step.extra_s, each.most
         )
-        if not count:
+        if not count or self._spent(count, 1, step) > step.left_s:  # then nothing would be guessed now
             return
         n_expected = step.n_tokens + count * sum(right**i for i in range(1, length + 1))
         seconds = (step.base_s + self._spent(count, length, step)) / n_expected

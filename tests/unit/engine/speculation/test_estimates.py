@@ -37,10 +37,20 @@ def test_until_a_larger_step_was_seen_a_prompts_tokens_tell_what_one_more_costs(
     assert cost.of(2) == pytest.approx(0.013)
 
 
-def test_one_step_that_was_disturbed_moves_little() -> None:
+def test_steps_that_are_disturbed_now_and_then_count_little() -> None:
+    cost = linear(0.01, 0.001)
+    for i in range(100):
+        cost.observe(8, 0.1 if i % 4 == 0 else 0.018)
+        cost.observe(1, 0.05 if i % 5 == 0 else 0.011)
+    assert cost.of(8) == pytest.approx(0.018, rel=0.4)
+    assert cost.of(1) == pytest.approx(0.011, rel=0.4)
+
+
+def test_a_step_that_has_become_longer_is_believed_after_a_while() -> None:
     cost = linear(0.01, 0.0)
-    cost.observe(8, 5.0)
-    assert cost.of(8) < 0.016
+    for _ in range(60):
+        cost.observe(8, 0.03)
+    assert cost.of(8) > 0.025
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(1e-4, 1.0)), min_size=1, max_size=30), st.integers(1, 600))
