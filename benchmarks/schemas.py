@@ -90,6 +90,8 @@ def _judged(validator: Any, text: str) -> str:
 
 def keyword(refused: str) -> str:
     """What a refusal names."""
+    if "regex" in refused:
+        return "pattern"
     found = re.search(r"keyword '([^']+)'|('oneOf' whose branches)|(\$ref)", refused)
     if found:
         return next(part for part in found.groups() if part).strip("'")
