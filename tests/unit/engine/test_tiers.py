@@ -8,6 +8,7 @@ from server.engine.request import Request
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from server.engine.text import TextStream
+from server.engine.tiers import SHARE
 from tests.fakes import FakeRunner
 
 STEP_S = 0.25
@@ -77,7 +78,7 @@ def test_what_is_quick_is_saved_while_others_generate(setup: Setup) -> None:
 
 
 def test_a_step_that_has_saved_for_long_enough_leaves_the_rest_to_the_next(setup: Setup) -> None:
-    setup.runner.seconds = STEP_S * 0.6
+    setup.runner.seconds = STEP_S * SHARE * 0.6
     setup.generate()
     tiers = setup.cells.tiers
     tiers.begin_step()
