@@ -54,14 +54,16 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY", ""), help="or OPENAI_API_KEY")
     parser.add_argument("--insecure", action="store_true", help="take any TLS certificate")
     parser.add_argument("--chat", action="store_true", help="/v1/chat/completions in place of /v1/completions")
-    parser.add_argument("--scenario", default="", metavar="A,B", help="some of --list, or all")
+    parser.add_argument(
+        "--scenario", default="", metavar="A,B", help="some of --list (default: all but those 'only when named')"
+    )
     parser.add_argument("--list", action="store_true", help="say which scenarios there are")
-    parser.add_argument("--rounds", type=_positive, default=1, help="of every scenario (%(default)s)")
-    parser.add_argument("--parallel", type=_positive, default=8, help="clients for the server's slots (%(default)s)")
-    parser.add_argument("--scale", type=_share, default=1.0, help="of lengths and counts: 0.2 for a quick look")
+    parser.add_argument("--rounds", type=number, default=1, help="of every scenario (%(default)s)")
+    parser.add_argument("--parallel", type=number, default=8, help="clients for the server's slots (%(default)s)")
+    parser.add_argument("--scale", type=factor, default=1.0, help="of lengths and counts: 0.2 for a quick look")
     parser.add_argument("--seed", type=int, default=None, help="of the texts; another each time by default")
     parser.add_argument("--body", type=_object, default={}, metavar="JSON", help="fields of every request; null: none")
-    parser.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="for each request (%(default)s)")
+    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="for each request (%(default)s)")
     parser.add_argument("--json", default="", metavar="FILE", help="write every figure there; - for standard output")
     parser.add_argument("--quiet", action="store_true", help="no progress display")
     return parser.parse_args(list(words))
@@ -146,21 +148,21 @@ def _write(outcomes: Sequence[Outcome], chosen: argparse.Namespace, session: Ses
             raise BenchError(f"--json {chosen.json}: {error.strerror}") from error
 
 
-def _positive(text: str) -> int:
+def number(text: str) -> int:
     value = int(text)
     if not 0 < value <= 10_000:
         raise argparse.ArgumentTypeError(f"{value} is not between 1 and 10000")
     return value
 
 
-def _share(text: str) -> float:
+def factor(text: str) -> float:
     value = float(text)
     if not 0 < value <= 100:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 100")
     return value
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a time")

@@ -104,7 +104,7 @@ class _Worker:
 
     def __init__(self, limits: RenderLimits) -> None:
         self._limits = limits
-        given = (str(limits.cpu_s), str(limits.memory_bytes), str(limits.text_bytes), *sys.path)
+        given = (str(limits.cpu_s), str(limits.memory_bytes), str(limits.text_bytes), *map(os.path.abspath, sys.path))
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, these arguments
             [sys.executable, "-I", "-B", "-c", _BOOT, *given],
             stdin=subprocess.PIPE,

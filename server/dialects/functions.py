@@ -44,11 +44,7 @@ def _old(text: str) -> str:
     if first == "tools" and dot:
         number, _, path = rest.partition(".")
         return f"functions.{number}{path.removeprefix('function')}"
-    for new, old in (
-        ("tool_choice.function", "function_call"),
-        ("tool_choice", "function_call"),
-        ("tools", "functions"),
-    ):
+    for new, old in _OLD:
         if text.startswith(new):
             return old + text.removeprefix(new)
     return text

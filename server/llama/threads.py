@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from server.errors import ModelFailed
-from server.pool.spec import ModelSpec
+from server.pool.spec import LoadParams, ModelSpec
 
 _CPUS = Path("/sys/devices/system/cpu")
 _PERFORMANCE_CORES = Path("/sys/devices/cpu_core/cpus")  # exists on hybrid Intel processors only
@@ -28,8 +28,12 @@ def bound(spec: ModelSpec) -> ModelSpec:
     if not fewest:
         here = ", ".join(map(str, sorted(allowed)))
         raise ModelFailed(spec.id, f"cpu_range, cpu_mask: an instance has no processor, there are only {here}")
-    native = spec.native
-    return replace(spec, native=replace(native, n_threads=fewest)) if native.n_threads < 0 else spec
+    draft = spec.draft and replace(spec.draft, native=_at_most(spec.draft.native, fewest))
+    return replace(spec, native=_at_most(spec.native, fewest), draft=draft)
+
+
+def _at_most(native: LoadParams, fewest: int) -> LoadParams:
+    return replace(native, n_threads=fewest) if native.n_threads < 0 else native
 
 
 def n_threads(wanted: int) -> int:

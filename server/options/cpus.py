@@ -11,7 +11,7 @@ def range_cpus(text: str) -> frozenset[int]:
     """``lo-hi``, either end may be left out. Raises ValueError."""
     found = re.fullmatch(r"(\d*)-(\d*)", text)
     if found is None:
-        raise ValueError(f"'{text}' is no range of processors such as 0-3")
+        raise ValueError(f"'{text}' is no range of processors such as 0-3 (0-0 for one)")
     low, high = int(found[1] or 0), int(found[2] or MOST_CPUS - 1)
     if not low <= high < MOST_CPUS:
         raise ValueError(f"'{text}' is no range within 0 to {MOST_CPUS - 1}")
@@ -42,6 +42,12 @@ def known_masks(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def instance_cpus(ranges: tuple[str, ...], masks: tuple[str, ...]) -> tuple[frozenset[int], ...]:
-    """Processors by range or by mask, for each instance, or for all of them when there is one."""
-    pairs = zip_longest(map(range_cpus, ranges), map(mask_cpus, masks), fillvalue=frozenset[int]())
+    """Processors by range or by mask, for each instance; a single range or mask is one for all of them."""
+    n = max(len(ranges), len(masks))
+    by_ranges, by_masks = ([*map(range_cpus, ranges)], [*map(mask_cpus, masks)])
+    pairs = zip_longest(_for_all(by_ranges, n), _for_all(by_masks, n), fillvalue=frozenset[int]())
     return tuple(by_range | by_mask for by_range, by_mask in pairs)
+
+
+def _for_all(given: list[frozenset[int]], n: int) -> list[frozenset[int]]:
+    return given * n if len(given) == 1 else given

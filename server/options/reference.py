@@ -145,8 +145,12 @@ def _row(entry: Entry) -> str:
     flags = " ".join(f"`{flag}`" for flag in (*entry.flags, *entry.constants))
     env = f"`{entry.option.env}`" if entry.option.env else ""
     default = "required" if entry.default is PydanticUndefined else f"`{_shown(entry)}`"
-    cells = (f"`{entry.key}`", flags, env, default, entry.description)
+    cells = (f"`{entry.key}`", flags, env, default, _one_line(entry))
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells) + " |\n"
+
+
+def _one_line(entry: Entry) -> str:
+    return " ".join(entry.description.split())
 
 
 _KEYWORDS = {

@@ -46,6 +46,12 @@ class SpeculationSettings(SettingsModel):
     def _a_draft_needs_its_model(self) -> "SpeculationSettings":
         if "draft-simple" in self.spec_type and self.draft_model is None:
             raise ValueError("spec_type has draft-simple, which needs draft_model (-md); add it")
+        if (
+            self.draft_model is not None
+            and self.spec_type not in (AUTO, "none")
+            and "draft-simple" not in self.spec_type
+        ):
+            raise ValueError(f"draft_model is given, but spec_type {self.spec_type} does not use it; add draft-simple")
         return self
 
     spec_type: Annotated[

@@ -33,6 +33,7 @@ def test_a_mask_is_hexadecimal_and_names_somebody(text: str, cpus: set[int] | No
 def test_ranges_and_masks_complement_each_other_instance_by_instance() -> None:
     assert instance_cpus(("0-1", "4-5"), ("4", "80")) == ({0, 1, 2}, {4, 5, 7})
     assert instance_cpus(("0-1",), ()) == ({0, 1},)
+    assert instance_cpus(("0-0",), ("2", "4")) == ({0, 1}, {0, 2})
     assert instance_cpus((), ()) == ()
 
 

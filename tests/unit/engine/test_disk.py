@@ -252,8 +252,11 @@ async def test_the_wait_for_the_disk_ends_with_the_request() -> None:
         await asyncio.to_thread(files.reading.wait, 30)
         waits.cancel()
         await asyncio.wait([waits])
-        await run(engine, request("something else"))
+        (other,) = await run(engine, request("something else"))
         files.gate.set()
+        assert other.text == alone(request("something else"))
+        await engine.wait_idle()
+        assert engine.stats.n_processing == 0
 
 
 async def test_a_damaged_file_costs_a_computation_and_no_more() -> None:

@@ -140,8 +140,12 @@ ITEMS = st.sampled_from(
 @given(ITEMS, st.integers(0, 4), st.integers(0, 2**32))
 def test_whatever_is_written_is_unique(items: Any, least: int, seed: int) -> None:
     schema = {**UNIQUE, "items": items, "minItems": least}
+    refusal, text = "", b""
     try:
         text = walk(WORDS.json_schema(schema), WordVocab(), seed, at_most=25)
-    except InvalidRequest:  # too many wanted of too few values: known at once, or when none is left
+    except InvalidRequest as error:  # too many wanted of too few values: known at once, or when none is left
+        refusal = error.message
+    if refusal:
+        assert "uniqueItems" in refusal
         return
     Draft202012Validator(schema).validate(json.loads(text))
