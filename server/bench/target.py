@@ -49,9 +49,10 @@ class Target:
 
 def parse_target(url: str, api_key: str = "", *, insecure: bool = False) -> Target:
     """Of ``http[s]://host[:port][/path][/v1]``; `insecure` takes any certificate. Raises `BenchError`."""
-    parts = urlsplit(url if "//" in url else f"http://{url}")
     try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
         port = parts.port
+        (parts.hostname or "").encode("idna")
     except ValueError as error:
         raise BenchError(f"--url {url}: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:

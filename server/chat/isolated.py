@@ -68,6 +68,17 @@ class IsolatedRenderer:
             request = pickle.dumps(given, pickle.HIGHEST_PROTOCOL)
         except RecursionError as error:
             raise RenderFault("RecursionError: what the template is given nests too deeply") from error
+        try:
+            kind, text = self._answer(what, request)
+        except (
+            _KilledError
+        ):  # by somebody else, such as a system that is short of memory: not what was asked is to blame
+            kind, text = self._answer(what, request)
+        if kind == TEXT:
+            return text
+        raise {REFUSAL: RenderRefusal, BROKEN: TemplateBroken, FAULT: RenderFault}[kind](text)
+
+    def _answer(self, what: bytes, request: bytes) -> tuple[bytes, str]:
         worker = self._taken() or _Worker(self._limits)
         try:
             kind, text = worker.ask(what, request)
@@ -78,9 +89,7 @@ class IsolatedRenderer:
             worker.stop()
         else:
             self._give_back(worker)
-        if kind == TEXT:
-            return text
-        raise {REFUSAL: RenderRefusal, BROKEN: TemplateBroken, FAULT: RenderFault}[kind](text)
+        return kind, text
 
     def _taken(self) -> "_Worker | None":
         with self._lock:
@@ -97,6 +106,10 @@ class IsolatedRenderer:
                 self._idle.append(worker)
                 return
         worker.stop()
+
+
+class _KilledError(RenderStopped):
+    """The process was ended from outside."""
 
 
 class _Worker:
@@ -116,6 +129,7 @@ class _Worker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._to, False)
 
     @property
     def lives(self) -> bool:
@@ -126,7 +140,7 @@ class _Worker:
         """Its answer. Raises `RenderStopped` when the process went past a limit; it is of no use then."""
         deadline = time.monotonic() + self._limits.wall_s
         try:
-            _write(self._to, HEAD.pack(what, len(request)) + request)
+            self._write(HEAD.pack(what, len(request)) + request, deadline)
             kind, size = HEAD.unpack(self._read(HEAD.size, deadline))
             if size > self._limits.text_bytes:
                 raise RenderStopped(f"its text has more than {self._limits.text_bytes} bytes")
@@ -134,12 +148,15 @@ class _Worker:
         except TimeoutError:
             raise RenderStopped(f"it took more than {self._limits.wall_s:g} s") from None
         except (EOFError, BrokenPipeError):
-            raise RenderStopped(self._end()) from None
+            raise self._end() from None
 
-    def _end(self) -> str:
-        if self._process.wait() == -signal.SIGXCPU:
-            return f"it took more than {self._limits.cpu_s} s of a processor"
-        return f"it took more than {self._limits.memory_bytes >> 20} MiB of memory, or crashed"
+    def _end(self) -> RenderStopped:
+        status = self._process.wait()
+        if status == -signal.SIGXCPU:
+            return RenderStopped(f"it took more than {self._limits.cpu_s} s of a processor")
+        if status == -signal.SIGKILL:
+            return _KilledError("the process that renders it was killed, twice")
+        return RenderStopped(f"it took more than {self._limits.memory_bytes >> 20} MiB of memory, or crashed")
 
     def stop(self) -> None:
         """End the process, whatever it does."""
@@ -163,8 +180,11 @@ class _Worker:
             n_bytes -= len(part)
         return b"".join(parts)
 
-
-def _write(pipe: int, request: bytes) -> None:
-    view = memoryview(request)
-    while view:
-        view = view[os.write(pipe, view) :]
+    def _write(self, request: bytes, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self._to, select.POLLOUT)
+        view = memoryview(request)
+        while view:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError
+            view = view[os.write(self._to, view) :]

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 MARK = "x-unique"  # how a rewritten schema says `uniqueItems`; llguidance ignores what it doesn't know
 MAX_MEMBERS = 500  # of the values that an item can have at most, where these are looked at one by one
+MAX_DEPTH = 64  # alternatives and references within each other, to find these values
 
 Place: TypeAlias = tuple[int, ...]
 """The schemas that concern a value, by number."""
@@ -27,6 +28,7 @@ class UniquePlaces:
         self._below: dict[tuple[Place, str | int], Place] = {}
         self._unique: dict[Place, bool] = {}
         self._members: dict[Place, tuple[str, ...] | None] = {}
+        self._referred: dict[str, list[str] | None] = {}
         self.root = self._place([root])
 
     def property(self, place: Place, name: str) -> Place:
@@ -95,7 +97,7 @@ class UniquePlaces:
 
     def _texts(self, schema: Any, depth: int) -> list[str] | None:
         """A superset of the values of a schema, as they are written."""
-        if not isinstance(schema, dict) or depth > len(self._definitions) + 32:
+        if not isinstance(schema, dict) or depth > MAX_DEPTH:
             return None
         if "const" in schema or "enum" in schema:
             values = [schema["const"]] if "const" in schema else schema["enum"]
@@ -104,14 +106,19 @@ class UniquePlaces:
         if schema.get("type") in ("boolean", "null"):
             return ["true", "false"] if schema["type"] == "boolean" else ["null"]
         if "$ref" in schema:
-            return self._texts(self._definitions[schema["$ref"]], depth + 1)
+            name = schema["$ref"]
+            if name not in self._referred:
+                self._referred[name] = None  # what refers to itself says nothing
+                self._referred[name] = self._texts(self._definitions[name], depth + 1)
+            return self._referred[name]
         for part in schema.get("allOf", ()):
             if (texts := self._texts(part, depth + 1)) is not None:
                 return texts
         for key in ("anyOf", "oneOf"):
             parts = [self._texts(part, depth + 1) for part in schema.get(key, ())]
             if parts and None not in parts:
-                return [text for texts in parts for text in texts or ()]
+                found = list(dict.fromkeys(text for texts in parts for text in texts or ()))
+                return found if len(found) <= MAX_MEMBERS else None
         return None
 
 

@@ -42,6 +42,12 @@ class Document:
 
     def plain(self) -> dict[str, Any]:
         """The plain form, with what is referred to below ``$defs``. Raises InvalidRequest that names the place."""
+        try:
+            return self._plain()
+        except ValueError as error:  # urllib's
+            raise self._refused(f"an id or a $ref is no URI: {error}", self._what) from error
+
+    def _plain(self) -> dict[str, Any]:
         self._index(self._root, "")
         root = self._schema(self._root, self._what)
         defs: dict[str, Schema] = {}

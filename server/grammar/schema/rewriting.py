@@ -18,6 +18,7 @@ FORMATS = frozenset(
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
 )  # those that llguidance enforces (docs/json_schema.md); the others are annotations, as the standard says
 MAX_SCHEMAS = 40_000  # of the document as it is rewritten
+MAX_EXCLUDED = 4000  # characters of all words that patterns of the document exclude by ^(?!a|b)
 MAX_ALTERNATIVES = 64  # that one keyword may become
 _NO_MORE = {"additionalProperties": False}
 
@@ -42,6 +43,7 @@ class Rewriter:
         self._negations = Negations(self._definitions)
         self._left = MAX_SCHEMAS
         self.narrowed = ""
+        self._n_excluded = 0
         self.unique = ""
 
     def rewritten(self) -> dict[str, Any]:
@@ -105,7 +107,11 @@ class Rewriter:
     def _names(self, own: dict[str, Any], place: str) -> list[Schema]:
         """`propertyNames`, as patterns of names that may be."""
         names = own.pop("propertyNames", True)
+        followed: set[str] = set()
         while isinstance(names, dict) and set(names) == {"$ref"}:
+            if names["$ref"] in followed:
+                raise unenforceable("propertyNames", place)
+            followed.add(names["$ref"])
             names = self._definitions[names["$ref"]]
         if isinstance(names, dict):
             names = {key: value for key, value in names.items() if (key, value) != ("type", "string")}
@@ -180,7 +186,11 @@ class Rewriter:
         split = split_look_ahead(own.get("pattern", ""))
         if split is None:
             return []
-        own["pattern"], words = split
+        pattern, words = split
+        self._n_excluded += sum(map(len, words))
+        if self._n_excluded > MAX_EXCLUDED:  # the pattern stays, and llguidance refuses it
+            return []
+        own["pattern"] = pattern
         return [{"pattern": without_prefix(words)}]
 
     def _one_of(self, own: dict[str, Any], place: str) -> list[Schema]:

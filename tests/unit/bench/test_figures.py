@@ -91,7 +91,7 @@ def test_addresses_are_taken_as_clients_write_them(url: str, host: str, port: in
     assert f"\r\nHost: {authority}\r\n".encode() in target.head("GET", "/v1/models", 0, keep=True)
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999", "http://x/?a=1"])
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999", "http://x/?a=1", "http://[::1", "http://a..b"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(BenchError, match="--url"):
         parse_target(url)

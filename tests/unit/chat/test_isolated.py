@@ -1,6 +1,7 @@
 """Templates in processes of their own: the same text, nothing let out, and an end to whatever takes too much."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.chat.isolated import IsolatedRenderer, RenderLimits
+from server.chat.isolated import IsolatedRenderer, RenderLimits, _Worker
 from server.chat.rendering import InProcess, Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 from server.chat.template import ChatTemplate
 from server.errors import ConfigError, InvalidRequest
@@ -196,6 +197,30 @@ def test_a_process_that_has_died_is_replaced() -> None:
     worker._process.kill()
     worker._process.wait()
     assert renderer.render("{{ 2 }}", {}) == "2"
+    renderer.close()
+
+
+def test_a_process_that_is_killed_at_work_costs_a_second_try() -> None:
+    renderer = IsolatedRenderer()
+    renderer.render("{{ 1 }}", {})
+    (worker,) = renderer._idle
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(renderer.render, "{{ text | length }}", {"text": "x" * 1_000_000})
+        while renderer._idle:  # until it is taken
+            threading.Event().wait(0.001)
+        os.kill(worker._process.pid, signal.SIGKILL)
+        assert answer.result(30) == "1000000"
+    renderer.close()
+
+
+def test_a_process_that_takes_nothing_in_is_waited_for_so_long_and_no_longer() -> None:
+    renderer = IsolatedRenderer(RenderLimits(wall_s=0.2))
+    worker = _Worker(RenderLimits(wall_s=0.2))
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    renderer._idle.append(worker)
+    with pytest.raises(RenderStopped, match=r"it took more than 0\.2 s"):
+        renderer.render("{{ text }}", {"text": "x" * 1_000_000})
     renderer.close()
 
 

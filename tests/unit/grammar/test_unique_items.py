@@ -149,3 +149,14 @@ def test_whatever_is_written_is_unique(items: Any, least: int, seed: int) -> Non
         assert "uniqueItems" in refusal
         return
     Draft202012Validator(schema).validate(json.loads(text))
+
+
+def test_items_that_branch_by_references_are_followed_once() -> None:
+    """Each of 30 levels refers twice to the next: 2 ** 30 ways to the same three values."""
+    defs: dict[str, Any] = {
+        f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}, {"$ref": f"#/$defs/a{n + 1}"}]} for n in range(30)
+    }
+    defs["a30"] = {"enum": ["x", "y", "z"]}
+    schema = {**UNIQUE, "items": {"$ref": "#/$defs/a0"}, "minItems": 3, "maxItems": 3, "$defs": defs}
+    items = json.loads(walk(WORDS.json_schema(schema), WordVocab(), 1, at_most=25))
+    assert sorted(items) == ["x", "y", "z"]

@@ -41,6 +41,8 @@ def test_a_reference_within_the_document_is_followed(schema: Any) -> None:
         ({"$ref": "#nowhere"}, r"\$ref '#nowhere' leads nowhere"),
         ({"$ref": "#/x", "x": "text"}, r"\$ref '#/x' leads to no schema"),
         ({"$ref": "#/x/3", "x": [{}]}, r"\$ref '#/x/3' leads nowhere"),
+        ({"$id": "http://[bad", "$ref": "x"}, "is no URI"),
+        ({"$id": "x", "$ref": "//["}, "is no URI"),
     ],
 )
 def test_a_reference_to_elsewhere_is_named(schema: Any, message: str) -> None:

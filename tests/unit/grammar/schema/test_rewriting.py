@@ -97,6 +97,10 @@ def test_what_it_allows_and_refuses(schema: Any, valid: list[Any], invalid: list
         ({"allOf": [{}], "unevaluatedProperties": False}, "json_schema: the keyword 'unevaluatedProperties'"),
         ({"properties": {"a": {}}, "minProperties": 2}, "json_schema: the keyword 'minProperties'"),
         ({"properties": {"a": {}}, "maxProperties": 1}, "json_schema: the keyword 'maxProperties'"),
+        (
+            {"propertyNames": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+            "json_schema: the keyword 'propertyNames'",
+        ),
         ({"$dynamicRef": "#a"}, r"json_schema: the keyword '\$dynamicRef'"),
         ({"oneOf": [{"minLength": n} for n in range(70)]}, "'oneOf' whose branches may overlap"),
     ],
@@ -120,6 +124,14 @@ def test_a_long_word_is_not_spelled_out() -> None:
         BYTES.json_schema({"type": "string", "allOf": [{"not": {"enum": [long, 1, None, True, False, {}, []]}}]})
     with pytest.raises(InvalidRequest, match="regex parse error"):
         BYTES.json_schema({"type": "string", "pattern": f"^(?!{long})b"})
+
+
+def test_words_that_patterns_exclude_are_few_in_all() -> None:
+    words = "|".join(f"{n:04d}{'abcdefgh' * 5}" for n in range(50))
+    pattern = {"type": "string", "pattern": f"^(?!{words})x*$"}
+    BYTES.json_schema(pattern)
+    with pytest.raises(InvalidRequest, match="regex parse error"):
+        BYTES.json_schema({"properties": {"a": pattern, "b": pattern}})
 
 
 LEAVES = st.sampled_from(
