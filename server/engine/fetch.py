@@ -1,6 +1,6 @@
 """States that waiting requests want from disk: each is read once, while others go on, and for a bounded time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -49,13 +49,18 @@ def start(waiting: "Iterable[Sequence]", disk: "DiskTier", worth: Worth, now: fl
 
 
 def wait_s(waiting: "Iterable[Sequence]", now: float) -> float | None:
-    """Seconds until somebody has waited long enough; None when nobody waits. Who has goes on without it."""
-    left = []
+    """Seconds until somebody has waited long enough; None when nobody waits."""
+    return min((max(fetch.wait_until - now, 0.0) for fetch in _reading(waiting)), default=None)
+
+
+def give_up_late(waiting: "Iterable[Sequence]", now: float) -> None:
+    """Who has waited long enough goes on without it."""
+    for fetch in _reading(waiting):
+        fetch.given_up = now >= fetch.wait_until
+
+
+def _reading(waiting: "Iterable[Sequence]") -> "Iterator[Fetch]":
     for sequence in waiting:
         fetch = sequence.fetch
         if fetch is not None and fetch.future is not None and fetch.pending:
-            if now >= fetch.wait_until:
-                fetch.given_up = True
-                return 0.0
-            left.append(fetch.wait_until - now)
-    return min(left, default=None)
+            yield fetch

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from server.engine.commands import Commands
 from server.engine.disk import DiskTier
 from server.engine.faults import Faults
-from server.engine.fetch import wait_s
+from server.engine.fetch import give_up_late, wait_s
 from server.engine.kv import Cells
 from server.engine.mailbox import Mailbox
 from server.engine.output import Outputs
@@ -190,7 +190,7 @@ class Instance:
 
     def _place(self) -> None:
         self._cells.tiers.begin_step()
-        wait_s(self.scheduler.waiting, self._clock())
+        give_up_late(self.scheduler.waiting, self._clock())
         while not self._cells.tiers.busy and (placement := self.scheduler.place()) is not None:
             sequence = placement.sequence
             now = self._clock()
