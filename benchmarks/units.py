@@ -53,7 +53,7 @@ UNITS = (
     Unit("main", ("one", "slots", "prefix", "long", "conversations", "rate", "contended")),
     Unit("constrained", ("constrained",), large_vocabulary=True),
     Unit("embeddings", ("embeddings",), embeddings=True),
-    Unit("context", ("context",), slots=1),
+    Unit("context", ("context",), slots=1, once=True),
     Unit("steady", ("steady",), once=True),
 )
 NAMES = tuple(name for unit in UNITS for name in unit.names)
