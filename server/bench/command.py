@@ -34,6 +34,7 @@ def main(words: Sequence[str]) -> int:
             print(f"{scenario.name:14} {scenario.title}{' (only when named)' if scenario.extra else ''}")
         return OK
     try:
+        _check_writable(chosen.json)
         session, scenarios = _session(chosen), _scenarios(chosen)
         outcomes = measure(session, scenarios, _setting(chosen, session), chosen.rounds, quiet=chosen.quiet)
         _write(outcomes, chosen, session)
@@ -146,6 +147,16 @@ def _write(outcomes: Sequence[Outcome], chosen: argparse.Namespace, session: Ses
                 file.write(text + "\n")
         except OSError as error:
             raise BenchError(f"--json {chosen.json}: {error.strerror}") from error
+
+
+def _check_writable(path: str) -> None:
+    """Before minutes of measuring, not behind them."""
+    if path not in ("", "-"):
+        try:
+            with open(path, "a", encoding="utf-8"):
+                pass
+        except OSError as error:
+            raise BenchError(f"--json {path}: {error.strerror}") from error
 
 
 def number(text: str) -> int:

@@ -6,6 +6,7 @@ be anything that the notation can write.
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,7 +37,7 @@ def nested_rule(form: Braces | Elements, function: Mapping[str, Any], text: Lark
     return text.rule(rules.value(schema, rules.end))
 
 
-class _Nested:
+class _Nested(ABC):
     """``end``: what ends the value as a whole."""
 
     end = ""
@@ -81,13 +82,13 @@ class _Nested:
             return ["object"]
         return [kind for kind in _KINDS if kind in named]
 
+    @abstractmethod
     def anything(self, end: str) -> str:
         """A value of any type."""
-        raise NotImplementedError
 
+    @abstractmethod
     def literal(self, value: Any) -> str:
         """That value."""
-        raise NotImplementedError
 
     def _kind(self, kind: str, schema: Schema, end: str) -> str:
         if kind == "string":
@@ -99,14 +100,14 @@ class _Nested:
         kept = {key: value for key, value in schema.items() if key not in ("enum", "const")}
         return f"{json_rule({**kept, 'type': kind}, {}, self._text)} {self._text.literal(end)}"
 
-    def _string(self, schema: Schema, end: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _string(self, schema: Schema, end: str) -> str: ...
 
-    def _array(self, schema: Schema, end: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _array(self, schema: Schema, end: str) -> str: ...
 
-    def _object(self, schema: Schema, end: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _object(self, schema: Schema, end: str) -> str: ...
 
     def _members(self, schema: Schema) -> list[tuple[str, Any, bool]]:
         """Key, value and whether it must be there."""

@@ -14,6 +14,7 @@ from server.engine.output import Outputs
 from server.engine.params import EngineParams
 from server.engine.protocols import Runner
 from server.engine.request import FinishReason, Progress
+from server.engine.sampling import Sampling
 from server.engine.scheduler import Entry, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.shift import span
@@ -50,6 +51,9 @@ class Instance:
         self._shifts = params.context_shift and runner.info.can_shift
         self._speculation = speculation(params, runner, clock)
         self._outputs = Outputs(runner, self.stats, first_slot, shifts=self._shifts, speculation=self._speculation)
+        self._sampling = Sampling(
+            self._outputs, self._cells, self._tickets, mailbox, self.stats, self._speculation, clock
+        )
         self._faults = Faults(
             runner, self.scheduler, self._cells, clock, commit=self._take_results, fail=self._tickets.fail
         )
@@ -178,7 +182,7 @@ class Instance:
         self._cells.decoded(entries)
         for entry in prompts:
             self._report_progress(entry.sequence, now)
-        self._sample([e for e in entries if e.want_logits])
+        self._sampling.sample([e for e in entries if e.want_logits])
 
     def _count_decode(self, entries: list[Entry], seconds: float) -> None:
         """To be called before the commit. A slot that has a request is busy, with tokens in this decode or not."""
@@ -222,43 +226,6 @@ class Instance:
                 except Exception as error:  # noqa: BLE001 - as above
                     self._tickets.fail(sequence.ticket, error)
                     self._cells.clear(slot)  # what the fault has left in them is unknown
-
-    def _sample(self, entries: list[Entry]) -> None:
-        self._outputs.propose(entries)
-        output = 0
-        for entry in entries:
-            sequence = entry.sequence
-            if sequence.phase is Phase.DECODE:  # else another choice of its request has failed in this step
-                try:
-                    self._sample_entry(output, entry)
-                except Exception as error:  # noqa: BLE001 - as above
-                    self._tickets.fail(sequence.ticket, error)
-            output += entry.n_outputs
-
-    def _sample_entry(self, output: int, entry: Entry) -> None:
-        """Take tokens as long as they are the guessed ones, and one more; what was guessed beyond is forgotten."""
-        sequence, guesses = entry.sequence, entry.tokens[1:] if entry.all_logits else []
-        slot, taken, ended = sequence.slot, 0, False
-        assert slot is not None
-        for taken in range(len(guesses) + 1):
-            events, ended = self._outputs.sample(output + taken, sequence, self._clock())
-            if events:
-                self.mailbox.emit(sequence.ticket, *events)
-            if ended or taken == len(guesses) or sequence.output[-1] != guesses[taken]:
-                break
-        if guesses:
-            self._judge(sequence, slot, len(guesses), taken)
-        if ended:
-            self._tickets.end(sequence)
-
-    def _judge(self, sequence: Sequence, slot: Slot, n_guessed: int, n_right: int) -> None:
-        sequence.n_draft += n_guessed
-        sequence.n_draft_accepted += n_right
-        self.stats.add_draft(n_guessed, n_right)
-        if self._speculation is not None:
-            self._speculation.judge(sequence, n_right)
-        if n_right < n_guessed and not self._cells.truncate(slot, len(slot.tokens) - n_guessed + n_right):
-            raise InternalError("guessed tokens could not be forgotten")
 
     def _make_room(self, entries: list[Entry]) -> None:
         """The cells ran out; nothing was decoded."""
