@@ -68,9 +68,9 @@ class ChatStream:
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         """The chunks that follow from one event."""
+        if type(event) is Text:  # nearly all are
+            return self._text(self._choices.get(event.index) or self._choice(event.index), event)
         match event:
-            case Text(index=index):
-                return self._text(self._choice(index), event)
             case Finished(index=index):
                 return self._finished(self._choice(index), event)
             case Started(index=index):
@@ -108,8 +108,11 @@ class ChatStream:
         return [self._chunk(choice, _FIRST)]
 
     def _text(self, choice: _Choice, event: Text) -> list[bytes]:
+        pieces = choice.parser.feed(event.text) if event.text else []
+        if not (event.logprobs or choice.logprobs or event.timings) and len(pieces) == 1 and type(pieces[0]) is Content:
+            return [self._chunk(choice, _content(pieces[0].text))]  # the shortest way for nearly all tokens
         choice.logprobs += wire.of_text(event.logprobs)
-        deltas = [self._delta(piece) for piece in choice.parser.feed(event.text)] if event.text else []
+        deltas = [self._delta(piece) for piece in pieces]
         timings = wire.members({"timings": wire.timings(event.timings)}) if event.timings else b""
         return self._deltas(choice, deltas, timings)
 
@@ -151,11 +154,15 @@ class ChatStream:
         return choice.head + delta + b"}" + logprobs + b"}]" + self._common + extra + b"}\n\n"
 
 
+def _content(text: str) -> bytes:
+    return b'"content":' + orjson.dumps(text)
+
+
 def _delta(piece: Piece) -> bytes:
     """The members of a delta. A text piece is the common case and the cheap one."""
     match piece:
         case Content(text=text):
-            return b'"content":' + orjson.dumps(text)
+            return _content(text)
         case Reasoning(text=text):
             return b'"reasoning_content":' + orjson.dumps(text)
         case ToolCallBegin(index=index, id=id, name=name):

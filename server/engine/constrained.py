@@ -4,7 +4,6 @@ A mask over the vocabulary costs a hundred times what the look at one token does
 need one, the masks are computed in one call.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,12 +39,14 @@ class Constrained:
         self._masks: Masks | None = None
         self._proposals: dict[Sequence, Proposal] = {}
 
-    def propose(self, entries: Iterable[Entry]) -> None:
+    def propose(self, entries: list[Entry]) -> None:
         """Propose the next token of every constrained sequence, and compute the masks of those refused together.
 
         `entries` are those with logits, in the order of their outputs. One sequence alone is left to `sample`.
         """
         self._proposals.clear()
+        if sum([entry.sequence.constraint is not None for entry in entries]) < 2:
+            return
         wanted: list[tuple[int, Sequence]] = []
         output = 0
         for entry in entries:

@@ -189,8 +189,8 @@ class Instance:
         prompts = [len(e.tokens) for e in entries if e.sequence.phase is Phase.PREFILL]
         if prompts:
             self.scheduler.worth.computed.observe(sum(prompts), seconds)
-        longest = max(e.pos + len(e.tokens) for e in entries)
-        self.stats.add_decode(sum(1 for _ in self.scheduler.active()), longest, sum(prompts), seconds)
+        longest = max([e.pos + len(e.tokens) for e in entries])
+        self.stats.add_decode(self.scheduler.n_active, longest, sum(prompts), seconds)
 
     def _place(self) -> None:
         self._cells.tiers.begin_step()
@@ -266,6 +266,6 @@ class Instance:
         self._count()
 
     def _count(self) -> None:
-        self.stats.n_processing = sum(1 for _ in self.scheduler.active())
+        self.stats.n_processing = self.scheduler.n_active
         self.stats.n_deferred = len(self.scheduler.waiting)
         self._cells.count(self.stats)

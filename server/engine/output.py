@@ -1,6 +1,5 @@
 """From logits to events: sample a token, keep to the constraint, detokenize, decide whether the choice ends."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from server.engine.constrained import Constrained
@@ -80,13 +79,15 @@ class Outputs:
         truncated = reason is FinishReason.LIMIT and self._context_full(sequence)
         return events + self.finish(sequence, reason, now, truncated=truncated), True
 
-    def propose(self, entries: Iterable[Entry]) -> None:
+    def propose(self, entries: list[Entry]) -> None:
         """To be called once before `sample` with all that were decoded together: their masks are computed together."""
         self._constrained.propose(entries)
 
     def _next_token(self, output: int, sequence: Sequence, wants_logprobs: bool) -> tuple[int, TokenLogprob | None]:
         runner, sampler = self._runner, sequence.sampler
         assert sampler is not None
+        if sequence.constraint is None and not wants_logprobs:  # nearly all tokens
+            return runner.sample(output, sampler), None
         n_top = sequence.request.n_probs
         if sequence.constraint is not None:
             token, after = self._constrained.sample(output, sequence)
@@ -114,7 +115,7 @@ class Outputs:
         """`shown`, cut where a line is indented too little."""
         if sequence.indent is None or shown is None:
             return shown
-        return replace(shown, text=sequence.indent.cut(shown.text))
+        return shown._replace(text=sequence.indent.cut(shown.text))
 
     def _context_full(self, sequence: Sequence) -> bool:
         return not self._shifts and len(sequence.request.prompt) + len(sequence.output) >= self._n_ctx

@@ -135,9 +135,10 @@ class Progress:
     elapsed_ms: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Text:
-    """New text of one choice: whole characters only, never a part of a stop string.
+    """New text of one choice: whole characters only, never a part of a stop string. Not frozen, since one is made for
+    every token.
 
     ``tokens`` are the ids since the last event; ``logprobs`` is empty unless asked for. ``timings`` is set when
     the request asked for timings per token.

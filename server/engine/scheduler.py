@@ -76,6 +76,11 @@ class Scheduler:
         """Every sequence that holds a slot."""
         return (slot.sequence for slot in self.slots if slot.sequence is not None)
 
+    @property
+    def n_active(self) -> int:
+        """Slots that a sequence holds."""
+        return sum([slot.sequence is not None for slot in self.slots])
+
     def place(self) -> Placement | None:
         """The next waiting sequence that can have a slot, taken out of the queue."""
         if not any(slot.idle for slot in self.slots):

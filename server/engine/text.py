@@ -3,12 +3,13 @@
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 from server.engine.request import TokenLogprob
 
 
-@dataclass(slots=True)
-class Shown:
+class Shown(NamedTuple):
     """Text that became final, with the tokens it came from."""
 
     text: str
@@ -40,11 +41,21 @@ class TextStream:
     )
     _held: str = ""
     _pending: list[_Pending] = field(default_factory=list)
+    _inside: bool = False  # the decoder has the beginning of a character
 
     def feed(self, token: int, piece: bytes, logprob: TokenLogprob | None) -> Shown | None:
         """Take one more token; None when nothing new can be shown yet."""
+        if not (self._inside or self._pending or self.stops or logprob):
+            text = _whole(piece)
+            if text:
+                self.has_new_line = self.has_new_line or "\n" in text
+                return Shown(text, (token,), ())
+        return self._feed(token, piece, logprob)
+
+    def _feed(self, token: int, piece: bytes, logprob: TokenLogprob | None) -> Shown | None:
         self._pending.append(_Pending(token, len(self._held), logprob))
         new = self._decoder.decode(piece)
+        self._inside = bool(self._decoder.getstate()[0])
         if not new:
             return None
         searched = len(self._held)
@@ -104,3 +115,12 @@ class TextStream:
             tuple(p.token for p in done),
             tuple(p.logprob for p in done if p.logprob is not None),
         )
+
+
+@lru_cache(1 << 16)
+def _whole(piece: bytes) -> str:
+    """The text of a piece that is whole characters; "" for others. Most tokens are, and each comes again."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return ""

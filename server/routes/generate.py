@@ -72,7 +72,8 @@ async def _start(session: Session, model: str | None, prepare: Prepare) -> Gener
 async def _collect(session: Session, model: str | None, prepare: Prepare) -> Json | list[Json]:
     generation = await _start(session, model, prepare)
     writer = cast(ReplyWriter, generation.writer)
-    async for number, events in session.batches():
+    while session.open:
+        number, events = await session.next()
         for item in events:
             writer.feed(number, item)
     return writer.body()
@@ -121,8 +122,8 @@ async def _chunks(
         if first is not None:
             for chunk in _written(writer, first):
                 yield chunk
-        async for batch in session.batches():
-            for chunk in _written(writer, batch):
+        while session.open:
+            for chunk in _written(writer, await session.next()):
                 yield chunk
         for chunk in writer.finish():
             yield chunk

@@ -1,7 +1,7 @@
 """A client's request from the lease to the last event, whatever ends it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -74,10 +74,10 @@ class Session:
         for ticket in self._tickets:
             self._services.running.add(ticket.request.id, self._lease.model.spec.id, reasoning)
 
-    async def batches(self) -> AsyncIterator[Batch]:
-        """Events as they come, until every choice has finished. Raises the error of a request that fails."""
-        while self._n_open:
-            yield await self.next()
+    @property
+    def open(self) -> bool:
+        """Whether a choice has not finished, so that `next` has something to wait for."""
+        return self._n_open > 0
 
     async def next(self) -> Batch:
         """The next batch of events. Raises the error of a request that fails."""

@@ -1,11 +1,12 @@
 """Server-sent events out of ready-made bytes: each chunk that the iterator yields is one HTTP chunk."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from sse_starlette.sse import EventSourceResponse
+from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from server.transport.options import HttpOptions
 
@@ -42,6 +43,9 @@ class EventStream(EventSourceResponse):
         )
         self._chunks = chunks
         self._on_close = on_close
+        self._send_timeout_s = send_timeout_s
+        self._clock = asyncio.get_running_loop().time
+        self._send_began: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; ends when the iterator does, when the client goes away or stops reading."""
@@ -58,6 +62,36 @@ class EventStream(EventSourceResponse):
             finally:
                 if self._on_close is not None:
                     self._on_close()
+
+    async def _stream_response(self, send: Send) -> None:
+        """One watch over every send of the stream; the library's own timeout, a scope of anyio around each, costs more
+        than the send itself."""
+        limit = asyncio.timeout(None)
+        watch = asyncio.create_task(self._watch(limit))
+        try:
+            async with limit:
+                await super()._stream_response(send)
+        except TimeoutError as error:
+            if limit.expired():
+                raise SendTimeoutError from error
+            raise
+        finally:
+            watch.cancel()
+
+    async def _watch(self, limit: asyncio.Timeout) -> None:
+        """End the stream when one send has lasted too long."""
+        while True:
+            now = self._clock()
+            due = (now if self._send_began is None else self._send_began) + self._send_timeout_s
+            if due <= now:
+                limit.reschedule(now)
+                return
+            await asyncio.sleep(due - now)
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        self._send_began = self._clock()
+        await send(message)
+        self._send_began = None
 
 
 def event_stream(
