@@ -104,7 +104,9 @@ class FakeRunner:
         draft: DraftRunner | None = None,
         steps: threading.Semaphore | None = None,
         on_decode: Callable[[Sequence[BatchEntry]], None] | None = None,
+        together: bool = False,
     ) -> None:
+        self.together = together
         self.info = RunnerInfo(
             *(n_seq, n_ctx_seq, n_cells or n_seq * n_ctx_seq, n_batch, n_batch, unified, True, partial_removal, 64),
             turn_ends=FakeVocab.eog,
@@ -187,6 +189,9 @@ class FakeRunner:
         token = self._draw(output, sampler)
         self.accept(sampler, token)
         return token
+
+    def sample_together(self, wanted: Sequence[tuple[int, FakeSampler]]) -> dict[int, int | Exception]:
+        return {output: self.sample(output, sampler) for output, sampler in wanted} if self.together else {}
 
     def propose(self, output: int, sampler: FakeSampler) -> int:
         return self._draw(output, sampler)

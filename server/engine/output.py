@@ -1,5 +1,6 @@
 """From logits to events: sample a token, keep to the constraint, detokenize, decide whether the choice ends."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from server.engine.constrained import Constrained
@@ -15,7 +16,7 @@ from server.engine.request import (
     TokenLogprob,
 )
 from server.engine.scheduler import Entry
-from server.engine.sequence import Sequence
+from server.engine.sequence import Phase, Sequence
 from server.engine.speculation.speculation import Speculation
 from server.engine.stats import EngineStats
 from server.engine.text import Shown
@@ -35,6 +36,7 @@ class Outputs:
         self._shifts = shifts
         self._speculation = speculation
         self._constrained = Constrained(runner)
+        self._drawn: Mapping[int, int | Exception] = {}  # of this decode, by output
 
     def begin(self, sequence: Sequence) -> None:
         """Make the sampler of a choice; each choice of a seeded request gets a seed of its own."""
@@ -80,14 +82,27 @@ class Outputs:
         return events + self.finish(sequence, reason, now, truncated=truncated), True
 
     def propose(self, entries: list[Entry]) -> None:
-        """To be called once before `sample` with all that were decoded together: their masks are computed together."""
+        """To be called once before `sample` with all that were decoded together: what can be is computed together."""
         self._constrained.propose(entries)
+        self._drawn = {}
+        if len(entries) < 2:
+            return
+        free, output = [], 0
+        for entry in entries:
+            if _is_free(entry):
+                free.append((output, entry.sequence.sampler))
+            output += entry.n_outputs
+        if len(free) > 1:
+            self._drawn = self._runner.sample_together(free)
 
     def _next_token(self, output: int, sequence: Sequence, wants_logprobs: bool) -> tuple[int, TokenLogprob | None]:
         runner, sampler = self._runner, sequence.sampler
         assert sampler is not None
         if sequence.constraint is None and not wants_logprobs:  # nearly all tokens
-            return runner.sample(output, sampler), None
+            drawn = self._drawn.get(output)
+            if isinstance(drawn, Exception):
+                raise drawn
+            return runner.sample(output, sampler) if drawn is None else drawn, None
         n_top = sequence.request.n_probs
         if sequence.constraint is not None:
             token, after = self._constrained.sample(output, sequence)
@@ -167,3 +182,11 @@ class Outputs:
             )
         )
         return events
+
+
+def _is_free(entry: Entry) -> bool:
+    """Whether its one token is the sampler's choice alone, and will be taken whatever else happens in the step."""
+    sequence = entry.sequence
+    request = sequence.request
+    bound = sequence.constraint is not None or entry.all_logits or request.want_logprobs or request.n_probs > 0
+    return not bound and request.max_tokens != 0 and sequence.phase is Phase.DECODE

@@ -1,6 +1,6 @@
 """What the engine needs of the native side. `server.llama` implements it; tests use `tests/fakes.py`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -141,6 +141,12 @@ class Runner(Protocol):
 
     def sample(self, output: int, sampler: OwnSampler) -> int:
         """Sample from the `output`-th wanted logits of the last decode and accept the token."""
+
+    def sample_together(self, wanted: Sequence[tuple[int, OwnSampler]]) -> Mapping[int, int | Exception]:
+        """`sample` for several outputs on several cores: the token of each, or why there is none.
+
+        What is missing in the result is left to `sample`, which is as fast then.
+        """
 
     def sample_constrained(self, output: int, sampler: OwnSampler, mask: "bytes | memoryview | bytearray") -> int:
         """Sample and accept, among the tokens whose bit is set; raises InternalError when none is left."""

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from server.errors import InternalError
+from server.llama.library import C
 from server.llama.sampler import NativeSampler
 
 _FEW_WORDS = 24
@@ -64,6 +65,11 @@ class Candidates:
     def _view(self) -> np.ndarray:
         start = (self._array.data - self._base) // _ENTRY.itemsize
         return self._entries[start : start + self._array.size]
+
+
+def apply_unlocked(chain: int, array: object) -> None:
+    """Run a chain without the interpreter's lock."""
+    C.llama_sampler_apply(chain, ctypes.cast(array, C.llama_token_data_array_p))  # type: ignore[arg-type]
 
 
 def allowed_tokens(mask: bytes | bytearray | memoryview, n_vocab: int) -> npt.NDArray[np.int32]:

@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -11,9 +11,10 @@ from server.engine.protocols import BatchEntry, RunnerInfo
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.errors import InternalError
 from server.llama.batch import Batch
-from server.llama.candidates import Candidates, Logits, allowed_tokens
+from server.llama.candidates import Candidates, Logits, allowed_tokens, apply_unlocked
 from server.llama.draft_runner import LlamaDraftRunner
 from server.llama.library import C, collect_errors, fast, reason
+from server.llama.parallel_sampling import ParallelSampling
 from server.llama.sampler import NativeSampler, SamplerFactory
 from server.llama.sequences import Sequences
 from server.llama.vocab import LlamaVocab
@@ -60,7 +61,8 @@ class LlamaRunner:
         self._samplers = SamplerFactory(vocab, info.n_ctx_seq)
         small = vocab.n_tokens <= _HOLD_GIL_UP_TO
         self._sample = fast.sampler_sample if small else C.llama_sampler_sample
-        self._candidates = Candidates(vocab.n_tokens, fast.sampler_apply if small else _apply)
+        self._candidates = Candidates(vocab.n_tokens, fast.sampler_apply if small else apply_unlocked)
+        self._parallel = None if small else ParallelSampling(vocab.n_tokens)
         self._scratch = np.empty(vocab.n_tokens, np.float32)
         self._logits_type = ctypes.c_float * vocab.n_tokens
 
@@ -106,6 +108,29 @@ class LlamaRunner:
         self._logits(output)
         token: int = self._sample(sampler.chain, self._context, self._outputs[output])
         return token
+
+    def sample_together(self, wanted: Sequence[tuple[int, NativeSampler]]) -> Mapping[int, int | Exception]:
+        """`sample` for several outputs on several cores: the token of each, or why there is none. What is missing is
+        left to `sample`: everything in a small vocabulary or on one core, and chains that take the highest logit."""
+        if self._parallel is None or self._parallel.n_threads < 2:
+            return {}
+        drawn: dict[int, int | Exception] = {}
+        chains: list[tuple[int, NativeSampler]] = [pair for pair in wanted if pair[1].lowered is None]
+        if len(chains) < 2:
+            return {}
+        logits: dict[int, Logits] = {}
+        for output, _ in chains:
+            try:
+                logits[output] = self._logits(output)
+            except InternalError as error:
+                drawn[output] = error
+        ready = [(output, sampler) for output, sampler in chains if output in logits]
+        chosen = self._parallel.choose([(sampler, logits[output]) for output, sampler in ready])
+        for (output, sampler), token in zip(ready, chosen, strict=True):
+            drawn[output] = token
+            if isinstance(token, int):
+                fast.sampler_accept(sampler.chain, token)
+        return drawn
 
     def sample_constrained(self, output: int, sampler: NativeSampler, mask: bytes | memoryview | bytearray) -> int:
         """Sample and accept, among the tokens whose bit is set; raises `InternalError` when none is left."""
@@ -227,6 +252,8 @@ class LlamaRunner:
         if context is None:
             return
         self._samplers.close()
+        if self._parallel is not None:
+            self._parallel.close()
         if self.draft is not None:
             self.draft.close()
         C.llama_free(context)
@@ -269,10 +296,6 @@ class LlamaRunner:
 def _refuse_unless_number(highest: float) -> None:
     if not math.isfinite(highest):  # also when any logit is no number: numpy's maximum is not either, then
         raise InternalError("the model computed logits that are not numbers")
-
-
-def _apply(chain: int, array: object) -> None:
-    C.llama_sampler_apply(chain, ctypes.cast(array, C.llama_token_data_array_p))  # type: ignore[arg-type]
 
 
 def _best(logits: Logits, n: int) -> list[int]:

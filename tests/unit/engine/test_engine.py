@@ -60,6 +60,30 @@ async def test_concurrent_requests_say_what_each_says_alone() -> None:
     assert [r.text for r in replies] == [alone(r) for r in requests]
 
 
+async def test_tokens_that_are_sampled_together_are_the_same() -> None:
+    prompts = [f"prompt {i}" for i in range(4)]
+    sampling = [SamplingParams(temperature=0.8, seed=i) for i in range(4)]
+    requests = [request(p, sampling=s, max_tokens=12) for p, s in zip(prompts, sampling, strict=True)]
+    async with engine_over(FakeRunner()) as engine:
+        alone = [(await run(engine, r))[0].text for r in requests]
+    runner = FakeRunner(together=True)
+    async with engine_over(runner) as engine:
+        assert [reply.text for reply in await run(engine, *requests)] == alone
+    n_prompt = len(requests[0].prompt)  # which a sampler has seen, too
+    assert [len(sampler.accepted) for sampler in runner.samplers] == [n_prompt + 12] * 4  # none twice
+
+
+async def test_a_sequence_whose_token_can_not_be_sampled_fails_alone() -> None:
+    class Faulty(FakeRunner):
+        def sample_together(self, wanted):
+            drawn = super().sample_together(wanted)
+            return drawn | {min(drawn): InternalError("no number")} if len(drawn) == 3 else drawn
+
+    async with engine_over(Faulty(together=True)) as engine:
+        replies = await run(engine, *(request(f"prompt {i}") for i in range(3)))
+    assert [reply.error is None for reply in replies] == [False, True, True]
+
+
 async def test_running_slots_decode_before_any_prompt_token() -> None:
     runner = FakeRunner(n_seq=4, n_batch=32)
     async with engine_over(runner, min_chunk=8) as engine:

@@ -1,0 +1,62 @@
+"""Sampler chains of several sequences at a time.
+
+A chain over 150,000 candidates takes a third of a millisecond, and the library runs it without the interpreter's lock.
+"""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from server.llama.candidates import Candidates, Logits, apply_unlocked
+from server.llama.sampler import NativeSampler
+
+MOST_THREADS = 4  # more than that, and handing out takes as long as the chains of the usual number of slots
+
+Wanted = tuple[NativeSampler, Logits]
+
+
+class ParallelSampling:
+    """Threads that begin with the first use, on the cores of the thread that uses them first."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._n_vocab = n_vocab
+        self._scratch: list[Candidates] = []
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def n_threads(self) -> int:
+        """How many compute, the caller among them."""
+        return min(MOST_THREADS, _n_cpus())
+
+    def choose(self, wanted: Sequence[Wanted]) -> list[int | Exception]:
+        """For each chain what it selects, not yet accepted; or why it selects nothing."""
+        n = min(self.n_threads, len(wanted))
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(max(n - 1, 1), thread_name_prefix="sample")
+        while len(self._scratch) < n:
+            self._scratch.append(Candidates(self._n_vocab, apply_unlocked))
+        others = [self._threads.submit(_run, self._scratch[i], wanted[i::n]) for i in range(1, n)]
+        parts = [_run(self._scratch[0], wanted[::n]), *(other.result() for other in others)]
+        return [parts[i % n][i // n] for i in range(len(wanted))]
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._threads is not None:
+            self._threads.shutdown()
+
+
+def _run(scratch: Candidates, wanted: Sequence[Wanted]) -> list[int | Exception]:
+    chosen: list[int | Exception] = []
+    for sampler, logits in wanted:
+        try:
+            chosen.append(scratch.choose(sampler, logits))
+        except Exception as error:  # noqa: BLE001 - it is the sequence's own; raised where it is sampled
+            chosen.append(error)
+    return chosen
+
+
+def _n_cpus() -> int:
+    """Cores of the calling thread."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

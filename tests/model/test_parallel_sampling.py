@@ -1,0 +1,74 @@
+"""Several sequences' tokens sampled on several cores are those that one after the other gives."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server.engine.request import SamplingParams
+from server.errors import InternalError
+from server.llama import parallel_sampling
+from server.llama import runner as module
+from server.llama.runner import LlamaRunner
+from tests.ggufs import TinyModel, gguf_file
+from tests.model.native_fixtures import GREEDY, PLAIN, Entry, open_runner, prompt_tokens
+
+PARAMS = [
+    replace(PLAIN, seed=1),
+    GREEDY,
+    SamplingParams(temperature=1.5, seed=2),
+    replace(PLAIN, seed=3, repeat_penalty=1.3),
+]
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlamaRunner]:
+    """A runner that takes its vocabulary for a large one, on a machine of three cores."""
+    monkeypatch.setattr(module, "_HOLD_GIL_UP_TO", 0)
+    monkeypatch.setattr(parallel_sampling, "_n_cpus", lambda: 3)
+    with open_runner(gguf_file(tmp_path, TinyModel())) as runner:
+        yield runner
+
+
+def _decoded(runner: LlamaRunner) -> list[list[int]]:
+    tokens = prompt_tokens(runner.vocab)
+    prompts = [tokens[: 3 + i] for i in range(4)]
+    for seq in range(4):
+        runner.clear(seq)
+    assert runner.decode([Entry(seq, 0, prompt) for seq, prompt in enumerate(prompts)])
+    return prompts
+
+
+def test_the_tokens_are_those_of_one_after_the_other(large: LlamaRunner) -> None:
+    prompts = _decoded(large)
+    alone = [large.sampler(p, prompt) for p, prompt in zip(PARAMS, prompts, strict=True)]
+    together = [large.sampler(p, prompt) for p, prompt in zip(PARAMS, prompts, strict=True)]
+    for _ in range(8):  # of one decode: the draws go on, and what was accepted is remembered
+        wanted = [large.sample(output, sampler) for output, sampler in enumerate(alone)]
+        drawn = large.sample_together(list(enumerate(together)))
+        assert 1 not in drawn  # the highest logit, which needs no chain
+        assert [drawn.get(o, large.sample(o, together[o]) if o not in drawn else -1) for o in range(4)] == wanted
+
+
+def test_logits_that_are_no_numbers_fail_their_own_sequence(large: LlamaRunner) -> None:
+    prompts = _decoded(large)
+    samplers = [large.sampler(PLAIN, prompt) for prompt in prompts]
+    view = large._view(1)
+    view.flags.writeable = True
+    view[5] = np.nan
+    drawn = large.sample_together(list(enumerate(samplers)))
+    assert isinstance(drawn[1], InternalError)
+    assert all(isinstance(drawn[output], int) for output in (0, 2, 3))
+
+
+@pytest.mark.parametrize("n_cpus", [1, 2])
+def test_one_core_or_one_chain_is_left_to_sample(
+    large: LlamaRunner, monkeypatch: pytest.MonkeyPatch, n_cpus: int
+) -> None:
+    monkeypatch.setattr(parallel_sampling, "_n_cpus", lambda: n_cpus)
+    prompts = _decoded(large)
+    samplers = [large.sampler(PLAIN, prompt) for prompt in prompts]
+    assert large.sample_together([(0, samplers[0])]) == {}
+    assert bool(large.sample_together(list(enumerate(samplers)))) == (n_cpus > 1)
