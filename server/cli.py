@@ -23,6 +23,7 @@ import yaml
 from server import __version__, logs
 from server.errors import ConfigError
 from server.listen import check_tls, open_listeners
+from server.options.flags import DEVICES_FLAG
 from server.options.option import SettingsModel
 from server.options.reference import help_text, json_schema, markdown
 from server.settings import TABLE, Settings, check_files, load_settings
@@ -179,12 +180,17 @@ def _plain(model: SettingsModel) -> dict[str, Any]:
 
 
 def _shown(words: Sequence[str]) -> bool:
-    """Print --help or --version when asked for."""
+    """Print --help, --version or --list-devices when asked for."""
     if _HELP.intersection(words):
         print(help_text(TABLE), end="")
         return True
     if "--version" in words:
         print(f"llamapool {__version__} (llama-cpp-python {version('llama-cpp-python')})")
+        return True
+    if DEVICES_FLAG in words:
+        from server.llama.devices import device_list  # the native library: no other command than serve needs it
+
+        print(device_list(), end="")
         return True
     return False
 

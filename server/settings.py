@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from server.chat.template import ChatTemplate
 from server.errors import ConfigError
+from server.options.devices import device_sets
 from server.options.environment import Variables, check_model_names, read_environment
 from server.options.flags import Flags, read_flags
 from server.options.layers import mistake
@@ -136,6 +137,7 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
     for model_id, model in settings.models.items():
         origin = settings.origins[model_id]
         _check_adapters(model_id, model, origin)
+        _check_devices(model_id, model, origin)
         if origin.mmproj is not None:
             warnings.append(f"{origin.place}: '{model_id}' is served without {origin.mmproj.name}: no images yet")
         problem = problem_of(model.path)
@@ -161,6 +163,19 @@ def _check_adapters(model_id: str, model: ModelSettings, origin: Origin) -> None
                 raise ConfigError(f"{origin.place}: models.{model_id}.{key}: {problem}")
     if model.draft_model is not None and (problem := problem_of(model.draft_model)):
         raise ConfigError(f"{origin.place}: models.{model_id}.draft_model: {problem}")
+
+
+def _check_devices(model_id: str, model: ModelSettings, origin: Origin) -> None:
+    for key, texts in (("device", model.device), ("draft_device", model.draft_device)):
+        names = [name for some in device_sets(texts) for name in some or ()]
+        if not names:
+            continue
+        from server.llama.devices import find_devices  # the native library: only where somebody names a device
+
+        try:
+            find_devices(names)
+        except ValueError as error:
+            raise ConfigError(f"{origin.place}: models.{model_id}.{key}: {error}") from None
 
 
 def _check_template(spec: ModelSpec) -> None:

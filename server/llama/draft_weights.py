@@ -6,8 +6,9 @@ from dataclasses import replace
 from server.engine.protocols import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.context_params import context_params
+from server.llama.devices import offloads
 from server.llama.draft_runner import LlamaDraftRunner
-from server.llama.library import C, collect_errors, fast, reason, supports_gpu_offload
+from server.llama.library import C, collect_errors, fast, reason
 from server.llama.memory import available_bytes, check_kv_fits
 from server.llama.model_file import ModelFiles
 from server.pool.spec import DraftFile
@@ -41,7 +42,7 @@ class DraftWeights:
             raise InternalError(f"the draft model of '{self._name}' was unloaded")
         name = f"{self._name}, draft_model"
         params = context_params(name, replace(self._file.native, n_ctx=n_ctx))
-        check_kv_fits(name, self._header, params, n_ctx)
+        check_kv_fits(name, self._header, params, n_ctx, offloaded=offloads(self._file.native))
         with collect_errors() as errors:
             context = C.llama_init_from_model(model, params)
         if not context:
@@ -63,7 +64,7 @@ class DraftWeights:
             self._n_open += 1
         return LlamaDraftRunner(
             *(context, info, self._n_vocab, self._n_vocab_target),
-            deferred=supports_gpu_offload(),
+            deferred=offloads(self._file.native),
             on_close=self._forget,
         )
 

@@ -3,15 +3,19 @@
 import ctypes
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from server.errors import InternalError, ModelFailed
+from server.llama.device_sets import load_by_devices
+from server.llama.devices import device_array, offloads
 from server.llama.draft_weights import DraftWeights
-from server.llama.library import C, collect_errors, reason, start_backend, supports_gpu_offload
+from server.llama.library import C, collect_errors, reason, start_backend
 from server.llama.model_file import ModelFiles, check_files
 from server.llama.roles import roles
 from server.llama.threads import bound
 from server.llama.weights import LlamaWeights
+from server.pool.protocols import Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 
 logger = logging.getLogger("llamapool.llama")
@@ -23,24 +27,34 @@ _LOAD_AUTO, _LOAD_PLAIN, _LOAD_MLOCK, _LOAD_MMAP_MLOCK = -1, 0, 2, 3  # enum lla
 class LlamaLoader:
     """`server.pool.protocols.Loader` over the native library."""
 
-    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> LlamaWeights:
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> Weights:
         """Blocking; several models may be loaded at the same time, each in its own thread.
 
         Raises `ModelFailed` with the reason: a missing, broken or truncated file, an unsupported architecture,
         too little memory, or a load that `progress` stopped by returning False.
         """
-        spec = bound(spec)
-        model, files = _open(spec.id, spec.path, spec.native, progress)
-        draft: DraftWeights | None = None
-        try:
-            if spec.draft is not None and roles(files.header, spec.native).generates:
-                draft = _draft(spec.id, spec.draft, model, progress)
-            return LlamaWeights(model, spec, files, draft)
-        except BaseException:
-            if draft is not None:
-                draft.close()
-            C.llama_model_free(model)
-            raise
+        return load_by_devices(bound(spec), _load, progress)
+
+
+def _load(spec: ModelSpec, progress: Callable[[float], bool]) -> LlamaWeights:
+    """As `LlamaLoader.load`, on the first set of devices."""
+    model, files = _open(spec.id, spec.path, spec.native, progress)
+    draft: DraftWeights | None = None
+    try:
+        if spec.draft is not None and roles(files.header, spec.native).generates:
+            draft = _draft(spec.id, _beside(spec.draft, spec.native), model, progress)
+        return LlamaWeights(model, spec, files, draft)
+    except BaseException:
+        if draft is not None:
+            draft.close()
+        C.llama_model_free(model)
+        raise
+
+
+def _beside(file: DraftFile, target: LoadParams) -> DraftFile:
+    """A draft model computes where its target does, unless it is told where."""
+    devices = target.devices if file.native.devices == (None,) else file.native.devices
+    return replace(file, native=replace(file.native, devices=devices))
 
 
 def _open(name: str, path: Path, native: LoadParams, progress: Callable[[float], bool]) -> tuple[int, ModelFiles]:
@@ -95,8 +109,16 @@ class _Progress:
 def _model_params(model: str, native: LoadParams) -> ctypes.Structure:
     params: ctypes.Structure = C.llama_model_default_params()
     params.n_gpu_layers = native.n_gpu_layers if native.n_gpu_layers >= 0 else -1
-    if native.n_gpu_layers > 0 and not supports_gpu_offload():
-        logger.warning("model '%s': n_gpu_layers is ignored, this build of llama.cpp sees no GPU", model)
+    names = native.devices[0]
+    if native.n_gpu_layers > 0 and not offloads(native):
+        why = "device is none" if names == () else "this build of llama.cpp sees no GPU"
+        logger.warning("model '%s': n_gpu_layers is ignored, %s", model, why)
+    if names is not None:
+        try:
+            # the library reads the array during the load only, and `params` keeps it referenced until then
+            params.devices = ctypes.cast(device_array(names), ctypes.c_void_p)
+        except ValueError as error:
+            raise ModelFailed(model, f"device: {error}") from None
     params.split_mode = SPLIT_MODES[native.split_mode]
     params.main_gpu = native.main_gpu
     params.load_mode = _load_mode(native)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from server.errors import ModelFailed
 from server.llama.gguf_header import BLOCKS, GgufHeader
-from server.llama.library import supports_gpu_offload
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -14,9 +13,12 @@ _GIB = 1 << 30
 _OTHER_SHAPES = ("attention.sliding_window", "attention.kv_lora_rank", "ssm.state_size", "wkv.head_size")
 
 
-def check_kv_fits(model: str, header: GgufHeader, params: ctypes.Structure, n_ctx_train: int) -> None:
-    """Raises `ModelFailed` with both numbers when the cache certainly does not fit. Silent where it cannot know."""
-    if supports_gpu_offload() and params.offload_kqv:
+def check_kv_fits(
+    model: str, header: GgufHeader, params: ctypes.Structure, n_ctx_train: int, *, offloaded: bool
+) -> None:
+    """Raises `ModelFailed` with both numbers when the cache certainly does not fit. Silent where it cannot know:
+    of the memory of devices, where some are `offloaded` to."""
+    if offloaded and params.offload_kqv:
         return
     per_cell = kv_bytes_per_cell(header, params.type_k, params.type_v)
     available = available_bytes()

@@ -13,11 +13,12 @@ from server.errors import InternalError, ModelFailed
 from server.llama.adapters import apply_configured, load_adapters
 from server.llama.context_params import context_params
 from server.llama.control_vectors import read_control_vectors
+from server.llama.devices import offloads
 from server.llama.draft_weights import DraftWeights
 from server.llama.embedding_context import embedding_params
 from server.llama.embedding_runner import LlamaEmbeddingRunner, open_embedding_runner
 from server.llama.fingerprint import fingerprint
-from server.llama.library import C, collect_errors, reason, supports_gpu_offload
+from server.llama.library import C, collect_errors, reason
 from server.llama.memory import available_bytes, check_kv_fits
 from server.llama.model_file import ModelFiles
 from server.llama.roles import Roles, is_encoder, roles
@@ -62,7 +63,7 @@ class LlamaWeights:
             model = self._model
         name, native = self._spec.id, self._spec.native
         params = context_params(name, native, self._n_guesses(model))
-        check_kv_fits(name, self._header, params, self.info.n_ctx_train)
+        check_kv_fits(name, self._header, params, self.info.n_ctx_train, offloaded=offloads(native))
         with collect_errors() as errors:
             context = C.llama_init_from_model(model, params)
         if not context:
@@ -114,7 +115,7 @@ class LlamaWeights:
             draft=draft,
             n_swa=C.llama_model_n_swa(model),
             stateful=self._stateful(model),
-            deferred=supports_gpu_offload(),
+            deferred=offloads(self._spec.native),
             on_close=self._forget,
             adapters=[(native.adapter, native.pointer) for native in self._adapters],
         )
@@ -158,7 +159,8 @@ class LlamaWeights:
             model = self._model
         params = embedding_params(model, self._spec.id, self._header, self._spec.native, self.vocab)
         if not is_encoder(self._header):
-            check_kv_fits(self._spec.id, self._header, params, self.info.n_ctx_train)
+            offloaded = offloads(self._spec.native)
+            check_kv_fits(self._spec.id, self._header, params, self.info.n_ctx_train, offloaded=offloaded)
         runner = open_embedding_runner(model, self._spec, params, self.vocab, self._forget, self._adapt)
         with self._lock:
             self._runners.add(runner)

@@ -13,6 +13,7 @@ from server.options.option import Entry, Table, nearest
 from server.options.unsupported import FIXED_FLAGS, FLAGS, refusal
 
 CONFIG_FLAG = "--config"
+DEVICES_FLAG = "--list-devices"
 
 
 @dataclass(slots=True)
@@ -82,5 +83,5 @@ def _check_fixed(flag: str) -> None:
 def _unknown(table: Table, flag: str) -> str:
     if flag in FLAGS:
         return refusal(flag, "remove it")
-    known = [*table.by_flag, CONFIG_FLAG, "--help", "--version"]
+    known = [*table.by_flag, CONFIG_FLAG, "--help", "--version", DEVICES_FLAG]
     return f"unknown argument '{flag}'" + nearest(flag, known, "; see --help")

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from server.options.adapters import AdapterSettings
 from server.options.chat import ChatSettings
 from server.options.cpus import known_masks, known_ranges
+from server.options.devices import AUTO, DeviceSets
 from server.options.embedding import EmbeddingSettings
 from server.options.option import SettingsModel, option
 from server.options.sampling import SamplingSettings
@@ -104,19 +105,26 @@ class HardwareSettings(SettingsModel):
     group: ClassVar[str] = "Loading and hardware"
 
     @model_validator(mode="after")
-    def _processors_for_each_instance(self) -> "HardwareSettings":
+    def _processors_and_devices_for_each_instance(self) -> "HardwareSettings":
         for name in ("cpu_range", "cpu_mask"):
             n = len(getattr(self, name))
             if n > 1 and n != self.instances:
                 raise ValueError(
                     f"{name} names {n} sets of processors for {self.instances} instances; name one, or as many"
                 )
+        if len(self.device) not in (1, self.instances):
+            raise ValueError(
+                f"device names {len(self.device)} sets of devices for {self.instances} instances; name one, or as many"
+            )
         return self
 
     load: Annotated[Literal["startup", "on_demand"], option(metavar="WHEN")] = "on_demand"
     """When the model is loaded: at start-up, or with the first request; a model named by -m: startup."""
     instances: Annotated[Int, option(), Field(ge=1, le=64)] = 1
     """Contexts over the same weights, each with its own slots and step thread."""
+    device: Annotated[DeviceSets, option("-dev", "--device", env="LLAMA_ARG_DEVICE", metavar="NAME,...")] = (AUTO,)
+    """Devices that the model is offloaded to: names of --list-devices with commas, none, or auto for every GPU. With
+    several instances semicolons may separate a set for each (YAML: a list); each distinct set gets its own weights."""
     sleep_idle_seconds: Annotated[Int, option("--sleep-idle-seconds"), Field(ge=-1), AfterValidator(without_zero)] = -1
     """Seconds without a request after which the model is unloaded until the next one; -1 = never."""
     n_threads: Annotated[Int, option("-t", "--threads", env="LLAMA_ARG_THREADS"), Field(ge=-1)] = -1

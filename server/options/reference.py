@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from server.options.environment import CONFIG_VARIABLE
-from server.options.flags import CONFIG_FLAG
+from server.options.flags import CONFIG_FLAG, DEVICES_FLAG
 from server.options.option import Entry, Table
 from server.options.unsupported import FIXED, FLAGS
 
@@ -72,6 +72,7 @@ def help_text(table: Table) -> str:
     general = parser.add_argument_group("General")
     general.add_argument("-h", "--help", "--usage", action="help", help="show this page")
     general.add_argument("--version", action="store_true", help="show the version")
+    general.add_argument(DEVICES_FLAG, action="store_true", help="show the devices that models can be offloaded to")
     general.add_argument(CONFIG_FLAG, metavar="FILE", help=f"the YAML configuration ({CONFIG_VARIABLE})")
     for name, entries in _groups(table):
         group = parser.add_argument_group(name)

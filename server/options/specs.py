@@ -8,6 +8,7 @@ from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
 from server.errors import ConfigError
 from server.options.cpus import instance_cpus
+from server.options.devices import device_sets
 from server.options.model import ModelSettings
 from server.options.speculation import AUTO
 from server.options.values import SAMPLERS
@@ -49,6 +50,7 @@ def _load_params(settings: ModelSettings) -> LoadParams:
     values = _same_names(LoadParams, settings)
     values["mmap"] = mode in ("auto", "mmap", "mmap+mlock") if settings.mmap is None else settings.mmap
     values["mlock"] = mode in ("mlock", "mmap+mlock") if settings.mlock is None else settings.mlock
+    values["devices"] = device_sets(settings.device)
     for name in ("n_threads", "n_threads_batch"):
         values[name] = values[name] or -1
     if settings.reranking:
@@ -77,6 +79,7 @@ def _draft(settings: ModelSettings) -> DraftFile | None:
             native,
             n_threads=n_threads,
             n_threads_batch=n_batch_threads,
+            devices=device_sets(settings.draft_device),
             n_gpu_layers=settings.draft_n_gpu_layers,
             cache_type_k=settings.draft_cache_type_k,
             cache_type_v=settings.draft_cache_type_v,

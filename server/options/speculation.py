@@ -4,6 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from server.options.devices import AUTO as AUTO_DEVICES
+from server.options.devices import OneDeviceSet
 from server.options.option import SettingsModel, option
 from server.options.values import FilePath, Float, GpuLayers, Int, split_list
 
@@ -115,6 +117,10 @@ class SpeculationSettings(SettingsModel):
         Int, option("-tbd", "--threads-batch-draft", "--spec-draft-threads-batch", metavar="N"), Field(ge=-1)
     ] = -1
     """CPU threads of the draft model for prompts; -1 = as draft_n_threads, 0 = all."""
+    draft_device: Annotated[
+        OneDeviceSet, option("-devd", "--device-draft", "--spec-draft-device", metavar="NAME,...")
+    ] = (AUTO_DEVICES,)
+    """Devices that the draft model is offloaded to, of all instances: names with commas, none, or auto = as device."""
     draft_n_gpu_layers: Annotated[
         GpuLayers,
         option(

@@ -71,7 +71,7 @@ FIXED = (
 _FLAGS = """
 -cl --cache-list --completion-bash --cpu-strict --prio --poll -Cb --cpu-mask-batch
 -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch -e --escape --no-escape --no-host -dt
---defrag-thold --rpc -lzm --lazy-mode -dev --device --list-devices -ot --override-tensor -cmoe --cpu-moe -ncmoe
+--defrag-thold --rpc -lzm --lazy-mode -ot --override-tensor -cmoe --cpu-moe -ncmoe
 --n-cpu-moe -ncffn --n-cpu-ffn -fit --fit -fitt --fit-target -fitc --fit-ctx --override-kv
 -mu --model-url -dr --docker-repo -hf -hfr
 --hf-repo -hff --hf-file -hft --hf-token --offline
@@ -92,7 +92,6 @@ _FLAGS = """
 --spec-draft-override-tensor -otd --override-tensor-draft --spec-draft-cpu-moe -cmoed --cpu-moe-draft
 --spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft
 --spec-synth-len --spec-synth-rates --spec-draft-p-split --draft-p-split
---spec-draft-device -devd --device-draft
 --spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match
 --spec-ngram-simple-min-hits
 --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits
@@ -102,7 +101,7 @@ _FLAGS = """
 """
 
 _VARIABLES = """
-NO_HOST DEFRAG_THOLD RPC LAZY_MODE DEVICE OVERRIDE_TENSOR CPU_MOE N_CPU_MOE N_CPU_FFN FIT FIT_TARGET FIT_CTX
+NO_HOST DEFRAG_THOLD RPC LAZY_MODE OVERRIDE_TENSOR CPU_MOE N_CPU_MOE N_CPU_FFN FIT FIT_TARGET FIT_CTX
 MODEL_URL DOCKER_REPO HF_REPO HF_FILE OFFLINE BACKEND_SAMPLING
 KV_UNIFIED_PER_SLOT MMPROJ
 MMPROJ_URL MMPROJ_OFFLOAD IMAGE_MIN_TOKENS IMAGE_MAX_TOKENS MTMD_BATCH_MAX_TOKENS VIDEO_FPS

@@ -30,6 +30,7 @@ class LoadParams:
     n_threads_batch: int = -1
     n_batch: int = 2048
     n_ubatch: int = 512
+    devices: tuple[tuple[str, ...] | None, ...] = (None,)  # of all instances, or a set for each; None = every GPU
     n_gpu_layers: int = -1  # -1 = auto, -2 = all
     split_mode: Literal["none", "layer", "row"] = "layer"
     main_gpu: int = 0

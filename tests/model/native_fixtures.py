@@ -41,7 +41,9 @@ def load(path: Path, **native: Any) -> LlamaWeights:
     """Weights with a small context, unless `native` says otherwise."""
     params = {"n_ctx": 1024, "n_parallel": 4, "n_threads": 1, "warmup": False} | native
     spec = ModelSpec("tiny", path, native=LoadParams(**params))
-    return LlamaLoader().load(spec, lambda _fraction: True)
+    weights = LlamaLoader().load(spec, lambda _fraction: True)
+    assert isinstance(weights, LlamaWeights)  # one set of devices
+    return weights
 
 
 @contextmanager

@@ -1,0 +1,78 @@
+"""Weights for each set of devices: instances on the same devices share them, others get a copy where they compute."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from server.engine.embedding.vectors import EmbeddingRunner
+from server.engine.protocols import Runner, Vocab
+from server.pool.protocols import ModelInfo, Weights
+from server.pool.spec import ModelSpec
+
+Progress = Callable[[float], bool]
+LoadOne = Callable[[ModelSpec, Progress], Weights]
+
+
+def load_by_devices(spec: ModelSpec, load_one: LoadOne, progress: Progress) -> Weights:
+    """One load for each distinct set of ``spec.native.devices``; `load_one` gets a specification with one set.
+
+    The loads follow each other and report equal shares of the progress. Raises what a load raises, after freeing
+    what was loaded before it.
+    """
+    wanted = spec.native.devices
+    distinct = list(dict.fromkeys(wanted))
+    with contextlib.ExitStack() as undo:
+        loaded: list[Weights] = []
+        for i, devices in enumerate(distinct):
+            one = replace(spec, native=replace(spec.native, devices=(devices,)))
+            loaded.append(load_one(one, _share(progress, i, len(distinct))))
+            undo.callback(loaded[-1].close)
+        undo.pop_all()
+    return loaded[0] if len(loaded) == 1 else WeightsByInstance(loaded, [distinct.index(some) for some in wanted])
+
+
+def _share(progress: Progress, part: int, n_parts: int) -> Progress:
+    return lambda fraction: progress((part + fraction) / n_parts)
+
+
+class WeightsByInstance:
+    """`server.pool.protocols.Weights`: several loads of one file. ``places`` says which of them each instance gets.
+
+    The file's facts and the vocabulary are the same in all of them: those of the first are shown.
+    """
+
+    def __init__(self, loaded: Sequence[Weights], places: Sequence[int]) -> None:
+        self._loaded = loaded
+        self._places = places
+        self._n_runners = self._n_embedders = 0
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model."""
+        return self._loaded[0].info
+
+    @property
+    def vocab(self) -> Vocab:
+        """Its vocabulary."""
+        return self._loaded[0].vocab
+
+    def runner(self) -> Runner:
+        """The next instance's context, over the weights on its devices; blocking. Raises `ModelFailed`."""
+        runner = self._of_instance(self._n_runners).runner()
+        self._n_runners += 1
+        return runner
+
+    def embedding_runner(self) -> EmbeddingRunner:
+        """As `runner`, a context that embeds."""
+        runner = self._of_instance(self._n_embedders).embedding_runner()
+        self._n_embedders += 1
+        return runner
+
+    def _of_instance(self, instance: int) -> Weights:
+        return self._loaded[self._places[instance % len(self._places)]]
+
+    def close(self) -> None:
+        """Free all of them; every runner must be closed before."""
+        with contextlib.ExitStack() as stack:
+            for weights in self._loaded:
+                stack.callback(weights.close)

@@ -1,0 +1,82 @@
+"""The devices that the library can compute on (ggml-backend.h), found by the names that the settings use."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.llama.library import C, bind, start_backend, supports_gpu_offload
+from server.pool.spec import LoadParams
+
+CPU, GPU = 0, 1  # enum ggml_backend_dev_type
+_MIB = 1 << 20
+
+_PTR, _SIZE, _TEXT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+_count = bind(C._lib, "ggml_backend_dev_count", _SIZE)
+_get = bind(C._lib, "ggml_backend_dev_get", _PTR, _SIZE)
+_name = bind(C._lib, "ggml_backend_dev_name", _TEXT, _PTR)
+_description = bind(C._lib, "ggml_backend_dev_description", _TEXT, _PTR)
+_type = bind(C._lib, "ggml_backend_dev_type", ctypes.c_int, _PTR)
+_memory = bind(C._lib, "ggml_backend_dev_memory", None, _PTR, ctypes.POINTER(_SIZE), ctypes.POINTER(_SIZE))
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device; ``pointer`` is the library's, good for as long as the process lives."""
+
+    name: str
+    type: int
+    pointer: int
+
+
+def devices() -> list[Device]:
+    """All of them, processors too, in the library's order."""
+    start_backend()
+    pointers = [_get(i) for i in range(_count())]
+    return [Device(_name(pointer).decode(), _type(pointer), pointer) for pointer in pointers]
+
+
+def find_devices(names: Sequence[str]) -> list[Device]:
+    """Those with these names, in any case of letters. Raises ValueError that names the known ones.
+
+    What computes on processors anyway is no device to choose (llama.cpp common/arg.cpp, parse_device_list).
+    """
+    known = devices()
+    by_name = {device.name.lower(): device for device in known}
+    found = []
+    for name in names:
+        device = by_name.get(name.lower())
+        if device is None:
+            raise ValueError(f"'{name}' is no device of this machine and build; {_choices(known)}")
+        if device.type == CPU:
+            raise ValueError(f"'{name}' is the processor, to which nothing is offloaded; {_choices(known)}")
+        found.append(device)
+    return found
+
+
+def _choices(known: list[Device]) -> str:
+    names = [device.name for device in known if device.type != CPU]
+    return f"known: {', '.join(names)}, none" if names else "there is none here but the processor: write none"
+
+
+def device_list() -> str:
+    """What ``--list-devices`` prints, as llama-server does (common_print_available_devices)."""
+    lines = ["Available devices:", *(_line(device) for device in devices() if device.type != CPU)]
+    return "\n".join(lines if len(lines) > 1 else [*lines, "  (none)"]) + "\n"
+
+
+def _line(device: Device) -> str:
+    free, total = _SIZE(), _SIZE()
+    _memory(device.pointer, ctypes.byref(free), ctypes.byref(total))
+    description = _description(device.pointer).decode("utf-8", "replace")
+    return f"  {device.name}: {description} ({total.value // _MIB} MiB, {free.value // _MIB} MiB free)"
+
+
+def offloads(native: LoadParams) -> bool:
+    """Whether something else than processors computes a model that is loaded so."""
+    return supports_gpu_offload() and native.devices[0] != ()
+
+
+def device_array(names: Sequence[str]) -> "ctypes.Array[ctypes.c_void_p]":
+    """For ``llama_model_params.devices``, which must be referenced until the model is loaded. Raises ValueError."""
+    pointers = [device.pointer for device in find_devices(names)]
+    return (_PTR * (len(pointers) + 1))(*pointers, None)

@@ -1,0 +1,115 @@
+"""``device`` and ``draft_device``: where a model is offloaded to, for all of its instances or for each."""
+
+from pathlib import Path
+
+import pytest
+
+from server.cli import main
+from server.errors import ConfigError
+from server.options.devices import device_sets, read_device_sets, read_one_device_set
+from server.pool.spec import ModelSpec
+from server.settings import check_files, load_settings, model_specs
+
+
+@pytest.mark.parametrize(
+    ("given", "sets"),
+    [
+        ("CUDA0", ("CUDA0",)),
+        ("CUDA0, CUDA1", ("CUDA0,CUDA1",)),
+        ("CUDA0,CUDA1 ; none;auto", ("CUDA0,CUDA1", "none", "auto")),
+        (["CUDA0,CUDA1", "CUDA2"], ("CUDA0,CUDA1", "CUDA2")),
+    ],
+)
+def test_commas_within_a_set_and_semicolons_between_sets(given: object, sets: tuple[str, ...]) -> None:
+    assert read_device_sets(given) == sets
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("", "has an empty name"),
+        ("CUDA0,,CUDA1", "has an empty name"),
+        ("CUDA0;", "has an empty name"),
+        ([], "should be names with commas"),
+        ([0], "should be names with commas"),
+        (5, "should be names with commas"),
+        ("none,CUDA0", "has 'none' beside other names"),
+        ("CUDA0,auto", "has 'auto' beside other names"),
+    ],
+)
+def test_what_is_no_list_of_devices_is_refused(given: object, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        read_device_sets(given)
+
+
+def test_a_draft_model_has_one_set_for_all_instances() -> None:
+    assert read_one_device_set("CUDA0,CUDA1") == ("CUDA0,CUDA1",)
+    with pytest.raises(ValueError, match="should be one set"):
+        read_one_device_set("CUDA0;CUDA1")
+
+
+def test_none_is_no_device_and_auto_is_left_to_the_library() -> None:
+    assert device_sets(("none", "auto", "A,B")) == ((), None, ("A", "B"))
+
+
+def spec_of(*arguments: str, env: dict[str, str] | None = None) -> ModelSpec:
+    (spec,) = model_specs(load_settings(["-m", "m.gguf", *arguments], env or {}))
+    return spec
+
+
+def test_flags_and_the_variable_reach_the_loader() -> None:
+    assert spec_of().native.devices == (None,)
+    assert spec_of("-dev", "none").native.devices == ((),)
+    assert spec_of(env={"LLAMA_ARG_DEVICE": "CUDA1,CUDA0"}).native.devices == (("CUDA1", "CUDA0"),)
+    assert spec_of("--instances", "2", "--device", "A;B,C").native.devices == (("A",), ("B", "C"))
+
+
+def test_a_draft_model_is_where_its_own_flag_says() -> None:
+    spec = spec_of("-md", "d.gguf", "-dev", "A", "-devd", "none")
+    assert spec.draft is not None
+    assert (spec.native.devices, spec.draft.native.devices) == ((("A",),), ((),))
+    spec = spec_of("-md", "d.gguf", "-dev", "A")
+    assert spec.draft is not None
+    assert spec.draft.native.devices == (None,)  # the loader puts the model's own in its place
+
+
+@pytest.mark.parametrize(("instances", "device"), [("1", "A;B"), ("3", "A;B")])
+def test_as_many_sets_as_instances_or_one(instances: str, device: str) -> None:
+    message = f"device names 2 sets of devices for {instances} instances; name one, or as many"
+    with pytest.raises(ConfigError, match=message):
+        spec_of("--instances", instances, "--device", device)
+
+
+def test_a_list_of_the_yaml_is_a_set_for_each_instance(tmp_path: Path) -> None:
+    config = tmp_path / "pool.yaml"
+    config.write_text("models: {m: {path: m.gguf, instances: 2, device: ['A,B', none]}}", encoding="utf-8")
+    (spec,) = model_specs(load_settings([], {}, config))
+    assert spec.native.devices == (("A", "B"), ())
+
+
+@pytest.mark.parametrize(
+    ("flag", "key", "device", "problem"),
+    [
+        ("-dev", "device", "CUDA77", "'CUDA77' is no device of this machine and build; "),
+        ("-dev", "device", "cpu", "'cpu' is the processor, to which nothing is offloaded; "),
+        ("-devd", "draft_device", "CUDA77", "'CUDA77' is no device of this machine and build; "),
+    ],
+)
+def test_devices_that_are_not_there_are_found_before_anything_is_loaded(
+    tmp_path: Path, flag: str, key: str, device: str, problem: str
+) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    settings = load_settings(["-m", str(file), flag, device], {})
+    with pytest.raises(ConfigError) as caught:
+        check_files(settings)
+    assert f".{key}: {problem}" in caught.value.message
+    assert "none" in caught.value.message.rpartition("; ")[2]  # says what can be chosen
+
+
+def test_list_devices_prints_what_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", "missing.gguf", "--list-devices"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "Available devices:"
+    assert lines
+    assert all(line.startswith("  ") and "CPU" not in line.split(":")[0] for line in lines)
