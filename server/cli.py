@@ -91,7 +91,8 @@ def check_config(words: list[str]) -> int:
         raise ConfigError("check-config needs a file: llamapool check-config FILE")
     settings = load_settings(words[1:], config=Path(words[0]))
     check_tls(settings.server)
-    check_files(settings, strict=True)
+    for warning in check_files(settings, strict=True):
+        print(f"llamapool: {warning}", file=sys.stderr)
     print(effective_yaml(settings), end="")
     return OK
 

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from server.chat.template import ChatTemplate
 from server.errors import ConfigError
 from server.options.devices import device_sets
+from server.options.effects import without_effect
 from server.options.environment import Variables, check_model_names, read_environment
 from server.options.flags import Flags, read_flags
 from server.options.layers import mistake
@@ -127,7 +128,7 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
     """Look at every file that the settings name.
 
     Raises ConfigError for the first that cannot be used. A model found in a scanned folder does not stop the
-    others unless `strict`: its problem is returned.
+    others unless `strict`: its problem is returned, and what has no effect.
     """
     settings.server.all_api_keys()
     _check_slot_folder(settings.server)
@@ -138,6 +139,7 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
         origin = settings.origins[model_id]
         _check_adapters(model_id, model, origin)
         _check_devices(model_id, model, origin)
+        warnings += [f"{origin.place}: models.{model_id}: {text}" for text in without_effect(model)]
         if origin.mmproj is not None:
             warnings.append(f"{origin.place}: '{model_id}' is served without {origin.mmproj.name}: no images yet")
         problem = problem_of(model.path)

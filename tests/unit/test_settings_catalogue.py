@@ -102,6 +102,26 @@ def test_an_incomplete_model_in_a_folder_does_not_stop_the_others(folder: Path) 
         check_files(settings, strict=True)
 
 
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--cache-disk-path", "."], ["cache_disk_path"]),
+        (["--cache-disk-path", ".", "--cache-disk", "64"], []),
+        (["--draft-max", "4", "-td", "1"], ["draft_n_threads", "spec_draft_max"]),
+        (["--draft-max", "4", "-md", "models/one.gguf"], []),
+        (["--spec-type", "none", "--spec-ngram-size-n", "4"], ["spec_ngram_size"]),
+        (["--spec-type", "none", "-md", "models/one.gguf"], ["draft_model"]),
+    ],
+)
+def test_what_has_no_effect_beside_other_settings_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], named: list[str]
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    warnings = check_files(load_settings(["-m", "models/one.gguf", *flags], {}))
+    found = [text.partition(" has no effect: ")[0].rpartition(" ")[2] for text in warnings]
+    assert found == named
+
+
 def test_a_projector_that_is_not_used_is_said_so(folder: Path) -> None:
     warnings = check_files(load_settings(["--models-dir", str(folder)], {}))
     assert [text for text in warnings if "mmproj" in text and "no images yet" in text]
