@@ -28,7 +28,8 @@ PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama
 class GrammarCompiler:
     """Makes constraints; every method may be called from any thread and raises InvalidRequest for a bad grammar.
 
-    The vocabulary is read at the first grammar, not before: about a second for 150,000 tokens.
+    The vocabulary is read at the first grammar, or by `prepare`: about a second for 150,000 tokens, for most of which
+    llguidance keeps the interpreter's lock.
     """
 
     def __init__(self, vocab: TokenBytes) -> None:
@@ -40,6 +41,10 @@ class GrammarCompiler:
         self._compiled: Cache[MatcherConstraint] = Cache(_CACHED)
         self._made: Cache[object] = Cache(_CACHED)
         self._index = MarkerIndex(vocab)
+
+    def prepare(self) -> None:
+        """Read the vocabulary now."""
+        self._all_tokens()
 
     def json_schema(self, schema: object) -> MatcherConstraint:
         """JSON that validates against `schema` (Draft 2020-12, or the draft that its `$schema` names)."""

@@ -52,7 +52,8 @@ class Entry:
     @property
     def idle(self) -> bool:
         """No lease, and the engine has nothing left to do."""
-        return not self.leases and (self.loaded is None or not self.loaded.busy)
+        loaded = self.loaded  # once: other threads ask, too
+        return not self.leases and (loaded is None or not loaded.busy)
 
     @property
     def leaving(self) -> bool:

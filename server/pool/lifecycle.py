@@ -52,12 +52,15 @@ class Lifecycle:
         fan_out: FanOut,
         threads: Executor,
         clock: Callable[[], float],
+        quiet: Callable[[], bool],
     ) -> None:
+        """`quiet`: whether no model has anything to do; asked from other threads."""
         self._loader = loader
         self._factories = factories
         self._fan_out = fan_out
         self._threads = threads
         self._clock = clock
+        self._quiet = quiet
 
     # ---- loading
 
@@ -68,7 +71,10 @@ class Lifecycle:
         def report(value: float) -> None:
             loop.call_soon_threadsafe(self._progressed, entry, load, value)
 
-        load = Load(entry.spec, self._loader, self._factories.template, report, self._clock)
+        factories = self._factories
+        load = Load(
+            *(entry.spec, self._loader, factories.template, report, self._clock), factories.grammar, self._quiet
+        )
         entry.load = load
         entry.after_drain = Status.UNLOADED
         entry.progress = 0.0
@@ -120,6 +126,7 @@ class Lifecycle:
             parts.weights,
             loaded_at=time.time(),
             make_grammar=self._factories.grammar,
+            _grammar=parts.grammar,
         )
         try:
             if generator is not None and spec.engine.cache_disk and spec.engine.cache_disk_path is not None:

@@ -1,17 +1,26 @@
 """The blocking half of a load: runs in a thread, reports progress, can be stopped, leaves nothing behind."""
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from server.chat.rendering import Renderer
 from server.chat.template import ChatTemplate
 from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.protocols import Runner
 from server.errors import ModelFailed
+from server.pool.model import GrammarFactory
 from server.pool.protocols import Loader, ModelInfo, Weights
 from server.pool.spec import ModelSpec
+
+if TYPE_CHECKING:  # llguidance takes its time to import
+    from server.grammar.compiler import GrammarCompiler
+
+log = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.2  # as llama-server (tools/server/server-context.cpp, load_progress_callback)
 
@@ -41,6 +50,7 @@ class Parts:
     template: ChatTemplate
     runners: list[Runner]
     embedders: list[EmbeddingRunner]
+    grammar: "GrammarCompiler | None" = None
 
     def close(self) -> None:
         """Free all of it, contexts before weights."""
@@ -61,6 +71,8 @@ class Load:
     template: TemplateFactory
     report: Callable[[float], None]  # called in the thread, with 0..1, at most every 0.2 s but for both ends
     clock: Callable[[], float]
+    grammar: GrammarFactory
+    quiet: Callable[[], bool]  # whether no other model has anything to do
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _reported_at: float | None = None
 
@@ -82,18 +94,41 @@ class Load:
         with contextlib.ExitStack() as undo:
             undo.callback(weights.close)
             parts = Parts(weights, self.template(weights.info, self.spec), [], [])
-            for _ in range(self.spec.native.instances):
-                if weights.info.generates:
-                    self._check_wanted()
-                    parts.runners.append(weights.runner())
-                    undo.callback(parts.runners[-1].close)
-                if weights.info.embeds:
-                    self._check_wanted()
-                    parts.embedders.append(weights.embedding_runner())
-                    undo.callback(parts.embedders[-1].close)
+            with ThreadPoolExecutor(1, "prepare-grammar") as beside:  # ends before the weights are closed
+                grammar = beside.submit(self._prepared, weights)
+                self._open_contexts(parts, undo)
+                parts.grammar = grammar.result()
             self._check_wanted()
             undo.pop_all()
         return parts
+
+    def _open_contexts(self, parts: Parts, undo: contextlib.ExitStack) -> None:
+        weights = parts.weights
+        for _ in range(self.spec.native.instances):
+            if weights.info.generates:
+                self._check_wanted()
+                parts.runners.append(weights.runner())
+                undo.callback(parts.runners[-1].close)
+            if weights.info.embeds:
+                self._check_wanted()
+                parts.embedders.append(weights.embedding_runner())
+                undo.callback(parts.embedders[-1].close)
+
+    def _prepared(self, weights: Weights) -> "GrammarCompiler | None":
+        """The compiler of constraints, ready, as a part of the warm-up.
+
+        Reading a large vocabulary stops every thread of Python for most of a second, so that it is left to the first
+        constraint when another model is at work.
+        """
+        if not (weights.info.generates and self.spec.native.warmup and self.quiet()):
+            return None
+        try:
+            grammar = self.grammar(weights.vocab)
+            grammar.prepare()
+        except Exception:  # only constraints need it; who asks for one is told
+            log.warning("model '%s': no grammar can be compiled for its vocabulary", self.spec.id, exc_info=True)
+            return None
+        return grammar
 
     def _check_wanted(self) -> None:
         if self.cancelled:

@@ -44,9 +44,12 @@ class Pool:
         self._check_startup()
         self._fan_out = FanOut()
         self._threads = threads or ThreadPoolExecutor(max(1, len(specs)), thread_name_prefix="pool")
-        self._lifecycle = Lifecycle(loader, factories or Factories(), self._fan_out, self._threads, clock)
+        self._lifecycle = Lifecycle(loader, factories or Factories(), self._fan_out, self._threads, clock, self._quiet)
         self._turns = Turns(self._entries, self.limits, self._lifecycle, clock)
         self._keeper: asyncio.Task[None] | None = None
+
+    def _quiet(self) -> bool:
+        return all(entry.idle for entry in self._entries.values())
 
     def _check_startup(self) -> None:
         n_startup = sum(e.spec.load == "startup" for e in self._entries.values())

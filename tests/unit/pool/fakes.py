@@ -100,6 +100,19 @@ class FakeEngine:
             runner.close()
 
 
+class Grammar:
+    """Counts how often it was prepared."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.n_prepared = 0
+        self._fault = fault
+
+    def prepare(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+        self.n_prepared += 1
+
+
 class Loader:
     """Fails for the models in ``failing``; ``weights`` has all that were ever loaded."""
 
@@ -150,7 +163,7 @@ class Setup:
             engine=self.engines,
             embedder=cast(EmbedderFactory, self.embedders),
             template=lambda info, spec: cast(Any, object()),
-            grammar=lambda vocab: cast(Any, object()),
+            grammar=lambda vocab: cast(Any, Grammar()),
         )
         self.pool = Pool(specs, self.loader, PoolLimits(**limits), self.clock, self.factories, threads=self.threads)
 

@@ -1,11 +1,12 @@
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from server.errors import ModelFailed
 from server.pool.loading import Load
-from server.pool.spec import ModelSpec
-from tests.unit.pool.fakes import Clock, Loader, spec
+from server.pool.spec import LoadParams, ModelSpec
+from tests.unit.pool.fakes import Clock, Grammar, Loader, spec
 
 
 class Reports(list[float]):
@@ -13,13 +14,22 @@ class Reports(list[float]):
         self.append(value)
 
 
-def load(loader: object, model: ModelSpec, clock: Clock | None = None, reports: Reports | None = None) -> Load:
+def load(
+    loader: object,
+    model: ModelSpec,
+    clock: Clock | None = None,
+    reports: Reports | None = None,
+    grammar: Grammar | None = None,
+    quiet: bool = True,
+) -> Load:
     return Load(
         model,
         cast(Any, loader),
         template=lambda info, spec: cast(Any, object()),
         report=Reports() if reports is None else reports,
         clock=clock or Clock(),
+        grammar=lambda vocab: cast(Any, grammar or Grammar()),
+        quiet=lambda: quiet,
     )
 
 
@@ -29,6 +39,32 @@ def test_as_many_contexts_as_instances_share_the_weights():
     assert len(parts.runners) == 3
     parts.close()
     assert loader.open == []
+
+
+def test_the_vocabulary_is_read_for_grammars_in_the_warm_up():
+    parts = load(Loader(), spec("a"), grammar=(grammar := Grammar())).run()
+    assert cast(Any, parts.grammar) is grammar
+    assert grammar.n_prepared == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "quiet"),
+    [
+        (spec("a"), False),  # another model's streams would stand still
+        (ModelSpec("a", Path("a.gguf"), native=LoadParams(warmup=False)), True),
+        (spec("a", pooling="rank"), True),
+    ],
+)
+def test_else_with_the_first_constraint(model: ModelSpec, quiet: bool):
+    parts = load(Loader(), model, grammar=(grammar := Grammar()), quiet=quiet).run()
+    assert parts.grammar is None
+    assert grammar.n_prepared == 0
+
+
+def test_a_vocabulary_that_grammars_can_not_use_is_no_reason_not_to_load(caplog: pytest.LogCaptureFixture):
+    parts = load(Loader(), spec("a"), grammar=Grammar(ValueError("a token too many"))).run()
+    assert parts.grammar is None
+    assert "model 'a': no grammar can be compiled for its vocabulary" in caplog.text
 
 
 def test_when_the_second_context_does_not_fit_the_first_and_the_weights_are_freed():
