@@ -24,6 +24,7 @@ from server.options.flags import Flags, read_flags
 from server.options.layers import mistake
 from server.options.model import ModelDefaults, ModelSettings
 from server.options.option import SettingsModel, Table
+from server.options.overrides import tensor_override
 from server.options.roster import Inputs, Origin, Roster, find_models
 from server.options.server import ServerSettings
 from server.options.sources import LayerSource, stacked
@@ -168,16 +169,21 @@ def _check_adapters(model_id: str, model: ModelSettings, origin: Origin) -> None
 
 
 def _check_devices(model_id: str, model: ModelSettings, origin: Origin) -> None:
-    for key, texts in (("device", model.device), ("draft_device", model.draft_device)):
-        names = [name for some in device_sets(texts) for name in some or ()]
-        if not names:
-            continue
-        from server.llama.devices import find_devices  # the native library: only where somebody names a device
+    """The native library knows which exist here; it is only asked where somebody names one."""
+    sets = {"device": model.device, "draft_device": model.draft_device}
+    devices = {key: [name for some in device_sets(texts) for name in some or ()] for key, texts in sets.items()}
+    overrides = {"override_tensor": model.override_tensor, "draft_override_tensor": model.draft_override_tensor}
+    buffers = {key: [tensor_override(text).buffer_type for text in texts] for key, texts in overrides.items()}
+    if not any([*devices.values(), *buffers.values()]):
+        return
+    from server.llama.devices import check_buffer_types, find_devices
 
-        try:
-            find_devices(names)
-        except ValueError as error:
-            raise ConfigError(f"{origin.place}: models.{model_id}.{key}: {error}") from None
+    for check, named in ((find_devices, devices), (check_buffer_types, buffers)):
+        for key, names in named.items():
+            try:
+                check(names)
+            except ValueError as error:
+                raise ConfigError(f"{origin.place}: models.{model_id}.{key}: {error}") from None
 
 
 def _check_template(spec: ModelSpec) -> None:

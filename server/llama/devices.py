@@ -17,6 +17,9 @@ _name = bind(C._lib, "ggml_backend_dev_name", _TEXT, _PTR)
 _description = bind(C._lib, "ggml_backend_dev_description", _TEXT, _PTR)
 _type = bind(C._lib, "ggml_backend_dev_type", ctypes.c_int, _PTR)
 _memory = bind(C._lib, "ggml_backend_dev_memory", None, _PTR, ctypes.POINTER(_SIZE), ctypes.POINTER(_SIZE))
+_buffer_type = bind(C._lib, "ggml_backend_dev_buffer_type", _PTR, _PTR)
+_buffer_type_name = bind(C._lib, "ggml_backend_buft_name", _TEXT, _PTR)
+_processor_buffer_type = bind(C._lib, "ggml_backend_cpu_buffer_type", _PTR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,29 @@ def _line(device: Device) -> str:
     _memory(device.pointer, ctypes.byref(free), ctypes.byref(total))
     description = _description(device.pointer).decode("utf-8", "replace")
     return f"  {device.name}: {description} ({total.value // _MIB} MiB, {free.value // _MIB} MiB free)"
+
+
+def buffer_types() -> dict[str, tuple[Device, int]]:
+    """What tensors can be put in, by name: the device and the library's pointer."""
+    found = {}
+    for device in devices():
+        if pointer := _buffer_type(device.pointer):
+            found[_buffer_type_name(pointer).decode()] = device, pointer
+    return found
+
+
+def check_buffer_types(names: Sequence[str]) -> None:
+    """Raises ValueError for one that does not exist here, naming those that do."""
+    known = buffer_types()
+    for name in names:
+        if name not in known:
+            raise ValueError(f"'{name}' is no buffer type of this machine and build; known: {', '.join(sorted(known))}")
+
+
+def processor_buffer_type() -> int:
+    """Plain memory."""
+    pointer: int = _processor_buffer_type()
+    return pointer
 
 
 def offloads(native: LoadParams) -> bool:

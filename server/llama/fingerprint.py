@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from server.llama.gguf_header import GgufHeader
@@ -11,10 +11,11 @@ SAMPLE_BYTES = 256
 _DIGEST_BYTES = 16
 
 
-def fingerprint(files: Iterable[tuple[Path, GgufHeader]]) -> str:
+def fingerprint(files: Iterable[tuple[Path, GgufHeader]], overrides: Sequence[object] = ()) -> str:
     """A hash of the headers (metadata, vocabulary, tensors), the sizes, and the end of every tensor's content.
 
-    A fine-tune whose header is its base's differs in the samples. Names and places of the files do not count.
+    `overrides` are what overrules the first header. A fine-tune whose header is its base's differs in the samples.
+    Names and places of the files do not count.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for path, header in files:
@@ -26,4 +27,6 @@ def fingerprint(files: Iterable[tuple[Path, GgufHeader]]) -> str:
             for tensor in header.tensors:
                 start = max(tensor.end - SAMPLE_BYTES, header.n_bytes)
                 digest.update(os.pread(descriptor, tensor.end - start, start))
+    if overrides:
+        digest.update(repr(overrides).encode())
     return digest.hexdigest()

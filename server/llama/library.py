@@ -93,6 +93,9 @@ class _Log:
             self._line(getattr(local, "level", 2), line.rstrip())
 
     def _line(self, level: int, line: str) -> None:
+        heard = getattr(self._local, "heard", None)
+        if heard is not None:
+            heard.append(line)
         errors = getattr(self._local, "errors", None)
         if errors is not None and level == 4:
             errors.append(line)
@@ -111,10 +114,21 @@ class _Log:
         finally:
             self._local.errors, self._local.quiet = None, False
 
+    @contextmanager
+    def hearing(self) -> Iterator[list[str]]:
+        """All lines that this thread's native calls log meanwhile."""
+        heard: list[str] = []
+        self._local.heard = heard
+        try:
+            yield heard
+        finally:
+            self._local.heard = None
+
 
 _log = _Log()
 _log_callback = C.llama_log_callback(_log)  # the library calls it until the process ends, so it must stay referenced
 collect_errors = _log.collecting
+hear_log = _log.hearing
 
 
 @cache

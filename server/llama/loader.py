@@ -1,6 +1,5 @@
 """Loads a model's weights through the native library."""
 
-import ctypes
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,10 +7,11 @@ from pathlib import Path
 
 from server.errors import InternalError, ModelFailed
 from server.llama.device_sets import load_by_devices
-from server.llama.devices import device_array, offloads
 from server.llama.draft_weights import DraftWeights
-from server.llama.library import C, collect_errors, reason, start_backend
+from server.llama.library import C, collect_errors, hear_log, reason, start_backend
+from server.llama.metadata_overrides import without_effect
 from server.llama.model_file import ModelFiles, check_files
+from server.llama.model_params import model_params
 from server.llama.roles import roles
 from server.llama.threads import bound
 from server.llama.weights import LlamaWeights
@@ -19,9 +19,6 @@ from server.pool.protocols import Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 
 logger = logging.getLogger("llamapool.llama")
-
-SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}  # enum llama_split_mode
-_LOAD_AUTO, _LOAD_PLAIN, _LOAD_MLOCK, _LOAD_MMAP_MLOCK = -1, 0, 2, 3  # enum llama_load_mode
 
 
 class LlamaLoader:
@@ -59,17 +56,19 @@ def _beside(file: DraftFile, target: LoadParams) -> DraftFile:
 
 def _open(name: str, path: Path, native: LoadParams, progress: Callable[[float], bool]) -> tuple[int, ModelFiles]:
     """The native model, which the caller frees. Raises `ModelFailed`."""
-    files = check_files(name, path)
+    files = check_files(name, path, native.metadata_overrides)
     start_backend(native.numa)
     report = _Progress(progress)
-    params = _model_params(name, native)
+    params = model_params(name, native, files)
     params.progress_callback = report.callback
-    with collect_errors() as errors:
+    with collect_errors() as errors, hear_log() as heard:
         model = C.llama_model_load_from_file(str(files.path).encode(), params)
     report.raise_failure()
     if not model:
         stopped = "the load was stopped" if report.stopped else reason(errors, "the native library gave no reason")
         raise ModelFailed(name, stopped if report.stopped else f"{path}: {stopped}")
+    for key in without_effect(native.metadata_overrides, heard):
+        logger.warning("model '%s': override_kv %s has no effect: the library does not read it so", name, key)
     return model, files
 
 
@@ -104,35 +103,3 @@ class _Progress:
         """Raise what the caller's own progress function raised."""
         if self._failure is not None:
             raise InternalError("reporting the load's progress failed") from self._failure
-
-
-def _model_params(model: str, native: LoadParams) -> ctypes.Structure:
-    params: ctypes.Structure = C.llama_model_default_params()
-    params.n_gpu_layers = native.n_gpu_layers if native.n_gpu_layers >= 0 else -1
-    names = native.devices[0]
-    if native.n_gpu_layers > 0 and not offloads(native):
-        why = "device is none" if names == () else "this build of llama.cpp sees no GPU"
-        logger.warning("model '%s': n_gpu_layers is ignored, %s", model, why)
-    if names is not None:
-        try:
-            # the library reads the array during the load only, and `params` keeps it referenced until then
-            params.devices = ctypes.cast(device_array(names), ctypes.c_void_p)
-        except ValueError as error:
-            raise ModelFailed(model, f"device: {error}") from None
-    params.split_mode = SPLIT_MODES[native.split_mode]
-    params.main_gpu = native.main_gpu
-    params.load_mode = _load_mode(native)
-    params.check_tensors = native.check_tensors
-    if native.tensor_split:
-        most = C.LLAMA_MAX_DEVICES
-        if len(native.tensor_split) > most:
-            raise ModelFailed(model, f"tensor_split has {len(native.tensor_split)} parts, at most {most} are possible")
-        # the library reads it during the load only, and `params` keeps it referenced until then
-        params.tensor_split = (ctypes.c_float * most)(*native.tensor_split)
-    return params
-
-
-def _load_mode(native: LoadParams) -> int:
-    if native.mlock:
-        return _LOAD_MMAP_MLOCK if native.mmap else _LOAD_MLOCK
-    return _LOAD_AUTO if native.mmap else _LOAD_PLAIN

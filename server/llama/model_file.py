@@ -2,12 +2,16 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from server.errors import ModelFailed
 from server.llama.gguf_header import BrokenFileError, GgufHeader, read_header
+from server.llama.metadata_overrides import overruled
+from server.pool.spec import MetadataOverride
 
+_MOST_LAYERS, _MOST_EXPERTS = 512, 1024  # src/llama-hparams.h
 _SPLIT = re.compile(r"^(?P<prefix>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
@@ -20,9 +24,12 @@ class ModelFiles:
     parts: tuple[tuple[Path, GgufHeader], ...]
 
 
-def check_files(model: str, path: Path) -> ModelFiles:
-    """Read every part's header; raises `ModelFailed` for a missing, unreadable, truncated or foreign file."""
-    header = read_gguf(model, path)
+def check_files(model: str, path: Path, overrides: Sequence[MetadataOverride] = ()) -> ModelFiles:
+    """Read every part's header, with `overrides` in the first.
+
+    Raises `ModelFailed` for a missing, unreadable, truncated or foreign file.
+    """
+    header = overruled(model, read_gguf(model, path), overrides)
     count = header.integer("split.count")
     others = _other_parts(model, path, header, count) if count > 1 else []
     architecture = header.metadata.get("general.architecture")
@@ -63,9 +70,13 @@ def _other_parts(model: str, path: Path, header: GgufHeader, count: int) -> list
 
 
 def _check_numbers(model: str, path: Path, header: GgufHeader, architecture: str) -> None:
-    """Numbers that the library divides by or allocates from without looking."""
+    """Numbers that the library divides by, allocates from or asserts without looking."""
+    n_expert = header.integer(f"{architecture}.expert_count")
     for key, low, high in (
-        ("block_count", 1, 10_000),
+        ("block_count", 1, _MOST_LAYERS),
+        ("expert_count", 0, _MOST_EXPERTS),
+        ("expert_used_count", min(n_expert, 1), n_expert),
+        ("attention.sliding_window", 0, 1 << 30),
         ("embedding_length", 1, 1 << 24),
         ("context_length", 1, (1 << 31) - 1),
         ("rope.dimension_count", 2, _head_size(header, architecture)),

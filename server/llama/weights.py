@@ -50,7 +50,7 @@ class LlamaWeights:
         self.vocab = LlamaVocab(model)
         self.info = replace(
             _info(model, self.vocab, roles(files.header, spec.native)),
-            fingerprint=fingerprint(files.parts),
+            fingerprint=fingerprint(files.parts, spec.native.metadata_overrides),
             adapter_fingerprints=tuple(native.fingerprint for native in self._adapters),
             control_vectors=self._control.fingerprint if self._control else "",
         )

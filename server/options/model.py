@@ -15,6 +15,7 @@ from server.options.cpus import known_masks, known_ranges
 from server.options.devices import AUTO, DeviceSets
 from server.options.embedding import EmbeddingSettings
 from server.options.option import SettingsModel, option
+from server.options.overrides import OverrideSettings
 from server.options.sampling import SamplingSettings
 from server.options.speculation import CacheType, SpeculationSettings
 from server.options.values import (
@@ -242,6 +243,7 @@ class ModelDefaults(
     ChatSettings,
     SpeculationSettings,
     SchedulingSettings,
+    OverrideSettings,
     HardwareSettings,
     ContextSettings,
 ):

@@ -10,6 +10,7 @@ from server.errors import ConfigError
 from server.options.cpus import instance_cpus
 from server.options.devices import device_sets
 from server.options.model import ModelSettings
+from server.options.overrides import metadata_override, tensor_override
 from server.options.speculation import AUTO
 from server.options.values import SAMPLERS
 from server.pool.spec import ChatParams, DraftFile, LoadParams, ModelSpec
@@ -51,6 +52,8 @@ def _load_params(settings: ModelSettings) -> LoadParams:
     values["mmap"] = mode in ("auto", "mmap", "mmap+mlock") if settings.mmap is None else settings.mmap
     values["mlock"] = mode in ("mlock", "mmap+mlock") if settings.mlock is None else settings.mlock
     values["devices"] = device_sets(settings.device)
+    values["tensor_overrides"] = tuple(map(tensor_override, settings.override_tensor))
+    values["metadata_overrides"] = tuple(map(metadata_override, settings.override_kv))
     for name in ("n_threads", "n_threads_batch"):
         values[name] = values[name] or -1
     if settings.reranking:
@@ -80,6 +83,10 @@ def _draft(settings: ModelSettings) -> DraftFile | None:
             n_threads=n_threads,
             n_threads_batch=n_batch_threads,
             devices=device_sets(settings.draft_device),
+            tensor_overrides=tuple(map(tensor_override, settings.draft_override_tensor)),
+            cpu_moe=settings.draft_cpu_moe,
+            n_cpu_moe=settings.draft_n_cpu_moe,
+            n_cpu_ffn=0,
             n_gpu_layers=settings.draft_n_gpu_layers,
             cache_type_k=settings.draft_cache_type_k,
             cache_type_v=settings.draft_cache_type_v,

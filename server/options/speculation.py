@@ -7,7 +7,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from server.options.devices import AUTO as AUTO_DEVICES
 from server.options.devices import OneDeviceSet
 from server.options.option import SettingsModel, option
-from server.options.values import FilePath, Float, GpuLayers, Int, split_list
+from server.options.overrides import MAX_LAYERS, TensorOverrides
+from server.options.values import Bool, FilePath, Float, GpuLayers, Int, split_list
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 AUTO = "auto"
@@ -130,6 +131,29 @@ class SpeculationSettings(SettingsModel):
         Field(ge=-2),
     ] = -1
     """Layers of the draft model on the GPU: a number, auto (-1) or all (-2)."""
+    draft_override_tensor: Annotated[
+        TensorOverrides,
+        option(
+            *("-otd", "--override-tensor-draft", "--spec-draft-override-tensor"),
+            metavar="PATTERN=TYPE,...",
+            text=split_list,
+            repeat=True,
+        ),
+    ] = ()
+    """Buffer types for tensors of the draft model, as override_tensor."""
+    draft_cpu_moe: Annotated[
+        Bool, option("-cmoed", "--cpu-moe-draft", "--spec-draft-cpu-moe", env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE")
+    ] = False
+    """The weights of the draft model's experts (MoE) stay on the CPU."""
+    draft_n_cpu_moe: Annotated[
+        Int,
+        option(
+            *("-ncmoed", "--n-cpu-moe-draft", "--spec-draft-n-cpu-moe", "--spec-draft-ncmoe"),
+            env="LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE",
+        ),
+        Field(ge=0, le=MAX_LAYERS),
+    ] = 0
+    """Layers of the draft model, from the first, whose experts stay on the CPU."""
     draft_cache_type_k: Annotated[
         CacheType,
         option(

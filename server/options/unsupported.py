@@ -44,6 +44,7 @@ FIXED = (
     ),
     Fixed(("--perf",), ("--no-perf",), "LLAMA_ARG_PERF", False, "does not print the library's timings"),
     Fixed(("--repack",), ("-nr", "--no-repack"), "LLAMA_ARG_REPACK", True, "always repacks weights"),
+    Fixed(("--offline",), (), "LLAMA_ARG_OFFLINE", True, "never downloads anything"),
     Fixed(("--log-jsonl",), ("--no-log-jsonl",), "LLAMA_ARG_LOG_JSONL", False, "does not log JSON lines"),
     Fixed(
         ("--skip-chat-parsing",),
@@ -70,11 +71,10 @@ FIXED = (
 
 _FLAGS = """
 -cl --cache-list --completion-bash --cpu-strict --prio --poll -Cb --cpu-mask-batch
--Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch -e --escape --no-escape --no-host -dt
---defrag-thold --rpc -lzm --lazy-mode -ot --override-tensor -cmoe --cpu-moe -ncmoe
---n-cpu-moe -ncffn --n-cpu-ffn -fit --fit -fitt --fit-target -fitc --fit-ctx --override-kv
+-Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch -e --escape --no-escape -dt
+--defrag-thold --rpc -lzm --lazy-mode -fit --fit -fitt --fit-target -fitc --fit-ctx
 -mu --model-url -dr --docker-repo -hf -hfr
---hf-repo -hff --hf-file -hft --hf-token --offline
+--hf-repo -hff --hf-file -hft --hf-token
 --grammar --grammar-file -j --json-schema -jf --json-schema-file
 -bs --backend-sampling -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
 --kv-unified-per-slot -r --reverse-prompt -sp --special -mm --mmproj -mmu --mmproj-url
@@ -89,8 +89,6 @@ _FLAGS = """
 --prio-draft --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft
 --spec-draft-cpu-range-batch -Crbd --cpu-range-batch-draft --spec-draft-cpu-strict-batch --cpu-strict-batch-draft
 --spec-draft-prio-batch --prio-batch-draft --spec-draft-poll-batch --poll-batch-draft
---spec-draft-override-tensor -otd --override-tensor-draft --spec-draft-cpu-moe -cmoed --cpu-moe-draft
---spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft
 --spec-synth-len --spec-synth-rates --spec-draft-p-split --draft-p-split
 --spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match
 --spec-ngram-simple-min-hits
@@ -101,12 +99,12 @@ _FLAGS = """
 """
 
 _VARIABLES = """
-NO_HOST DEFRAG_THOLD RPC LAZY_MODE OVERRIDE_TENSOR CPU_MOE N_CPU_MOE N_CPU_FFN FIT FIT_TARGET FIT_CTX
-MODEL_URL DOCKER_REPO HF_REPO HF_FILE OFFLINE BACKEND_SAMPLING
+DEFRAG_THOLD RPC LAZY_MODE FIT FIT_TARGET FIT_CTX
+MODEL_URL DOCKER_REPO HF_REPO HF_FILE BACKEND_SAMPLING
 KV_UNIFIED_PER_SLOT MMPROJ
 MMPROJ_URL MMPROJ_OFFLOAD IMAGE_MIN_TOKENS IMAGE_MAX_TOKENS MTMD_BATCH_MAX_TOKENS VIDEO_FPS
 VIDEO_TIMESTAMP_INTERVAL VIDEO_FFMPEG_DIR REUSE_PORT STATIC_PATH UI_CONFIG UI_CONFIG_FILE TOOLS TOOLS_RUNTIME
-MCP_SERVERS_CONFIG MCP_SERVERS_JSON SPEC_DRAFT_HF_REPO SPEC_DRAFT_CPU_MOE SPEC_DRAFT_N_CPU_MOE
+MCP_SERVERS_CONFIG MCP_SERVERS_JSON SPEC_DRAFT_HF_REPO
 SPEC_SYNTH_LEN SPEC_SYNTH_RATES SPEC_DRAFT_P_SPLIT
 DRAFT_MAX DRAFT_MIN
 """

@@ -20,6 +20,22 @@ class ScaledFile:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorOverride:
+    """Tensors whose name has a match of the pattern are put in buffers of this type."""
+
+    pattern: str
+    buffer_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataOverride:
+    """A value that overrules the file's."""
+
+    key: str
+    value: int | float | bool | str
+
+
+@dataclass(frozen=True, slots=True)
 class LoadParams:
     """What the native library gets (llama.cpp common/common.h, common_params). -1 and None mean automatic."""
 
@@ -35,6 +51,12 @@ class LoadParams:
     split_mode: Literal["none", "layer", "row"] = "layer"
     main_gpu: int = 0
     tensor_split: tuple[float, ...] = ()
+    tensor_overrides: tuple[TensorOverride, ...] = ()  # the first that matches counts, before the three below
+    cpu_moe: bool = False
+    n_cpu_moe: int = 0  # layers, from the first, whose experts stay on the processor
+    n_cpu_ffn: int = 0  # as well, whose dense feed-forward weights do
+    no_host: bool = False  # no buffers of a device in the host's memory
+    metadata_overrides: tuple[MetadataOverride, ...] = ()
     flash_attn: Literal["on", "off", "auto"] = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"

@@ -10,7 +10,7 @@ import pytest
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.errors import ModelFailed
-from server.llama import loader as loading
+from server.llama import model_params as loading
 from server.llama.devices import devices
 from server.llama.library import C
 from server.llama.loader import LlamaLoader

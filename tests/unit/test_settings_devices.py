@@ -1,5 +1,6 @@
 """``device`` and ``draft_device``: where a model is offloaded to, for all of its instances or for each."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,8 @@ def test_a_list_of_the_yaml_is_a_set_for_each_instance(tmp_path: Path) -> None:
         ("-dev", "device", "CUDA77", "'CUDA77' is no device of this machine and build; "),
         ("-dev", "device", "cpu", "'cpu' is the processor, to which nothing is offloaded; "),
         ("-devd", "draft_device", "CUDA77", "'CUDA77' is no device of this machine and build; "),
+        ("-ot", "override_tensor", "x=VRAM", "'VRAM' is no buffer type of this machine and build; known: CPU"),
+        ("-otd", "draft_override_tensor", "x=VRAM", "'VRAM' is no buffer type of this machine and build; known: CPU"),
     ],
 )
 def test_devices_that_are_not_there_are_found_before_anything_is_loaded(
@@ -104,7 +107,7 @@ def test_devices_that_are_not_there_are_found_before_anything_is_loaded(
     with pytest.raises(ConfigError) as caught:
         check_files(settings)
     assert f".{key}: {problem}" in caught.value.message
-    assert "none" in caught.value.message.rpartition("; ")[2]  # says what can be chosen
+    assert re.search("none|known: CPU", caught.value.message.rpartition("; ")[2])  # says what can be chosen
 
 
 def test_list_devices_prints_what_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
