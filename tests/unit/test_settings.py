@@ -310,6 +310,9 @@ SAMPLES = {
     "lora": "a.gguf:0.5",
     "control_vectors": "a.gguf:0.5",
     "cpu_range": "0-1",
+    "override_tensor": "exps=CPU",
+    "draft_override_tensor": "exps=CPU",
+    "override_kv": "key=int:1",
     "cpu_mask": "f",
 }
 
@@ -357,7 +360,11 @@ def test_every_option_reaches_the_server_settings_or_a_model_spec(entry: Entry, 
 
 
 def test_every_field_of_the_inside_can_be_configured() -> None:
-    derived = {ChatParams: {"template", "template_kwargs"}, EngineParams: {"cpus"}}
+    derived = {
+        ChatParams: {"template", "template_kwargs"},
+        EngineParams: {"cpus"},
+        LoadParams: {"devices", "tensor_overrides", "metadata_overrides"},
+    }
     names = {key for section, key in TABLE.entries if section == "model"}
     for inside in (LoadParams, EngineParams, SamplingParams, ChatParams):
         assert {field.name for field in fields(inside)} - names <= derived.get(inside, set()), inside
