@@ -89,7 +89,7 @@ def test_a_draft_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
         (("--spec-type", "none,ngram-simple"), "should be auto or none alone"),
         (("--spec-type", ""), "should be auto, none, or some of"),
         (("--spec-draft-p-min", "1.5"), "spec_draft_p_min"),
-        (("-devd", "CUDA0"), "-devd is an option of llama-server that Llamapool does not support yet"),
+        (("-devd", "CUDA0;CUDA1"), "draft_device should be one set of devices"),
         (("--spec-ngram-mod-n-max", "5"), "--spec-ngram-mod-n-max is an option of llama-server"),
     ],
 )
