@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from server.engine.request import SamplingParams
@@ -34,9 +35,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Medians over the steps of one run."""
+    """Medians over the steps of one run; prompts one after the other."""
 
     n_seq: int
+    prompt_tokens_per_s: float
     tokens_per_s: float
     step_ms: float
     python_us: float
@@ -48,13 +50,14 @@ def measure(weights: LlamaWeights, n_seq: int, n_prompt: int, n_steps: int, para
     native = _Stopwatch()
     decode, C.llama_decode = C.llama_decode, native.around(C.llama_decode)
     try:
-        steps = _generate(runner, n_seq, n_prompt, n_steps, params, native)
+        prompt_s, steps = _generate(runner, n_seq, n_prompt, n_steps, params, native)
     finally:
         C.llama_decode = decode
         runner.close()
     step_s = statistics.median(total for total, _ in steps)
     python_s = statistics.median(total - inside for total, inside in steps)
-    return Result(n_seq, n_seq / statistics.mean(t for t, _ in steps), step_s * 1e3, python_s * 1e6)
+    tokens_per_s = n_seq / statistics.mean(t for t, _ in steps)
+    return Result(n_seq, n_seq * n_prompt / prompt_s, tokens_per_s, step_s * 1e3, python_s * 1e6)
 
 
 class _Stopwatch:
@@ -79,13 +82,16 @@ class _Stopwatch:
 
 def _generate(
     runner: LlamaRunner, n_seq: int, n_prompt: int, n_steps: int, params: SamplingParams, native: _Stopwatch
-) -> list[tuple[float, float]]:
+) -> tuple[float, list[tuple[float, float]]]:
     prompts = [[(7 + seq + i) % (runner.vocab.n_tokens // 2) for i in range(n_prompt)] for seq in range(n_seq)]
     last = []
     samplers = [runner.sampler(params, prompt) for prompt in prompts]
+    began, size = time.perf_counter(), runner.info.n_batch
     for seq, prompt in enumerate(prompts):
-        runner.decode([Entry(seq, 0, prompt)])
+        for start in range(0, n_prompt, size):
+            runner.decode([Entry(seq, start, prompt[start : start + size])])
         last.append(runner.sample(0, samplers[seq]))
+    prompt_s = time.perf_counter() - began
     native.take()
     steps = []
     for step in range(n_steps):
@@ -95,7 +101,7 @@ def _generate(
         steps.append((time.perf_counter() - started, native.take()))
     for sampler in samplers:
         sampler.close()
-    return steps
+    return prompt_s, steps
 
 
 def main() -> None:
@@ -107,19 +113,27 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
     parser.add_argument("--steps", type=int, default=64, help="tokens to generate in each sequence")
     parser.add_argument("--unified", action="store_true", help="one KV stream for all sequences")
+    parser.add_argument("--flash-attn", nargs="+", choices=("on", "off", "auto"), default=["auto"])
     parser.add_argument("--greedy", action="store_true", help="temperature 0 instead of the default samplers")
     args = parser.parse_args()
     params = SamplingParams(temperature=0.0 if args.greedy else 0.8, seed=1, ignore_eos=True)
     n_ctx_seq = -(-(args.prompt + args.steps + 1) // 256) * 256
     print(system_info())
-    for n_seq in args.sequences:
-        native = LoadParams(n_ctx=n_ctx_seq * n_seq, n_parallel=n_seq, n_threads=args.threads, kv_unified=args.unified)
+    for n_seq, flash_attn in product(args.sequences, args.flash_attn):
+        native = LoadParams(
+            n_ctx=n_ctx_seq * n_seq,
+            n_parallel=n_seq,
+            n_threads=args.threads,
+            kv_unified=args.unified,
+            flash_attn=flash_attn,
+        )
         weights = LlamaLoader().load(ModelSpec("bench", args.model, native=native), lambda _fraction: True)
         result = measure(weights, n_seq, args.prompt, args.steps, params)
         weights.close()
         print(
-            f"{result.n_seq:3d} sequences: {result.tokens_per_s:8.1f} tok/s, step {result.step_ms:7.2f} ms, "
-            f"of it python {result.python_us:6.0f} us"
+            f"{result.n_seq:3d} sequences, flash attention {flash_attn}: prompts {result.prompt_tokens_per_s:6.0f} tok/s, "
+            f"{result.tokens_per_s:8.1f} tok/s, step {result.step_ms:7.2f} ms, of it python {result.python_us:6.0f} us",
+            flush=True,
         )
 
 
