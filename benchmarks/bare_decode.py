@@ -131,8 +131,9 @@ def main() -> None:
         result = measure(weights, n_seq, args.prompt, args.steps, params)
         weights.close()
         print(
-            f"{result.n_seq:3d} sequences, flash attention {flash_attn}: prompts {result.prompt_tokens_per_s:6.0f} tok/s, "
-            f"{result.tokens_per_s:8.1f} tok/s, step {result.step_ms:7.2f} ms, of it python {result.python_us:6.0f} us",
+            f"{result.n_seq:3d} sequences, flash attention {flash_attn}: "
+            f"prompts {result.prompt_tokens_per_s:6.0f} tok/s, {result.tokens_per_s:8.1f} tok/s, "
+            f"step {result.step_ms:7.2f} ms, of it python {result.python_us:6.0f} us",
             flush=True,
         )
 

@@ -66,7 +66,8 @@ class ContextSettings(SettingsModel):
     n_ubatch: Annotated[Int, option("-ub", "--ubatch-size", env="LLAMA_ARG_UBATCH"), Field(ge=1)] = 512
     """Most tokens computed at once; bounds the compute buffer."""
     flash_attn: Annotated[Switch, option("-fa", "--flash-attn", env="LLAMA_ARG_FLASH_ATTN")] = "auto"
-    """Flash attention."""
+    """Flash attention; auto = wherever it can be computed. On many CPUs off generates twice as fast from some thousand
+    tokens of context on and reads prompts a quarter slower, with larger compute buffers (benchmarks/README.md)."""
     cache_type_k: Annotated[
         CacheType, option("-ctk", "--cache-type-k", env="LLAMA_ARG_CACHE_TYPE_K", metavar="TYPE")
     ] = "f16"
