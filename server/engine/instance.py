@@ -59,6 +59,7 @@ class Instance:
         )
         self._commands = Commands()
         self._cpus = cpus_of(first_slot // runner.info.n_seq, params.cpus)
+        self._prio = params.prio
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="llamapool-step", daemon=True)
 
@@ -92,7 +93,7 @@ class Instance:
     # ---- the step thread
 
     def _run(self) -> None:
-        bind(self._cpus)
+        bind(self._cpus, self._prio)
         while not self._stopping:
             try:
                 self.mailbox.forget_wake()

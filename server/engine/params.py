@@ -29,6 +29,7 @@ class EngineParams:
     spec_draft_p_min: float = 0.0  # the draft model stops at a less probable token
     gather_ms: float = 4.0  # longest wait for requests that are being prepared
     cpus: tuple[frozenset[int], ...] = ()  # that compute: of all instances, or of each; none = any
+    prio: int = 0  # of the threads that compute: low (-1), normal, medium, high, as high as can be (3)
     check_integrity: bool = False  # prove the accounting after every step (slow; for debugging)
 
     @property

@@ -2,9 +2,11 @@
 
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from server.engine.threads import NICE, PRIORITIES_BY_THREAD, bind
 from server.errors import ModelFailed
 from server.pool.spec import LoadParams, ModelSpec
 
@@ -16,8 +18,9 @@ _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 def bound(spec: ModelSpec) -> ModelSpec:
     """`spec` with as many threads as its instances have processors, where it binds them and the number is automatic.
 
-    Raises `ModelFailed` for processors that can't be had.
+    Raises `ModelFailed` for processors and a priority that can't be had.
     """
+    _check_priority(spec)
     cpus = spec.engine.cpus
     if not cpus:
         return spec
@@ -30,6 +33,21 @@ def bound(spec: ModelSpec) -> ModelSpec:
         raise ModelFailed(spec.id, f"cpu_range, cpu_mask: an instance has no processor, there are only {here}")
     draft = spec.draft and replace(spec.draft, native=_at_most(spec.draft.native, fewest))
     return replace(spec, native=_at_most(spec.native, fewest), draft=draft)
+
+
+def _check_priority(spec: ModelSpec) -> None:
+    """By taking it, in a thread that ends."""
+    prio = spec.engine.prio
+    if not prio:
+        return
+    if not PRIORITIES_BY_THREAD:
+        raise ModelFailed(spec.id, "prio: this system gives no priorities to threads")
+    with ThreadPoolExecutor(1, "priority") as once:
+        try:
+            once.submit(bind, frozenset[int](), prio).result()
+        except OSError as error:
+            reason = f"the system refuses nice {NICE[prio]} ({error.strerror}): it takes the capability SYS_NICE"
+            raise ModelFailed(spec.id, f"prio {prio}: {reason}") from None
 
 
 def _at_most(native: LoadParams, fewest: int) -> LoadParams:

@@ -137,6 +137,9 @@ class HardwareSettings(SettingsModel):
     """Processors that compute, such as 0-3; with commas, a range for each instance. Linux only."""
     cpu_mask: Annotated[TextList, option("-C", "--cpu-mask", metavar="M,..."), AfterValidator(known_masks)] = ()
     """The same as hexadecimal masks, in addition to the ranges."""
+    prio: Annotated[Int, option("--prio"), Field(ge=-1, le=3)] = 0
+    """Priority of the threads that compute: low (-1), normal (0), medium, high, highest (3). Nice values 5, 0, -5, -10
+    and -20, of which the system may refuse the negative ones. Linux only."""
     n_gpu_layers: Annotated[
         GpuLayers, option("-ngl", "--gpu-layers", "--n-gpu-layers", env="LLAMA_ARG_N_GPU_LAYERS"), Field(ge=-2)
     ] = -1

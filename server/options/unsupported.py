@@ -70,7 +70,7 @@ FIXED = (
 )
 
 _FLAGS = """
--cl --cache-list --completion-bash --cpu-strict --prio --poll -Cb --cpu-mask-batch
+-cl --cache-list --completion-bash --cpu-strict --poll -Cb --cpu-mask-batch
 -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch -e --escape --no-escape -dt
 --defrag-thold --rpc -lzm --lazy-mode -fit --fit -fitt --fit-target -fitc --fit-ctx
 -mu --model-url -dr --docker-repo -hf -hfr

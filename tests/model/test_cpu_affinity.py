@@ -1,4 +1,4 @@
-"""With ``cpu_range``, the compute threads of each instance stay on its processors."""
+"""With ``cpu_range``, the compute threads of each instance stay on its processors; with ``prio`` they are as urgent."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from server.pool.spec import LoadParams, ModelSpec
 from tests.unit.engine.builders import request, run
 
 CPUS = sorted(os.sched_getaffinity(0))
-pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="one processor only: nothing to keep apart")
+two_processors = pytest.mark.skipif(len(CPUS) < 2, reason="one processor only: nothing to keep apart")
 
 
 def threads() -> dict[str, str]:
@@ -25,6 +25,7 @@ def threads() -> dict[str, str]:
     return found
 
 
+@two_processors
 async def test_compute_threads_inherit_the_processors_of_their_instance(tiny_path: Path) -> None:
     params = EngineParams(cpus=(frozenset({CPUS[0]}), frozenset({CPUS[1]})))
     native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=2, warmup=False)
@@ -40,3 +41,26 @@ async def test_compute_threads_inherit_the_processors_of_their_instance(tiny_pat
     finally:
         await engine.close()
         weights.close()
+
+
+async def test_compute_threads_inherit_the_priority_and_nobody_else_has_it(tiny_path: Path) -> None:
+    params = EngineParams(prio=-1)
+    native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=2, warmup=False)
+    weights = LlamaLoader().load(ModelSpec("tiny", tiny_path, native=native, engine=params), lambda _: True)
+    before = {thread: nice(thread) for thread in threads()}
+    engine = Engine([weights.runner()], params, asyncio.get_running_loop())
+    try:
+        (reply,) = await run(engine, request("a prompt of some length"))
+        assert reply.error is None
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        new = [nice(thread) for thread in threads() if thread not in before]
+        assert new == [max(own, 5)] * 2  # the step thread and a worker
+        assert {thread: nice(thread) for thread in before if thread in threads()}.items() <= before.items()
+    finally:
+        await engine.close()
+        weights.close()
+
+
+def nice(thread: str) -> int:
+    """Of a thread of this process."""
+    return os.getpriority(os.PRIO_PROCESS, int(thread))

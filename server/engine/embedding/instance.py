@@ -116,7 +116,7 @@ class EmbeddingInstance:
     # ---- the step thread
 
     def _run(self) -> None:
-        bind(self._cpus)
+        bind(self._cpus, self._params.prio)
         while not self._stopping:
             try:
                 self._wake.clear()

@@ -1,5 +1,6 @@
 """The number of compute threads."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,33 @@ def test_a_system_that_binds_nothing_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delattr(threads.os, "sched_setaffinity")
     with pytest.raises(ModelFailed, match="can't bind threads"):
         threads.bound(spec({0}))
+
+
+def test_a_lower_priority_is_always_allowed() -> None:
+    low = ModelSpec("m", Path("m.gguf"), engine=EngineParams(prio=-1))
+    assert threads.bound(low) == low
+
+
+@pytest.mark.parametrize(("prio", "nice"), [(-1, 5), (1, -5), (2, -10), (3, -20)])
+def test_a_priority_that_the_system_refuses_ends_the_load(
+    monkeypatch: pytest.MonkeyPatch, prio: int, nice: int
+) -> None:
+    def refuse(_which: int, _who: int, value: int) -> None:
+        assert value == max(nice, os.getpriority(os.PRIO_PROCESS, 0) if prio < 0 else nice)
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(threads.os, "setpriority", refuse)
+    with pytest.raises(ModelFailed, match=f"prio {prio}: the system refuses nice {nice} .Permission denied.: it takes"):
+        threads.bound(ModelSpec("m", Path("m.gguf"), engine=EngineParams(prio=prio)))
+
+
+def test_trying_a_priority_leaves_this_thread_alone() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    threads.bound(ModelSpec("m", Path("m.gguf"), engine=EngineParams(prio=-1)))
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def test_a_system_without_priorities_of_threads_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "PRIORITIES_BY_THREAD", False)
+    with pytest.raises(ModelFailed, match="prio: this system gives no priorities to threads"):
+        threads.bound(ModelSpec("m", Path("m.gguf"), engine=EngineParams(prio=-1)))
