@@ -64,7 +64,7 @@ class SamplerFactory:
         biases = self._biases(params)
         greedy = not remembers and _takes_the_highest(params) and all(bias <= 0.0 for _, bias in biases)
         lowered = frozenset(token for token, _ in biases) if greedy else None
-        sampler = NativeSampler(_new_chain(), seed, remembers, lowered)
+        sampler = NativeSampler(new_chain(), seed, remembers, lowered)
         for member in self._members(params, seed, biases):
             fast.chain_add(sampler.chain, member)
         history = max(n_penalized, n_dry)
@@ -185,7 +185,8 @@ def _takes_the_highest(p: SamplingParams) -> bool:
     return certain and not drops and "infill" not in members and "adaptive_p" not in members
 
 
-def _new_chain() -> int:
+def new_chain() -> int:
+    """An empty native chain; whoever holds it frees it."""
     params = C.llama_sampler_chain_default_params()
     params.no_perf = True
     chain: int = C.llama_sampler_chain_init(params)

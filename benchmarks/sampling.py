@@ -1,0 +1,71 @@
+"""What it costs to sample every slot's token of a step, one after the other and on several cores.
+
+`python -m benchmarks.sampling`: llama-server's default chain over random logits; no model is needed. Medians; the best
+of several rounds, since a neighbour on the machine only makes them longer.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from server.llama.candidates import Candidates, Logits, apply_unlocked
+from server.llama.library import fast
+from server.llama.parallel_sampling import ParallelSampling
+from server.llama.sampler import NativeSampler, new_chain
+
+
+def default_chain(seed: int) -> NativeSampler:
+    """The members of llama-server's default chain that do something without penalties."""
+    chain = NativeSampler(new_chain(), seed, remembers=False)
+    members = (
+        fast.init_top_k(40),
+        fast.init_typical(1.0, 0),
+        fast.init_top_p(0.95, 0),
+        fast.init_min_p(0.05, 0),
+        fast.init_temp_ext(0.8, 0.0, 1.0),
+        fast.init_dist(seed),
+    )
+    for member in members:
+        fast.chain_add(chain.chain, member)
+    return chain
+
+
+def median_ms(step: Callable[[], object], n_steps: int, n_rounds: int) -> float:
+    """Of a step."""
+
+    def timed() -> float:
+        began = time.perf_counter()
+        step()
+        return time.perf_counter() - began
+
+    return min(statistics.median(timed() for _ in range(n_steps)) for _ in range(n_rounds)) * 1e3
+
+
+def main() -> None:
+    """Print a Markdown table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sampling", description=__doc__)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[32_000, 70_000, 152_000, 262_000])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    random = np.random.default_rng(1)
+    print("| vocabulary | one after the other, ms a step | on several cores, ms a step |\n|--:|--:|--:|")
+    for n_vocab in args.vocabularies:
+        chains = [default_chain(seed) for seed in range(args.slots)]
+        logits: list[Logits] = [random.normal(0, 3, n_vocab).astype(np.float32) for _ in chains]
+        wanted = list(zip(chains, logits, strict=True))
+        one, several = Candidates(n_vocab, apply_unlocked), ParallelSampling(n_vocab)
+        alone = median_ms(
+            lambda one=one, wanted=wanted: [one.choose(*pair) for pair in wanted], args.steps, args.rounds
+        )
+        together = median_ms(lambda several=several, wanted=wanted: several.choose(wanted), args.steps, args.rounds)
+        several.close()
+        print(f"| {n_vocab:,} | {alone:.2f} | {together:.2f} ({several.n_threads} threads) |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
