@@ -134,5 +134,6 @@ class Table:
 def nearest(word: str, known: list[str], otherwise: str = "") -> str:
     """``; did you mean 'x'?`` for the most similar known word, else `otherwise`."""
     by_lower = {name.lower(): name for name in known}
-    found = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    found = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
+    found.sort(key=lambda name: sorted(name) != sorted(word.lower()))  # swapped letters are the likeliest slip
     return f"; did you mean '{by_lower[found[0]]}'?" if found else otherwise
