@@ -6,6 +6,10 @@ from typing import Protocol
 
 import llguidance
 
+from server.errors import InvalidRequest
+
+MAX_TOKEN_BYTES = 1024
+
 
 class TokenBytes(Protocol):
     """What this package needs of a vocabulary (a part of `server.engine.protocols.Vocab`)."""
@@ -56,6 +60,7 @@ def special_tokens(vocab: TokenBytes) -> list[int]:
 def build_tokenizer(vocab: TokenBytes) -> llguidance.LLTokenizer:
     """About 0.7 s for 150,000 tokens plus reading their pieces; once per model.
 
+    Raises `InvalidRequest` for a vocabulary that llguidance can't take.
     A vocabulary without an end token gets a virtual one past its end, so that a finished constraint allows nothing.
     """
     tokens = [vocab.piece(token, special=True) for token in range(vocab.n_tokens)]
@@ -64,6 +69,11 @@ def build_tokenizer(vocab: TokenBytes) -> llguidance.LLTokenizer:
         ends = [vocab.n_tokens]
         tokens.append(b"")
     special = sorted({*special_tokens(vocab), *ends})
+    longest = max(map(len, tokens))
+    if longest > MAX_TOKEN_BYTES:  # llguidance panics
+        raise InvalidRequest(
+            f"no constraint can be held with this model: its vocabulary has a token of {longest} bytes"
+        )
     wrapped = _Wrapped(tokens, special, vocab.bos, ends[0])
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(wrapped), eos_token=ends)
     wrapped.greedy = tokenizer

@@ -3,12 +3,13 @@
 A chain over 150,000 candidates takes a third of a millisecond, and the library runs it without the interpreter's lock.
 """
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 
 from server.llama.candidates import Candidates, Logits, apply_unlocked
 from server.llama.sampler import NativeSampler
+from server.llama.threads import usable_cpus
 
 MOST_THREADS = 4  # more than that, and handing out takes as long as the chains of the usual number of slots
 
@@ -23,16 +24,16 @@ class ParallelSampling:
         self._scratch: list[Candidates] = []
         self._threads: ThreadPoolExecutor | None = None
 
-    @property
+    @cached_property
     def n_threads(self) -> int:
-        """How many compute, the caller among them."""
-        return min(MOST_THREADS, _n_cpus())
+        """How many compute, the caller among them: not more than it has processors when it asks first."""
+        return min(MOST_THREADS, usable_cpus())
 
     def choose(self, wanted: Sequence[Wanted]) -> list[int | Exception]:
         """For each chain what it selects, not yet accepted; or why it selects nothing."""
         n = min(self.n_threads, len(wanted))
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(max(n - 1, 1), thread_name_prefix="sample")
+            self._threads = ThreadPoolExecutor(MOST_THREADS - 1, thread_name_prefix="sample")
         while len(self._scratch) < n:
             self._scratch.append(Candidates(self._n_vocab, apply_unlocked))
         others = [self._threads.submit(_run, self._scratch[i], wanted[i::n]) for i in range(1, n)]
@@ -53,10 +54,3 @@ def _run(scratch: Candidates, wanted: Sequence[Wanted]) -> list[int | Exception]
         except Exception as error:  # noqa: BLE001 - it is the sequence's own; raised where it is sampled
             chosen.append(error)
     return chosen
-
-
-def _n_cpus() -> int:
-    """Cores of the calling thread."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -6,27 +6,28 @@ They are no mistakes: under the YAML's ``defaults`` they are for the models that
 from collections.abc import Iterator
 
 from server.options.model import ModelDefaults
+from server.options.specs import spec_type
 
 _DISK = ("cache_disk_path", "cache_disk is 0, so nothing is kept on disk")
 _NO_DRAFT = "there is no draft_model"
-_NO_GUESSES = "spec_type is none, so nothing is guessed"
 
 
 def without_effect(model: ModelDefaults) -> Iterator[str]:
     """Each such setting that was given, and why it has no effect."""
-    given = model.model_fields_set
+    given, kinds = model.model_fields_set, spec_type(model)
+    no_guesses = f"spec_type {kinds} does not use it"
     if model.cache_disk_path is not None and not model.cache_disk:
         yield _because(*_DISK)
     for name in sorted(given):
-        if model.spec_type == "none" and name.startswith("spec_ngram"):
-            yield _because(name, _NO_GUESSES)
+        if name.startswith("spec_ngram") and "ngram" not in kinds:
+            yield _because(name, no_guesses)
         elif name.startswith(("spec_draft", "draft_")) and name != "draft_model":
             if model.draft_model is None:
                 yield _because(name, _NO_DRAFT)
-            elif model.spec_type == "none":
-                yield _because(name, _NO_GUESSES)
-    if model.spec_type == "none" and model.draft_model is not None:
-        yield _because("draft_model", _NO_GUESSES)
+            elif "draft-simple" not in kinds:
+                yield _because(name, no_guesses)
+    if "draft-simple" not in kinds and model.draft_model is not None:
+        yield _because("draft_model", no_guesses)
 
 
 def _because(name: str, reason: str) -> str:

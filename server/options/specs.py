@@ -9,7 +9,7 @@ from server.engine.request import SamplingParams
 from server.errors import ConfigError
 from server.options.cpus import instance_cpus
 from server.options.devices import device_sets
-from server.options.model import ModelSettings
+from server.options.model import ModelDefaults, ModelSettings
 from server.options.overrides import metadata_override, tensor_override
 from server.options.speculation import AUTO
 from server.options.values import SAMPLERS
@@ -61,7 +61,8 @@ def _load_params(settings: ModelSettings) -> LoadParams:
     return LoadParams(**values)
 
 
-def _spec_type(settings: ModelSettings) -> str:
+def spec_type(settings: ModelDefaults) -> str:
+    """Where guesses come from, `auto` decided."""
     if settings.spec_type != AUTO:
         return settings.spec_type
     return "draft-simple" if settings.draft_model is not None else "none"
@@ -69,7 +70,7 @@ def _spec_type(settings: ModelSettings) -> str:
 
 def _draft(settings: ModelSettings) -> DraftFile | None:
     """The draft model's context is the model's own in shape; llama-server's common_base_params_to_speculative."""
-    if settings.draft_model is None or "draft-simple" not in _spec_type(settings):
+    if settings.draft_model is None or "draft-simple" not in spec_type(settings):
         return None
     native = _load_params(settings)
     n_threads = native.n_threads if settings.draft_n_threads < 0 else settings.draft_n_threads
@@ -99,7 +100,7 @@ def _draft(settings: ModelSettings) -> DraftFile | None:
 
 def _engine_params(settings: ModelSettings) -> EngineParams:
     cpus = instance_cpus(settings.cpu_range, settings.cpu_mask)
-    return replace(EngineParams(**_same_names(EngineParams, settings)), cpus=cpus, spec_type=_spec_type(settings))
+    return replace(EngineParams(**_same_names(EngineParams, settings)), cpus=cpus, spec_type=spec_type(settings))
 
 
 def _sampling_params(settings: ModelSettings) -> SamplingParams:

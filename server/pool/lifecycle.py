@@ -88,10 +88,10 @@ class Lifecycle:
         try:
             parts = await self._in_thread(load.run)
             model = await self._assemble(load, parts)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             load.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is logged and shown as the model's failure)
+        except BaseException as error:  # noqa: BLE001 (a Rust library's panic, too, is the model's failure)
             entry.load = None
             self._not_loaded(entry, load, error)
         else:
@@ -149,7 +149,7 @@ class Lifecycle:
         log.info("model '%s' is %s", entry.id, "awake" if woke else "loaded")
         self._to(entry, Status.READY, first_load=not woke)
 
-    def _not_loaded(self, entry: Entry, load: Load, error: Exception) -> None:
+    def _not_loaded(self, entry: Entry, load: Load, error: BaseException) -> None:
         entry.progress = 0.0
         entry.facts = entry.adapters = None
         if load.cancelled:
@@ -239,7 +239,7 @@ class Lifecycle:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, ModelFailed):
         return error.reason
     if isinstance(error, LlamapoolError):

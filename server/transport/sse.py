@@ -45,7 +45,8 @@ class EventStream(EventSourceResponse):
         self._on_close = on_close
         self._send_timeout_s = send_timeout_s
         self._clock = asyncio.get_running_loop().time
-        self._send_began: float | None = None
+        self._n_sending = 0  # events and pings may be on their way together
+        self._send_began = 0.0  # the first of them
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; ends when the iterator does, when the client goes away or stops reading."""
@@ -53,7 +54,7 @@ class EventStream(EventSourceResponse):
             if scope.get(HEAD_ONLY):
                 await Response(headers=self.headers)(scope, receive, send)
             else:
-                await super().__call__(scope, receive, send)
+                await super().__call__(scope, receive, self._noted(send))
         finally:
             try:
                 close = getattr(self._chunks, "aclose", None)
@@ -64,8 +65,8 @@ class EventStream(EventSourceResponse):
                     self._on_close()
 
     async def _stream_response(self, send: Send) -> None:
-        """One watch over every send of the stream; the library's own timeout, a scope of anyio around each, costs more
-        than the send itself."""
+        """One watch over every send, from the head to the last; the library's own timeout, a scope of anyio around each
+        event, costs more than the send itself."""
         limit = asyncio.timeout(None)
         watch = asyncio.create_task(self._watch(limit))
         try:
@@ -82,16 +83,27 @@ class EventStream(EventSourceResponse):
         """End the stream when one send has lasted too long."""
         while True:
             now = self._clock()
-            due = (now if self._send_began is None else self._send_began) + self._send_timeout_s
+            due = (self._send_began if self._n_sending else now) + self._send_timeout_s
             if due <= now:
                 limit.reschedule(now)
                 return
             await asyncio.sleep(due - now)
 
+    def _noted(self, send: Send) -> Send:
+        async def noted(message: Message) -> None:
+            if not self._n_sending:
+                self._send_began = self._clock()
+            self._n_sending += 1
+            try:
+                await send(message)
+            finally:
+                self._n_sending -= 1
+
+        return noted
+
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
-        self._send_began = self._clock()
+        """The library's; the watch does it."""
         await send(message)
-        self._send_began = None
 
 
 def event_stream(

@@ -27,7 +27,7 @@ PARAMS = [
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlamaRunner]:
     """A runner that takes its vocabulary for a large one, on a machine of three cores."""
     monkeypatch.setattr(module, "_HOLD_GIL_UP_TO", 0)
-    monkeypatch.setattr(parallel_sampling, "_n_cpus", lambda: 3)
+    monkeypatch.setattr(parallel_sampling, "usable_cpus", lambda: 3)
     with open_runner(gguf_file(tmp_path, TinyModel())) as runner:
         yield runner
 
@@ -45,6 +45,8 @@ def test_the_tokens_are_those_of_one_after_the_other(large: LlamaRunner) -> None
     prompts = _decoded(large)
     alone = [large.sampler(p, prompt) for p, prompt in zip(PARAMS, prompts, strict=True)]
     together = [large.sampler(p, prompt) for p, prompt in zip(PARAMS, prompts, strict=True)]
+    first = [large.sampler(PLAIN, prompts[0]) for _ in range(2)]
+    assert len(large.sample_together([(0, first[0]), (2, first[1])])) == 2  # fewer than the threads that there may be
     for _ in range(8):  # of one decode: the draws go on, and what was accepted is remembered
         wanted = [large.sample(output, sampler) for output, sampler in enumerate(alone)]
         drawn = large.sample_together(list(enumerate(together)))
@@ -67,7 +69,7 @@ def test_logits_that_are_no_numbers_fail_their_own_sequence(large: LlamaRunner) 
 def test_one_core_or_one_chain_is_left_to_sample(
     large: LlamaRunner, monkeypatch: pytest.MonkeyPatch, n_cpus: int
 ) -> None:
-    monkeypatch.setattr(parallel_sampling, "_n_cpus", lambda: n_cpus)
+    monkeypatch.setattr(parallel_sampling, "usable_cpus", lambda: n_cpus)
     prompts = _decoded(large)
     samplers = [large.sampler(PLAIN, prompt) for prompt in prompts]
     assert large.sample_together([(0, samplers[0])]) == {}

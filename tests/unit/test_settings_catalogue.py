@@ -110,6 +110,8 @@ def test_an_incomplete_model_in_a_folder_does_not_stop_the_others(folder: Path) 
         (["--draft-max", "4", "-td", "1"], ["draft_n_threads", "spec_draft_max"]),
         (["--draft-max", "4", "-md", "models/one.gguf"], []),
         (["--spec-type", "none", "--spec-ngram-size-n", "4"], ["spec_ngram_size"]),
+        (["--spec-ngram-size-n", "4"], ["spec_ngram_size"]),
+        (["--spec-type", "ngram-simple", "--spec-ngram-size-n", "4"], []),
         (["--spec-type", "none", "-md", "models/one.gguf"], ["draft_model"]),
     ],
 )

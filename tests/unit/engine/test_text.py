@@ -28,6 +28,15 @@ def test_an_unfinished_character_becomes_a_replacement_at_the_end() -> None:
     assert "".join(feed_all(TextStream(), [b"a", b"\xe2\x9c"])) == "a\ufffd"
 
 
+def test_the_beginning_of_a_character_is_kept_for_its_end_and_shown_when_none_comes() -> None:
+    stream = TextStream()
+    shown = stream.feed(0, b"a\xc3", None)
+    assert shown == ("a", (0,), ())
+    assert stream.feed(1, b"b", None) == ("\ufffdb", (1,), ())
+    assert stream.feed(2, b"\xe2\x9c", None) is None
+    assert stream.feed(3, b"\x93c", None) == ("✓c", (2, 3), ())
+
+
 def test_held_text_is_released_when_the_stop_does_not_come() -> None:
     stream = TextStream(("END",))
     assert stream.feed(0, b"E", None) is None

@@ -18,6 +18,19 @@ def test_a_regex_matches_the_whole_output() -> None:
     assert matches(BYTES.regex(r"a\$"), "a$")
 
 
+@pytest.mark.parametrize(("n_bytes", "is_taken"), [(1024, True), (1025, False)])
+def test_a_vocabulary_with_a_token_too_long_for_llguidance_is_told_to_who_asks(n_bytes: int, is_taken: bool) -> None:
+    class Vocab(WordVocab):
+        words = (*WordVocab.words[:-1], b"-" * n_bytes)
+
+    compiler = GrammarCompiler(Vocab())
+    if is_taken:
+        assert matches(compiler.regex("a+"), "aa")
+    else:
+        with pytest.raises(InvalidRequest, match="a token of 1025 bytes"):
+            compiler.regex("a+")
+
+
 def test_a_choice_takes_one_option_whole() -> None:
     options = ["a", "ab", 'x"\n', "é"]
     for option in options:

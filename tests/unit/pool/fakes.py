@@ -117,7 +117,7 @@ class Loader:
     """Fails for the models in ``failing``; ``weights`` has all that were ever loaded."""
 
     def __init__(self) -> None:
-        self.failing: dict[str, Exception] = {}
+        self.failing: dict[str, BaseException] = {}
         self.weights: list[FakeWeights] = []
         self.n_runners_that_fit = 1000
         self.during: Callable[[str], None] = lambda model: None

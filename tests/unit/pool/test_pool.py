@@ -179,6 +179,16 @@ async def test_an_unexpected_error_of_the_loader_is_a_failure_like_any_other(
         assert "bus error" in caplog.text
 
 
+async def test_a_panic_of_a_rust_library_is_a_failure_like_any_other():
+    class PanicException(BaseException):
+        """As pyo3's, which is no Exception."""
+
+    async with pool_of("a") as s:
+        s.loader.failing["a"] = PanicException("index out of bounds")
+        with pytest.raises(ModelFailed, match="PanicException: index out of bounds"):
+            await loaded(s, "a")
+
+
 async def test_when_the_engine_cannot_start_what_was_loaded_is_freed():
     async with pool_of("a") as s:
         s.engines.failing = True

@@ -95,6 +95,46 @@ async def test_a_client_that_does_not_read_is_given_up():
     assert (source.closed, source.released) == (1, 1)
 
 
+async def test_silence_is_no_reason_to_give_a_client_up():
+    source, client = Source(b"data: 1\n\n", endless=True), Client()
+    with pytest.raises(TimeoutError) as error:
+        await asyncio.wait_for(source.stream(send_timeout_s=0.01)(SCOPE, client.receive, client.send), 0.1)
+    assert not isinstance(error.value, SendTimeoutError)
+
+
+async def test_the_end_of_a_stream_that_nobody_takes_is_given_up_too():
+    source, client = Source(b"data: 1\n\n"), Client()
+
+    async def send(message: dict) -> None:
+        await client.send(message)
+        if message.get("body"):
+            client.reads.clear()
+
+    with pytest.raises(SendTimeoutError):
+        await asyncio.wait_for(source.stream(send_timeout_s=0.01)(SCOPE, client.receive, send), 5)
+    assert (source.closed, source.released) == (1, 1)
+
+
+async def test_a_ping_beside_an_event_that_is_stuck_does_not_begin_the_time_anew():
+    client = Client()
+    client.reads.clear()
+    stream, now = Source(endless=True).stream(), 0.0
+    stream._clock = lambda: now
+    send = stream._noted(client.send)
+    event = asyncio.create_task(send({"type": "http.response.body", "body": b"data: 1\n\n"}))
+    await asyncio.sleep(0)
+    now = 5.0
+    ping = asyncio.create_task(send({"type": "http.response.body", "body": PING}))
+    await asyncio.sleep(0)
+    assert (stream._n_sending, stream._send_began) == (2, 0.0)
+    ping.cancel()
+    await asyncio.gather(ping, return_exceptions=True)
+    assert (stream._n_sending, stream._send_began) == (1, 0.0)
+    client.reads.set()
+    await event
+    assert stream._n_sending == 0
+
+
 async def test_a_silent_stream_sends_comments():
     source, client = Source(endless=True), Client()
     pinged = asyncio.Event()
