@@ -55,8 +55,8 @@ def _place(params: ctypes.Structure, model: str, native: LoadParams, files: Mode
         overrides = override_array(native, files)
     except ValueError as error:
         raise ModelFailed(model, f"override_tensor: {error}") from None
-    for pattern in without_match(native, files):
-        logger.warning("model '%s': override_tensor %s has no effect: no tensor's name has a match", model, pattern)
+    for setting in without_match(native, files):
+        logger.warning("model '%s': %s has no effect: no tensor's name has a match", model, setting)
     if overrides is not None:
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
 

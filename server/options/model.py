@@ -138,8 +138,8 @@ class HardwareSettings(SettingsModel):
     cpu_mask: Annotated[TextList, option("-C", "--cpu-mask", metavar="M,..."), AfterValidator(known_masks)] = ()
     """The same as hexadecimal masks, in addition to the ranges."""
     prio: Annotated[Int, option("--prio"), Field(ge=-1, le=3)] = 0
-    """Priority of the threads that compute: low (-1), normal (0), medium, high, highest (3). Nice values 5, 0, -5, -10
-    and -20, of which the system may refuse the negative ones. Linux only."""
+    """Priority of the threads that compute: low (-1, nice 5 or what the process has if that is more), the process's
+    (0), medium (1, nice -5), high (2, -10), highest (3, -20). The system may refuse the last three. Linux only."""
     n_gpu_layers: Annotated[
         GpuLayers, option("-ngl", "--gpu-layers", "--n-gpu-layers", env="LLAMA_ARG_N_GPU_LAYERS"), Field(ge=-2)
     ] = -1

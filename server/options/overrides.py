@@ -3,7 +3,6 @@ common/arg.cpp, parse_tensor_buffer_overrides; common/common.cpp, string_parse_k
 
 import math
 import re
-import warnings
 from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -11,16 +10,14 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from server.options.option import SettingsModel, option
 from server.options.values import Bool, Int, split_list
 from server.pool.spec import MetadataOverride, TensorOverride
+from server.pool.tensor_patterns import check_pattern
 
-MAX_PATTERN = 512  # characters; the library's regular expressions need stack for each
 MAX_TEXT = 127  # bytes of a key or a text value (llama.h, llama_model_kv_override)
 MAX_LAYERS = 10_000
-_MAX_REPEATS = 1000
 _PLACE = "should be PATTERN=BUFFER_TYPE, as in exps=CPU"
 _VALUE = "should be KEY=TYPE:VALUE with one of the types int, float, bool, str"
 _FILE_KEYS = ("general.architecture", "general.alignment", "split.")
-_REPEATS = re.compile(r"\{(\d*),?(\d*)\}")
-_GROUP = re.compile(r"\((?:\?[:=!])?([^()]*)\)([*+{]?)")
+_VOCABULARY = "tokenizer.ggml.model"  # another one than the tokens are made for ends the process
 
 
 def _items(value: object, form: str) -> list[str]:
@@ -34,34 +31,13 @@ def _items(value: object, form: str) -> list[str]:
 def tensor_override(text: str) -> TensorOverride:
     """``PATTERN=BUFFER_TYPE``, the pattern a regular expression (ECMAScript's, searched in a tensor's name).
 
-    Raises ValueError for what is none, and for what the library's implementation has no stack or time for.
+    Raises ValueError, see `check_pattern`.
     """
     pattern, equals, buffer_type = text.rpartition("=")
     if not (equals and pattern and buffer_type):
         raise ValueError(_PLACE)
-    if len(pattern) > MAX_PATTERN:
-        raise ValueError(f"has a pattern of more than {MAX_PATTERN} characters")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # [[:digit:]] is one of theirs
-            re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"has the pattern '{pattern}', which is no regular expression: {error}") from None
-    counts = [max(int(least or 1), int(most or 1), 1) for least, most in _REPEATS.findall(pattern)]
-    if math.prod(counts) > _MAX_REPEATS or _repeats_a_repetition(pattern):
-        raise ValueError(f"has the pattern '{pattern}', which repeats too much; name the tensors more plainly")
+    check_pattern(pattern)
     return TensorOverride(pattern, buffer_type)
-
-
-def _repeats_a_repetition(pattern: str) -> bool:
-    """Whether it has something like ``(.+)+``, for which the library may try for hours."""
-    plain = re.sub(r"\\.|\[[^\]]*\]", "x", pattern)
-    while group := _GROUP.search(plain):
-        repeats = bool(re.search(r"[*+{]", group[1]))
-        if repeats and group[2]:
-            return True
-        plain = plain[: group.start()] + ("x*" if repeats or group[2] else "x") + plain[group.end() :]
-    return False
 
 
 def metadata_override(text: str) -> MetadataOverride:
@@ -74,6 +50,8 @@ def metadata_override(text: str) -> MetadataOverride:
         raise ValueError(f"has a key of more than {MAX_TEXT} bytes")
     if key.startswith(_FILE_KEYS):
         raise ValueError(f"has '{key}', which says how the file is to be read; it can't be overruled")
+    if key == _VOCABULARY:
+        raise ValueError(f"has '{key}', which says how the tokens are to be read; it can't be overruled")
     return MetadataOverride(key, _typed(key, kind, value))
 
 
@@ -142,7 +120,7 @@ class OverrideSettings(SettingsModel):
         ),
     ] = ()
     """Buffer types for tensors whose name has a match of the regular expression, as in exps=CPU: CPU, or a device.
-    The first match counts, before the options below."""
+    The first match counts, before the options below. After a group only ? is allowed, and few repetitions in all."""
     cpu_moe: Annotated[Bool, option("-cmoe", "--cpu-moe", env="LLAMA_ARG_CPU_MOE")] = False
     """The weights of experts (MoE) stay on the CPU."""
     n_cpu_moe: Annotated[
@@ -158,5 +136,6 @@ class OverrideSettings(SettingsModel):
     override_kv: Annotated[
         MetadataOverrides, option("--override-kv", metavar="KEY=TYPE:VALUE,...", text=split_list, repeat=True)
     ] = ()
-    """Values that overrule the file's, of types int, float, bool and str: tokenizer.ggml.add_bos_token=bool:false. The
-    library trusts them: one that does not fit the tensors may end the process."""
+    """Values that overrule the file's, of types int, float, bool and str: tokenizer.ggml.add_bos_token=bool:false. What
+    is known to end the process is refused. The library trusts the rest, and architectures have checks of their own that
+    can still end it."""

@@ -1,6 +1,8 @@
 """Tensors in other buffers and overruled metadata, over the real library."""
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from server.llama.model_file import check_files
 from server.llama.tensor_placement import override_array, overrides
 from server.options.overrides import metadata_override, tensor_override
 from server.pool.spec import LoadParams, MetadataOverride, TensorOverride
-from tests.ggufs import EXPERTS, gguf_file
+from tests.ggufs import EXPERTS, SLIDING_WINDOW, gguf_file
 from tests.model.native_fixtures import generate, load, open_runner, prompt_tokens
 
 
@@ -57,12 +59,57 @@ def test_a_pattern_without_a_tensor_is_reported(tiny_path: Path, caplog: pytest.
     assert "override_tensor exps has no effect: no tensor's name has a match" in caplog.text
 
 
+def test_options_for_experts_are_reported_where_there_are_none(
+    tiny_path: Path, gguf_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(tiny_path, cpu_moe=True, n_cpu_moe=2, n_cpu_ffn=2).close()
+    assert "'tiny': cpu_moe has no effect: no tensor's name has a match" in caplog.text
+    assert "'tiny': n_cpu_moe has no effect: no tensor's name has a match" in caplog.text
+    assert "n_cpu_ffn has no effect" not in caplog.text
+    caplog.clear()
+    load(gguf_file(gguf_folder, EXPERTS), cpu_moe=True, n_cpu_moe=2).close()
+    assert "has no effect" not in caplog.text
+
+
+def test_a_named_class_means_here_what_it_means_there(tiny_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(1, "llamapool.llama"):
+        load(tiny_path, tensor_overrides=tensors(r"blk\.0\.[[:alpha:]]+_up=CPU")).close()
+    assert "blk.0.ffn_up.weight" in " ".join(m for m in caplog.messages if "buffer type overridden to CPU" in m)
+    assert "has no effect" not in caplog.text
+
+
+WORST = [
+    ".*.?!",
+    ".*e.*_!",
+    ".*.!",
+    ".*e.*!",
+    "[a-z]{60}!",
+    "(.|.)(.|.)(.|.)(.|.)!",
+    ".?.?.?.?.?!",
+    "x{1000}",
+    "|" * 500,
+]
+
+
+def test_the_worst_patterns_are_searched_in_a_moment(tiny_path: Path) -> None:
+    """In a process of its own: neither `re` nor the library can be stopped. 21 tensors take milliseconds."""
+    names = [f"blk.{n}.ffn_gate_up_exps_and_attn_sub_norm_extended_ex.weight" for n in range(1000)]
+    code = (
+        "import sys; from pathlib import Path; from server.options.overrides import tensor_override\n"
+        "from server.pool.tensor_patterns import compiled; from tests.model.native_fixtures import load\n"
+        f"for pattern in {WORST!r}:\n"
+        "    wanted = tensor_override(pattern + '=CPU')\n"
+        f"    [compiled(pattern).search(name) for name in {names!r}]\n"
+        "    load(Path(sys.argv[1]), tensor_overrides=(wanted,)).close()\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tiny_path)], check=True, timeout=60, capture_output=True)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("x=VRAM", "override_tensor: 'VRAM' is no buffer type of this machine and build; known: CPU"),
-        ("(?P<name>up)=CPU", "Invalid '(?...)' zero-width assertion in regular expression"),  # Python's, not theirs
-        ("(?<=a)b=CPU", "Invalid '(?...)' zero-width assertion in regular expression"),
+        ("(?=a)?b=CPU", "Mismatched '(' and ')' in regular expression"),
     ],
 )
 def test_what_the_library_cannot_place_is_refused_and_the_process_lives(
@@ -83,8 +130,9 @@ def test_rows_are_looked_up_on_the_processor_only(tiny_path: Path, monkeypatch: 
     monkeypatch.setattr(placement, "buffer_types", lambda: {**here, "CUDA0": (gpu, 2)})
     monkeypatch.setattr(placement, "devices", lambda: [gpu])
     files = check_files("m", tiny_path)
-    with pytest.raises(ValueError, match=r"puts token_embd\.weight on CUDA0, and it must stay"):
-        override_array(LoadParams(tensor_overrides=tensors(".*=CUDA0")), files)
+    for pattern in (".*", "[[:alpha:]]+_embd"):
+        with pytest.raises(ValueError, match=r"puts token_embd\.weight on CUDA0, and it must stay"):
+            override_array(LoadParams(tensor_overrides=tensors(f"{pattern}=CUDA0")), files)
     placed = override_array(LoadParams(tensor_overrides=tensors("token_embd.weight=CPU", ".*=CUDA0")), files)
     assert placed is not None
     assert [entry.buft for entry in placed] == [here["CPU"][1], 2, None]
@@ -129,6 +177,13 @@ def test_a_float_changes_what_is_computed(tiny_path: Path) -> None:
         ("llama.expert_used_count=int:5", "llama.expert_used_count is 5, outside 1 to 4"),
         ("llama.expert_used_count=int:0", "llama.expert_used_count is 0, outside 1 to 4"),
         ("llama.expert_count=int:1", "llama.expert_used_count is 2, outside 1 to 1"),
+        ("llama.expert_group_count=int:3", "llama.expert_group_count is 3; 4 experts can't be in as many groups"),
+        ("llama.expert_group_count=int:4", "llama.expert_group_count is 4; 4 experts can't be in as many groups"),
+        ("llama.expert_group_count=int:-1", "llama.expert_group_count is -1; 4 experts"),
+        ("llama.expert_group_count=int:2", "llama.expert_group_used_count is 0, outside 1 to 1"),
+        ("llama.nextn_predict_layers=int:3", "llama.nextn_predict_layers is 3, outside 0 to 2"),
+        ("llama.nextn_predict_layers=int:-1", "llama.nextn_predict_layers is -1, outside 0 to 2"),
+        ("llama.rope.scaling.type=str:yarm", "llama.rope.scaling.type is 'yarm', none of none, linear, yarn, longrope"),
     ],
 )
 def test_values_that_would_be_ignored_or_end_the_process_are_refused(
@@ -137,6 +192,45 @@ def test_values_that_would_be_ignored_or_end_the_process_are_refused(
     with pytest.raises(ModelFailed) as caught:
         load(gguf_file(gguf_folder, EXPERTS), metadata_overrides=metadata(text))
     assert problem in caught.value.reason
+
+
+def test_what_a_model_without_experts_can_have_of_them_is_nothing(tiny_path: Path) -> None:
+    for text, problem in (
+        ("llama.expert_count=int:4", "llama.expert_used_count is 0, outside 1 to 4"),
+        ("llama.expert_used_count=int:1", "llama.expert_used_count is 1, outside 0 to 0"),
+        ("llama.expert_group_count=int:1", "llama.expert_group_count is 1; 0 experts"),
+    ):
+        with pytest.raises(ModelFailed) as caught:
+            load(tiny_path, metadata_overrides=metadata(text))
+        assert problem in caught.value.reason
+
+
+def test_a_window_that_no_layer_has_is_refused(gguf_folder: Path) -> None:
+    pattern = "gemma3.attention.sliding_window_pattern"
+    with pytest.raises(ModelFailed) as caught:
+        load(gguf_file(gguf_folder, SLIDING_WINDOW), metadata_overrides=metadata(f"{pattern}=int:1"))
+    assert f"{pattern} is 1: no layer would have the window" in caught.value.reason
+
+
+def test_a_file_that_does_not_say_how_many_experts_are_used_is_refused(gguf_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "experts.gguf"
+    path.write_bytes(gguf_file(gguf_folder, EXPERTS).read_bytes().replace(b"expert_used_count", b"expert_uzed_count"))
+    with pytest.raises(ModelFailed) as caught:
+        load(path)
+    assert "llama.expert_used_count is 0, outside 1 to 4" in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("llama.expert_group_count=int:2", "llama.expert_group_used_count=int:1"),
+        ("llama.expert_group_count=int:1",),
+        ("llama.rope.scaling.type=str:yarn",),
+        ("llama.nextn_predict_layers=int:0",),
+    ],
+)
+def test_values_at_the_limit_are_taken(gguf_folder: Path, texts: tuple[str, ...]) -> None:
+    load(gguf_file(gguf_folder, EXPERTS), metadata_overrides=metadata(*texts)).close()
 
 
 def test_a_key_that_the_library_does_not_read_is_reported(tiny_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -64,13 +64,10 @@ def test_a_draft_model_has_tensors_of_its_own_and_its_targets_metadata() -> None
         ("=CPU", "should be PATTERN=BUFFER_TYPE"),
         ("exps=", "should be PATTERN=BUFFER_TYPE"),
         ("(exps=CPU", "has the pattern '(exps', which is no regular expression: missing )"),
-        ("*=CPU", "has the pattern '*', which is no regular expression: nothing to repeat"),
+        ("*=CPU", "has the pattern '*' with '*', which is not supported there"),
         ("x" * 513 + "=CPU", "has a pattern of more than 512 characters"),
-        ("(){30000}=CPU", "which repeats too much"),  # the library has no stack for it
-        ("(a{64}){64}=CPU", "which repeats too much"),
-        ("(.+)+z=CPU", "which repeats too much"),  # the library would try for hours
-        ("((a|b*)c)*=CPU", "which repeats too much"),
-        (r"(?:\d{2}x)*=CPU", "which repeats too much"),
+        ("(){30000}=CPU", "with '){30000}': only ? may follow a group"),  # the library has no stack for it
+        (".*.*z=CPU", "which repeats too much"),
     ],
 )
 def test_patterns_that_the_library_could_not_bear_are_refused(text: str, problem: str) -> None:
@@ -85,7 +82,7 @@ def test_patterns_that_the_library_could_not_bear_are_refused(text: str, problem
         ".*",
         r"blk\.(1[0-9]|2[0-5])\.ffn_(up|down|gate)_exps",
         r"\.ffn_(up|down|gate|gate_up)_(ch|)exps",
-        r"(blk|dec)+\.[[:digit:]]+",
+        r"(blk|dec)\.[[:digit:]]+",
         r"[(*+)]+x",
         r"\(a*\)+",
         r"attn_[kqv]\.weight$",
@@ -129,6 +126,7 @@ def test_a_value_has_the_type_that_it_names(text: str, value: object) -> None:
         ("k=str:" + "ä" * 64, "has a text of more than 127 bytes for 'k'"),
         ("k" * 128 + "=int:1", "has a key of more than 127 bytes"),
         ("general.architecture=str:llama", "has 'general.architecture', which says how the file is to be read"),
+        ("tokenizer.ggml.model=str:none", "has 'tokenizer.ggml.model', which says how the tokens are to be read"),
         ("split.count=int:2", "has 'split.count', which says how the file is to be read"),
         ("k=int:1,k=int:2", "has 'k' twice"),
     ],

@@ -1,6 +1,7 @@
 """The embedding engine over a fake runner: what a request gets, and what is left behind."""
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ import pytest
 from server.engine.embedding.engine import EmbeddingEngine
 from server.engine.embedding.vectors import Pooling, Vectors
 from server.engine.params import EngineParams
+from server.engine.threads import NICE, PRIORITIES_BY_THREAD
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
 from tests.fakes import FakeEmbeddingRunner
 
@@ -286,3 +288,17 @@ async def test_a_token_outside_of_the_vocabulary_never_reaches_the_runner(token:
         with pytest.raises(InvalidRequest, match="outside the vocabulary"):
             engine.submit([[1, token]])
     assert runner.batches == []
+
+
+@pytest.mark.skipif(not PRIORITIES_BY_THREAD, reason="only Linux binds threads")
+async def test_the_step_thread_has_its_instances_processors_and_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, own = max(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0)
+    asked: list[tuple[int, object]] = []
+    monkeypatch.setitem(NICE, -1, min(own + 1, 19))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: asked.append((threading.get_ident(), cpus)))
+    monkeypatch.setattr(os, "setpriority", lambda _which, _pid, nice: asked.append((threading.get_ident(), nice)))
+    computing: list[int] = []
+    runner = FakeEmbeddingRunner(on_embed=lambda _: computing.append(threading.get_ident()))
+    async with engine_over(runner, cpus=(frozenset({one}),), prio=-1) as engine:
+        await engine.submit(texts("one"))
+    assert asked == [(computing[0], frozenset({one})), (computing[0], min(own + 1, 19))]
