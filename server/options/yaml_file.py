@@ -85,7 +85,10 @@ class _Reader:
                 raise ConfigError(f"{item.place}: unknown key '{where}.{item.key}'{self._hint(section, item.key)}")
             value = self._loader.construct_object(item.node, deep=True)
             if entry.option.is_path:
-                value = self._from_here(value)
+                try:
+                    value = self._from_here(value)
+                except (RuntimeError, ValueError):  # of nobody; of a name with a NUL
+                    raise ConfigError(f"{item.place}: {where}.{item.key} begins with ~ and no user's name") from None
             layer[item.key] = Given(value, item.place)
         return layer
 

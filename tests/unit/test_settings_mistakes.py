@@ -118,6 +118,8 @@ def test_variables(name: str, value: str, expected: str) -> None:
         ("models:\n  a:\n    path: x\n    n_ctx: true", "FILE:4: models.a.n_ctx should be a number, not True"),
         ("models:\n  a:\n    path: x\n    n_ctx: [1]", "FILE:4: models.a.n_ctx should be a valid integer"),
         ("models:\n  a:\n    path: 5", "FILE:3: models.a.path"),
+        ("models:\n  a:\n    path: ~no-such-user/x", "FILE:3: models.a.path begins with ~ and no user's name"),
+        ('models: {a: {path: "~\\0/x"}}', "FILE:1: models.a.path begins with ~ and no user's name"),
         ("server:\n  api_keys: [1]\nmodels: {a: {path: x}}", "FILE:2: server.api_keys should be a valid string"),
         ("defaults:\n  path: x", "FILE:2: defaults.path belongs to one model; move it to models.<id>"),
         ("defaults:\n  seed: -2", "FILE:2: defaults.seed should be greater than or equal to -1, not -2"),
