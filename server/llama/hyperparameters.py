@@ -18,6 +18,7 @@ def check_hyperparameters(model: str, path: Path, header: GgufHeader, architectu
         _out_of_range(header, architecture)
         or _bad_experts(header, architecture)
         or _bad_attention(header, architecture)
+        or _no_vocabulary(header)
     )
     if problem:
         raise ModelFailed(model, f"{path}: {problem}")
@@ -81,6 +82,12 @@ def _bad_attention(header: GgufHeader, architecture: str) -> str | None:
     if header.integer(window) and header.integer(f"{window}_pattern") == 1:
         return f"{window}_pattern is 1: no layer would have the window"
     return None
+
+
+def _no_vocabulary(header: GgufHeader) -> str | None:
+    """The library loads such a file, and aborts when it is asked for a token (src/llama-vocab.cpp)."""
+    kind = header.metadata.get("tokenizer.ggml.model")
+    return f"tokenizer.ggml.model is '{kind}': a file without a vocabulary" if kind in ("none", "no_vocab") else None
 
 
 def _head_size(header: GgufHeader, architecture: str) -> int:

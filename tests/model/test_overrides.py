@@ -220,6 +220,15 @@ def test_a_file_that_does_not_say_how_many_experts_are_used_is_refused(gguf_fold
     assert "llama.expert_used_count is 0, outside 1 to 4" in caught.value.reason
 
 
+def test_a_file_without_a_vocabulary_is_refused(tiny_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "none.gguf"
+    name = b"\x04\0\0\0\0\0\0\0"
+    path.write_bytes(tiny_path.read_bytes().replace(name + b"gpt2", name + b"none"))
+    with pytest.raises(ModelFailed) as caught:
+        load(path)
+    assert "tokenizer.ggml.model is 'none': a file without a vocabulary" in caught.value.reason
+
+
 @pytest.mark.parametrize(
     "texts",
     [
