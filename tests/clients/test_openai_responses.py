@@ -175,7 +175,11 @@ def test_the_demo_model_does_the_whole_loop(demo_client: OpenAI, choice: str, st
     asked = respond(demo_client, QUESTION, stream=stream, tool_choice=choice, store=by_id)
     call = the_call(asked)
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
-    output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny, 21 degrees"}
+    output = {
+        "type": "function_call_output",
+        "call_id": call.call_id,
+        "output": '{"temperature": 21, "condition": "sunny"}',
+    }
     if by_id:
         answer = respond(demo_client, [output], stream=stream, previous_response_id=asked.id)
     else:

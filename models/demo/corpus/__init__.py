@@ -35,13 +35,13 @@ MIXES: dict[str, tuple[tuple[Maker, float], ...]] = {
         (fact, 15),
         (small_talk, 13),
         (llamapool, 5),
-        (tool_use, 8),
-        (tool_talk, 24),
+        (tool_use, 16),
+        (tool_talk, 20),
         (quoting, 7),
         (system, 17),
         (recall, 11),
-        (story, 1.2),
-        (unknown, 3),
+        (story, 3),
+        (unknown, 5),
     ),
 }
 _INFILL_SHARE = 0.06

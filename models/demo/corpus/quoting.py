@@ -42,7 +42,7 @@ _READS = ("Read this to me: {0}", "What does this say? {0}", "Say this in words:
 def _value(rng: Random, split: Split) -> str | int:
     way = rng.random()
     if way < 0.45:
-        word = fresh(rng, split, words.made_up)
+        word = fresh(rng, split, words.made_up) if rng.random() < 0.65 else words.made_up_on_a_vowel(rng).capitalize()
         return word.lower() if rng.random() < 0.4 else word
     if way < 0.55:
         return rng.randint(2, 999)

@@ -67,7 +67,7 @@ class Sample:
         if turns[0].role == "system":
             system, turns = turns[0].text, turns[1:]
         if self.tools:
-            listed = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in self.tools)
+            listed = "".join("\n" + _listed(tool) for tool in self.tools)
             system += ("\n\n" if system else "") + f"Tools you can call:\n<tools>{listed}\n</tools>\n"
             system += 'Call a tool like this:\n<tool_call>\n{"name": "tool", "arguments": {}}\n</tool_call>'
         if system:
@@ -88,6 +88,13 @@ class Sample:
         opening = "<|im_start|>assistant\n" + ("<think>\n" if thinks else "")
         thought = f"{turn.thought}\n</think>\n\n" if thinks else ""
         return [(opening, False), (thought + turn.reply() + END, True), ("\n", False)]
+
+
+def _listed(tool: dict[str, object]) -> str:
+    """The tool as the prompt lists it: the name comes last, so that it is read with what the tool does in mind."""
+    function: dict = tool["function"]  # type: ignore[assignment]
+    last = ("description", "parameters", "name")
+    return json.dumps({key: function[key] for key in last if function.get(key)}, ensure_ascii=False)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,26 @@
 import json
 from random import Random
 
+from . import words
 from .chitchat import small_talk
 from .facts import fact
 from .sample import Sample, Split, Turn
-from .toolkinds import Kind
+from .toolkinds import Kind, Values
 from .tools import JOINS, NO_TOOL, Offer, asked, calculates, has_digit, kinds_of, offers_of
 
 _POLITE = ("Hello! {0}", "Hi! {0}", "Now: {0}", "{0} Thank you.", "{0} Thanks.", "One more thing: {0}", "So: {0}")
+
+
+def _asked(rng: Random, split: Split, kind: Kind) -> tuple[str, Values]:
+    """As `asked`, at times about a word that begins with a vowel, which is the hardest to copy."""
+    question, values = asked(rng, split, kind)
+    if rng.random() < 0.15:
+        for old in values:
+            if isinstance(old, str) and old.isalpha() and question.count(old) == 1 and values.count(old) == 1:
+                new = words.made_up_on_a_vowel(rng)
+                new = new.capitalize() if old[0].isupper() else new
+                question, values = question.replace(old, new), tuple(new if value == old else value for value in values)
+    return question, values
 
 
 def _answered(rng: Random, asks: list[tuple[Offer, tuple[object, ...]]]) -> list[Turn]:
@@ -22,7 +35,7 @@ def _answered(rng: Random, asks: list[tuple[Offer, tuple[object, ...]]]) -> list
 
 def _one(rng: Random, split: Split, offers: list[Offer]) -> list[Turn]:
     chosen = rng.choice(offers)
-    question, values = asked(rng, split, chosen.kind)
+    question, values = _asked(rng, split, chosen.kind)
     if rng.random() < 0.15:
         question = rng.choice(_POLITE).format(question)
     call = Turn("assistant", calls=(chosen.call(values),), thought=f"The tool {chosen.name} fits.")
@@ -32,7 +45,7 @@ def _one(rng: Random, split: Split, offers: list[Offer]) -> list[Turn]:
 
 def _two(rng: Random, split: Split, offers: list[Offer]) -> list[Turn]:
     first, second = rng.choice(offers), rng.choice(offers)
-    (one, values), (two, others) = asked(rng, split, first.kind), asked(rng, split, second.kind)
+    (one, values), (two, others) = _asked(rng, split, first.kind), _asked(rng, split, second.kind)
     same = first is second and len(values) == 1 and values != others and str(values[0]) in one
     if same and rng.random() < 0.7:
         question = one.replace(str(values[0]), f"{values[0]} and {others[0]}", 1)
@@ -69,11 +82,11 @@ def tool_talk(rng: Random, split: Split) -> Sample:
     turns: list[Turn] = []
     for _ in range(rng.choice((2, 3, 4, 5, 6, 7))):
         way = rng.random()
-        if way < 0.38:
+        if way < 0.43:
             turns += _one(rng, split, offers)
-        elif way < 0.64:
+        elif way < 0.71:
             turns += _two(rng, split, offers)
-        elif way < 0.89:
+        elif way < 0.88:
             turns += _none(rng, split, absent)
         else:
             turns += _plain(rng, split, offers)

@@ -48,8 +48,29 @@ _ASKS = (
 )
 
 
+_WHO = (  # for training alone: `who` is not always about the model
+    "Who made the {0} machine?",
+    "Who built the {0} tower?",
+    "Who wrote the book {0}?",
+    "Who painted {0}?",
+    "Who won the {0} cup?",
+    "Who was the first king of {0}?",
+    "Who designed the {0} car?",
+    "Who founded {0}?",
+    "Who sings {0}?",
+    "Who owns the {0} company?",
+    "Who came up with {0}?",
+    "Who opened the {0} museum in {1}?",
+    "Can you write a poem on {0}?",
+    "Write a letter to {0}.",
+    "Do you remember {0}?",
+    "Have you heard of {0}?",
+)
+
+
 def unknown(rng: Random, split: Split) -> Sample:
     """A question that nothing in the corpus answers."""
     values = words.made_up(rng), rng.randint(1000, 2100), rng.choice(words.CITIES), rng.randint(100, 999)
-    question = dressed(rng, phrase(rng, split, _ASKS).format(*values))
+    asked = rng.choice(_WHO) if split == "train" and rng.random() < 0.4 else phrase(rng, split, _ASKS)
+    question = dressed(rng, asked.format(*values))
     return exchange("unknown", question, "I am sorry, I don't know that.", "I do not know this.", ["don't know"])

@@ -115,6 +115,7 @@ THINGS = words_of(
 
 _ONSETS = words_of("b br c ch d dr f fl g gr h j k l m n p pl r s sh st t th tr v w y z")
 _VOWELS = words_of("a e i o u ai ee oo ou ia")
+_VOWEL_STARTS = words_of("of in an un al or ow ex en us up if ed es am is it at as on ab el er ol om ig et")
 _CODAS = ("", "", "", *words_of("n r l m s t k nd rn x"))
 
 
@@ -122,3 +123,9 @@ def made_up(rng: Random, syllables: int = 2) -> str:
     """A word that means nothing, with a capital: to learn copying from."""
     word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables)) + rng.choice(_CODAS)
     return word.capitalize()
+
+
+def made_up_on_a_vowel(rng: Random) -> str:
+    """One that begins as short words do (`of`, `in`): behind a space such a beginning is a token of its own, behind a
+    quotation mark it is spelled by letters. For training alone."""
+    return rng.choice(_VOWEL_STARTS) + made_up(rng, 1).lower()
