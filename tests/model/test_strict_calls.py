@@ -21,7 +21,8 @@ PARAMETERS = {
     "required": ["city", "days", "unit"],
     "additionalProperties": False,
 }
-TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}]
+WEATHER = {"name": "get_weather", "description": "Get the weather in a city", "parameters": PARAMETERS}
+TOOLS = [{"type": "function", "function": WEATHER}]
 
 
 @pytest.fixture(scope="module")
