@@ -112,25 +112,7 @@ class LlamaRunner:
     def sample_together(self, wanted: Sequence[tuple[int, NativeSampler]]) -> Mapping[int, int | Exception]:
         """`sample` for several outputs on several cores: the token of each, or why there is none. What is missing is
         left to `sample`: everything in a small vocabulary or on one core, and chains that take the highest logit."""
-        if self._parallel is None or self._parallel.n_threads < 2:
-            return {}
-        drawn: dict[int, int | Exception] = {}
-        chains: list[tuple[int, NativeSampler]] = [pair for pair in wanted if pair[1].lowered is None]
-        if len(chains) < 2:
-            return {}
-        logits: dict[int, Logits] = {}
-        for output, _ in chains:
-            try:
-                logits[output] = self._logits(output)
-            except InternalError as error:
-                drawn[output] = error
-        ready = [(output, sampler) for output, sampler in chains if output in logits]
-        chosen = self._parallel.choose([(sampler, logits[output]) for output, sampler in ready])
-        for (output, sampler), token in zip(ready, chosen, strict=True):
-            drawn[output] = token
-            if isinstance(token, int):
-                fast.sampler_accept(sampler.chain, token)
-        return drawn
+        return {} if self._parallel is None else self._parallel.sample(wanted, self._logits)
 
     def sample_constrained(self, output: int, sampler: NativeSampler, mask: bytes | memoryview | bytearray) -> int:
         """Sample and accept, among the tokens whose bit is set; raises `InternalError` when none is left."""

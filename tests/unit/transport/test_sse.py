@@ -28,6 +28,12 @@ class Client:
         self.sent.append(message)
         self.got.set()
 
+    async def send_one_event(self, message: dict) -> None:
+        """`send` to a client that reads nothing more behind the first event."""
+        await self.send(message)
+        if message.get("body"):
+            self.reads.clear()
+
     @property
     def chunks(self) -> list[bytes]:
         return [m["body"] for m in self.sent if m.get("body")]
@@ -85,13 +91,8 @@ async def test_what_was_acquired_is_released_though_the_generator_never_started(
 async def test_a_client_that_does_not_read_is_given_up():
     source, client = Source(b"data: 1\n\n", b"data: 2\n\n", endless=True), Client()
 
-    async def send(message: dict) -> None:
-        await client.send(message)
-        if message.get("body"):
-            client.reads.clear()
-
     with pytest.raises(SendTimeoutError):
-        await asyncio.wait_for(source.stream(send_timeout_s=0.01)(SCOPE, client.receive, send), 5)
+        await asyncio.wait_for(source.stream(send_timeout_s=0.01)(SCOPE, client.receive, client.send_one_event), 5)
     assert (source.closed, source.released) == (1, 1)
 
 
@@ -105,13 +106,8 @@ async def test_silence_is_no_reason_to_give_a_client_up():
 async def test_the_end_of_a_stream_that_nobody_takes_is_given_up_too():
     source, client = Source(b"data: 1\n\n"), Client()
 
-    async def send(message: dict) -> None:
-        await client.send(message)
-        if message.get("body"):
-            client.reads.clear()
-
     with pytest.raises(SendTimeoutError):
-        await asyncio.wait_for(source.stream(send_timeout_s=0.01)(SCOPE, client.receive, send), 5)
+        await asyncio.wait_for(source.stream(send_timeout_s=0.01)(SCOPE, client.receive, client.send_one_event), 5)
     assert (source.closed, source.released) == (1, 1)
 
 
