@@ -1,6 +1,7 @@
 """With ``cpu_range``, the compute threads of each instance stay on its processors; with ``prio`` they are as urgent."""
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 
@@ -18,11 +19,21 @@ two_processors = pytest.mark.skipif(len(CPUS) < 2, reason="one processor only: n
 
 
 def threads() -> dict[str, str]:
-    """The processors of each thread of this process, by its id."""
+    """The processors of each thread of this process, by its id; one that ends meanwhile is left out."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        lines = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
-        found[task.name] = lines["Cpus_allowed_list"]
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # when opened, when read
+            lines = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+            found[task.name] = lines["Cpus_allowed_list"]
+    return found
+
+
+def nices() -> dict[str, int]:
+    """How nice each thread of this process is, by its id; one that ends meanwhile is left out."""
+    found = {}
+    for thread in threads():
+        with contextlib.suppress(ProcessLookupError):
+            found[thread] = os.getpriority(os.PRIO_PROCESS, int(thread))
     return found
 
 
@@ -55,19 +66,14 @@ async def test_compute_threads_inherit_the_priority_and_nobody_else_has_it(
     params = EngineParams(prio=-1)
     native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=2, warmup=False)
     weights = LlamaLoader().load(ModelSpec("tiny", tiny_path, native=native, engine=params), lambda _: True)
-    before = {thread: nice(thread) for thread in threads()}
+    before = nices()
     engine = Engine([weights.runner()], params, asyncio.get_running_loop())
     try:
         (reply,) = await run(engine, request("a prompt of some length"))
         assert reply.error is None
-        new = [nice(thread) for thread in threads() if thread not in before]
-        assert new == [OWN_NICE + 1] * 2  # the step thread and a worker
-        assert {thread: nice(thread) for thread in before if thread in threads()}.items() <= before.items()
+        after = nices()
+        assert [after[thread] for thread in after.keys() - before.keys()] == [OWN_NICE + 1] * 2  # step thread, worker
+        assert {thread: after[thread] for thread in after.keys() & before.keys()}.items() <= before.items()
     finally:
         await engine.close()
         weights.close()
-
-
-def nice(thread: str) -> int:
-    """Of a thread of this process."""
-    return os.getpriority(os.PRIO_PROCESS, int(thread))
