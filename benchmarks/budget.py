@@ -66,7 +66,7 @@ async def _serve(model: Path, n_slots: int, n_tokens: int, parts: list[Part], bu
     settings = load_settings(words, {})
     app = create_app(settings)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = _Server(_uvicorn_config(app, settings))
+        server = Listening(_uvicorn_config(app, settings))
         with Threads(parts) as threads:
             serving = asyncio.create_task(server.serve([listener]))
             await server.listening.wait()
@@ -80,7 +80,7 @@ async def _serve(model: Path, n_slots: int, n_tokens: int, parts: list[Part], bu
     return found[1:]  # the first one warms everything up
 
 
-class _Server(uvicorn.Server):
+class Listening(uvicorn.Server):
     """Says when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:

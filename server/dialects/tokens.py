@@ -3,10 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from server.dialects.completion_prompt import Prompt, check_token, read_mixed, tokenize_mixed
 from server.dialects.fields import Body, parse, wrong_type
 from server.dialects.wire import Json
 from server.engine.protocols import Vocab
+
+_SLICE = 16384  # tokens written as JSON, or freed, at a time: other threads wait meanwhile
 
 
 class TokenizeBody(Body):
@@ -49,16 +53,34 @@ def read_tokenize(given: object) -> Tokenize:
 
 
 def tokenize(request: Tokenize, vocab: Vocab) -> Json:
-    """``{"tokens": [id, ...]}``, or ``[{"id", "piece"}, ...]`` with pieces: text, or bytes where it is not UTF-8."""
+    """``{"tokens": [id, ...]}``, or ``[{"id", "piece"}, ...]`` with pieces: text, or bytes where it is not UTF-8.
+
+    Many are JSON already (`orjson.Fragment`).
+    """
     body = request.body
     if body.content is None:
         return {"tokens": []}
     tokens = tokenize_mixed(
         vocab, request.content, "content", add_special=body.add_special, parse_special=body.parse_special
     )
-    if not body.with_pieces:
-        return {"tokens": tokens}
-    return {"tokens": [{"id": token, "piece": _piece(vocab.piece(token))} for token in tokens]}
+    if len(tokens) > _SLICE:
+        return {"tokens": orjson.Fragment(_written(tokens, vocab if body.with_pieces else None))}
+    return {"tokens": _shown(tokens, vocab) if body.with_pieces else tokens}
+
+
+def _shown(tokens: list[int], vocab: Vocab) -> list[Json]:
+    return [{"id": token, "piece": _piece(vocab.piece(token))} for token in tokens]
+
+
+def _written(tokens: list[int], vocab: Vocab | None) -> bytes:
+    """The tokens as JSON, with their pieces if there is a vocabulary. They are taken out of the list."""
+    parts = []
+    tokens.reverse()
+    while tokens:
+        part = tokens[: -_SLICE - 1 : -1]
+        del tokens[-_SLICE:]
+        parts.append(orjson.dumps(part if vocab is None else _shown(part, vocab))[1:-1])
+    return b"[" + b",".join(parts) + b"]"
 
 
 def _piece(piece: bytes) -> str | list[int]:

@@ -6,7 +6,7 @@ from fastapi.responses import Response
 from server.dialects.older import warning_headers
 from server.dialects.openai_chat import apply_template, chat_generation, count_tokens, read_chat
 from server.routes.generate import answer, compute
-from server.transport.body import read_json
+from server.transport.body import read_as
 
 router = APIRouter(tags=["chat"])
 
@@ -15,21 +15,20 @@ router = APIRouter(tags=["chat"])
 @router.post("/chat/completions")
 async def chat_completions(request: Request) -> Response:
     """OpenAI chat completions, with llama.cpp's sampling fields beside OpenAI's."""
-    given = await read_json(request)
-    chat = read_chat(given)
-    return await answer(request, chat.body, lambda model: chat_generation(chat, model), warning_headers(given))
+    chat, headers = await read_as(request, lambda given: (read_chat(given), warning_headers(given)))
+    return await answer(request, chat.body, lambda model: chat_generation(chat, model), headers)
 
 
 @router.post("/v1/chat/completions/input_tokens")
 @router.post("/chat/completions/input_tokens")
 async def chat_input_tokens(request: Request) -> Response:
     """How many tokens a chat body's prompt has, without generating."""
-    chat = read_chat(await read_json(request))
+    chat = await read_as(request, read_chat)
     return await compute(request, chat.body.model, lambda model: count_tokens(chat, model))
 
 
 @router.post("/apply-template")
 async def post_apply_template(request: Request) -> Response:
     """The prompt that a chat body renders to, without generating."""
-    chat = read_chat(await read_json(request))
+    chat = await read_as(request, read_chat)
     return await compute(request, chat.body.model, lambda model: apply_template(chat, model))

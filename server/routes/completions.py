@@ -6,7 +6,7 @@ from fastapi.responses import Response
 from server.dialects.older import warning_headers
 from server.dialects.openai_completions import completion_generation, read_completion
 from server.routes.generate import answer
-from server.transport.body import read_json
+from server.transport.body import read_as
 
 router = APIRouter(tags=["completions"])
 
@@ -14,7 +14,5 @@ router = APIRouter(tags=["completions"])
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
     """OpenAI completions, with llama.cpp's sampling fields beside OpenAI's."""
-    given = await read_json(request)
-    completion = read_completion(given)
-    headers = warning_headers(given)
+    completion, headers = await read_as(request, lambda given: (read_completion(given), warning_headers(given)))
     return await answer(request, completion.body, lambda model: completion_generation(completion, model), headers)

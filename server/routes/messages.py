@@ -7,7 +7,7 @@ from server.dialects.anthropic_chat import count_message_tokens, message_generat
 from server.dialects.anthropic_errors import error_event
 from server.dialects.anthropic_stream import PING
 from server.routes.generate import StreamWords, compute, reply, stream
-from server.transport.body import read_json
+from server.transport.body import read_as
 
 router = APIRouter(tags=["messages"])
 _WORDS = StreamWords(error_event, PING)
@@ -16,7 +16,7 @@ _WORDS = StreamWords(error_event, PING)
 @router.post("/v1/messages")
 async def post_messages(request: Request) -> Response:
     """A message that answers a conversation, whole or as a stream of typed events."""
-    wanted = read_messages(await read_json(request))
+    wanted = await read_as(request, read_messages)
     body = wanted.body
     if not body.stream:
         return await reply(request, body.model, lambda model: message_generation(wanted, model))
@@ -32,5 +32,5 @@ async def post_messages(request: Request) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def post_count_tokens(request: Request) -> Response:
     """How many tokens a body's prompt has, without generating."""
-    wanted = read_messages(await read_json(request), generate=False)
+    wanted = await read_as(request, lambda given: read_messages(given, generate=False))
     return await compute(request, wanted.body.model, lambda model: count_message_tokens(wanted, model))

@@ -7,7 +7,7 @@ from server.dialects.infill import infill_generation, read_infill
 from server.dialects.native import native_generation, read_native
 from server.dialects.older import warning_headers
 from server.routes.generate import answer
-from server.transport.body import read_json
+from server.transport.body import read_as
 
 router = APIRouter(tags=["completions"])
 
@@ -16,15 +16,14 @@ router = APIRouter(tags=["completions"])
 @router.post("/completions")
 async def completion(request: Request) -> Response:
     """A native completion of one prompt or of several."""
-    given = await read_json(request)
-    wanted = read_native(given)
-    headers = warning_headers(given, system_prompt=True)
+    wanted, headers = await read_as(
+        request, lambda given: (read_native(given), warning_headers(given, system_prompt=True))
+    )
     return await answer(request, wanted.body, lambda model: native_generation(wanted, model), headers)
 
 
 @router.post("/infill")
 async def infill(request: Request) -> Response:
     """Code between a prefix and a suffix."""
-    given = await read_json(request)
-    wanted = read_infill(given)
-    return await answer(request, wanted.body, lambda model: infill_generation(wanted, model), warning_headers(given))
+    wanted, headers = await read_as(request, lambda given: (read_infill(given), warning_headers(given)))
+    return await answer(request, wanted.body, lambda model: infill_generation(wanted, model), headers)

@@ -5,7 +5,7 @@ from fastapi.responses import Response
 
 from server.dialects.tokens import detokenize, read_detokenize, read_tokenize, tokenize
 from server.routes.generate import compute
-from server.transport.body import read_json
+from server.transport.body import read_as
 
 router = APIRouter(tags=["tokens"])
 
@@ -13,12 +13,12 @@ router = APIRouter(tags=["tokens"])
 @router.post("/tokenize")
 async def post_tokenize(request: Request) -> Response:
     """Tokens of a text."""
-    wanted = read_tokenize(await read_json(request))
+    wanted = await read_as(request, read_tokenize)
     return await compute(request, wanted.body.model, lambda model: tokenize(wanted, model.vocab))
 
 
 @router.post("/detokenize")
 async def post_detokenize(request: Request) -> Response:
     """Text of tokens."""
-    wanted = read_detokenize(await read_json(request))
+    wanted = await read_as(request, read_detokenize)
     return await compute(request, wanted.body.model, lambda model: detokenize(wanted, model.vocab))

@@ -2,7 +2,8 @@
 
 import asyncio
 import gc
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request
@@ -11,11 +12,14 @@ from server.errors import InvalidRequest
 from server.transport.body_memory import BODY_SHARE, BodyShare
 from server.transport.options import HttpOptions
 
+T = TypeVar("T")
 MAX_VALUES = 1_000_000
-"""A body is parsed on the event loop: 64 MiB of ``[1],`` are 32 million objects and would stop every stream for half a
-minute. Commas and opening brackets are counted, those in texts too; no context holds a text with that many."""
+"""The parser keeps the interpreter to itself, also in a thread: 64 MiB of ``[1],`` are 32 million objects and would
+stop every stream for half a minute. Commas and opening brackets are counted, those in texts too; no context holds a
+text with that many."""
 _BOM = b"\xef\xbb\xbf"
 _LARGE_BYTES = 1 << 20
+_LONG_BYTES = 1 << 16  # longer bodies are read in a thread; one of this size takes a millisecond or two
 _JSON_NAMES = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
 
 
@@ -48,13 +52,22 @@ class UnsupportedEncoding(InvalidRequest):
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The body as a JSON object, whatever its content type says (as llama-server).
+    """`read_as` with nothing to check."""
+    return await read_as(request, dict)
 
+
+async def read_as(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
+    """What `read` makes of the body, a JSON object whatever its content type says (as llama-server).
+
+    A long body is parsed and read in a thread, so that the event loop gets its turns.
     Raises `InvalidRequest` for what is not a JSON object in UTF-8, with the position (RFC 8259: NaN, Infinity
     and lone surrogates are not JSON; of equal keys the last counts), and its subclasses above.
-    Raises `starlette.requests.ClientDisconnect` when the client goes away.
+    Raises `starlette.requests.ClientDisconnect` when the client goes away, and what `read` raises.
     """
-    return parse_object(await read_body(request))
+    body = await read_body(request)
+    if len(body) <= _LONG_BYTES:
+        return read(parse_object(body))
+    return await asyncio.to_thread(lambda: read(parse_object(body)))
 
 
 async def read_optional_json(request: Request) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from server.dialects.openai_chat import read_chat
 from tests.api.conftest import GoLive, Serve, idle, until
 from tests.fakes import FakeLoader, FakeRunner
 
@@ -37,6 +38,37 @@ async def test_the_content_type_does_not_matter(client, content_type):
     body = json.dumps(COMPLETION)
     reply = await client.post("/v1/completions", content=body, headers={"Content-Type": content_type})
     assert reply.status_code == 200
+
+
+async def test_a_long_body_is_read_beside_the_event_loop(client, monkeypatch):
+    threads = []
+
+    def noted(given):
+        threads.append(threading.current_thread())
+        return read_chat(given)
+
+    monkeypatch.setattr("server.routes.chat.read_chat", noted)
+    for n in (1, 1 << 16):
+        body = {"messages": [{"role": "user", "content": "x" * n}], "max_tokens": 1, "model": 7}
+        reply = await client.post("/v1/chat/completions", json=body)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == "model"
+    short, long = threads
+    assert short is threading.current_thread()
+    assert long is not short
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/completion", "/tokenize", "/v1/messages"]
+)
+async def test_a_long_malformed_body_is_the_clients_mistake(client, path):
+    for content, message in (
+        (b"{" + b" " * (1 << 16), "is not valid JSON"),
+        (b'["' + b"x" * (1 << 16) + b'"]', "an array"),
+    ):
+        reply = await client.post(path, content=content)
+        assert reply.status_code == 400
+        assert message in reply.json()["error"]["message"]
 
 
 async def test_compressed_bodies_are_refused(client):

@@ -1,3 +1,4 @@
+import orjson
 import pytest
 
 from server.dialects.tokens import detokenize, read_detokenize, read_tokenize, tokenize
@@ -63,3 +64,12 @@ def test_a_wrong_token_is_refused_at_its_place(value: object, named: str) -> Non
     with pytest.raises(InvalidRequest) as caught:
         content(tokens=value)
     assert caught.value.param == named
+
+
+@pytest.mark.parametrize("n", [16384, 16385, 40000])
+@pytest.mark.parametrize("with_pieces", [False, True])
+def test_many_tokens_are_the_same_as_few(n: int, with_pieces: bool) -> None:
+    text = "abcdefghij" * (n // 10 + 1)
+    written = orjson.loads(orjson.dumps(tokens(content=text[:n], with_pieces=with_pieces)))
+    ids = [ord(letter) for letter in text[:n]]
+    assert written == {"tokens": [{"id": i, "piece": chr(i)} for i in ids] if with_pieces else ids}

@@ -1,0 +1,214 @@
+"""How long rendering, tokenizing and compiling schemas keep the event loop from anybody else.
+
+``python -m benchmarks.event_loop [--model demo.gguf] [--rounds 5]``
+
+The server runs in this process, with eight streams of another process on it. On its event loop a timer of a
+millisecond notes how late it comes: whoever comes late made everybody's tokens late. Then requests come that ask for
+much work before their first token, each of them new to every cache. By the clock, a gap holds what other threads
+(interpreter lock) and other processes took, too; what the loop's own thread computed in it stands beside it.
+"""
+
+import argparse
+import asyncio
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import uvloop
+
+from benchmarks.budget import DEFAULT_MODEL, Listening
+from server.app import create_app
+from server.cli import _uvicorn_config
+from server.routes.health import is_pending
+from server.settings import load_settings
+
+BEAT_S = 0.001
+GOAL_MS = 20.0
+N_STREAMS = 8
+_STREAMS = """
+import http.client, json, sys, threading
+def one(i):
+    while True:
+        c = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
+        body = json.dumps({"prompt": f"{i}", "n_predict": 500, "stream": True, "ignore_eos": True})
+        c.request("POST", "/completion", body, {"Content-Type": "application/json"})
+        reply = c.getresponse()
+        while reply.read1(65536):
+            pass
+        c.close()
+for i in range(int(sys.argv[2])):
+    threading.Thread(target=one, args=(i,)).start()
+"""
+Body = dict[str, Any]
+Work = Callable[[str], tuple[str, Body]]
+"""From a word that is new to a path and a body."""
+
+
+def _long_chat(n: int, word: str) -> tuple[str, Body]:
+    turns = [{"role": ("user", "assistant")[i % 2], "content": f"Message {i} about {word}."} for i in range(n - 1)]
+    return "/v1/chat/completions", {"messages": [*turns, {"role": "user", "content": word}], "max_tokens": 1}
+
+
+def _agent(n: int, word: str) -> tuple[str, Body]:
+    parameters = {f"{word}_{i}": {"type": "string", "description": f"The {i}th"} for i in range(8)}
+    schema = {"type": "object", "properties": parameters, "required": list(parameters)}
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{i}", "description": "A tool of many", "parameters": schema}}
+        for i in range(n)
+    ]
+    body = {"messages": [{"role": "user", "content": word}], "tools": tools, "tool_choice": "required"}
+    return "/v1/chat/completions", {**body, "max_tokens": 1}
+
+
+def _text(path: str, field_: str, n_bytes: int, word: str) -> tuple[str, Body]:
+    return path, {field_: f"{word} goes far. " * (n_bytes // (len(word) + 11)), "n_predict": 1}
+
+
+def _schema(n: int, word: str) -> tuple[str, Body]:
+    kinds: list[Mapping[str, Any]] = [
+        {"type": "string", "pattern": f"^{word}[a-z]{{3,40}}$"},
+        {"type": "integer", "minimum": 3, "maximum": 77777},
+        {"type": "array", "items": {"enum": [f"{word} {i}" for i in range(40)]}, "maxItems": 12},
+        {"type": "string", "format": "date-time"},
+    ]
+    properties = {f"{word}_{i}": kinds[i % len(kinds)] for i in range(n)}
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return "/completion", {"prompt": word, "n_predict": 1, "json_schema": schema}
+
+
+WORK: Mapping[str, Work] = {
+    "streams alone": lambda word: ("/completion", {"prompt": word, "n_predict": 1}),
+    "chat of 6,000 messages": partial(_long_chat, 6000),
+    "chat with 64 tools": partial(_agent, 64),
+    "prompt of 1 MB": partial(_text, "/completion", "prompt", 1 << 20),
+    "/tokenize of 8 MB": partial(_text, "/tokenize", "content", 8 << 20),
+    "schema of 12 properties": partial(_schema, 12),
+    "schema of 400 properties": partial(_schema, 400),
+}
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    """A timer on the event loop. A gap: how late it came, and what its thread computed since the last time (s)."""
+
+    loop: asyncio.AbstractEventLoop
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    _at: float = 0.0
+    _cpu: float = 0.0
+    _handle: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def __call__(self) -> Any:
+        """Beat meanwhile."""
+        self.gaps = []
+        self._at, self._cpu = time.perf_counter(), time.thread_time()
+        self._handle = self.loop.call_later(BEAT_S, self._beat)
+        yield
+        self._handle.cancel()
+
+    def _beat(self) -> None:
+        now, cpu = time.perf_counter(), time.thread_time()
+        self.gaps.append((max(now - self._at - BEAT_S, 0.0), cpu - self._cpu))
+        self._at, self._cpu = now, cpu
+        self._handle = self.loop.call_later(BEAT_S, self._beat)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of one request: its status and seconds, the longest gap and the most that the loop computed in one, in ms."""
+
+    status: int
+    took_s: float
+    gap_ms: float
+    cpu_ms: float
+
+
+async def _ask(beat: Heartbeat, port: int, work: Work, word: str) -> Found:
+    path, body = work(word)
+    content = json.dumps(body).encode()
+    script = f"import sys, httpx; r = httpx.post('http://127.0.0.1:{port}{path}', content=sys.stdin.buffer.read(), "
+    script += "headers={'Content-Type': 'application/json'}, timeout=600); print(r.status_code)"
+    asker = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert asker.stdin is not None
+    assert asker.stdout is not None
+    asker.stdin.write(content)
+    await asker.stdin.drain()  # before the beat begins: what this script does on the loop is not the server's
+    with beat():
+        began = time.perf_counter()
+        asker.stdin.close()
+        status = int(await asker.stdout.readline())
+        took = time.perf_counter() - began
+    await asker.wait()
+    gap, cpu = (1e3 * max(column) for column in zip(*beat.gaps, strict=True))
+    return Found(status, took, gap, cpu)
+
+
+async def measure(model: Path, rounds: int) -> dict[str, list[Found]]:
+    """Each kind of work in turn, `rounds` times; one more before them warms up."""
+    words = ["-m", str(model), "-np", str(N_STREAMS + 1), "-c", str((N_STREAMS + 1) * 1024), "-t", "1", "--port", "0"]
+    settings = load_settings(words, {})
+    app = create_app(settings)
+    found: dict[str, list[Found]] = {name: [] for name in WORK}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Listening(_uvicorn_config(app, settings))
+        serving = asyncio.create_task(server.serve([listener]))
+        await server.listening.wait()
+        with app.state.services.pool.subscribe() as events:
+            while any(is_pending(state) for state in app.state.services.pool.states()):
+                await anext(events)
+        port = listener.getsockname()[1]
+        streams = await asyncio.create_subprocess_exec(sys.executable, "-c", _STREAMS, str(port), str(N_STREAMS))
+        beat = Heartbeat(asyncio.get_running_loop())
+        try:
+            for number in range(rounds + 1):
+                for name, work in WORK.items():
+                    one = await _ask(beat, port, work, f"w{number}{name[0]}x")
+                    if number:
+                        found[name].append(one)
+        finally:
+            streams.kill()
+            await streams.wait()
+            server.should_exit = True
+            await serving
+    return found
+
+
+def table(found: Mapping[str, list[Found]]) -> str:
+    """Markdown."""
+    lines = [
+        "| request | status | ms | longest gap, ms: median | worst | of the loop's own, ms: median | worst |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for name, ones in found.items():
+        statuses = ", ".join(sorted({str(one.status) for one in ones}))
+        gaps, cpus = [one.gap_ms for one in ones], [one.cpu_ms for one in ones]
+        took = 1e3 * median(one.took_s for one in ones)
+        lines.append(
+            f"| {name} | {statuses} | {took:.0f} | {median(gaps):.1f} | {max(gaps):.1f} "
+            f"| {median(cpus):.1f} | {max(cpus):.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.event_loop", description=__doc__)
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as uvicorn chooses it
+        print(table(runner.run(measure(arguments.model, arguments.rounds))))
+
+
+if __name__ == "__main__":
+    main()
