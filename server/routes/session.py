@@ -1,6 +1,7 @@
 """A client's request from the lease to the last event, whatever ends it."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
@@ -37,7 +38,8 @@ class Session:
         self._lease: Lease | None = None
         self._preparing: Future[object] | None = None
         self._tickets: list[Ticket] = []
-        self._events: asyncio.Queue[Batch] = asyncio.Queue()
+        self._events: deque[Batch] = deque()  # an asyncio.Queue takes a dozen calls for each token
+        self._arrival: asyncio.Future[None] | None = None  # what `next` waits for
         self._n_open = 0
 
     async def prepare(self, name: str | None, work: Callable[[LoadedModel], T]) -> T:
@@ -80,8 +82,14 @@ class Session:
         return self._n_open > 0
 
     async def next(self) -> Batch:
-        """The next batch of events. Raises the error of a request that fails."""
-        number, events = await self._events.get()
+        """The next batch of events; one caller at a time. Raises the error of a request that fails."""
+        while not self._events:
+            self._arrival = asyncio.get_running_loop().create_future()
+            try:
+                await self._arrival
+            finally:
+                self._arrival = None
+        number, events = self._events.popleft()
         for event in events:
             if isinstance(event, Failed):
                 raise event.error
@@ -117,7 +125,12 @@ class Session:
         return await asyncio.wrap_future(future)
 
     def _sink(self, number: int) -> Sink:
-        return lambda events: self._events.put_nowait((number, events))
+        def take(events: list[Event]) -> None:
+            self._events.append((number, events))
+            if self._arrival is not None and not self._arrival.done():
+                self._arrival.set_result(None)
+
+        return take
 
 
 def session_of(request: HttpRequest) -> Session:
