@@ -130,7 +130,7 @@ class FakeRunner:
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         assert not self.closed
         if self.steps is not None:
-            assert self.steps.acquire(timeout=30), "no step was let through"
+            assert self.steps.acquire(timeout=100), "no step was let through"
         if self.on_decode is not None:
             self.on_decode(entries)
         added = sum(len(e.tokens) for e in entries)
@@ -310,7 +310,7 @@ class FakeEmbeddingRunner:
         if self.on_embed is not None:
             self.on_embed(inputs)
         if self.steps is not None:
-            assert self.steps.acquire(timeout=30), "no step was let through"
+            assert self.steps.acquire(timeout=100), "no step was let through"
         sizes = [len(tokens) for tokens in inputs]
         assert 0 < len(inputs) <= self.info.n_seq
         assert len(inputs) == 1 or sum(sizes) <= self.info.n_pack, f"{sizes} tokens together"
@@ -412,7 +412,7 @@ class FakeLoader:
         if not progress(0.5):
             raise ModelFailed(spec.id, "cancelled")
         if self.gate is not None:
-            assert self.gate.wait(30), "the gate was never opened"
+            assert self.gate.wait(100), "the gate was never opened"
         if spec.id in self.failing:
             raise ModelFailed(spec.id, self.failing[spec.id])
         if not progress(1.0):

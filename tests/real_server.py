@@ -19,8 +19,12 @@ from types import TracebackType
 from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[1]
-STOP_S = 10.0  # a server that has not stopped by then is killed
+# Deadlines: they decide how long a failure takes, so they leave room for a machine that is slow or busy.
+READY_S = 180.0
+REPLY_S = 120.0  # for the next bytes of a reply
+STOP_S = 60.0  # a server that has not stopped by then is killed
 POLL_S = 0.05
+_GIVEN: set[int] = set()  # ports: a server that is still starting does not listen on its own yet
 
 
 class ServerStartError(Exception):
@@ -47,8 +51,8 @@ class RealServer:
         """Start `command`, which will listen on `port` of 127.0.0.1; returns at once."""
         self.host = "127.0.0.1"
         self.port = port
-        self.log = Path(tempfile.mkstemp(prefix="server-", suffix=".log")[1])
-        with self.log.open("wb") as log:
+        with tempfile.NamedTemporaryFile(prefix="server-", suffix=".log", delete=False) as log:
+            self.log = Path(log.name)
             self.process = subprocess.Popen(
                 list(command),
                 cwd=ROOT,
@@ -63,7 +67,7 @@ class RealServer:
         """``http://host:port``, without a path."""
         return f"http://{self.host}:{self.port}"
 
-    def wait_until_ready(self, timeout_s: float = 60.0) -> None:
+    def wait_until_ready(self, timeout_s: float = READY_S) -> None:
         """Poll /health until it answers 200. Raises `ServerStartError`."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -84,7 +88,7 @@ class RealServer:
         body: object = None,
         *,
         headers: Mapping[str, str] | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = REPLY_S,
     ) -> Reply:
         """One request on its own connection; `body` is sent as JSON, or as it is when it is bytes."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
@@ -121,7 +125,7 @@ class RealServer:
     @contextmanager
     def open_stream(self, path: str, body: Mapping[str, object]) -> Iterator[http.client.HTTPResponse]:
         """A streamed POST whose first event has arrived; leaving the block hangs up."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=60.0)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=REPLY_S)
         try:
             payload = json.dumps({**body, "stream": True}).encode()
             connection.request("POST", path, payload, {"Content-Type": "application/json"})
@@ -135,7 +139,7 @@ class RealServer:
 
     def raw_chunks(self, path: str, body: object) -> list[bytes]:
         """The HTTP chunks of a streamed POST, as the server framed them, without the last empty one."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=60.0)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=REPLY_S)
         try:
             connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
             response = connection.getresponse()
@@ -181,10 +185,14 @@ class RealServer:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A loopback port that nobody listens on right now, and that was not given before."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in _GIVEN:
+            _GIVEN.add(port)
+            return port
 
 
 def llamapool(model: Path, *flags: str, environment: Mapping[str, str] | None = None) -> RealServer:

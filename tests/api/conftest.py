@@ -26,7 +26,7 @@ from server.settings import ModelSettings, Origin, ServerSettings, Settings
 from server.transport.http_protocol import BoundedHttpProtocol
 from tests.fakes import FakeLoader
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 100.0
 MODELS: Mapping[str, Any] = {"demo": {"path": "demo.gguf", "aliases": ["gpt-4o-mini"], "load": "startup"}}
 
 
@@ -66,7 +66,7 @@ def make_settings(
     """Settings as a YAML file would give them, by default one model that loads at start."""
     models = MODELS if models is None else models
     return Settings(
-        server=ServerSettings.model_validate({"drain_s": 5, **(server or {})}),
+        server=ServerSettings.model_validate({"drain_s": 60, **(server or {})}),
         models={name: ModelSettings.model_validate(dict(fields)) for name, fields in models.items()},
         origins={name: Origin("test") for name in models},
     )

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from fastapi import FastAPI
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 100.0
 
 
 class Exchange:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from server.engine.embedding.vectors import Pooling
-from tests.api.conftest import Api, GoLive, Serve, idle, until
+from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve, idle, until
 from tests.fakes import FakeEmbeddingRunner, FakeLoader
 
 DEMO = {"path": "demo.gguf", "load": "startup"}
@@ -166,7 +166,7 @@ async def test_a_client_that_leaves_takes_its_inputs_along(live: GoLive) -> None
         body = b'{"input": [%b]}' % b",".join([b'"text"'] * 1000)
         head = f"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         _, writer = await server.connect(head + body)
-        assert await asyncio.to_thread(entered.acquire, timeout=20)
+        assert await asyncio.to_thread(entered.acquire, timeout=TIMEOUT_S)
         engine = embedding_of(server.api, "e")
         writer.close()
         await until(lambda: not server.api.pool.state("e").n_leases)

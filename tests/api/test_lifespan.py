@@ -11,7 +11,7 @@ import pytest
 
 from server.app import create_app, warn_of_workers
 from server.errors import ConfigError
-from tests.api.conftest import GoLive, Serve, chat_request, idle, make_settings, run_app, until
+from tests.api.conftest import TIMEOUT_S, GoLive, Serve, chat_request, idle, make_settings, run_app, until
 from tests.fakes import FakeLoader, FakeRunner
 
 ENDLESS = {"max_tokens": 200, "ignore_eos": True}
@@ -64,7 +64,7 @@ async def test_a_running_stream_is_finished_within_the_drain_time(live: GoLive):
         await until(lambda: not server.server.servers[0].sockets)
         for _ in range(50):
             steps.release()
-        rest = await asyncio.wait_for(reader.read(), 10)
+        rest = await asyncio.wait_for(reader.read(), TIMEOUT_S)
         assert b"[DONE]" in rest
         writer.close()
 
@@ -80,7 +80,7 @@ async def test_a_stream_that_outlives_the_drain_time_ends_with_an_error(live: Go
         while not closing.done():
             steps.release()  # the step under way ends, and with it the request
             await asyncio.sleep(0.001)
-        rest = await asyncio.wait_for(reader.read(), 10)
+        rest = await asyncio.wait_for(reader.read(), TIMEOUT_S)
         assert b"shutting down" in rest
         assert b"[DONE]" not in rest
         writer.close()
@@ -140,7 +140,7 @@ async def test_a_silent_stream_is_pinged(live: GoLive):
     steps = threading.Semaphore(1)
     async with live(slow_loader(steps), options={"sse_ping_interval_s": 0.05}) as server:
         reader, writer = await server.connect(chat_request(max_tokens=2))
-        await asyncio.wait_for(reader.readuntil(b"\r\n:\n\n\r\n"), 10)
+        await asyncio.wait_for(reader.readuntil(b"\r\n:\n\n\r\n"), TIMEOUT_S)
         for _ in range(50):
             steps.release()
         await reader.readuntil(b"[DONE]")
@@ -175,7 +175,7 @@ def run_uvicorn(*args: str, **env: str) -> subprocess.Popen[str]:
 
 def test_a_wrong_setting_stops_uvicorn_with_one_line():
     process = run_uvicorn(LLAMAPOOL_SERVER__PORT="many")
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 2
     lines = [line for line in output.splitlines() if line]
     assert len(lines) == 1
@@ -186,7 +186,7 @@ def test_a_wrong_setting_stops_uvicorn_with_one_line():
 def test_importing_the_module_reads_no_environment():
     code = "import server.app; assert 'app' not in vars(server.app)"
     env = os.environ | {"LLAMAPOOL_SERVER__PORT": "many"}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=TIMEOUT_S)
 
 
 def test_the_module_has_no_other_surprises():
@@ -220,7 +220,7 @@ def test_a_second_sigterm_ends_the_process_in_the_middle_of_a_stream():
         try:
             assert process.stdout is not None
             port = int(process.stdout.readline())
-            with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+            with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as client:
                 client.sendall(chat_request(**ENDLESS))
                 received = b""
                 while b"data: " not in received:
@@ -230,6 +230,6 @@ def test_a_second_sigterm_ends_the_process_in_the_middle_of_a_stream():
                 process.stdout.readline()  # it says that it drains
                 assert process.poll() is None
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(10) == 128 + signal.SIGTERM
+                assert process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
         finally:
             process.kill()

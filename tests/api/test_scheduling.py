@@ -34,7 +34,7 @@ class OneSlot:
     def hold(self, _: object) -> None:
         """In the step thread."""
         self.loop.call_soon_threadsafe(self.begun.set)
-        assert self.gate.wait(30), "the gate was never opened"
+        assert self.gate.wait(100), "the gate was never opened"
 
     async def ask(self, stack: AsyncExitStack, api: Api, path: str, **body: Any) -> None:
         """Post, and return when the engine has it; the first one has begun then."""

@@ -11,9 +11,11 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.ggufs import TinyModel, gguf_file
-from tests.real_server import ROOT, RealServer, llamapool, llamapool_config
+from tests.real_server import REPLY_S, ROOT, RealServer, llamapool, llamapool_config
 
 API_KEY = "sk-of-the-tests"
+N_CTX = 16384  # of a slot: an endless reply takes long, so that what is done meanwhile is done in time
+ENDLESS = 16000  # tokens that a test never waits for
 QUIET = {"OMP_WAIT_POLICY": "passive"}
 TEMPLATE = (
     "{%- if tools %}<|im_start|>system\nYou may call functions:\n<tools>"
@@ -46,13 +48,13 @@ models:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model's file."""
-    return gguf_file(tmp_path_factory.mktemp("gguf"), TinyModel(chat_template=TEMPLATE))
+    return gguf_file(tmp_path_factory.mktemp("gguf"), TinyModel(chat_template=TEMPLATE, n_ctx=N_CTX))
 
 
 @pytest.fixture(scope="session")
 def server(model: Path) -> Iterator[RealServer]:
-    """Four slots of 2,048 tokens, no key."""
-    flags = ("-c", "8192", "-np", "4", "-t", "1", "-a", "tiny", "--metrics")
+    """Four slots, no key."""
+    flags = ("-c", str(4 * N_CTX), "-np", "4", "-t", "1", "-a", "tiny", "--metrics")
     with llamapool(model, *flags, environment=QUIET) as running:
         yield running
 
@@ -77,26 +79,30 @@ def demo() -> Iterator[RealServer]:
 @pytest.fixture
 def demo_client(demo: RealServer) -> Iterator[OpenAI]:
     """A client of the default model."""
-    with OpenAI(base_url=f"{demo.base_url}/v1", api_key="sk-no-key-required", max_retries=0) as openai:
+    with OpenAI(base_url=f"{demo.base_url}/v1", api_key="sk-no-key-required", max_retries=0, timeout=REPLY_S) as openai:
         yield openai
 
 
 @pytest.fixture
 def client(server: RealServer) -> Iterator[OpenAI]:
     """The synchronous client, as a user makes it; an error is raised at once instead of tried again."""
-    with OpenAI(base_url=f"{server.base_url}/v1", api_key="sk-no-key-required", max_retries=0) as openai:
+    with OpenAI(
+        base_url=f"{server.base_url}/v1", api_key="sk-no-key-required", max_retries=0, timeout=REPLY_S
+    ) as openai:
         yield openai
 
 
 @pytest.fixture
 async def async_client(server: RealServer) -> AsyncIterator[AsyncOpenAI]:
     """The asynchronous client."""
-    async with AsyncOpenAI(base_url=f"{server.base_url}/v1", api_key="sk-no-key-required", max_retries=0) as openai:
+    async with AsyncOpenAI(
+        base_url=f"{server.base_url}/v1", api_key="sk-no-key-required", max_retries=0, timeout=REPLY_S
+    ) as openai:
         yield openai
 
 
 @pytest.fixture
 def keyed_client(guarded: RealServer) -> Iterator[OpenAI]:
     """A client with the right key for `guarded`."""
-    with OpenAI(base_url=f"{guarded.base_url}/v1", api_key=API_KEY, max_retries=0) as openai:
+    with OpenAI(base_url=f"{guarded.base_url}/v1", api_key=API_KEY, max_retries=0, timeout=REPLY_S) as openai:
         yield openai

@@ -5,15 +5,18 @@ needs a fixture ``client`` whose server was started as `Served` says.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from server.client import BadRequest, CompletionResponse, LlamaCppClient, NotSupported, StopType
 from tests.clients.slots import wait_until
+from tests.ggufs import REPO_FIM
 
-N_SLOTS, N_CTX = 4, 8192
-LONG = 1900  # tokens, within a slot's context
+N_SLOTS, N_CTX = 4, 65_536
+LONG = 16_000  # tokens, within a slot's context; they take so long that whoever leaves has left before their end
+GENERATOR = replace(REPO_FIM, n_ctx=N_CTX // N_SLOTS)
 ALIAS = "tiny"
 PROMPT = "the quick brown fox"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -34,12 +37,12 @@ def idle_since(client: LlamaCppClient, before: float) -> float:
 
 
 class GeneratingContract:
-    """A server of ``REPO_FIM`` with slots, metrics, props, a LoRA at scale 1 and a folder for slots."""
+    """A server of `GENERATOR` with slots, metrics, props, a LoRA at scale 1 and a folder for slots."""
 
     def test_the_server_is_up(self, client: LlamaCppClient) -> None:
         assert client.health().status == "ok"
         assert client.is_ready()
-        assert client.wait_until_ready(timeout=5.0, poll_interval=0.1)
+        assert client.wait_until_ready(timeout=100.0, poll_interval=0.1)
 
     def test_properties(self, client: LlamaCppClient) -> None:
         assert client.props()["total_slots"] == N_SLOTS

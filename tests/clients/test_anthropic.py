@@ -12,9 +12,9 @@ from anthropic import Anthropic, AsyncAnthropic, beta_tool
 from anthropic.types import Message, MessageParam, ToolChoiceParam, ToolParam
 from pydantic import BaseModel
 
-from tests.clients.conftest import API_KEY
+from tests.clients.conftest import API_KEY, ENDLESS
 from tests.clients.slots import busy_slots, wait_until
-from tests.real_server import RealServer
+from tests.real_server import REPLY_S, RealServer
 
 HELLO: list[MessageParam] = [{"role": "user", "content": [{"type": "text", "text": "hello world"}]}]
 GREEDY = {"temperature": 0, "ignore_eos": True}  # random weights may end at once
@@ -27,7 +27,7 @@ CHOICES: list[ToolChoiceParam] = [{"type": "auto"}, {"type": "any"}, {"type": "t
 
 def connect(server: RealServer, key: str = "sk-no-key-required") -> Anthropic:
     """As a user makes it; an error is raised at once instead of tried again."""
-    return Anthropic(base_url=server.base_url, api_key=key, max_retries=0)
+    return Anthropic(base_url=server.base_url, api_key=key, max_retries=0, timeout=REPLY_S)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def agent(demo: RealServer) -> Iterator[Anthropic]:
 
 @pytest.fixture
 async def async_agent(demo: RealServer) -> AsyncIterator[AsyncAnthropic]:
-    async with AsyncAnthropic(base_url=demo.base_url, api_key="none", max_retries=0) as client:
+    async with AsyncAnthropic(base_url=demo.base_url, api_key="none", max_retries=0, timeout=REPLY_S) as client:
         yield client
 
 
@@ -102,7 +102,7 @@ def test_what_the_client_raises(claude: Anthropic, guarded: RealServer) -> None:
     with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.content\.0: image input"):
         claude.messages.create(model="tiny", max_tokens=5, messages=[{"role": "user", "content": [image]}])
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
-        claude.messages.create(model="tiny", max_tokens=5, messages=HELLO * 3000)
+        claude.messages.create(model="tiny", max_tokens=5, messages=HELLO * 9000)
     with connect(guarded, "wrong") as client, pytest.raises(anthropic.AuthenticationError) as caught:
         client.messages.create(model="first", **options)
     assert caught.value.body == {
@@ -116,7 +116,7 @@ def test_what_the_client_raises(claude: Anthropic, guarded: RealServer) -> None:
 
 
 def test_hanging_up_frees_the_slot(claude: Anthropic, server: RealServer) -> None:
-    options: dict[str, Any] = {"model": "tiny", "max_tokens": 1900, "messages": HELLO, "extra_body": GREEDY}
+    options: dict[str, Any] = {"model": "tiny", "max_tokens": ENDLESS, "messages": HELLO, "extra_body": GREEDY}
     with claude.messages.stream(**options) as stream:
         next(iter(stream))
         assert busy_slots(server) == 1

@@ -7,12 +7,12 @@ import sys
 from tests.clients.conftest import API_KEY
 from tests.real_server import ROOT, RealServer
 
-QUICK = ("--scale", "0.1", "--parallel", "2", "--timeout", "60")
+QUICK = ("--scale", "0.1", "--parallel", "2", "--timeout", "200")
 
 
 def bench(server: RealServer, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "server", "bench", "--url", f"{server.base_url}/v1", *QUICK, *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
 
 
 def test_the_only_model_is_found_and_measured(server: RealServer) -> None:

@@ -9,6 +9,7 @@ from server.client import AuthenticationFailed, LlamaCppClient, NotFound, Server
 from tests.clients.conftest import API_KEY, QUIET
 from tests.clients.llamacpp_contract import (
     ALIAS,
+    GENERATOR,
     HELLO,
     N_CTX,
     N_SLOTS,
@@ -18,7 +19,7 @@ from tests.clients.llamacpp_contract import (
     PerTokenContract,
     RankingContract,
 )
-from tests.ggufs import BERT, BERT_RERANKER, EMBED_NONE, REPO_FIM, TinyModel, gguf_file, lora_file
+from tests.ggufs import BERT, BERT_RERANKER, EMBED_NONE, TinyModel, gguf_file, lora_file
 from tests.real_server import RealServer, free_port, llamapool
 
 
@@ -27,11 +28,11 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A client of Llamapool on the class's ``MODEL``."""
     model: TinyModel = request.cls.MODEL
     folder = tmp_path_factory.mktemp("client")
-    n_ctx = N_CTX if model == REPO_FIM else 1024
-    flags = generating(folder) if model == REPO_FIM else request.cls.FLAGS
+    n_ctx = N_CTX if model == GENERATOR else 1024
+    flags = generating(folder) if model == GENERATOR else request.cls.FLAGS
     sizes = ["-c", str(n_ctx), "-np", str(N_SLOTS), "-t", "1", "-a", ALIAS]
     server = llamapool(gguf_file(folder, model), *sizes, *flags, environment=QUIET)
-    with server, LlamaCppClient(server.base_url, timeout=60.0) as found:
+    with server, LlamaCppClient(server.base_url, timeout=120.0) as found:
         yield found
 
 
@@ -42,7 +43,7 @@ def generating(folder: Path) -> list[str]:
 
 
 class TestGenerating(GeneratingContract):
-    MODEL = REPO_FIM
+    MODEL = GENERATOR
 
 
 class TestEmbedding(EmbeddingContract):
@@ -63,8 +64,8 @@ class TestRanking(RankingContract):
 def test_a_client_waits_for_a_server_that_starts_behind_a_prefix(model: Path) -> None:
     server = llamapool(model, "-c", "512", "-t", "1", "--api-prefix", "/llm", environment=QUIET)
     try:
-        with LlamaCppClient(f"{server.base_url}/llm", timeout=60.0) as client:
-            assert client.wait_until_ready(timeout=60.0, poll_interval=0.05)
+        with LlamaCppClient(f"{server.base_url}/llm", timeout=120.0) as client:
+            assert client.wait_until_ready(timeout=120.0, poll_interval=0.05)
             assert client.detokenize(client.tokenize(PROMPT).ids) == PROMPT
             assert len(list(client.complete(PROMPT, n_predict=3, stream=True))) >= 1
         with LlamaCppClient(server.base_url) as elsewhere, pytest.raises(NotFound):
@@ -88,7 +89,7 @@ def test_a_key_opens_the_server(guarded: RealServer) -> None:
 
 
 def test_with_several_models_each_call_asks_for_one(guarded: RealServer) -> None:
-    with LlamaCppClient(guarded.base_url, API_KEY, timeout=60.0) as client:
+    with LlamaCppClient(guarded.base_url, API_KEY, timeout=120.0) as client:
         with pytest.raises(NotFound, match="first"):
             client.chat_completion(HELLO)  # the default is no model's name
         first = client.for_model("first")
@@ -100,7 +101,7 @@ def test_with_several_models_each_call_asks_for_one(guarded: RealServer) -> None
 
 
 def test_a_model_is_loaded_and_unloaded(guarded: RealServer) -> None:
-    with LlamaCppClient(guarded.base_url, API_KEY, timeout=60.0) as client:
+    with LlamaCppClient(guarded.base_url, API_KEY, timeout=120.0) as client:
         client.for_model("second").chat_completion(HELLO, max_tokens=1)  # loads it
         assert client.models.unload("second")
         assert client.models.load("second")

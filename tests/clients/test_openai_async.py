@@ -8,6 +8,7 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 
+from tests.clients.conftest import ENDLESS as N_ENDLESS
 from tests.clients.slots import busy_slots, metric, wait_until
 from tests.real_server import RealServer
 
@@ -15,7 +16,7 @@ OPTIONS: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"ig
 ENDLESS: dict[str, Any] = {
     **OPTIONS,
     "messages": [{"role": "user", "content": "never stop"}],
-    "max_tokens": 1900,
+    "max_tokens": N_ENDLESS,
 }
 
 

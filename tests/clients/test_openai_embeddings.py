@@ -10,7 +10,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from tests.clients.conftest import QUIET, TEMPLATE
 from tests.ggufs import BERT, BERT_RERANKER, EMBED_NONE, TinyModel, gguf_file
-from tests.real_server import RealServer, llamapool_config
+from tests.real_server import REPLY_S, RealServer, llamapool_config
 
 CONFIG = """
 server: {{metrics: true}}
@@ -37,7 +37,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 
 @pytest.fixture
 def embeddings(pool: RealServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{pool.base_url}/v1", api_key="none", max_retries=0) as client:
+    with OpenAI(base_url=f"{pool.base_url}/v1", api_key="none", max_retries=0, timeout=REPLY_S) as client:
         yield client
 
 
@@ -88,7 +88,7 @@ def test_a_model_without_a_name_is_the_first_that_can(pool: RealServer) -> None:
 
 
 async def test_chats_and_200_texts_at_once(pool: RealServer) -> None:
-    async with AsyncOpenAI(base_url=f"{pool.base_url}/v1", api_key="none", max_retries=0) as client:
+    async with AsyncOpenAI(base_url=f"{pool.base_url}/v1", api_key="none", max_retries=0, timeout=REPLY_S) as client:
 
         async def chat(i: int) -> str:
             reply = await client.chat.completions.create(
@@ -107,6 +107,18 @@ async def test_chats_and_200_texts_at_once(pool: RealServer) -> None:
     assert np.allclose(vectors[7], alone[0], atol=1e-3)
     assert chats[3] == alone[1]
     assert not np.allclose(vectors[7], vectors[8], atol=1e-3)
+
+
+def test_200_texts_of_a_request_share_decodes(embeddings: OpenAI, pool: RealServer) -> None:
+    """Those of 200 requests, too (tests/api/test_embeddings.py), if they come faster than they are computed."""
+    alone = embeddings.embeddings.create(model="embed", input="the text number 7").data[0].embedding
+    before = n_decodes(pool)
+    reply = embeddings.embeddings.create(model="embed", input=[f"the text number {i}" for i in range(200)])
+    assert np.allclose(reply.data[7].embedding, alone, atol=1e-3)
+    assert 0 < n_decodes(pool) - before < 50
+
+
+def n_decodes(pool: RealServer) -> float:
+    """Of the model "embed", since the server was started."""
     lines = pool.request("GET", "/metrics?model=embed").body.decode().splitlines()
-    numbers = {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
-    assert numbers["llamacpp:n_decode_total"] < 201
+    return next(float(line.split()[1]) for line in lines if line.startswith("llamacpp:n_decode_total "))

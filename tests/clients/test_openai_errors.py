@@ -11,15 +11,15 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion
 
-from tests.clients.conftest import API_KEY, QUIET
+from tests.clients.conftest import API_KEY, ENDLESS, N_CTX, QUIET
 from tests.clients.slots import metric, wait_until
-from tests.real_server import RealServer, llamapool_config
+from tests.real_server import REPLY_S, RealServer, llamapool_config
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 ONE_SLOT = """
 server: {{metrics: true}}
 models:
-  m: {{path: {model}, n_ctx: 1024, n_parallel: 1, n_threads: 1, max_queue: 1, load: startup}}
+  m: {{path: {model}, n_ctx: {n_ctx}, n_parallel: 1, n_threads: 1, max_queue: 1, load: startup}}
 """
 
 
@@ -30,10 +30,10 @@ def body(error: openai.APIStatusError) -> dict[str, Any]:
 
 def test_a_prompt_that_is_too_long(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="tiny", prompt="word " * 5000)
+        client.completions.create(model="tiny", prompt="word " * N_CTX)
     assert caught.value.type == "exceed_context_size_error"
-    assert body(caught.value)["n_ctx"] == 2048
-    assert body(caught.value)["n_prompt_tokens"] > 2048
+    assert body(caught.value)["n_ctx"] == N_CTX
+    assert body(caught.value)["n_prompt_tokens"] > N_CTX
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -69,7 +69,7 @@ def test_an_endpoint_that_does_not_exist(client: OpenAI) -> None:
 
 def test_a_wrong_key_is_refused(guarded: RealServer) -> None:
     with (
-        OpenAI(base_url=f"{guarded.base_url}/v1", api_key="sk-wrong", max_retries=0) as stranger,
+        OpenAI(base_url=f"{guarded.base_url}/v1", api_key="sk-wrong", max_retries=0, timeout=REPLY_S) as stranger,
         pytest.raises(openai.AuthenticationError) as caught,
     ):
         stranger.chat.completions.create(model="first", messages=HELLO)
@@ -90,18 +90,19 @@ def test_the_right_key_reaches_both_models(keyed_client: OpenAI) -> None:
 
 def test_a_full_queue_is_a_rate_limit_with_a_time_to_wait(client: OpenAI, model: Path, tmp_path: Path) -> None:
     config = tmp_path / "small.yaml"
-    config.write_text(ONE_SLOT.format(model=model))
-    endless: Any = {"model": "m", "messages": HELLO, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+    config.write_text(ONE_SLOT.format(model=model, n_ctx=N_CTX))
+    short: Any = {"model": "m", "messages": HELLO, "max_tokens": 9, "extra_body": {"ignore_eos": True}}
+    endless = short | {"max_tokens": ENDLESS}
     with ExitStack() as stack:
         server = stack.enter_context(llamapool_config(config, environment=QUIET))
         client = stack.enter_context(client.with_options(base_url=f"{server.base_url}/v1"))
         running = stack.enter_context(client.chat.completions.create(**endless, stream=True))
         next(iter(running))
         create: Callable[..., ChatCompletion] = client.chat.completions.create
-        waiting = stack.enter_context(ThreadPoolExecutor(1)).submit(create, **endless)
+        waiting = stack.enter_context(ThreadPoolExecutor(1)).submit(create, **short)
         wait_until(lambda: metric(server, "llamacpp:requests_deferred") == 1, "one request waits")
         with pytest.raises(openai.RateLimitError) as caught:
-            client.chat.completions.create(**endless)
+            client.chat.completions.create(**short)
         running.close()
         assert waiting.result().choices[0].finish_reason == "length"
     assert int(caught.value.response.headers["retry-after"]) >= 1

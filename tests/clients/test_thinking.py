@@ -7,7 +7,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from tests.real_server import RealServer
+from tests.real_server import REPLY_S, RealServer
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 SCHEMA = {
@@ -56,7 +56,7 @@ def test_a_schema_holds_behind_thoughts_that_were_cut_short(demo_client: OpenAI)
 
 def test_a_message_has_the_budget_that_it_was_given(demo: RealServer) -> None:
     found = []
-    with Anthropic(base_url=demo.base_url, api_key="none", max_retries=0) as client:
+    with Anthropic(base_url=demo.base_url, api_key="none", max_retries=0, timeout=REPLY_S) as client:
         for n_tokens in (1024, 3):
             message = client.messages.create(
                 model="demo",

@@ -13,7 +13,7 @@ import pytest
 from openai import DefaultHttpxClient, OpenAI
 
 from tests.clients.conftest import QUIET
-from tests.real_server import RealServer, Reply, free_port
+from tests.real_server import REPLY_S, RealServer, Reply, free_port
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
 
@@ -52,7 +52,7 @@ class TlsServer(RealServer):
         body: object = None,
         *,
         headers: Mapping[str, str] | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = REPLY_S,
     ) -> Reply:
         connection = http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=self.trust)
         try:
@@ -70,14 +70,16 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tl
     kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
     command = ["openssl", "req", *kind, *names, "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=REPLY_S)
     with TlsServer(model, key, certificate) as running:
         yield running
 
 
 def test_the_openai_client_streams_over_https(server: TlsServer) -> None:
     http_client = DefaultHttpxClient(verify=server.trust)
-    with OpenAI(base_url=f"{server.base_url}/v1", api_key="-", max_retries=0, http_client=http_client) as client:
+    with OpenAI(
+        base_url=f"{server.base_url}/v1", api_key="-", max_retries=0, timeout=REPLY_S, http_client=http_client
+    ) as client:
         stream = client.chat.completions.create(
             model="any", messages=[{"role": "user", "content": "Hi"}], max_tokens=4, stream=True
         )
@@ -85,14 +87,16 @@ def test_the_openai_client_streams_over_https(server: TlsServer) -> None:
 
 
 def test_a_client_that_does_not_know_the_certificate_refuses_the_server(server: TlsServer) -> None:
-    stranger = http.client.HTTPSConnection(server.host, server.port, timeout=30, context=ssl.create_default_context())
+    stranger = http.client.HTTPSConnection(
+        server.host, server.port, timeout=REPLY_S, context=ssl.create_default_context()
+    )
     with pytest.raises(ssl.SSLCertVerificationError):
         stranger.request("GET", "/health")
     stranger.close()
 
 
 def test_plain_http_gets_no_answer_and_the_server_lives_on(server: TlsServer) -> None:
-    plain = http.client.HTTPConnection(server.host, server.port, timeout=30)
+    plain = http.client.HTTPConnection(server.host, server.port, timeout=REPLY_S)
     plain.request("GET", "/health")
     with pytest.raises((http.client.HTTPException, OSError)):
         plain.getresponse()

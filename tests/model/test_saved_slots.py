@@ -168,7 +168,7 @@ def test_an_adapter_that_cannot_be_used_stops_the_start_with_its_name(tmp_path: 
     wrong.write_bytes(b"GGUF but not really a file of that format")
     server = llamapool(DEMO, "--lora", str(wrong), "-t", "1")
     try:
-        for _ in range(600):
+        for _ in range(3000):
             if server.process.poll() is not None or "failed to load" in server.log_tail():
                 break
             threading.Event().wait(0.05)

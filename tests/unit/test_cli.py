@@ -107,7 +107,7 @@ def test_a_mistake_is_one_line_and_status_2(
 
 def test_python_m_server_ends_with_one_line_and_status_2() -> None:
     command = [sys.executable, "-m", "server", "--port", "x", "-m", "y.gguf"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("llamapool: --port: server.port should be a valid integer")
     assert done.stderr.count("\n") == 1

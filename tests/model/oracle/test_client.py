@@ -8,6 +8,7 @@ import pytest
 from server.client import LlamaCppClient
 from tests.clients.llamacpp_contract import (
     ALIAS,
+    GENERATOR,
     N_CTX,
     N_SLOTS,
     EmbeddingContract,
@@ -15,7 +16,7 @@ from tests.clients.llamacpp_contract import (
     PerTokenContract,
     RankingContract,
 )
-from tests.ggufs import BERT, BERT_RERANKER, EMBED_NONE, REPO_FIM, TinyModel, gguf_file, lora_file
+from tests.ggufs import BERT, BERT_RERANKER, EMBED_NONE, TinyModel, gguf_file, lora_file
 from tests.oracle import Value, oracle
 
 WAIT_QUIETLY = {"OMP_WAIT_POLICY": "passive"}
@@ -30,14 +31,14 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("client")
     server = oracle(
         gguf_file(folder, model),
-        n_ctx=N_CTX if model == REPO_FIM else 1024,
+        n_ctx=N_CTX if model == GENERATOR else 1024,
         n_parallel=N_SLOTS,
         n_threads=1,
         alias=ALIAS,
-        params=generating(folder) if model == REPO_FIM else request.cls.PARAMS,
+        params=generating(folder) if model == GENERATOR else request.cls.PARAMS,
         environment=WAIT_QUIETLY,
     )
-    with server, LlamaCppClient(server.base_url, timeout=60.0) as found:
+    with server, LlamaCppClient(server.base_url, timeout=120.0) as found:
         yield found
 
 
@@ -53,7 +54,7 @@ def generating(folder: Path) -> dict[str, Value]:
 
 
 class TestGenerating(GeneratingContract):
-    MODEL = REPO_FIM
+    MODEL = GENERATOR
 
 
 class TestEmbedding(EmbeddingContract):

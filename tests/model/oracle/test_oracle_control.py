@@ -16,7 +16,7 @@ from tests.real_server import ROOT, llamapool
 
 CHAT = "/v1/chat/completions"
 DEMO = ROOT / "models" / "demo.gguf"
-N_CTX = 2048
+N_CTX = 4096  # the model's: thoughts without an end last for seconds, and are ended meanwhile
 TEMPLATE = """
 {%- for message in messages %}
 {%- if message.role == 'assistant' %}

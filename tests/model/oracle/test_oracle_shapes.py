@@ -1,11 +1,16 @@
 """Field by field: the keys and types of every reply against llama-server's. What differs is listed with its reason."""
 
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.ggufs import TinyModel, gguf_file
 from tests.model.oracle.comparison import Pair, rounded, shape_differences
+from tests.model.oracle.conftest import start_pair
 
+LONG = 8192  # tokens
 GREEDY = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -45,12 +50,15 @@ def test_models(pair: Pair) -> None:
     assert ours["data"][0]["meta"] == theirs["data"][0]["meta"]
 
 
-def test_slots(pair: Pair) -> None:
-    """A busy slot is shown as llama-server shows it, and so is one that has done its work."""
+def test_slots(tmp_path: Path) -> None:
+    """A busy slot is shown as llama-server shows it. It is busy for so long that it is when they are asked for."""
+    body = {"prompt": "run", "max_tokens": LONG, "ignore_eos": True}
     shown = []
-    for server in (pair.ours, pair.theirs):
-        with server.open_stream("/v1/completions", {"prompt": "run", "max_tokens": 900, "ignore_eos": True}):
-            shown.append(server.get("/slots"))
+    with ExitStack() as stack:
+        pair = start_pair(stack, gguf_file(tmp_path, TinyModel(n_ctx=2 * LONG)), n_ctx=8 * 2 * LONG)
+        for server in (pair.ours, pair.theirs):
+            with server.open_stream("/v1/completions", body):
+                shown.append(server.get("/slots"))
     busy = [next(slot for slot in slots if slot["is_processing"]) for slots in shown]
     assert shape_differences(*busy) == {"+n_checkpoints"}
     assert [len(slots) for slots in shown] == [8, 8]

@@ -88,7 +88,7 @@ async def test_a_stream_runs_after_some_tokens_and_can_be_cut() -> None:
     async with scripted(lambda path, body: stream, hangs_up=False) as server:
         session = Session(server.target, "m")
         live = session.start(session.body(["hi"], 100))
-        await asyncio.wait_for(live.running.wait(), 10)
+        await asyncio.wait_for(live.running.wait(), 60)
         live.close()
         record = await live.finished()
     assert record.text == "a" * STARTED_EVENTS
@@ -105,16 +105,16 @@ async def test_an_address_where_nobody_listens_is_unreachable() -> None:
     async with scripted(lambda path, body: []) as server:
         gone = server.target
     with pytest.raises(Unreachable, match=f"http://127.0.0.1:{gone.port}"):
-        await find_model(gone, 5)
+        await find_model(gone, 60)
 
 
 async def test_the_only_model_is_found_and_several_are_named() -> None:
     listed = {"data": [{"id": "a"}]}
     async with scripted(lambda path, body: reply(listed)) as server:
-        assert await find_model(server.target, 5) == "a"
+        assert await find_model(server.target, 60) == "a"
         listed["data"].append({"id": "b"})
         with pytest.raises(BenchError, match="--model: a, b"):
-            await find_model(server.target, 5)
+            await find_model(server.target, 60)
 
 
 @pytest.mark.parametrize(("n_tokens", "words"), [(84, 1.0), (90, 1.0), (208, 0.4)])

@@ -51,7 +51,7 @@ class Files:
 
     def read(self, name: str) -> SlotState:
         self.reading.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(60)
         self.n_reads += 1
         if name in self.damaged:
             raise InvalidRequest("it is damaged")
@@ -70,7 +70,7 @@ class Files:
 @contextmanager
 def tier_over(files: Files, limit: int = 10 * SIZE, *, can_cut: bool = True) -> Iterator[DiskTier]:
     disk = DiskTier(files, limit, lambda: 100.0, lambda: None, can_cut=can_cut)
-    disk.ready.result(30)
+    disk.ready.result(60)
     try:
         yield disk
     finally:
@@ -93,13 +93,13 @@ def test_what_was_put_there_is_found_and_read() -> None:
     files = Files()
     with tier_over(files) as disk:
         disk.put(state(TEXT))
-        disk._writer.submit(lambda: None).result(30)
+        disk._writer.submit(lambda: None).result(60)
         assert (disk.n_entries, disk.n_bytes) == (1, SIZE)
         entry, n = disk.match([*TEXT, 7], BARE, 0)
         assert entry is not None
         assert n == 100
         assert not disk.wants(TEXT, BARE, 100)
-        found = disk.read(entry).result(30)
+        found = disk.read(entry).result(60)
         assert found is not None
         assert found.slot_state == state(TEXT).slot_state
         assert disk.n_hits == 1
@@ -136,7 +136,7 @@ def test_a_damaged_file_is_dropped() -> None:
     with tier_over(files) as disk:
         entry, _ = disk.match(TEXT, BARE, 0)
         assert entry is not None
-        assert disk.read(entry).result(30) is None
+        assert disk.read(entry).result(60) is None
         assert disk.match(TEXT, BARE, 0) == (None, 0)
         assert disk.n_dropped == 1
     assert not files.saved
@@ -150,7 +150,7 @@ def test_a_file_that_holds_other_tokens_than_its_index_is_dropped() -> None:
         files.saved[name] = replace(files.saved[name], tokens=TEXT[::-1])
         entry, _ = disk.match(TEXT, BARE, 0)
         assert entry is not None
-        assert disk.read(entry).result(30) is None
+        assert disk.read(entry).result(60) is None
     assert not files.saved
 
 
@@ -169,10 +169,10 @@ def test_a_full_disk_loses_the_state_and_nothing_else() -> None:
     with tier_over(files) as disk:
         files.failing = InternalError("No space left on device")
         disk.put(state(TEXT))
-        disk._writer.submit(lambda: None).result(30)
+        disk._writer.submit(lambda: None).result(60)
         files.failing = None
         disk.put(state(TEXT))
-        disk._writer.submit(lambda: None).result(30)
+        disk._writer.submit(lambda: None).result(60)
         assert disk.n_entries == 1
 
 
@@ -219,7 +219,7 @@ async def test_others_go_on_while_one_waits_for_the_disk() -> None:
     async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
         await engine.use_disk(files)
         waits = asyncio.ensure_future(run(engine, request("a" * 300 + "b")))
-        await asyncio.to_thread(files.reading.wait, 30)
+        await asyncio.to_thread(files.reading.wait, 60)
         (other,) = await run(engine, request("something else"))
         assert other.text == alone(request("something else"))
         assert not waits.done()
@@ -235,7 +235,7 @@ async def test_twins_read_a_file_once() -> None:
     async with engine_over(FakeRunner(n_seq=4, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
         await engine.use_disk(files)
         twins = asyncio.ensure_future(run(engine, *(request("a" * 300 + end) for end in "bcd")))
-        await asyncio.to_thread(files.reading.wait, 30)
+        await asyncio.to_thread(files.reading.wait, 60)
         await run(engine, request("something else"))
         files.gate.set()
         replies = await twins
@@ -249,7 +249,7 @@ async def test_the_wait_for_the_disk_ends_with_the_request() -> None:
     async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
         await engine.use_disk(files)
         waits = asyncio.ensure_future(run(engine, request("a" * 300 + "b")))
-        await asyncio.to_thread(files.reading.wait, 30)
+        await asyncio.to_thread(files.reading.wait, 60)
         waits.cancel()
         await asyncio.wait([waits])
         (other,) = await run(engine, request("something else"))
@@ -278,7 +278,7 @@ async def test_the_wait_is_bounded() -> None:
     async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_disk=1, clock=lambda: now[0]) as engine:
         await engine.use_disk(files)
         waits = asyncio.ensure_future(run(engine, request("a" * 300 + "b")))
-        await asyncio.to_thread(files.reading.wait, 30)
+        await asyncio.to_thread(files.reading.wait, 60)
         await run(engine, request("something else"))
         assert not waits.done()
         now[0] = 1000.0

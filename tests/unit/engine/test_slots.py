@@ -46,7 +46,7 @@ async def test_a_busy_slot_is_saved_when_it_is_idle() -> None:
         runner.steps.release(100)
         async for _ in stream:
             pass
-        saved = await asyncio.wait_for(saving, 5)
+        saved = await asyncio.wait_for(saving, 60)
     assert len(saved.tokens) == 4 + 7
 
 
@@ -97,7 +97,7 @@ async def test_a_command_that_waits_for_a_slot_ends_with_the_engine() -> None:
         await asyncio.sleep(0)  # it has said that the thread is to stop
         assert runner.steps is not None
         runner.steps.release(100)
-        await asyncio.wait({saving}, timeout=5)
+        await asyncio.wait({saving}, timeout=60)
         with pytest.raises(ShuttingDown):
             saving.result()
         stream.cancel()

@@ -195,7 +195,7 @@ async def pool_of(*models: ModelSpec | str, **limits: Any) -> AsyncIterator[Setu
     yield setup
     closing = asyncio.ensure_future(setup.pool.close(0.0))
     await setup.work()
-    await asyncio.wait_for(closing, 5)
+    await asyncio.wait_for(closing, 60)
     assert setup.loader.open == []
     assert all(engine.closed for engine in (*setup.engines.made, *setup.embedders.made))
 
@@ -204,7 +204,7 @@ async def loaded(s: Setup, model: str) -> Lease:
     """A lease, with all the work that it takes."""
     task = asyncio.ensure_future(s.pool.acquire(model))
     await s.work()
-    return await asyncio.wait_for(task, 5)
+    return await asyncio.wait_for(task, 60)
 
 
 def acquiring(s: Setup, model: str) -> "asyncio.Future[Lease]":

@@ -162,7 +162,7 @@ class PoolMachine(RuleBasedStateMachine):
     async def everything_is_freed(self) -> None:
         closing = asyncio.ensure_future(self.s.pool.close(0))
         await self.s.work()
-        await asyncio.wait_for(closing, 5)
+        await asyncio.wait_for(closing, 60)
         assert self.s.loader.open == []
         assert all(engine.closed for engine in self.s.engines.made)
 

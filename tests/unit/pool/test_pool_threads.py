@@ -31,15 +31,15 @@ async def test_a_load_in_a_thread_with_a_real_engine_is_shared():
     pool = Pool([spec("a", instances=2), spec("b")], loader, factories=FACTORIES)
     events = pool.subscribe()
     tasks = [asyncio.ensure_future(pool.acquire("a")) for _ in range(5)]
-    assert await asyncio.wait_for(progress(events), 5) == 0.5
+    assert await asyncio.wait_for(progress(events), 60) == 0.5
     assert pool.state("a").progress == 0.5
     gate.set()
-    leases = await asyncio.wait_for(asyncio.gather(*tasks), 5)
+    leases = await asyncio.wait_for(asyncio.gather(*tasks), 60)
     assert len({id(lease.model) for lease in leases}) == 1
     assert leases[0].model.engine.n_slots == 8
     for lease in leases:
         lease.release()
-    await asyncio.wait_for(pool.close(), 5)
+    await asyncio.wait_for(pool.close(), 60)
     assert [w.closed for w in loader.loaded] == [True]
 
 
@@ -50,17 +50,17 @@ async def test_a_load_in_a_thread_stops_when_its_result_is_no_longer_wanted(how:
     pool = Pool([spec("a"), spec("b")], loader, factories=FACTORIES)
     events = pool.subscribe()
     task = asyncio.ensure_future(pool.acquire("a"))
-    await asyncio.wait_for(progress(events), 5)
+    await asyncio.wait_for(progress(events), 60)
     if how == "unload":
         await pool.unload("a")
         closing = None
     else:
         closing = asyncio.ensure_future(pool.close())
     with pytest.raises(Unavailable if how == "unload" else ShuttingDown):
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 60)
     assert pool.state("a").status is Status.LOADING
     gate.set()
-    await asyncio.wait_for(pool.settled(), 5)
+    await asyncio.wait_for(pool.settled(), 60)
     assert pool.state("a").status is Status.UNLOADED
     assert loader.loaded == []
-    await asyncio.wait_for(closing or pool.close(), 5)
+    await asyncio.wait_for(closing or pool.close(), 60)

@@ -180,7 +180,7 @@ async def test_a_lease_that_is_never_released_keeps_its_weights_but_not_the_serv
 ):
     s = Setup(spec("a"), abandon_s=0)
     lease = await loaded(s, "a")
-    await asyncio.wait_for(s.pool.close(0), 5)
+    await asyncio.wait_for(s.pool.close(0), 60)
     assert s.engines.made[0].closed
     assert s.loader.open
     assert "1 leases were never released" in caplog.text
@@ -193,7 +193,7 @@ async def test_closing_twice_is_closing_once():
         (await loaded(s, "a")).release()
         both = asyncio.gather(s.pool.close(), s.pool.close())
         await s.work()
-        await asyncio.wait_for(both, 5)
+        await asyncio.wait_for(both, 60)
 
 
 async def test_closing_ends_subscriptions():

@@ -102,7 +102,7 @@ def test_saves_under_one_name_at_once_leave_one_whole_file(tmp_path: Path) -> No
     together = threading.Barrier(8)
 
     def parts(n: int) -> Iterator[bytes]:
-        together.wait(30)
+        together.wait(60)
         for _ in range(100):
             yield b"%d" % n * 1000
 

@@ -27,7 +27,7 @@ async def test_the_first_signal_drains_and_reaches_uvicorn(uvicorn_server):
     begun = asyncio.Event()
     StopSignals(begun.set).install()
     signal.raise_signal(signal.SIGTERM)
-    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.wait_for(begun.wait(), 60)
     assert uvicorn_server.should_exit
 
 
@@ -36,7 +36,7 @@ async def test_the_second_signal_ends_the_process_whichever_it_is(uvicorn_server
     begun, ended = asyncio.Event(), []
     StopSignals(begun.set, ended.append).install()
     signal.raise_signal(signal.SIGTERM)
-    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.wait_for(begun.wait(), 60)
     assert ended == []
     signal.raise_signal(signal.SIGINT)
     assert ended == [128 + signal.SIGINT]

@@ -76,7 +76,7 @@ async def test_a_disconnect_closes_the_generator_where_it_waits():
     running = asyncio.create_task(source.stream()(SCOPE, client.receive, client.send))
     await client.got.wait()
     client.left.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 60)
     assert (source.closed, source.released) == (1, 1)
 
 
@@ -84,7 +84,7 @@ async def test_what_was_acquired_is_released_though_the_generator_never_started(
     source, client = Source(endless=True), Client()
     client.reads.clear()  # not even the head gets out
     client.left.set()
-    await asyncio.wait_for(source.stream()(SCOPE, client.receive, client.send), 5)
+    await asyncio.wait_for(source.stream()(SCOPE, client.receive, client.send), 60)
     assert (source.closed, source.released) == (0, 1)
 
 
@@ -92,7 +92,7 @@ async def test_a_client_that_does_not_read_is_given_up():
     source, client = Source(b"data: 1\n\n", b"data: 2\n\n", endless=True), Client()
 
     with pytest.raises(SendTimeoutError):
-        await asyncio.wait_for(source.stream(send_timeout_s=0.01)(SCOPE, client.receive, client.send_one_event), 5)
+        await asyncio.wait_for(source.stream(send_timeout_s=0.01)(SCOPE, client.receive, client.send_one_event), 60)
     assert (source.closed, source.released) == (1, 1)
 
 
@@ -107,7 +107,7 @@ async def test_the_end_of_a_stream_that_nobody_takes_is_given_up_too():
     source, client = Source(b"data: 1\n\n"), Client()
 
     with pytest.raises(SendTimeoutError):
-        await asyncio.wait_for(source.stream(send_timeout_s=0.01)(SCOPE, client.receive, client.send_one_event), 5)
+        await asyncio.wait_for(source.stream(send_timeout_s=0.01)(SCOPE, client.receive, client.send_one_event), 60)
     assert (source.closed, source.released) == (1, 1)
 
 
@@ -141,9 +141,9 @@ async def test_a_silent_stream_sends_comments():
             pinged.set()
 
     running = asyncio.create_task(source.stream(ping_s=0.01)(SCOPE, client.receive, send))
-    await asyncio.wait_for(pinged.wait(), 5)
+    await asyncio.wait_for(pinged.wait(), 60)
     client.left.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 60)
 
 
 async def test_no_pings_when_they_are_off():

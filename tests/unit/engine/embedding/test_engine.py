@@ -23,7 +23,7 @@ async def engine_over(*runners: FakeEmbeddingRunner, **params: Any) -> AsyncIter
     """An engine that proves its accounting at the end."""
     chosen = EngineParams(**{"check_integrity": True, "gather_ms": 0.0, **params})
     engine = EmbeddingEngine(runners, chosen, asyncio.get_running_loop())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         try:
             yield engine
             await engine.wait_idle()
@@ -51,7 +51,7 @@ class Gate:
 
     async def entered(self) -> None:
         """Wait until the next step has begun."""
-        assert await asyncio.to_thread(self._entered.acquire, timeout=20)
+        assert await asyncio.to_thread(self._entered.acquire, timeout=60)
 
     def open(self, n: int = 1000) -> None:
         """Let `n` steps through."""
