@@ -6,10 +6,14 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.simulation.policy import SHARED, SLOT_LOCAL, WHOLE_BATCHES, Policy, tiered
 from benchmarks.simulation.run import PEOPLE, Seen, Simulation
+
+EVERY = 50_000
 
 
 def policies(n_slots: int) -> dict[str, Policy]:
@@ -39,15 +43,19 @@ def figures(policy: Policy, n_slots: int, seen: Seen) -> dict[str, float | int |
 
 
 class _Progress:
-    """A line on stderr that is written over, at most once a second."""
+    """A line on stderr that is written over, at most once a second; every `EVERY` replies, `keep` is called."""
 
-    def __init__(self, name: str, n_requests: int) -> None:
-        self._name, self._n = name, n_requests
+    def __init__(self, name: str, n_requests: int, keep: Callable[[], None]) -> None:
+        self._name, self._n, self._keep = name, n_requests, keep
         self._started = self._told = time.monotonic()
+        self._kept = 0
 
     def __call__(self, n_done: int) -> None:
         """`n_done` requests were answered."""
         now = time.monotonic()
+        if n_done - self._kept >= EVERY:
+            self._kept = n_done
+            self._keep()
         if now - self._told < 1.0:
             return
         self._told = now
@@ -64,7 +72,11 @@ def main() -> None:
     parser.add_argument("--policies", default="local,shared,tier", help="of batches, local, shared, tier")
     parser.add_argument("--people", type=int, default=PEOPLE, help="clients for each slot")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="results are added to this file, a line each")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="results are added to this file, a line each; those of a long simulation as it goes on",
+    )
     arguments = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # the first one ends a simulation with the figures so far
         signal.signal(number, signal.default_int_handler)
@@ -74,12 +86,17 @@ def main() -> None:
             policy = policies(n_slots)[name]
             simulation = Simulation(policy, n_slots, arguments.seed, people=arguments.people)
             label = f"{policy.name}, {n_slots} slots"
-            seen = simulation.run(arguments.requests, _Progress(label, arguments.requests))
-            found = figures(policy, n_slots, seen)
-            print(f"\r{label}: " + json.dumps({key: _short(value) for key, value in found.items()}), flush=True)
-            if arguments.json is not None:
-                with arguments.json.open("a") as file:
-                    file.write(json.dumps(found) + "\n")
+            keep = partial(_keep, arguments.json, policy, n_slots, simulation.seen)
+            seen = simulation.run(arguments.requests, _Progress(label, arguments.requests, keep))
+            found = {key: _short(value) for key, value in figures(policy, n_slots, seen).items()}
+            print(f"\r{label}: {json.dumps(found)}", flush=True)
+            keep()
+
+
+def _keep(target: Path | None, policy: Policy, n_slots: int, seen: Seen) -> None:
+    if target is not None:
+        with target.open("a") as file:
+            file.write(json.dumps(figures(policy, n_slots, seen)) + "\n")
 
 
 def _short(value: float | int | str) -> float | int | str:

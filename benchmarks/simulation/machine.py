@@ -36,10 +36,13 @@ class Machine:
         """For what takes a runner and uses its cells only."""
         return cast(Runner, self)
 
-    def decode(self, entries: Sequence[BatchEntry]) -> float:
-        """The seconds that it takes."""
-        n_tokens, cells = sum([len(e.tokens) for e in entries]), sum([e.pos for e in entries])
-        pairs = sum([len(e.tokens) * e.pos for e in entries])
+    def decode(self, entries: Sequence[BatchEntry], n_streams: int) -> float:
+        """The seconds that it takes. The first `n_streams` entries have one token each."""
+        cells = sum([e.pos for e in entries])
+        n_tokens, pairs = len(entries), cells
+        for e in entries[n_streams:]:
+            n_tokens += len(e.tokens) - 1
+            pairs += (len(e.tokens) - 1) * e.pos
         seconds = self.gpu.step_s(n_tokens, cells, pairs)
         self.now += seconds
         return seconds

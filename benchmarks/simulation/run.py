@@ -8,6 +8,7 @@ import contextlib
 import heapq
 import time
 from array import array
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -86,7 +87,8 @@ class Simulation:
         self._trace = Trace(seed, self.machine.info.n_ctx_seq)
         self._asking: list[tuple[float, int, Session]] = []
         self._asks: dict[int, Ask] = {}
-        self._outputs = count(-1, -1)  # tokens that nobody else generates
+        self._replies = count(-1, -1)  # numbers that nobody else generates
+        self._ending: defaultdict[int, set[int]] = defaultdict(set)  # slots whose last token comes in which step
         self._step_ended = 0.0
         for i in range(people * n_slots):
             session = self._trace.session()
@@ -101,10 +103,14 @@ class Simulation:
                 self._step()
                 if n_done - told >= 1000:
                     told = n_done
+                    self._note_times(started)
                     progress(told)
+        self._note_times(started)
+        return self.seen
+
+    def _note_times(self, started: float) -> None:
         self.seen.simulated_s, self.seen.moved_s = self.machine.now, self.machine.moved_s
         self.seen.real_s = time.process_time() - started
-        return self.seen
 
     def _receive(self) -> None:
         asking, now = self._asking, self.machine.now
@@ -131,15 +137,15 @@ class Simulation:
             clock.now = max(clock.now, self._asking[0][0])
             self._step_ended = clock.now
             return
-        seconds = clock.decode(entries)
         n_streams = len(entries)  # they come first
         while n_streams and entries[n_streams - 1].sequence.phase is Phase.PREFILL:
             n_streams -= 1
+        seconds = clock.decode(entries, n_streams)
         n_prompt = sum(len(e.tokens) for e in entries[n_streams:])
         scheduler.worth.computed.observe(n_prompt, seconds)
         self._record(n_streams, n_prompt)
         scheduler.commit(entries, seconds)
-        self._sample(entries)
+        self._sample(entries, n_streams)
 
     def _record(self, n_streams: int, n_prompt: int) -> None:
         """Who generates in this step waited for it since the last one."""
@@ -151,20 +157,25 @@ class Simulation:
         seen.n_batch += n_streams + n_prompt
         self._step_ended = now
 
-    def _sample(self, entries: list[Entry]) -> None:
-        now, numbers = self.machine.now, self._outputs
-        for entry in entries:
+    def _sample(self, entries: list[Entry], n_streams: int) -> None:
+        """A reply is known with its first token, and every stream is in every step: who ends now was known then."""
+        ending, now, n_steps = self._ending.pop(self.seen.n_steps, ()), self.machine.now, self.seen.n_steps
+        if ending:
+            for entry in entries[:n_streams]:
+                if entry.seq in ending:
+                    self._end(entry.sequence, now)
+        for entry in entries[n_streams:]:
             if not entry.want_logits:
                 continue
-            sequence = entry.sequence
-            output = sequence.output
-            if not output:
-                self.seen.first_token.append(now - sequence.ticket.submitted_at)
-                self.seen.who.append(sequence.index)
-                self.seen.n_prompt += len(sequence.target)
-                self.seen.n_cached += sequence.n_cached
-            output.append(next(numbers))
-            if len(output) >= sequence.ticket.request.max_tokens:
+            sequence, n_reply = entry.sequence, entry.sequence.ticket.request.max_tokens
+            self.seen.first_token.append(now - sequence.ticket.submitted_at)
+            self.seen.who.append(sequence.index)
+            self.seen.n_prompt += len(sequence.target)
+            self.seen.n_cached += sequence.n_cached
+            sequence.output += [next(self._replies)] * n_reply
+            if n_reply > 1:
+                self._ending[n_steps + n_reply - 1].add(entry.seq)
+            else:
                 self._end(sequence, now)
 
     def _end(self, sequence: Sequence, now: float) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from server.engine.adapters import Tuning
+from server.engine.chain import Chain
 from server.engine.slot_state import SlotState
 from server.engine.tier import MIB, Entry, Stored, Tier, stored
 from server.errors import LlamapoolError
@@ -95,15 +96,17 @@ class DiskTier:
         """States that were read and found to be whole."""
         return self._tier.n_hits
 
-    def match(self, prompt: Sequence[int], wanted: Tuning, at_least: int) -> tuple[OnDisk | None, int]:
+    def match(
+        self, prompt: Sequence[int], wanted: Tuning, at_least: int, chain: Chain | None = None, most: int | None = None
+    ) -> tuple[OnDisk | None, int]:
         """As `Tier.match`."""
         with self._lock:
-            return self._tier.match(prompt, wanted, at_least)
+            return self._tier.match(prompt, wanted, at_least, chain, most)
 
-    def wants(self, tokens: Sequence[int], tuning: Tuning, n_lost: int) -> bool:
+    def wants(self, tokens: Sequence[int], tuning: Tuning, n_lost: int, chain: Chain | None = None) -> bool:
         """As `Tier.wants`."""
         with self._lock:
-            return self._usable and self._tier.wants(tokens, tuning, n_lost)
+            return self._usable and self._tier.wants(tokens, tuning, n_lost, chain)
 
     def put(self, state: Stored) -> None:
         """Write `state` soon, unless it is there, too large, or too much waits already."""

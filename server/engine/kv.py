@@ -37,6 +37,7 @@ class Cells:
         """Forget everything in `slot`."""
         self._runner.seq_remove(slot.id, 0)
         slot.tokens = []
+        slot.chain.forget()
         slot.n_shared = 0
         slot.n_exact = NEVER
         slot.floor, slot.checkpoints, slot.kept = 0, (), False
@@ -46,6 +47,7 @@ class Cells:
         if not self._runner.seq_remove(slot.id, n):
             return False
         del slot.tokens[n:]
+        slot.chain.cut(n)
         slot.n_shared = min(slot.n_shared, n)
         if n <= slot.n_exact:
             slot.n_exact = NEVER
@@ -62,6 +64,7 @@ class Cells:
             self.clear(slot)
             return
         del slot.tokens[n:]
+        slot.chain.cut(n)
         slot.n_shared = min(slot.n_shared, n)
         slot.checkpoints = below(slot.checkpoints, n)
         self._look(slot)
@@ -147,6 +150,7 @@ class Cells:
         slot.checkpoints = below(slot.checkpoints, placement.n_reuse)
         self._runner.seq_remove(slot.id, len(kept))
         slot.tokens = kept
+        slot.chain.cut(placement.n_reuse)
 
     def shift(self, sequence: Sequence, keep: int, discard: int, now: float) -> None:
         """Drop `discard` tokens behind the first `keep`; what follows moves up, and generation goes on."""
@@ -162,6 +166,7 @@ class Cells:
         slot.n_exact = min(slot.n_exact, keep)
         slot.checkpoints = below(slot.checkpoints, keep)
         slot.tokens = list(sequence.base)
+        slot.chain.cut(keep)
 
     def _own(self, slot: Slot) -> bool:
         """Give `slot` cells of its own, since moving shared ones moves them for everybody. False: it is empty now."""

@@ -129,11 +129,11 @@ class Placer:
         """A kept state that saves much more computing than the `n` tokens of a slot."""
         if not self._may_reuse(sequence):
             return None, 0
-        prompt = sequence.target[:-1]
-        stored, n_stored = self.tier.match(prompt, sequence.tuning, n + MIN_TOKENS)
+        prompt, most = sequence.target, len(sequence.target) - 1
+        stored, n_stored = self.tier.match(prompt, sequence.tuning, n + MIN_TOKENS, sequence.chain, most)
         fetched = sequence.fetch.found if sequence.fetch is not None else None
         if fetched is not None:
-            n_fetched = fetched.reusable(common_prefix(prompt, fetched.tokens), sequence.tuning)
+            n_fetched = fetched.reusable(min(common_prefix(prompt, fetched.tokens), most), sequence.tuning)
             if n_fetched > max(n_stored, n + MIN_TOKENS):
                 return fetched, n_fetched
         return stored, n_stored
@@ -143,7 +143,8 @@ class Placer:
         if self.disk is None or not self._may_reuse(sequence):
             return False
         if sequence.fetch is None:
-            entry, n_disk = self.disk.match(sequence.target[:-1], sequence.tuning, n + MIN_READ)
+            prompt, most = sequence.target, len(sequence.target) - 1
+            entry, n_disk = self.disk.match(prompt, sequence.tuning, n + MIN_READ, sequence.chain, most)
             if entry is not None:
                 sequence.fetch = Fetch(entry, n_disk)
         return sequence.fetch is not None and sequence.fetch.pending and sequence.fetch.n > n + MIN_READ
@@ -175,7 +176,7 @@ class Placer:
         target, tuning, slot = placement.sequence.target, placement.sequence.tuning, placement.slot
         others = (s for s in self.slots if s is not slot and s.tuning == tuning)
         parted = max((common_prefix(target, s.tokens) for s in others), default=0)
-        parted = max(parted, self.tier.parted(target, tuning))
+        parted = max(parted, self.tier.parted(target, tuning, placement.sequence.chain))
         return marks(target, len(slot.tokens), self.info.turn_ends, self.params.checkpoint_min_step, parted)
 
     def _choose(self, sequence: Sequence, source: Slot | None, n: int) -> Slot:

@@ -1,16 +1,17 @@
 """Finds, among thousands of kept states, those that begin as a prompt does. Pure; see docs/adr/0002.
 
-Tokens are hashed in blocks, each hash with that of the block before it, so that equal beginnings have equal chains and
-a look-up walks down one chain. What it finds is compared token by token, so that a collision changes nothing.
+A radix tree over chained hashes of blocks of tokens (`server.engine.chain`): a look-up compares a few runs of hashes.
+What it finds is compared token by token, so that a collision changes nothing.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from server.engine.adapters import Tuning
+from server.engine.chain import BLOCK, Chain
 from server.engine.prefix import common_prefix
 
-BLOCK = 16  # tokens
 MOST = 16  # entries that one look-up compares
 
 
@@ -19,6 +20,7 @@ class Kept(Protocol):
 
     tokens: list[int]
     tuning: Tuning
+    chain: Chain
 
     def reusable(self, n: int, wanted: Tuning) -> int: ...
 
@@ -26,53 +28,108 @@ class Kept(Protocol):
 K = TypeVar("K", bound=Kept)
 
 
+@dataclass(eq=False, slots=True)
+class _Run(Generic[K]):
+    """Hashes that all of `members` have at this place; ``ends``: who has no whole block behind them. Both by identity,
+    in the order in which they came."""
+
+    hashes: list[int]
+    members: dict[int, K] = field(default_factory=dict)
+    ends: dict[int, K] = field(default_factory=dict)
+    children: "dict[int, _Run[K]]" = field(default_factory=dict)  # by their first hash
+
+    def split(self, n: int) -> None:
+        """Keep the first `n` hashes; the others become those of an only child."""
+        child = _Run(self.hashes[n:], self.members.copy(), self.ends, self.children)
+        self.hashes, self.ends, self.children = self.hashes[:n], {}, {child.hashes[0]: child}
+
+    def join(self) -> None:
+        """Take an only child in, if that is all there is behind this run."""
+        if len(self.children) == 1 and not self.ends:
+            (child,) = self.children.values()
+            self.hashes, self.ends, self.children = self.hashes + child.hashes, child.ends, child.children
+
+
 class PrefixIndex(Generic[K]):
-    """Entries by the hashes of their blocks; each look-up takes about a microsecond for each block that is shared."""
+    """Entries by the hashes of their blocks."""
 
     def __init__(self) -> None:
-        self._through: dict[int, dict[int, K]] = {}  # by a chain's hash: who has these blocks, by identity
-        self._ends: dict[int, dict[int, K]] = {}  # and who has no further whole block
-        self._chains: dict[int, list[int]] = {}  # of each entry, by identity
+        self._root: _Run[K] = _Run([])
 
     def add(self, entry: K) -> None:
         """Take `entry` in; its tokens must not change any more."""
-        chain = self._chains[id(entry)] = list(_chain(entry.tokens, entry.tuning))
-        for at in chain:
-            self._through.setdefault(at, {})[id(entry)] = entry
-        self._ends.setdefault(chain[-1], {})[id(entry)] = entry
+        hashes, run, at, key = self._hashes(entry), self._root, 0, id(entry)
+        while at < len(hashes):
+            child = run.children.get(hashes[at])
+            if child is None:
+                child = run.children[hashes[at]] = _Run(hashes[at:])
+            else:
+                n = common_prefix(child.hashes, hashes[at : at + len(child.hashes)])
+                if n < len(child.hashes):
+                    child.split(n)
+            child.members[key] = entry
+            run, at = child, at + len(child.hashes)
+        run.ends[key] = entry
 
     def remove(self, entry: K) -> None:
         """Forget `entry`."""
-        chain = self._chains.pop(id(entry))
-        for at in chain:
-            _drop(self._through, at, entry)
-        _drop(self._ends, chain[-1], entry)
-
-    def _path(self, tokens: Sequence[int], tuning: Tuning) -> list[int]:
+        hashes, run, at, key = self._hashes(entry), self._root, 0, id(entry)
         path = []
-        for at in _chain(tokens, tuning):
-            if at not in self._through:
+        while at < len(hashes):
+            path.append(run)
+            run = run.children[hashes[at]]
+            del run.members[key]
+            at += len(run.hashes)
+        del run.ends[key]
+        for parent in reversed(path):
+            if not run.members:
+                del parent.children[run.hashes[0]]
+            elif run.children:
+                run.join()
+            run = parent
+
+    @staticmethod
+    def _hashes(entry: K) -> list[int]:
+        n_blocks = len(entry.tokens) // BLOCK
+        return entry.chain.upto(n_blocks, entry.tokens, entry.tuning)[: n_blocks + 1]
+
+    def _path(self, tokens: Sequence[int], tuning: Tuning, chain: Chain, most: int) -> list[tuple[_Run[K], int]]:
+        """The runs that the first `most` tokens go through, each with the number of blocks up to where they part."""
+        path: list[tuple[_Run[K], int]] = []
+        n_blocks = most // BLOCK
+        run, at = self._root, 0
+        while at <= n_blocks:
+            child = run.children.get(chain.upto(at, tokens, tuning)[at])
+            if child is None:
                 break
-            path.append(at)
+            end = min(at + len(child.hashes), n_blocks + 1)
+            n = common_prefix(child.hashes, chain.upto(end - 1, tokens, tuning)[at:end])
+            run, at = child, at + n
+            path.append((child, at - 1))
+            if n < len(child.hashes):
+                break
         return path
 
-    def match(self, prompt: Sequence[int], wanted: Tuning, at_least: int) -> tuple[K | None, int]:
-        """The entry of which most can be reused, more than `at_least` tokens, and how many.
+    def match(
+        self, prompt: Sequence[int], wanted: Tuning, at_least: int, chain: Chain | None = None, most: int | None = None
+    ) -> tuple[K | None, int]:
+        """The entry of which most can be reused, more than `at_least` tokens and no more than `most`, and how many.
 
-        Up to a block's tokens may be missed when more than `MOST` entries begin in the same way.
+        Up to a block's tokens may be missed when more than `MOST` entries begin in the same way. `chain` is the
+        prompt's, where it has one.
         """
         best: K | None = None
         longest, left = at_least, MOST
+        most = len(prompt) if most is None else most
         seen: set[int] = set()
-        path = self._path(prompt, wanted)
-        for depth in range(len(path) - 1, -1, -1):
-            if longest >= (depth + 1) * BLOCK or not left:  # nobody further up has so much in common
+        for run, n_blocks in reversed(self._path(prompt, wanted, chain or Chain(), most)):
+            if longest >= (n_blocks + 1) * BLOCK or not left:  # nobody further up has so much in common
                 break
-            for entry in reversed(self._through[path[depth]].values()):  # the youngest first
+            for entry in reversed(run.members.values()):  # the youngest first
                 if id(entry) in seen:
                     continue
                 seen.add(id(entry))
-                n = entry.reusable(_in_common(prompt, entry.tokens, depth), wanted)
+                n = entry.reusable(min(_in_common(prompt, entry.tokens, n_blocks), most), wanted)
                 if n > longest:
                     best, longest = entry, n
                 left -= 1
@@ -82,40 +139,25 @@ class PrefixIndex(Generic[K]):
             return None, 0
         return best, longest
 
-    def parted(self, prompt: Sequence[int], wanted: Tuning) -> int:
+    def parted(self, prompt: Sequence[int], wanted: Tuning, chain: Chain | None = None) -> int:
         """How much of its beginning `prompt` has in common with some entry, up to a block's tokens more or less."""
-        path = self._path(prompt, wanted)
+        path = self._path(prompt, wanted, chain or Chain(), len(prompt))
         if not path:
             return 0
-        entries = list(self._through[path[-1]].values())[-MOST:]
-        return max(_in_common(prompt, entry.tokens, len(path) - 1) for entry in entries)
+        run, n_blocks = path[-1]
+        entries = list(run.members.values())[-MOST:]
+        return max(_in_common(prompt, entry.tokens, n_blocks) for entry in entries)
 
-    def within(self, tokens: Sequence[int], tuning: Tuning) -> Iterator[K]:
+    def within(self, tokens: Sequence[int], tuning: Tuning, chain: Chain | None = None) -> Iterator[K]:
         """Entries with the same tuning that `tokens` begins with or is equal to."""
-        for at in self._path(tokens, tuning):
-            for entry in list(self._ends.get(at, {}).values()):
+        for run, _ in self._path(tokens, tuning, chain or Chain(), len(tokens)):
+            for entry in list(run.ends.values()):
                 n = len(entry.tokens)
                 if entry.tuning == tuning and n <= len(tokens) and common_prefix(entry.tokens, tokens) == n:
                     yield entry
-
-
-def _chain(tokens: Sequence[int], tuning: Tuning) -> Iterator[int]:
-    """The hash up to the end of each whole block, first that of none; what computes the first token is part of it."""
-    at = hash(tuning.at(0))
-    yield at
-    for block in zip(*[iter(tokens)] * BLOCK, strict=False):  # the fastest way to whole blocks; the rest is dropped
-        at = hash((at, block))
-        yield at
 
 
 def _in_common(a: Sequence[int], b: Sequence[int], n_blocks: int) -> int:
     """As `common_prefix`, for two that share so many blocks by their hashes, and no further one."""
     start, end = n_blocks * BLOCK, (n_blocks + 1) * BLOCK
     return start + common_prefix(a[start:end], b[start:end])
-
-
-def _drop(table: dict[int, dict[int, K]], at: int, entry: K) -> None:
-    entries = table[at]
-    entries.pop(id(entry), None)
-    if not entries:
-        del table[at]

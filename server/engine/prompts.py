@@ -24,16 +24,20 @@ class PromptOrder:
         order = list(prompts)
         if len(order) < 2:
             return order
-        least = min(s.account.served for s in order)
-        order.sort(
-            key=lambda s: (
-                s.request.priority,
-                (s.account.served - least) // self._quantum,
-                len(s.target) - s.n_computed,
+        least, quantum = min([s.account.served for s in order]), self._quantum
+        keys = [
+            (
+                s.ticket.request.priority,
+                (s.account.served - least) // quantum,
+                len(s.target) - (len(s.slot.tokens) if s.slot is not None else 0),
                 s.ticket.submitted_at,
                 s.index,
+                i,
             )
-        )
+            for i, s in enumerate(order)
+        ]
+        keys.sort()  # faster than with a function for the key
+        order = [order[key[-1]] for key in keys]
         self._n_steps += 1
         if self._n_steps % OLDEST == 0:
             oldest = min(order, key=lambda s: (s.ticket.submitted_at, s.index))

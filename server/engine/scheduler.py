@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from server.engine.accounts import OUTPUT_WEIGHT, Account, Accounts
 from server.engine.adapters import BARE
+from server.engine.chain import Chain
 from server.engine.disk import DiskTier
 from server.engine.eviction import least_valuable, look_for_cover
 from server.engine.pace import Pace
@@ -83,7 +84,7 @@ class Scheduler:
 
     def place(self) -> Placement | None:
         """The next waiting sequence that can have a slot, taken out of the queue."""
-        if not any(slot.idle for slot in self.slots):
+        if not self.waiting or self.n_active == len(self.slots):
             return None
         if self._crowded and any(self.active()):
             return None
@@ -139,16 +140,19 @@ class Scheduler:
         """The next batch: every generating slot's token first, with what `guess` has to add, then prompts."""
         members = self._turn()
         generating = [s for s in members if s.phase is Phase.DECODE]
-        guesses: list[list[int]] = [[]] * len(generating)
         if guess is not None and generating:
             room = min(self._limit, self.info.n_batch) - len(generating)
             guesses = guess(generating, room)
-        entries = [self._next(s, guessed) for s, guessed in zip(generating, guesses, strict=True)]
-        n_tokens = len(entries) + sum(map(len, guesses))
+            entries = [self._next(s, guessed) for s, guessed in zip(generating, guesses, strict=True)]
+            n_tokens = len(entries) + sum(map(len, guesses))
+        else:
+            entries = [Entry(s.slot.id, len(s.slot.tokens), s.output[-1:], True, s) for s in generating if s.slot]
+            n_tokens = len(entries)
         size = self.pace.after(self.spent_s) if entries else self.pace_alone.size
         budget = max(size - n_tokens, self.params.min_chunk if entries else 1)
         budget = min(budget, self._limit - n_tokens, self.info.n_batch - n_tokens)
-        for s in self._prompt_order.sorted(s for s in members if s.phase is Phase.PREFILL):
+        prompts = [s for s in members if s.phase is Phase.PREFILL]
+        for s in self._prompt_order.sorted(prompts):
             if budget <= 0 or s.slot is None:
                 break
             at = len(s.slot.tokens)
@@ -171,7 +175,7 @@ class Scheduler:
     def _turn(self) -> list[Sequence]:
         """Who may be in the next batch: only one LoRA set computes a batch, so several sets take turns."""
         active = [slot.sequence for slot in self.slots if slot.sequence is not None]
-        if all(s.ticket.tuning is BARE for s in active):
+        if not [s for s in active if s.ticket.tuning is not BARE]:
             return active
         sets = {s.next_adapters for s in active}
         if len(sets) < 2:
@@ -186,20 +190,22 @@ class Scheduler:
     def commit(self, entries: list[Entry], seconds: float) -> None:
         """The batch was decoded in `seconds`: its tokens are in the cells."""
         self._limit = self.info.n_batch
-        prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
-        if prompts:
-            n_tokens = sum([len(e.tokens) for e in entries])
-            (self.pace_alone if len(prompts) == len(entries) else self.pace).observe(n_tokens, seconds)
+        n_tokens, n_prompts, generating = 0, 0, Phase.DECODE
         for entry in entries:
-            sequence, slot = entry.sequence, entry.sequence.slot
+            sequence, tokens = entry.sequence, entry.tokens
+            slot, n = sequence.slot, len(tokens)
             assert slot is not None
-            slot.tokens.extend(entry.tokens)
-            if sequence.phase is Phase.DECODE:
+            slot.tokens.extend(tokens)
+            n_tokens += n
+            if sequence.phase is generating:
                 sequence.account.served += OUTPUT_WEIGHT
                 continue
-            sequence.account.served += len(entry.tokens)
+            n_prompts += 1
+            sequence.account.served += n
             if len(slot.tokens) == len(sequence.target):
-                sequence.phase = Phase.DECODE
+                sequence.phase = generating
+        if n_prompts:
+            (self.pace_alone if n_prompts == len(entries) else self.pace).observe(n_tokens, seconds)
 
     def make_room(self, entries: list[Entry]) -> Slot | Sequence | None:
         """The cells ran out: whose cells to free (an idle slot's), or whom to park. None: a smaller batch, or nothing.
@@ -225,8 +231,11 @@ class Scheduler:
         if slot is not None:
             slot.sequence, sequence.slot, slot.last = None, None, sequence
             slot.last_used = now
+            if not sequence.shifted:  # it holds the sequence from its beginning, whose hashes are known
+                slot.chain, sequence.chain = sequence.chain, Chain()
+                slot.chain.cut(len(slot.tokens))
             look_for_cover(slot, self.slots)
-            slot.kept = len(self.tier) > 0 and self.tier.holds(slot.tokens, slot.tuning)
+            slot.kept = len(self.tier) > 0 and self.tier.holds(slot.tokens, slot.tuning, slot.chain)
             self._crowded = False
         else:
             self.waiting.remove(sequence)
@@ -238,6 +247,7 @@ class Scheduler:
         sequence.target = sequence.content
         if len(sequence.output) > sequence.base_output:  # its last token is not in the cells
             del sequence.target[-1:]
+        sequence.chain = Chain()
         sequence.phase = Phase.WAITING
         self.waiting.appendleft(sequence)
 
@@ -248,6 +258,7 @@ class Scheduler:
         assert not any(s in self.waiting for s in held), "a sequence holds a slot and waits"
         for slot in self.slots:
             assert len(slot.tokens) <= self.info.n_ctx_seq, f"slot {slot.id} holds more than its context"
+            assert slot.chain.fits(slot.tokens, slot.tuning), f"slot {slot.id} has another text's hashes"
             assert 0 <= slot.n_shared <= len(slot.tokens), f"slot {slot.id} shares more than it holds"
             assert all(0 < c.n_tokens <= len(slot.tokens) for c in slot.checkpoints), f"slot {slot.id}: checkpoints"
             s = slot.sequence

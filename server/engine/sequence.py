@@ -5,6 +5,7 @@ from enum import Enum
 
 from server.engine.accounts import Account
 from server.engine.adapters import BARE, NEVER, Tuning, reusable
+from server.engine.chain import Chain
 from server.engine.checkpoints import Checkpoints, reach
 from server.engine.fetch import Fetch
 from server.engine.indent import IndentLimit
@@ -67,6 +68,7 @@ class Sequence:
     saved_checkpoints: Checkpoints = ()
     fetch: Fetch | None = None  # what it waits for from disk
     marks: tuple[int, ...] = ()  # places in ``target`` at which a step ends and a checkpoint is made
+    chain: Chain = field(default_factory=Chain)  # of ``target``
     account: Account = field(default_factory=Account)  # of its client, from the queue on
     n_faults: int = 0  # refused batches that it was in and had to be computed anew after
     n_cached: int = -1  # prompt tokens that needed no computing; -1 until the first placement
@@ -139,6 +141,7 @@ class Slot:
     n_exact: int = NEVER
     floor: int = 0  # it can be cut to so many tokens and more; to fewer only at a checkpoint
     checkpoints: Checkpoints = ()
+    chain: Chain = field(default_factory=Chain)  # of ``tokens``
     n_used: int = 0  # times that its cells saved computing
     kept: bool = False  # all of it was in the tier, too, when its last request ended
     covered_by: "Slot | None" = None  # who held all of it, too, when it was looked at last

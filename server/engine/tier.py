@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from server.engine.adapters import Tuning, reusable
+from server.engine.chain import Chain
 from server.engine.checkpoints import Checkpoints, reach
 from server.engine.prefix_index import PrefixIndex
 from server.engine.slot_state import SlotState
@@ -48,6 +49,7 @@ class Entry:
     n_used: int = 0
     floor: int = 0
     places: tuple[int, ...] = ()
+    chain: Chain = field(default_factory=Chain)
 
     def reusable(self, n: int, wanted: Tuning) -> int:
         """How many of its first `n` tokens a sequence under `wanted` may take over."""
@@ -72,8 +74,10 @@ class Stored(Entry):
         return SlotState(self.tokens, self.state, self.tuning, self.n_exact, self.checkpoints)
 
 
-def stored(saved: SlotState, used_at: float, n_used: int = 0, *, can_cut: bool = True) -> Stored:
-    """`saved` as an entry."""
+def stored(
+    saved: SlotState, used_at: float, n_used: int = 0, *, can_cut: bool = True, chain: Chain | None = None
+) -> Stored:
+    """`saved` as an entry; `chain` is that of its tokens, where somebody has it."""
     size = len(saved.state) + 8 * len(saved.tokens) + sum(len(c.state) for c in saved.checkpoints)
     return Stored(
         saved.tokens,
@@ -84,6 +88,7 @@ def stored(saved: SlotState, used_at: float, n_used: int = 0, *, can_cut: bool =
         n_used,
         floor=0 if can_cut else len(saved.tokens),
         places=tuple(c.n_tokens for c in saved.checkpoints),
+        chain=Chain() if chain is None else chain.copy(),
         state=saved.state,
         checkpoints=saved.checkpoints,
     )
@@ -113,14 +118,15 @@ class Tier(Generic[E]):
     def __contains__(self, entry: object) -> bool:
         return id(entry) in self._entries
 
-    def holds(self, tokens: Sequence[int], tuning: Tuning) -> bool:
-        """Whether all of `tokens`, or almost, can be had from an entry."""
+    def holds(self, tokens: Sequence[int], tuning: Tuning, chain: Chain | None = None) -> bool:
+        """Whether all of `tokens`, or almost, can be had from an entry. Here and below, `chain` is that of the tokens
+        where the caller has it."""
         with self._lock:
-            return self._index.match(tokens, tuning, len(tokens) - MIN_TOKENS)[0] is not None
+            return self._index.match(tokens, tuning, len(tokens) - MIN_TOKENS, chain)[0] is not None
 
-    def wants(self, tokens: Sequence[int], tuning: Tuning, n_lost: int) -> bool:
+    def wants(self, tokens: Sequence[int], tuning: Tuning, n_lost: int, chain: Chain | None = None) -> bool:
         """Whether a state of `tokens` is worth saving when all but the first ones, `n_lost` of them, go."""
-        return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(tokens, tuning)
+        return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(tokens, tuning, chain)
 
     def put(self, entry: E, now: float) -> tuple[list[E], list[E]]:
         """Keep `entry`. Shorter states of the same text go, then the least valuable: these two are returned.
@@ -130,7 +136,7 @@ class Tier(Generic[E]):
         if 0 <= self.limit < entry.size:
             return [], [entry]
         with self._lock:
-            replaced = list(self._index.within(entry.tokens, entry.tuning))
+            replaced = list(self._index.within(entry.tokens, entry.tuning, entry.chain))
             for other in replaced:
                 entry.n_used = max(entry.n_used, other.n_used)
                 self.remove(other)
@@ -149,15 +155,19 @@ class Tier(Generic[E]):
                 self.remove(evicted[-1])
         return evicted
 
-    def match(self, prompt: Sequence[int], wanted: Tuning, at_least: int) -> tuple[E | None, int]:
-        """The entry that most of `prompt` can be taken from, and how much: more than `at_least` tokens."""
+    def match(
+        self, prompt: Sequence[int], wanted: Tuning, at_least: int, chain: Chain | None = None, most: int | None = None
+    ) -> tuple[E | None, int]:
+        """The entry of which most can be had for `prompt`, and how much: more than `at_least` tokens, up to `most`."""
+        if not self._entries:
+            return None, 0
         with self._lock:
-            return self._index.match(prompt, wanted, at_least)
+            return self._index.match(prompt, wanted, at_least, chain, most)
 
-    def parted(self, prompt: Sequence[int], wanted: Tuning) -> int:
+    def parted(self, prompt: Sequence[int], wanted: Tuning, chain: Chain | None = None) -> int:
         """How much of its beginning `prompt` has in common with an entry, whether that can be had or not."""
         with self._lock:
-            return self._index.parted(prompt, wanted)
+            return self._index.parted(prompt, wanted, chain)
 
     def touch(self, entry: E, now: float) -> None:
         """`entry` was of use."""

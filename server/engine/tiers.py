@@ -80,12 +80,12 @@ class Tiers:
         except LlamapoolError as error:
             log.warning("slot %d: its state could not be kept: %s", slot.id, error)
             return
-        self._put(stored(saved, slot.last_used, slot.n_used, can_cut=self._can_cut), now)
+        self._put(stored(saved, slot.last_used, slot.n_used, can_cut=self._can_cut, chain=slot.chain), now)
 
     def _wants(self, slot: Slot, n_lost: int) -> bool:
         if self._scheduler.tier.limit == 0:
-            return self.disk is not None and self.disk.wants(slot.tokens, slot.tuning, n_lost)
-        return self._scheduler.tier.wants(slot.tokens, slot.tuning, n_lost)
+            return self.disk is not None and self.disk.wants(slot.tokens, slot.tuning, n_lost, slot.chain)
+        return self._scheduler.tier.wants(slot.tokens, slot.tuning, n_lost, slot.chain)
 
     def _put(self, entry: Stored, now: float) -> None:
         _, evicted = self._scheduler.tier.put(entry, now)

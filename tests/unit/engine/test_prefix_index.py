@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.adapters import BARE, NEVER, Tuning
+from server.engine.chain import BLOCK, Chain
 from server.engine.prefix import common_prefix
-from server.engine.prefix_index import BLOCK, MOST, PrefixIndex
+from server.engine.prefix_index import MOST, PrefixIndex
 from server.engine.tier import Entry
 
 LORA = Tuning(((0, 1.0),), 0)
@@ -80,5 +81,44 @@ def test_nothing_is_left_of_what_was_removed() -> None:
     index.remove(one)
     index.remove(other)
     assert index.match(text(1, 1, 1), BARE, 0) == (None, 0)
-    assert not index._through
-    assert not index._ends
+    assert not index._root.children
+
+
+@given(st.lists(entries, max_size=12), st.lists(st.integers(0, 11), max_size=8))
+def test_who_has_left_leaves_no_places_where_others_part(kept: list[Entry], gone: list[int]) -> None:
+    index: PrefixIndex[Entry] = PrefixIndex()
+    for e in kept:
+        index.add(e)
+    for i in sorted(set(gone), reverse=True):
+        if i < len(kept):
+            index.remove(kept.pop(i))
+    runs = [*index._root.children.values()]
+    for run in runs:
+        assert run.members
+        assert len(run.children) + len(run.ends) > 1 or (run.ends and not run.children)
+        assert set(run.members) == {*run.ends, *(key for child in run.children.values() for key in child.members)}
+        runs += run.children.values()
+
+
+@given(st.lists(entries, max_size=6), texts, tunings, st.integers(0, 5 * BLOCK))
+def test_a_prompt_of_which_not_all_may_be_reused_is_one_that_is_shorter(
+    kept: list[Entry], prompt: list[int], wanted: Tuning, most: int
+) -> None:
+    index: PrefixIndex[Entry] = PrefixIndex()
+    for e in kept:
+        index.add(e)
+    most = min(most, len(prompt))
+    assert index.match(prompt, wanted, 0, most=most) == index.match(prompt[:most], wanted, 0)
+
+
+@given(st.lists(st.tuples(texts, tunings), max_size=6), texts, tunings)
+def test_hashes_that_a_prompt_has_already_change_nothing(
+    kept: list[tuple[list[int], Tuning]], prompt: list[int], wanted: Tuning
+) -> None:
+    index: PrefixIndex[Entry] = PrefixIndex()
+    for tokens, tuning in kept:
+        index.add(entry(tokens, tuning))
+    chain = Chain()
+    for n in range(len(prompt) + 1):  # a prompt that grows
+        assert index.match(prompt[:n], wanted, 0, chain) == index.match(prompt[:n], wanted, 0)
+        assert index.parted(prompt[:n], wanted, chain) == index.parted(prompt[:n], wanted)
