@@ -60,6 +60,7 @@ def create_app(settings: Settings, *, loader: Loader | None = None) -> FastAPI:
         pool=Pool(model_specs(settings), loader or native_loader(), limits, factories=factories),
         options=http_options(server),
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
+        reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
         metrics=Metrics(),
         slot_files=None if server.slot_save_path is None else SlotFiles(server.slot_save_path),
     )
@@ -161,7 +162,8 @@ def lifespan_of(services: Services, drain_s: float, renderer: "IsolatedRenderer 
         finally:
             await begin_stop()
             await asyncio.gather(watch, bars)  # they end with the pool
-            services.prepare.shutdown(wait=False, cancel_futures=True)  # a thread may be deep in the library
+            for threads in (services.prepare, services.reading):
+                threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
             if renderer is not None:
                 renderer.close()
 

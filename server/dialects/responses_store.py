@@ -7,6 +7,7 @@ response belongs to the client that asked for it, and no other one finds it.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 import orjson
@@ -32,7 +33,7 @@ class _Entry:
 
 
 class ResponseStore:
-    """The responses of all clients. Used on the event loop."""
+    """The responses of all clients. Safe to use from any thread."""
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
@@ -40,6 +41,7 @@ class ResponseStore:
         self._entries: OrderedDict[tuple[bytes, str], _Entry] = OrderedDict()
         self._items: dict[tuple[bytes, str], str] = {}  # (owner, item id): the response it is in
         self.n_bytes = 0
+        self._lock = RLock()
 
     @property
     def n_responses(self) -> int:
@@ -52,10 +54,11 @@ class ResponseStore:
 
     def find(self, owner: bytes, response_id: str) -> _Entry | None:
         """The entry, which counts as used now."""
-        entry = self._entries.get((owner, response_id))
-        if entry is not None:
-            self._entries.move_to_end((owner, response_id))
-        return entry
+        with self._lock:
+            entry = self._entries.get((owner, response_id))
+            if entry is not None:
+                self._entries.move_to_end((owner, response_id))
+            return entry
 
     def response_with(self, owner: bytes, item_id: str) -> str | None:
         """The id of the response whose output has that item."""
@@ -65,21 +68,23 @@ class ResponseStore:
         """Keep it and drop the least recently used that no longer fit; False when it is too large by itself."""
         if entry.n_bytes > self._max_bytes:
             return False
-        self._entries[owner, response_id] = entry
-        self._items |= {(owner, item_id): response_id for item_id in entry.item_ids}
-        self.n_bytes += entry.n_bytes
-        while self.n_bytes > self._max_bytes or len(self._entries) > self._max_responses:
-            self.remove(*next(iter(self._entries)))
+        with self._lock:
+            self._entries[owner, response_id] = entry
+            self._items |= {(owner, item_id): response_id for item_id in entry.item_ids}
+            self.n_bytes += entry.n_bytes
+            while self.n_bytes > self._max_bytes or len(self._entries) > self._max_responses:
+                self.remove(*next(iter(self._entries)))
         return True
 
     def remove(self, owner: bytes, response_id: str) -> bool:
         """Forget it; False when there is none."""
-        entry = self._entries.pop((owner, response_id), None)
-        if entry is None:
-            return False
-        self.n_bytes -= entry.n_bytes
-        for item_id in entry.item_ids:
-            del self._items[owner, item_id]
+        with self._lock:
+            entry = self._entries.pop((owner, response_id), None)
+            if entry is None:
+                return False
+            self.n_bytes -= entry.n_bytes
+            for item_id in entry.item_ids:
+                del self._items[owner, item_id]
         return True
 
 
@@ -105,8 +110,8 @@ class ClientResponses:
         response_id = self._store.response_with(self._owner, item_id)
         if response_id is None:
             return None
-        reply = self.reply(response_id) or {}
-        return next((item for item in reply["output"] if item["id"] == item_id), None)
+        reply = self.reply(response_id)
+        return None if reply is None else next((item for item in reply["output"] if item["id"] == item_id), None)
 
     def keep(self, reply: Json, messages: Sequence[Message]) -> bool:
         """Store a finished response; False when it is larger than the whole store may be."""

@@ -74,13 +74,14 @@ def _shown(tokens: list[int], vocab: Vocab) -> list[Json]:
 
 def _written(tokens: list[int], vocab: Vocab | None) -> bytes:
     """The tokens as JSON, with their pieces if there is a vocabulary. They are taken out of the list."""
-    parts = []
+    parts = [b"["]
     tokens.reverse()
     while tokens:
         part = tokens[: -_SLICE - 1 : -1]
         del tokens[-_SLICE:]
-        parts.append(orjson.dumps(part if vocab is None else _shown(part, vocab))[1:-1])
-    return b"[" + b",".join(parts) + b"]"
+        written = orjson.dumps(part if vocab is None else _shown(part, vocab))
+        parts += (written[1:-1], b"," if tokens else b"]")
+    return b"".join(parts)
 
 
 def _piece(piece: bytes) -> str | list[int]:

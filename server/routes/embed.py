@@ -1,18 +1,38 @@
 """A request for vectors or scores as an HTTP reply."""
 
 from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
 
 from server.dialects.vectors import VectorJob
-from server.errors import ModelNotFound
+from server.errors import InvalidRequest, ModelNotFound
 from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
 from server.pool.spec import Task
 from server.routes.services import services
 from server.routes.session import session_of
+from server.transport.body import read_as
 from server.transport.disconnect import while_connected
 from server.transport.reply import JSON_TYPE
+
+T = TypeVar("T")
+
+
+async def read_able(request: Request, task: Task, read: Callable[[dict[str, Any]], T]) -> T:
+    """`read_as`; a model that is known not to embed is refused before anything else that the body says."""
+
+    def attempt(given: dict[str, Any]) -> tuple[object, T | InvalidRequest]:
+        try:
+            return given.get("model"), read(given)
+        except InvalidRequest as error:
+            return given.get("model"), error
+
+    model, outcome = await read_as(request, attempt)
+    refuse_unable(request, model, task)
+    if isinstance(outcome, InvalidRequest):
+        raise outcome
+    return outcome
 
 
 def refuse_unable(request: Request, model: object, task: Task) -> None:

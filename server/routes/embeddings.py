@@ -5,8 +5,7 @@ from fastapi.responses import Response
 
 from server.dialects.embeddings import embeddings_job, read_embeddings
 from server.dialects.older import warning_headers
-from server.routes.embed import embed, refuse_unable
-from server.transport.body import read_json
+from server.routes.embed import embed, read_able
 
 router = APIRouter(tags=["embeddings"])
 
@@ -25,13 +24,13 @@ async def native_embeddings(request: Request) -> Response:
 
 
 async def _embeddings(request: Request, *, openai: bool) -> Response:
-    given = await read_json(request)
-    refuse_unable(request, given.get("model"), "embed")
-    wanted = read_embeddings(given, native=not openai)
+    wanted, headers = await read_able(
+        request, "embed", lambda given: (read_embeddings(given, native=not openai), warning_headers(given))
+    )
     return await embed(
         request,
         wanted.body.model,
         "embed",
         lambda model: embeddings_job(wanted, model, openai=openai),
-        warning_headers(given),
+        headers,
     )

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
+import orjson
 from fastapi import Request
 from fastapi.responses import Response
 
@@ -16,7 +17,7 @@ from server.routes.services import services
 from server.routes.session import Batch, Session, session_of
 from server.transport.disconnect import while_connected
 from server.transport.handlers import error_body
-from server.transport.reply import json_reply
+from server.transport.reply import JSON_TYPE, json_reply
 from server.transport.sse import PING, event_stream
 
 Prepare = Callable[[LoadedModel], Generation]
@@ -35,10 +36,11 @@ OPENAI_WORDS = StreamWords(lambda _, body: event(body))
 
 
 async def compute(request: Request, model: str | None, work: Callable[[LoadedModel], Json]) -> Response:
-    """The result of `work` with a model, under a lease."""
+    """The result of `work` with a model, under a lease. It is written as JSON where it was made, in a thread."""
     session = session_of(request)
     try:
-        return json_reply(await while_connected(request, session.prepare(model, work)))
+        written = session.prepare(model, lambda loaded: orjson.dumps(work(loaded)))
+        return Response(await while_connected(request, written), media_type=JSON_TYPE)
     finally:
         session.close()
 

@@ -4,8 +4,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.rerank import read_rerank, rerank_job
-from server.routes.embed import embed, refuse_unable
-from server.transport.body import read_json
+from server.routes.embed import embed, read_able
 
 router = APIRouter(tags=["rerank"])
 
@@ -16,7 +15,5 @@ router = APIRouter(tags=["rerank"])
 @router.post("/v1/reranking")
 async def rerank(request: Request) -> Response:
     """Documents by their relevance to a query, in Jina's shape or, where ``texts`` is given, in TEI's."""
-    given = await read_json(request)
-    refuse_unable(request, given.get("model"), "rerank")
-    wanted = read_rerank(given)
+    wanted = await read_able(request, "rerank", read_rerank)
     return await embed(request, wanted.body.model, "rerank", lambda model: rerank_job(wanted, model))

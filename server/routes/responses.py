@@ -17,7 +17,7 @@ from server.pool.model import LoadedModel
 from server.routes.generate import StreamWords, compute, reply, stream
 from server.routes.services import services
 from server.transport.auth import client_name
-from server.transport.body import read_json
+from server.transport.body import read_as
 from server.transport.reply import json_reply
 
 router = APIRouter(tags=["responses"])
@@ -28,10 +28,9 @@ _SHOWN_CHARS = 80
 @router.post("/responses")
 async def create_response(request: Request) -> Response:
     """OpenAI's Responses, with llama.cpp's fields beside OpenAI's."""
-    given = await read_json(request)
     stored = _stored(request)
-    asked = read_response(given, stored)
-    found = [*warning_headers(given).values(), *warnings(asked.body)]
+    asked, old = await read_as(request, lambda given: (read_response(given, stored), warning_headers(given)))
+    found = [*old.values(), *warnings(asked.body)]
     headers = {WARNING_HEADER: "; ".join(found)} if found else {}
     body = asked.chat.body
     if not body.stream:
@@ -56,7 +55,8 @@ async def create_response(request: Request) -> Response:
 @router.post("/responses/input_tokens")
 async def count_input_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a body has, without generating."""
-    asked = read_response(await read_json(request), _stored(request))
+    stored = _stored(request)
+    asked = await read_as(request, lambda given: read_response(given, stored))
     return await compute(request, asked.chat.body.model, lambda model: response_input_tokens(asked, model))
 
 

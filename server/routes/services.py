@@ -16,11 +16,17 @@ from server.transport.options import HttpOptions
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Built once by `server.app`. ``prepare`` runs tokenization and template rendering off the event loop."""
+    """Built once by `server.app`.
+
+    ``prepare`` runs tokenization and template rendering off the event loop. ``reading`` does so with long request
+    bodies, one after the other: parsing keeps the interpreter's lock, so that several at once would only keep everybody
+    else from it.
+    """
 
     pool: Pool
     options: HttpOptions
     prepare: Executor
+    reading: Executor
     metrics: Metrics
     slot_files: SlotFiles | None = None  # where slots are saved; None = nowhere
     running: Running = field(default_factory=Running)

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 import orjson
@@ -18,8 +19,7 @@ MAX_VALUES = 1_000_000
 stop every stream for half a minute. Commas and opening brackets are counted, those in texts too; no context holds a
 text with that many."""
 _BOM = b"\xef\xbb\xbf"
-_LARGE_BYTES = 1 << 20
-_LONG_BYTES = 1 << 16  # longer bodies are read in a thread; one of this size takes a millisecond or two
+_LONG_BYTES = 1 << 14  # longer bodies are read in a thread; one of this size takes 2 ms at worst
 _JSON_NAMES = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
 
 
@@ -53,21 +53,37 @@ class UnsupportedEncoding(InvalidRequest):
 
 async def read_json(request: Request) -> dict[str, Any]:
     """`read_as` with nothing to check."""
-    return await read_as(request, dict)
+    return await read_as(request, lambda given: given)
 
 
 async def read_as(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
     """What `read` makes of the body, a JSON object whatever its content type says (as llama-server).
 
-    A long body is parsed and read in a thread, so that the event loop gets its turns.
+    A long body is parsed and read in a thread, so that the event loop gets its turns; no more than one at a time.
     Raises `InvalidRequest` for what is not a JSON object in UTF-8, with the position (RFC 8259: NaN, Infinity
     and lone surrogates are not JSON; of equal keys the last counts), and its subclasses above.
     Raises `starlette.requests.ClientDisconnect` when the client goes away, and what `read` raises.
     """
-    body = await read_body(request)
-    if len(body) <= _LONG_BYTES:
-        return read(parse_object(body))
-    return await asyncio.to_thread(lambda: read(parse_object(body)))
+    held = [await read_body(request)]
+    if len(held[0]) <= _LONG_BYTES:
+        return read(parse_object(held.pop()))
+    threads: Executor = request.app.state.services.reading
+    return await asyncio.get_running_loop().run_in_executor(threads, _read_long, held, read)
+
+
+def _read_long(held: list[bytes], read: Callable[[dict[str, Any]], T]) -> T:
+    """`read` of the body that is in the list. It is taken out: nobody holds it any more while `read` works.
+
+    The garbage collector rests meanwhile: it would walk all containers again and again while they become more, and hold
+    up every thread.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return read(parse_object(held.pop()))
+    finally:
+        if collects:
+            gc.enable()
 
 
 async def read_optional_json(request: Request) -> dict[str, Any]:
@@ -128,22 +144,11 @@ def parse_value(body: bytes, expected: str = "a JSON object") -> Any:
     if len(body) > MAX_VALUES and sum(map(body.count, (b",", b"[", b"{"))) >= MAX_VALUES:
         raise TooManyValues
     try:
-        return _loads(body)
+        return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(
             f"the request body is not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
         ) from None
-
-
-def _loads(body: bytes) -> Any:
-    """Without the garbage collector, which would walk all containers again and again while they become more."""
-    if len(body) < _LARGE_BYTES or not gc.isenabled():
-        return orjson.loads(body)
-    gc.disable()
-    try:
-        return orjson.loads(body)
-    finally:
-        gc.enable()
 
 
 def _declared_length(request: Request) -> int:

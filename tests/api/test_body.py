@@ -1,12 +1,13 @@
 import asyncio
 import contextlib
+import gc
 import gzip
 import json
 import threading
 
 import pytest
 
-from server.dialects.openai_chat import read_chat
+from server.errors import InvalidRequest
 from tests.api.conftest import GoLive, Serve, idle, until
 from tests.fakes import FakeLoader, FakeRunner
 
@@ -40,22 +41,37 @@ async def test_the_content_type_does_not_matter(client, content_type):
     assert reply.status_code == 200
 
 
-async def test_a_long_body_is_read_beside_the_event_loop(client, monkeypatch):
-    threads = []
+@pytest.mark.parametrize(
+    ("path", "reader", "field"),
+    [
+        ("/v1/chat/completions", "chat.read_chat", "messages"),
+        ("/v1/completions", "completions.read_completion", "prompt"),
+        ("/completion", "native.read_native", "prompt"),
+        ("/infill", "native.read_infill", "input_prefix"),
+        ("/tokenize", "tokens.read_tokenize", "content"),
+        ("/v1/messages", "messages.read_messages", "messages"),
+        ("/v1/responses", "responses.read_response", "input"),
+        ("/v1/embeddings", "embeddings.read_embeddings", "input"),
+        ("/rerank", "rerank.read_rerank", "query"),
+    ],
+)
+async def test_a_long_body_is_read_beside_the_event_loop_without_the_garbage_collector(
+    client, monkeypatch, path, reader, field
+):
+    seen = []
 
-    def noted(given):
-        threads.append(threading.current_thread())
-        return read_chat(given)
+    def refuse(*_given, **_options):
+        seen.append((threading.current_thread(), gc.isenabled()))
+        raise InvalidRequest("this was read")
 
-    monkeypatch.setattr("server.routes.chat.read_chat", noted)
-    for n in (1, 1 << 16):
-        body = {"messages": [{"role": "user", "content": "x" * n}], "max_tokens": 1, "model": 7}
-        reply = await client.post("/v1/chat/completions", json=body)
-        assert reply.status_code == 400
-        assert reply.json()["error"]["param"] == "model"
-    short, long = threads
-    assert short is threading.current_thread()
-    assert long is not short
+    monkeypatch.setattr(f"server.routes.{reader}", refuse)
+    for n in (1, 1 << 14):
+        reply = await client.post(path, json={field: "x" * n})
+        assert reply.status_code in (400, 501)  # the latter: a model that doesn't embed is refused first
+    (short, collects), (long, collects_then) = seen
+    assert (short, collects) == (threading.current_thread(), True)
+    assert (long.name, collects_then) == ("prepare-body_0", False)
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +79,7 @@ async def test_a_long_body_is_read_beside_the_event_loop(client, monkeypatch):
 )
 async def test_a_long_malformed_body_is_the_clients_mistake(client, path):
     for content, message in (
-        (b"{" + b" " * (1 << 16), "is not valid JSON"),
+        (b"{\n" + b" " * (1 << 16) + b"x", "is not valid JSON at line 2, column 65537"),
         (b'["' + b"x" * (1 << 16) + b'"]', "an array"),
     ):
         reply = await client.post(path, content=content)
