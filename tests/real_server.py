@@ -24,6 +24,9 @@ READY_S = 180.0
 REPLY_S = 120.0  # for the next bytes of a reply
 STOP_S = 60.0  # a server that has not stopped by then is killed
 POLL_S = 0.05
+EXACT = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
+"""Flags for comparing texts: with keys and values of 16 bits, and with flash attention, logits differ by thousandths
+with what else is in a batch, where two tokens can be as near; without them, by less than a hundredth of that."""
 _GIVEN: set[int] = set()  # ports: a server that is still starting does not listen on its own yet
 
 

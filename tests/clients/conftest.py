@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.ggufs import TinyModel, gguf_file
-from tests.real_server import REPLY_S, ROOT, RealServer, llamapool, llamapool_config
+from tests.real_server import EXACT, REPLY_S, ROOT, RealServer, llamapool, llamapool_config
 
 API_KEY = "sk-of-the-tests"
 N_CTX = 16384  # of a slot: an endless reply takes long, so that what is done meanwhile is done in time
@@ -54,7 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(model: Path) -> Iterator[RealServer]:
     """Four slots, no key."""
-    flags = ("-c", str(4 * N_CTX), "-np", "4", "-t", "1", "-a", "tiny", "--metrics")
+    flags = ("-c", str(4 * N_CTX), "-np", "4", "-t", "1", "-a", "tiny", "--metrics", *EXACT)
     with llamapool(model, *flags, environment=QUIET) as running:
         yield running
 

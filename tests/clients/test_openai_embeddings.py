@@ -16,7 +16,7 @@ CONFIG = """
 server: {{metrics: true}}
 defaults: {{n_ctx: 2048, n_threads: 1}}
 models:
-  chat: {{path: {chat}, load: startup, n_parallel: 4}}
+  chat: {{path: {chat}, load: startup, n_parallel: 4, flash_attn: "off", cache_type_k: f32, cache_type_v: f32}}
   embed: {{path: {bert}, load: startup, embedding: true}}
   tokens: {{path: {none}, embedding: true}}
   ranker: {{path: {ranker}, reranking: true}}

@@ -1,7 +1,7 @@
 """Llamapool and the real llama-server on the same tiny F32 model, started once for all tests of this folder.
 
-One thread each and weights in F32: both libraries then compute the same up to the rounding of another instruction
-set, far below the distance between two tokens' logits, and greedy output can be compared token by token.
+One thread each and weights, keys and values in F32: both libraries then compute the same up to the rounding of another
+instruction set, far below the distance between two tokens' logits, and greedy output can be compared token by token.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ import pytest
 from tests.ggufs import TinyModel, gguf_file
 from tests.model.oracle.comparison import Pair
 from tests.oracle import Value, oracle
-from tests.real_server import llamapool
+from tests.real_server import EXACT, llamapool
 
 N_SLOTS = 8
 N_CTX = 8 * 1024
@@ -44,11 +44,11 @@ def start_pair(
         n_parallel=n_parallel,
         n_threads=1,
         alias="tiny",
-        params=params,
+        params={"flash_attn_type": 0, "cache_type_k": 0, "cache_type_v": 0, **(params or {})},  # as `EXACT`
         environment=WAIT_QUIETLY,
     )
     stack.callback(theirs.stop)
-    every = ("-c", n_ctx, "-np", n_parallel, "-t", 1, "-a", "tiny", "--metrics", *flags)
+    every = ("-c", n_ctx, "-np", n_parallel, "-t", 1, "-a", "tiny", "--metrics", *EXACT, *flags)
     ours = llamapool(model, *map(str, every), environment=WAIT_QUIETLY)
     stack.callback(ours.stop)
     theirs.wait_until_ready()

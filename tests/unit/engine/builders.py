@@ -13,7 +13,7 @@ from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Started, Text
 from tests.fakes import EOS, FakeRunner, FakeVocab
-from tests.unit.engine.events import events_of
+from tests.unit.engine.events import EventStream, events_of
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -22,8 +22,12 @@ GREEDY = SamplingParams(temperature=0.0)
 async def engine_over(
     *runners: FakeRunner, clock: Callable[[], float] = time.perf_counter, **params: Any
 ) -> AsyncIterator[Engine]:
-    """An engine that checks its accounting after every step, closed at the end."""
-    engine = Engine(runners, EngineParams(check_integrity=True, **params), asyncio.get_running_loop(), clock)
+    """An engine that checks its accounting after every step, closed at the end.
+
+    Its first step waits for all that `run` submits, unless that would move a clock of the test's own.
+    """
+    chosen = {"gather_ms": 60_000.0 if clock is time.perf_counter else 0.0, "check_integrity": True} | params
+    engine = Engine(runners, EngineParams(**chosen), asyncio.get_running_loop(), clock)
     try:
         yield engine
         engine.check_integrity()
@@ -79,14 +83,16 @@ class Reply:
 async def run(engine: Engine, *requests: Request) -> list[Reply]:
     """Submit all at once and wait for all."""
 
-    async def one(req: Request) -> Reply:
+    async def read(stream: EventStream) -> Reply:
         reply = Reply()
-        async with events_of(engine, req) as stream:
+        async with stream:
             async for events in stream:
                 reply.add(events)
         return reply
 
-    return list(await asyncio.gather(*(one(r) for r in requests)))
+    with engine.preparing():  # else a step thread may be done with the first before there is a second
+        streams = [events_of(engine, req) for req in requests]
+    return list(await asyncio.gather(*map(read, streams)))
 
 
 def alone(req: Request, adapters: Sequence[Adapter] = ()) -> str:

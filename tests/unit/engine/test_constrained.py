@@ -61,7 +61,7 @@ async def test_masks_of_a_step_are_computed_in_one_call(monkeypatch: pytest.Monk
     monkeypatch.setattr(Masks, "compute", spied)
     monkeypatch.setattr(MatcherConstraint, "mask", never)
     runner = FakeRunner(n_seq=4)
-    async with engine_over(runner, gather_ms=0) as engine:
+    async with engine_over(runner) as engine:
         # all four in every step, with the same text: a mask that one of them needs, each of them needs
         for each in requests:
             each.prompt = requests[0].prompt

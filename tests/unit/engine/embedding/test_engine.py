@@ -80,7 +80,7 @@ async def test_what_waits_is_computed_together_whoever_asked() -> None:
 
 async def test_requests_in_preparation_are_waited_for() -> None:
     runner = FakeEmbeddingRunner()
-    async with engine_over(runner, gather_ms=1000.0) as engine:
+    async with engine_over(runner, gather_ms=60_000.0) as engine:
         with engine.preparing(), engine.preparing():
             first = engine.submit(texts("one"))
             await asyncio.sleep(0)
