@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
@@ -29,24 +28,22 @@ def pair() -> Iterator[Pair]:
     with ExitStack() as stack:
         theirs = oracle(DEMO, n_ctx=N_CTX, n_threads=1, params=params, environment=WAIT_QUIETLY)
         stack.callback(theirs.stop)
-        ours = llamapool(DEMO, *flags, environment=WAIT_QUIETLY)
-        stack.callback(ours.stop)
         theirs.wait_until_ready()
-        ours.wait_until_ready()
-        pair = Pair(ours, theirs)
-        for server in (ours, theirs):
-            assert guessed(server)["draft_n"] > 0
-        yield pair
+        assert guesses(theirs)
+        for _ in range(5):
+            with llamapool(DEMO, *flags, environment=WAIT_QUIETLY) as ours:
+                if guesses(ours):
+                    yield Pair(ours, theirs)
+                    return
+        raise AssertionError("no server of five has guessed anything")
 
 
-def guessed(server: RealServer) -> dict[str, Any]:
-    """The timings of the first story in which something was guessed: ours guesses where it pays, or to see."""
-    timings: dict[str, Any] = {}
-    for _ in range(10):
-        timings = server.post("/completion", STORY)["timings"]
-        if timings.get("draft_n"):
-            break
-    return timings
+def guesses(server: RealServer) -> bool:
+    """Whether something is guessed in one of ten stories.
+
+    Ours guesses where it pays, or to see: a process whose first guess others held up takes guesses to be slow for long.
+    """
+    return any(server.post("/completion", STORY)["timings"].get("draft_n") for _ in range(10))
 
 
 def test_the_timings_count_guesses(pair: Pair) -> None:
