@@ -1,5 +1,6 @@
 """What is measured together: a unit is one server process, started with certain settings, and what is run on it."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -104,7 +105,7 @@ def measure(
     """Start, measure each of `wanted`, stop; one after the other, so that each can be kept at once."""
     with started(server, unit, machine) as (running, start_s):
         session = Session(Target(running.host, running.port), "bench", limit_s=LIMIT_S)
-        fit = 1.0 if unit.embeddings else probe.prepare(session)
+        fit = 1.0 if unit.embeddings else asyncio.run(probe.words_per_word(session))
         setting = Setting(seed, unit.slots or machine.slots, machine.scale, fit)
         for name in wanted:
             own = _OWN.get(name)

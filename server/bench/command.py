@@ -35,8 +35,11 @@ def main(words: Sequence[str]) -> int:
         return OK
     try:
         _check_writable(chosen.json)
-        session, scenarios = _session(chosen), _scenarios(chosen)
-        outcomes = measure(session, scenarios, _setting(chosen, session), chosen.rounds, quiet=chosen.quiet)
+        scenarios = _scenarios(chosen)
+        session, words_per_word, changes = prepare(_session(chosen))
+        for change in changes:
+            print(f"llamapool bench: asking {change}", file=sys.stderr)
+        outcomes = measure(session, scenarios, _setting(chosen, words_per_word), chosen.rounds, quiet=chosen.quiet)
         _write(outcomes, chosen, session)
     except BenchError as error:
         print(f"llamapool bench: {error}", file=sys.stderr)
@@ -83,9 +86,9 @@ def _scenarios(chosen: argparse.Namespace) -> list[Scenario]:
     return [scenario for scenario in SCENARIOS if not scenario.extra and (local or not scenario.local)]
 
 
-def _setting(chosen: argparse.Namespace, session: Session) -> Setting:
+def _setting(chosen: argparse.Namespace, words_per_word: float) -> Setting:
     seed = int.from_bytes(os.urandom(4), "big") if chosen.seed is None else chosen.seed
-    return Setting(seed, chosen.parallel, chosen.scale, prepare(session))
+    return Setting(seed, chosen.parallel, chosen.scale, words_per_word)
 
 
 def measure(

@@ -1,6 +1,8 @@
-"""What a server is asked first: that it answers, which model it has, and how that cuts words into tokens."""
+"""What a server is asked first: that it answers, which model it has, what it takes, how it cuts words into tokens."""
 
 import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from server.bench.errors import BadReply, UnknownModel
@@ -28,6 +30,34 @@ def _names(data: Any) -> list[str]:
     return [entry["id"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
 
+async def suited(session: Session) -> tuple[Session, float, list[str]]:
+    """The session as the server takes it, its `words_per_word`, and what had to be changed for that, in words.
+
+    A server may be without ``/v1/completions``, and may refuse ``ignore_eos``, which OpenAI's API does not have. Raises
+    what the session raised as it was given, when none works.
+    """
+    refusal: UnknownModel | BadReply | None = None
+    for attempt, changes in _attempts(session):
+        try:
+            return attempt, await words_per_word(attempt), changes
+        except (UnknownModel, BadReply) as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
+
+
+def _attempts(session: Session) -> Iterator[tuple[Session, list[str]]]:
+    freely = "without ignore_eos: replies may be shorter than asked for"
+    as_chat = "with /v1/chat/completions"
+    open_ended = "ignore_eos" not in session.extra
+    ways = [session] if session.chat else [session, session.as_chat()]
+    for way in ways:
+        yield way, [as_chat] * (way is not session)
+    for way in ways if open_ended else []:
+        without = replace(way, extra={**way.extra, "ignore_eos": None})
+        yield without, [as_chat] * (way is not session) + [freely]
+
+
 async def words_per_word(session: Session) -> float:
     """`prompts.fit` of the model, from a prompt that is sent; also the first request, which may load it.
 
@@ -44,6 +74,6 @@ async def words_per_word(session: Session) -> float:
     return 1.0 if record.n_prompt is None else fit(_N_WORDS, record.n_prompt)
 
 
-def prepare(session: Session) -> float:
-    """`words_per_word`, on an event loop of its own."""
-    return asyncio.run(words_per_word(session))
+def prepare(session: Session) -> tuple[Session, float, list[str]]:
+    """`suited`, on an event loop of its own."""
+    return asyncio.run(suited(session))

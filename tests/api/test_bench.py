@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from server.bench.command import main
 from server.bench.scenarios import SCENARIOS
@@ -79,6 +82,42 @@ async def test_a_model_that_is_not_there_is_named(live: GoLive, capsys: pytest.C
         assert "model 'c'" in capsys.readouterr().err
         assert await bench(server.port, "--scenario", "rate") == 5
         assert "--model: a, b" in capsys.readouterr().err
+
+
+class PlainOpenAi:
+    """An OpenAI-compatible server of chats alone that refuses fields which OpenAI's API does not have."""
+
+    FIELDS = frozenset({"model", "messages", "prompt", "max_tokens", "temperature", "stream", "stream_options"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        body = await request.json() if request.method == "POST" else {}
+        unknown = set(body) - self.FIELDS
+        if unknown:
+            reply = JSONResponse({"error": {"message": f"Unrecognized request argument: {min(unknown)}"}}, 400)
+        elif request.method == "GET":
+            reply = JSONResponse({"object": "list", "data": [{"id": "plain", "object": "model"}]})
+        elif request.url.path != "/v1/chat/completions":
+            reply = JSONResponse({"error": {"message": "Invalid URL"}}, 404)
+        else:
+            message = {"role": "assistant", "content": "word"}
+            usage = {"prompt_tokens": 70, "completion_tokens": 1}
+            reply = JSONResponse({"choices": [{"index": 0, "message": message}], "usage": usage})
+        await reply(scope, receive, send)
+
+
+async def test_a_plain_server_is_asked_in_the_way_that_it_takes(
+    live: GoLive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with live(loader()) as server:
+        server.api.app.middleware_stack = PlainOpenAi()
+        assert await bench(server.port, "--scenario", "rate", "--json", "-") == 0
+        told = capsys.readouterr()
+        assert "asking with /v1/chat/completions" in told.err
+        assert "asking without ignore_eos" in told.err
+        assert json.loads(told.out)["scenarios"][0]["rounds"][0]["requests/s"] > 0
+        assert await bench(server.port, "--scenario", "rate", "--body", '{"top_k": 1}') == 6
+        assert "Unrecognized request argument: ignore_eos" in capsys.readouterr().err
 
 
 async def test_nobody_at_the_address_is_said(live: GoLive, capsys: pytest.CaptureFixture[str]) -> None:
