@@ -156,10 +156,10 @@ class Placer:
         """
         if not self._may_reuse(sequence):
             return 0
-        longest, computing = 0, None
+        longest, computing, prefill = 0, None, Phase.PREFILL
         for slot in self.slots:
             s = slot.sequence
-            if s is None or s.phase is not Phase.PREFILL:
+            if s is None or s.phase is not prefill:
                 continue
             n = reusable(common_prefix(sequence.target, s.target), s.tuning, sequence.tuning)
             n = min(n, len(sequence.target) - 1)

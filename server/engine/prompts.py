@@ -6,6 +6,7 @@ a short one does not stand behind a long one. One step in `OLDEST` begins with t
 """
 
 from collections.abc import Iterable
+from operator import itemgetter
 
 from server.engine.sequence import Sequence
 
@@ -24,23 +25,32 @@ class PromptOrder:
         order = list(prompts)
         if len(order) < 2:
             return order
-        least, quantum = min([s.account.served for s in order]), self._quantum
+        urgency = self._urgency(order)
         keys = [
             (
-                s.ticket.request.priority,
-                (s.account.served - least) // quantum,
-                len(s.target) - (len(s.slot.tokens) if s.slot is not None else 0),
+                len(s.target) - len(s.slot.tokens) if s.slot is not None else len(s.target),
                 s.ticket.submitted_at,
                 s.index,
                 i,
             )
             for i, s in enumerate(order)
         ]
-        keys.sort()  # faster than with a function for the key
-        order = [order[key[-1]] for key in keys]
+        if urgency is None:
+            keys.sort()
+        else:
+            keys = [key for _, key in sorted(zip(urgency, keys, strict=True))]
+        order = [order[i] for _, _, _, i in keys]
         self._n_steps += 1
         if self._n_steps % OLDEST == 0:
-            oldest = min(order, key=lambda s: (s.ticket.submitted_at, s.index))
+            oldest = order[keys.index(min(keys, key=itemgetter(1, 2)))]
             order.remove(oldest)
             order.insert(0, oldest)
         return order
+
+    def _urgency(self, prompts: list[Sequence]) -> list[tuple[int, float]] | None:
+        """What comes before lengths and ages; None where it is the same for all, as mostly: that sorts much faster."""
+        priorities, served = [s.ticket.request.priority for s in prompts], [s.account.served for s in prompts]
+        least = min(served)
+        if min(priorities) == max(priorities) and max(served) - least < self._quantum:
+            return None
+        return [(priority, (n - least) // self._quantum) for priority, n in zip(priorities, served, strict=True)]

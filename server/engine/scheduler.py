@@ -138,8 +138,8 @@ class Scheduler:
 
     def plan(self, guess: Guesses | None = None) -> list[Entry]:
         """The next batch: every generating slot's token first, with what `guess` has to add, then prompts."""
-        members = self._turn()
-        generating = [s for s in members if s.phase is Phase.DECODE]
+        members, decode, prefill = self._turn(), Phase.DECODE, Phase.PREFILL  # looking these up is slow
+        generating = [s for s in members if s.phase is decode]
         if guess is not None and generating:
             room = min(self._limit, self.info.n_batch) - len(generating)
             guesses = guess(generating, room)
@@ -151,7 +151,7 @@ class Scheduler:
         size = self.pace.after(self.spent_s) if entries else self.pace_alone.size
         budget = max(size - n_tokens, self.params.min_chunk if entries else 1)
         budget = min(budget, self._limit - n_tokens, self.info.n_batch - n_tokens)
-        prompts = [s for s in members if s.phase is Phase.PREFILL]
+        prompts = [s for s in members if s.phase is prefill] if len(generating) < len(members) else []
         for s in self._prompt_order.sorted(prompts):
             if budget <= 0 or s.slot is None:
                 break

@@ -1,5 +1,8 @@
 """Which prompt gets a step's tokens."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from server.engine.accounts import Account
 from server.engine.prompts import OLDEST, PromptOrder
 from server.engine.request import Request
@@ -50,3 +53,33 @@ def test_a_client_that_was_served_much_more_comes_later() -> None:
 def test_a_small_difference_between_clients_leaves_them_equals() -> None:
     short = prompt(50, account=Account(100.0 + QUANTUM / 2))
     assert firsts([prompt(5000, account=Account(100.0)), short], 1) == [short]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 4),
+            st.sampled_from([0.0, 1.0, 2.0]),
+            st.sampled_from([0, 0, 0, -1, 3]),
+            st.sampled_from([0.0, QUANTUM / 2, QUANTUM, 3.0 * QUANTUM]),
+        ),
+        max_size=7,
+    )
+)
+def test_priority_then_service_then_length_then_age(wanted: list[tuple[int, float, int, float]]) -> None:
+    prompts = [prompt(n, at=at, priority=priority, account=Account(served)) for n, at, priority, served in wanted]
+    least = min((served for *_, served in wanted), default=0.0)
+    expected = sorted(
+        prompts,
+        key=lambda s: (
+            s.request.priority,
+            (s.account.served - least) // QUANTUM,
+            len(s.target) - s.n_computed,
+            s.ticket.submitted_at,
+        ),
+    )
+    order = PromptOrder(QUANTUM)
+    assert order.sorted(prompts) == expected
+    if expected:
+        oldest = min(expected, key=lambda s: s.ticket.submitted_at)
+        assert order.sorted(prompts) == [oldest, *(s for s in expected if s is not oldest)]
