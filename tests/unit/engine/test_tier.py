@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from server.engine.adapters import BARE, NEVER, Tuning
 from server.engine.tier import AUTOMATIC, MIN_TOKENS, Stored, Tier, tier_limit
 from tests.fakes import FakeRunner
-from tests.unit.engine.builders import alone, engine_over, request, run
+from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 
 MIB = 1 << 20
 
@@ -84,7 +84,7 @@ def test_the_bytes_add_up_and_keep_to_the_limit(puts: list[tuple[list[int], int]
 async def test_more_conversations_than_slots_compute_their_history_once() -> None:
     for partial in (True, False):
         runner = FakeRunner(n_seq=1, n_ctx_seq=512, partial_removal=partial)
-        async with engine_over(runner, cache_ram=-1) as engine:
+        async with engine_over(runner, clock=ticking(), cache_ram=-1) as engine:
             histories = {name: name * 100 for name in "abc"}
             for _ in range(3):
                 for name, history in histories.items():
@@ -97,7 +97,7 @@ async def test_more_conversations_than_slots_compute_their_history_once() -> Non
 
 
 async def test_short_turns_come_back_too() -> None:
-    async with engine_over(FakeRunner(n_seq=2, n_ctx_seq=512), cache_ram=-1) as engine:
+    async with engine_over(FakeRunner(n_seq=2, n_ctx_seq=512), clock=ticking(), cache_ram=-1) as engine:
         histories = {number: f"{number:03}" * 8 for number in range(24)}
         before = dict.fromkeys(histories, "")
         for _ in range(3):
@@ -117,7 +117,7 @@ async def test_without_the_tier_they_are_computed_anew() -> None:
 
 
 async def test_a_state_of_one_instance_is_of_use_in_another() -> None:
-    async with engine_over(FakeRunner(n_seq=1), FakeRunner(n_seq=1), cache_ram=-1) as engine:
+    async with engine_over(FakeRunner(n_seq=1), FakeRunner(n_seq=1), clock=ticking(), cache_ram=-1) as engine:
         await run(engine, request("a" * 100, id_slot=0))
         await run(engine, request("b" * 100, id_slot=0))
         (reply,) = await run(engine, request("a" * 100 + "c", id_slot=1))
