@@ -4,8 +4,10 @@ import sys
 
 from hypothesis import HealthCheck, settings
 
-# A busy machine makes an example slow, and that decides nothing.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine makes an example slow, and that decides nothing. The examples are the same in every run, so that a run
+# fails for what was changed; `--hypothesis-profile=search` looks for others.
+settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("tests", settings.get_profile("search"), derandomize=True)
 settings.load_profile("tests")
 
 

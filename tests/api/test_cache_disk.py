@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from server.engine import fetch
 from tests.api.conftest import Api, Serve
 from tests.fakes import FakeLoader, FakeRunner
 
@@ -26,7 +29,10 @@ def one_slot() -> FakeLoader:
     return FakeLoader(runner=lambda: FakeRunner(n_seq=1, n_ctx_seq=512))
 
 
-async def test_a_conversation_outlives_the_application(serve: Serve, tmp_path: Path) -> None:
+async def test_a_conversation_outlives_the_application(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "UNKNOWN_S", 60.0)  # that reading takes too long is for other tests
     disk = {"cache_disk": 1, "cache_disk_path": str(tmp_path / "states")}
     models = {"demo": {"path": "demo.gguf", "load": "startup", **disk}}
     answers = []
