@@ -147,6 +147,7 @@ class Instance:
             self._shift()
         entries = self.scheduler.plan(self._speculation.guess if self._speculation is not None else None)
         if not entries:
+            self._cells.tiers.begin_step()
             return False
         started = self._clock()
         try:
@@ -180,6 +181,7 @@ class Instance:
             self._speculation.observe(len(generating), n_guessed, n_prompt, seconds)
             self._speculation.prepare(e.sequence for e in prompts)
         self.scheduler.commit(entries, seconds)
+        self._cells.tiers.begin_step()
         self._cells.decoded(entries)
         for entry in prompts:
             self._report_progress(entry.sequence, now)
@@ -194,7 +196,6 @@ class Instance:
         self.stats.add_decode(self.scheduler.n_active, longest, sum(prompts), seconds)
 
     def _place(self) -> None:
-        self._cells.tiers.begin_step()
         give_up_late(self.scheduler.waiting, self._clock())
         while not self._cells.tiers.busy and (placement := self.scheduler.place()) is not None:
             sequence = placement.sequence

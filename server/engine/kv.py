@@ -1,7 +1,7 @@
 """Carries out what the scheduler decided about cells, and keeps ``slot.tokens`` true to them."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from server.engine.adapters import NEVER
 from server.engine.checkpoints import MIN_GAP, MIN_PROMPT, Checkpoint, added, below, limit_bytes
@@ -114,10 +114,10 @@ class Cells:
         slot, source, sequence = placement.slot, placement.source, placement.sequence
         self.tiers.keep(slot, len(slot.tokens) - (placement.n_kept if source is slot else 0), now)
         if placement.stored is not None:
-            self._load(slot, placement.stored, placement.n_reuse, now)
+            self._bring_back(slot, placement.stored, placement.n_reuse, now)
             return
         if sequence.saved is not None:
-            self._restore(slot, sequence)
+            self._restore(slot, sequence, now)
             return
         if source is None:
             self.clear(slot)
@@ -130,16 +130,16 @@ class Cells:
             slot.n_exact, slot.checkpoints = source.n_exact, source.checkpoints
             self._look(slot)
         if placement.moves:
-            self._move(placement)
+            self._move(placement, now)
             return
         self._cut(slot, placement.n_reuse)
         if len(slot.tokens) >= MIN_PROMPT:
             self._checkpoint(slot)  # a turn ended here, and another one may go on from it later
 
-    def _move(self, placement: Placement) -> None:
+    def _move(self, placement: Placement, now: float) -> None:
         """Bring runs of the slot's own cells to the places that the new prompt has them at."""
         slot = placement.slot
-        if not self._own(slot):
+        if not self._own(slot, now):
             return
         kept, shift = slot.tokens[: placement.n_reuse], 0
         for move in placement.moves:
@@ -159,7 +159,7 @@ class Cells:
         tokens = slot.tokens
         sequence.base = tokens[:keep] + tokens[keep + discard :]
         sequence.base_output, sequence.shifted = len(sequence.output) - 1, True
-        if not self._own(slot):
+        if not self._own(slot, now):
             self._scheduler.park(sequence, now)
             return
         self._runner.seq_drop(slot.id, keep, keep + discard)
@@ -168,7 +168,7 @@ class Cells:
         slot.tokens = list(sequence.base)
         slot.chain.cut(keep)
 
-    def _own(self, slot: Slot) -> bool:
+    def _own(self, slot: Slot, now: float) -> bool:
         """Give `slot` cells of its own, since moving shared ones moves them for everybody. False: it is empty now."""
         if not self._runner.info.unified or not slot.tokens:
             return True
@@ -178,7 +178,7 @@ class Cells:
         tokens, exact, checkpoints = slot.tokens, slot.n_exact, slot.checkpoints
         state = self._runner.seq_save(slot.id)
         self.clear(slot)
-        if not self._runner.seq_load(slot.id, state, len(tokens)):
+        if not self._load(slot, state, len(tokens), now):
             return False
         slot.tokens, slot.n_exact, slot.checkpoints = tokens, exact, checkpoints
         self._look(slot)
@@ -199,22 +199,55 @@ class Cells:
             raise InvalidRequest(f"the state has {n} tokens, the slot's context {self._runner.info.n_ctx_seq}")
         if not n:
             return
-        while not self._runner.seq_load(slot.id, saved.state, n):
-            cached = [s for s in self._scheduler.slots if s.idle and s.tokens and s is not slot]
-            if not (self._runner.info.unified and cached):
-                raise InvalidRequest(f"the state of {n} tokens was refused by the library or finds no room")
-            self.clear(least_valuable(cached))
+        if not self._load(slot, saved.state, n, now):
+            raise InvalidRequest(f"the state of {n} tokens was refused by the library or finds no room")
         slot.tokens, slot.tuning, slot.n_exact = list(saved.tokens), saved.tuning, saved.n_exact
         slot.last_used, slot.checkpoints = now, saved.checkpoints
         self._look(slot)
 
-    def _load(self, slot: Slot, stored: Stored, n: int, now: float) -> None:
-        """Bring a kept state back and cut it to `n` tokens; nothing is reused when it finds no room."""
+    def _load(self, slot: Slot, state: bytes, n: int, now: float) -> bool:
+        """Put `state`, of `n` tokens, into the empty `slot`; caches of other idle slots make room for it.
+
+        False, and the slot is empty, when it finds none. The caller says what the slot holds then.
+        """
+        while self._surely_full(slot, n) or not self.tiers.load(slot, state, n):
+            if not self._make_room(slot, n, now):
+                return False
+        return True
+
+    def _surely_full(self, slot: Slot, n: int) -> bool:
+        """Fewer than `n` cells are free for `slot`; the library need not be asked, which would log an error."""
+        info = self._runner.info
+        return info.unified and info.can_cut and n + _own_cells(self._others(slot)) > info.n_cells
+
+    def _make_room(self, slot: Slot, n: int, now: float) -> bool:
+        """One more idle cache leaves, since `n` tokens find no room for `slot`. False: that would not help."""
+        info, others = self._runner.info, self._others(slot)
+        cached = [s for s in others if s.idle]
+        if not (info.unified and cached):
+            return False
+        if info.can_cut and n + sum(len(s.tokens) for s in others) <= info.n_cells:
+            return False  # there is room: it was refused for something else
+        if n + _own_cells(s for s in others if not s.idle) > info.n_cells:
+            return False
+        victim = least_valuable(cached)
+        self.tiers.keep(victim, len(victim.tokens), now)
+        self.clear(victim)
+        return True
+
+    def _others(self, slot: Slot) -> list[Slot]:
+        return [s for s in self._scheduler.slots if s is not slot and s.tokens]
+
+    def _bring_back(self, slot: Slot, stored: Stored, n: int, now: float) -> None:
+        """A kept state, cut to `n` tokens; nothing is reused when it finds no room."""
         self.clear(slot)
-        if self.tiers.load(slot, stored, now):
-            slot.tokens, slot.n_exact, slot.checkpoints = list(stored.tokens), stored.n_exact, stored.checkpoints
-            self._look(slot)
-            self._cut(slot, n)
+        if not self._load(slot, stored.state, len(stored.tokens), now):
+            log.info("slot %d: no room for a kept state of %d tokens", slot.id, len(stored.tokens))
+            return
+        self.tiers.count_use(stored, now)
+        slot.tokens, slot.n_exact, slot.checkpoints = list(stored.tokens), stored.n_exact, stored.checkpoints
+        self._look(slot)
+        self._cut(slot, n)
 
     def park(self, sequence: Sequence, now: float) -> None:
         """Move a running sequence out of the cells; it waits for its turn again."""
@@ -229,16 +262,21 @@ class Cells:
         self._scheduler.park(sequence, now)
         self.clear(slot)
 
-    def _restore(self, slot: Slot, sequence: Sequence) -> None:
+    def _restore(self, slot: Slot, sequence: Sequence, now: float) -> None:
         """Bring a parked sequence back; it is computed anew when its state does not fit."""
         self.clear(slot)
         state, tokens = sequence.saved, sequence.saved_tokens
         sequence.saved, sequence.saved_tokens = None, []
         assert state is not None
-        if self._runner.seq_load(slot.id, state, len(tokens)):
+        if self._load(slot, state, len(tokens), now):
             slot.tokens, slot.n_exact = tokens, sequence.saved_exact
             slot.checkpoints, sequence.saved_checkpoints = sequence.saved_checkpoints, ()
             self._look(slot)
         else:
             log.info("slot %d: no room for a parked state of %d tokens, computing it again", slot.id, len(tokens))
             self.clear(slot)
+
+
+def _own_cells(slots: Iterable[Slot]) -> int:
+    """The least number of cells that `slots` hold together."""
+    return sum(len(slot.tokens) - slot.n_shared for slot in slots)

@@ -204,5 +204,6 @@ class Placer:
             max(len(s.target), s.n_computed) - (s.slot.n_shared if s.slot is not None else 0) + RESERVE
             for s in self._active()
         )
-        needed = max(len(sequence.target), len(sequence.saved_tokens)) - placement.n_kept + RESERVE
+        n_kept = 0 if placement.stored is not None else placement.n_kept  # a state from the tier needs cells, too
+        needed = max(len(sequence.target), len(sequence.saved_tokens)) - n_kept + RESERVE
         return placement if taken == 0 or taken + needed <= self.info.n_cells else Skip.NO_ROOM

@@ -37,7 +37,7 @@ class Tiers:
         self._spent_s = 0.0
 
     def begin_step(self) -> None:
-        """A new step has its own time."""
+        """Others got their tokens: what comes now has a step's time of its own."""
         self._spent_s = 0.0
 
     @property
@@ -51,8 +51,9 @@ class Tiers:
         return self._spent_s > self._step_s * SHARE and self._others_generate()
 
     def would_stop_others(self, seconds: float) -> bool:
-        """Whether others generate and something that takes so long would hold them up for more than a step."""
-        return seconds > self._step_s and self._others_generate()
+        """Whether others generate and something that takes so long, with what this step has moved, would hold them up
+        for more than a step."""
+        return self._spent_s + seconds > self._step_s and self._others_generate()
 
     def _others_generate(self) -> bool:
         return any(s.phase is Phase.DECODE for s in self._scheduler.active())
@@ -93,18 +94,20 @@ class Tiers:
             for other in evicted:
                 self.disk.put(other)
 
-    def load(self, slot: Slot, entry: Stored, now: float) -> bool:
-        """Bring a kept state into the empty `slot`; False when it finds no room."""
+    def load(self, slot: Slot, state: bytes, n: int) -> bool:
+        """Put `state`, of `n` tokens, into the empty `slot`; False when it finds no room."""
         started = self._clock()
-        if not self._runner.seq_load(slot.id, entry.state, len(entry.tokens)):
-            log.info("slot %d: no room for a kept state of %d tokens", slot.id, len(entry.tokens))
+        if not self._runner.seq_load(slot.id, state, n):
             return False
         seconds = self._clock() - started
         self._spent_s += seconds
-        self._scheduler.worth.loaded.observe(len(entry.state), seconds)
+        self._scheduler.worth.loaded.observe(len(state), seconds)
+        return True
+
+    def count_use(self, entry: Stored, now: float) -> None:
+        """`entry` saved computing."""
         if entry in self._scheduler.tier:
             self._scheduler.tier.touch(entry, now)
-        return True
 
     def start_reading(self) -> None:
         """Let the disk read what waiting sequences were found to begin with there."""
