@@ -11,7 +11,7 @@ from server.errors import LlamapoolError
 
 log = logging.getLogger(__name__)
 
-MAX_FAULTS = 2  # times a sequence is computed anew after a refused batch; then it is taken to be at fault
+MAX_FAULTS = 2  # times a sequence is computed anew without getting further; then it is taken to be at fault
 
 
 class Faults:
@@ -37,7 +37,8 @@ class Faults:
     def recover(self, entries: list[Entry], error: LlamapoolError) -> None:
         """The library refused the batch `entries`: decode each alone, so that only those fail that are refused again.
 
-        Where the model can't forget a part of a sequence, it is parked and computed anew, at most `MAX_FAULTS` times.
+        Where the model can't forget a part of a sequence, it is parked and computed anew, in steps of its own until it
+        is past the place of the fault, at most `MAX_FAULTS` times.
         """
         log.error("a decode of %d sequences failed: %s", len(entries), error)
         kept = [entry for entry in entries if self._rewind(entry, error)]
@@ -69,6 +70,7 @@ class Faults:
             return True
         self._cells.clear(slot)
         sequence.n_faults += 1
+        sequence.suspect = max(sequence.suspect, entry.pos + len(entry.tokens))
         if sequence.n_faults > MAX_FAULTS:
             self._fail(sequence.ticket, error)
         else:

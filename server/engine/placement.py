@@ -1,6 +1,5 @@
 """Which slot a waiting sequence gets, and from where its prompt's beginning comes. Pure."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -9,6 +8,7 @@ from server.engine.checkpoints import marks
 from server.engine.disk import DiskTier
 from server.engine.eviction import least_valuable
 from server.engine.fetch import Fetch
+from server.engine.overtaking import Room
 from server.engine.params import EngineParams
 from server.engine.prefix import common_prefix, longest_match
 from server.engine.protocols import RunnerInfo
@@ -19,7 +19,6 @@ from server.engine.tier import MIN_TOKENS, Stored, Tier
 MIN_COPY = 16  # tokens; a shorter prefix of another slot is computed anew
 MIN_READ = 64  # tokens; less is computed rather than read from disk
 MIN_WAIT = 64  # tokens; a longer prefix that another slot is computing is waited for
-RESERVE = 64  # cells kept for what a placed sequence will generate (unified KV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Skip(Enum):
     """Why a waiting sequence is not placed now."""
 
     LATER = "its slot is busy, or its prefix is being computed or read; others may go first"
-    NO_ROOM = "too few free cells; others must not overtake it for ever"
+    NO_ROOM = "too few free cells; others that fit may go first, see `Room`"
 
 
 class Placer:
@@ -59,9 +58,7 @@ class Placer:
         self.info = info
         self.params = params
         self.disk: DiskTier | None = None
-
-    def _active(self) -> Iterator[Sequence]:
-        return (slot.sequence for slot in self.slots if slot.sequence is not None)
+        self.room = Room(slots, info)
 
     def find(self, sequence: Sequence) -> Placement | Skip:
         """Where `sequence` can go now, with the most of its prompt that needs no computing."""
@@ -198,12 +195,5 @@ class Placer:
         return self.info.unified or n * 16 >= len(source.tokens)
 
     def _if_room(self, sequence: Sequence, placement: Placement) -> Placement | Skip:
-        if not self.info.unified:
-            return placement
-        taken = sum(
-            max(len(s.target), s.n_computed) - (s.slot.n_shared if s.slot is not None else 0) + RESERVE
-            for s in self._active()
-        )
         n_kept = 0 if placement.stored is not None else placement.n_kept  # a state from the tier needs cells, too
-        needed = max(len(sequence.target), len(sequence.saved_tokens)) - n_kept + RESERVE
-        return placement if taken == 0 or taken + needed <= self.info.n_cells else Skip.NO_ROOM
+        return placement if self.room.fits(sequence, n_kept) else Skip.NO_ROOM

@@ -12,6 +12,7 @@ from server.engine.adapters import BARE
 from server.engine.chain import Chain
 from server.engine.disk import DiskTier
 from server.engine.eviction import least_valuable, look_for_cover
+from server.engine.overtaking import LEAST
 from server.engine.pace import Pace
 from server.engine.params import EngineParams
 from server.engine.placement import Placement, Placer, Skip
@@ -23,8 +24,11 @@ from server.engine.tier import Stored, Tier, tier_limit
 from server.engine.waiting import Load, Waiting
 from server.engine.worth import Worth
 
+Turn = tuple[Adapters, int]
+"""Those who share a step: a LoRA set; and one sequence, by its slot, that must decode alone, or -1."""
 Guesses = Callable[[list[Sequence], int], list[list[int]]]
 """Guessed tokens for each of these generating sequences, so many in all."""
+LOOKS = 32  # at sequences behind one that finds no room; each takes a search for its prefix
 ALONE_S = 1.0  # step time to stay under when no slot generates: bounds how long a cancel takes
 
 
@@ -62,8 +66,7 @@ class Scheduler:
         self.pace_alone = Pace(ALONE_S, self.pace.smallest, info.n_batch, min(512, info.n_batch))
         self.spent_s = 0.0  # of this step, before its decode: states that were moved
         self._limit = info.n_batch
-        self._turns: dict[Adapters, int] = {}  # when each LoRA set last had a step
-        self._crowded = False  # somebody was parked and nobody has left since: placing him again would go in circles
+        self._turns: dict[Turn, int] = {}  # when each last had a step
 
     def use_tier(self, tier: Tier[Stored]) -> None:
         """Share another instance's."""
@@ -86,15 +89,24 @@ class Scheduler:
         """The next waiting sequence that can have a slot, taken out of the queue."""
         if not self.waiting or self.n_active == len(self.slots):
             return None
-        if self._crowded and any(self.active()):
-            return None
-        for sequence in self.waiting.candidates(self._loads()):
+        room = self._placer.room
+        room.measure()
+        before: list[Sequence] = []  # those that don't fit
+        n_looks = LOOKS
+        for sequence in self.waiting.candidates(self._loads(), room.due):
+            if room.refuses(sequence):
+                before.append(sequence)
+                continue
+            if before:
+                n_looks -= 1
+                if n_looks < 0 or (room.free < LEAST and self.info.unified):
+                    return None
             placement = self._placer.find(sequence)
-            if placement is Skip.NO_ROOM:
-                return None
-            if isinstance(placement, Placement):
+            if isinstance(placement, Placement) and room.passes(sequence, before):
                 self.waiting.place(sequence)
                 return placement
+            if placement is not Skip.LATER:
+                before.append(sequence)
         return None
 
     def _loads(self) -> Load:
@@ -115,6 +127,7 @@ class Scheduler:
         slot.sequence, sequence.slot = sequence, slot
         slot.tuning = sequence.tuning
         slot.n_requests += 1
+        self._placer.room.placed(sequence)
         self._count_use(placement)
         if sequence.n_cached < 0:
             sequence.n_cached = len(slot.tokens)
@@ -148,7 +161,8 @@ class Scheduler:
         else:
             entries = [Entry(s.slot.id, len(s.slot.tokens), s.output[-1:], True, s) for s in generating if s.slot]
             n_tokens = len(entries)
-        size = self.pace.after(self.spent_s) if entries else self.pace_alone.size
+        streams = entries or (len(members) < self.n_active and any(s.phase is Phase.DECODE for s in self.active()))
+        size = self.pace.after(self.spent_s) if streams else self.pace_alone.size
         budget = max(size - n_tokens, self.params.min_chunk if entries else 1)
         budget = min(budget, self._limit - n_tokens, self.info.n_batch - n_tokens)
         prompts = [s for s in members if s.phase is prefill] if len(generating) < len(members) else []
@@ -173,19 +187,19 @@ class Scheduler:
         return Entry(s.slot.id, len(s.slot.tokens), [s.output[-1], *guesses], True, s, all_logits=bool(guesses))
 
     def _turn(self) -> list[Sequence]:
-        """Who may be in the next batch: only one LoRA set computes a batch, so several sets take turns."""
+        """Who may be in the next batch: only one LoRA set computes a batch, so several take turns; so do suspects."""
         active = [slot.sequence for slot in self.slots if slot.sequence is not None]
-        if not [s for s in active if s.ticket.tuning is not BARE]:
+        if not [s for s in active if s.suspect or s.ticket.tuning is not BARE]:
             return active
-        sets = {s.next_adapters for s in active}
+        sets = {_turn_of(s) for s in active}
         if len(sets) < 2:
             return active
         turn = max(self._turns.values(), default=0) + 1
         # one that is new joins as the last: before the others, a stream of new sets would keep them waiting for ever
-        self._turns = {adapters: self._turns.get(adapters, turn - 1) for adapters in sets}
-        chosen = min(sets, key=lambda adapters: (self._turns[adapters], adapters))
+        self._turns = {one: self._turns.get(one, turn - 1) for one in sets}
+        chosen = min(sets, key=lambda one: (self._turns[one], one))
         self._turns[chosen] = turn
-        return [s for s in active if s.next_adapters == chosen]
+        return [s for s in active if _turn_of(s) == chosen]
 
     def commit(self, entries: list[Entry], seconds: float) -> None:
         """The batch was decoded in `seconds`: its tokens are in the cells."""
@@ -197,6 +211,8 @@ class Scheduler:
             assert slot is not None
             slot.tokens.extend(tokens)
             n_tokens += n
+            if sequence.suspect and len(slot.tokens) >= sequence.suspect:
+                sequence.suspect = sequence.n_faults = 0
             if sequence.phase is generating:
                 sequence.account.served += OUTPUT_WEIGHT
                 continue
@@ -215,10 +231,12 @@ class Scheduler:
         cached = [slot for slot in self.slots if slot.idle and slot.tokens]
         if cached:
             return least_valuable(cached)
-        active = list(self.active())
+        active, n_tokens = list(self.active()), sum(len(e.tokens) for e in entries)
         if len(active) > 1:
-            return max(active, key=lambda s: (s.request.priority, s.ticket.submitted_at, s.index))
-        self._limit = max(1, sum(len(e.tokens) for e in entries) // 2)
+            victim = max(active, key=lambda s: (s.request.priority, s.ticket.submitted_at, s.index))
+            self._placer.room.ran_out(victim, n_tokens)
+            return victim
+        self._limit = max(1, n_tokens // 2)
         return None
 
     def is_stuck(self, entries: list[Entry]) -> bool:
@@ -226,24 +244,28 @@ class Scheduler:
         return sum(len(e.tokens) for e in entries) == 1
 
     def release(self, sequence: Sequence, now: float) -> None:
-        """`sequence` gives its slot back; the cells stay as a cache."""
-        slot = sequence.slot
-        if slot is not None:
-            slot.sequence, sequence.slot, slot.last = None, None, sequence
-            slot.last_used = now
-            if not sequence.shifted:  # it holds the sequence from its beginning, whose hashes are known
-                slot.chain, sequence.chain = sequence.chain, Chain()
-                slot.chain.cut(len(slot.tokens))
-            look_for_cover(slot, self.slots)
-            slot.kept = len(self.tier) > 0 and self.tier.holds(slot.tokens, slot.tuning, slot.chain)
-            self._crowded = False
-        else:
+        """`sequence` has ended and gives its slot back; the cells stay as a cache."""
+        if sequence.slot is None:
             self.waiting.remove(sequence)
+        else:
+            self._leave(sequence, now)
+            self._placer.room.left(sequence, ended=True)
+
+    def _leave(self, sequence: Sequence, now: float) -> None:
+        slot = sequence.slot
+        assert slot is not None
+        slot.sequence, sequence.slot, slot.last = None, None, sequence
+        slot.last_used = now
+        if not sequence.shifted:  # it holds the sequence from its beginning, whose hashes are known
+            slot.chain, sequence.chain = sequence.chain, Chain()
+            slot.chain.cut(len(slot.tokens))
+        look_for_cover(slot, self.slots)
+        slot.kept = len(self.tier) > 0 and self.tier.holds(slot.tokens, slot.tuning, slot.chain)
 
     def park(self, sequence: Sequence, now: float) -> None:
         """Back to the head of the queue; what was generated must be in the cells again before it goes on."""
-        self.release(sequence, now)
-        self._crowded = True
+        self._leave(sequence, now)
+        self._placer.room.left(sequence, ended=False)
         sequence.target = sequence.content
         if len(sequence.output) > sequence.base_output:  # its last token is not in the cells
             del sequence.target[-1:]
@@ -273,3 +295,8 @@ class Scheduler:
         for s in self.waiting:
             assert s.slot is None, "a waiting sequence has a slot"
             assert s.phase is Phase.WAITING, "a waiting sequence is not waiting"
+
+
+def _turn_of(sequence: Sequence) -> Turn:
+    slot = sequence.slot
+    return sequence.next_adapters, slot.id if sequence.suspect and slot is not None else -1

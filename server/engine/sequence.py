@@ -71,6 +71,12 @@ class Sequence:
     chain: Chain = field(default_factory=Chain)  # of ``target``
     account: Account = field(default_factory=Account)  # of its client, from the queue on
     n_faults: int = 0  # refused batches that it was in and had to be computed anew after
+    suspect: int = 0  # until so many of its tokens are computed, it decodes alone: it may be the one at fault
+    n_needed: int = 0  # cells, when it was looked at last
+    looked_at: int = -1  # see `Room`, as the next three
+    passed_at: int = -1
+    n_overtaken: int = 0
+    n_turn: int = 0
     n_cached: int = -1  # prompt tokens that needed no computing; -1 until the first placement
     placed_at: float = 0.0
     prompt_done_at: float = 0.0

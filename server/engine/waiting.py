@@ -6,7 +6,7 @@ One placement in `BLIND` looks at no priority: a stream of urgent requests delay
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from server.engine.accounts import Account, Accounts
 from server.engine.sequence import Sequence
@@ -51,8 +51,11 @@ class Waiting:
         self._n += 1
 
     def appendleft(self, sequence: Sequence) -> None:
-        """A parked choice comes back, before all others of its priority."""
-        self._parked.setdefault(sequence.request.priority, deque()).appendleft(sequence)
+        """A parked choice comes back, before all others of its priority; among parked ones the oldest is first."""
+        parked = self._parked.setdefault(sequence.request.priority, deque())
+        age = (sequence.ticket.submitted_at, sequence.index)
+        place = sum((other.ticket.submitted_at, other.index) < age for other in parked)
+        parked.insert(place, sequence)
         self._n += 1
 
     def remove(self, sequence: Sequence) -> bool:
@@ -74,13 +77,23 @@ class Waiting:
         self._n -= 1
         return True
 
-    def candidates(self, load: Load) -> Iterator[Sequence]:
-        """In the order in which they are to be placed; the queue must not change meanwhile."""
+    def candidates(self, load: Load, due: Iterable[Sequence] = ()) -> Iterator[Sequence]:
+        """In the order in which they are to be placed, `due` first; the queue must not change meanwhile."""
+        first = list(due)
+        yield from first
         priorities = sorted({*self._parked, *self._lines})
         if len(priorities) > 1 and self._n_placed % BLIND == BLIND - 1:
             heads = [parked[0] for parked in self._parked.values()]
             heads += [line[0] for lines in self._lines.values() for line in lines.values()]
-            yield min(heads, key=lambda head: (load(head.account), head.ticket.submitted_at))
+            head = min(heads, key=lambda head: (load(head.account), head.ticket.submitted_at))
+            if head not in first:
+                first.append(head)
+                yield head
+        for sequence in self._in_order(priorities, load):
+            if not first or sequence not in first:
+                yield sequence
+
+    def _in_order(self, priorities: list[int], load: Load) -> Iterator[Sequence]:
         for priority in priorities:
             yield from self._parked.get(priority, ())
             lines = self._lines.get(priority, {})

@@ -396,6 +396,24 @@ async def test_a_poisoned_first_batch_fails_alone_while_others_go_on() -> None:
         assert [r.text for r in replies] == [alone(r) for r in good]
 
 
+async def test_after_a_fault_streams_that_are_computed_anew_all_go_on_together() -> None:
+    n_decodes = 0
+
+    def refuse_once(entries: Sequence[BatchEntry]) -> None:
+        nonlocal n_decodes
+        n_decodes += 1
+        if n_decodes == 10:
+            raise InternalError("llama_decode failed (-2)")
+
+    runner = FakeRunner(n_seq=4, on_decode=refuse_once, partial_removal=False)
+    requests = [request(f"{i} all the same", max_tokens=60) for i in range(4)]
+    async with engine_over(runner) as engine:
+        replies = await run(engine, *requests)
+    assert [r.text for r in replies] == [alone(r) for r in requests]
+    assert len(runner.batches) < 10 + 4 + 4 + 60  # each alone past the fault; one after the other would take 200
+    assert {len(batch) for batch in runner.batches[-30:]} == {4}
+
+
 @pytest.mark.parametrize("partial_removal", [True, False])
 async def test_a_request_with_several_choices_at_fault_fails_alone_and_once(partial_removal: bool) -> None:
     def refuse(entries: Sequence[BatchEntry]) -> None:

@@ -113,15 +113,6 @@ def test_unified_cells_are_not_promised_twice() -> None:
     assert s.place() is None
 
 
-def test_the_head_of_the_queue_is_not_overtaken_for_lack_of_room() -> None:
-    s = scheduler(4, unified=True, n_cells=400)
-    waiting(s, [1] * 200)
-    place(s)
-    waiting(s, [2] * 250)
-    waiting(s, [3] * 5)
-    assert s.place() is None
-
-
 def test_room_is_made_from_caches_first_then_from_the_youngest() -> None:
     s = scheduler(3, unified=True, n_cells=400)
     old, young = waiting(s, [1] * 20, at=1.0), waiting(s, [2] * 20, at=2.0)
@@ -134,17 +125,6 @@ def test_room_is_made_from_caches_first_then_from_the_youngest() -> None:
     finish(s, young, 3.0)
     assert s.make_room(s.plan()) is None
     assert old.slot is not None
-
-
-def test_a_parked_sequence_is_not_placed_again_before_somebody_left() -> None:
-    s = scheduler(2, unified=True, n_cells=4000)
-    old, young = waiting(s, [1] * 20, at=1.0), waiting(s, [2] * 20, at=2.0)
-    place(s)
-    place(s)
-    s.park(young, 1.0)
-    assert s.place() is None
-    finish(s, old, 2.0)
-    assert place(s).sequence is young
 
 
 def test_a_pinned_slot_is_waited_for_while_others_pass() -> None:
