@@ -20,8 +20,8 @@ class SlotLocal(Placer):
         finally:
             self.slots = every
 
-    def _coming(self, sequence: Sequence) -> int:
-        return 0
+    def _coming(self, sequence: Sequence) -> tuple[int, Sequence | None]:
+        return 0, None
 
     def _worth_copying(self, source: Slot | None, n: int) -> bool:
         return False

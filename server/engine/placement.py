@@ -59,6 +59,9 @@ class Placer:
         self.params = params
         self.disk: DiskTier | None = None
         self.room = Room(slots, info)
+        self._awaited: dict[
+            Sequence, tuple[Sequence, int]
+        ] = {}  # who computes so many tokens of a waiting one's prompt
 
     def find(self, sequence: Sequence) -> Placement | Skip:
         """Where `sequence` can go now, with the most of its prompt that needs no computing."""
@@ -74,8 +77,9 @@ class Placer:
         stored, n_stored = self._stored(sequence, n)
         if self._awaits(sequence, max(n, n_stored)):
             return Skip.LATER
-        coming = self._coming(sequence)
-        if coming >= MIN_WAIT and coming > max(n, n_stored):
+        coming, computing = self._coming(sequence)
+        if computing is not None and coming >= MIN_WAIT and coming > max(n, n_stored):
+            self._awaited[sequence] = (computing, coming)
             return Skip.LATER
         if stored is not None:
             slot = self.slots[pinned] if pinned >= 0 else self._cheapest(None)
@@ -146,13 +150,29 @@ class Placer:
                 sequence.fetch = Fetch(entry, n_disk)
         return sequence.fetch is not None and sequence.fetch.pending and sequence.fetch.n > n + MIN_READ
 
-    def _coming(self, sequence: Sequence) -> int:
-        """Longest prefix that a slot is computing right now.
+    def inherited(self) -> dict[Sequence, int]:
+        """The priority of prompts that more urgent sequences wait for: that of the most urgent one."""
+        if not self._awaited:
+            return {}
+        self._awaited = {
+            waiter: (computing, n)
+            for waiter, (computing, n) in self._awaited.items()
+            if waiter.phase is Phase.WAITING and computing.phase is Phase.PREFILL and computing.n_computed < n
+        }
+        priorities: dict[Sequence, int] = {}
+        for waiter, (computing, _) in self._awaited.items():
+            own = priorities.get(computing, computing.request.priority)
+            if waiter.request.priority < own:
+                priorities[computing] = waiter.request.priority
+        return priorities
+
+    def _coming(self, sequence: Sequence) -> tuple[int, Sequence | None]:
+        """Longest prefix that a slot is computing right now, and for whom.
 
         Where cells can't be cut, whoever computes it gets a mark there, unless that place is behind him.
         """
         if not self._may_reuse(sequence):
-            return 0
+            return 0, None
         longest, computing, prefill = 0, None, Phase.PREFILL
         for slot in self.slots:
             s = slot.sequence
@@ -164,7 +184,7 @@ class Placer:
                 longest, computing = n, s
         if computing is not None and longest >= MIN_WAIT and not self.info.can_cut and longest not in computing.marks:
             computing.marks += (longest,)
-        return longest
+        return longest, computing
 
     def marks(self, placement: Placement) -> tuple[int, ...]:
         """Where checkpoints are to be made while what `placement` lacks is computed."""

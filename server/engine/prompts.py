@@ -1,11 +1,12 @@
 """Which prompt gets the tokens of a step that no generating slot needs. Pure.
 
 A step's tokens go to one prompt before the next, since many short runs cost more than a long one. Lower `priority`
-comes first, then the client that was served less by more than a batch, then the prompt with the least left to compute:
-a short one does not stand behind a long one. One step in `OLDEST` begins with the oldest instead: none starves.
+comes first (also that of one who waits for a prompt's beginning), then the client that was served less by more than a
+batch, then the prompt with the least left to compute: a short one does not stand behind a long one. One step in
+`OLDEST` begins with the oldest instead: none starves.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
 
 from server.engine.sequence import Sequence
@@ -20,12 +21,15 @@ class PromptOrder:
         self._quantum = quantum
         self._n_steps = 0
 
-    def sorted(self, prompts: Iterable[Sequence]) -> list[Sequence]:
-        """`prompts`, the first to be computed first; called once for each step."""
+    def sorted(self, prompts: Iterable[Sequence], inherited: Mapping[Sequence, int] | None = None) -> list[Sequence]:
+        """`prompts`, the first to be computed first; called once for each step.
+
+        ``inherited``: priorities other than their own, of prompts that others wait for.
+        """
         order = list(prompts)
         if len(order) < 2:
             return order
-        urgency = self._urgency(order)
+        urgency = self._urgency(order, inherited)
         keys = [
             (
                 len(s.target) - len(s.slot.tokens) if s.slot is not None else len(s.target),
@@ -47,9 +51,13 @@ class PromptOrder:
             order.insert(0, oldest)
         return order
 
-    def _urgency(self, prompts: list[Sequence]) -> list[tuple[int, float]] | None:
+    def _urgency(
+        self, prompts: list[Sequence], inherited: Mapping[Sequence, int] | None
+    ) -> list[tuple[int, float]] | None:
         """What comes before lengths and ages; None where it is the same for all, as mostly: that sorts much faster."""
         priorities, served = [s.ticket.request.priority for s in prompts], [s.account.served for s in prompts]
+        if inherited:
+            priorities = [inherited.get(s, s.ticket.request.priority) for s in prompts]
         least = min(served)
         if min(priorities) == max(priorities) and max(served) - least < self._quantum:
             return None

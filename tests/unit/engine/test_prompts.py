@@ -44,6 +44,14 @@ def test_priority_comes_before_length() -> None:
     assert firsts([short, long], OLDEST) == [long] * (OLDEST - 1) + [short]
 
 
+def test_a_prompt_that_an_urgent_one_waits_for_is_as_urgent() -> None:
+    late, short = prompt(5000, priority=10, at=2.0), prompt(50, at=1.0)
+    order = PromptOrder(QUANTUM)
+    assert order.sorted([short, late], {late: -10})[0] is late
+    order = PromptOrder(QUANTUM)
+    assert order.sorted([short, late], {})[0] is short
+
+
 def test_a_client_that_was_served_much_more_comes_later() -> None:
     greedy, modest = Account(10_000.0), Account(100.0)
     short, long = prompt(50, account=greedy), prompt(5000, at=2.0, account=modest)

@@ -92,6 +92,38 @@ def test_a_prefix_that_is_being_computed_is_waited_for_and_others_go_first() -> 
     assert placement.n_reuse == 200
 
 
+def test_an_urgent_request_does_not_wait_for_others_when_one_of_no_hurry_computes_its_prefix() -> None:
+    s = scheduler(4, n_cells=16384)
+    prefix = list(range(2000))
+    waiting(s, [*prefix, 5], priority=10)
+    others = [waiting(s, [7000 + n] * 3000, at=1.0 + n) for n in range(2)]
+    for _ in range(3):
+        place(s)
+    urgent = waiting(s, [*prefix, 6], at=5.0, priority=-10)
+    while s.place() is None:
+        s.commit(s.plan(), 0.01)
+    assert urgent.phase is Phase.WAITING  # taken out of the queue just now
+    assert sum(other.n_computed for other in others) < 512
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_prompt_is_urgent_as_long_as_an_urgent_one_waits_for_its_beginning(leaves: bool) -> None:
+    s = scheduler(4, n_cells=16384, target_itl_ms=0)
+    slow, other = waiting(s, list(range(4000)), priority=10, at=2.0), waiting(s, [7] * 3000, at=1.0)
+    place(s)
+    place(s)
+    urgent = waiting(s, [*range(600), 6], at=5.0, priority=-10)
+    assert s.place() is None
+    if leaves:
+        finish(s, urgent, 0.0)
+    first = s.plan()[0].sequence
+    assert first is (other if leaves else slow)
+    s.commit(s.plan(), 0.01)  # begins with the oldest, as every second step does
+    while slow.n_computed < 600:
+        s.commit(s.plan(), 0.01)
+    assert {s.plan()[0].sequence, s.plan()[0].sequence} == {other}  # its own priority holds again
+
+
 def test_generated_tokens_come_before_prompts_and_prompts_by_age() -> None:
     s = scheduler(3)
     old, young, running = waiting(s, [1] * 10, at=1.0), waiting(s, [2] * 10, at=2.0), waiting(s, [3], at=3.0)
