@@ -81,6 +81,10 @@ class Outputs:
         truncated = reason is FinishReason.LIMIT and self._context_full(sequence)
         return events + self.finish(sequence, reason, now, truncated=truncated), True
 
+    def is_end(self, token: int) -> bool:
+        """Whether the model ends a turn with it."""
+        return token in self._vocab.eog
+
     def propose(self, entries: list[Entry]) -> None:
         """To be called once before `sample` with all that were decoded together: what can be is computed together."""
         self._constrained.propose(entries)

@@ -1,12 +1,14 @@
 """After a decode: every sequence's next tokens, with what was guessed checked against them. Used by the step thread."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from server.engine.kv import Cells
 from server.engine.mailbox import Mailbox
 from server.engine.output import Outputs
+from server.engine.request import Event, Finished
 from server.engine.scheduler import Entry
-from server.engine.sequence import Phase, Sequence, Slot
+from server.engine.sequence import Phase, Sequence
 from server.engine.speculation.speculation import Speculation
 from server.engine.stats import EngineStats
 from server.engine.tickets import Tickets
@@ -50,24 +52,37 @@ class Sampling:
     def _take(self, output: int, entry: Entry) -> None:
         """Take tokens as long as they are the guessed ones, and one more; what was guessed beyond is forgotten."""
         sequence, guesses = entry.sequence, entry.tokens[1:] if entry.all_logits else []
-        slot, taken, ended = sequence.slot, 0, False
-        assert slot is not None
-        for taken in range(len(guesses) + 1):
-            events, ended = self._outputs.sample(output + taken, sequence, self._clock())
-            if events:
+        n_right, is_right, ended = 0, True, False
+        sequence.n_draft += len(guesses)
+        while is_right and not ended:
+            events, ended = self._outputs.sample(output + n_right, sequence, self._clock())
+            is_right = n_right < len(guesses) and sequence.output[-1] == guesses[n_right]
+            n_right += is_right  # also when it ends the reply
+            if events and not ended:
                 self._mailbox.emit(sequence.ticket, *events)
-            if ended or taken == len(guesses) or sequence.output[-1] != guesses[taken]:
-                break
         if guesses:
-            self._judge(sequence, slot, len(guesses), taken)
+            # as llama-server counts: an end token that guesses follow is not an accepted one
+            uncounted = ended and is_right and n_right < len(guesses) and self._outputs.is_end(sequence.output[-1])
+            self._judge(sequence, len(guesses), n_right, n_right - uncounted)
         if ended:
+            if guesses:  # what was said of this step's guesses was said before they were judged
+                events = [_recounted(event, sequence) for event in events]
+            self._mailbox.emit(sequence.ticket, *events)
             self._tickets.end(sequence)
 
-    def _judge(self, sequence: Sequence, slot: Slot, n_guessed: int, n_right: int) -> None:
-        sequence.n_draft += n_guessed
-        sequence.n_draft_accepted += n_right
-        self._stats.add_draft(n_guessed, n_right)
+    def _judge(self, sequence: Sequence, n_guessed: int, n_right: int, n_accepted: int) -> None:
+        slot = sequence.slot
+        assert slot is not None
+        sequence.n_draft_accepted += n_accepted
+        self._stats.add_draft(n_guessed, n_accepted)
         if self._speculation is not None:
             self._speculation.judge(sequence, n_right)
         if n_right < n_guessed and not self._cells.truncate(slot, len(slot.tokens) - n_guessed + n_right):
             raise InternalError("guessed tokens could not be forgotten")
+
+
+def _recounted(event: Event, sequence: Sequence) -> Event:
+    if not isinstance(event, Finished):
+        return event
+    counts = {"draft_n": sequence.n_draft, "draft_n_accepted": sequence.n_draft_accepted}
+    return replace(event, timings=replace(event.timings, **counts))
