@@ -7,7 +7,7 @@ is chosen that has less to compute: twins meet where the first of them went.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from server.engine.adapters import Tuning
@@ -73,17 +73,22 @@ class Outlook:
         return self.wait + self.n_own
 
 
+def n_to_compute(request: Request, wanted: Tuning, known: int, slots: list[Slot]) -> int:
+    """Tokens that an instance would have to compute that has seen `known` of the prompt."""
+    if not request.cache_prompt:
+        return len(request.prompt)
+    return max(len(request.prompt) - max(known, longest_match(request.prompt, slots, wanted)[1]), 1)
+
+
 def outlook(
-    request: Request, wanted: Tuning, known: int, slots: list[Slot], open_: Iterable[Ticket], stats: EngineStats
+    request: Request, wanted: Tuning, known: int, slots: list[Slot], open_: Iterable[Ticket], turn: float
 ) -> Outlook:
     """Of one instance that has seen `known` tokens of the prompt; `open_` wait or run there.
 
-    The step thread may change the slots meanwhile: then it is the outlook of a moment ago.
+    A slot is held for as long as `turn` prompt tokens take. The step thread may change the slots meanwhile: then it is
+    the outlook of a moment ago.
     """
-    if request.cache_prompt:
-        n_own = max(len(request.prompt) - max(known, longest_match(request.prompt, slots, wanted)[1]), 1)
-    else:
-        n_own = len(request.prompt)
+    n_own = n_to_compute(request, wanted, known, slots)
     running = [s for slot in slots if (s := slot.sequence) is not None]
     placed = {id(s.ticket) for s in running}
     n_load, n_before = 0, sum(max(len(s.target) - s.n_computed, 0) for s in running if s.phase is Phase.PREFILL)
@@ -91,12 +96,17 @@ def outlook(
         n_load += ticket.request.n
         n_before += 0 if id(ticket) in placed else ticket.n_expected
     turns = max(n_load + request.n - len(slots), 0) / len(slots)
-    return Outlook(n_own, n_own + n_before + n_load * STREAM_TOKENS + turns * _turn_tokens(stats))
+    return Outlook(n_own, n_own + n_before + n_load * STREAM_TOKENS + turns * turn)
 
 
-def _turn_tokens(stats: EngineStats) -> float:
-    """Prompt tokens that could be computed while a request has its slot."""
-    n_ended = sum(stats.request_duration.counts)
-    held_s = (stats.request_duration.sum - stats.queue_time.sum) / n_ended if n_ended else 1.0
-    rate = stats.prompt_tokens / stats.prompt_seconds if stats.prompt_seconds else _UNSEEN_RATE
-    return max(held_s, 0.0) * rate
+def turn_tokens(stats: Collection[EngineStats]) -> float:
+    """Prompt tokens that could be computed while a request has its slot, at the mean of all instances."""
+    n_ended = sum(sum(one.request_duration.counts) for one in stats)
+    held_s = sum(one.request_duration.sum - one.queue_time.sum for one in stats) / n_ended if n_ended else 1.0
+    return max(held_s, 0.0) * prompt_rate(stats)
+
+
+def prompt_rate(stats: Collection[EngineStats]) -> float:
+    """Prompt tokens per second, the mean of all instances: one alone may have seen a few short prompts only."""
+    seconds = sum(one.prompt_seconds for one in stats)
+    return sum(one.prompt_tokens for one in stats) / seconds if seconds else _UNSEEN_RATE

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from server.engine import commands
 from server.engine.adapters import Tuning, default_set, tuning
-from server.engine.choice import Footprints, Outlook, outlook
 from server.engine.disk import DiskTier, StateFiles
 from server.engine.group import InstanceGroup
 from server.engine.instance import Instance
-from server.engine.mailbox import Mailbox
+from server.engine.mailbox import Mailbox, Recall
 from server.engine.params import EngineParams
 from server.engine.protocols import Runner
 from server.engine.request import Adapters, Request, Sink
+from server.engine.router import Router
 from server.engine.sequence import Ticket
 from server.engine.slot_state import SlotState
 from server.engine.snapshot import SlotSnapshot, snapshot
@@ -38,15 +38,13 @@ class Engine(InstanceGroup[Instance]):
         self.vocab = runners[0].vocab
         self.n_ctx_seq = runners[0].info.n_ctx_seq
         self.adapters = runners[0].adapters
-        self._footprints = Footprints()
-        self._capacity = params.max_queue + self.n_slots_each
         self._can_cut = runners[0].info.can_cut
         self._disk: DiskTier | None = None
         instances = [
             Instance(
                 runner,
                 params,
-                Mailbox(loop, self._one_is_idle),
+                Mailbox(loop, self._has_room, self._recalled),
                 clock,
                 self._count_preparing,
                 i * self.n_slots_each,
@@ -56,6 +54,7 @@ class Engine(InstanceGroup[Instance]):
         self._tier = instances[0].scheduler.tier  # a state that one instance computed is of use in every other
         for instance in instances[1:]:
             instance.scheduler.use_tier(self._tier)
+        self._router = Router(instances, self.n_slots_each, params.max_queue, loop, clock)
         self._start(instances)
 
     async def use_disk(self, files: StateFiles) -> None:
@@ -101,14 +100,25 @@ class Engine(InstanceGroup[Instance]):
             raise ShuttingDown("model")
         self._check(request)
         wanted = self._tuning(request)
-        instance, n_own = self._choose(request, wanted)
-        if instance.n_load >= self._capacity:
+        instance, n_own = self._router.choose(request, wanted)
+        if not self._router.admits(request, instance):
             n_queued = instance.n_load - self.n_slots_each
             raise QueueFull(n_queued, self._retry_after_s(instance))
         ticket = Ticket(request, sink, self._clock(), n_open=request.n, tuning=wanted, n_expected=n_own)
         self._idle.clear()
-        instance.mailbox.submit(ticket)
+        self._router.send(ticket, instance)
+        self._router.balance()
         return ticket
+
+    def _has_room(self) -> None:
+        self._one_is_idle()
+        self._router.balance()
+
+    def _recalled(self, recall: Recall) -> None:
+        self._router.recalled(recall)
+
+    def _stop(self) -> None:
+        self._router.stop()
 
     def cancel(self, ticket: Ticket) -> None:
         """Stop a request; its slots are free by the next step. Harmless when it has ended."""
@@ -192,23 +202,3 @@ class Engine(InstanceGroup[Instance]):
             raise InvalidRequest("lora: ids must ascend, and scales be finite and not 0", "lora")
         if any(not 0 <= id_ < len(self.adapters) for id_ in ids):
             raise InvalidRequest(f"lora: there are {len(self.adapters)} adapters", "lora")
-
-    def _choose(self, request: Request, wanted: Tuning) -> tuple[Instance, int]:
-        """The instance, and how many of the prompt's tokens it is expected to compute."""
-        if len(self._instances) == 1:
-            return self._instances[0], len(request.prompt)
-        known = self._footprints.known(request.prompt, wanted, len(self._instances))
-        candidates = [i for i, instance in enumerate(self._instances) if instance.n_load < self._capacity]
-        if request.id_slot >= 0:
-            candidates = [request.id_slot // self.n_slots_each]
-        elif not candidates:
-            candidates = list(range(len(self._instances)))
-        found = {i: self._outlook(i, request, wanted, known[i]) for i in candidates}
-        best = min(found, key=lambda i: (found[i].cost, i))
-        self._footprints.add(request.prompt, wanted, best)
-        return self._instances[best], found[best].n_own
-
-    def _outlook(self, i: int, request: Request, wanted: Tuning, known: int) -> Outlook:
-        instance = self._instances[i]
-        open_ = instance.mailbox.open.values()
-        return outlook(request, wanted, known, instance.scheduler.slots, open_, instance.stats)

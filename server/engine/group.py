@@ -86,10 +86,14 @@ class InstanceGroup(Generic[M]):
         if drain_s > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.wait_idle(), drain_s)
+        self._stop()
         for instance in self._instances:
             instance.stop()
         for instance in self._instances:
             await asyncio.to_thread(instance.join)
+
+    def _stop(self) -> None:
+        """The step threads are about to be stopped: nothing may be handed to them any more."""
 
     def _one_is_idle(self) -> None:
         if not self.busy:

@@ -142,6 +142,8 @@ class Instance:
     def _step(self) -> bool:
         """Place, plan, decode, sample. False when there is nothing to do."""
         self._place()
+        if not self._cells.tiers.busy:
+            self._tickets.give_back()
         self.scheduler.spent_s = self._cells.tiers.spent_s
         if self._shifts:
             self._shift()

@@ -67,6 +67,7 @@ class Scheduler:
         self.spent_s = 0.0  # of this step, before its decode: states that were moved
         self._limit = info.n_batch
         self._turns: dict[Turn, int] = {}  # when each last had a step
+        self.without_room: list[Sequence] = []  # who found too few free cells, though slots are idle
 
     def use_tier(self, tier: Tier[Stored]) -> None:
         """Share another instance's."""
@@ -87,11 +88,13 @@ class Scheduler:
 
     def place(self) -> Placement | None:
         """The next waiting sequence that can have a slot, taken out of the queue."""
+        self.without_room = []
         if not self.waiting or self.n_active == len(self.slots):
             return None
         room = self._placer.room
         room.measure()
         before: list[Sequence] = []  # those that don't fit
+        self.without_room = before
         n_looks = LOOKS
         for sequence in self.waiting.candidates(self._loads(), room.due):
             if room.refuses(sequence):
@@ -108,6 +111,10 @@ class Scheduler:
             if placement is not Skip.LATER:
                 before.append(sequence)
         return None
+
+    def in_turn(self) -> list[Sequence]:
+        """Who waits, in the order in which they are to be placed; one may be there twice."""
+        return list(self.waiting.candidates(self._loads(), self._placer.room.due))
 
     def _loads(self) -> Load:
         """What a client was served, and what it holds slots for; asked for only where there are several."""

@@ -1,5 +1,6 @@
 """The data the scheduler works on: a sequence is one choice of a request, a slot is where its cells are."""
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -26,6 +27,7 @@ class Ticket:
     tuning: Tuning = BARE
     cancelled: bool = False
     n_expected: int = 0  # prompt tokens that are to be computed, estimated when it was submitted
+    moved_at: float = -math.inf  # when it changed over from another instance
 
 
 class Phase(Enum):

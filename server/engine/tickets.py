@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from server.engine.mailbox import Mailbox
+from server.engine.mailbox import Mailbox, Recall
 from server.engine.request import Failed
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
@@ -67,6 +67,37 @@ class Tickets:
             self._open[id(ticket)] = ticket
         for ticket in list(self._open.values()):
             self.fail(ticket, error)
+
+    def give_back(self) -> None:
+        """Answer who asks for requests that have not begun: those that would be next, were there a slot.
+
+        To be called when nobody else can be placed. Who waits beside an idle slot waits for cells, and may go, or for
+        what is coming to these cells or from disk, and stays.
+        """
+        scheduler = self._scheduler
+        while (recall := self._mailbox.take_recall()) is not None:
+            queue = scheduler.in_turn()
+            full = scheduler.n_active == len(scheduler.slots)
+            self._give(recall, queue, queue if full else scheduler.without_room)
+
+    def _give(self, recall: Recall, queue: list[Sequence], candidates: list[Sequence]) -> None:
+        wanted, n_given = {id(ticket) for ticket in recall.tickets}, 0
+        for head in candidates:
+            ticket = head.ticket
+            if id(ticket) not in wanted or id(ticket) not in self._open or ticket.cancelled:
+                continue
+            wanted.discard(id(ticket))
+            choices = {id(s): s for s in queue if s.ticket is ticket and s.n_cached < 0}  # the queue may say one twice
+            if len(choices) < ticket.request.n:  # it has begun
+                continue
+            for choice in choices.values():
+                self._scheduler.waiting.remove(choice)
+                choice.phase = Phase.ENDED  # nobody may place it any more
+            del self._open[id(ticket)]
+            recall.given.append(ticket)
+            n_given += ticket.request.n
+            if n_given >= recall.most:
+                return
 
     def _enqueue(self, ticket: Ticket) -> None:
         request = ticket.request

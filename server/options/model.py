@@ -194,7 +194,8 @@ class SchedulingSettings(SettingsModel):
         return self
 
     max_queue: Annotated[Int, option(), Field(ge=0)] = 256
-    """Requests that may wait for a slot; the next one gets 429 with Retry-After."""
+    """Requests that may wait for a slot of an instance; the next one gets 429 with Retry-After. Clients with less than
+    their share of the queue, and within limits urgent requests, may wait beyond it, until twice as many do."""
     target_itl_ms: Annotated[Float, option(), Field(ge=0)] = 250.0
     """Step time in ms that prompt chunks adapt to while other slots generate; 0 = throughput only: whole batches."""
     min_chunk: Annotated[Int, option(), Field(ge=1)] = 32

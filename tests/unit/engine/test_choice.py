@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from server.engine.adapters import BARE, Tuning
-from server.engine.choice import BLOCK, STREAM_TOKENS, Footprints, outlook
+from server.engine.choice import BLOCK, STREAM_TOKENS, Footprints, outlook, turn_tokens
 from server.engine.engine import Engine
 from server.engine.request import Request
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
@@ -30,7 +30,7 @@ def running(slot: Slot, n: int, *, phase: Phase, done: int) -> Ticket:
 def wait(
     asked: Ticket, slots: list[Slot], open_: list[Ticket], known: int = 0, stats: EngineStats | None = None
 ) -> float:
-    return outlook(asked.request, BARE, known, slots, open_, stats or EngineStats()).wait
+    return outlook(asked.request, BARE, known, slots, open_, turn_tokens([stats or EngineStats()])).wait
 
 
 def test_an_idle_instance_has_the_prompt_itself_to_compute() -> None:

@@ -1,0 +1,209 @@
+"""Requests that wait for one instance change over to another that has a slot for them."""
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from server.engine.engine import Engine
+from server.engine.protocols import BatchEntry
+from server.engine.request import Event, Failed, Finished
+from server.engine.sequence import Ticket
+from server.errors import InternalError, QueueFull, ShuttingDown
+from tests.fakes import FakeRunner
+from tests.unit.engine.builders import Reply, alone, engine_over, request, run
+from tests.unit.engine.events import EventStream, events_of
+
+BEGINNING = "a beginning that several have " * 5
+FOR_EVER = 90_000
+
+
+def runner(n_seq: int = 1, **options: Any) -> FakeRunner:
+    return FakeRunner(n_seq=n_seq, **{"n_ctx_seq": 100_000, "n_batch": 512, **options})
+
+
+async def begun(stream: EventStream) -> EventStream:
+    """Once it has its first text."""
+    await anext(stream)
+    return stream
+
+
+async def reply_of(stream: EventStream) -> Reply:
+    reply = Reply()
+    async for events in stream:
+        reply.add(events)
+    return reply
+
+
+def home(engine: Engine, ticket: Ticket | None) -> list[int]:
+    """The instances where it waits or runs."""
+    return [i for i, one in enumerate(engine._instances) if id(ticket) in one.mailbox.open]
+
+
+async def test_who_waits_behind_a_long_stream_changes_over_when_another_instance_is_idle() -> None:
+    async with engine_over(runner(), runner()) as engine:
+        long = await begun(events_of(engine, request(BEGINNING + "for long", max_tokens=FOR_EVER)))
+        short = await begun(events_of(engine, request("another", max_tokens=FOR_EVER)))
+        twin = events_of(engine, request(BEGINNING + "for short"))
+        assert home(engine, twin.ticket) == [0], "its beginning is there"
+        short.cancel()
+        reply = await reply_of(twin)
+        assert reply.finished[0].id_slot == 1
+        assert reply.text == alone(request(BEGINNING + "for short"))
+        assert home(engine, long.ticket) == [0]
+        long.cancel()
+        await engine.wait_idle()
+        assert engine._router.n_moved == 1
+
+
+async def test_two_long_requests_run_on_two_instances_at_the_same_time() -> None:
+    gate = threading.Barrier(2, timeout=60)
+    both = [runner(on_decode=lambda _: gate.wait()) for _ in range(2)]  # a step of one takes a step of the other
+    async with engine_over(*both) as engine:
+        replies = await run(engine, *(request(f"number {i}", max_tokens=50) for i in range(2)))
+    assert sorted(reply.finished[0].id_slot for reply in replies) == [0, 1]
+
+
+async def test_requests_with_one_beginning_stay_together_while_there_is_a_slot() -> None:
+    async with engine_over(runner(n_seq=4), runner(n_seq=4)) as engine:
+        replies = await run(engine, *(request(f"{BEGINNING * 5}{i}") for i in range(4)))
+        again = await run(engine, *(request(f"{BEGINNING * 5}{i}, again") for i in range(4)))
+    assert {reply.finished[0].id_slot // 4 for reply in replies + again} == {0}
+
+
+async def test_a_request_that_names_a_slot_waits_for_it() -> None:
+    async with engine_over(runner(), runner()) as engine:
+        long = await begun(events_of(engine, request("for long", max_tokens=FOR_EVER, id_slot=0)))
+        pinned = events_of(engine, request("pinned", id_slot=0))
+        other = events_of(engine, request("other", id_slot=-1))
+        assert (await reply_of(other)).finished[0].id_slot == 1
+        assert home(engine, pinned.ticket) == [0]
+        long.cancel()
+        assert (await reply_of(pinned)).finished[0].id_slot == 0
+
+
+async def test_who_waits_for_cells_changes_over_to_an_instance_that_has_them_all() -> None:
+    both = [runner(n_seq=2, n_ctx_seq=4000, n_cells=4000, unified=True) for _ in range(2)]
+    async with engine_over(*both) as engine:
+        streams = [
+            await begun(events_of(engine, request(f"{i}" * 500, max_tokens=FOR_EVER, id_slot=2 * i))) for i in range(2)
+        ]
+        large = events_of(engine, request("1" * 400 + "x" * 3500))
+        assert home(engine, large.ticket) == [1]
+        streams[0].cancel()
+        assert (await reply_of(large)).finished[0].id_slot < 2
+        streams[1].cancel()
+
+
+async def test_the_most_urgent_changes_over_first() -> None:
+    async with engine_over(runner(), runner()) as engine:
+        long = await begun(events_of(engine, request("for long", max_tokens=FOR_EVER, id_slot=0)))
+        pinned = [events_of(engine, request(f"{i}", max_tokens=FOR_EVER, id_slot=1)) for i in range(8)]
+        ended: list[str] = []
+
+        async def end(stream: EventStream, name: str) -> None:
+            await reply_of(stream)
+            ended.append(name)
+
+        names = {"late": 5, "plain": 0, "urgent": -5}
+        waiting = [end(events_of(engine, request(name, priority=priority)), name) for name, priority in names.items()]
+        for stream in pinned:
+            stream.cancel()
+        await asyncio.gather(*waiting)
+        assert ended == ["urgent", "plain", "late"]
+        assert engine._router.n_moved == 3
+        long.cancel()
+
+
+async def test_a_request_that_is_given_back_to_a_closing_engine_fails_once() -> None:
+    steps = threading.Semaphore(0)
+    async with engine_over(runner(steps=steps), runner()) as engine:
+        stuck = events_of(engine, request("for long", max_tokens=FOR_EVER, id_slot=0))
+        waits = events_of(engine, request(BEGINNING, id_slot=-1))
+        third = [events_of(engine, request(f"{i}")) for i in range(3)]
+        closing = asyncio.create_task(engine.close())
+        await asyncio.sleep(0)
+        steps.release(1000)
+        replies = [await reply_of(stream) for stream in (stuck, waits, *third)]
+        await closing
+    for reply in replies:
+        assert len(reply.finished) + (reply.error is not None) == 1
+
+
+class Ending:
+    """Counts how a request ended."""
+
+    def __init__(self) -> None:
+        self.finished: Counter[int] = Counter()
+        self.failed: list[Exception] = []
+
+    def put(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Finished):
+                self.finished[event.index] += 1
+            elif isinstance(event, Failed):
+                self.failed.append(event.error)
+
+    def is_whole(self, n: int) -> bool:
+        """Ended, and once."""
+        if self.failed:
+            return len(self.failed) == 1 and all(times == 1 for times in self.finished.values())
+        return self.finished == Counter(range(n))
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_every_request_ends_exactly_once_whatever_happens_meanwhile(seed: int) -> None:
+    chance = random.Random(seed)
+    poison, explode = ord("!"), ord("$")
+
+    def trouble(entries: Sequence[BatchEntry]) -> None:
+        if any(poison in e.tokens for e in entries):
+            raise InternalError("llama_decode failed (-1)")
+        if any(explode in e.tokens for e in entries):
+            raise ZeroDivisionError("a bug")
+
+    unified = seed % 2 == 1
+    runners = [
+        runner(n_seq=2, n_ctx_seq=700, n_cells=900 if unified else None, unified=unified, on_decode=trouble)
+        for _ in range(3)
+    ]
+    closes = seed % 3 == 2
+    asked: list[tuple[Ticket, Ending]] = []
+    n_refused = 0
+    async with engine_over(*runners, max_queue=15) as engine:
+        for i in range(100):
+            tail = "!" if chance.random() < 0.05 else "$" if chance.random() < 0.02 else ""
+            ending = Ending()
+            wanted = request(
+                chance.choice((BEGINNING, BEGINNING, BEGINNING * 3, "short ")) + f"{i}{tail}",
+                max_tokens=chance.choice((0, 3, 20, 60)),
+                n=chance.choice((1, 1, 1, 3)),
+                id_slot=chance.choice((-1, -1, -1, -1, 0, 5)),
+                priority=chance.choice((0, 0, -1, 3)),
+                client=chance.choice("abc"),
+            )
+            try:
+                asked.append((engine.submit(wanted, ending.put), ending))
+            except QueueFull:
+                n_refused += 1
+            if asked and chance.random() < 0.25:
+                engine.cancel(chance.choice(asked)[0])
+            if chance.random() < 0.3:
+                await asyncio.sleep(0.002 * chance.random())
+        if closes:
+            await engine.close()
+        await asyncio.wait_for(engine.wait_idle(), 60)
+        assert engine.stats.n_deferred == 0
+        assert all(not one.n_load and not one.mailbox.open for one in engine._instances)
+        assert not engine._router._asked or closes
+        for ticket, ending in asked:
+            if not ticket.cancelled:
+                assert ending.is_whole(ticket.request.n), (ticket.request.id, ending.finished, ending.failed)
+            if not closes:
+                assert not any(isinstance(error, ShuttingDown) for error in ending.failed)
+        begun_once = sum(sum(one.stats.queue_time.counts) for one in engine._instances)
+        assert begun_once <= sum(ticket.request.n for ticket, _ in asked), "a request began twice"
