@@ -111,8 +111,9 @@ class Tiers:
 
     def start_reading(self) -> None:
         """Let the disk read what waiting sequences were found to begin with there."""
-        if self.disk is not None:
-            fetch.start(self._scheduler.waiting, self.disk, self._scheduler.worth, self._clock())
+        scheduler = self._scheduler
+        if self.disk is not None and fetch.wanted(scheduler.waiting):
+            fetch.start(scheduler.in_turn(), self.disk, scheduler.worth, self._clock(), most=len(scheduler.slots))
 
     def save_all(self, now: float) -> None:
         """The cells and RAM are about to be freed: to the disk with it, the most valuable first."""
