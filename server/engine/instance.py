@@ -100,6 +100,7 @@ class Instance:
                 self._receive()
                 if not self._step() and self.mailbox.empty and not self._stopping:
                     self.mailbox.post()
+                    self._keep_ahead()
                     self.mailbox.wait(wait_s(self.scheduler.waiting, self._clock()))
             except Exception:
                 log.exception("a step failed; every request of this instance ends")
@@ -116,6 +117,10 @@ class Instance:
         """Keep there what RAM has no room for; to be called before the first request."""
         self._cells.tiers.disk = disk
         self.scheduler.use_disk(disk)
+
+    def _keep_ahead(self) -> None:
+        while self.mailbox.empty and not self._stopping and self._cells.tiers.keep_ahead(self._clock()):
+            pass
 
     def _save_all(self) -> None:
         try:

@@ -73,6 +73,7 @@ class Cells:
     def count(self, stats: EngineStats) -> None:
         """What became of caches so far."""
         stats.n_checkpoints, stats.n_checkpoint_hits = self._n_checkpoints_made, self._n_rewound
+        stats.n_cache_refused = self.tiers.n_refused
 
     def _look(self, slot: Slot) -> None:
         """After its cells changed: how far back it can be cut now."""
@@ -106,6 +107,7 @@ class Cells:
             log.warning("slot %d: no checkpoint at %d tokens: %s", slot.id, n, error)
             return
         self._checkpoint_s = self._clock() - started
+        self.tiers.spend(self._checkpoint_s)
         self._n_checkpoints_made += 1
         slot.checkpoints = added(slot.checkpoints, Checkpoint(n, state), self._n_checkpoints, self._checkpoint_bytes)
 
@@ -176,7 +178,7 @@ class Cells:
             slot.n_shared = 0
             return True
         tokens, exact, checkpoints = slot.tokens, slot.n_exact, slot.checkpoints
-        state = self._runner.seq_save(slot.id)
+        state = self.tiers.save(slot)
         self.clear(slot)
         if not self._load(slot, state, len(tokens), now):
             return False
@@ -253,12 +255,13 @@ class Cells:
         """Move a running sequence out of the cells; it waits for its turn again."""
         slot = sequence.slot
         assert slot is not None
-        try:
-            sequence.saved = self._runner.seq_save(slot.id)
-            sequence.saved_tokens = list(slot.tokens)
-            sequence.saved_exact, sequence.saved_checkpoints = slot.n_exact, slot.checkpoints
-        except LlamapoolError as error:  # its cells are computed anew then, and nobody else is troubled
-            log.warning("slot %d: its state could not be saved: %s", slot.id, error)
+        if self.tiers.may_park(sequence):
+            try:
+                sequence.saved = self.tiers.save(slot)
+                sequence.saved_tokens = list(slot.tokens)
+                sequence.saved_exact, sequence.saved_checkpoints = slot.n_exact, slot.checkpoints
+            except LlamapoolError as error:  # its cells are computed anew then, and nobody else is troubled
+                log.warning("slot %d: its state could not be saved: %s", slot.id, error)
         self._scheduler.park(sequence, now)
         self.clear(slot)
 
@@ -268,12 +271,12 @@ class Cells:
         state, tokens = sequence.saved, sequence.saved_tokens
         sequence.saved, sequence.saved_tokens = None, []
         assert state is not None
-        if self._load(slot, state, len(tokens), now):
+        if self.tiers.may_put_back(state, len(tokens)) and self._load(slot, state, len(tokens), now):
             slot.tokens, slot.n_exact = tokens, sequence.saved_exact
             slot.checkpoints, sequence.saved_checkpoints = sequence.saved_checkpoints, ()
             self._look(slot)
         else:
-            log.info("slot %d: no room for a parked state of %d tokens, computing it again", slot.id, len(tokens))
+            log.info("slot %d: a parked state of %d tokens does not fit, computing it again", slot.id, len(tokens))
             self.clear(slot)
 
 

@@ -1,5 +1,6 @@
 """Which slot a waiting sequence gets, and from where its prompt's beginning comes. Pure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -62,6 +63,7 @@ class Placer:
         self._awaited: dict[
             Sequence, tuple[Sequence, int]
         ] = {}  # who computes so many tokens of a waiting one's prompt
+        self.may_load: Callable[[Stored, int], bool] = lambda stored, n: True
 
     def find(self, sequence: Sequence) -> Placement | Skip:
         """Where `sequence` can go now, with the most of its prompt that needs no computing."""
@@ -81,7 +83,7 @@ class Placer:
         if computing is not None and coming >= MIN_WAIT and coming > max(n, n_stored):
             self._awaited[sequence] = (computing, coming)
             return Skip.LATER
-        if stored is not None:
+        if stored is not None and self.may_load(stored, n_stored - n):
             slot = self.slots[pinned] if pinned >= 0 else self._cheapest(None)
             return self._if_room(sequence, Placement(sequence, slot, None, n_stored, stored=stored))
         slot = self.slots[pinned] if pinned >= 0 else self._choose(sequence, source, n)

@@ -77,6 +77,10 @@ class Scheduler:
         """Look for prefixes there, too."""
         self._placer.disk = disk
 
+    def ask_before_loading(self, may_load: Callable[[Stored, int], bool]) -> None:
+        """Whether a state of the tiers is loaded for a gain of so many tokens is `may_load`'s to say."""
+        self._placer.may_load = may_load
+
     def active(self) -> Iterator[Sequence]:
         """Every sequence that holds a slot."""
         return (slot.sequence for slot in self.slots if slot.sequence is not None)

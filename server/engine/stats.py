@@ -62,6 +62,7 @@ class EngineStats:
     cache_ram_bytes: int = 0  # gauge: of prompt states that have no slot
     cache_ram_states: int = 0  # gauge
     n_ram_hits: int = 0  # times that one of them was loaded instead of computed
+    n_cache_refused: int = 0  # times that one was lost because saving it would have held others up
     cache_disk_bytes: int = 0  # gauge
     cache_disk_states: int = 0  # gauge
     n_disk_hits: int = 0

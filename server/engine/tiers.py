@@ -12,9 +12,10 @@ from server.engine import fetch
 from server.engine.disk import DiskTier
 from server.engine.protocols import Runner
 from server.engine.scheduler import Scheduler
-from server.engine.sequence import Phase, Slot
+from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.slot_state import SlotState
 from server.engine.tier import Stored, stored
+from server.engine.worth import LONG_PAYS
 from server.errors import LlamapoolError
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class Tiers:
         self._can_cut = runner.info.can_cut
         self._step_s = scheduler.params.target_itl_ms / 1e3 or math.inf
         self._spent_s = 0.0
+        self.n_refused = 0  # states that were lost because saving them would have held others up
+        scheduler.ask_before_loading(self.may_load)
 
     def begin_step(self) -> None:
         """Others got their tokens: what comes now has a step's time of its own."""
@@ -55,27 +58,78 @@ class Tiers:
         for more than a step."""
         return self._spent_s + seconds > self._step_s and self._others_generate()
 
-    def _others_generate(self) -> bool:
-        return any(s.phase is Phase.DECODE for s in self._scheduler.active())
+    def _others_generate(self, besides: Sequence | None = None) -> bool:
+        return any(s.phase is Phase.DECODE and s is not besides for s in self._scheduler.active())
 
-    def snapshot(self, slot: Slot) -> SlotState:
-        """What `slot` holds. Raises `LlamapoolError` when the library fails."""
+    def spend(self, seconds: float) -> None:
+        """Others waited so long."""
+        self._spent_s += seconds
+
+    def save(self, slot: Slot) -> bytes:
+        """The state of `slot`. Raises `LlamapoolError` when the library fails."""
         started = self._clock()
         state = self._runner.seq_save(slot.id)
         seconds = self._clock() - started
         self._spent_s += seconds
         if slot.tokens:
             self._scheduler.worth.observe_state(len(slot.tokens), len(state), seconds)
-        return SlotState(list(slot.tokens), state, slot.tuning, slot.n_exact, slot.checkpoints)
+        return state
+
+    def snapshot(self, slot: Slot) -> SlotState:
+        """What `slot` holds. Raises `LlamapoolError` when the library fails."""
+        return SlotState(list(slot.tokens), self.save(slot), slot.tuning, slot.n_exact, slot.checkpoints)
+
+    def may_park(self, sequence: Sequence) -> bool:
+        """Whether the state of a running sequence is saved; else its tokens are computed again."""
+        seconds = self._scheduler.worth.move_s(sequence.n_computed)
+        return not self._others_generate(sequence) or self._pays(seconds, sequence.n_computed)
+
+    def may_load(self, entry: Stored, n: int) -> bool:
+        """Whether `entry` is loaded for a gain of `n` tokens; else they are computed."""
+        return self.may_put_back(entry.state, n)
+
+    def may_put_back(self, state: bytes, n: int) -> bool:
+        """As `may_load`, for any state."""
+        worth = self._scheduler.worth
+        return not self._others_generate() or self._pays(worth.load_s(len(state)) or worth.move_s(0, len(state)), n)
+
+    def _pays(self, seconds: float, n: int) -> bool:
+        """Whether a move that saves computing `n` tokens may hold others up: for no longer than a step, or for much."""
+        if seconds <= self._step_s or self._scheduler.worth.compute_s(n) > LONG_PAYS * seconds:
+            return True
+        self._scheduler.worth.refused()
+        return False
 
     def keep(self, slot: Slot, n_lost: int, now: float) -> None:
         """Before `n_lost` tokens of an idle slot go: save them, if that is of use and quick enough."""
         worth, n = self._scheduler.worth, len(slot.tokens)
         if not self._wants(slot, n_lost) or not worth.pays(n, n_lost):
             return
-        if self.would_stop_others(worth.save_s(n)):
+        if self.would_stop_others(worth.move_s(n)):
+            self.n_refused += 1
+            worth.refused()
             log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)
             return
+        self._keep(slot, now)
+
+    def keep_ahead(self, now: float) -> bool:
+        """While nobody runs or waits: save an idle slot that could not be saved in time while others generate.
+
+        Only where that was so before. False: there is none.
+        """
+        scheduler, worth, limit = self._scheduler, self._scheduler.worth, self._scheduler.tier.limit
+        if not self.n_refused or limit == 0 or scheduler.n_active or scheduler.waiting:
+            return False
+        for slot in scheduler.slots:
+            n = len(slot.tokens)
+            fits = limit < 0 or n * worth.bytes_per_token < limit
+            if fits and worth.move_s(n) > self._step_s and self._wants(slot, n) and worth.pays(n, n):
+                self._keep(slot, now)
+                slot.kept = scheduler.tier.holds(slot.tokens, slot.tuning, slot.chain)
+                return slot.kept
+        return False
+
+    def _keep(self, slot: Slot, now: float) -> None:
         try:
             saved = self.snapshot(slot)
         except LlamapoolError as error:

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 
 UNNOTICED_S = 0.005  # saving and loading in less time is always done
+GUESSED_RATE = 500e6  # bytes per second out of the cells before any were seen: a slow machine's
+MOST_RATE = 16e9  # no machine's
+GUESSED_BYTES = 128 << 10  # of a token's keys and values before any were seen: a model's of 8 B parameters
+LONG_PAYS = 10.0  # a move that holds others up for more than a step is done where it saves so many times its seconds
 
 
 @dataclass(slots=True)
@@ -26,6 +30,7 @@ class Worth:
     saved: Rate  # bytes per second out of the cells
     loaded: Rate  # bytes per second into the cells
     bytes_per_token: float = 0.0  # of the last state
+    guessed_rate: float = GUESSED_RATE
 
     @classmethod
     def unknown(cls) -> "Worth":
@@ -45,6 +50,18 @@ class Worth:
         """Seconds that loading may take; 0 = unknown."""
         rate = self.loaded.value or self.saved.value
         return n_bytes / rate if rate else 0.0
+
+    def move_s(self, n_tokens: int, n_bytes: int = 0) -> float:
+        """Seconds that moving a state out of the cells, or back in, may take; a careful guess where nothing was seen.
+
+        `n_bytes` where they are known.
+        """
+        n_bytes = n_bytes or int(n_tokens * (self.bytes_per_token or GUESSED_BYTES))
+        return n_bytes / (self.saved.value or self.guessed_rate)
+
+    def refused(self) -> None:
+        """A move was guessed to take too long: the next guess is bolder, so that one is seen in the end."""
+        self.guessed_rate = min(2 * self.guessed_rate, MOST_RATE)
 
     def compute_s(self, n_tokens: int) -> float:
         """Seconds that computing so many tokens may take; 0 = unknown."""

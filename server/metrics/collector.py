@@ -50,6 +50,11 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
         lambda s: s.n_ram_hits,
     ),
     (
+        "llamapool_cache_refused_total",
+        "Number of prompt states that were not kept because saving them would have held up others for more than a step",
+        lambda s: s.n_cache_refused,
+    ),
+    (
         "llamapool_cache_disk_hits_total",
         "Number of prompt states that were read from disk (cache_disk)",
         lambda s: s.n_disk_hits,
