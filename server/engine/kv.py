@@ -114,7 +114,8 @@ class Cells:
     def prepare(self, placement: Placement, now: float) -> None:
         """Bring the slot's cells to the placement's prefix; less than promised when the model cannot share it."""
         slot, source, sequence = placement.slot, placement.source, placement.sequence
-        self.tiers.keep(slot, len(slot.tokens) - (placement.n_kept if source is slot else 0), now)
+        n_lost = len(slot.tokens) - (placement.n_kept if source is slot else 0)
+        self.tiers.keep(slot, n_lost, now, placement.stored)
         if placement.stored is not None:
             self._bring_back(slot, placement.stored, placement.n_reuse, now)
             return

@@ -1,7 +1,8 @@
 """States out of the cells and back, between slots, RAM and disk. Used by the step thread.
 
-Taking a state out of the cells stops every sequence of the instance, so it is done only where it pays, and in a step
-in which others generate for no longer than a step may take.
+Moving a state stops every sequence of the instance, so it is done only where it pays, and in a step in which others
+generate for no longer than a step may take. A load, and a victim's saving, may take longer where they spare much more
+computing (`worth.LONG_PAYS`): computing it in pieces would cost the others more in all.
 """
 
 import logging
@@ -100,12 +101,16 @@ class Tiers:
         self._scheduler.worth.refused()
         return False
 
-    def keep(self, slot: Slot, n_lost: int, now: float) -> None:
-        """Before `n_lost` tokens of an idle slot go: save them, if that is of use and quick enough."""
+    def keep(self, slot: Slot, n_lost: int, now: float, coming: Stored | None = None) -> None:
+        """Before `n_lost` tokens of an idle slot go: save them, if that is of use and quick enough.
+
+        `coming` is loaded after it in the same step.
+        """
         worth, n = self._scheduler.worth, len(slot.tokens)
         if not self._wants(slot, n_lost) or not worth.pays(n, n_lost):
             return
-        if self.would_stop_others(worth.move_s(n)):
+        load_s = 0.0 if coming is None else worth.load_s(len(coming.state))
+        if self.would_stop_others(worth.move_s(n) + load_s):
             self.n_refused += 1
             worth.refused()
             log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)

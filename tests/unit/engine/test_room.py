@@ -1,5 +1,7 @@
 """With unified cells, what comes back from RAM, disk or a parking takes the room of idle caches, and no more of it."""
 
+import pytest
+
 from server.engine.kv import Cells
 from server.engine.params import EngineParams
 from server.engine.placement import Placement
@@ -138,3 +140,30 @@ async def test_who_was_parked_does_not_compute_again() -> None:
         assert engine.stats.n_parked > 0
     assert [r.text for r in replies] == [alone(r) for r in requests]
     assert sum(n for batch in runner.batches for _, n in batch) == sum(len(r.prompt) + 149 for r in requests)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+async def test_many_conversations_over_few_cells_come_back_from_the_tier(at_once: int) -> None:
+    """24 conversations of 4 turns, in cells that hold two or three: hardly anything is computed twice."""
+    names, turns = [f"{i:02}" for i in range(24)], 4
+    histories = {name: f"{name} begins here. " * 6 for name in names}
+    n_new = n_asked = 0
+    async with engine_over(unified(1024, n_seq=8), clock=still) as engine:
+        for turn in range(turns):
+            for first in range(0, len(names), at_once):
+                talking = names[first : first + at_once]
+                for name in talking:
+                    new = f" And what of {name}, in turn {turn}?" * 2
+                    n_new += len(new) + (len(histories[name]) + 1 if turn == 0 else 0)
+                    histories[name] += new
+                wanted = [request(histories[name]) for name in talking]
+                replies = await run(engine, *wanted)
+                assert [r.text for r in replies] == [alone(r) for r in wanted]
+                n_asked += sum(len(r.prompt) for r in wanted)
+                for name, reply in zip(talking, replies, strict=True):
+                    histories[name] += reply.text
+        stats = engine.stats
+        assert stats.n_ram_hits >= 0.95 * len(names) * (turns - 1)
+        assert stats.prompt_tokens <= 1.05 * n_new
+        assert stats.prompt_tokens_cached >= 0.95 * (n_asked - n_new)
+        assert n_asked > 2 * n_new
