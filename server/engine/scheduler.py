@@ -117,7 +117,7 @@ class Scheduler:
         return None
 
     def in_turn(self) -> list[Sequence]:
-        """Who waits, in the order in which they are to be placed; one may be there twice."""
+        """Who waits, in the order in which they are to be placed."""
         return list(self.waiting.candidates(self._loads(), self._placer.room.due))
 
     def _loads(self) -> Load:

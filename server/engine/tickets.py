@@ -87,10 +87,10 @@ class Tickets:
             if id(ticket) not in wanted or id(ticket) not in self._open or ticket.cancelled:
                 continue
             wanted.discard(id(ticket))
-            choices = {id(s): s for s in queue if s.ticket is ticket and s.n_cached < 0}  # the queue may say one twice
+            choices = [s for s in queue if s.ticket is ticket and s.n_cached < 0]
             if len(choices) < ticket.request.n:  # it has begun
                 continue
-            for choice in choices.values():
+            for choice in choices:
                 self._scheduler.waiting.remove(choice)
                 choice.phase = Phase.ENDED  # nobody may place it any more
             del self._open[id(ticket)]

@@ -1,4 +1,8 @@
-"""How many compute threads: llama.cpp's rule (common/common.cpp, common_cpu_get_num_math), within what we may use."""
+"""How many compute threads: llama.cpp's rule (common/common.cpp, common_cpu_get_num_math), within what we may use.
+
+Several instances divide what there is: each computes with threads of its own, and more threads than cores wait for each
+other in every operation of a step.
+"""
 
 import math
 import os
@@ -16,14 +20,14 @@ _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 def bound(spec: ModelSpec) -> ModelSpec:
-    """`spec` with as many threads as its instances have processors, where it binds them and the number is automatic.
+    """`spec` with as many threads as each of its instances has processors to itself, where the number is automatic.
 
     Raises `ModelFailed` for processors and a priority that can't be had.
     """
     _check_priority(spec)
-    cpus = spec.engine.cpus
+    cpus, n_instances = spec.engine.cpus, spec.native.instances
     if not cpus:
-        return spec
+        return spec if n_instances == 1 else _with_threads(spec, n_threads(-1) // n_instances)
     if not hasattr(os, "sched_setaffinity"):
         raise ModelFailed(spec.id, "cpu_range, cpu_mask: this system can't bind threads to processors")
     allowed = os.sched_getaffinity(0)
@@ -31,8 +35,7 @@ def bound(spec: ModelSpec) -> ModelSpec:
     if not fewest:
         here = ", ".join(map(str, sorted(allowed)))
         raise ModelFailed(spec.id, f"cpu_range, cpu_mask: an instance has no processor, there are only {here}")
-    draft = spec.draft and replace(spec.draft, native=_at_most(spec.draft.native, fewest))
-    return replace(spec, native=_at_most(spec.native, fewest), draft=draft)
+    return _with_threads(spec, fewest // n_instances if len(cpus) == 1 else fewest)
 
 
 def _check_priority(spec: ModelSpec) -> None:
@@ -50,8 +53,14 @@ def _check_priority(spec: ModelSpec) -> None:
             raise ModelFailed(spec.id, f"prio {prio}: {reason}") from None
 
 
-def _at_most(native: LoadParams, fewest: int) -> LoadParams:
-    return replace(native, n_threads=fewest) if native.n_threads < 0 else native
+def _with_threads(spec: ModelSpec, n: int) -> ModelSpec:
+    """At least one, and only where the number is automatic."""
+
+    def counted(native: LoadParams) -> LoadParams:
+        return replace(native, n_threads=max(n, 1)) if native.n_threads < 0 else native
+
+    draft = spec.draft and replace(spec.draft, native=counted(spec.draft.native))
+    return replace(spec, native=counted(spec.native), draft=draft)
 
 
 def n_threads(wanted: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from server.engine import router
 from server.engine.engine import Engine
 from server.engine.protocols import BatchEntry
 from server.engine.request import Event, Failed, Finished
@@ -156,7 +157,9 @@ class Ending:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_every_request_ends_exactly_once_whatever_happens_meanwhile(seed: int) -> None:
+async def test_every_request_ends_exactly_once_whatever_happens_meanwhile(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chance = random.Random(seed)
     poison, explode = ord("!"), ord("$")
 
@@ -172,9 +175,15 @@ async def test_every_request_ends_exactly_once_whatever_happens_meanwhile(seed: 
         for _ in range(3)
     ]
     closes = seed % 3 == 2
+    misled = seed >= 2  # all are sent to the first instance, and change over as often as they can
+    if misled:
+        monkeypatch.setattr(router, "AGAIN_S", 0.0)
     asked: list[tuple[Ticket, Ending]] = []
     n_refused = 0
     async with engine_over(*runners, max_queue=15) as engine:
+        if misled:
+            first = engine._instances[0]
+            monkeypatch.setattr(engine._router, "choose", lambda wanted, _: (first, len(wanted.prompt)))
         for i in range(100):
             tail = "!" if chance.random() < 0.05 else "$" if chance.random() < 0.02 else ""
             ending = Ending()
@@ -182,7 +191,7 @@ async def test_every_request_ends_exactly_once_whatever_happens_meanwhile(seed: 
                 chance.choice((BEGINNING, BEGINNING, BEGINNING * 3, "short ")) + f"{i}{tail}",
                 max_tokens=chance.choice((0, 3, 20, 60)),
                 n=chance.choice((1, 1, 1, 3)),
-                id_slot=chance.choice((-1, -1, -1, -1, 0, 5)),
+                id_slot=chance.choice((-1, -1, -1, -1, 0, 1 if misled else 5)),
                 priority=chance.choice((0, 0, -1, 3)),
                 client=chance.choice("abc"),
             )
@@ -198,6 +207,7 @@ async def test_every_request_ends_exactly_once_whatever_happens_meanwhile(seed: 
             await engine.close()
         await asyncio.wait_for(engine.wait_idle(), 60)
         assert engine.stats.n_deferred == 0
+        assert engine._router.n_moved > 5 or not misled
         assert all(not one.n_load and not one.mailbox.open for one in engine._instances)
         assert not engine._router._asked or closes
         for ticket, ending in asked:

@@ -1,6 +1,7 @@
 """The number of compute threads."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from server.engine.params import EngineParams
 from server.errors import ModelFailed
 from server.llama import threads
-from server.pool.spec import LoadParams, ModelSpec
+from server.pool.spec import DraftFile, LoadParams, ModelSpec
 
 
 def test_a_given_number_is_taken() -> None:
@@ -64,6 +65,25 @@ def test_an_instance_has_a_thread_for_each_of_its_processors(monkeypatch: pytest
     assert threads.bound(spec({0, 1, 2}, {3, 4, 511})).native.n_threads == 2
     assert threads.bound(spec({0, 1, 2}, n_threads=5)).native.n_threads == 5
     assert threads.bound(spec()).native.n_threads == -1
+
+
+def test_several_instances_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _pid: set(range(8)))
+    monkeypatch.setattr(threads, "usable_cpus", lambda: 8)
+    monkeypatch.setattr(threads, "physical_cores", lambda: 8)
+
+    def found(*cpus: set[int], n: int, n_threads: int = -1) -> int:
+        one = spec(*cpus, n_threads=n_threads)
+        one = replace(one, native=replace(one.native, instances=n), draft=DraftFile(one.path, one.native))
+        bound = threads.bound(one)
+        assert bound.draft is not None
+        assert bound.draft.native.n_threads == bound.native.n_threads
+        return bound.native.n_threads
+
+    assert [found(n=n) for n in (1, 2, 3, 9)] == [-1, 4, 2, 1]
+    assert found(n=2, n_threads=8) == 8, "what was said holds"
+    assert found({0, 1, 2, 3}, n=2) == 2, "both are on the same processors"
+    assert found({0, 1, 2, 3}, {4, 5, 6}, n=2) == 3
 
 
 def test_an_instance_without_a_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
