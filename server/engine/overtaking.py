@@ -41,6 +41,11 @@ class Room:
         if self.due:
             self.due = [s for s in self.due if s.phase is Phase.WAITING and s.slot is None]
 
+    @property
+    def full(self) -> bool:
+        """Nobody fits, however much of his prompt is in the cells."""
+        return self._info.unified and not self.empty and self.free < LEAST
+
     def fits(self, sequence: Sequence, n_kept: int) -> bool:
         """Whether there are cells for `sequence` without the first `n_kept` of its tokens."""
         sequence.n_needed = max(len(sequence.target), len(sequence.saved_tokens)) - n_kept + RESERVE

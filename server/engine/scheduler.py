@@ -12,7 +12,6 @@ from server.engine.adapters import BARE
 from server.engine.chain import Chain
 from server.engine.disk import DiskTier
 from server.engine.eviction import least_valuable, look_for_cover
-from server.engine.overtaking import LEAST
 from server.engine.pace import Pace
 from server.engine.params import EngineParams
 from server.engine.placement import Placement, Placer, Skip
@@ -101,12 +100,14 @@ class Scheduler:
         self.without_room = before
         n_looks = LOOKS
         for sequence in self.waiting.candidates(self._loads(), room.due):
+            if before and room.full:
+                return None
             if room.refuses(sequence):
                 before.append(sequence)
                 continue
             if before:
                 n_looks -= 1
-                if n_looks < 0 or (room.free < LEAST and self.info.unified):
+                if n_looks < 0:
                     return None
             placement = self._placer.find(sequence)
             if isinstance(placement, Placement) and room.passes(sequence, before):

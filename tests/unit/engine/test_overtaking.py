@@ -49,6 +49,17 @@ def test_a_parked_sequence_is_not_placed_again_before_somebody_left() -> None:
     assert place(s).sequence is young
 
 
+def test_two_that_were_parked_do_not_take_each_others_place() -> None:
+    s = scheduler(4, unified=True, n_cells=2000)
+    old, large, small = (filled(s, waiting(s, [n] * size, at=float(n))) for n, size in ((1, 850), (2, 850), (3, 50)))
+    for sequence in (old, large, small):
+        sequence.output = [5]
+    assert [run_out(s), run_out(s)] == [small, large]
+    assert s.place() is None
+    finish(s, old, 4.0)
+    assert [place(s).sequence, place(s).sequence] == [large, small]
+
+
 def test_it_comes_back_when_nobody_is_left_to_wait_for() -> None:
     s, old, young = crowded()
     park(s, old)
