@@ -11,6 +11,7 @@ import pytest
 
 from server.engine import router
 from server.engine.engine import Engine
+from server.engine.mailbox import Recall
 from server.engine.protocols import BatchEntry
 from server.engine.request import Event, Failed, Finished
 from server.engine.sequence import Ticket
@@ -80,8 +81,9 @@ async def test_a_request_that_names_a_slot_waits_for_it() -> None:
     async with engine_over(runner(), runner()) as engine:
         long = await begun(events_of(engine, request("for long", max_tokens=FOR_EVER, id_slot=0)))
         pinned = events_of(engine, request("pinned", id_slot=0))
-        other = events_of(engine, request("other", id_slot=-1))
-        assert (await reply_of(other)).finished[0].id_slot == 1
+        for i in range(20):  # after each, the second instance is idle
+            (other,) = await run(engine, request(f"other {i}"))
+            assert other.finished[0].id_slot == 1
         assert home(engine, pinned.ticket) == [0]
         long.cancel()
         assert (await reply_of(pinned)).finished[0].id_slot == 0
@@ -133,6 +135,17 @@ async def test_a_request_that_is_given_back_to_a_closing_engine_fails_once() -> 
         await closing
     for reply in replies:
         assert len(reply.finished) + (reply.error is not None) == 1
+
+
+async def test_what_comes_back_when_the_step_threads_are_stopped_fails() -> None:
+    async with engine_over(runner(), runner()) as engine:
+        ending = Ending()
+        ticket = Ticket(request("late"), ending.put, 0.0)
+        recall = Recall(0, 1, [ticket], 1, given=[ticket])
+        engine._router._asked[0] = recall
+        engine._router.stop()
+        engine._router.recalled(recall)
+        assert [type(error) for error in ending.failed] == [ShuttingDown]
 
 
 class Ending:
