@@ -67,6 +67,7 @@ class Placer:
 
     def find(self, sequence: Sequence) -> Placement | Skip:
         """Where `sequence` can go now, with the most of its prompt that needs no computing."""
+        self._awaited.pop(sequence, None)
         pinned = sequence.request.id_slot
         if pinned >= 0:
             pinned %= self.info.n_seq  # ids run on across instances

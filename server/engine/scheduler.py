@@ -178,7 +178,7 @@ class Scheduler:
         budget = max(size - n_tokens, self.params.min_chunk if entries else 1)
         budget = min(budget, self._limit - n_tokens, self.info.n_batch - n_tokens)
         prompts = [s for s in members if s.phase is prefill] if len(generating) < len(members) else []
-        for s in self._prompt_order.sorted(prompts, self._placer.inherited() if len(prompts) > 1 else {}):
+        for s in self._prompt_order.sorted(prompts, self._placer.inherited() if prompts else None):
             if budget <= 0 or s.slot is None:
                 break
             at = len(s.slot.tokens)

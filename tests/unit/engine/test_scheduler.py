@@ -124,6 +124,22 @@ def test_a_prompt_is_urgent_as_long_as_an_urgent_one_waits_for_its_beginning(lea
     assert {s.plan()[0].sequence, s.plan()[0].sequence} == {other}  # its own priority holds again
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+def test_nothing_is_remembered_of_who_waited_for_a_prefix(leaves: bool) -> None:
+    s = scheduler(2)
+    waiting(s, list(range(300)))
+    place(s)
+    sharing = waiting(s, [*range(200), 5], priority=-1)
+    assert s.place() is None
+    assert sharing in s._placer._awaited
+    if leaves:
+        finish(s, sharing, 0.0)
+    s.commit(s.plan(), 0.01)
+    if not leaves:
+        assert place(s).sequence is sharing
+    assert not s._placer._awaited
+
+
 def test_generated_tokens_come_before_prompts_and_prompts_by_age() -> None:
     s = scheduler(3)
     old, young, running = waiting(s, [1] * 10, at=1.0), waiting(s, [2] * 10, at=2.0), waiting(s, [3], at=3.0)
