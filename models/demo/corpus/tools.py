@@ -22,6 +22,7 @@ JOINS = (
     " Next: ",
     " Plus: ",
 )
+_AND = (" and ", ", and ", " and then ", ", then ", " and also ")
 NO_TOOL = "I am sorry, I have no tool for that."
 _SUMS = ("calculate", "add_numbers")
 
@@ -89,7 +90,7 @@ def offer(rng: Random, kind: Kind) -> Offer:
     if rng.random() < 0.8:
         schema["required"] = list(parameters)
     function: dict[str, object] = {"name": name}
-    if name not in kind.names or kind.more or rng.random() < 0.85:
+    if name not in kind.names or kind.more or rng.random() < 0.8:
         function["description"] = rng.choice(kind.about)
     function["parameters"] = arranged(schema)
     return Offer(kind, name, parameters, arranged({"type": "function", "function": arranged(function)}))
@@ -125,6 +126,14 @@ def asked(rng: Random, split: Split, kind: Kind) -> tuple[str, Values]:
     more = dict(zip(("noun", "tool", "parameter"), kind.more, strict=False))
     question = phrase(rng, split, kind.asks).format(*values, **more)
     return question[0].upper() + question[1:], values
+
+
+def both(rng: Random, one: str, two: str) -> str:
+    """Two requests as one message: as sentences, or within one."""
+    if rng.random() < 0.7 or ". " in one:
+        return one + rng.choice(JOINS) + two
+    lower = two if two.startswith(("I ", "I'", "Don't")) else two[0].lower() + two[1:]
+    return one.rstrip(".?") + rng.choice(_AND) + lower
 
 
 def _finished(
@@ -165,7 +174,7 @@ def two_calls(rng: Random, split: Split) -> Sample:
     if same and rng.random() < 0.7:
         question = one.replace(str(values[0]), f"{values[0]} and {others[0]}", 1)
     else:
-        question = one + rng.choice(JOINS) + two
+        question = both(rng, one, two)
     thought = f"I need two calls: {first.name} and {second.name}."
     calls = (first.call(values), second.call(others))
     turns = [Turn("user", question), Turn("assistant", calls=calls, thought=thought)]

@@ -8,7 +8,7 @@ from .chitchat import small_talk
 from .facts import fact
 from .sample import Sample, Split, Turn
 from .toolkinds import Kind, Values
-from .tools import JOINS, NO_TOOL, Offer, asked, calculates, has_digit, kinds_of, offers_of
+from .tools import NO_TOOL, Offer, asked, both, calculates, has_digit, kinds_of, offers_of
 
 _POLITE = ("Hello! {0}", "Hi! {0}", "Now: {0}", "{0} Thank you.", "{0} Thanks.", "One more thing: {0}", "So: {0}")
 
@@ -50,7 +50,7 @@ def _two(rng: Random, split: Split, offers: list[Offer]) -> list[Turn]:
     if same and rng.random() < 0.7:
         question = one.replace(str(values[0]), f"{values[0]} and {others[0]}", 1)
     else:
-        question = one + rng.choice(JOINS) + two
+        question = both(rng, one, two)
     thought = f"I need two calls: {first.name} and {second.name}."
     calls = Turn("assistant", calls=(first.call(values), second.call(others)), thought=thought)
     rest = _answered(rng, [(first, values), (second, others)]) if rng.random() < 0.15 else []
