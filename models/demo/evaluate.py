@@ -11,6 +11,7 @@ from pathlib import Path
 import llama_cpp
 from corpus import Infill, Sample, stream
 from corpus.pirate import pirate_stream
+from corpus.stories import is_whole
 
 HERE = Path(__file__).parent
 SEED = 20_000
@@ -71,7 +72,7 @@ def is_right(case: Case, wanted: str, written: str) -> bool:
         return False
     if case.turns[-1].calls:
         return calls_of(written) == calls_of(wanted)
-    if case.ability == "story" and not 150 <= len(written) <= 2000:
+    if case.ability == "story" and not (150 <= len(written) <= 2000 and is_whole(written)):
         return False
     held = all(re.search(pattern, written, re.IGNORECASE) for pattern in case.accept)
     return held and not any(re.search(pattern, written, re.IGNORECASE) for pattern in case.reject)

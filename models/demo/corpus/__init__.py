@@ -40,7 +40,7 @@ MIXES: dict[str, tuple[tuple[Maker, float], ...]] = {
         (quoting, 7),
         (system, 17),
         (recall, 11),
-        (story, 3),
+        (story, 5),
         (unknown, 5),
     ),
 }

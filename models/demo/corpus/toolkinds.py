@@ -168,6 +168,7 @@ KINDS = (
          _number("roll", "You rolled a {0}.", 1, 20)),
 )  # fmt: skip
 
+
 def made_up_kind(r: Random) -> Kind:
     """A tool that nobody has heard of: only its description tells what it is for."""
     noun, parameter = words.made_up(r).lower(), r.choice((words.made_up(r).lower(), "name", "id", "city", "value"))
