@@ -38,6 +38,8 @@ def _person(r: Random) -> str:
 
 
 def _word(r: Random) -> str:
+    if r.random() < 0.15:
+        return r.choice(("the {0}", "my {0}", "old {0}", "a new {0}")).format(r.choice(words.THINGS))
     return r.choice(words.THINGS + words.FOODS + words.HOBBIES) if r.random() < 0.6 else words.made_up(r).lower()
 
 

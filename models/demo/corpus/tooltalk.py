@@ -33,8 +33,13 @@ def _answered(rng: Random, asks: list[tuple[Offer, tuple[object, ...]]]) -> list
     return [*turns, Turn("assistant", " ".join(text for _, text in results), thought=thought)]
 
 
+def _any_of(rng: Random, offers: list[Offer]) -> Offer:
+    """One of the tools, those of two parameters twice as often: what goes where is the hardest."""
+    return rng.choices(offers, [len(o.parameters) for o in offers])[0]
+
+
 def _one(rng: Random, split: Split, offers: list[Offer]) -> list[Turn]:
-    chosen = rng.choice(offers)
+    chosen = _any_of(rng, offers)
     question, values = _asked(rng, split, chosen.kind)
     if rng.random() < 0.15:
         question = rng.choice(_POLITE).format(question)
@@ -44,7 +49,7 @@ def _one(rng: Random, split: Split, offers: list[Offer]) -> list[Turn]:
 
 
 def _two(rng: Random, split: Split, offers: list[Offer]) -> list[Turn]:
-    first, second = rng.choice(offers), rng.choice(offers)
+    first, second = _any_of(rng, offers), _any_of(rng, offers)
     (one, values), (two, others) = _asked(rng, split, first.kind), _asked(rng, split, second.kind)
     same = first is second and len(values) == 1 and values != others and str(values[0]) in one
     if same and rng.random() < 0.7:

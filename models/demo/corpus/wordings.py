@@ -14,6 +14,8 @@ ASKS = {
         "I [want|need] to know the weather in {0}.",
         "[Can|Could] you [check|tell me] the weather in {0}?",
         "What are the [conditions|temperatures] in {0}?",
+        "What is the [forecast|sky|air] [like in|for] {0}?",
+        "[Give me|Get|Check] the [temperature|temperatures|conditions] in {0}.",
         "[Give|Get] me the [forecast|weather report] [for|of] {0}.",
     ),
     "get_time": (
@@ -24,6 +26,8 @@ ASKS = {
         "[Which|What] time is it [now |right now |]in {0}?",
         "Can you tell me the time in {0}?",
         "What does the clock say in {0}?",
+        "What does [the|my|a] [watch|clock] [say|show] in {0}[?| now?]",
+        "What [shows|says] the clock in {0}?",
         "[Is it late|Is it early|Is it morning|Is it night] in {0}[?| now?]",
         "[Give me|Check|I need] the time in {0}.",
         "I want to know [the time|what time it is] in {0}.",
@@ -94,6 +98,7 @@ ASKS = {
         "How much [is|are] {0} and {1} [together|added up]?",
         "I [want|need] the sum of {0} and {1}.",
         "[Count|Tot up] {0} and {1}.",
+        "[Count|Tot up|Sum up|Add up] {0} and {1} [together|for me].",
         "What do {0} and {1} [make|add up to]?",
     ),
     "search": (
@@ -109,6 +114,7 @@ ASKS = {
         "[See|Check|Look] what the [web|internet] has on {0}.",
         "I [want|need] to read [about|something about] {0} online.",
         "[Find|Get] me [pages|something|results|links] [about|on] {0}.",
+        "[Find|Show|Bring|Search] [me|us] [articles|results|news|facts] [about|on] {0}.",
         "[Run|Do|Make] a [search|web search] for {0}.",
     ),
     "translate": (
@@ -183,6 +189,7 @@ ASKS = {
         "I [have to|must|need to] {0} on {1}. Remind me.",
         "Don't let me forget to {0} on {1}.",
         "[Tell|Warn|Nudge] me on {1} to {0}.",
+        "[Nudge|Poke|Alert|Prod] me to {0} on {1}.",
         "[Note|Put down|Write down] that I [must|have to] {0} on {1}.",
         "I [should|want to] {0} on {1}. [Remind me.|Don't let me forget.]",
         "[Can|Could] you remind me to {0} on {1}?",
