@@ -15,8 +15,10 @@ SCENARIOS = "one,slots,prefix,conversations,rate"
 
 def measured(server: RealServer) -> dict[str, Figures]:
     target = Target(server.host, server.port)
-    session = Session(target, asyncio.run(find_model(target, 100)), limit_s=200)
-    setting = Setting(n_parallel=4, scale=0.1, fit=prepare(session))
+    given = Session(target, asyncio.run(find_model(target, 100)), limit_s=200)
+    session, fit, changes = prepare(given)
+    assert (session, changes) == (given, [])
+    setting = Setting(n_parallel=4, scale=0.1, fit=fit)
     return {scenario.name: run(scenario, session, setting) for scenario in named(SCENARIOS)}
 
 
