@@ -99,6 +99,7 @@ class Instance:
                 self.mailbox.forget_wake()
                 self._receive()
                 if not self._step() and self.mailbox.empty and not self._stopping:
+                    self._count()
                     self.mailbox.post()
                     self._keep_ahead()
                     self.mailbox.wait(wait_s(self.scheduler.waiting, self._clock()))
@@ -216,6 +217,8 @@ class Instance:
                     self._outputs.begin(sequence)
                     self._report_progress(sequence, now)
             except Exception as error:  # noqa: BLE001 - `Tickets.fail` logs what is not ours
+                if sequence.slot is None:  # it neither waits nor runs: `fail` would not find it
+                    self._tickets.end(sequence)
                 if placement.slot.idle:
                     self._cells.clear(placement.slot)
                 self._tickets.fail(sequence.ticket, error)

@@ -145,7 +145,9 @@ class Router:
         late_s = [(ticket, self._late_s(ticket, donor, target)) for ticket in _foremost(queues[donor])]
         tickets = [ticket for ticket, late in late_s if late >= 0]
         if not tickets:
-            return max(-max(late for _, late in late_s), LEAST_S)
+            pause_s = max(-max(late for _, late in late_s), LEAST_S)
+            self._in_vain[donor] = now + min(pause_s, AGAIN_S)  # what each would lose takes time to find out
+            return pause_s
         recall = Recall(donor, target, tickets, self._n_slots - self._instances[target].n_load)
         self._asked[donor] = recall
         self._instances[donor].mailbox.recall(recall)

@@ -119,7 +119,8 @@ class Scheduler:
 
     def in_turn(self) -> list[Sequence]:
         """Who waits, in the order in which they are to be placed."""
-        return list(self.waiting.candidates(self._loads(), self._placer.room.due))
+        candidates = self.waiting.candidates(self._loads(), self._placer.room.due)
+        return [s for s in candidates if s.phase is Phase.WAITING and s.slot is None]
 
     def _loads(self) -> Load:
         """What a client was served, and what it holds slots for; asked for only where there are several."""
