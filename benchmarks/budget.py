@@ -9,20 +9,15 @@ sampling), which gives the sum; another one every part. What the counting itself
 
 import argparse
 import asyncio
-import socket
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import uvicorn
 import uvloop
 
 from benchmarks.budget_parts import EVERY_PART, NATIVE, Part, Threads
-from server.app import create_app
-from server.cli import _uvicorn_config
-from server.routes.health import is_pending
-from server.settings import load_settings
+from benchmarks.in_process import serving
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_MODEL = ROOT / "models" / "demo.gguf"
@@ -63,33 +58,10 @@ class Burst:
 
 async def _serve(model: Path, n_slots: int, n_tokens: int, parts: list[Part], bursts: int) -> list[Burst]:
     words = ["-m", str(model), "-a", "m", "-np", str(n_slots), "-c", str(n_slots * 1024), "-t", "1", "--port", "0"]
-    settings = load_settings(words, {})
-    app = create_app(settings)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Listening(_uvicorn_config(app, settings))
-        with Threads(parts) as threads:
-            serving = asyncio.create_task(server.serve([listener]))
-            await server.listening.wait()
-            with app.state.services.pool.subscribe() as events:
-                while any(is_pending(state) for state in app.state.services.pool.states()):
-                    await anext(events)
-            port = listener.getsockname()[1]
+    with Threads(parts) as threads:
+        async with serving(words) as port:
             found = [await _burst(threads, port, n_slots, n_tokens, f"burst {i}") for i in range(bursts + 1)]
-            server.should_exit = True
-            await serving
     return found[1:]  # the first one warms everything up
-
-
-class Listening(uvicorn.Server):
-    """Says when it listens."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
 
 
 async def _burst(threads: Threads, port: int, n_slots: int, n_tokens: int, name: str) -> Burst:

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,11 +24,8 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.budget import DEFAULT_MODEL, Listening
-from server.app import create_app
-from server.cli import _uvicorn_config
-from server.routes.health import is_pending
-from server.settings import load_settings
+from benchmarks.budget import DEFAULT_MODEL
+from benchmarks.in_process import serving
 
 BEAT_S = 0.001
 N_STREAMS = 8
@@ -168,17 +164,8 @@ async def _ask(beat: Heartbeat, port: int, work: Work, word: str) -> Found:
 async def measure(model: Path, rounds: int) -> dict[str, list[Found]]:
     """Each kind of work in turn, `rounds` times; one more before them warms up."""
     words = ["-m", str(model), "-np", str(N_STREAMS + 1), "-c", str((N_STREAMS + 1) * 1024), "-t", "1", "--port", "0"]
-    settings = load_settings(words, {})
-    app = create_app(settings)
     found: dict[str, list[Found]] = {name: [] for name in WORK}
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Listening(_uvicorn_config(app, settings))
-        serving = asyncio.create_task(server.serve([listener]))
-        await server.listening.wait()
-        with app.state.services.pool.subscribe() as events:
-            while any(is_pending(state) for state in app.state.services.pool.states()):
-                await anext(events)
-        port = listener.getsockname()[1]
+    async with serving(words) as port:
         streams = await asyncio.create_subprocess_exec(sys.executable, "-c", _STREAMS, str(port), str(N_STREAMS))
         beat = Heartbeat(asyncio.get_running_loop())
         try:
@@ -190,8 +177,6 @@ async def measure(model: Path, rounds: int) -> dict[str, list[Found]]:
         finally:
             streams.kill()
             await streams.wait()
-            server.should_exit = True
-            await serving
     return found
 
 

@@ -17,7 +17,7 @@ def admits(request: Request, open_: Collection[Ticket], n_slots: int, max_queue:
     places = n_slots + max_queue
     if n_open < places:
         return True
-    if n_open >= places + max_queue:
+    if n_open + request.n > places + max_queue:
         return False
     clients = {request.client} | {ticket.request.client for ticket in open_}
     share = max(places // len(clients), 1)

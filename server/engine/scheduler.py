@@ -12,6 +12,7 @@ from server.engine.adapters import BARE
 from server.engine.chain import Chain
 from server.engine.disk import DiskTier
 from server.engine.eviction import least_valuable, look_for_cover
+from server.engine.integrity import check_slots, check_waiting
 from server.engine.pace import Pace
 from server.engine.params import EngineParams
 from server.engine.placement import Placement, Placer, Skip
@@ -288,26 +289,9 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Prove that every slot and every cell is accounted for once; raises AssertionError."""
-        held = list(self.active())
-        assert len(set(map(id, held))) == len(held), "a sequence holds two slots"
-        assert not any(s in self.waiting for s in held), "a sequence holds a slot and waits"
-        for slot in self.slots:
-            assert len(slot.tokens) <= self.info.n_ctx_seq, f"slot {slot.id} holds more than its context"
-            assert slot.chain.fits(slot.tokens, slot.tuning), f"slot {slot.id} has another text's hashes"
-            assert 0 <= slot.n_shared <= len(slot.tokens), f"slot {slot.id} shares more than it holds"
-            assert all(0 < c.n_tokens <= len(slot.tokens) for c in slot.checkpoints), f"slot {slot.id}: checkpoints"
-            s = slot.sequence
-            if s is None:
-                continue
-            assert slot.tuning == s.tuning, f"slot {slot.id} has another LoRA set than its sequence"
-            assert s.slot is slot, f"slot {slot.id} and its sequence disagree"
-            assert s.phase in (Phase.PREFILL, Phase.DECODE), f"a {s.phase.value} sequence holds slot {slot.id}"
-            text = s.content
-            assert slot.tokens == text[: len(slot.tokens)], f"slot {slot.id} holds other tokens than its sequence"
+        check_slots(self.slots, self.info.n_ctx_seq)
+        check_waiting(list(self.waiting))
         self.tier.check_integrity()
-        for s in self.waiting:
-            assert s.slot is None, "a waiting sequence has a slot"
-            assert s.phase is Phase.WAITING, "a waiting sequence is not waiting"
 
 
 def _turn_of(sequence: Sequence) -> Turn:

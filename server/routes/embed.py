@@ -29,13 +29,13 @@ async def read_able(request: Request, task: Task, read: Callable[[dict[str, Any]
             return given.get("model"), error
 
     model, outcome = await read_as(request, attempt)
-    refuse_unable(request, model, task)
+    _refuse_unable(request, model, task)
     if isinstance(outcome, InvalidRequest):
         raise outcome
     return outcome
 
 
-def refuse_unable(request: Request, model: object, task: Task) -> None:
+def _refuse_unable(request: Request, model: object, task: Task) -> None:
     """Raise `NotSupported` for a model that is known not to embed, whatever else the body says, as llama-server."""
     if model is not None and not isinstance(model, str):
         return  # the body's check says it

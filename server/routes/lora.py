@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 from server.dialects.adapters import adapter_objects, read_scales
 from server.routes.props import wants_load
 from server.routes.services import services
-from server.transport.body import parse_value, read_body
+from server.transport.body import read_array
 from server.transport.reply import json_reply
 
 router = APIRouter(tags=["models"])
@@ -21,7 +21,7 @@ async def adapters(request: Request, model: str = "", autoload: str = "") -> Res
 @router.post("/lora-adapters")
 async def set_adapters(request: Request, model: str = "") -> Response:
     """Set the scales for requests that come from now on; adapters that are not named are switched off."""
-    body = parse_value(await read_body(request), "a JSON array")
+    body = await read_array(request)
     with await services(request).pool.acquire(model or None) as lease:
         engine = lease.model.engine
         engine.set_adapter_scales(read_scales(body, engine.adapters))

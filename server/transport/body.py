@@ -64,32 +64,38 @@ async def read_as(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
     and lone surrogates are not JSON; of equal keys the last counts), and its subclasses above.
     Raises `starlette.requests.ClientDisconnect` when the client goes away, and what `read` raises.
     """
-    held = [await read_body(request)]
-    if len(held[0]) <= _LONG_BYTES:
-        return read(parse_object(held.pop()))
-    threads: Executor = request.app.state.services.reading
-    return await asyncio.get_running_loop().run_in_executor(threads, _read_long, held, read)
-
-
-def _read_long(held: list[bytes], read: Callable[[dict[str, Any]], T]) -> T:
-    """`read` of the body that is in the list. It is taken out: nobody holds it any more while `read` works.
-
-    The garbage collector rests meanwhile: it would walk all containers again and again while they become more, and hold
-    up every thread.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return read(parse_object(held.pop()))
-    finally:
-        if collects:
-            gc.enable()
+    return await _parsed(request, lambda held: read(parse_object(held.pop())))
 
 
 async def read_optional_json(request: Request) -> dict[str, Any]:
     """As `read_json`; no body at all is an empty object."""
-    body = await read_body(request)
-    return parse_object(body) if body.strip() else {}
+    return await _parsed(request, lambda held: parse_object(held.pop()) if held[0].strip() else {})
+
+
+async def read_array(request: Request) -> Any:
+    """As `read_json`, of a body that is to be an array; its items, and that it is one, are for the caller to check."""
+    return await _parsed(request, lambda held: parse_value(held.pop(), "a JSON array"))
+
+
+async def _parsed(request: Request, parse: Callable[[list[bytes]], T]) -> T:
+    """`parse` of the body, which is alone in the list: who takes it out need not hold it while what it says is read."""
+    held = [await read_body(request)]
+    if len(held[0]) <= _LONG_BYTES:
+        return parse(held)
+    threads: Executor = request.app.state.services.reading
+    return await asyncio.get_running_loop().run_in_executor(threads, _undisturbed, held, parse)
+
+
+def _undisturbed(held: list[bytes], parse: Callable[[list[bytes]], T]) -> T:
+    """Without the garbage collector, which would walk all containers again and again while they become more, and hold
+    up every thread."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return parse(held)
+    finally:
+        if collects:
+            gc.enable()
 
 
 async def read_body(request: Request) -> bytes:

@@ -32,14 +32,20 @@ entries = st.builds(
 )
 
 
-@given(st.lists(entries, max_size=12), st.lists(st.integers(0, 11), max_size=4), texts, tunings, st.integers(0, 100))
-def test_it_finds_the_longest(kept: list[Entry], gone: list[int], prompt: list[int], wanted: Tuning, n: int) -> None:
+def index_of(kept: list[Entry], gone: list[int]) -> PrefixIndex[Entry]:
+    """Of `kept`; those at the places `gone` have left it again, and the list, too."""
     index: PrefixIndex[Entry] = PrefixIndex()
     for e in kept:
         index.add(e)
     for i in sorted(set(gone), reverse=True):
         if i < len(kept):
             index.remove(kept.pop(i))
+    return index
+
+
+@given(st.lists(entries, max_size=12), st.lists(st.integers(0, 11), max_size=4), texts, tunings, st.integers(0, 100))
+def test_it_finds_the_longest(kept: list[Entry], gone: list[int], prompt: list[int], wanted: Tuning, n: int) -> None:
+    index = index_of(kept, gone)
     same_start = [e for e in kept if e.tuning.at(0) == wanted.at(0)]
     longest = max((e.reusable(common_prefix(prompt, e.tokens), wanted) for e in same_start), default=0)
     found, length = index.match(prompt, wanted, n)
@@ -86,12 +92,7 @@ def test_nothing_is_left_of_what_was_removed() -> None:
 
 @given(st.lists(entries, max_size=12), st.lists(st.integers(0, 11), max_size=8))
 def test_who_has_left_leaves_no_places_where_others_part(kept: list[Entry], gone: list[int]) -> None:
-    index: PrefixIndex[Entry] = PrefixIndex()
-    for e in kept:
-        index.add(e)
-    for i in sorted(set(gone), reverse=True):
-        if i < len(kept):
-            index.remove(kept.pop(i))
+    index = index_of(kept, gone)
     runs = [*index._root.children.values()]
     for run in runs:
         assert run.members
