@@ -8,11 +8,11 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Self
 
-from server.engine.instance import Instance
-from server.engine.mailbox import Mailbox
-from server.engine.output import Outputs
-from server.engine.scheduler import Scheduler
-from server.engine.text import TextStream
+from server.engine.generate.output import Outputs
+from server.engine.generate.text import TextStream
+from server.engine.schedule.scheduler import Scheduler
+from server.engine.step.loop import Instance
+from server.engine.step.mailbox import Mailbox
 from server.llama.batch import Batch
 from server.llama.runner import LlamaRunner
 from server.routes import generate

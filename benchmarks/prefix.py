@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from server.engine.adapters import BARE, NEVER
-from server.engine.prefix import common_prefix, longest_match
-from server.engine.prefix_index import PrefixIndex
-from server.engine.tier import Entry
+from server.engine.kv.ram_cache import Entry
+from server.engine.lora import BARE, NEVER
+from server.engine.prefix.index import PrefixIndex
+from server.engine.prefix.match import common_prefix, longest_match
 
 
 @dataclass

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from server.engine.adapters import Adapter
 from server.engine.embedding.vectors import EmbedderInfo, Pooling, Vectors
-from server.engine.protocols import BatchEntry, DraftRunner, RunnerInfo
+from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
+from server.engine.runner_api import BatchEntry, DraftRunner, RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec

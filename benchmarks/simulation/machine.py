@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from benchmarks.simulation.cost import CELLS, KV_BYTES, Gpu
-from server.engine.protocols import BatchEntry, Runner, RunnerInfo
+from server.engine.runner_api import BatchEntry, Runner, RunnerInfo
 from server.engine.sequence import Slot
 
 
@@ -23,7 +23,7 @@ class StateBytes:
 
 @dataclass
 class Machine:
-    """Carries out what `server.engine.kv.Cells` asks of a runner; ``now`` is the time in seconds."""
+    """Carries out what `server.engine.kv.cells.Cells` asks of a runner; ``now`` is the time in seconds."""
 
     info: RunnerInfo
     gpu: Gpu

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from server.engine.params import EngineParams
-from server.engine.placement import Placer
-from server.engine.protocols import RunnerInfo
-from server.engine.scheduler import Scheduler
+from server.engine.prefix.find import Placer
+from server.engine.runner_api import RunnerInfo
+from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Sequence, Slot
 
 

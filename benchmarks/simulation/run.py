@@ -18,11 +18,11 @@ import numpy as np
 from benchmarks.simulation.machine import Machine, machine
 from benchmarks.simulation.policy import Policy
 from benchmarks.simulation.trace import Ask, Session, Trace, pause_s
-from server.engine.kv import Cells
+from server.engine.generate.text import TextStream
+from server.engine.kv.cells import Cells
 from server.engine.request import Request
-from server.engine.scheduler import Entry, Scheduler
+from server.engine.schedule.scheduler import Entry, Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
-from server.engine.text import TextStream
 
 PEOPLE = 3  # for each slot
 

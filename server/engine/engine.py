@@ -6,21 +6,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from server.engine import commands
-from server.engine.adapters import Tuning, default_set, tuning
-from server.engine.disk import DiskTier, StateFiles
 from server.engine.group import InstanceGroup
-from server.engine.instance import Instance
-from server.engine.mailbox import Mailbox, Recall
+from server.engine.kv.disk_cache import DiskTier, StateFiles
+from server.engine.kv.ram_cache import MIB
+from server.engine.lora import Tuning, default_set, tuning
 from server.engine.params import EngineParams
-from server.engine.protocols import Runner
 from server.engine.request import Adapters, Request, Sink
-from server.engine.router import Router
+from server.engine.routing import Router
+from server.engine.runner_api import Runner
 from server.engine.sequence import Ticket
-from server.engine.slot_state import SlotState
-from server.engine.snapshot import SlotSnapshot, snapshot
 from server.engine.stats import EngineStats
-from server.engine.tier import MIB
+from server.engine.step import commands
+from server.engine.step.loop import Instance
+from server.engine.step.mailbox import Mailbox, Recall
+from server.engine.step.slot_state import SlotState
+from server.engine.step.snapshot import SlotSnapshot, snapshot
 from server.errors import ContextExceeded, InvalidRequest, QueueFull, ShuttingDown
 
 

@@ -5,16 +5,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from server.constrain.constraint import Constraint
-from server.engine.accounts import Account
-from server.engine.adapters import BARE, NEVER, Tuning, reusable
-from server.engine.chain import Chain
-from server.engine.checkpoints import Checkpoints, reach
-from server.engine.fetch import Fetch
-from server.engine.indent import IndentLimit
-from server.engine.protocols import Sampler
+from server.engine.generate.text import IndentLimit, TextStream
+from server.engine.kv.checkpoints import Checkpoints, reach
+from server.engine.kv.fetch import Fetch
+from server.engine.lora import BARE, NEVER, Tuning, reusable
+from server.engine.prefix.hashes import Chain
 from server.engine.request import Adapters, Request, Sink, Timings
-from server.engine.speculation.state import Speculating
-from server.engine.text import TextStream
+from server.engine.runner_api import Sampler
+from server.engine.schedule.accounts import Account
+from server.engine.speculate.state import Speculating
 
 
 @dataclass(eq=False, slots=True)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from server.engine.adapters import Adapter
+from server.engine.lora import Adapter
 from server.errors import ModelFailed
 from server.llama.fingerprint import fingerprint
 from server.llama.gguf_header import BLOCKS, GgufHeader, Tensor

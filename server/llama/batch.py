@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.engine.protocols import BatchEntry
+from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
 from server.llama.library import C
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from server.engine.embedding.vectors import EmbeddingRunner
-from server.engine.protocols import Runner
+from server.engine.runner_api import Runner
 from server.pool.protocols import ModelInfo, Weights
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from server.engine.protocols import BatchEntry, RunnerInfo
+from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError
 from server.llama.batch import Batch
 from server.llama.candidates import Logits
@@ -17,7 +17,7 @@ _FAR = 16.0  # what lies so far below the highest logit adds nothing to the sum 
 
 
 class LlamaDraftRunner:
-    """`server.engine.protocols.DraftRunner` over a native context. Every call comes from one thread.
+    """`server.engine.runner_api.DraftRunner` over a native context. Every call comes from one thread.
 
     Tokens behind the first `n_shared` of its `n_vocab` mean nothing to the model that it guesses for.
     """

@@ -3,7 +3,7 @@
 import threading
 from dataclasses import replace
 
-from server.engine.protocols import RunnerInfo
+from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.context_params import context_params
 from server.llama.devices import offloads

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from server.engine.adapters import Adapter
-from server.engine.protocols import BatchEntry, RunnerInfo
+from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
+from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError
 from server.llama.batch import Batch
 from server.llama.candidates import Candidates, Logits, allowed_tokens, apply_unlocked
@@ -26,7 +26,7 @@ _LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability o
 
 
 class LlamaRunner:
-    """`server.engine.protocols.Runner` over a native context. Every call comes from one thread.
+    """`server.engine.runner_api.Runner` over a native context. Every call comes from one thread.
 
     ``adapters`` are those loaded with the weights, each with its native pointer. ``deferred``: the device computes
     on after `llama_decode` returned (a GPU); `decode` then waits for it. ``draft`` is freed with this one.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from server.engine.protocols import BatchEntry, RunnerInfo
+from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError
 from server.llama.batch import Run
 from server.llama.library import C, fast

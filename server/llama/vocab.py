@@ -20,7 +20,7 @@ _SPECIAL = _USER_DEFINED | _NOT_PRINTED
 
 
 class LlamaVocab:
-    """`server.engine.protocols.Vocab` over a loaded model. Ids are -1 where the model has no such token.
+    """`server.engine.runner_api.Vocab` over a loaded model. Ids are -1 where the model has no such token.
 
     Safe to use from any thread until the weights are closed; the native tokenizer changes nothing, and the piece
     tables only ever receive the value that belongs there.

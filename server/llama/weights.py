@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from server.engine.protocols import RunnerInfo
+from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.adapters import apply_configured, load_adapters
 from server.llama.chat_templates import built_in_template

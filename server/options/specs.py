@@ -6,7 +6,7 @@ from typing import Any
 
 from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
-from server.engine.speculation.synthetic import rates_of_length
+from server.engine.speculate.synthetic import rates_of_length
 from server.errors import ConfigError
 from server.options.cpus import instance_cpus
 from server.options.devices import device_sets

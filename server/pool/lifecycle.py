@@ -9,12 +9,12 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from server.engine.adapters import default_set
 from server.engine.embedding.engine import EmbeddingEngine
 from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.engine import Engine
+from server.engine.lora import default_set
 from server.engine.params import EngineParams
-from server.engine.protocols import Runner
+from server.engine.runner_api import Runner
 from server.errors import LlamapoolError, ModelFailed
 from server.pool.entry import Entry
 from server.pool.events import FanOut, LoadProgress, StatusChanged

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from server.engine.embedding.vectors import EmbeddingRunner
-from server.engine.protocols import Runner
+from server.engine.runner_api import Runner
 from server.errors import ModelFailed
 from server.pool.model import GrammarFactory
 from server.pool.protocols import Loader, ModelInfo, Weights

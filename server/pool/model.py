@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from server.engine.embedding.engine import EmbeddingEngine
 from server.engine.engine import Engine
-from server.engine.snapshot import SlotSnapshot
 from server.engine.stats import EngineStats, combined
+from server.engine.step.snapshot import SlotSnapshot
 from server.errors import NotSupported
 from server.pool.protocols import ModelEngine, ModelInfo, Weights
 from server.pool.spec import ModelSpec

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from server.engine.embedding.vectors import EmbeddingRunner
-from server.engine.protocols import Runner
-from server.engine.snapshot import SlotSnapshot
+from server.engine.runner_api import Runner
 from server.engine.stats import EngineStats
+from server.engine.step.snapshot import SlotSnapshot
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab
 

@@ -5,8 +5,8 @@ import logging
 import time
 from dataclasses import dataclass
 
-from server.engine.adapters import NEVER, Tuning, default_set
-from server.engine.slot_state import SlotState
+from server.engine.lora import NEVER, Tuning, default_set
+from server.engine.step.slot_state import SlotState
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.slot_file import encode, open_saved, read_foreign

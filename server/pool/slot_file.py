@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import BinaryIO
 
-from server.engine.checkpoints import Checkpoint, Checkpoints
-from server.engine.slot_state import SlotState
+from server.engine.kv.checkpoints import Checkpoint, Checkpoints
+from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
 
 STATE_MAGIC, STATE_VERSION = 0x67677371, 3  # llama.h, LLAMA_STATE_SEQ_MAGIC and _VERSION

@@ -14,9 +14,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from server.engine.adapters import NEVER, Tuning
-from server.engine.disk import OnDisk
-from server.engine.slot_state import SlotState
+from server.engine.kv.disk_cache import OnDisk
+from server.engine.lora import NEVER, Tuning
+from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest, LlamapoolError
 from server.pool.model import LoadedModel
 from server.pool.slot_file import Description, encode, open_saved
@@ -37,7 +37,7 @@ def folder_name(model_id: str) -> str:
 
 
 class StateFolder:
-    """`server.engine.disk.StateFiles` for one loaded model."""
+    """`server.engine.kv.disk_cache.StateFiles` for one loaded model."""
 
     def __init__(self, model: LoadedModel, root: Path) -> None:
         self._model = model

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from server.engine.snapshot import SlotSnapshot
+from server.engine.step.snapshot import SlotSnapshot
 from server.errors import InvalidRequest, ModelLoading, NotSupported, Unavailable
 from server.pool.state import ModelState
 from server.routes.health import NO_SLOT, is_pending

@@ -7,7 +7,7 @@ for all. llama-server ignores ids that it does not have; here they are errors.
 
 from collections.abc import Sequence
 
-from server.engine.adapters import Adapter
+from server.engine.lora import Adapter
 from server.engine.request import Adapters
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.engine import fetch
+from server.engine.kv import fetch
 from tests.api.conftest import Api, Serve
 from tests.fakes import FakeLoader, FakeRunner
 

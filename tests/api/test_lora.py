@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from server.engine.adapters import Adapter
+from server.engine.lora import Adapter
 from server.pool.state import Status
 from tests.api.conftest import Serve, until
 from tests.fakes import FakeLoader, FakeRunner

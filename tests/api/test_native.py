@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.engine.adapters import Adapter
+from server.engine.lora import Adapter
 from tests.api.conftest import Api, Serve, until
 from tests.api.streams import native_events, posting
 from tests.fakes import FakeLoader, FakeRunner

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from server.engine.protocols import BatchEntry
+from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
 from server.wire.responses.read import ResponsesBody
 from tests.api.conftest import Serve

@@ -9,7 +9,7 @@ import pytest
 
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
-from server.engine.threads import NICE
+from server.engine.step.threads import NICE
 from server.llama.loader import LlamaLoader
 from server.pool.spec import LoadParams, ModelSpec
 from tests.unit.engine.builders import request, run

@@ -12,8 +12,8 @@ import pytest
 from server.constrain.grammar.compiler import GrammarCompiler
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
-from server.engine.protocols import BatchEntry
 from server.engine.request import Request, SamplingParams, Text
+from server.engine.runner_api import BatchEntry
 from server.errors import ModelFailed
 from server.llama.batch import Run
 from server.llama.loader import LlamaLoader
@@ -25,7 +25,7 @@ from tests.ggufs import TinyModel, gguf_file
 from tests.model.native_fixtures import prefill, raw_logits
 from tests.real_server import ROOT
 from tests.unit.engine.builders import Reply, run
-from tests.unit.engine.speculation.fake_draft import Machine
+from tests.unit.engine.speculate.fake_draft import Machine
 
 DEMO, DRAFT = ROOT / "models" / "demo.gguf", ROOT / "models" / "demo-draft.gguf"
 NATIVE = LoadParams(n_ctx=4096, n_parallel=4, n_threads=1, n_threads_batch=1, kv_unified=False)

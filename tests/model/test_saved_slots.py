@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from server.engine.adapters import BARE
-from server.engine.slot_state import SlotState
+from server.engine.lora import BARE
+from server.engine.step.slot_state import SlotState
 from server.llama.library import C
 from server.pool.slot_file import STATE_MAGIC, STATE_VERSION, Description, encode
 from tests.ggufs import MODELS, gguf_file

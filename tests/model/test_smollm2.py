@@ -22,8 +22,8 @@ from llama_cpp import Llama
 
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
-from server.engine.protocols import BatchEntry
 from server.engine.request import Request, SamplingParams
+from server.engine.runner_api import BatchEntry
 from server.llama.loader import LlamaLoader
 from server.llama.runner import LlamaRunner
 from server.pool.spec import LoadParams, ModelSpec
@@ -33,7 +33,7 @@ from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import WAIT_QUIETLY, start_pair
 from tests.real_server import RealServer, llamapool
 from tests.unit.engine.builders import Reply, run
-from tests.unit.engine.speculation.fake_draft import Machine
+from tests.unit.engine.speculate.fake_draft import Machine
 
 pytestmark = needs_smollm2
 

@@ -12,7 +12,7 @@ MAX_TOKEN_BYTES = 1024
 
 
 class TokenBytes(Protocol):
-    """What this package needs of a vocabulary (a part of `server.engine.protocols.Vocab`)."""
+    """What this package needs of a vocabulary (a part of `server.engine.runner_api.Vocab`)."""
 
     @property
     def n_tokens(self) -> int: ...

@@ -9,8 +9,8 @@ from server.engine.embedding.queue import Job
 from server.engine.embedding.vectors import EmbeddingRunner, Vectors
 from server.engine.group import InstanceGroup
 from server.engine.params import EngineParams
-from server.engine.snapshot import SlotSnapshot
-from server.engine.threads import cpus_of
+from server.engine.step.snapshot import SlotSnapshot
+from server.engine.step.threads import cpus_of
 from server.errors import ContextExceeded, InvalidRequest, QueueFull, ShuttingDown
 
 

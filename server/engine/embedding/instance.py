@@ -11,9 +11,9 @@ import numpy as np
 from server.engine.embedding.queue import Job, Piece, Queue
 from server.engine.embedding.vectors import EmbeddingRunner, Vectors
 from server.engine.params import EngineParams
-from server.engine.snapshot import SlotSnapshot
 from server.engine.stats import EngineStats
-from server.engine.threads import bind
+from server.engine.step.snapshot import SlotSnapshot
+from server.engine.step.threads import bind
 from server.errors import InternalError, LlamapoolError, ShuttingDown
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from server.engine.protocols import BatchEntry, RunnerInfo
 from server.engine.request import TokenLogprob
+from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.engine.adapters import Adapter, tuning
 from server.engine.engine import Engine
+from server.engine.lora import Adapter, tuning
 from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Started, Text
 from tests.fakes import EOS, FakeRunner, FakeVocab

@@ -4,13 +4,13 @@ import threading
 
 import pytest
 
-from server.engine.adapters import BARE, Tuning
-from server.engine.choice import BLOCK, STREAM_TOKENS, Footprints, outlook, turn_tokens
 from server.engine.engine import Engine
+from server.engine.generate.text import TextStream
+from server.engine.lora import BARE, Tuning
 from server.engine.request import Request
+from server.engine.routing import BLOCK, STREAM_TOKENS, Footprints, outlook, turn_tokens
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from server.engine.stats import EngineStats
-from server.engine.text import TextStream
 from tests.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 from tests.unit.engine.events import events_of

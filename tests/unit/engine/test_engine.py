@@ -8,15 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.engine.adapters import Adapter
-from server.engine.protocols import BatchEntry
+from server.engine.lora import Adapter
 from server.engine.request import Adapters, Failed, FinishReason, Progress, SamplingParams, Started, Text
-from server.engine.scheduler import Entry
+from server.engine.runner_api import BatchEntry
+from server.engine.schedule.scheduler import Entry
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
 from tests.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run
 from tests.unit.engine.events import events_of
-from tests.unit.engine.speculation.fake_draft import FakeDraft, Machine
+from tests.unit.engine.speculate.fake_draft import FakeDraft, Machine
 
 
 async def test_a_request_gets_its_text_and_one_finish() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from server.engine import router
+from server.engine import routing
 from server.engine.engine import Engine
-from server.engine.mailbox import Recall
-from server.engine.protocols import BatchEntry
 from server.engine.request import Event, Failed, Finished
+from server.engine.runner_api import BatchEntry
 from server.engine.sequence import Ticket
+from server.engine.step.mailbox import Recall
 from server.errors import InternalError, QueueFull, ShuttingDown
 from tests.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
@@ -196,7 +196,7 @@ async def test_every_request_ends_exactly_once_whatever_happens_meanwhile(
     closes = seed % 3 == 2
     misled = seed >= 2  # all are sent to the first instance, and change over as often as they can
     if misled:
-        monkeypatch.setattr(router, "AGAIN_S", 0.0)
+        monkeypatch.setattr(routing, "AGAIN_S", 0.0)
     asked: list[tuple[Ticket, Ending]] = []
     n_refused = 0
     async with engine_over(*runners, max_queue=15) as engine:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from server.engine.engine import Engine
-from server.engine.protocols import Runner
 from server.engine.request import Adapters
+from server.engine.runner_api import Runner
 from server.errors import ModelFailed
 from server.pool.lease import Lease
 from server.pool.lifecycle import EmbedderFactory, Factories

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.adapters import BARE, Tuning
-from server.engine.slot_state import SlotState
+from server.engine.lora import BARE, Tuning
+from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
 from server.pool.slot_file import DATA_PREFIX, Description, encode, open_saved, read_foreign
 

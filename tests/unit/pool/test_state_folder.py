@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from server.engine.adapters import BARE, NEVER, Adapter, Tuning
-from server.engine.checkpoints import Checkpoint
-from server.engine.slot_state import SlotState
+from server.engine.kv.checkpoints import Checkpoint
+from server.engine.lora import BARE, NEVER, Adapter, Tuning
+from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo

@@ -14,7 +14,7 @@ from server.conversation.output import decide
 from server.conversation.prompt import Prompt
 from server.conversation.speech import speech_of
 from server.conversation.thoughts import Allowance
-from server.engine.adapters import Adapter
+from server.engine.lora import Adapter
 from server.engine.request import (
     Finished,
     FinishReason,

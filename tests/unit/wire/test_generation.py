@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.engine.adapters import Adapter
+from server.engine.lora import Adapter
 from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.wire.fields import parse

@@ -1,0 +1,120 @@
+"""Tokens under a constraint: sample first, let the matcher look at that one token, and mask only when it says no.
+
+A mask over the vocabulary costs a hundred times what the look at one token does. Where several sequences of a step
+need one, the masks are computed in one call.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from server.engine.request import TokenLogprob
+from server.engine.runner_api import Runner
+from server.engine.schedule.scheduler import Entry
+from server.engine.sequence import Phase, Sequence
+
+if TYPE_CHECKING:  # llguidance takes its time to import
+    from server.constrain.grammar.masks import Masks
+
+
+@dataclass(slots=True)
+class Proposal:
+    """What the sampler chose at ``output``. ``mask`` is set where the constraint refuses it and its mask is there.
+
+    ``error``: proposing failed; it is raised when the sequence's turn comes, and is its own.
+    """
+
+    output: int
+    token: int = -1
+    probs: TokenLogprob | None = None
+    allowed: bool = False
+    mask: memoryview | None = None
+    error: Exception | None = None
+
+
+class Constrained:
+    """Used by the step thread."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._masks: Masks | None = None
+        self._proposals: dict[Sequence, Proposal] = {}
+
+    def propose(self, entries: list[Entry]) -> None:
+        """Propose the next token of every constrained sequence, and compute the masks of those refused together.
+
+        `entries` are those with logits, in the order of their outputs. One sequence alone is left to `sample`.
+        """
+        self._proposals.clear()
+        if sum([entry.sequence.constraint is not None for entry in entries]) < 2:
+            return
+        wanted: list[tuple[int, Sequence]] = []
+        output = 0
+        for entry in entries:
+            sequence = entry.sequence
+            if sequence.constraint is not None and sequence.phase is Phase.DECODE and sequence.request.max_tokens:
+                wanted.append((entry.next_output(output), sequence))
+            output += entry.n_outputs
+        if len(wanted) < 2:
+            return
+        for output, sequence in wanted:
+            try:
+                self._proposals[sequence] = self._proposed(output, sequence)
+            except Exception as error:  # noqa: BLE001 - raised in `sample`
+                self._proposals[sequence] = Proposal(output, error=error)
+        self._mask_together()
+
+    def sample(self, output: int, sequence: Sequence) -> tuple[int, TokenLogprob | None]:
+        """Take the next token; with its probabilities where the request wants those after sampling."""
+        runner, sampler, constraint = self._runner, sequence.sampler, sequence.constraint
+        assert sampler is not None
+        assert constraint is not None
+        made = self._proposals.pop(sequence, None)
+        if made is None or made.output != output:
+            made = self._proposed(output, sequence)
+        if made.error is not None:
+            raise made.error
+        token, probs = made.token, made.probs
+        if made.allowed:
+            runner.accept(sampler, token)
+        else:
+            mask = constraint.mask() if made.mask is None else made.mask
+            if probs is None:
+                token = runner.sample_constrained(output, sampler, mask)
+            else:
+                probs = runner.propose_probs(output, sampler, sequence.request.n_probs, mask)
+                runner.accept(sampler, token := probs.id)
+        constraint.accept(token)
+        return token, probs
+
+    def _proposed(self, output: int, sequence: Sequence) -> Proposal:
+        sampler, constraint, request = sequence.sampler, sequence.constraint, sequence.request
+        assert constraint is not None
+        probs = None
+        if request.post_sampling_probs and (request.want_logprobs or request.n_probs > 0):
+            probs = self._runner.propose_probs(output, sampler, request.n_probs)
+        token = self._runner.propose(output, sampler) if probs is None else probs.id
+        return Proposal(output, token, probs, constraint.allows(token))
+
+    def _mask_together(self) -> None:
+        refused = []
+        for sequence, made in self._proposals.items():
+            constraint = sequence.constraint
+            if not made.allowed and made.error is None and constraint is not None:
+                masked_by = constraint.masked_by()
+                if masked_by is not None:
+                    refused.append((made, masked_by))
+        if len(refused) < 2:
+            return
+        masks = self._all_masks().compute([masked_by for _, masked_by in refused])
+        for (made, _), mask in zip(refused, masks, strict=True):
+            if isinstance(mask, Exception):
+                made.error = mask
+            else:
+                made.mask = mask
+
+    def _all_masks(self) -> "Masks":
+        if self._masks is None:
+            from server.constrain.grammar.masks import Masks
+
+            self._masks = Masks()
+        return self._masks

@@ -1,0 +1,153 @@
+"""Tokens to text, as it can be shown: whole characters, and never a part of a stop string."""
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from server.engine.request import TokenLogprob
+
+
+class Shown(NamedTuple):
+    """Text that became final, with the tokens it came from."""
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A token whose text is not final: it begins at ``start`` of the held text."""
+
+    token: int
+    start: int
+    logprob: TokenLogprob | None
+
+
+@dataclass(slots=True)
+class TextStream:
+    """Incremental detokenizer of one choice, with its stop strings.
+
+    `feed` returns what became final, `stopping_word` is set once a stop string was met; nothing after it is shown.
+    """
+
+    stops: Sequence[str] = ()
+    stopping_word: str = ""
+    has_new_line: bool = False
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
+    )
+    _held: str = ""
+    _pending: list[_Pending] = field(default_factory=list)
+    _inside: bool = False  # the decoder has the beginning of a character
+
+    def feed(self, token: int, piece: bytes, logprob: TokenLogprob | None) -> Shown | None:
+        """Take one more token; None when nothing new can be shown yet."""
+        if not (self._inside or self._pending or self.stops or logprob):
+            text = _whole(piece)
+            if text:
+                self.has_new_line = self.has_new_line or "\n" in text
+                return Shown(text, (token,), ())
+        return self._feed(token, piece, logprob)
+
+    def _feed(self, token: int, piece: bytes, logprob: TokenLogprob | None) -> Shown | None:
+        self._pending.append(_Pending(token, len(self._held), logprob))
+        new = self._decoder.decode(piece)
+        self._inside = bool(self._decoder.getstate()[0])
+        if not new:
+            return None
+        searched = len(self._held)
+        self._held += new
+        if self.stops:
+            if self._cut_at_stop(searched):
+                return self._show(len(self._held))
+            return self._show(len(self._held) - self._partial_stop())
+        return self._show(len(self._held))
+
+    def finish(self) -> Shown | None:
+        """Show what was held back; an incomplete character becomes U+FFFD."""
+        if not self.stopping_word:
+            self._held += self._decoder.decode(b"", final=True)
+        if not self._held and not self._pending:
+            return None
+        return self._show(len(self._held), last=True)
+
+    def _cut_at_stop(self, searched: int) -> bool:
+        """Cut the held text at the earliest stop string in it; the tokens that lie behind have no probabilities."""
+        hits = []
+        for stop in self.stops:
+            at = self._held.find(stop, max(0, searched - len(stop) + 1))
+            if at >= 0:
+                hits.append((at, stop))
+        if not hits:
+            return False
+        at, self.stopping_word = min(hits, key=lambda hit: hit[0])
+        self._held = self._held[:at]
+        for pending in self._pending:
+            if pending.start >= at:
+                pending.logprob = None
+        return True
+
+    def _partial_stop(self) -> int:
+        """Length of the longest end of the held text that a stop string begins with."""
+        longest = 0
+        for stop in self.stops:
+            for n in range(min(len(stop) - 1, len(self._held)), longest, -1):
+                if stop.startswith(self._held[-n:]):
+                    longest = n
+                    break
+        return longest
+
+    def _show(self, n: int, *, last: bool = False) -> Shown | None:
+        """Release the first ``n`` held characters, with every token that begins in them."""
+        if n == 0 and not last:
+            return None
+        text, self._held = self._held[:n], self._held[n:]
+        done = self._pending if not self._held else [p for p in self._pending if p.start < n]
+        self._pending = [] if not self._held else [p for p in self._pending if p.start >= n]
+        for pending in self._pending:
+            pending.start -= n
+        self.has_new_line = self.has_new_line or "\n" in text
+        return Shown(
+            text,
+            tuple(p.token for p in done),
+            tuple(p.logprob for p in done if p.logprob is not None),
+        )
+
+
+@lru_cache(1 << 16)
+def _whole(piece: bytes) -> str:
+    """The text of a piece that is whole characters; "" for others. Most tokens are, and each comes again."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+_WHITE = " \t"
+
+
+@dataclass(slots=True)
+class IndentLimit:
+    """Watches the text of one choice; the line that it begins with may have any indentation.
+
+    The reference is server-context.cpp, process_token: the white space of the offending line stays.
+    """
+
+    smallest: int
+    met: bool = False
+    _indent: int = -1  # of the line that has only white space so far; -1 = within a line
+
+    def cut(self, text: str) -> str:
+        """`text` up to where a line shows to be indented too little; `met` is set then."""
+        for index, char in enumerate(text):
+            if self._indent >= 0 and char in _WHITE:
+                self._indent += 1
+            elif 0 <= self._indent < self.smallest:
+                self.met = True
+                return text[:index]
+            else:
+                self._indent = 0 if char == "\n" else -1
+        return text

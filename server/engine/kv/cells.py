@@ -1,0 +1,299 @@
+"""Carries out what the scheduler decided about cells, and keeps ``slot.tokens`` true to them."""
+
+import logging
+from collections.abc import Callable, Iterable
+
+from server.engine.kv.checkpoints import MIN_GAP, MIN_PROMPT, Checkpoint, added, below, limit_bytes
+from server.engine.kv.eviction import least_valuable
+from server.engine.kv.moving import Tiers
+from server.engine.kv.ram_cache import Stored
+from server.engine.lora import NEVER
+from server.engine.prefix.find import Placement
+from server.engine.runner_api import Runner
+from server.engine.schedule.scheduler import Entry, Scheduler
+from server.engine.sequence import Sequence, Slot
+from server.engine.stats import EngineStats
+from server.engine.step.slot_state import SlotState
+from server.errors import InvalidRequest, LlamapoolError
+
+log = logging.getLogger(__name__)
+
+
+class Cells:
+    """The only place that changes cells other than by decoding."""
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self.tiers = Tiers(runner, scheduler, clock)
+        self._can_cut = runner.info.can_cut
+        self._n_checkpoints = scheduler.params.ctx_checkpoints
+        self._clock = clock
+        self._checkpoint_s = 0.0  # that the last one took
+        self._n_checkpoints_made = self._n_rewound = 0
+        self._checkpoint_bytes = limit_bytes(runner.info.free_bytes, runner.info.n_seq)
+
+    def clear(self, slot: Slot) -> None:
+        """Forget everything in `slot`."""
+        self._runner.seq_remove(slot.id, 0)
+        slot.tokens = []
+        slot.chain.forget()
+        slot.n_shared = 0
+        slot.n_exact = NEVER
+        slot.floor, slot.checkpoints, slot.kept = 0, (), False
+
+    def truncate(self, slot: Slot, n: int) -> bool:
+        """Keep the first `n` tokens. False, and nothing changed, when the model cannot forget a part."""
+        if not self._runner.seq_remove(slot.id, n):
+            return False
+        del slot.tokens[n:]
+        slot.chain.cut(n)
+        slot.n_shared = min(slot.n_shared, n)
+        if n <= slot.n_exact:
+            slot.n_exact = NEVER
+        slot.checkpoints = below(slot.checkpoints, n)
+        self._look(slot)
+        return True
+
+    def _cut(self, slot: Slot, n: int) -> None:
+        """Keep the first `n` tokens, by a checkpoint if need be; nothing when there is no way back to there."""
+        if len(slot.tokens) <= n or self.truncate(slot, n):
+            return
+        checkpoint = next((c for c in slot.checkpoints if c.n_tokens == n), None)
+        if checkpoint is None or not self._runner.seq_rewind(slot.id, checkpoint.state, n):
+            self.clear(slot)
+            return
+        del slot.tokens[n:]
+        slot.chain.cut(n)
+        slot.n_shared = min(slot.n_shared, n)
+        slot.checkpoints = below(slot.checkpoints, n)
+        self._look(slot)
+        self._n_rewound += 1
+
+    def count(self, stats: EngineStats) -> None:
+        """What became of caches so far."""
+        stats.n_checkpoints, stats.n_checkpoint_hits = self._n_checkpoints_made, self._n_rewound
+        stats.n_cache_refused = self.tiers.n_refused
+
+    def _look(self, slot: Slot) -> None:
+        """After its cells changed: how far back it can be cut now."""
+        if not self._can_cut:
+            slot.floor = self._runner.seq_floor(slot.id)
+
+    def decoded(self, entries: list[Entry]) -> None:
+        """`entries` are in the cells: make the checkpoints that are due."""
+        if self._can_cut:
+            return
+        for entry in entries:
+            slot = entry.sequence.slot
+            assert slot is not None
+            self._look(slot)
+            if len(slot.tokens) in entry.sequence.marks:
+                self._checkpoint(slot)
+
+    def _checkpoint(self, slot: Slot) -> None:
+        """Make it possible to come back to what `slot` holds now."""
+        n = len(slot.tokens)
+        if self._can_cut or not self._n_checkpoints or n > slot.n_exact:
+            return
+        if any(abs(n - c.n_tokens) < MIN_GAP for c in slot.checkpoints):
+            return
+        if self.tiers.would_stop_others(self._checkpoint_s):
+            return
+        started = self._clock()
+        try:
+            state = self._runner.seq_checkpoint(slot.id)
+        except LlamapoolError as error:
+            log.warning("slot %d: no checkpoint at %d tokens: %s", slot.id, n, error)
+            return
+        self._checkpoint_s = self._clock() - started
+        self.tiers.spend(self._checkpoint_s)
+        self._n_checkpoints_made += 1
+        slot.checkpoints = added(slot.checkpoints, Checkpoint(n, state), self._n_checkpoints, self._checkpoint_bytes)
+
+    def prepare(self, placement: Placement, now: float) -> None:
+        """Bring the slot's cells to the placement's prefix; less than promised when the model cannot share it."""
+        slot, source, sequence = placement.slot, placement.source, placement.sequence
+        n_lost = len(slot.tokens) - (placement.n_kept if source is slot else 0)
+        self.tiers.keep(slot, n_lost, now, placement.stored)
+        if placement.stored is not None:
+            self._bring_back(slot, placement.stored, placement.n_reuse, now)
+            return
+        if sequence.saved is not None:
+            self._restore(slot, sequence, now)
+            return
+        if source is None:
+            self.clear(slot)
+            return
+        if source is not slot:
+            self.clear(slot)
+            self._runner.seq_copy(source.id, slot.id)
+            slot.tokens = list(source.tokens)
+            slot.n_shared = len(slot.tokens) if self._runner.info.unified else 0
+            slot.n_exact, slot.checkpoints = source.n_exact, source.checkpoints
+            self._look(slot)
+        if placement.moves:
+            self._move(placement, now)
+            return
+        self._cut(slot, placement.n_reuse)
+        if len(slot.tokens) >= MIN_PROMPT:
+            self._checkpoint(slot)  # a turn ended here, and another one may go on from it later
+
+    def _move(self, placement: Placement, now: float) -> None:
+        """Bring runs of the slot's own cells to the places that the new prompt has them at."""
+        slot = placement.slot
+        if not self._own(slot, now):
+            return
+        kept, shift = slot.tokens[: placement.n_reuse], 0
+        for move in placement.moves:
+            self._runner.seq_drop(slot.id, move.target, move.source - shift)
+            kept += slot.tokens[move.source : move.source + move.n]
+            shift = move.source - move.target
+        slot.n_exact = min(slot.n_exact, placement.n_reuse)
+        slot.checkpoints = below(slot.checkpoints, placement.n_reuse)
+        self._runner.seq_remove(slot.id, len(kept))
+        slot.tokens = kept
+        slot.chain.cut(placement.n_reuse)
+
+    def shift(self, sequence: Sequence, keep: int, discard: int, now: float) -> None:
+        """Drop `discard` tokens behind the first `keep`; what follows moves up, and generation goes on."""
+        slot = sequence.slot
+        assert slot is not None
+        tokens = slot.tokens
+        sequence.base = tokens[:keep] + tokens[keep + discard :]
+        sequence.base_output, sequence.shifted = len(sequence.output) - 1, True
+        if not self._own(slot, now):
+            self._scheduler.park(sequence, now)
+            return
+        self._runner.seq_drop(slot.id, keep, keep + discard)
+        slot.n_exact = min(slot.n_exact, keep)
+        slot.checkpoints = below(slot.checkpoints, keep)
+        slot.tokens = list(sequence.base)
+        slot.chain.cut(keep)
+
+    def _own(self, slot: Slot, now: float) -> bool:
+        """Give `slot` cells of its own, since moving shared ones moves them for everybody. False: it is empty now."""
+        if not self._runner.info.unified or not slot.tokens:
+            return True
+        if not any(other.tokens for other in self._scheduler.slots if other is not slot):
+            slot.n_shared = 0
+            return True
+        tokens, exact, checkpoints = slot.tokens, slot.n_exact, slot.checkpoints
+        state = self.tiers.save(slot)
+        self.clear(slot)
+        if not self._load(slot, state, len(tokens), now):
+            return False
+        slot.tokens, slot.n_exact, slot.checkpoints = tokens, exact, checkpoints
+        self._look(slot)
+        return True
+
+    def save(self, slot: Slot) -> SlotState:
+        """What `slot` holds, to be kept elsewhere."""
+        return self.tiers.snapshot(slot)
+
+    def restore(self, slot: Slot, saved: SlotState, now: float) -> None:
+        """Put a saved state in the place of what `slot` holds; caches of other idle slots make room for it.
+
+        Raises `InvalidRequest` when it does not fit or the library refuses it; the slot is empty then.
+        """
+        self.clear(slot)
+        n = len(saved.tokens)
+        if n > self._runner.info.n_ctx_seq:
+            raise InvalidRequest(f"the state has {n} tokens, the slot's context {self._runner.info.n_ctx_seq}")
+        if not n:
+            return
+        if not self._load(slot, saved.state, n, now):
+            raise InvalidRequest(f"the state of {n} tokens was refused by the library or finds no room")
+        slot.tokens, slot.tuning, slot.n_exact = list(saved.tokens), saved.tuning, saved.n_exact
+        slot.last_used, slot.checkpoints = now, saved.checkpoints
+        self._look(slot)
+
+    def _load(self, slot: Slot, state: bytes, n: int, now: float) -> bool:
+        """Put `state`, of `n` tokens, into the empty `slot`; caches of other idle slots make room for it.
+
+        False, and the slot is empty, when it finds none. The caller says what the slot holds then.
+        """
+        while self._surely_full(slot, n) or not self.tiers.load(slot, state, n):
+            if not self._make_room(slot, n, now):
+                return False
+        return True
+
+    def _surely_full(self, slot: Slot, n: int) -> bool:
+        """Fewer than `n` cells are free for `slot`; the library need not be asked, which would log an error."""
+        info = self._runner.info
+        return info.unified and info.can_cut and n + _own_cells(self._others(slot)) > info.n_cells
+
+    def _make_room(self, slot: Slot, n: int, now: float) -> bool:
+        """One more idle cache leaves, since `n` tokens find no room for `slot`. False: that would not help."""
+        info, others = self._runner.info, self._others(slot)
+        cached = [s for s in others if s.idle]
+        if not (info.unified and cached):
+            return False
+        if info.can_cut and n + sum(len(s.tokens) for s in others) <= info.n_cells:
+            return False  # there is room: it was refused for something else
+        if n + _own_cells(s for s in others if not s.idle) > info.n_cells:
+            return False
+        victim = least_valuable(cached)
+        self.tiers.keep(victim, len(victim.tokens), now)
+        self.clear(victim)
+        return True
+
+    def _others(self, slot: Slot) -> list[Slot]:
+        return [s for s in self._scheduler.slots if s is not slot and s.tokens]
+
+    def _bring_back(self, slot: Slot, stored: Stored, n: int, now: float) -> None:
+        """A kept state, cut to `n` tokens; nothing is reused when it finds no room."""
+        self.clear(slot)
+        if not self._load(slot, stored.state, len(stored.tokens), now):
+            log.info("slot %d: no room for a kept state of %d tokens", slot.id, len(stored.tokens))
+            return
+        self.tiers.count_use(stored, now)
+        slot.tokens, slot.n_exact, slot.checkpoints = list(stored.tokens), stored.n_exact, stored.checkpoints
+        self._look(slot)
+        self._cut(slot, n)
+
+    def park(self, sequence: Sequence, now: float) -> None:
+        """Move a running sequence out of the cells; it waits for its turn again."""
+        slot = sequence.slot
+        assert slot is not None
+        if self.tiers.may_park(sequence):
+            try:
+                sequence.saved = self.tiers.save(slot)
+                sequence.saved_tokens = list(slot.tokens)
+                sequence.saved_exact, sequence.saved_checkpoints = slot.n_exact, slot.checkpoints
+            except LlamapoolError as error:  # its cells are computed anew then, and nobody else is troubled
+                log.warning("slot %d: its state could not be saved: %s", slot.id, error)
+        self._scheduler.park(sequence, now)
+        self.clear(slot)
+
+    def _restore(self, slot: Slot, sequence: Sequence, now: float) -> None:
+        """Bring a parked sequence back; it is computed anew when its state does not fit."""
+        self.clear(slot)
+        state, tokens = sequence.saved, sequence.saved_tokens
+        sequence.saved, sequence.saved_tokens = None, []
+        assert state is not None
+        if self.tiers.may_put_back(state, len(tokens)) and self._load(slot, state, len(tokens), now):
+            slot.tokens, slot.n_exact = tokens, sequence.saved_exact
+            slot.checkpoints, sequence.saved_checkpoints = sequence.saved_checkpoints, ()
+            self._look(slot)
+        else:
+            log.info("slot %d: a parked state of %d tokens does not fit, computing it again", slot.id, len(tokens))
+            self.clear(slot)
+
+
+def _own_cells(slots: Iterable[Slot]) -> int:
+    """The least number of cells that `slots` hold together."""
+    return sum(len(slot.tokens) - slot.n_shared for slot in slots)
+
+
+_MARGIN = 4  # cells that a shift leaves free at least, as the reference
+
+
+def span(sequence: Sequence, n_ctx: int, *, add_bos: bool) -> tuple[int, int]:
+    """(tokens kept at the beginning, tokens dropped behind them); server-context.cpp, update_slots."""
+    request = sequence.request
+    keep = len(request.prompt) if request.n_keep < 0 else request.n_keep
+    keep = min(n_ctx - _MARGIN, keep + add_bos)
+    left = sequence.n_computed - keep
+    discard = request.n_discard or left // 2
+    return keep, max(1, min(discard, left - 1))

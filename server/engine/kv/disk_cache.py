@@ -1,0 +1,223 @@
+"""Prompt states on disk (``cache_disk``): what the RAM tier gave up, back when a prompt begins with it, also after a
+restart.
+
+Files are read, written and hashed by threads of this module's; a step thread only takes states out of cells and puts
+them there. `match`, `put` and `read` may be called by several step threads.
+"""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from server.engine.kv.ram_cache import MIB, Entry, Stored, Tier, stored
+from server.engine.lora import Tuning
+from server.engine.prefix.hashes import Chain
+from server.engine.step.slot_state import SlotState
+from server.errors import LlamapoolError
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING = 512 * MIB  # bytes that wait to be written; what comes then is lost
+CLOSE_S = 5.0  # longest time to write what is still in RAM when the model is unloaded
+_DESCRIPTION_BYTES = 4096  # more than a file has beside tokens and states
+
+
+@dataclass(eq=False, slots=True)
+class OnDisk(Entry):
+    """One whose bytes are in the file ``name``."""
+
+    name: str = ""
+
+
+class StateFiles(Protocol):
+    """Where they are kept; `server.pool` implements it. Every method blocks and may raise `LlamapoolError`."""
+
+    def index(self) -> Iterable[OnDisk]:
+        """What is there and fits this model; the rest is removed. ``used_at`` is minus the age in seconds."""
+
+    def write(self, name: str, saved: SlotState) -> int:
+        """Whole or not at all; its bytes."""
+
+    def read(self, name: str) -> SlotState:
+        """Raises unless every byte is what was written, under the same model and settings."""
+
+    def used(self, name: str) -> None:
+        """Remember the time, for the next `index`."""
+
+    def remove(self, name: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class DiskTier:
+    """At most `limit` bytes in `files`, shared by the instances of a model."""
+
+    def __init__(
+        self,
+        files: StateFiles,
+        limit: int,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+        *,
+        can_cut: bool,
+    ) -> None:
+        """`wake` is called, from another thread, when a read has ended."""
+        self._files = files
+        self._clock = clock
+        self._wake = wake
+        self._can_cut = can_cut
+        self._tier: Tier[OnDisk] = Tier(limit)
+        self._lock = threading.Lock()
+        self._writer = ThreadPoolExecutor(1, "llamapool-disk-write")
+        self._reader = ThreadPoolExecutor(1, "llamapool-disk-read")
+        self._pending = 0
+        self._usable = True
+        self._close_by: float | None = None
+        self._reading: dict[str, Future[Stored | None]] = {}
+        self.n_dropped = 0  # files that were damaged, or not this model's
+        self.ready = self._writer.submit(self._begin)
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all files."""
+        return self._tier.size
+
+    @property
+    def n_entries(self) -> int:
+        """Files."""
+        return len(self._tier)
+
+    @property
+    def n_hits(self) -> int:
+        """States that were read and found to be whole."""
+        return self._tier.n_hits
+
+    def match(
+        self, prompt: Sequence[int], wanted: Tuning, at_least: int, chain: Chain | None = None, most: int | None = None
+    ) -> tuple[OnDisk | None, int]:
+        """As `Tier.match`."""
+        with self._lock:
+            return self._tier.match(prompt, wanted, at_least, chain, most)
+
+    def wants(self, tokens: Sequence[int], tuning: Tuning, n_lost: int, chain: Chain | None = None) -> bool:
+        """As `Tier.wants`."""
+        with self._lock:
+            return self._usable and self._tier.wants(tokens, tuning, n_lost, chain)
+
+    def put(self, state: Stored) -> None:
+        """Write `state` soon, unless it is there, too large, or too much waits already."""
+        with self._lock:
+            full = self._pending > 0 and self._pending + state.size > MAX_PENDING and self._close_by is None
+            if not self._usable or full or state.size > self._tier.limit:
+                return
+            if self._tier.holds(state.tokens, state.tuning):
+                return
+            self._pending += state.size
+        self._writer.submit(self._write, state)
+
+    def read(self, entry: OnDisk) -> "Future[Stored | None]":
+        """The state of `entry`; None when its file is not what was written, it is dropped then."""
+        with self._lock:
+            future = self._reading.get(entry.name)
+            if future is None:
+                future = self._reading[entry.name] = self._reader.submit(self._read, entry)
+        future.add_done_callback(lambda _: self._wake())
+        return future
+
+    def begin_close(self) -> None:
+        """From now on everything is taken, and written within `CLOSE_S` seconds or not at all."""
+        self._close_by = self._clock() + CLOSE_S
+
+    def close(self) -> None:
+        """Wait for what is being written; blocking."""
+        self._reader.shutdown(cancel_futures=True)
+        self._writer.shutdown()
+        self._usable = False
+        self._files.close()
+
+    # ---- the threads of files
+
+    def _begin(self) -> None:
+        try:
+            now = self._clock()
+            entries = sorted(self._files.index(), key=lambda e: e.used_at)
+            with self._lock:
+                gone = []
+                for entry in entries:
+                    entry.used_at += now
+                    entry.floor = 0 if self._can_cut else len(entry.tokens)
+                    for group in self._tier.put(entry, now):
+                        gone += group
+            self._remove(gone)
+        except Exception as error:  # noqa: BLE001 - the server works without it
+            self._give_up(error)
+
+    def _write(self, state: Stored) -> None:
+        try:
+            if self._usable and (self._close_by is None or self._clock() < self._close_by):
+                self._write_file(state)
+        except LlamapoolError as error:
+            log.warning("a prompt state could not be written to disk: %s", error)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._give_up(error)
+        finally:
+            with self._lock:
+                self._pending -= state.size
+
+    def _write_file(self, state: Stored) -> None:
+        now = self._clock()
+        with self._lock:
+            if self._tier.holds(state.tokens, state.tuning):
+                return
+            gone = self._tier.make_room(state.size + _DESCRIPTION_BYTES, now)
+        self._remove(gone)
+        name = f"{secrets.token_hex(8)}.state"
+        n_bytes = self._files.write(name, state.slot_state)
+        entry = OnDisk(
+            *(state.tokens, state.tuning, state.n_exact, n_bytes, state.used_at, state.n_used),
+            floor=state.floor,
+            places=state.places,
+            name=name,
+        )
+        with self._lock:
+            replaced, evicted = self._tier.put(entry, now)
+        self._remove([*replaced, *evicted])
+
+    def _read(self, entry: OnDisk) -> Stored | None:
+        try:
+            saved = self._files.read(entry.name)
+            if (saved.tokens, saved.tuning) == (entry.tokens, entry.tuning):
+                with self._lock:
+                    self._tier.touch(entry, self._clock())
+                self._files.used(entry.name)
+                return stored(saved, entry.used_at, entry.n_used, can_cut=self._can_cut)
+            log.warning("%s: it has other tokens than when it was found; it is dropped", entry.name)
+        except LlamapoolError as error:
+            log.warning("%s: %s; it is dropped", entry.name, error)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._give_up(error)
+            return None
+        finally:
+            with self._lock:
+                self._reading.pop(entry.name, None)
+        with self._lock:
+            self.n_dropped += 1
+            if entry in self._tier:
+                self._tier.remove(entry)
+        self._remove([entry])
+        return None
+
+    def _remove(self, entries: Sequence[OnDisk]) -> None:
+        for entry in entries:
+            self._files.remove(entry.name)
+
+    def _give_up(self, error: Exception) -> None:
+        expected = isinstance(error, LlamapoolError)
+        log.error("prompt states are no longer kept on disk: %s", error, exc_info=None if expected else error)
+        with self._lock:
+            self._usable = False
+            self._tier = Tier(0)

@@ -1,0 +1,193 @@
+"""States out of the cells and back, between slots, RAM and disk. Used by the step thread.
+
+Moving a state stops every sequence of the instance, so it is done only where it pays, and in a step in which others
+generate for no longer than a step may take. A load, and a victim's saving, may take longer where they spare much more
+computing (`worth.LONG_PAYS`): computing it in pieces would cost the others more in all.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+
+from server.engine.kv import fetch
+from server.engine.kv.cost import LONG_PAYS
+from server.engine.kv.disk_cache import DiskTier
+from server.engine.kv.ram_cache import Stored, stored
+from server.engine.runner_api import Runner
+from server.engine.schedule.scheduler import Scheduler
+from server.engine.sequence import Phase, Sequence, Slot
+from server.engine.step.slot_state import SlotState
+from server.errors import LlamapoolError
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.1
+"""Of a step, for states that are moved, beside the last of them. In `benchmarks.simulation` the longest gap of a stream
+is half of what it is with 1.0, and neither throughput nor the time to the first token is worse."""
+
+
+class Tiers:
+    """The RAM tier and, where it is configured, the disk."""
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+        self.disk: DiskTier | None = None
+        self._runner = runner
+        self._scheduler = scheduler
+        self._clock = clock
+        self._can_cut = runner.info.can_cut
+        self._step_s = scheduler.params.target_itl_ms / 1e3 or math.inf
+        self._spent_s = 0.0
+        self.n_refused = 0  # states that were lost because saving them would have held others up
+        scheduler.ask_before_loading(self.may_load)
+
+    def begin_step(self) -> None:
+        """Others got their tokens: what comes now has a step's time of its own."""
+        self._spent_s = 0.0
+
+    @property
+    def spent_s(self) -> float:
+        """What states that were moved in this step took."""
+        return self._spent_s
+
+    @property
+    def busy(self) -> bool:
+        """Others generate, and states were moved in this step: what is left waits for the next one."""
+        return self._spent_s > self._step_s * SHARE and self._others_generate()
+
+    def would_stop_others(self, seconds: float) -> bool:
+        """Whether others generate and something that takes so long, with what this step has moved, would hold them up
+        for more than a step."""
+        return self._spent_s + seconds > self._step_s and self._others_generate()
+
+    def _others_generate(self, besides: Sequence | None = None) -> bool:
+        return any(s.phase is Phase.DECODE and s is not besides for s in self._scheduler.active())
+
+    def spend(self, seconds: float) -> None:
+        """Others waited so long."""
+        self._spent_s += seconds
+
+    def save(self, slot: Slot) -> bytes:
+        """The state of `slot`. Raises `LlamapoolError` when the library fails."""
+        started = self._clock()
+        state = self._runner.seq_save(slot.id)
+        seconds = self._clock() - started
+        self._spent_s += seconds
+        if slot.tokens:
+            self._scheduler.worth.observe_state(len(slot.tokens), len(state), seconds)
+        return state
+
+    def snapshot(self, slot: Slot) -> SlotState:
+        """What `slot` holds. Raises `LlamapoolError` when the library fails."""
+        return SlotState(list(slot.tokens), self.save(slot), slot.tuning, slot.n_exact, slot.checkpoints)
+
+    def may_park(self, sequence: Sequence) -> bool:
+        """Whether the state of a running sequence is saved; else its tokens are computed again."""
+        seconds = self._scheduler.worth.move_s(sequence.n_computed)
+        return not self._others_generate(sequence) or self._pays(seconds, sequence.n_computed)
+
+    def may_load(self, entry: Stored, n: int) -> bool:
+        """Whether `entry` is loaded for a gain of `n` tokens; else they are computed."""
+        return self.may_put_back(entry.state, n)
+
+    def may_put_back(self, state: bytes, n: int) -> bool:
+        """As `may_load`, for any state."""
+        worth = self._scheduler.worth
+        return not self._others_generate() or self._pays(worth.load_s(len(state)) or worth.move_s(0, len(state)), n)
+
+    def _pays(self, seconds: float, n: int) -> bool:
+        """Whether a move that saves computing `n` tokens may hold others up: for no longer than a step, or for much."""
+        if seconds <= self._step_s or self._scheduler.worth.compute_s(n) > LONG_PAYS * seconds:
+            return True
+        self._scheduler.worth.refused()
+        return False
+
+    def keep(self, slot: Slot, n_lost: int, now: float, coming: Stored | None = None) -> None:
+        """Before `n_lost` tokens of an idle slot go: save them, if that is of use and quick enough.
+
+        `coming` is loaded after it in the same step.
+        """
+        worth, n = self._scheduler.worth, len(slot.tokens)
+        if not self._wants(slot, n_lost) or not worth.pays(n, n_lost):
+            return
+        load_s = 0.0 if coming is None else worth.load_s(len(coming.state))
+        if self.would_stop_others(worth.move_s(n) + load_s):
+            self.n_refused += 1
+            worth.refused()
+            log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)
+            return
+        self._keep(slot, now)
+
+    def keep_ahead(self, now: float) -> bool:
+        """While nobody runs or waits: save an idle slot that could not be saved in time while others generate.
+
+        Only where that was so before. False: there is none.
+        """
+        scheduler, worth, limit = self._scheduler, self._scheduler.worth, self._scheduler.tier.limit
+        if not self.n_refused or limit == 0 or scheduler.n_active or scheduler.waiting:
+            return False
+        for slot in scheduler.slots:
+            n = len(slot.tokens)
+            fits = limit < 0 or n * worth.bytes_per_token < limit
+            if fits and worth.move_s(n) > self._step_s and self._wants(slot, n) and worth.pays(n, n):
+                self._keep(slot, now)
+                slot.kept = scheduler.tier.holds(slot.tokens, slot.tuning, slot.chain)
+                return slot.kept
+        return False
+
+    def _keep(self, slot: Slot, now: float) -> None:
+        try:
+            saved = self.snapshot(slot)
+        except LlamapoolError as error:
+            log.warning("slot %d: its state could not be kept: %s", slot.id, error)
+            return
+        self._put(stored(saved, slot.last_used, slot.n_used, can_cut=self._can_cut, chain=slot.chain), now)
+
+    def _wants(self, slot: Slot, n_lost: int) -> bool:
+        if self._scheduler.tier.limit == 0:
+            return self.disk is not None and self.disk.wants(slot.tokens, slot.tuning, n_lost, slot.chain)
+        return self._scheduler.tier.wants(slot.tokens, slot.tuning, n_lost, slot.chain)
+
+    def _put(self, entry: Stored, now: float) -> None:
+        _, evicted = self._scheduler.tier.put(entry, now)
+        if self.disk is not None:
+            for other in evicted:
+                self.disk.put(other)
+
+    def load(self, slot: Slot, state: bytes, n: int) -> bool:
+        """Put `state`, of `n` tokens, into the empty `slot`; False when it finds no room."""
+        started = self._clock()
+        if not self._runner.seq_load(slot.id, state, n):
+            return False
+        seconds = self._clock() - started
+        self._spent_s += seconds
+        self._scheduler.worth.loaded.observe(len(state), seconds)
+        return True
+
+    def count_use(self, entry: Stored, now: float) -> None:
+        """`entry` saved computing."""
+        if entry in self._scheduler.tier:
+            self._scheduler.tier.touch(entry, now)
+
+    def start_reading(self) -> None:
+        """Let the disk read what waiting sequences were found to begin with there."""
+        scheduler = self._scheduler
+        if self.disk is not None and fetch.wanted(scheduler.waiting):
+            fetch.start(scheduler.in_turn(), self.disk, scheduler.worth, self._clock(), most=len(scheduler.slots))
+
+    def save_all(self, now: float) -> None:
+        """The cells and RAM are about to be freed: to the disk with it, the most valuable first."""
+        if self.disk is None:
+            return
+        self.disk.begin_close()
+        entries = list(self._scheduler.tier)
+        for slot in self._scheduler.slots:
+            if not self._wants(slot, len(slot.tokens)):
+                continue
+            try:
+                saved = self.snapshot(slot)
+            except LlamapoolError as error:
+                log.warning("slot %d: its state could not be kept: %s", slot.id, error)
+                continue
+            entries.append(stored(saved, max(slot.last_used, 0.0), slot.n_used, can_cut=self._can_cut))
+        for entry in sorted(entries, key=lambda e: e.value(now), reverse=True):
+            self.disk.put(entry)

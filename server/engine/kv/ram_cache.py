@@ -1,0 +1,190 @@
+"""Prompt states that no longer have a slot, kept in RAM (llama-server's ``--cache-ram``) or on disk. Pure, but for a
+lock: the instances of a model share their states.
+
+An entry is what one slot held: tokens, the LoRA set that computed them, and the library's state of the sequence. A
+request whose prompt begins with more of an entry than of any slot gets the entry loaded instead of computing it.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from server.engine.kv.checkpoints import Checkpoints, reach
+from server.engine.kv.cost import value
+from server.engine.lora import Tuning, reusable
+from server.engine.prefix.hashes import Chain
+from server.engine.prefix.index import PrefixIndex
+from server.engine.step.slot_state import SlotState
+
+MIN_TOKENS = 16
+"""Fewer are computed anew; for more, `worth.Worth` compares the times. A turn of a short conversation is 20 to 60."""
+
+
+AUTOMATIC = -2
+MIB = 1 << 20
+_DEFAULT_MIB = 8192
+
+
+def tier_limit(cache_ram: int, free_bytes: int) -> int:
+    """Bytes from the setting in MiB: automatic is llama-server's default, or a quarter of what is free if less."""
+    if cache_ram != AUTOMATIC:
+        return cache_ram * MIB
+    return min(_DEFAULT_MIB * MIB, free_bytes // 4 or _DEFAULT_MIB * MIB)
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One kept state, wherever its bytes are; ``size`` are these.
+
+    ``n_exact``: as in `SlotState`; ``floor``: as in `Slot`; ``places``: of its checkpoints, in tokens. ``used_at`` and
+    ``n_used`` make its value.
+    """
+
+    tokens: list[int]
+    tuning: Tuning
+    n_exact: int
+    size: int
+    used_at: float
+    n_used: int = 0
+    floor: int = 0
+    places: tuple[int, ...] = ()
+    chain: Chain = field(default_factory=Chain)
+
+    def reusable(self, n: int, wanted: Tuning) -> int:
+        """How many of its first `n` tokens a sequence under `wanted` may take over."""
+        n = reusable(min(n, self.n_exact), self.tuning, wanted)
+        return reach(n, len(self.tokens), self.floor, self.places)
+
+    def value(self, now: float) -> float:
+        """What keeping it is worth."""
+        return value(len(self.tokens), self.n_used, now - self.used_at)
+
+
+@dataclass(eq=False, slots=True)
+class Stored(Entry):
+    """One whose bytes are in RAM."""
+
+    state: bytes = b""
+    checkpoints: Checkpoints = ()
+
+    @property
+    def slot_state(self) -> SlotState:
+        """As a value that can be kept elsewhere."""
+        return SlotState(self.tokens, self.state, self.tuning, self.n_exact, self.checkpoints)
+
+
+def stored(
+    saved: SlotState, used_at: float, n_used: int = 0, *, can_cut: bool = True, chain: Chain | None = None
+) -> Stored:
+    """`saved` as an entry; `chain` is that of its tokens, where somebody has it."""
+    size = len(saved.state) + 8 * len(saved.tokens) + sum(len(c.state) for c in saved.checkpoints)
+    return Stored(
+        saved.tokens,
+        saved.tuning,
+        saved.n_exact,
+        size,
+        used_at,
+        n_used,
+        floor=0 if can_cut else len(saved.tokens),
+        places=tuple(c.n_tokens for c in saved.checkpoints),
+        chain=Chain() if chain is None else chain.copy(),
+        state=saved.state,
+        checkpoints=saved.checkpoints,
+    )
+
+
+E = TypeVar("E", bound=Entry)
+
+
+@dataclass(slots=True)
+class Tier(Generic[E]):
+    """At most `limit` bytes of states; 0 keeps nothing, negative is unbounded."""
+
+    limit: int
+    size: int = 0
+    n_hits: int = 0  # times that an entry was of use
+    _entries: dict[int, E] = field(default_factory=dict)
+    _index: PrefixIndex[E] = field(default_factory=PrefixIndex)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[E]:
+        with self._lock:
+            return iter(list(self._entries.values()))
+
+    def __contains__(self, entry: object) -> bool:
+        return id(entry) in self._entries
+
+    def holds(self, tokens: Sequence[int], tuning: Tuning, chain: Chain | None = None) -> bool:
+        """Whether all of `tokens`, or almost, can be had from an entry. Here and below, `chain` is that of the tokens
+        where the caller has it."""
+        with self._lock:
+            return self._index.match(tokens, tuning, len(tokens) - MIN_TOKENS, chain)[0] is not None
+
+    def wants(self, tokens: Sequence[int], tuning: Tuning, n_lost: int, chain: Chain | None = None) -> bool:
+        """Whether a state of `tokens` is worth saving when all but the first ones, `n_lost` of them, go."""
+        return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(tokens, tuning, chain)
+
+    def put(self, entry: E, now: float) -> tuple[list[E], list[E]]:
+        """Keep `entry`. Shorter states of the same text go, then the least valuable: these two are returned.
+
+        One that is larger than the tier is not kept, and the only one of the second.
+        """
+        if 0 <= self.limit < entry.size:
+            return [], [entry]
+        with self._lock:
+            replaced = list(self._index.within(entry.tokens, entry.tuning, entry.chain))
+            for other in replaced:
+                entry.n_used = max(entry.n_used, other.n_used)
+                self.remove(other)
+            evicted = self.make_room(entry.size, now)
+            self._entries[id(entry)] = entry
+            self._index.add(entry)
+            self.size += entry.size
+            return replaced, evicted
+
+    def make_room(self, n_bytes: int, now: float) -> list[E]:
+        """Remove the least valuable until there is room for `n_bytes` more; who they were."""
+        evicted = []
+        with self._lock:
+            while 0 <= self.limit < self.size + n_bytes and self._entries:
+                evicted.append(min(self._entries.values(), key=lambda e: e.value(now)))
+                self.remove(evicted[-1])
+        return evicted
+
+    def match(
+        self, prompt: Sequence[int], wanted: Tuning, at_least: int, chain: Chain | None = None, most: int | None = None
+    ) -> tuple[E | None, int]:
+        """The entry of which most can be had for `prompt`, and how much: more than `at_least` tokens, up to `most`."""
+        if not self._entries:
+            return None, 0
+        with self._lock:
+            return self._index.match(prompt, wanted, at_least, chain, most)
+
+    def parted(self, prompt: Sequence[int], wanted: Tuning, chain: Chain | None = None) -> int:
+        """How much of its beginning `prompt` has in common with an entry, whether that can be had or not."""
+        with self._lock:
+            return self._index.parted(prompt, wanted, chain)
+
+    def touch(self, entry: E, now: float) -> None:
+        """`entry` was of use."""
+        with self._lock:
+            entry.used_at = now
+            entry.n_used += 1
+            self.n_hits += 1
+
+    def remove(self, entry: E) -> None:
+        """Forget `entry`."""
+        with self._lock:
+            del self._entries[id(entry)]
+            self._index.remove(entry)
+            self.size -= entry.size
+
+    def check_integrity(self) -> None:
+        """The bytes add up and keep to the limit; raises AssertionError."""
+        with self._lock:
+            assert self.size == sum(e.size for e in self._entries.values())
+            assert self.limit < 0 or self.size <= self.limit

@@ -1,0 +1,221 @@
+"""Which slot a waiting sequence gets, and from where its prompt's beginning comes. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from server.engine.kv.checkpoints import marks
+from server.engine.kv.disk_cache import DiskTier
+from server.engine.kv.eviction import least_valuable
+from server.engine.kv.fetch import Fetch
+from server.engine.kv.ram_cache import MIN_TOKENS, Stored, Tier
+from server.engine.lora import reusable
+from server.engine.params import EngineParams
+from server.engine.prefix.match import Move, common_prefix, longest_match, moves
+from server.engine.runner_api import RunnerInfo
+from server.engine.schedule.cell_room import Room
+from server.engine.sequence import Phase, Sequence, Slot
+
+MIN_COPY = 16  # tokens; a shorter prefix of another slot is computed anew
+MIN_READ = 64  # tokens; less is computed rather than read from disk
+MIN_WAIT = 64  # tokens; a longer prefix that another slot is computing is waited for
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Put `sequence` into `slot`, whose cells must then hold the first `n_reuse` tokens of `source`'s.
+
+    With ``moves`` (then `source` is `slot`), these bring further runs of its cells to their new places. With
+    ``stored``, the first `n_reuse` tokens come from that state.
+    """
+
+    sequence: Sequence
+    slot: Slot
+    source: Slot | None
+    n_reuse: int
+    moves: tuple[Move, ...] = ()
+    stored: Stored | None = None
+
+    @property
+    def n_kept(self) -> int:
+        """Tokens that need no computing."""
+        return self.n_reuse + sum(move.n for move in self.moves)
+
+
+class Skip(Enum):
+    """Why a waiting sequence is not placed now."""
+
+    LATER = "its slot is busy, or its prefix is being computed or read; others may go first"
+    NO_ROOM = "too few free cells; others that fit may go first, see `Room`"
+
+
+class Placer:
+    """Chooses among the slots of one instance, and what its tier keeps."""
+
+    def __init__(self, slots: list[Slot], tier: Tier[Stored], info: RunnerInfo, params: EngineParams) -> None:
+        self.slots = slots
+        self.tier = tier
+        self.info = info
+        self.params = params
+        self.disk: DiskTier | None = None
+        self.room = Room(slots, info)
+        self._awaited: dict[
+            Sequence, tuple[Sequence, int]
+        ] = {}  # who computes so many tokens of a waiting one's prompt
+        self.may_load: Callable[[Stored, int], bool] = lambda stored, n: True
+
+    def find(self, sequence: Sequence) -> Placement | Skip:
+        """Where `sequence` can go now, with the most of its prompt that needs no computing."""
+        self._awaited.pop(sequence, None)
+        pinned = sequence.request.id_slot
+        if pinned >= 0:
+            pinned %= self.info.n_seq  # ids run on across instances
+        if pinned >= 0 and not self.slots[pinned].idle:
+            return Skip.LATER
+        if sequence.saved is not None:
+            slot = self.slots[pinned] if pinned >= 0 else self._cheapest(None)
+            return self._if_room(sequence, Placement(sequence, slot, None, 0))
+        source, n = self._match(sequence)
+        stored, n_stored = self._stored(sequence, n)
+        if self._awaits(sequence, max(n, n_stored)):
+            return Skip.LATER
+        coming, computing = self._coming(sequence)
+        if computing is not None and coming >= MIN_WAIT and coming > max(n, n_stored):
+            self._awaited[sequence] = (computing, coming)
+            return Skip.LATER
+        if stored is not None and self.may_load(stored, n_stored - n):
+            slot = self.slots[pinned] if pinned >= 0 else self._cheapest(None)
+            return self._if_room(sequence, Placement(sequence, slot, None, n_stored, stored=stored))
+        slot = self.slots[pinned] if pinned >= 0 else self._choose(sequence, source, n)
+        own = self._own_match(slot, sequence)
+        if source is not slot and (own >= n or not self._worth_copying(source, n)):
+            source, n = (slot, own) if own else (None, 0)
+        placement = Placement(sequence, slot, source, n)
+        movable = self.info.can_shift and self.info.can_cut  # a recurrent state keeps what is dropped from its middle
+        if sequence.request.n_cache_reuse > 0 and movable and self._may_reuse(sequence):
+            placement = self._with_moves(placement, pinned)
+        return self._if_room(sequence, placement)
+
+    def _may_reuse(self, sequence: Sequence) -> bool:
+        return sequence.request.cache_prompt and self.params.cache_prompt
+
+    def _with_moves(self, placement: Placement, pinned: int) -> Placement:
+        """The idle slot of which most can be reused when runs of its cells may move; else `placement`."""
+        sequence, best = placement.sequence, placement
+        wanted = sequence.target[: sequence.n_reusable]
+        candidates = [self.slots[pinned]] if pinned >= 0 else [slot for slot in self.slots if slot.idle]
+        for slot in candidates:
+            if slot.tuning != sequence.tuning:
+                continue
+            n = slot.reusable(common_prefix(wanted, slot.tokens), sequence.tuning)
+            found = Placement(
+                sequence, slot, slot, n, tuple(moves(slot.tokens, wanted, n, sequence.request.n_cache_reuse))
+            )
+            if found.n_kept > best.n_kept:
+                best = found
+        return best
+
+    def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
+        """Longest reusable prefix."""
+        if not self._may_reuse(sequence):
+            return None, 0
+        return longest_match(sequence.target, self.slots, sequence.tuning, sequence.n_reusable)
+
+    def _own_match(self, slot: Slot, sequence: Sequence) -> int:
+        """What of `slot`'s own cells begins the prompt."""
+        if not self._may_reuse(sequence):
+            return 0
+        n = min(common_prefix(sequence.target, slot.tokens), sequence.n_reusable)
+        return slot.reusable(n, sequence.tuning)
+
+    def _stored(self, sequence: Sequence, n: int) -> tuple[Stored | None, int]:
+        """A kept state that saves much more computing than the `n` tokens of a slot."""
+        if not self._may_reuse(sequence):
+            return None, 0
+        prompt, most = sequence.target, sequence.n_reusable
+        stored, n_stored = self.tier.match(prompt, sequence.tuning, n + MIN_TOKENS, sequence.chain, most)
+        fetched = sequence.fetch.found if sequence.fetch is not None else None
+        if fetched is not None:
+            n_fetched = fetched.reusable(min(common_prefix(prompt, fetched.tokens), most), sequence.tuning)
+            if n_fetched > max(n_stored, n + MIN_TOKENS):
+                return fetched, n_fetched
+        return stored, n_stored
+
+    def _awaits(self, sequence: Sequence, n: int) -> bool:
+        """Whether more than the `n` tokens that are at hand may come from disk. It is looked for there once."""
+        if self.disk is None or not self._may_reuse(sequence):
+            return False
+        if sequence.fetch is None:
+            prompt, most = sequence.target, sequence.n_reusable
+            entry, n_disk = self.disk.match(prompt, sequence.tuning, n + MIN_READ, sequence.chain, most)
+            if entry is not None:
+                sequence.fetch = Fetch(entry, n_disk)
+        return sequence.fetch is not None and sequence.fetch.pending and sequence.fetch.n > n + MIN_READ
+
+    def inherited(self) -> dict[Sequence, int]:
+        """The priority of prompts that more urgent sequences wait for: that of the most urgent one."""
+        if not self._awaited:
+            return {}
+        self._awaited = {
+            waiter: (computing, n)
+            for waiter, (computing, n) in self._awaited.items()
+            if waiter.phase is Phase.WAITING and computing.phase is Phase.PREFILL and computing.n_computed < n
+        }
+        priorities: dict[Sequence, int] = {}
+        for waiter, (computing, _) in self._awaited.items():
+            own = priorities.get(computing, computing.request.priority)
+            if waiter.request.priority < own:
+                priorities[computing] = waiter.request.priority
+        return priorities
+
+    def _coming(self, sequence: Sequence) -> tuple[int, Sequence | None]:
+        """Longest prefix that a slot is computing right now, and for whom.
+
+        Where cells can't be cut, whoever computes it gets a mark there, unless that place is behind him.
+        """
+        if not self._may_reuse(sequence):
+            return 0, None
+        longest, computing, prefill = 0, None, Phase.PREFILL
+        for slot in self.slots:
+            s = slot.sequence
+            if s is None or s.phase is not prefill:
+                continue
+            n = reusable(common_prefix(sequence.target, s.target), s.tuning, sequence.tuning)
+            n = min(n, sequence.n_reusable)
+            if n > longest and (self.info.can_cut or (n > s.n_computed and self.params.ctx_checkpoints)):
+                longest, computing = n, s
+        if computing is not None and longest >= MIN_WAIT and not self.info.can_cut and longest not in computing.marks:
+            computing.marks += (longest,)
+        return longest, computing
+
+    def marks(self, placement: Placement) -> tuple[int, ...]:
+        """Where checkpoints are to be made while what `placement` lacks is computed."""
+        if self.info.can_cut or not self.params.ctx_checkpoints:
+            return ()
+        target, tuning, slot = placement.sequence.target, placement.sequence.tuning, placement.slot
+        others = (s for s in self.slots if s is not slot and s.tuning == tuning)
+        parted = max((common_prefix(target, s.tokens) for s in others), default=0)
+        parted = max(parted, self.tier.parted(target, tuning, placement.sequence.chain))
+        return marks(target, len(slot.tokens), self.info.turn_ends, self.params.checkpoint_min_step, parted)
+
+    def _choose(self, sequence: Sequence, source: Slot | None, n: int) -> Slot:
+        """The matching slot itself if little is lost by it, else the one whose cells are worth least."""
+        if source is not None and source.idle:
+            similar = n > self.params.slot_prompt_similarity * len(sequence.target) > 0
+            if similar and len(source.tokens) - n <= n:
+                return source
+        return self._cheapest(source)
+
+    def _cheapest(self, spare: Slot | None) -> Slot:
+        """An idle slot: an empty one first, then that of least value; `spare` only if there is no other."""
+        return least_valuable((slot for slot in self.slots if slot.idle), spare)
+
+    def _worth_copying(self, source: Slot | None, n: int) -> bool:
+        """A copy takes the whole source along; with separate KV that costs, however little of it is kept."""
+        if source is None or n < MIN_COPY:
+            return False
+        return self.info.unified or n * 16 >= len(source.tokens)
+
+    def _if_room(self, sequence: Sequence, placement: Placement) -> Placement | Skip:
+        n_kept = 0 if placement.stored is not None else placement.n_kept  # a state from the tier needs cells, too
+        return placement if self.room.fits(sequence, n_kept) else Skip.NO_ROOM

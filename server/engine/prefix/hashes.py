@@ -1,0 +1,60 @@
+"""Hashes of the beginnings of a text, which stay with the text so that each is computed once. Pure.
+
+Tokens are hashed in blocks, each hash with that of the block before it, so that equal beginnings have equal chains.
+"""
+
+from collections.abc import Sequence
+
+from server.engine.lora import Tuning
+
+BLOCK = 16  # tokens
+
+
+class Chain:
+    """The chain of one text that may grow or be cut, as far as somebody has asked for it.
+
+    Whoever changes tokens that were hashed says so (`cut`, `forget`); those that are added need no word.
+    """
+
+    __slots__ = ("_hashes",)
+
+    def __init__(self) -> None:
+        self._hashes: list[int] = []
+
+    def upto(self, n_blocks: int, tokens: Sequence[int], tuning: Tuning) -> list[int]:
+        """At least the hashes of the first `n_blocks` blocks of `tokens`, which has so many, behind that of none.
+
+        What computes the first token is part of the latter. The list is the chain's own, for reading.
+        """
+        hashes, none = self._hashes, hash(tuning.at(0))
+        if not hashes or hashes[0] != none:
+            hashes[:] = [none]
+        n_known = len(hashes) - 1
+        if n_known < n_blocks:
+            at = hashes[-1]
+            further = iter(tokens[n_known * BLOCK : n_blocks * BLOCK])
+            for block in zip(*[further] * BLOCK, strict=True):  # the fastest way to blocks
+                at = hash((at, block))
+                hashes.append(at)
+        return hashes
+
+    def cut(self, n_tokens: int) -> None:
+        """Only the first `n_tokens` tokens are still what they were."""
+        del self._hashes[n_tokens // BLOCK + 1 :]
+
+    def forget(self) -> None:
+        """The text is another one now."""
+        self._hashes = []
+
+    def fits(self, tokens: Sequence[int], tuning: Tuning) -> bool:
+        """Whether what is known is true of `tokens`; for tests."""
+        known = self._hashes
+        if not known or known[0] != hash(tuning.at(0)):  # nothing is known, or it will be computed anew
+            return True
+        return known == Chain().upto(len(tokens) // BLOCK, tokens, tuning)[: len(known)]
+
+    def copy(self) -> "Chain":
+        """For a copy of the text."""
+        other = Chain()
+        other._hashes = self._hashes.copy()
+        return other

@@ -1,0 +1,158 @@
+"""What the engine needs of the native side. `server.llama` implements it; tests use `tests/fakes.py`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from server.engine.lora import Adapter
+from server.engine.request import Adapters, SamplingParams, TokenLogprob
+from server.vocab import Vocab
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """Fixed facts of one instance. ``n_ctx_seq`` is the most tokens one sequence may hold; ``n_cells`` those of
+    all together (equal to n_ctx_seq * n_seq when the KV is not unified)."""
+
+    n_seq: int
+    n_ctx_seq: int
+    n_cells: int
+    n_batch: int
+    n_ubatch: int
+    unified: bool
+    can_shift: bool = False  # cells can get other positions
+    can_cut: bool = True  # the end of a sequence can be forgotten
+    n_guesses: int = 0  # guessed tokens of each sequence that a batch has outputs for
+    n_prompt_outputs: int = 1  # prompt tokens that a batch has outputs for, beside the next tokens of all sequences
+    free_bytes: int = 0  # memory left when the context was made; 0 = unknown
+    turn_ends: frozenset[int] = frozenset()  # tokens that end a turn in a chat's prompt
+
+
+class BatchEntry(Protocol):
+    """A run of tokens of one sequence in a batch: positions ``pos``.. ; logits for the last token if asked."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def pos(self) -> int: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def want_logits(self) -> bool: ...
+    @property
+    def all_logits(self) -> bool:
+        """Logits for each of the tokens, in order."""
+
+
+class Sampler(Protocol):
+    """One sequence's sampler chain: native memory, closed by its owner."""
+
+    @property
+    def seed(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+OwnSampler: TypeAlias = Any
+"""A sampler that the same runner made; its type is the runner's own."""
+
+
+class DraftRunner(Protocol):
+    """The context of a small model that guesses: as many sequences as the runner that it guesses for."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+    def decode(self, entries: Sequence[BatchEntry]) -> bool:
+        """As `Runner.decode`."""
+
+    def best(self, output: int) -> tuple[int, float]:
+        """The most probable token behind the `output`-th wanted logits of the last decode, and its probability."""
+
+    def seq_remove(self, seq: int, pos: int) -> bool:
+        """Forget positions >= `pos` of `seq`; False when that can't be."""
+
+    def seq_copy(self, source: int, target: int) -> None:
+        """Make `target` a copy of the whole of `source`; the target must be empty."""
+
+
+class Runner(Protocol):
+    """One native context. Every method is called by the instance's step thread only."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+    @property
+    def vocab(self) -> Vocab: ...
+    @property
+    def draft(self) -> DraftRunner | None:
+        """What guesses for this one; closed with it."""
+
+    def decode(self, entries: Sequence[BatchEntry]) -> bool:
+        """Decode in one call. True: done. False: no KV room, and nothing was changed.
+
+        Raises `server.errors.InternalError` when the library reports a fault of the batch.
+        """
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
+        """A new chain that has seen the prompt's tokens."""
+
+    def sample(self, output: int, sampler: OwnSampler) -> int:
+        """Sample from the `output`-th wanted logits of the last decode and accept the token."""
+
+    def sample_together(self, wanted: Sequence[tuple[int, OwnSampler]]) -> Mapping[int, int | Exception]:
+        """`sample` for several outputs on several cores: the token of each, or why there is none.
+
+        What is missing in the result is left to `sample`, which is as fast then.
+        """
+
+    def sample_constrained(self, output: int, sampler: OwnSampler, mask: "bytes | memoryview | bytearray") -> int:
+        """Sample and accept, among the tokens whose bit is set; raises InternalError when none is left."""
+
+    def propose(self, output: int, sampler: OwnSampler) -> int:
+        """Sample without accepting."""
+
+    def accept(self, sampler: OwnSampler, token: int) -> None: ...
+
+    def propose_probs(
+        self, output: int, sampler: OwnSampler, n_top: int, mask: "bytes | memoryview | bytearray | None" = None
+    ) -> TokenLogprob:
+        """Sample without accepting, with log probabilities of what the chain left over, the `n_top` best beside."""
+
+    def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
+        """From the raw logits of that output: the token's log probability and the `n_top` best."""
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The loaded LoRA adapters, by id, with the scales that they were loaded with."""
+
+    def use_adapters(self, adapters: Adapters) -> None:
+        """Compute the following batches under this set."""
+
+    def seq_remove(self, seq: int, pos: int) -> bool:
+        """Forget positions >= `pos` of `seq`; False when this model cannot forget a part."""
+
+    def seq_copy(self, source: int, target: int) -> None:
+        """Make `target` a copy of the whole of `source`; the target must be empty."""
+
+    def seq_drop(self, seq: int, start: int, end: int) -> None:
+        """Forget positions `start` up to `end` of `seq` and move what follows down to `start`.
+
+        Only where ``info.can_shift``, and only cells that no other sequence shares.
+        """
+
+    def seq_save(self, seq: int) -> bytes:
+        """The library's own state of one sequence, for `seq_load`."""
+
+    def seq_load(self, seq: int, state: bytes, n_tokens: int) -> bool:
+        """Replace what `seq` holds by a state of `n_tokens`; False when the library refuses it or it holds another
+        number, and `seq` is empty then."""
+
+    def seq_floor(self, seq: int) -> int:
+        """The least number of tokens that `seq_remove` can surely bring `seq` to, beside none."""
+
+    def seq_checkpoint(self, seq: int) -> bytes:
+        """What `seq_remove` can't bring back, as it is now; for `seq_rewind`."""
+
+    def seq_rewind(self, seq: int, checkpoint: bytes, n_tokens: int) -> bool:
+        """Bring `seq`, which goes on from where `checkpoint` was made, back to there; False: it is empty now."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,110 @@
+"""Whom the cells that are left are given to, where all slots share them (unified KV). Pure.
+
+Who finds too few is passed over by those that fit. `OVERTAKES` of them may take cells that it needs; then it is *due*:
+looked at before everybody else, and passed only by those that find room beside it and beside all who came after it.
+So it waits for those that ran, for `OVERTAKES` more, and for nobody else.
+
+Who was parked because the cells had run out waits until somebody leaves. What is taken is an estimate, cells that
+several slots share above all: where it is too low, who comes straight back is parked straight again.
+"""
+
+from bisect import bisect_right
+from itertools import accumulate
+
+from server.engine.runner_api import RunnerInfo
+from server.engine.sequence import Phase, Sequence, Slot
+
+RESERVE = 64  # cells kept for what a placed sequence will generate
+LEAST = RESERVE + 1  # cells that any sequence needs: the last token of a prompt is always computed
+OVERTAKES = 8
+
+
+class Room:
+    """The cells of one instance."""
+
+    def __init__(self, slots: list[Slot], info: RunnerInfo) -> None:
+        self._slots = slots
+        self._info = info
+        self._parked: list[Sequence] = []  # since somebody left
+        self._lost = 0  # cells that were full though nobody is known to hold them; until somebody leaves
+        self._n_placed = 0
+        self._changes = 0  # of who holds a slot
+        self.due: list[Sequence] = []
+        self.free = info.n_cells
+        self.empty = True  # nobody holds a slot
+
+    def measure(self) -> None:
+        """What is free now; to be called before anybody is looked at."""
+        taken = [_cells(s) for slot in self._slots if (s := slot.sequence) is not None]
+        self.empty = not taken
+        self.free = self._info.n_cells - self._lost - sum(taken)
+        if self.due:
+            self.due = [s for s in self.due if s.phase is Phase.WAITING and s.slot is None]
+
+    @property
+    def full(self) -> bool:
+        """Nobody fits, however much of his prompt is in the cells."""
+        return self._info.unified and not self.empty and self.free < LEAST
+
+    def fits(self, sequence: Sequence, n_kept: int) -> bool:
+        """Whether there are cells for `sequence` without the first `n_kept` of its tokens."""
+        sequence.n_needed = max(len(sequence.target), len(sequence.saved_tokens)) - n_kept + RESERVE
+        sequence.looked_at = self._changes
+        return self._fit(sequence)
+
+    def _fit(self, sequence: Sequence) -> bool:
+        return not self._info.unified or self.empty or sequence.n_needed <= self.free
+
+    def refuses(self, sequence: Sequence) -> bool:
+        """Whether it is known without a look that there is no room for it."""
+        if not self.empty and sequence in self._parked:
+            return True
+        return sequence.looked_at == self._changes and not self._fit(sequence)
+
+    def passes(self, sequence: Sequence, before: list[Sequence]) -> bool:
+        """Whether `sequence`, which fits, may go before those that do not; it is counted then."""
+        if not before or not self._info.unified:
+            return True
+        active = sorted((s.n_turn, _cells(s)) for slot in self._slots if (s := slot.sequence) is not None)
+        turns, sums = [turn for turn, _ in active], [0, *accumulate(n for _, n in active)]
+        n_cells, hindered = self._info.n_cells - self._lost, []
+        for one in before:
+            if one.passed_at < 0:
+                one.passed_at = self._n_placed
+            later = sums[-1] - sums[bisect_right(turns, one.passed_at)]
+            if later + sequence.n_needed + one.n_needed <= n_cells:
+                continue
+            if one.n_overtaken >= OVERTAKES:
+                return False
+            hindered.append(one)
+        for one in hindered:
+            one.n_overtaken += 1
+            if one.n_overtaken == OVERTAKES:
+                self.due.append(one)
+        return True
+
+    def placed(self, sequence: Sequence) -> None:
+        """`sequence` holds a slot now."""
+        self._changes += 1
+        self._n_placed += 1
+        sequence.n_turn, sequence.passed_at, sequence.n_overtaken = self._n_placed, -1, 0
+
+    def ran_out(self, victim: Sequence, n_batch: int) -> None:
+        """No cells were left for a batch of `n_batch` tokens, and no idle slot held any: `victim` is to be parked."""
+        victim.n_needed = _cells(victim)
+        self._parked.append(victim)
+        held = sum(s.n_computed - slot.n_shared for slot in self._slots if (s := slot.sequence) is not None)
+        self._lost = max(self._lost, self._info.n_cells - held - n_batch)
+
+    def left(self, sequence: Sequence, *, ended: bool) -> None:
+        """`sequence` holds its slot no longer; without having `ended`, it will come back."""
+        self._changes += 1
+        if ended:
+            self._parked, self._lost = [], 0
+
+
+def _cells(sequence: Sequence) -> int:
+    """Cells that `sequence` holds or will, beside those that it shares with others."""
+    slot = sequence.slot
+    assert slot is not None
+    return max(len(sequence.target), len(slot.tokens)) - slot.n_shared + RESERVE

@@ -1,0 +1,110 @@
+"""Who waits for a slot, and in which order they are looked at. Pure.
+
+Lower `priority` first, as in vLLM. Within one priority: who was parked comes back first, then the client that was
+served least, and the requests of a client as they came. So a single client that sets no priority has a plain queue.
+One placement in `BLIND` looks at no priority: a stream of urgent requests delays the others, and starves none.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from server.engine.schedule.accounts import Account, Accounts
+from server.engine.sequence import Sequence
+
+BLIND = 8
+
+Load = Callable[[Account], float]
+"""What a client was served, and what its slots have yet to compute; in weighted tokens."""
+
+
+class Waiting:
+    """The queue of one instance."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self._parked: dict[int, deque[Sequence]] = {}
+        self._lines: dict[int, dict[Account, deque[Sequence]]] = {}
+        self._n = 0
+        self._n_placed = 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __contains__(self, sequence: object) -> bool:
+        return any(sequence is one for one in self)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Everybody; parked ones first, otherwise in no order of meaning."""
+        for parked in self._parked.values():
+            yield from parked
+        for lines in self._lines.values():
+            for line in lines.values():
+                yield from line
+
+    def append(self, sequence: Sequence) -> None:
+        """A new choice: behind the others of its client and priority."""
+        account = sequence.account = self._accounts.of(sequence.request.client)
+        if not any(account in lines for lines in self._lines.values()):
+            self._accounts.catch_up(account)
+        lines = self._lines.setdefault(sequence.request.priority, {})
+        lines.setdefault(account, deque()).append(sequence)
+        self._n += 1
+
+    def appendleft(self, sequence: Sequence) -> None:
+        """A parked choice comes back, before all others of its priority; among parked ones the oldest is first."""
+        parked = self._parked.setdefault(sequence.request.priority, deque())
+        age = (sequence.ticket.submitted_at, sequence.index)
+        place = sum((other.ticket.submitted_at, other.index) < age for other in parked)
+        parked.insert(place, sequence)
+        self._n += 1
+
+    def remove(self, sequence: Sequence) -> bool:
+        """Take `sequence` out; whether it was there."""
+        priority, account = sequence.request.priority, sequence.account
+        parked, lines = self._parked.get(priority), self._lines.get(priority, {})
+        if parked is not None and sequence in parked:
+            parked.remove(sequence)
+            if not parked:
+                del self._parked[priority]
+        elif account in lines and sequence in lines[account]:
+            lines[account].remove(sequence)
+            if not lines[account]:
+                del lines[account]
+            if not lines:
+                del self._lines[priority]
+        else:
+            return False
+        self._n -= 1
+        return True
+
+    def candidates(self, load: Load, due: Iterable[Sequence] = ()) -> Iterator[Sequence]:
+        """In the order in which they are to be placed, `due` first; the queue must not change meanwhile."""
+        first = list(due)
+        yield from first
+        priorities = sorted({*self._parked, *self._lines})
+        if len(priorities) > 1 and self._n_placed % BLIND == BLIND - 1:
+            heads = [parked[0] for parked in self._parked.values()]
+            heads += [line[0] for lines in self._lines.values() for line in lines.values()]
+            head = min(heads, key=lambda head: (load(head.account), head.ticket.submitted_at))
+            if head not in first:
+                first.append(head)
+                yield head
+        for sequence in self._in_order(priorities, load):
+            if not first or sequence not in first:
+                yield sequence
+
+    def _in_order(self, priorities: list[int], load: Load) -> Iterator[Sequence]:
+        for priority in priorities:
+            yield from self._parked.get(priority, ())
+            lines = self._lines.get(priority, {})
+            if len(lines) == 1:
+                yield from next(iter(lines.values()))
+                continue
+            for account in sorted(lines, key=lambda one: (load(one), lines[one][0].ticket.submitted_at)):
+                yield from lines[account]
+
+    def place(self, sequence: Sequence) -> None:
+        """`sequence` gets a slot now."""
+        self.remove(sequence)
+        self._accounts.chose(sequence.account)
+        self._n_placed += 1

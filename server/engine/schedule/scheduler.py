@@ -1,0 +1,318 @@
+"""Who gets a slot, and who decodes which tokens in the next step. Pure: no threads, no clock, no native calls.
+
+A step of the instance is: `place` until nobody can be placed, `plan`, decode, `commit` (or `make_room` when the
+cells ran out), sample, `release` who ended.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from server.engine.kv.cost import Worth
+from server.engine.kv.disk_cache import DiskTier
+from server.engine.kv.eviction import least_valuable, look_for_cover
+from server.engine.kv.ram_cache import Stored, Tier, tier_limit
+from server.engine.lora import BARE
+from server.engine.params import EngineParams
+from server.engine.prefix.find import Placement, Placer, Skip
+from server.engine.prefix.hashes import Chain
+from server.engine.request import Adapters
+from server.engine.runner_api import RunnerInfo
+from server.engine.schedule.accounts import OUTPUT_WEIGHT, Account, Accounts
+from server.engine.schedule.integrity import check_slots, check_waiting
+from server.engine.schedule.prefill_order import PromptOrder
+from server.engine.schedule.queue import Load, Waiting
+from server.engine.schedule.step_size import Pace
+from server.engine.sequence import Phase, Sequence, Slot
+
+Turn = tuple[Adapters, int]
+"""Those who share a step: a LoRA set; and one sequence, by its slot, that must decode alone, or -1."""
+Guesses = Callable[[list[Sequence], int], list[list[int]]]
+"""Guessed tokens for each of these generating sequences, so many in all."""
+LOOKS = 32  # at sequences behind one that finds no room; each takes a search for its prefix
+ALONE_S = 1.0  # step time to stay under when no slot generates: bounds how long a cancel takes
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A run of tokens of one sequence in the step's batch; not frozen, since one is made for every token."""
+
+    seq: int
+    pos: int
+    tokens: list[int]
+    want_logits: bool
+    sequence: Sequence
+    all_logits: bool = False  # of each token: those after the first are guesses, to be checked; or it is scored
+    scored: bool = False  # prompt tokens, whose logits say how probable those behind them were
+
+    @property
+    def n_outputs(self) -> int:
+        """Logits that the batch gives for it."""
+        return len(self.tokens) if self.all_logits else int(self.want_logits)
+
+    @property
+    def guesses(self) -> list[int]:
+        """What may follow its first token."""
+        return self.tokens[1:] if self.all_logits and not self.scored else []
+
+    def next_output(self, first: int) -> int:
+        """Which of the batch's outputs its next token is sampled from, when its own begin with `first`."""
+        return first + len(self.tokens) - 1 if self.scored else first
+
+
+class Scheduler:
+    """Queue, slots and budgets of one instance."""
+
+    def __init__(self, info: RunnerInfo, params: EngineParams) -> None:
+        self.info = info
+        self.tier: Tier[Stored] = Tier(tier_limit(params.cache_ram, info.free_bytes))
+        self.worth = Worth.unknown()
+        self.params = params
+        self.slots = [Slot(i) for i in range(info.n_seq)]
+        self._placer = Placer(self.slots, self.tier, info, params)
+        self._accounts = Accounts()
+        self.waiting = Waiting(self._accounts)
+        self._prompt_order = PromptOrder(info.n_batch)
+        self.pace = Pace(params.target_itl_ms / 1e3, min(params.min_chunk, info.n_batch), info.n_batch)
+        self.pace_alone = Pace(ALONE_S, self.pace.smallest, info.n_batch, min(512, info.n_batch))
+        self.spent_s = 0.0  # of this step, before its decode: states that were moved
+        self._limit = info.n_batch
+        self._turns: dict[Turn, int] = {}  # when each last had a step
+        self.without_room: list[Sequence] = []  # who found too few free cells, though slots are idle
+
+    def use_tier(self, tier: Tier[Stored]) -> None:
+        """Share another instance's."""
+        self.tier = self._placer.tier = tier
+
+    def use_disk(self, disk: DiskTier) -> None:
+        """Look for prefixes there, too."""
+        self._placer.disk = disk
+
+    def ask_before_loading(self, may_load: Callable[[Stored, int], bool]) -> None:
+        """Whether a state of the tiers is loaded for a gain of so many tokens is `may_load`'s to say."""
+        self._placer.may_load = may_load
+
+    def active(self) -> Iterator[Sequence]:
+        """Every sequence that holds a slot."""
+        return (slot.sequence for slot in self.slots if slot.sequence is not None)
+
+    @property
+    def n_active(self) -> int:
+        """Slots that a sequence holds."""
+        return sum([slot.sequence is not None for slot in self.slots])
+
+    def place(self) -> Placement | None:
+        """The next waiting sequence that can have a slot, taken out of the queue."""
+        self.without_room = []
+        if not self.waiting or self.n_active == len(self.slots):
+            return None
+        room = self._placer.room
+        room.measure()
+        before: list[Sequence] = []  # those that don't fit
+        self.without_room = before
+        n_looks = LOOKS
+        for sequence in self.waiting.candidates(self._loads(), room.due):
+            if before and room.full:
+                return None
+            if room.refuses(sequence):
+                before.append(sequence)
+                continue
+            if before:
+                n_looks -= 1
+                if n_looks < 0:
+                    return None
+            placement = self._placer.find(sequence)
+            if isinstance(placement, Placement) and room.passes(sequence, before):
+                self.waiting.place(sequence)
+                return placement
+            if placement is not Skip.LATER:
+                before.append(sequence)
+        return None
+
+    def in_turn(self) -> list[Sequence]:
+        """Who waits, in the order in which they are to be placed."""
+        candidates = self.waiting.candidates(self._loads(), self._placer.room.due)
+        return [s for s in candidates if s.phase is Phase.WAITING and s.slot is None]
+
+    def _loads(self) -> Load:
+        """What a client was served, and what it holds slots for; asked for only where there are several."""
+        held: dict[Account, int] = {}
+
+        def load(account: Account) -> float:
+            if not held:
+                for s in self.active():
+                    held[s.account] = held.get(s.account, 0) + len(s.target) - s.n_computed + 1
+            return account.served + held.get(account, 0)
+
+        return load
+
+    def occupy(self, placement: Placement, now: float) -> None:
+        """Record that `placement` was carried out; ``slot.tokens`` already says what its cells hold."""
+        sequence, slot = placement.sequence, placement.slot
+        slot.sequence, sequence.slot = sequence, slot
+        slot.tuning = sequence.tuning
+        slot.n_requests += 1
+        self._placer.room.placed(sequence)
+        self._count_use(placement)
+        if sequence.n_cached < 0:
+            sequence.n_cached = len(slot.tokens)
+            sequence.placed_at = now
+        sequence.phase = Phase.PREFILL
+        sequence.marks, sequence.fetch = self._placer.marks(placement), None
+        if len(slot.tokens) == len(sequence.target) and sequence.output:
+            sequence.phase = Phase.DECODE
+
+    def _count_use(self, placement: Placement) -> None:
+        """Reuse makes a cache worth keeping: where it was taken from, and where it goes on."""
+        slot, source = placement.slot, placement.source
+        if placement.stored is not None:
+            slot.n_used = placement.stored.n_used
+        elif source is None or not slot.tokens:
+            slot.n_used = 0
+        else:
+            source.n_used += 1
+            if source is not slot:
+                slot.n_used = 0
+
+    def plan(self, guess: Guesses | None = None) -> list[Entry]:
+        """The next batch: every generating slot's token first, with what `guess` has to add, then prompts."""
+        members, decode, prefill = self._turn(), Phase.DECODE, Phase.PREFILL  # looking these up is slow
+        generating = [s for s in members if s.phase is decode]
+        if guess is not None and generating:
+            room = min(self._limit, self.info.n_batch) - len(generating)
+            guesses = guess(generating, room)
+            entries = [self._next(s, guessed) for s, guessed in zip(generating, guesses, strict=True)]
+            n_tokens = len(entries) + sum(map(len, guesses))
+        else:
+            entries = [Entry(s.slot.id, len(s.slot.tokens), s.output[-1:], True, s) for s in generating if s.slot]
+            n_tokens = len(entries)
+        streams = entries or (len(members) < self.n_active and any(s.phase is Phase.DECODE for s in self.active()))
+        size = self.pace.after(self.spent_s) if streams else self.pace_alone.size
+        budget = max(size - n_tokens, self.params.min_chunk if entries else 1)
+        budget = min(budget, self._limit - n_tokens, self.info.n_batch - n_tokens)
+        prompts = [s for s in members if s.phase is prefill] if len(generating) < len(members) else []
+        n_to_score = self.info.n_prompt_outputs
+        for s in self._prompt_order.sorted(prompts, self._placer.inherited() if prompts else None):
+            if budget <= 0 or s.slot is None:
+                break
+            at = len(s.slot.tokens)
+            end = at + budget
+            if at < s.tuning.start < end:  # an aLoRA begins to work there
+                end = s.tuning.start
+            end = s.next_mark(at, end)
+            scored = s.unscored and at >= s.n_scored
+            if scored:
+                end = min(end, at + n_to_score)
+                n_to_score -= min(end, len(s.target)) - at
+            elif s.unscored:  # it was parked, and what is scored is computed again
+                end = min(end, s.n_scored)
+            tokens = s.target[at:end]
+            if not tokens:  # others have taken the outputs of this step
+                continue
+            budget -= len(tokens)
+            wants_logits = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
+            entries.append(Entry(s.slot.id, at, tokens, wants_logits or scored, s, scored, scored))
+        return entries
+
+    @staticmethod
+    def _next(s: Sequence, guesses: list[int]) -> Entry:
+        """The next token of a generating sequence, and guesses of those that follow."""
+        assert s.slot is not None
+        return Entry(s.slot.id, len(s.slot.tokens), [s.output[-1], *guesses], True, s, all_logits=bool(guesses))
+
+    def _turn(self) -> list[Sequence]:
+        """Who may be in the next batch: only one LoRA set computes a batch, so several take turns; so do suspects."""
+        active = [slot.sequence for slot in self.slots if slot.sequence is not None]
+        if not [s for s in active if s.suspect or s.ticket.tuning is not BARE]:
+            return active
+        sets = {_turn_of(s) for s in active}
+        if len(sets) < 2:
+            return active
+        turn = max(self._turns.values(), default=0) + 1
+        # one that is new joins as the last: before the others, a stream of new sets would keep them waiting for ever
+        self._turns = {one: self._turns.get(one, turn - 1) for one in sets}
+        chosen = min(sets, key=lambda one: (self._turns[one], one))
+        self._turns[chosen] = turn
+        return [s for s in active if _turn_of(s) == chosen]
+
+    def commit(self, entries: list[Entry], seconds: float) -> None:
+        """The batch was decoded in `seconds`: its tokens are in the cells."""
+        self._limit = self.info.n_batch
+        n_tokens, n_prompts, generating = 0, 0, Phase.DECODE
+        for entry in entries:
+            sequence, tokens = entry.sequence, entry.tokens
+            slot, n = sequence.slot, len(tokens)
+            assert slot is not None
+            slot.tokens.extend(tokens)
+            n_tokens += n
+            if sequence.suspect and len(slot.tokens) >= sequence.suspect:
+                sequence.suspect = sequence.n_faults = 0
+            if sequence.phase is generating:
+                sequence.account.served += OUTPUT_WEIGHT
+                continue
+            n_prompts += 1
+            sequence.account.served += n
+            if len(slot.tokens) == len(sequence.target):
+                sequence.phase = generating
+        if n_prompts:
+            (self.pace_alone if n_prompts == len(entries) else self.pace).observe(n_tokens, seconds)
+
+    def make_room(self, entries: list[Entry]) -> Slot | Sequence | None:
+        """The cells ran out: whose cells to free (an idle slot's), or whom to park. None: a smaller batch, or nothing.
+
+        `is_stuck` tells these two apart.
+        """
+        cached = [slot for slot in self.slots if slot.idle and slot.tokens]
+        if cached:
+            return least_valuable(cached)
+        active, n_tokens = list(self.active()), sum(len(e.tokens) for e in entries)
+        if len(active) > 1:
+            victim = max(active, key=lambda s: (s.request.priority, s.ticket.submitted_at, s.index))
+            self._placer.room.ran_out(victim, n_tokens)
+            return victim
+        self._limit = max(1, n_tokens // 2)
+        return None
+
+    def is_stuck(self, entries: list[Entry]) -> bool:
+        """Not even one token of the only sequence finds a cell."""
+        return sum(len(e.tokens) for e in entries) == 1
+
+    def release(self, sequence: Sequence, now: float) -> None:
+        """`sequence` has ended and gives its slot back; the cells stay as a cache."""
+        if sequence.slot is None:
+            self.waiting.remove(sequence)
+        else:
+            self._leave(sequence, now)
+            self._placer.room.left(sequence, ended=True)
+
+    def _leave(self, sequence: Sequence, now: float) -> None:
+        slot = sequence.slot
+        assert slot is not None
+        slot.sequence, sequence.slot, slot.last = None, None, sequence
+        slot.last_used = now
+        if not sequence.shifted:  # it holds the sequence from its beginning, whose hashes are known
+            slot.chain, sequence.chain = sequence.chain, Chain()
+            slot.chain.cut(len(slot.tokens))
+        look_for_cover(slot, self.slots)
+        slot.kept = len(self.tier) > 0 and self.tier.holds(slot.tokens, slot.tuning, slot.chain)
+
+    def park(self, sequence: Sequence, now: float) -> None:
+        """Back to the head of the queue; what was generated must be in the cells again before it goes on."""
+        self._leave(sequence, now)
+        self._placer.room.left(sequence, ended=False)
+        sequence.target = sequence.content
+        if len(sequence.output) > sequence.base_output:  # its last token is not in the cells
+            del sequence.target[-1:]
+        sequence.chain = Chain()
+        sequence.phase = Phase.WAITING
+        self.waiting.appendleft(sequence)
+
+    def check_integrity(self) -> None:
+        """Prove that every slot and every cell is accounted for once; raises AssertionError."""
+        check_slots(self.slots, self.info.n_ctx_seq)
+        check_waiting(list(self.waiting))
+        self.tier.check_integrity()
+
+
+def _turn_of(sequence: Sequence) -> Turn:
+    slot = sequence.slot
+    return sequence.next_adapters, slot.id if sequence.suspect and slot is not None else -1

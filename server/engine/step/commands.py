@@ -1,0 +1,76 @@
+"""What is asked of a slot beside requests: keep, put back or forget what is in its cells."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from server.engine.kv.cells import Cells
+from server.engine.sequence import Slot
+from server.engine.step.slot_state import SlotState
+
+Work = Callable[[Cells, Slot, float], object]
+
+
+@dataclass(eq=False, slots=True)
+class Command:
+    """Carried out by the step thread once the slot is idle; ``done`` gets the result."""
+
+    slot: int  # within its instance
+    work: Work
+    done: "Future[object]" = field(default_factory=Future)
+
+    def carry_out(self, cells: Cells, slot: Slot, now: float) -> None:
+        """Do it, unless nobody waits for it any more."""
+        if not self.done.set_running_or_notify_cancel():
+            return
+        try:
+            self.done.set_result(self.work(cells, slot, now))
+        except Exception as error:  # noqa: BLE001 - it is the asker's
+            self.done.set_exception(error)
+
+    def refuse(self, error: Exception) -> None:
+        """End it without doing it."""
+        if self.done.set_running_or_notify_cancel():
+            self.done.set_exception(error)
+
+
+class Commands:
+    """What was asked of the slots of one instance and is not done. Used by its step thread."""
+
+    def __init__(self) -> None:
+        self._open: list[Command] = []
+
+    def add(self, command: Command) -> None:
+        """Take a new one in."""
+        self._open.append(command)
+
+    def carry_out(self, slots: Sequence[Slot], cells: Cells, now: float) -> None:
+        """Do those of idle slots; those of a busy slot wait for it, as in llama-server."""
+        for command in list(self._open):
+            slot = slots[command.slot]
+            if slot.idle:
+                self._open.remove(command)
+                command.carry_out(cells, slot, now)
+
+    def refuse(self, error: Exception) -> None:
+        """End all of them without doing them."""
+        for command in self._open:
+            command.refuse(error)
+        self._open.clear()
+
+
+def save(cells: Cells, slot: Slot, _now: float) -> SlotState:
+    """What the slot holds."""
+    return cells.save(slot)
+
+
+def restore(saved: SlotState) -> Work:
+    """Put `saved` into the slot."""
+    return lambda cells, slot, now: cells.restore(slot, saved, now)
+
+
+def erase(cells: Cells, slot: Slot, _now: float) -> int:
+    """Forget everything; the number of tokens that were there."""
+    n = len(slot.tokens)
+    cells.clear(slot)
+    return n

@@ -1,0 +1,78 @@
+"""What follows when the library refuses a batch: cells are brought back in step, and who is at fault fails alone."""
+
+import logging
+from collections.abc import Callable
+
+from server.engine.kv.cells import Cells
+from server.engine.runner_api import Runner
+from server.engine.schedule.scheduler import Entry, Scheduler
+from server.engine.sequence import Ticket
+from server.errors import LlamapoolError
+
+log = logging.getLogger(__name__)
+
+MAX_FAULTS = 2  # times a sequence is computed anew without getting further; then it is taken to be at fault
+
+
+class Faults:
+    """Used by the step thread. `commit` takes in what a decode of so many seconds gave, `fail` ends a request."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        cells: Cells,
+        clock: Callable[[], float],
+        *,
+        commit: Callable[[list[Entry], float], None],
+        fail: Callable[[Ticket, Exception], None],
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._cells = cells
+        self._clock = clock
+        self._commit = commit
+        self._fail = fail
+
+    def recover(self, entries: list[Entry], error: LlamapoolError) -> None:
+        """The library refused the batch `entries`: decode each alone, so that only those fail that are refused again.
+
+        Where the model can't forget a part of a sequence, it is parked and computed anew, in steps of its own until it
+        is past the place of the fault, at most `MAX_FAULTS` times.
+        """
+        log.error("a decode of %d sequences failed: %s", len(entries), error)
+        kept = [entry for entry in entries if self._rewind(entry, error)]
+        if len(entries) == 1:
+            for entry in kept:
+                self._fail(entry.sequence.ticket, error)
+            return
+        for entry in kept:
+            if entry.sequence.slot is not None:  # else another choice of its request has failed
+                self._decode_alone(entry)
+
+    def _decode_alone(self, entry: Entry) -> None:
+        started = self._clock()
+        try:
+            self._runner.use_adapters(entry.sequence.next_adapters)
+            if self._runner.decode([entry]):
+                self._commit([entry], self._clock() - started)
+        except LlamapoolError as own:
+            if self._rewind(entry, own):
+                self._fail(entry.sequence.ticket, own)
+
+    def _rewind(self, entry: Entry, error: LlamapoolError) -> bool:
+        """Forget what a failed decode may have left. False when its sequence can't go on from there."""
+        sequence = entry.sequence
+        slot = sequence.slot
+        if slot is None:  # another choice of its request has failed
+            return False
+        if self._cells.truncate(slot, len(slot.tokens)):
+            return True
+        self._cells.clear(slot)
+        sequence.n_faults += 1
+        sequence.suspect = max(sequence.suspect, entry.pos + len(entry.tokens))
+        if sequence.n_faults > MAX_FAULTS:
+            self._fail(sequence.ticket, error)
+        else:
+            self._scheduler.park(sequence, self._clock())
+        return False

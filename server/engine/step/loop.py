@@ -1,0 +1,282 @@
+"""One native context and the thread that owns it. Nothing else calls into the runner."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from server.engine.generate.output import Outputs
+from server.engine.generate.sample import Sampling
+from server.engine.kv.cells import Cells, span
+from server.engine.kv.disk_cache import DiskTier
+from server.engine.kv.fetch import give_up_late, wait_s
+from server.engine.params import EngineParams
+from server.engine.request import FinishReason, Progress
+from server.engine.runner_api import Runner
+from server.engine.schedule.scheduler import Entry, Scheduler
+from server.engine.sequence import Phase, Sequence, Slot
+from server.engine.speculate.speculation import speculation
+from server.engine.stats import EngineStats
+from server.engine.step.commands import Commands
+from server.engine.step.faults import Faults
+from server.engine.step.mailbox import Mailbox
+from server.engine.step.requests import Tickets
+from server.engine.step.threads import bind, cpus_of
+from server.errors import ContextExceeded, InternalError, LlamapoolError, ShuttingDown
+
+log = logging.getLogger(__name__)
+
+
+class Instance:
+    """Owns `runner`; takes tickets from its mailbox, and runs steps until it is stopped."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        params: EngineParams,
+        mailbox: Mailbox,
+        clock: Callable[[], float],
+        preparing: Callable[[], int],
+        first_slot: int = 0,
+    ) -> None:
+        self.runner = runner
+        self.params = params
+        self.mailbox = mailbox
+        self.stats = EngineStats()
+        self.scheduler = Scheduler(runner.info, params)
+        self._clock = clock
+        self._preparing = preparing
+        self._tickets = Tickets(self.scheduler, mailbox, self.stats, clock)
+        self._cells = Cells(runner, self.scheduler, clock)
+        self._shifts = params.context_shift and runner.info.can_shift
+        self._speculation = speculation(params, runner, clock)
+        self._outputs = Outputs(runner, self.stats, first_slot, shifts=self._shifts, speculation=self._speculation)
+        self._sampling = Sampling(
+            self._outputs, self._cells, self._tickets, mailbox, self.stats, self._speculation, clock
+        )
+        self._faults = Faults(
+            runner, self.scheduler, self._cells, clock, commit=self._take_results, fail=self._tickets.fail
+        )
+        self._commands = Commands()
+        self._cpus = cpus_of(first_slot // runner.info.n_seq, params.cpus)
+        self._prio = params.prio
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="llamapool-step", daemon=True)
+
+    @property
+    def spec_type(self) -> str:
+        """Where guesses come from; llama-server's words."""
+        return "none" if self._speculation is None else self.params.spec_type
+
+    def start(self) -> None:
+        """Start the step thread; from here on the runner is its own."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Fail what is open and end the thread; `join` waits for it. Called on the event loop."""
+        self._stopping = True
+        self.mailbox.wake()
+
+    def join(self) -> None:
+        """Wait until the thread has closed the runner; blocking."""
+        self._thread.join()
+
+    @property
+    def n_load(self) -> int:
+        """Choices that wait or run; exact on the event loop."""
+        return self.mailbox.n_load
+
+    def wake(self) -> None:
+        """Make the step thread look."""
+        self.mailbox.wake()
+
+    # ---- the step thread
+
+    def _run(self) -> None:
+        bind(self._cpus, self._prio)
+        while not self._stopping:
+            try:
+                self.mailbox.forget_wake()
+                self._receive()
+                if not self._step() and self.mailbox.empty and not self._stopping:
+                    self._count()
+                    self.mailbox.post()
+                    self._keep_ahead()
+                    self.mailbox.wait(wait_s(self.scheduler.waiting, self._clock()))
+            except Exception:
+                log.exception("a step failed; every request of this instance ends")
+                self._fail_all(InternalError("the engine failed; see the server's log"))
+            self.mailbox.post()
+        self._save_all()
+        self._fail_all(ShuttingDown("model"))
+        self._receive_commands()
+        self._commands.refuse(ShuttingDown("model"))
+        self.mailbox.post()
+        self.runner.close()
+
+    def use_disk(self, disk: DiskTier) -> None:
+        """Keep there what RAM has no room for; to be called before the first request."""
+        self._cells.tiers.disk = disk
+        self.scheduler.use_disk(disk)
+
+    def _keep_ahead(self) -> None:
+        while self.mailbox.empty and not self._stopping and self._cells.tiers.keep_ahead(self._clock()):
+            pass
+
+    def _save_all(self) -> None:
+        try:
+            self._cells.tiers.save_all(self._clock())
+        except Exception:  # the runner must be closed, whatever happens to its caches
+            log.exception("prompt states could not be saved")
+
+    def _receive(self) -> None:
+        """Take new tickets in, waiting a moment for those that are known to come, and drop cancelled ones."""
+        if self._preparing() and self.params.gather_ms > 0 and any(s.idle for s in self.scheduler.slots):
+            deadline = self._clock() + self.params.gather_ms / 1e3
+            while self._preparing() and not self._stopping and (left := deadline - self._clock()) > 0:
+                self.mailbox.wait(left)
+                self.mailbox.forget_wake()
+        self._tickets.receive()
+        self._receive_commands()
+        self._commands.carry_out(self.scheduler.slots, self._cells, self._clock())
+        self._count()
+
+    def _receive_commands(self) -> None:
+        while (command := self.mailbox.take_command()) is not None:
+            self._commands.add(command)
+
+    def _step(self) -> bool:
+        """Place, plan, decode, sample. False when there is nothing to do."""
+        self._place()
+        if not self._cells.tiers.busy:
+            self._tickets.give_back()
+        self.scheduler.spent_s = self._cells.tiers.spent_s
+        if self._shifts:
+            self._shift()
+        entries = self.scheduler.plan(self._speculation.guess if self._speculation is not None else None)
+        if not entries:
+            self._cells.tiers.begin_step()
+            return False
+        started = self._clock()
+        try:
+            self.runner.use_adapters(entries[0].sequence.next_adapters)
+            decoded = self.runner.decode(entries)
+        except LlamapoolError as error:
+            self._faults.recover(entries, error)
+            return True
+        if not decoded:
+            if self._speculation is not None and any(entry.guesses for entry in entries):
+                self._speculation.no_room()  # nobody is parked for the sake of a guess
+            else:
+                self._make_room(entries)
+            return True
+        self._take_results(entries, self._clock() - started)
+        if self.params.check_integrity:
+            self.scheduler.check_integrity()
+        self._count()
+        self.mailbox.post()
+        return True
+
+    def _take_results(self, entries: list[Entry], seconds: float) -> None:
+        """`entries` were decoded: their tokens are in the cells, and those with logits get their next ones."""
+        now = self._clock()
+        prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
+        self._count_decode(entries, seconds)
+        if self._speculation is not None:
+            generating = [e for e in entries if e.sequence.phase is Phase.DECODE]
+            n_guessed = sum(len(e.tokens) - 1 for e in generating)
+            n_prompt = sum(len(e.tokens) for e in prompts)
+            self._speculation.observe(len(generating), n_guessed, n_prompt, seconds)
+            self._speculation.prepare(e.sequence for e in prompts)
+        self.scheduler.commit(entries, seconds)
+        self._cells.tiers.begin_step()
+        self._cells.decoded(entries)
+        for entry in prompts:
+            self._report_progress(entry.sequence, now)
+        self._sampling.sample([e for e in entries if e.want_logits])
+
+    def _count_decode(self, entries: list[Entry], seconds: float) -> None:
+        """To be called before the commit. A slot that has a request is busy, with tokens in this decode or not."""
+        prompts = [len(e.tokens) for e in entries if e.sequence.phase is Phase.PREFILL]
+        if prompts:
+            self.scheduler.worth.computed.observe(sum(prompts), seconds)
+        longest = max([e.pos + len(e.tokens) for e in entries])
+        self.stats.add_decode(self.scheduler.n_active, longest, sum(prompts), seconds)
+
+    def _place(self) -> None:
+        give_up_late(self.scheduler.waiting, self._clock())
+        while not self._cells.tiers.busy and (placement := self.scheduler.place()) is not None:
+            sequence = placement.sequence
+            now = self._clock()
+            try:
+                self._cells.prepare(placement, now)
+                first = sequence.n_cached < 0
+                self.scheduler.occupy(placement, now)
+                if first:
+                    self.stats.queue_time.observe(now - sequence.ticket.submitted_at)
+                    self._outputs.begin(sequence)
+                    self._report_progress(sequence, now)
+            except Exception as error:  # noqa: BLE001 - `Tickets.fail` logs what is not ours
+                if sequence.slot is None:  # it neither waits nor runs: `fail` would not find it
+                    self._tickets.end(sequence)
+                if placement.slot.idle:
+                    self._cells.clear(placement.slot)
+                self._tickets.fail(sequence.ticket, error)
+        self._cells.tiers.start_reading()
+
+    def _shift(self) -> None:
+        """Make room in the contexts that are full."""
+        for sequence in list(self.scheduler.active()):
+            if sequence.phase is Phase.DECODE and sequence.n_computed + 1 >= self.runner.info.n_ctx_seq:
+                vocab = self.runner.vocab
+                keep, discard = span(sequence, self.runner.info.n_ctx_seq, add_bos=vocab.add_bos)
+                log.debug("context shift: %d tokens kept at the beginning, %d dropped", keep, discard)
+                slot = sequence.slot
+                assert slot is not None
+                try:
+                    self._cells.shift(sequence, keep, discard, self._clock())
+                except Exception as error:  # noqa: BLE001 - as above
+                    self._tickets.fail(sequence.ticket, error)
+                    self._cells.clear(slot)  # what the fault has left in them is unknown
+
+    def _make_room(self, entries: list[Entry]) -> None:
+        """The cells ran out; nothing was decoded."""
+        victim = self.scheduler.make_room(entries)
+        now = self._clock()
+        if isinstance(victim, Slot):
+            self._cells.tiers.keep(victim, len(victim.tokens), now)
+            self._cells.clear(victim)
+        elif isinstance(victim, Sequence):
+            self.stats.n_parked += 1
+            self._cells.park(victim, now)
+        elif self.scheduler.is_stuck(entries):
+            self._end_at_limit(entries[0].sequence, now)
+
+    def _end_at_limit(self, sequence: Sequence, now: float) -> None:
+        """No cell for the next token of the only sequence."""
+        if sequence.output:
+            self.mailbox.emit(sequence.ticket, *self._outputs.finish(sequence, FinishReason.LIMIT, now, truncated=True))
+            self._tickets.end(sequence)
+        else:
+            self._tickets.fail(sequence.ticket, ContextExceeded(len(sequence.request.prompt), sequence.n_computed))
+
+    def _report_progress(self, sequence: Sequence, now: float) -> None:
+        if sequence.request.return_progress and not sequence.output:
+            total = len(sequence.request.prompt)
+            elapsed_ms = (now - sequence.placed_at) * 1e3
+            done = min(sequence.n_computed, total)
+            self.mailbox.emit(sequence.ticket, Progress(sequence.index, total, sequence.n_cached, done, elapsed_ms))
+
+    def _fail_all(self, error: LlamapoolError) -> None:
+        """Every open request ends; the cells are no longer trusted."""
+        self._tickets.fail_all(error)
+        for slot in self.scheduler.slots:
+            try:
+                self._cells.clear(slot)
+            except Exception:  # the thread must live: without it, later requests would wait for ever
+                log.exception("slot %d could not be cleared", slot.id)
+        self._count()
+
+    def _count(self) -> None:
+        self.stats.n_processing = self.scheduler.n_active
+        self.stats.n_deferred = len(self.scheduler.waiting)
+        self._cells.count(self.stats)

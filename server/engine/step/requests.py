@@ -1,0 +1,117 @@
+"""The requests of one instance from their arrival to their end, however they end."""
+
+import logging
+from collections.abc import Callable
+
+from server.engine.generate.text import TextStream
+from server.engine.request import Failed
+from server.engine.schedule.scheduler import Scheduler
+from server.engine.sequence import Phase, Sequence, Ticket
+from server.engine.stats import EngineStats
+from server.engine.step.mailbox import Mailbox, Recall
+from server.errors import InternalError, LlamapoolError
+
+log = logging.getLogger(__name__)
+
+
+class Tickets:
+    """Those that have not ended. Used by the step thread."""
+
+    def __init__(self, scheduler: Scheduler, mailbox: Mailbox, stats: EngineStats, clock: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._mailbox = mailbox
+        self._stats = stats
+        self._clock = clock
+        self._open: dict[int, Ticket] = {}
+
+    def receive(self) -> None:
+        """Queue the choices of new requests, and end those of cancelled ones."""
+        while (ticket := self._mailbox.take()) is not None:
+            self._open[id(ticket)] = ticket
+            self._enqueue(ticket)
+        if any(ticket.cancelled for ticket in self._open.values()):
+            for sequence in self._sequences():
+                if sequence.ticket.cancelled:
+                    self.end(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """Free what a choice held; events are the caller's."""
+        now = self._clock()
+        self._scheduler.release(sequence, now)
+        sequence.phase = Phase.ENDED
+        if sequence.sampler is not None:
+            sequence.sampler.close()
+            sequence.sampler = None
+        sequence.speculating = None  # an index of the whole text; the slot remembers who held it last
+        ticket = sequence.ticket
+        ticket.n_open -= 1
+        if ticket.n_open == 0:
+            self._close(ticket)
+            if not ticket.cancelled:
+                self._stats.request_duration.observe(now - ticket.submitted_at)
+
+    def fail(self, ticket: Ticket, error: Exception) -> None:
+        """End every choice of a request with one event; an error that is not ours is logged, and not shown."""
+        if not isinstance(error, LlamapoolError):
+            log.error("a request failed", exc_info=error)
+            error = InternalError("the engine failed on this request; see the server's log")
+        for sequence in self._sequences():
+            if sequence.ticket is ticket:
+                self.end(sequence)
+        self._close(ticket)
+        self._mailbox.emit(ticket, Failed(error))
+
+    def fail_all(self, error: LlamapoolError) -> None:
+        """End every request, new ones too."""
+        while (ticket := self._mailbox.take()) is not None:
+            self._open[id(ticket)] = ticket
+        for ticket in list(self._open.values()):
+            self.fail(ticket, error)
+
+    def give_back(self) -> None:
+        """Answer who asks for requests that have not begun: those that would be next, were there a slot.
+
+        To be called when nobody else can be placed. Who waits beside an idle slot waits for cells, and may go, or for
+        what is coming to these cells or from disk, and stays.
+        """
+        scheduler = self._scheduler
+        while (recall := self._mailbox.take_recall()) is not None:
+            queue = scheduler.in_turn()
+            full = scheduler.n_active == len(scheduler.slots)
+            self._give(recall, queue, queue if full else scheduler.without_room)
+
+    def _give(self, recall: Recall, queue: list[Sequence], candidates: list[Sequence]) -> None:
+        wanted, n_given = {id(ticket) for ticket in recall.tickets}, 0
+        for head in candidates:
+            ticket = head.ticket
+            if id(ticket) not in wanted or id(ticket) not in self._open or ticket.cancelled:
+                continue
+            wanted.discard(id(ticket))
+            choices = [s for s in queue if s.ticket is ticket and s.n_cached < 0]
+            if len(choices) < ticket.request.n:  # it has begun
+                continue
+            for choice in choices:
+                self._scheduler.waiting.remove(choice)
+                choice.phase = Phase.ENDED  # nobody may place it any more
+            del self._open[id(ticket)]
+            recall.given.append(ticket)
+            n_given += ticket.request.n
+            if n_given >= recall.most:
+                return
+
+    def _enqueue(self, ticket: Ticket) -> None:
+        request = ticket.request
+        for index in range(request.n):
+            constraint = request.constraint
+            if constraint is not None and index:
+                constraint = constraint.fork()
+            text = TextStream(request.stop)
+            self._scheduler.waiting.append(Sequence(ticket, index, text, request.prompt, constraint=constraint))
+
+    def _sequences(self) -> list[Sequence]:
+        return [*self._scheduler.active(), *self._scheduler.waiting]
+
+    def _close(self, ticket: Ticket) -> None:
+        """Nothing of `ticket` is left here; said once."""
+        if self._open.pop(id(ticket), None) is not None:
+            self._mailbox.ended(ticket)

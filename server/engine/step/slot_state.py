@@ -1,0 +1,27 @@
+"""What a slot holds, as a value that can be kept outside of the engine."""
+
+from dataclasses import dataclass
+
+from server.engine.kv.checkpoints import Checkpoints
+from server.engine.lora import Tuning
+from server.engine.request import Adapters
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """``state`` are the library's own bytes of the sequence (llama_state_seq_get_data), ``tokens`` what is in it.
+
+    ``n_exact`` of the tokens lie in cells that a fresh computation would give, too; a context shift or
+    ``n_cache_reuse`` leaves others.
+    """
+
+    tokens: list[int]
+    state: bytes
+    tuning: Tuning
+    n_exact: int
+    checkpoints: Checkpoints = ()
+
+    @property
+    def adapters(self) -> Adapters:
+        """The LoRA set of its cells."""
+        return self.tuning.adapters

@@ -1,0 +1,116 @@
+"""Log probabilities of prompt tokens: each once and in order, whatever else happens to their sequence."""
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from server.engine.request import PromptLogprobs, Request, Started, TokenLogprob
+from server.engine.runner_api import BatchEntry
+from server.errors import InternalError
+from tests.fakes import FakeRunner
+from tests.unit.engine.builders import Reply, engine_over, request, run
+from tests.unit.engine.events import events_of
+
+TEXT = "a prompt that is longer than the outputs of a step"
+
+
+def scored(prompt: str, **options: object) -> Request:
+    options = {"prompt_logprobs": True, "want_logprobs": True, "n_probs": 1, "max_tokens": 1} | options
+    return request(prompt, **options)
+
+
+def found(reply: Reply) -> list[TokenLogprob]:
+    assert reply.error is None
+    return [token for event in reply.events if isinstance(event, PromptLogprobs) for token in event.tokens]
+
+
+def expected(req: Request) -> list[TokenLogprob]:
+    """What the fake model gives each token after those before it."""
+    runner = FakeRunner(n_seq=1, n_ctx_seq=10**6)
+    tokens = []
+    for n in range(1, len(req.prompt)):
+        runner.outputs = [runner._next(runner.vocab.detokenize(req.prompt[:n]))]
+        tokens.append(runner.logprobs(0, req.prompt[n], req.n_probs))
+    return tokens
+
+
+@pytest.mark.parametrize("n_prompt_outputs", [1, 7, 1000])
+async def test_every_token_but_the_first_has_one_given_those_before_it(n_prompt_outputs: int) -> None:
+    runner = FakeRunner(n_prompt_outputs=n_prompt_outputs)
+    async with engine_over(runner) as engine:
+        (reply,) = await run(engine, scored(TEXT))
+    assert found(reply) == expected(scored(TEXT))
+    assert max(n for batch in runner.batches for _, n in batch) <= max(n_prompt_outputs, 1)
+    kinds = [type(event) for event in reply.events]
+    assert kinds.index(Started) > max(i for i, kind in enumerate(kinds) if kind is PromptLogprobs)
+    assert reply.finished[0].n_predicted == 1
+
+
+async def test_nothing_comes_from_a_cache_and_everything_stays_in_it() -> None:
+    async with engine_over(FakeRunner(n_prompt_outputs=8)) as engine:
+        await run(engine, request(TEXT))
+        (reply,) = await run(engine, scored(TEXT))
+        (later,) = await run(engine, request(TEXT))
+    assert found(reply) == expected(scored(TEXT))
+    assert reply.started.n_cached == 0
+    assert later.started.n_cached == len(scored(TEXT).prompt) - 1
+
+
+@pytest.mark.parametrize("max_tokens", [0, 5])
+async def test_the_first_choice_alone_computes_them(max_tokens: int) -> None:
+    async with engine_over(FakeRunner(n_seq=3, n_prompt_outputs=8)) as engine:
+        (reply,) = await run(engine, scored(TEXT, n=3, max_tokens=max_tokens))
+    assert found(reply) == expected(scored(TEXT))
+    assert {event.index for event in reply.events if isinstance(event, PromptLogprobs)} == {0}
+    assert [reply.finished[i].n_predicted for i in range(3)] == [max_tokens] * 3
+
+
+async def test_several_share_the_outputs_of_a_step_and_hold_up_nobody() -> None:
+    runner = FakeRunner(n_seq=4, n_prompt_outputs=8)
+    texts = [TEXT, TEXT[::-1], TEXT.upper()]
+    asked = [*(scored(text) for text in texts), request("plain " * 20, max_tokens=30)]
+    async with engine_over(runner) as engine:
+        *replies, plain = await run(engine, *asked)
+    assert [found(reply) for reply in replies] == [expected(scored(text)) for text in texts]
+    assert plain.finished[0].n_predicted == 30
+
+
+async def test_what_was_scored_before_a_parking_is_not_scored_again() -> None:
+    """Unified cells run out: the younger one is parked in the middle of its prompt and comes back."""
+    runner = FakeRunner(n_seq=2, n_ctx_seq=320, n_cells=320, unified=True, n_prompt_outputs=1)
+    long = scored("p" * 180)
+    async with engine_over(runner) as engine:
+        first, second = await run(engine, request("first", max_tokens=300), long)
+        assert engine.stats.n_parked > 0
+    assert first.finished[0].n_predicted == 300
+    assert found(second) == expected(long)
+
+
+async def test_a_batch_that_fails_costs_no_score() -> None:
+    """The library refuses one batch of two sequences: both are decoded alone, and none is counted twice."""
+    failed = []
+
+    def refuse(entries: Sequence[BatchEntry]) -> None:
+        if len(entries) > 1 and not failed:
+            failed.append(True)
+            raise InternalError("refused")
+
+    texts = [TEXT, TEXT[::-1]]
+    async with engine_over(FakeRunner(n_seq=2, n_prompt_outputs=16, on_decode=refuse)) as engine:
+        replies = await run(engine, *(scored(text) for text in texts))
+    assert failed
+    assert [found(reply) for reply in replies] == [expected(scored(text)) for text in texts]
+
+
+async def test_a_cancelled_one_frees_its_slot() -> None:
+    steps = threading.Semaphore(3)
+    runner = FakeRunner(n_seq=1, n_ctx_seq=2048, n_prompt_outputs=1, steps=steps)
+    async with engine_over(runner) as engine:
+        async with events_of(engine, scored(TEXT * 20)) as stream:
+            async for _ in stream:
+                break
+        steps.release(1000)
+        (reply,) = await run(engine, request("next"))
+    assert reply.finished[0].n_predicted == 8
+    assert sum(n for batch in runner.batches for _, n in batch) < 4 + len("next") + 1 + 8

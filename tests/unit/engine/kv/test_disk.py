@@ -1,0 +1,288 @@
+"""Prompt states on disk, over files that a test holds in its hands."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from server.engine.kv.disk_cache import DiskTier, OnDisk
+from server.engine.kv.ram_cache import Stored, stored
+from server.engine.lora import BARE, NEVER
+from server.engine.step.slot_state import SlotState
+from server.errors import InternalError, InvalidRequest
+from tests.fakes import FakeRunner
+from tests.unit.engine.builders import alone, engine_over, request, run
+
+TEXT = list(range(100))
+SIZE = 10_000  # of every file
+
+
+def still() -> float:
+    """A clock that does: nothing is too slow to wait for, or to save."""
+    return 0.0
+
+
+class Files:
+    """A folder in memory. ``gate``: every read waits for it; ``failing``: what the next write or index raises."""
+
+    def __init__(self) -> None:
+        self.saved: dict[str, SlotState] = {}
+        self.damaged: set[str] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reading = threading.Event()
+        self.failing: Exception | None = None
+        self.n_reads = 0
+        self.closed = False
+
+    def index(self) -> list[OnDisk]:
+        if self.failing:
+            raise self.failing
+        return [OnDisk(s.tokens, s.tuning, s.n_exact, SIZE, -10.0, name=name) for name, s in self.saved.items()]
+
+    def write(self, name: str, saved: SlotState) -> int:
+        if self.failing:
+            raise self.failing
+        self.saved[name] = saved
+        return SIZE
+
+    def read(self, name: str) -> SlotState:
+        self.reading.set()
+        assert self.gate.wait(60)
+        self.n_reads += 1
+        if name in self.damaged:
+            raise InvalidRequest("it is damaged")
+        return self.saved[name]
+
+    def used(self, name: str) -> None:
+        assert name in self.saved
+
+    def remove(self, name: str) -> None:
+        self.saved.pop(name, None)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@contextmanager
+def tier_over(files: Files, limit: int = 10 * SIZE, *, can_cut: bool = True) -> Iterator[DiskTier]:
+    disk = DiskTier(files, limit, lambda: 100.0, lambda: None, can_cut=can_cut)
+    disk.ready.result(60)
+    try:
+        yield disk
+    finally:
+        disk.close()
+        assert files.closed
+
+
+def state(tokens: list[int], used_at: float = 0.0) -> Stored:
+    return stored(SlotState(tokens, bytes(100), BARE, NEVER), used_at)
+
+
+def put(files: Files, *states: Stored, limit: int = 10 * SIZE) -> None:
+    """Write them, and wait until they are written."""
+    with tier_over(files, limit) as disk:
+        for one in states:
+            disk.put(one)
+
+
+def test_what_was_put_there_is_found_and_read() -> None:
+    files = Files()
+    with tier_over(files) as disk:
+        disk.put(state(TEXT))
+        disk._writer.submit(lambda: None).result(60)
+        assert (disk.n_entries, disk.n_bytes) == (1, SIZE)
+        entry, n = disk.match([*TEXT, 7], BARE, 0)
+        assert entry is not None
+        assert n == 100
+        assert not disk.wants(TEXT, BARE, 100)
+        found = disk.read(entry).result(60)
+        assert found is not None
+        assert found.slot_state == state(TEXT).slot_state
+        assert disk.n_hits == 1
+
+
+def test_it_is_there_after_a_restart() -> None:
+    files = Files()
+    put(files, state(TEXT))
+    with tier_over(files) as disk:
+        assert disk.match(TEXT, BARE, 0)[1] == 100
+    with tier_over(files, can_cut=False) as disk:
+        assert disk.match(TEXT[:90], BARE, 0) == (None, 0)
+
+
+def test_the_least_valuable_files_go_when_there_is_no_room() -> None:
+    files = Files()
+    put(files, *(state([i, *TEXT], float(i)) for i in range(5)), limit=3 * SIZE)
+    assert sorted(s.tokens[0] for s in files.saved.values()) == [2, 3, 4]
+    with tier_over(files, 2 * SIZE) as disk:
+        assert disk.n_entries == 2
+    assert len(files.saved) == 2
+
+
+def test_a_longer_state_of_the_same_text_replaces_the_file() -> None:
+    files = Files()
+    put(files, state(TEXT), state(TEXT + TEXT))
+    assert [len(s.tokens) for s in files.saved.values()] == [200]
+
+
+def test_a_damaged_file_is_dropped() -> None:
+    files = Files()
+    put(files, state(TEXT))
+    files.damaged = set(files.saved)
+    with tier_over(files) as disk:
+        entry, _ = disk.match(TEXT, BARE, 0)
+        assert entry is not None
+        assert disk.read(entry).result(60) is None
+        assert disk.match(TEXT, BARE, 0) == (None, 0)
+        assert disk.n_dropped == 1
+    assert not files.saved
+
+
+def test_a_file_that_holds_other_tokens_than_its_index_is_dropped() -> None:
+    files = Files()
+    put(files, state(TEXT))
+    with tier_over(files) as disk:
+        (name,) = files.saved
+        files.saved[name] = replace(files.saved[name], tokens=TEXT[::-1])
+        entry, _ = disk.match(TEXT, BARE, 0)
+        assert entry is not None
+        assert disk.read(entry).result(60) is None
+    assert not files.saved
+
+
+@pytest.mark.parametrize("error", [InternalError("the folder is used by another process"), RuntimeError("a fault")])
+def test_without_a_folder_it_keeps_nothing(error: Exception) -> None:
+    files = Files()
+    files.failing = error
+    with tier_over(files) as disk:
+        disk.put(state(TEXT))
+        assert not disk.wants(TEXT, BARE, 100)
+        assert disk.match(TEXT, BARE, 0) == (None, 0)
+
+
+def test_a_full_disk_loses_the_state_and_nothing_else() -> None:
+    files = Files()
+    with tier_over(files) as disk:
+        files.failing = InternalError("No space left on device")
+        disk.put(state(TEXT))
+        disk._writer.submit(lambda: None).result(60)
+        files.failing = None
+        disk.put(state(TEXT))
+        disk._writer.submit(lambda: None).result(60)
+        assert disk.n_entries == 1
+
+
+def test_a_state_larger_than_the_limit_is_not_written() -> None:
+    files = Files()
+    put(files, state(TEXT), limit=500)
+    assert not files.saved
+
+
+# ---- with an engine
+
+
+@pytest.mark.parametrize("can_cut", [True, False])
+@pytest.mark.parametrize("cache_ram", [0, -1])
+async def test_conversations_outlive_their_engine(can_cut: bool, cache_ram: int) -> None:
+    files = Files()
+    histories = {name: name * 200 for name in "abc"}
+    for n_start in range(3):
+        runner = FakeRunner(n_seq=1, n_ctx_seq=1024, partial_removal=can_cut)
+        async with engine_over(runner, cache_ram=cache_ram, cache_disk=1, clock=still) as engine:
+            await engine.use_disk(files)
+            for name, history in histories.items():
+                wanted = request(history)
+                (reply,) = await run(engine, wanted)
+                assert reply.text == alone(wanted)
+                assert (reply.started.n_cached >= 190) == (n_start > 0)
+                histories[name] = history + reply.text + "and?"
+            assert engine.stats.n_disk_hits == (3 if n_start else 0)
+        assert len(files.saved) == 3
+
+
+async def on_disk(prompt: str) -> Files:
+    """A folder with the state of one conversation."""
+    files = Files()
+    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
+        await engine.use_disk(files)
+        await run(engine, request(prompt))
+    return files
+
+
+async def test_others_go_on_while_one_waits_for_the_disk() -> None:
+    files = await on_disk("a" * 300)
+    files.gate.clear()
+    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
+        await engine.use_disk(files)
+        waits = asyncio.ensure_future(run(engine, request("a" * 300 + "b")))
+        await asyncio.to_thread(files.reading.wait, 60)
+        (other,) = await run(engine, request("something else"))
+        assert other.text == alone(request("something else"))
+        assert not waits.done()
+        files.gate.set()
+        (reply,) = await waits
+    assert reply.started.n_cached == 301
+    assert reply.text == alone(request("a" * 300 + "b"))
+
+
+async def test_twins_read_a_file_once() -> None:
+    files = await on_disk("a" * 300)
+    files.gate.clear()
+    async with engine_over(FakeRunner(n_seq=4, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
+        await engine.use_disk(files)
+        twins = asyncio.ensure_future(run(engine, *(request("a" * 300 + end) for end in "bcd")))
+        await asyncio.to_thread(files.reading.wait, 60)
+        await run(engine, request("something else"))
+        files.gate.set()
+        replies = await twins
+    assert [r.started.n_cached for r in replies] == [301] * 3
+    assert files.n_reads == 1
+
+
+async def test_the_wait_for_the_disk_ends_with_the_request() -> None:
+    files = await on_disk("a" * 300)
+    files.gate.clear()
+    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
+        await engine.use_disk(files)
+        waits = asyncio.ensure_future(run(engine, request("a" * 300 + "b")))
+        await asyncio.to_thread(files.reading.wait, 60)
+        waits.cancel()
+        await asyncio.wait([waits])
+        (other,) = await run(engine, request("something else"))
+        files.gate.set()
+        assert other.text == alone(request("something else"))
+        await engine.wait_idle()
+        assert engine.stats.n_processing == 0
+
+
+async def test_a_damaged_file_costs_a_computation_and_no_more() -> None:
+    files = await on_disk("a" * 300)
+    files.damaged = set(files.saved)
+    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_disk=1, clock=still) as engine:
+        await engine.use_disk(files)
+        (reply,) = await run(engine, request("a" * 300 + "b"))
+        assert engine.stats.n_disk_dropped == 1
+    assert reply.started.n_cached == 0
+    assert reply.text == alone(request("a" * 300 + "b"))
+
+
+async def test_the_wait_is_bounded() -> None:
+    """By a clock that stands still until the test moves it."""
+    files = await on_disk("a" * 300)
+    files.gate.clear()
+    now = [0.0]
+    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=1024), cache_disk=1, clock=lambda: now[0]) as engine:
+        await engine.use_disk(files)
+        waits = asyncio.ensure_future(run(engine, request("a" * 300 + "b")))
+        await asyncio.to_thread(files.reading.wait, 60)
+        await run(engine, request("something else"))
+        assert not waits.done()
+        now[0] = 1000.0
+        await run(engine, request("something else"))
+        (reply,) = await waits
+        assert reply.started.n_cached == 1
+        files.gate.set()

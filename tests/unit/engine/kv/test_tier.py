@@ -1,0 +1,127 @@
+"""Prompt states that have no slot any more."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.kv.ram_cache import AUTOMATIC, MIN_TOKENS, Stored, Tier, tier_limit
+from server.engine.lora import BARE, NEVER, Tuning
+from tests.fakes import FakeRunner
+from tests.unit.engine.builders import alone, engine_over, request, run, ticking
+
+MIB = 1 << 20
+
+
+def stored(tokens: list[int], size: int = 1000, used_at: float = 0.0, tuning: Tuning = BARE) -> Stored:
+    return Stored(tokens, tuning, NEVER, size, used_at)
+
+
+def test_a_conversation_beyond_the_slots_comes_back_from_the_tier() -> None:
+    tier: Tier[Stored] = Tier(10_000)
+    tier.put(stored([1, 2, 3]), 0.0)
+    entry, n = tier.match([1, 2, 3, 4], BARE, 0)
+    assert entry is not None
+    assert n == 3
+    assert tier.match([1, 2, 3, 4], BARE, 3) == (None, 0)
+    assert tier.match([1, 2, 3, 4], Tuning(((0, 1.0),), 0), 0) == (None, 0)
+
+
+def test_a_later_turn_takes_the_place_of_an_earlier_one() -> None:
+    tier: Tier[Stored] = Tier(10_000)
+    tier.put(stored([1, 2]), 0.0)
+    tier.put(stored([1, 2, 3]), 1.0)
+    assert [e.tokens for e in tier] == [[1, 2, 3]]
+
+
+def test_what_was_of_use_stays_and_the_old_goes() -> None:
+    tier: Tier[Stored] = Tier(2500)
+    tier.put(stored([1] * 9), 0.0)
+    tier.put(stored([2] * 9), 0.0)
+    tier.touch(next(e for e in tier if e.tokens[0] == 1), 10.0)
+    tier.put(stored([3] * 9, used_at=11.0), 11.0)
+    assert {e.tokens[0] for e in tier} == {1, 3}
+
+
+def test_a_state_larger_than_the_tier_is_not_kept() -> None:
+    tier: Tier[Stored] = Tier(500)
+    entry = stored([1] * 9)
+    assert tier.put(entry, 0.0) == ([], [entry])
+    assert not len(tier)
+
+
+def test_a_model_that_cannot_be_cut_only_takes_whole_states() -> None:
+    tier: Tier[Stored] = Tier(-1)
+    entry = stored([1, 2, 3])
+    entry.floor = 3
+    tier.put(entry, 0.0)
+    assert tier.match([1, 2, 9], BARE, 0) == (None, 0)
+    assert tier.match([1, 2, 3, 9], BARE, 0)[1] == 3
+
+
+def test_nothing_is_kept_where_it_is_off_or_hardly_anything_is_lost() -> None:
+    assert not Tier[Stored](0).wants([1] * 500, BARE, 500)
+    assert not Tier[Stored](-1).wants([1] * 500, BARE, MIN_TOKENS - 1)
+    assert Tier[Stored](-1).wants([1] * 500, BARE, 500)
+
+
+def test_the_automatic_limit_leaves_the_machine_its_memory() -> None:
+    assert tier_limit(AUTOMATIC, 400 * MIB) == 100 * MIB
+    assert tier_limit(AUTOMATIC, 0) == 8192 * MIB
+    assert tier_limit(16, 0) == 16 * MIB
+    assert tier_limit(-1, 0) < 0
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(200, 900)), max_size=20))
+def test_the_bytes_add_up_and_keep_to_the_limit(puts: list[tuple[list[int], int]]) -> None:
+    tier: Tier[Stored] = Tier(2000)
+    for now, (tokens, size) in enumerate(puts):
+        entry = stored(tokens, size, float(now))
+        tier.put(entry, float(now))
+        assert entry in tier
+        tier.check_integrity()
+        assert tier.match([*tokens, 9], BARE, 0)[1] >= len(tokens)
+
+
+async def test_more_conversations_than_slots_compute_their_history_once() -> None:
+    for partial in (True, False):
+        runner = FakeRunner(n_seq=1, n_ctx_seq=512, partial_removal=partial)
+        async with engine_over(runner, clock=ticking(), cache_ram=-1) as engine:
+            histories = {name: name * 100 for name in "abc"}
+            for _ in range(3):
+                for name, history in histories.items():
+                    wanted = request(history)
+                    (reply,) = await run(engine, wanted)
+                    assert reply.text == alone(wanted)
+                    if history != name * 100:
+                        assert reply.started.n_cached >= 100
+                    histories[name] = history + reply.text + "and?"
+
+
+async def test_short_turns_come_back_too() -> None:
+    async with engine_over(FakeRunner(n_seq=2, n_ctx_seq=512), clock=ticking(), cache_ram=-1) as engine:
+        histories = {number: f"{number:03}" * 8 for number in range(24)}
+        before = dict.fromkeys(histories, "")
+        for _ in range(3):
+            for number, history in histories.items():
+                (reply,) = await run(engine, request(history))
+                assert reply.started.n_cached >= len(before[number])
+                before[number] = history
+                histories[number] = history + reply.text + "and what then, please?"
+
+
+async def test_without_the_tier_they_are_computed_anew() -> None:
+    async with engine_over(FakeRunner(n_seq=1), cache_ram=0) as engine:
+        await run(engine, request("a" * 100))
+        await run(engine, request("b" * 100))
+        (reply,) = await run(engine, request("a" * 100))
+    assert reply.started.n_cached == 1
+
+
+async def test_a_state_of_one_instance_is_of_use_in_another() -> None:
+    async with engine_over(FakeRunner(n_seq=1), FakeRunner(n_seq=1), clock=ticking(), cache_ram=-1) as engine:
+        await run(engine, request("a" * 100, id_slot=0))
+        await run(engine, request("b" * 100, id_slot=0))
+        (reply,) = await run(engine, request("a" * 100 + "c", id_slot=1))
+        assert reply.started.n_cached == 101
+        assert reply.text == alone(request("a" * 100 + "c"))
+        assert engine.stats.n_ram_hits == 1
+        assert engine.stats.cache_ram_states == 1

@@ -1,0 +1,237 @@
+"""Taking states out of the cells: where it pays, and never longer than others can wait."""
+
+import pytest
+
+from server.engine.generate.text import TextStream
+from server.engine.kv.cells import Cells
+from server.engine.kv.cost import GUESSED_BYTES, GUESSED_RATE, LONG_PAYS, Rate
+from server.engine.kv.moving import SHARE
+from server.engine.params import EngineParams
+from server.engine.request import Request
+from server.engine.schedule.scheduler import Scheduler
+from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from tests.fakes import FakeRunner
+
+STEP_S = 0.25
+
+
+class Slow(FakeRunner):
+    """Saving, loading and checkpoints take ``seconds`` of a clock that nothing else moves."""
+
+    def __init__(self, *, partial_removal: bool = True) -> None:
+        super().__init__(n_seq=3, n_ctx_seq=1024, partial_removal=partial_removal)
+        self.seconds = 0.0
+        self.now = 0.0
+
+    def seq_save(self, seq: int) -> bytes:
+        self.now += self.seconds
+        return super().seq_save(seq)
+
+    def seq_load(self, seq: int, state: bytes, n_tokens: int) -> bool:
+        self.now += self.seconds
+        return super().seq_load(seq, state, n_tokens)
+
+    def seq_checkpoint(self, seq: int) -> bytes:
+        self.now += self.seconds
+        return super().seq_checkpoint(seq)
+
+
+class Setup:
+    """Slots 0 and 1 hold idle caches; slot 2 generates when a test says so."""
+
+    def __init__(self, runner: Slow) -> None:
+        self.runner = runner
+        self.scheduler = Scheduler(runner.info, EngineParams(target_itl_ms=STEP_S * 1e3, cache_ram=100))
+        self.cells = Cells(runner, self.scheduler, lambda: runner.now)
+        for slot in self.scheduler.slots[:2]:
+            slot.tokens = [slot.id] * 200
+            runner.cells[slot.id] = list(slot.tokens)
+            runner.computed_by[slot.id] = [()] * 200
+
+    @property
+    def slots(self) -> list[Slot]:
+        return self.scheduler.slots
+
+    def generate(self) -> None:
+        ticket = Ticket(Request("r", [1, 2]), lambda events: None, 0.0)
+        sequence = Sequence(ticket, 0, TextStream(()), [1, 2], phase=Phase.DECODE, slot=self.slots[2])
+        self.slots[2].sequence = sequence
+
+    def keep(self, slot: int) -> bool:
+        before = len(self.scheduler.tier)
+        self.cells.tiers.keep(self.slots[slot], 200, self.runner.now)
+        return len(self.scheduler.tier) > before
+
+    def park(self) -> Sequence:
+        """What slot 0 holds, with the sequence that it is of."""
+        slot = self.slots[0]
+        ticket = Ticket(Request("p", slot.tokens), lambda events: None, 0.0)
+        sequence = Sequence(ticket, 0, TextStream(()), slot.tokens, phase=Phase.DECODE, slot=slot)
+        slot.sequence = sequence
+        self.cells.park(sequence, self.runner.now)
+        return sequence
+
+    def computes(self, seconds: float) -> None:
+        """The 200 tokens of a slot take so long to compute."""
+        self.scheduler.worth.computed = Rate(200 / seconds)
+
+
+@pytest.fixture
+def setup() -> Setup:
+    return Setup(Slow())
+
+
+def test_what_takes_longer_than_a_step_is_not_saved_while_others_generate(setup: Setup) -> None:
+    setup.runner.seconds = 2 * STEP_S
+    assert setup.keep(0)  # nobody waits, and now it is known how long it takes
+    setup.generate()
+    assert not setup.keep(1)
+
+
+def test_what_is_quick_is_saved_while_others_generate(setup: Setup) -> None:
+    setup.runner.seconds = STEP_S / 2
+    setup.generate()
+    assert setup.keep(0)
+    assert setup.keep(1)
+
+
+def test_a_step_that_has_saved_for_long_enough_leaves_the_rest_to_the_next(setup: Setup) -> None:
+    setup.runner.seconds = STEP_S * SHARE * 0.6
+    setup.generate()
+    tiers = setup.cells.tiers
+    tiers.begin_step()
+    setup.keep(0)
+    assert not tiers.busy
+    setup.keep(1)
+    assert tiers.busy
+    tiers.begin_step()
+    assert not tiers.busy
+
+
+def test_without_others_everything_is_saved_in_one_step(setup: Setup) -> None:
+    setup.runner.seconds = 2 * STEP_S
+    setup.keep(0)
+    assert not setup.cells.tiers.busy
+    assert setup.keep(1)
+
+
+def test_what_computing_does_faster_is_not_saved(setup: Setup) -> None:
+    setup.runner.seconds = STEP_S / 2
+    assert setup.keep(0)
+    setup.scheduler.worth.computed.observe(100_000, 1.0)  # tokens in a second: 200 in 2 ms
+    assert not setup.keep(1)
+
+
+def test_slow_checkpoints_are_not_made_while_others_generate() -> None:
+    setup = Setup(Slow(partial_removal=False))
+    setup.runner.seconds = 2 * STEP_S
+    for slot in setup.slots[:2]:
+        slot.floor = 200
+    setup.cells._checkpoint(setup.slots[0])
+    assert [c.n_tokens for c in setup.slots[0].checkpoints] == [200]
+    setup.generate()
+    setup.cells._checkpoint(setup.slots[1])
+    assert not setup.slots[1].checkpoints
+
+
+def test_moves_of_one_step_hold_others_up_for_no_longer_than_a_step_together(setup: Setup) -> None:
+    setup.runner.seconds = STEP_S * 0.6
+    setup.generate()
+    assert setup.keep(0)
+    assert not setup.keep(1)
+    setup.cells.tiers.begin_step()
+    assert setup.keep(1)
+
+
+def test_a_first_save_is_guessed_to_be_slow_and_tried_in_the_end(setup: Setup) -> None:
+    too_many = int(2.5 * STEP_S * GUESSED_RATE / GUESSED_BYTES)
+    slot = setup.slots[0]
+    slot.tokens = [0] * too_many
+    setup.generate()
+    tiers = setup.cells.tiers
+    kept = []
+    for _ in range(4):
+        tiers.keep(slot, too_many, 0.0)
+        kept.append(len(setup.scheduler.tier))
+    assert kept == [0, 0, 1, 1]
+    assert tiers.n_refused == 2
+    assert setup.scheduler.worth.bytes_per_token > 0
+
+
+def test_a_first_save_of_few_tokens_is_not_held_back(setup: Setup) -> None:
+    setup.generate()
+    assert setup.keep(0)
+
+
+def test_what_was_refused_gets_its_chance_when_nobody_runs(setup: Setup) -> None:
+    setup.runner.seconds = 2 * STEP_S
+    setup.keep(0)
+    tiers = setup.cells.tiers
+    assert not tiers.keep_ahead(0.0)  # nothing was lost so far: it would cost, and perhaps for nothing
+    setup.generate()
+    setup.keep(1)
+    assert tiers.n_refused == 1
+    assert not tiers.keep_ahead(0.0)
+    setup.slots[2].sequence = None
+    assert tiers.keep_ahead(0.0)
+    assert setup.slots[1].kept
+    assert len(setup.scheduler.tier) == 2
+    assert not tiers.keep_ahead(0.0)
+
+
+def test_what_is_too_large_for_the_tier_is_not_saved_ahead_again_and_again(setup: Setup) -> None:
+    setup.runner.seconds = 2 * STEP_S
+    setup.keep(0)
+    setup.generate()
+    setup.keep(1)
+    setup.slots[2].sequence = None
+    setup.scheduler.tier.limit = 100
+    before = setup.runner.now
+    assert not setup.cells.tiers.keep_ahead(0.0)
+    assert setup.runner.now == before
+
+
+@pytest.mark.parametrize(("compute_s", "loads"), [(STEP_S * 4, False), (STEP_S * 2 * LONG_PAYS * 1.1, True)])
+def test_a_load_holds_others_up_for_long_only_where_it_saves_much(
+    setup: Setup, compute_s: float, *, loads: bool
+) -> None:
+    setup.computes(compute_s)
+    setup.runner.seconds = 2 * STEP_S
+    assert setup.keep(0)
+    (entry,) = setup.scheduler.tier
+    assert setup.cells.tiers.may_load(entry, 200)
+    setup.generate()
+    assert setup.cells.tiers.may_load(entry, 200) == loads
+    assert not setup.cells.tiers.may_load(entry, 50)
+
+
+def test_a_prompt_whose_state_takes_too_long_to_load_is_placed_to_be_computed(setup: Setup) -> None:
+    setup.runner.seconds = 2 * STEP_S
+    setup.keep(0)
+    setup.cells.clear(setup.slots[0])
+    setup.computes(STEP_S * 4)
+    setup.generate()
+    ticket = Ticket(Request("q", [0] * 201), lambda events: None, 0.0)
+    setup.scheduler.waiting.append(Sequence(ticket, 0, TextStream(()), [0] * 201))
+    placement = setup.scheduler.place()
+    assert placement is not None
+    assert placement.stored is None
+
+
+@pytest.mark.parametrize(("compute_s", "saves"), [(STEP_S * 4, False), (STEP_S * 2 * LONG_PAYS * 1.1, True)])
+def test_a_victim_is_saved_for_long_only_where_it_saves_much(setup: Setup, compute_s: float, *, saves: bool) -> None:
+    setup.computes(compute_s)
+    setup.runner.seconds = 2 * STEP_S
+    setup.keep(1)
+    setup.generate()
+    victim = setup.park()
+    assert (victim.saved is not None) == saves
+    assert victim.saved_tokens == ([0] * 200 if saves else [])
+    assert not setup.slots[0].tokens
+
+
+def test_a_victim_is_saved_where_nobody_else_generates(setup: Setup) -> None:
+    setup.computes(STEP_S)
+    setup.runner.seconds = 2 * STEP_S
+    setup.keep(1)
+    assert setup.park().saved is not None

@@ -1,0 +1,35 @@
+"""When a state is worth saving."""
+
+from server.engine.kv.cost import Worth, value
+
+
+def test_what_was_never_seen_is_tried() -> None:
+    worth = Worth.unknown()
+    assert worth.pays(1000, 1000)
+    worth.computed.observe(1000, 1.0)
+    assert worth.pays(1000, 1000)
+
+
+def test_saving_that_takes_longer_than_computing_is_not_done() -> None:
+    worth = Worth.unknown()
+    worth.computed.observe(1000, 1.0)  # 1,000 tokens a second
+    worth.observe_state(100, 100_000, 0.001)  # 100 MB a second, 1,000 bytes a token
+    assert worth.pays(1000, 1000)  # 20 ms against a second
+    assert not worth.pays(100_000, 1000)  # 2 s to keep a thousand tokens of them
+    worth.loaded.observe(1000, 1.0)
+    assert not worth.pays(1000, 1000)  # loading is that slow
+
+
+def test_rates_follow_what_is_seen() -> None:
+    worth = Worth.unknown()
+    worth.computed.observe(100, 1.0)
+    worth.computed.observe(500, 1.0)
+    assert worth.computed.value == 200
+    worth.computed.observe(0, 1.0)
+    assert worth.computed.value == 200
+
+
+def test_value_grows_with_length_and_use_and_falls_with_time() -> None:
+    assert value(200, 0, 10.0) > value(100, 0, 10.0)
+    assert value(100, 2, 10.0) > value(100, 1, 10.0)
+    assert value(100, 0, 10.0) > value(100, 0, 20.0)

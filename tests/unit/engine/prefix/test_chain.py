@@ -1,0 +1,57 @@
+"""Hashes that stay with a text are those that would be computed anew."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.lora import BARE, Tuning
+from server.engine.prefix.hashes import BLOCK, Chain
+
+LORA = Tuning(((0, 1.0),), 0)
+
+
+def fresh(tokens: list[int], tuning: Tuning = BARE) -> list[int]:
+    return list(Chain().upto(len(tokens) // BLOCK, tokens, tuning))
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), st.sampled_from([BARE, LORA])), max_size=12))
+def test_a_text_that_grows_and_is_cut_keeps_true_hashes(changes: list[tuple[int, int, Tuning]]) -> None:
+    tokens: list[int] = []
+    chain = Chain()
+    for at, (n_kept, n_more, tuning) in enumerate(changes):
+        n = min(n_kept, len(tokens))
+        del tokens[n:]
+        chain.cut(n)
+        tokens += range(1000 * at, 1000 * at + n_more)
+        assert chain.fits(tokens, tuning)
+        assert chain.upto(len(tokens) // BLOCK, tokens, tuning) == fresh(tokens, tuning)
+
+
+def test_as_much_is_hashed_as_is_asked_for() -> None:
+    tokens = list(range(10 * BLOCK))
+    chain = Chain()
+    assert chain.upto(3, tokens, BARE) == fresh(tokens)[:4]
+    assert chain.upto(2, tokens, BARE)[:3] == fresh(tokens)[:3]
+    assert chain.upto(10, tokens, BARE) == fresh(tokens)
+
+
+def test_what_computes_the_first_token_is_part_of_every_hash() -> None:
+    tokens = list(range(BLOCK))
+    assert not set(fresh(tokens, BARE)) & set(fresh(tokens, LORA))
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    tokens = list(range(2 * BLOCK))
+    chain = Chain()
+    chain.upto(2, tokens, BARE)
+    copy = chain.copy()
+    chain.cut(0)
+    assert copy.upto(2, tokens, BARE) == fresh(tokens)
+
+
+def test_another_text_is_told_from_what_was_hashed() -> None:
+    chain = Chain()
+    chain.upto(1, list(range(BLOCK)), BARE)
+    assert not chain.fits(list(range(1, BLOCK + 1)), BARE)
+    assert not chain.fits([], BARE)
+    chain.forget()
+    assert chain.fits(list(range(1, BLOCK + 1)), BARE)

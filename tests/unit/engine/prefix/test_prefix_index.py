@@ -1,0 +1,125 @@
+"""The index of kept states finds what comparing with each of them would find."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.kv.ram_cache import Entry
+from server.engine.lora import BARE, NEVER, Tuning
+from server.engine.prefix.hashes import BLOCK, Chain
+from server.engine.prefix.index import MOST, PrefixIndex
+from server.engine.prefix.match import common_prefix
+
+LORA = Tuning(((0, 1.0),), 0)
+HALF = BLOCK // 2
+
+
+def entry(tokens: list[int], tuning: Tuning = BARE, floor: int = 0, places: tuple[int, ...] = ()) -> Entry:
+    return Entry(tokens, tuning, NEVER, 1, 0.0, floor=floor, places=places)
+
+
+def text(*parts: int) -> list[int]:
+    """Half a block of each number."""
+    return [part for part in parts for _ in range(HALF)]
+
+
+texts = st.lists(st.integers(0, 2), min_size=0, max_size=9).map(lambda parts: text(*parts))
+tunings = st.sampled_from([BARE, LORA, Tuning(((1, 1.0),), BLOCK + 3)])
+entries = st.builds(
+    lambda tokens, tuning, whole: entry(tokens or [1], tuning, len(tokens) if whole else 0, (HALF, 2 * BLOCK)),
+    texts,
+    tunings,
+    st.booleans(),
+)
+
+
+def index_of(kept: list[Entry], gone: list[int]) -> PrefixIndex[Entry]:
+    """Of `kept`; those at the places `gone` have left it again, and the list, too."""
+    index: PrefixIndex[Entry] = PrefixIndex()
+    for e in kept:
+        index.add(e)
+    for i in sorted(set(gone), reverse=True):
+        if i < len(kept):
+            index.remove(kept.pop(i))
+    return index
+
+
+@given(st.lists(entries, max_size=12), st.lists(st.integers(0, 11), max_size=4), texts, tunings, st.integers(0, 100))
+def test_it_finds_the_longest(kept: list[Entry], gone: list[int], prompt: list[int], wanted: Tuning, n: int) -> None:
+    index = index_of(kept, gone)
+    same_start = [e for e in kept if e.tuning.at(0) == wanted.at(0)]
+    longest = max((e.reusable(common_prefix(prompt, e.tokens), wanted) for e in same_start), default=0)
+    found, length = index.match(prompt, wanted, n)
+    assert length == (longest if longest > n else 0)
+    assert found is None or found.reusable(common_prefix(prompt, found.tokens), wanted) == length
+    within = {id(e) for e in index.within(prompt, wanted)}
+    assert within == {id(e) for e in kept if e.tuning == wanted and e.tokens == prompt[: len(e.tokens)]}
+
+
+def test_many_with_the_same_beginning_cost_a_bounded_look_up() -> None:
+    index: PrefixIndex[Entry] = PrefixIndex()
+    system = list(range(10 * BLOCK))
+    for i in range(1000):
+        index.add(entry([*system, *[i + 5000] * BLOCK]))
+    found, n = index.match([*system, *[5500] * BLOCK, 7], BARE, 0)
+    assert found is not None
+    assert n == 11 * BLOCK
+    found, n = index.match([*system, 7], BARE, 0)
+    assert found is not None
+    assert n == 10 * BLOCK
+    assert index.parted([*system, 7], BARE) == 10 * BLOCK
+    assert MOST < 1000
+
+
+def test_the_first_turns_of_many_short_conversations_are_told_apart() -> None:
+    index: PrefixIndex[Entry] = PrefixIndex()
+    turns = [entry([*range(100 * i, 100 * i + 25)]) for i in range(4 * MOST)]
+    for turn in turns:
+        index.add(turn)
+    for turn in turns:
+        assert index.match([*turn.tokens, 7, 7, 7], BARE, 0) == (turn, 25)
+
+
+def test_nothing_is_left_of_what_was_removed() -> None:
+    index: PrefixIndex[Entry] = PrefixIndex()
+    one, other = entry(text(1, 1, 1)), entry(text(1, 1, 2))
+    index.add(one)
+    index.add(other)
+    index.remove(one)
+    index.remove(other)
+    assert index.match(text(1, 1, 1), BARE, 0) == (None, 0)
+    assert not index._root.children
+
+
+@given(st.lists(entries, max_size=12), st.lists(st.integers(0, 11), max_size=8))
+def test_who_has_left_leaves_no_places_where_others_part(kept: list[Entry], gone: list[int]) -> None:
+    index = index_of(kept, gone)
+    runs = [*index._root.children.values()]
+    for run in runs:
+        assert run.members
+        assert len(run.children) + len(run.ends) > 1 or (run.ends and not run.children)
+        assert set(run.members) == {*run.ends, *(key for child in run.children.values() for key in child.members)}
+        runs += run.children.values()
+
+
+@given(st.lists(entries, max_size=6), texts, tunings, st.integers(0, 5 * BLOCK))
+def test_a_prompt_of_which_not_all_may_be_reused_is_one_that_is_shorter(
+    kept: list[Entry], prompt: list[int], wanted: Tuning, most: int
+) -> None:
+    index: PrefixIndex[Entry] = PrefixIndex()
+    for e in kept:
+        index.add(e)
+    most = min(most, len(prompt))
+    assert index.match(prompt, wanted, 0, most=most) == index.match(prompt[:most], wanted, 0)
+
+
+@given(st.lists(st.tuples(texts, tunings), max_size=6), texts, tunings)
+def test_hashes_that_a_prompt_has_already_change_nothing(
+    kept: list[tuple[list[int], Tuning]], prompt: list[int], wanted: Tuning
+) -> None:
+    index: PrefixIndex[Entry] = PrefixIndex()
+    for tokens, tuning in kept:
+        index.add(entry(tokens, tuning))
+    chain = Chain()
+    for n in range(len(prompt) + 1):  # a prompt that grows
+        assert index.match(prompt[:n], wanted, 0, chain) == index.match(prompt[:n], wanted, 0)
+        assert index.parted(prompt[:n], wanted, chain) == index.parted(prompt[:n], wanted)

@@ -1,0 +1,238 @@
+"""The scheduler as a pure decider."""
+
+from typing import Any
+
+import pytest
+
+from server.engine.generate.text import TextStream
+from server.engine.lora import Tuning
+from server.engine.params import EngineParams
+from server.engine.prefix.find import Placement
+from server.engine.request import Adapters, Request
+from server.engine.runner_api import RunnerInfo
+from server.engine.schedule.scheduler import Scheduler
+from server.engine.sequence import Phase, Sequence, Slot, Ticket
+
+
+def scheduler(n_seq: int = 2, *, unified: bool = False, n_cells: int = 2000, **params: float) -> Scheduler:
+    n_ctx = n_cells if unified else n_cells // n_seq
+    return Scheduler(RunnerInfo(n_seq, n_ctx, n_cells, 512, 512, unified), EngineParams(**params))  # type: ignore[arg-type]
+
+
+def waiting(s: Scheduler, prompt: list[int], *, at: float = 0.0, **options: Any) -> Sequence:
+    ticket = Ticket(Request(id="r", prompt=prompt, **options), lambda events: None, at, n_open=1)
+    sequence = Sequence(ticket, 0, TextStream(), prompt)
+    s.waiting.append(sequence)
+    return sequence
+
+
+def place(s: Scheduler, now: float = 0.0) -> Placement:
+    placement = s.place()
+    assert placement is not None
+    slot, source = placement.slot, placement.source
+    slot.tokens = list(source.tokens[: placement.n_reuse]) if source is not None else []
+    s.occupy(placement, now)
+    return placement
+
+
+def active_under(s: Scheduler, adapters: Adapters) -> Sequence:
+    """A sequence in a slot, whose prompt is not computed yet."""
+    sequence = waiting(s, list(range(400)))
+    sequence.ticket.tuning = Tuning(adapters, 0)
+    place(s)
+    return sequence
+
+
+def finish(s: Scheduler, sequence: Sequence, now: float) -> None:
+    s.release(sequence, now)
+    sequence.phase = Phase.ENDED
+
+
+def test_a_conversation_goes_on_in_its_own_slot() -> None:
+    s = scheduler()
+    s.slots[1].tokens = list(range(100))
+    waiting(s, [*range(100), 7, 7])
+    placement = place(s)
+    assert placement.slot is s.slots[1]
+    assert placement.n_reuse == 100
+
+
+def test_a_short_shared_prefix_does_not_destroy_a_long_conversation() -> None:
+    s = scheduler()
+    s.slots[1].tokens = list(range(200))
+    waiting(s, [*range(30), *[9] * 100])
+    placement = place(s)
+    assert placement.slot is s.slots[0]
+    assert placement.source is s.slots[1]
+    assert placement.n_reuse == 30
+    assert s.slots[1].tokens == list(range(200))
+
+
+def test_without_a_match_the_least_recently_used_slot_is_taken() -> None:
+    s = scheduler()
+    s.slots[0].tokens, s.slots[0].last_used = [1], 5.0
+    s.slots[1].tokens, s.slots[1].last_used = [2], 3.0
+    waiting(s, [8, 9])
+    assert place(s).slot is s.slots[1]
+
+
+def test_a_prefix_that_is_being_computed_is_waited_for_and_others_go_first() -> None:
+    s = scheduler(3)
+    first = waiting(s, list(range(300)))
+    place(s)
+    sharing = waiting(s, [*range(200), 5])
+    other = waiting(s, [4, 4, 4])
+    assert place(s).sequence is other
+    assert s.place() is None
+    assert first.slot is not None
+    first.slot.tokens = list(range(300))
+    first.phase = Phase.DECODE
+    placement = place(s)
+    assert placement.sequence is sharing
+    assert placement.n_reuse == 200
+
+
+def test_an_urgent_request_does_not_wait_for_others_when_one_of_no_hurry_computes_its_prefix() -> None:
+    s = scheduler(4, n_cells=16384)
+    prefix = list(range(2000))
+    waiting(s, [*prefix, 5], priority=10)
+    others = [waiting(s, [7000 + n] * 3000, at=1.0 + n) for n in range(2)]
+    for _ in range(3):
+        place(s)
+    urgent = waiting(s, [*prefix, 6], at=5.0, priority=-10)
+    while s.place() is None:
+        s.commit(s.plan(), 0.01)
+    assert urgent.phase is Phase.WAITING  # taken out of the queue just now
+    assert sum(other.n_computed for other in others) < 512
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_prompt_is_urgent_as_long_as_an_urgent_one_waits_for_its_beginning(leaves: bool) -> None:
+    s = scheduler(4, n_cells=16384, target_itl_ms=0)
+    slow, other = waiting(s, list(range(4000)), priority=10, at=2.0), waiting(s, [7] * 3000, at=1.0)
+    place(s)
+    place(s)
+    urgent = waiting(s, [*range(600), 6], at=5.0, priority=-10)
+    assert s.place() is None
+    if leaves:
+        finish(s, urgent, 0.0)
+    first = s.plan()[0].sequence
+    assert first is (other if leaves else slow)
+    s.commit(s.plan(), 0.01)  # begins with the oldest, as every second step does
+    while slow.n_computed < 600:
+        s.commit(s.plan(), 0.01)
+    assert {s.plan()[0].sequence, s.plan()[0].sequence} == {other}  # its own priority holds again
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_nothing_is_remembered_of_who_waited_for_a_prefix(leaves: bool) -> None:
+    s = scheduler(2)
+    waiting(s, list(range(300)))
+    place(s)
+    sharing = waiting(s, [*range(200), 5], priority=-1)
+    assert s.place() is None
+    assert sharing in s._placer._awaited
+    if leaves:
+        finish(s, sharing, 0.0)
+    s.commit(s.plan(), 0.01)
+    if not leaves:
+        assert place(s).sequence is sharing
+    assert not s._placer._awaited
+
+
+def test_generated_tokens_come_before_prompts_and_prompts_by_age() -> None:
+    s = scheduler(3)
+    old, young, running = waiting(s, [1] * 10, at=1.0), waiting(s, [2] * 10, at=2.0), waiting(s, [3], at=3.0)
+    for _ in range(3):
+        place(s)
+    assert running.slot is not None
+    running.slot.tokens, running.phase, running.output = [3], Phase.DECODE, [5]
+    entries = s.plan()
+    assert [e.sequence for e in entries] == [running, old, young]
+    assert entries[0].tokens == [5]
+    assert entries[0].pos == 1
+
+
+def test_unified_cells_are_not_promised_twice() -> None:
+    s = scheduler(4, unified=True, n_cells=400)
+    waiting(s, [1] * 200)
+    waiting(s, [2] * 200)
+    place(s)
+    assert s.place() is None
+
+
+def test_room_is_made_from_caches_first_then_from_the_youngest() -> None:
+    s = scheduler(3, unified=True, n_cells=400)
+    old, young = waiting(s, [1] * 20, at=1.0), waiting(s, [2] * 20, at=2.0)
+    place(s)
+    place(s)
+    s.slots[2].tokens = [7] * 50
+    assert s.make_room(s.plan()) is s.slots[2]
+    s.slots[2].tokens = []
+    assert s.make_room(s.plan()) is young
+    finish(s, young, 3.0)
+    assert s.make_room(s.plan()) is None
+    assert old.slot is not None
+
+
+def test_a_pinned_slot_is_waited_for_while_others_pass() -> None:
+    s = scheduler(2)
+    first = waiting(s, [1, 2], id_slot=0)
+    place(s)
+    pinned, free = waiting(s, [3, 4], id_slot=0), waiting(s, [5, 6])
+    assert place(s).sequence is free
+    finish(s, first, 1.0)
+    assert place(s).sequence is pinned
+
+
+def test_integrity_sees_a_slot_that_holds_anothers_tokens() -> None:
+    s = scheduler(1)
+    waiting(s, [1, 2, 3])
+    placement = place(s)
+    s.check_integrity()
+    placement.slot.tokens = [9]
+    with pytest.raises(AssertionError, match="other tokens"):
+        s.check_integrity()
+
+
+def test_integrity_sees_a_slot_that_points_nowhere() -> None:
+    s = scheduler(1)
+    sequence = waiting(s, [1, 2, 3])
+    place(s)
+    sequence.slot = Slot(5)
+    with pytest.raises(AssertionError, match="disagree"):
+        s.check_integrity()
+
+
+def test_a_stream_of_new_lora_sets_keeps_nobody_waiting() -> None:
+    s = scheduler(3)
+    patient = active_under(s, ((0, 1.0),))
+    patient.output, steps_between = [1], 0
+    for number in range(20):
+        brief = active_under(s, ((0, -1.0 - number),))
+        entries = s.plan()
+        steps_between = 0 if entries[0].sequence is patient else steps_between + 1
+        assert steps_between < 3
+        s.commit(entries, 0.01)
+        finish(s, brief, float(number))
+
+
+def test_the_victim_is_the_least_urgent_then_the_youngest() -> None:
+    s = scheduler(3, unified=True, n_cells=4000)
+    asked = [waiting(s, [n] * 20, at=float(n), priority=priority) for n, priority in ((1, 0), (2, 7), (3, 0))]
+    for _ in asked:
+        place(s)
+    victims = []
+    while isinstance(victim := s.make_room(s.plan()), Sequence):
+        victims.append(victim)
+        finish(s, victim, 3.0)
+    assert victims == [asked[1], asked[2]]
+
+
+def test_a_client_with_slots_waits_for_one_without() -> None:
+    s = scheduler(3)
+    first, second = [waiting(s, [n] * 20, client="flood") for n in (1, 2)]
+    assert place(s).sequence is first
+    modest = waiting(s, [3] * 20, client="modest")
+    assert place(s).sequence is modest
+    assert place(s).sequence is second

@@ -1,0 +1,132 @@
+"""Whose turn it is for a slot: priorities, and shares between clients."""
+
+import pytest
+
+from server.engine.generate.text import TextStream
+from server.engine.request import Request
+from server.engine.schedule.accounts import Account, Accounts
+from server.engine.schedule.queue import BLIND, Waiting
+from server.engine.sequence import Sequence, Ticket
+
+
+def served(account: Account) -> float:
+    return account.served
+
+
+class Queue:
+    """A queue whose requests are named by their prompts."""
+
+    def __init__(self, most: int = 100) -> None:
+        self.accounts = Accounts(most)
+        self.waiting = Waiting(self.accounts)
+        self.n = 0
+
+    def ask(self, client: str = "", *, priority: int = 0) -> Sequence:
+        self.n += 1
+        request = Request(id=str(self.n), prompt=[self.n], client=client, priority=priority)
+        sequence = Sequence(Ticket(request, lambda events: None, float(self.n)), 0, TextStream(), request.prompt)
+        self.waiting.append(sequence)
+        return sequence
+
+    def take(self, cost: float = 0.0) -> Sequence:
+        """Place who is first; its client is charged."""
+        first = next(self.waiting.candidates(served))
+        self.waiting.place(first)
+        first.account.served += cost
+        return first
+
+    def drain(self, cost: float = 0.0) -> list[Sequence]:
+        return [self.take(cost) for _ in range(len(self.waiting))]
+
+
+def test_one_client_without_priorities_has_a_plain_queue() -> None:
+    q = Queue()
+    asked = [q.ask() for _ in range(20)]
+    assert list(q.waiting.candidates(served)) == asked
+    assert q.drain(cost=100.0) == asked
+    assert not len(q.waiting)
+
+
+def test_a_lower_number_goes_first() -> None:
+    q = Queue()
+    late, normal, urgent = q.ask(priority=5), q.ask(), q.ask(priority=-1)
+    assert q.drain() == [urgent, normal, late]
+
+
+def test_who_floods_the_queue_shares_with_who_comes_later() -> None:
+    q = Queue()
+    flood = [q.ask("flood") for _ in range(50)]
+    assert [q.take(100.0) for _ in range(10)] == flood[:10]
+    few = [q.ask("few") for _ in range(3)]
+    taken = [q.take(100.0) for _ in range(6)]
+    assert [s for s in taken if s.account is few[0].account] == few
+
+
+def test_a_client_that_asks_for_more_gets_no_larger_share() -> None:
+    q = Queue()
+    for _ in range(30):
+        q.ask("long")
+    short = [q.ask("short") for _ in range(30)]
+    n_short = 0
+    for _ in range(24):
+        first = q.take()
+        is_short = first.account is short[0].account
+        first.account.served += 100.0 if is_short else 500.0
+        n_short += is_short
+    assert n_short == 20
+
+
+def test_a_pause_saves_up_nothing() -> None:
+    q = Queue()
+    q.ask("pauses")
+    q.take(1.0)
+    for _ in range(10):
+        q.ask("works")
+        q.take(100.0)
+    works, back = [q.ask("works") for _ in range(4)], [q.ask("pauses") for _ in range(4)]
+    taken = [q.take(100.0) for _ in range(4)]
+    assert {works[0], works[1], back[0], back[1]} == set(taken)
+
+
+def test_a_parked_choice_comes_back_before_others_of_its_priority() -> None:
+    q = Queue()
+    parked = q.ask("a")
+    q.take(1000.0)
+    other, urgent = q.ask("b"), q.ask("b", priority=-1)
+    q.waiting.appendleft(parked)
+    assert parked in q.waiting
+    assert q.drain() == [urgent, parked, other]
+
+
+def test_urgent_requests_without_end_do_not_starve_the_rest() -> None:
+    q = Queue()
+    patient = q.ask(priority=100)
+    parked = q.ask(priority=100)
+    q.waiting.remove(parked)
+    q.waiting.appendleft(parked)
+    taken = []
+    for _ in range(2 * BLIND):
+        q.ask(priority=-100)
+        taken.append(q.take(1.0))
+    assert {patient, parked} <= set(taken)
+    assert len([s for s in taken if s.request.priority == 100]) == 2
+
+
+def test_who_leaves_is_gone_and_leaving_twice_is_harmless() -> None:
+    q = Queue()
+    first, second = q.ask("a", priority=3), q.ask("a", priority=3)
+    assert q.waiting.remove(first)
+    assert not q.waiting.remove(first)
+    assert list(q.waiting) == [second]
+    assert len(q.waiting) == 1
+    assert q.waiting.remove(second)
+    assert not list(q.waiting.candidates(served))
+
+
+@pytest.mark.parametrize("n", [5, 500])
+def test_clients_are_remembered_up_to_a_bound(n: int) -> None:
+    q = Queue(most=100)
+    for i in range(n):
+        q.ask(f"client {i}")
+    assert len(q.accounts) == min(n, 100)
+    assert len(q.drain(1.0)) == n

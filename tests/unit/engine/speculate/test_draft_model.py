@@ -1,0 +1,158 @@
+"""Guesses of a draft model: they save steps, never change a text, and a fault of the draft is nobody else's."""
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from server.engine.request import Request, SamplingParams, Timings
+from server.engine.runner_api import BatchEntry
+from server.errors import InternalError
+from tests.fakes import FakeRunner
+from tests.unit.engine.builders import Reply, alone, engine_over, request, run
+from tests.unit.engine.speculate.fake_draft import FakeDraft, Machine, drafted
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+async def answers(machine: Machine, runner: FakeRunner, *wanted: Request) -> list[Reply]:
+    async with engine_over(runner, clock=machine, spec_type="draft-simple") as engine:
+        return await run(engine, *wanted)
+
+
+def timings(reply: Reply) -> Timings:
+    return reply.finished[0].timings
+
+
+async def test_a_good_draft_model_saves_steps(machine: Machine) -> None:
+    runner = drafted(machine, wrong=10)
+    wanted = request("hello", max_tokens=100)
+    (reply,) = await answers(machine, runner, wanted)
+    assert reply.text == alone(wanted)
+    assert len(runner.batches) < 40
+    assert timings(reply).draft_n_accepted > 60
+    assert timings(reply).draft_n >= timings(reply).draft_n_accepted
+
+
+async def test_a_draft_model_that_is_never_right_is_left_alone(machine: Machine) -> None:
+    runner = drafted(machine, wrong=100)
+    wanted = request("hello", max_tokens=200)
+    (reply,) = await answers(machine, runner, wanted)
+    assert reply.text == alone(wanted)
+    assert timings(reply).draft_n_accepted == 0
+    assert timings(reply).draft_n < 40
+
+
+async def test_all_slots_are_drafted_for_in_one_decode(machine: Machine) -> None:
+    runner = drafted(machine, n_seq=4, n_batch=128)
+    wanted = [request(f"prompt {i}", max_tokens=60) for i in range(4)]
+    replies = await answers(machine, runner, *wanted)
+    assert [reply.text for reply in replies] == [alone(each) for each in wanted]
+    assert isinstance(runner.draft, FakeDraft)
+    assert max(len(batch) for batch in runner.draft.batches) == 4
+
+
+async def test_a_long_prompt_is_read_in_parts_before_it_is_drafted_for(machine: Machine) -> None:
+    runner = drafted(machine, n_ctx_seq=2048, n_batch=512)
+    wanted = request("abc" * 400, max_tokens=400)
+    (reply,) = await answers(machine, runner, wanted)
+    assert reply.text == alone(wanted)
+    assert timings(reply).draft_n_accepted > 100
+    assert isinstance(runner.draft, FakeDraft)
+    assert max(max(batch) for batch in runner.draft.batches) <= 64
+
+
+async def test_a_long_prompt_of_a_short_answer_is_not_read_at_all(machine: Machine) -> None:
+    runner = drafted(machine, n_ctx_seq=2048, n_batch=512)
+    await answers(machine, runner, request("abc" * 400, max_tokens=8))
+    assert isinstance(runner.draft, FakeDraft)
+    assert runner.draft.batches == []
+
+
+async def test_a_conversation_goes_on_from_what_the_draft_holds(machine: Machine) -> None:
+    runner = drafted(machine, n_seq=1, n_ctx_seq=2048)
+    async with engine_over(runner, clock=machine, spec_type="draft-simple") as engine:
+        (first,) = await run(engine, request("hello", max_tokens=100))
+        assert isinstance(runner.draft, FakeDraft)
+        n_before = len(runner.draft.batches)
+        again = request("hello" + first.text + "!", max_tokens=40)
+        (second,) = await run(engine, again)
+        assert second.text == alone(again)
+        assert max(max(batch) for batch in runner.draft.batches[n_before:]) < 20
+
+
+async def test_another_slot_takes_over_what_the_draft_holds(machine: Machine) -> None:
+    runner = drafted(machine, n_seq=2, n_ctx_seq=2048, n_batch=512)
+    same = "once upon a time there was a fox who " * 4
+    async with engine_over(runner, clock=machine, spec_type="draft-simple") as engine:
+        (first,) = await run(engine, request(same, max_tokens=200, id_slot=0))
+        assert isinstance(runner.draft, FakeDraft)
+        n_before = sum(map(sum, runner.draft.batches))
+        (second,) = await run(engine, request(same + "and", max_tokens=40, id_slot=1))
+        assert timings(second).draft_n_accepted > 10
+        assert sum(map(sum, runner.draft.batches)) - n_before < len(same)
+    assert timings(first).draft_n_accepted > 10
+
+
+async def test_a_failing_draft_model_fails_no_request_and_is_logged_once(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(entries: Sequence[BatchEntry]) -> None:
+        machine.draft(entries)
+        if any(entry.pos > 20 for entry in entries):
+            raise InternalError("llama_decode returned -3")
+
+    runner = FakeRunner(on_decode=machine.step)
+    runner.draft = FakeDraft(runner, on_decode=fail)
+    wanted = [request(f"prompt {i}", max_tokens=50) for i in range(6)]
+    with caplog.at_level(logging.WARNING):
+        replies = await answers(machine, runner, *wanted)
+    assert [reply.text for reply in replies] == [alone(each) for each in wanted]
+    assert [record.message for record in caplog.records].count(
+        "the draft model failed; the requests at hand go on without it"
+    ) == 1
+
+
+async def test_a_draft_without_room_drops_what_it_holds_for_others(machine: Machine) -> None:
+    runner = FakeRunner(n_seq=2, on_decode=machine.step)
+    runner.draft = FakeDraft(runner, n_cells=100, on_decode=machine.draft)
+    async with engine_over(runner, clock=machine, spec_type="draft-simple") as engine:
+        (first,) = await run(engine, request("first", max_tokens=60, id_slot=0))
+        (second,) = await run(engine, request("second", max_tokens=60, id_slot=1))
+    assert timings(first).draft_n_accepted > 20
+    assert timings(second).draft_n_accepted > 20
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [({"spec_n_max": 0}, 0), ({"spec_n_max": 2}, 2), ({"spec_p_min": 0.95}, 0), ({"spec_n_min": 50}, 0)],
+)
+async def test_a_request_bounds_its_guesses(machine: Machine, limits: dict[str, float], most: int) -> None:
+    runner = drafted(machine)
+    wanted = request("hello", max_tokens=60, **limits)
+    (reply,) = await answers(machine, runner, wanted)
+    assert reply.text == alone(wanted)
+    assert max(n - 1 for batch in runner.batches[1:] for _, n in batch) == most
+
+
+async def test_a_context_shift_leaves_the_draft_in_step(machine: Machine) -> None:
+    texts = []
+    for spec_type in ("none", "draft-simple"):
+        runner = drafted(machine, n_seq=1, n_ctx_seq=64)
+        async with engine_over(runner, clock=machine, spec_type=spec_type, context_shift=True) as engine:
+            (reply,) = await run(engine, request("hello", max_tokens=200))
+        texts.append(reply.text)
+        assert reply.finished[0].n_predicted == 200
+    assert texts[0] == texts[1]
+
+
+async def test_seeded_choices_are_the_same(machine: Machine) -> None:
+    replies = []
+    for spec_type in ("none", "draft-simple"):
+        wanted = request("hello", max_tokens=50, n=3, sampling=SamplingParams(seed=5))
+        async with engine_over(drafted(machine), clock=machine, spec_type=spec_type) as engine:
+            replies.append((await run(engine, wanted))[0])
+    assert replies[0].texts == replies[1].texts

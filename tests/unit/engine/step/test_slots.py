@@ -1,0 +1,234 @@
+"""What is asked of slots beside requests, and requests that change what is in their cells."""
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+
+from server.engine.lora import Adapter
+from server.engine.request import Adapters, FinishReason
+from server.errors import InternalError, InvalidRequest, ShuttingDown
+from tests.fakes import FakeRunner
+from tests.unit.engine.builders import Reply, alone, engine_over, request, run
+from tests.unit.engine.events import events_of
+
+PIRATE = Adapter(0, "pirate.gguf")
+
+
+async def test_a_saved_slot_is_used_by_another_engine() -> None:
+    async with engine_over(FakeRunner()) as engine:
+        (first,) = await run(engine, request("x" * 60))
+        saved = await engine.save_slot(first.finished[0].id_slot)
+    async with engine_over(FakeRunner()) as engine:
+        await engine.restore_slot(2, saved)
+        (reply,) = await run(engine, request("x" * 60 + "yes"))
+    assert reply.started.n_cached == 61
+    assert reply.text == alone(request("x" * 60 + "yes"))
+
+
+async def test_a_restored_prefix_is_used_though_another_slot_has_it_and_it_is_too_short_to_copy() -> None:
+    async with engine_over(FakeRunner(n_seq=2)) as engine:
+        await run(engine, request("short", id_slot=0))
+        await engine.restore_slot(1, await engine.save_slot(0))
+        (reply,) = await run(engine, request("short", id_slot=1))
+        (other,) = await run(engine, request("shore", id_slot=1))
+    assert (reply.started.n_cached, other.started.n_cached) == (5, 5)
+
+
+async def test_a_busy_slot_is_saved_when_it_is_idle() -> None:
+    runner = FakeRunner(n_seq=1, steps=threading.Semaphore(1))
+    async with engine_over(runner) as engine:
+        stream = events_of(engine, request("abc"))
+        await anext(aiter(stream))  # the first token is there, so the slot is busy
+        saving = asyncio.ensure_future(engine.save_slot(0))
+        assert runner.steps is not None
+        runner.steps.release(100)
+        async for _ in stream:
+            pass
+        saved = await asyncio.wait_for(saving, 60)
+    assert len(saved.tokens) == 4 + 7
+
+
+async def test_an_erased_slot_is_empty() -> None:
+    async with engine_over(FakeRunner(n_seq=1)) as engine:
+        await run(engine, request("abc"))
+        assert await engine.erase_slot(0) == 4 + 7
+        assert await engine.erase_slot(0) == 0
+        (again,) = await run(engine, request("abc"))
+    assert again.started.n_cached == 0
+
+
+async def test_a_refused_state_leaves_the_slot_empty_and_usable() -> None:
+    async with engine_over(FakeRunner(n_seq=1)) as engine:
+        await run(engine, request("abc"))
+        saved = await engine.save_slot(0)
+        with pytest.raises(InvalidRequest):
+            await engine.restore_slot(0, replace(saved, state=b"not a state"))
+        with pytest.raises(InvalidRequest):
+            await engine.restore_slot(0, replace(saved, tokens=[1] * 1000))
+        with pytest.raises(InvalidRequest, match="id_slot"):
+            await engine.save_slot(1)
+        (reply,) = await run(engine, request("abc"))
+    assert reply.started.n_cached == 0
+    assert reply.text == alone(request("abc"))
+
+
+async def test_a_restored_state_takes_the_room_of_idle_caches() -> None:
+    runner = FakeRunner(n_seq=3, n_ctx_seq=100, n_cells=100, unified=True)
+    async with engine_over(runner) as engine:
+        await run(engine, request("a" * 50))
+        saved = await engine.save_slot(0)
+        await engine.erase_slot(0)
+        await run(engine, request("b" * 70))
+        await engine.restore_slot(2, saved)
+        (reply,) = await run(engine, request("a" * 50 + "!"))
+    assert reply.started.n_cached == 51
+
+
+async def test_a_command_that_waits_for_a_slot_ends_with_the_engine() -> None:
+    runner = FakeRunner(n_seq=1, steps=threading.Semaphore(1))
+    async with engine_over(runner) as engine:
+        stream = events_of(engine, request("abc"))
+        await anext(aiter(stream))  # the first token is there, so the slot is busy
+        saving = asyncio.ensure_future(engine.save_slot(0))
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(engine.close())
+        await asyncio.sleep(0)  # it has said that the thread is to stop
+        assert runner.steps is not None
+        runner.steps.release(100)
+        await asyncio.wait({saving}, timeout=60)
+        with pytest.raises(ShuttingDown):
+            saving.result()
+        stream.cancel()
+        await closing
+
+
+async def test_a_prefix_made_under_one_lora_set_is_never_reused_under_another() -> None:
+    async with engine_over(FakeRunner(adapters=(PIRATE,))) as engine:
+        prompt = "z" * 80
+        await run(engine, request(prompt, adapters=()))
+        (other,) = await run(engine, request(prompt, adapters=((0, 1.0),)))
+        (scaled,) = await run(engine, request(prompt, adapters=((0, 0.5),)))
+        (same,) = await run(engine, request(prompt, adapters=((0, 0.5),)))
+    assert other.started.n_cached == 0
+    assert scaled.started.n_cached == 0
+    assert same.started.n_cached == 80
+    assert other.text == alone(request(prompt, adapters=((0, 1.0),)), (PIRATE,))
+
+
+async def test_new_scales_hold_for_requests_that_come_afterwards() -> None:
+    runner = FakeRunner(adapters=(PIRATE,), steps=threading.Semaphore(0))
+    wanted = request("abc", max_tokens=20)
+    async with engine_over(runner) as engine:
+        before = events_of(engine, wanted)
+        engine.set_adapter_scales(((0, 0.25),))
+        after = asyncio.ensure_future(run(engine, wanted))
+        assert runner.steps is not None
+        runner.steps.release(200)
+        (second,) = await after
+        first = Reply()
+        async for events in before:
+            first.add(events)
+        assert engine.adapters[0].scale == 0.25
+        with pytest.raises(InvalidRequest):
+            engine.set_adapter_scales(((1, 1.0),))
+    assert first.text == alone(replace(wanted, adapters=((0, 1.0),)), (PIRATE,))
+    assert second.text == alone(replace(wanted, adapters=((0, 0.25),)), (PIRATE,))
+
+
+async def test_an_activated_lora_shares_what_comes_before_its_invocation() -> None:
+    activated = Adapter(0, "a.gguf", alora_invocation_tokens=tuple(b"<go>"))
+    prompt = "q" * 50 + "<go>"
+    async with engine_over(FakeRunner(adapters=(activated,))) as engine:
+        await run(engine, request("q" * 50, adapters=()))
+        (reply,) = await run(engine, request(prompt, adapters=((0, 1.0),)))
+        (off,) = await run(engine, request("q" * 52, adapters=((0, 1.0),)))
+    assert reply.started.n_cached == 50
+    assert reply.text == alone(request(prompt, adapters=((0, 1.0),)), (activated,))
+    assert off.text == alone(request("q" * 52))
+
+
+async def test_two_activated_loras_at_once_are_refused() -> None:
+    loaded = tuple(Adapter(i, "a", alora_invocation_tokens=(1,)) for i in range(2))
+    async with engine_over(FakeRunner(adapters=loaded)) as engine:
+        with pytest.raises(InvalidRequest, match="multiple aLoRAs"):
+            await run(engine, request("a", adapters=((0, 1.0), (1, 1.0))))
+
+
+@pytest.mark.parametrize("unified", [False, True])
+async def test_a_full_context_is_shifted_and_generation_goes_on(unified: bool) -> None:
+    runner = FakeRunner(n_seq=2, n_ctx_seq=32, n_cells=64, unified=unified)
+    async with engine_over(runner, context_shift=True) as engine:
+        long, other = await run(
+            engine, request("abcdefgh", max_tokens=100, n_keep=8), request("abcdefgh", max_tokens=5)
+        )
+    end = long.finished[0]
+    assert end.n_predicted == 100
+    assert end.reason is FinishReason.LIMIT
+    assert end.truncated
+    assert other.text == alone(request("abcdefgh", max_tokens=5))
+
+
+async def test_a_shift_that_the_library_refuses_ends_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise InternalError("llama_memory_seq_add failed")
+
+    runner = FakeRunner(n_seq=2, n_ctx_seq=32)
+    monkeypatch.setattr(runner, "seq_drop", refuse)
+    async with engine_over(runner, context_shift=True) as engine:
+        long, other = await run(engine, request("abcdefgh", max_tokens=100), request("xyz", max_tokens=26))
+        (again,) = await run(engine, request("abcdefgh", max_tokens=5))
+    assert isinstance(long.error, InternalError)
+    assert other.text == alone(request("xyz", max_tokens=26))
+    assert again.text == alone(request("abcdefgh", max_tokens=5))
+
+
+async def test_a_lora_set_that_the_library_refuses_fails_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(adapters: Adapters) -> None:
+        if adapters:
+            raise InternalError("llama_set_adapter_lora failed")
+
+    runner = FakeRunner(n_seq=4, adapters=(Adapter(0, "a"),))
+    monkeypatch.setattr(runner, "use_adapters", refuse)
+    plain = request("abc", adapters=(), max_tokens=30)
+    async with engine_over(runner) as engine:
+        tuned, reply = await run(engine, request("xyz", adapters=((0, 1.0),)), plain)
+    assert isinstance(tuned.error, InternalError)
+    assert reply.text == alone(plain)
+
+
+async def test_without_context_shift_a_full_context_ends_the_request() -> None:
+    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=32)) as engine:
+        (reply,) = await run(engine, request("abcdefgh", max_tokens=100))
+    assert reply.finished[0].n_predicted == 32 - 9
+    assert reply.finished[0].truncated
+
+
+async def test_shifted_cells_are_no_exact_prefix_for_others() -> None:
+    runner = FakeRunner(n_seq=1, n_ctx_seq=32)
+    async with engine_over(runner, context_shift=True) as engine:
+        await run(engine, request("abcdefgh", max_tokens=30, n_keep=8))
+        held = bytes(t for t in runner.cells[0] if t < 256).decode()
+        assert held.startswith("abcdefgh")
+        (reply,) = await run(engine, request(held, max_tokens=1))
+    assert reply.started.n_cached == 9
+
+
+async def test_moved_cells_are_reused_only_where_it_is_asked_for() -> None:
+    cached, prompt = "s" + "o" * 20 + "middle of the text", "s" + "middle of the text" + "!"
+    for n_cache_reuse, n_cached in ((0, 2), (8, 20)):
+        async with engine_over(FakeRunner(n_seq=1)) as engine:
+            await run(engine, request(cached, max_tokens=1))
+            (reply,) = await run(engine, request(prompt, n_cache_reuse=n_cache_reuse))
+            assert reply.started.n_cached == n_cached
+            assert reply.text == alone(request(prompt))
+
+
+async def test_a_line_with_too_little_indentation_ends_the_reply() -> None:
+    runner = FakeRunner(replies={"code": "if a:\n  b\nc"})
+    async with engine_over(runner) as engine:
+        (reply,) = await run(engine, request("code", max_tokens=50, n_indent=2))
+    assert reply.text == "if a:\n  b\n"
+    assert reply.finished[0].reason is FinishReason.LIMIT
+    assert reply.finished[0].has_new_line
