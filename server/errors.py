@@ -13,6 +13,7 @@
     ├── Unavailable              not now
     │   ├── ModelLoading         the only model is being loaded
     │   ├── ModelFailed          loading failed; carries the reason
+    │   ├── DownloadFailed       a model could not be had from its hub
     │   ├── QueueFull            come back in ``retry_after_s`` seconds
     │   └── ShuttingDown         the server is stopping
     └── InternalError            our own fault
@@ -98,6 +99,10 @@ class ModelFailed(Unavailable):
         super().__init__(f"model '{model}' failed to load: {reason}")
         self.model = model
         self.reason = reason
+
+
+class DownloadFailed(Unavailable):
+    """A model's files could not be had: the hub, the network, the disk, or a sum that is wrong."""
 
 
 class QueueFull(Unavailable):

@@ -1,0 +1,246 @@
+"""The cache folder that Hugging Face's tools and llama.cpp share, in their layout::
+
+    CACHE/
+    └── models--owner--name/
+        ├── blobs/<oid>                         contents, by their sums
+        ├── refs/main                           the commit that was seen last
+        └── snapshots/<commit>/model-Q8_0.gguf  -> ../../blobs/<oid>
+
+so that a model is there once, whichever tool downloaded it. Nothing here asks the network.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from server.errors import ConfigError
+from server.hub.choice import HubFile, is_model, parts_of
+from server.hub.reference import Reference, is_repository
+
+_FOLDERS = (
+    ("LLAMA_CACHE", ""),
+    ("HF_HUB_CACHE", ""),
+    ("HUGGINGFACE_HUB_CACHE", ""),
+    ("HF_HOME", "hub"),
+    ("XDG_CACHE_HOME", "huggingface/hub"),
+    ("HOME", ".cache/huggingface/hub"),
+)
+"""Variable and folder below it, the strongest first (llama.cpp common/hf-cache.cpp, get_cache_directory)."""
+_PREFIX = "models--"
+_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
+_OID = re.compile(r"[0-9a-fA-F]{40}|[0-9a-fA-F]{64}")
+PARTIAL = ".incomplete"
+
+
+def cache_folder(env: Mapping[str, str]) -> Path:
+    """Where the cache is, by the variables of llama.cpp and Hugging Face."""
+    for variable, below in _FOLDERS:
+        if base := env.get(variable):
+            return Path(base).expanduser() / below
+    return Path.home() / ".cache" / "huggingface" / "hub"
+
+
+def is_commit(text: str) -> bool:
+    """A git commit's 40 digits."""
+    return _COMMIT.fullmatch(text) is not None
+
+
+def is_oid(text: str) -> bool:
+    """A sum that names a content: 40 digits, or 64."""
+    return _OID.fullmatch(text) is not None
+
+
+def is_inside(path: str) -> bool:
+    """Whether a hub's name of a file stays below the folder that it is put in, on any system."""
+    parts = PurePosixPath(path).parts
+    bad = any(part in ("..", ".", "/") or part != part.strip() for part in parts)
+    return bool(parts) and not bad and not re.search(r'[\\:*?"<>|\x00-\x1f]', path) and len(path) < 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A model that the cache holds: what names it, its first file, and the bytes of all its parts."""
+
+    reference: Reference
+    path: Path
+    size: int
+    modified: float  # unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One commit of a repository, as far as the cache has it: files by their names in it."""
+
+    files: Mapping[str, Path]
+
+    def listing(self) -> list[HubFile]:
+        """Its files in order."""
+        return [HubFile(name, path.stat().st_size) for name, path in sorted(self.files.items())]
+
+
+class Cache:
+    """One folder of that layout; made when something is first put into it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    # ---- looking
+
+    def snapshot(self, repository: str) -> Snapshot:
+        """What the cache has of the commit that it saw last; nothing where it has none."""
+        base = self._base(repository)
+        commit = _last_commit(base / "refs")
+        if not commit:
+            return Snapshot({})
+        root = base / "snapshots" / commit
+        with contextlib.suppress(OSError):
+            return Snapshot({path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()})
+        return Snapshot({})
+
+    def models(self) -> list[CachedModel]:
+        """Every model with a quantization in its name, by repository and quantization, as llama-server lists them."""
+        found: dict[Reference, CachedModel] = {}
+        for repository in self._repositories():
+            snapshot = self.snapshot(repository)
+            for name in sorted(snapshot.files):
+                parts = parts_of(name)
+                if parts is None or parts.index != 1 or not parts.tag or not is_model(name):
+                    continue
+                reference = Reference(repository, parts.tag)
+                if reference not in found:
+                    found[reference] = _cached(reference, name, snapshot)
+        return list(found.values())
+
+    def _repositories(self) -> Iterator[str]:
+        try:
+            names = sorted(entry.name for entry in self.folder.iterdir() if entry.is_dir())
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ConfigError(f"{self.folder}: the cache of models cannot be read: {error.strerror}") from None
+        for name in names:
+            repository = name.removeprefix(_PREFIX).replace("--", "/")
+            if name.startswith(_PREFIX) and is_repository(repository):
+                yield repository
+
+    # ---- places
+
+    def _base(self, repository: str) -> Path:
+        assert is_repository(repository), "references are parsed"
+        return self.folder / (_PREFIX + repository.replace("/", "--"))
+
+    def blob(self, repository: str, oid: str) -> Path:
+        """Where the content of this sum lies, or will."""
+        assert is_oid(oid), "sums are checked where they come in"
+        return self._base(repository) / "blobs" / oid
+
+    def lock(self, repository: str, oid: str) -> Path:
+        """The file that huggingface_hub locks while it downloads that content."""
+        return self.folder / ".locks" / self._base(repository).name / f"{oid}.lock"
+
+    def place(self, repository: str, commit: str, name: str) -> Path:
+        """Where a file of a commit is found under its name."""
+        assert is_commit(commit), "commits are checked where they come in"
+        assert is_inside(name), "names are checked where they come in"
+        return self._base(repository) / "snapshots" / commit / name
+
+    # ---- changing
+
+    def link(self, repository: str, commit: str, file: HubFile) -> Path:
+        """Give a content its name in the commit; moved there where the system has no links. Returns its place."""
+        place, blob = self.place(repository, commit, file.path), self.blob(repository, file.oid)
+        if place.exists():
+            return place
+        place.parent.mkdir(parents=True, exist_ok=True)
+        link = _beside(place)
+        try:
+            link.symlink_to(os.path.relpath(blob, place.parent))
+        except OSError:
+            os.replace(blob, place)
+        else:
+            os.replace(link, place)
+        return place
+
+    def remember(self, repository: str, branch: str, commit: str) -> None:
+        """The commit is the one that counts from now on."""
+        ref = self._base(repository) / "refs" / branch
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        draft = _beside(ref)
+        draft.write_text(commit)
+        os.replace(draft, ref)
+
+    def discard(self, repository: str) -> None:
+        """Drop what downloads of a repository have left unfinished, and the repository if nothing else is there."""
+        base = self._base(repository)
+        for partial in (base / "blobs").glob("*" + PARTIAL):
+            partial.unlink(missing_ok=True)
+        if base.is_dir() and not any(path.is_file() for path in (base / "blobs").glob("*")):
+            shutil.rmtree(base, ignore_errors=True)
+
+    def remove(self, reference: Reference) -> int:
+        """Delete a model's files, or the whole repository where no quantization is named. Returns the bytes freed.
+
+        Contents that other names refer to stay. Raises OSError; 0 where there was nothing.
+        """
+        base = self._base(reference.repository)
+        if not base.is_dir():
+            return 0
+        before = _bytes_below(base)
+        if reference.tag:
+            self._remove_tag(base, reference)
+        if not reference.tag or not _has_names(base):
+            shutil.rmtree(base)
+            return before
+        return before - _bytes_below(base)
+
+    def _remove_tag(self, base: Path, reference: Reference) -> None:
+        tag = reference.tag.upper()
+        named = self.snapshot(reference.repository).files
+        doomed = [path for name, path in named.items() if (parts := parts_of(name)) and parts.tag == tag]
+        blobs = [path.resolve() for path in doomed if path.is_symlink()]
+        for path in doomed:
+            path.unlink()
+        used = {path.resolve() for path in (base / "snapshots").rglob("*") if path.is_symlink()}
+        for blob in blobs:
+            if blob not in used and blob.parent == (base / "blobs").resolve():
+                blob.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    """A new name from which it can be put in its place at once."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def _last_commit(refs: Path) -> str:
+    """Of ``main``, else of any branch."""
+    found = ""
+    with contextlib.suppress(OSError):
+        for ref in sorted(refs.iterdir(), key=lambda path: path.name != "main"):
+            if not found and ref.is_file():
+                commit = ref.read_text(encoding="ascii", errors="replace").strip()
+                found = commit if is_commit(commit) else ""
+    return found
+
+
+def _cached(reference: Reference, name: str, snapshot: Snapshot) -> CachedModel:
+    first = parts_of(name)
+    assert first is not None
+    named = [(parts_of(other), path) for other, path in snapshot.files.items()]
+    stats = [path.stat() for parts, path in named if parts and parts.prefix == first.prefix]
+    return CachedModel(
+        reference, snapshot.files[name], sum(each.st_size for each in stats), max(each.st_mtime for each in stats)
+    )
+
+
+def _has_names(base: Path) -> bool:
+    return any(path.is_file() for path in (base / "snapshots").rglob("*"))
+
+
+def _bytes_below(base: Path) -> int:
+    """Of the files themselves; links count for nothing."""
+    return sum(path.lstat().st_size for path in base.rglob("*") if path.is_file() and not path.is_symlink())

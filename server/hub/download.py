@@ -1,0 +1,246 @@
+"""Fetches one content, so that it is there whole and checked, or not at all.
+
+It grows in ``<its place>.incomplete``, which a later download, of this process or another, goes on with; a lock that
+huggingface_hub knows, too, keeps two from writing at once. Only when the SHA-256 is the one that was announced does it
+get its name.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import httpx2
+from huggingface_hub.utils import WeakFileLock
+
+from server.errors import DownloadFailed
+from server.hub.cache import PARTIAL
+from server.hub.remote import Interrupted, Patience, chunks_of
+
+REPORT_INTERVAL_S = 0.1  # as llama-server (server-models.cpp, server_download_state)
+_LOCK_WAIT_S = 0.2
+_READ_BYTES = 1 << 20
+_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+
+
+class Cancelled(DownloadFailed):
+    """Nobody wants it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileProgress:
+    """How far the download of one file is: bytes. ``total`` is 0 where the hub did not say."""
+
+    url: str
+    done: int
+    total: int
+
+
+Report = Callable[[FileProgress], None]
+Wanted = Callable[[], bool]
+"""Whether the download should go on; asked often."""
+
+
+Open = Callable[[Mapping[str, str]], AbstractContextManager[httpx2.Response]]
+"""Opens the content's address with further headers; raises `Interrupted`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What is to be fetched, and where it will lie."""
+
+    name: str  # for people
+    url: str
+    place: Path
+    size: int = 0  # bytes; 0 = as the reply says
+    sha256: str = ""  # "" where nobody announced it
+
+    @property
+    def partial(self) -> Path:
+        """Where it grows."""
+        return self.place.with_name(self.place.name + PARTIAL)
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are still to be had."""
+        if self.place.exists():
+            return 0
+        return max(self.size - _size_of(self.partial), 0)
+
+
+def check_space(contents: list[Content], folder: Path) -> None:
+    """Raises `DownloadFailed` unless the disk has room for what is missing."""
+    needed = sum(content.missing for content in contents)
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise DownloadFailed(
+            f"'{contents[0].name}' needs {gib(needed)} more, and the disk of {existing} has {gib(free)} left; "
+            "make room, or name another folder (LLAMA_CACHE)"
+        )
+
+
+def fetch(content: Content, open_content: Open, lock: Path, patience: Patience, report: Report, wanted: Wanted) -> None:
+    """Put `content` in its place. Blocking. Raises `DownloadFailed`, and `Cancelled` once it is not `wanted`.
+
+    What was received stays for the next time, except where the sum is wrong or the disk is full.
+    """
+    content.place.parent.mkdir(parents=True, exist_ok=True)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(lock, wanted):
+        if not content.place.exists():
+            _Transfer(content, open_content, patience, report, wanted).run()
+    size = _size_of(content.place)
+    report(FileProgress(content.url, size, size))
+
+
+class _Transfer:
+    """Attempts until the content is complete; those that bring something new don't count."""
+
+    def __init__(
+        self, content: Content, open_content: Open, patience: Patience, report: Report, wanted: Wanted
+    ) -> None:
+        self._content = content
+        self._open = open_content
+        self._patience = patience
+        self._report = report
+        self._wanted = wanted
+        self._total = content.size
+        self._reported_at = 0.0
+
+    def run(self) -> None:
+        try:
+            begun = _size_of(self._content.partial) > 0
+            self._complete()
+            if not self._is_right() and begun:  # what another had left was of something else
+                self._content.partial.unlink()
+                self._complete()
+            if not self._is_right():
+                self._content.partial.unlink()
+                raise DownloadFailed(
+                    f"'{self._content.name}': what came is not what was announced (its SHA-256 is another); "
+                    "it was deleted: try again, and if it stays so, the hub's file is broken"
+                )
+            with self._content.partial.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(self._content.partial, self._content.place)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._content.partial.unlink(missing_ok=True)
+            raise DownloadFailed(f"'{self._content.name}': {self._content.place.parent}: {error.strerror}") from None
+
+    def _complete(self) -> None:
+        """Until every byte is there."""
+        failures, most = 0, 0
+        while True:
+            try:
+                self._receive(_size_of(self._content.partial))
+                return
+            except Interrupted as error:
+                size = _size_of(self._content.partial)
+                failures, most = (0, size) if size > most else (failures + 1, most)
+                if failures > self._patience.retries:
+                    raise DownloadFailed(
+                        f"'{self._content.name}': {error}; what was received is kept, the next download goes on with it"
+                    ) from None
+                self._pause(self._patience.wait_s * 2 ** max(failures - 1, 0))
+
+    def _receive(self, begun: int) -> None:
+        """One connection. Raises `Interrupted` unless it brings all that is missing."""
+        if self._total and begun >= self._total:
+            if begun > self._total:
+                self._content.partial.unlink()
+                raise Interrupted("more was there than belongs to it")
+            return
+        with self._open({"Range": f"bytes={begun}-"} if begun else {}) as response:
+            if response.status_code == 416 or not self._fits(response, begun):
+                self._content.partial.unlink(missing_ok=True)
+                raise Interrupted("the hub can't go on where the last download ended")
+            with self._content.partial.open("ab" if response.status_code == 206 else "wb") as file:
+                self._write(response, file)
+        if self._total and _size_of(self._content.partial) != self._total:
+            raise Interrupted("the connection ended early")
+
+    def _fits(self, response: httpx2.Response, begun: int) -> bool:
+        """Whether the reply begins where it should. It also tells the size where nobody has announced it."""
+        said = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if response.status_code == 206:
+            if said is None or int(said[1]) != begun:
+                return False
+            self._total = self._total or (0 if said[2] == "*" else int(said[2]))
+        elif not self._total:
+            self._total = int(response.headers.get("Content-Length", "0"))
+        return True
+
+    def _write(self, response: httpx2.Response, file: BinaryIO) -> None:
+        done = file.tell()
+        self._say(done, at_once=True)
+        for chunk in chunks_of(response):
+            self._check_wanted()
+            file.write(chunk)
+            done += len(chunk)
+            if self._total and done > self._total:
+                raise Interrupted("more came than belongs to it")
+            self._say(done)
+        self._say(done, at_once=True)
+
+    def _is_right(self) -> bool:
+        """Whether what was received has the announced sum."""
+        if not self._content.sha256:
+            return True
+        found = hashlib.sha256()
+        with self._content.partial.open("rb") as file:
+            while chunk := file.read(_READ_BYTES):
+                self._check_wanted()
+                found.update(chunk)
+        return found.hexdigest() == self._content.sha256.lower()
+
+    def _say(self, done: int, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if at_once or now - self._reported_at >= REPORT_INTERVAL_S:
+            self._reported_at = now
+            self._report(FileProgress(self._content.url, done, self._total))
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._check_wanted()
+            time.sleep(min(left, _LOCK_WAIT_S))
+
+    def _check_wanted(self) -> None:
+        if not self._wanted():
+            raise Cancelled(f"the download of '{self._content.name}' was cancelled")
+
+
+@contextlib.contextmanager
+def _alone(lock: Path, wanted: Wanted) -> Iterator[None]:
+    """While nobody else downloads the same; another's download is waited for."""
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(WeakFileLock(lock, timeout=_LOCK_WAIT_S))
+                break
+            except TimeoutError:
+                if not wanted():
+                    raise Cancelled("the download was cancelled") from None
+        yield
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def gib(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"

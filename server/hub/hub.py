@@ -1,0 +1,172 @@
+"""The door: models by their names, from the cache or the hub. See `Hub`."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from server.errors import DownloadFailed, NotFound
+from server.hub.cache import Cache, CachedModel
+from server.hub.choice import Choice, HubFile, choose
+from server.hub.reference import Reference
+
+if TYPE_CHECKING:  # huggingface_hub takes its time to import, and what the cache holds needs none of it
+    from server.hub.download import Content, Report, Wanted
+    from server.hub.remote import Commit, Patience, Remote
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where a model's files lie: its first part, siblings by kind, or a preset, which then is all there is."""
+
+    model: Path | None = None
+    siblings: Mapping[str, Path] = field(default_factory=dict)
+    preset: Path | None = None
+
+
+class Hub:
+    """Models of one hub in one cache folder. Methods block, except for `find` and `models`, which only look at files.
+
+    What the cache holds is used without a request; `pull` asks whether there is something newer. ``offline`` makes no
+    request at all.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        endpoint: str = "",
+        token: str = "",
+        offline: bool = False,
+        patience: "Patience | None" = None,
+    ) -> None:
+        """`endpoint` and `token`: "" = those of Hugging Face's own tools."""
+        self.cache = Cache(folder)
+        self.offline = offline
+        self._endpoint = endpoint
+        self._token = token
+        self._patience = patience
+
+    # ---- the cache
+
+    def models(self) -> list[CachedModel]:
+        """What the cache holds. Raises `ConfigError` when it can't be read."""
+        return self.cache.models()
+
+    def find(self, reference: Reference, file: str = "") -> Files | None:
+        """The files of a model that the cache holds whole; None where it doesn't."""
+        snapshot = self.cache.snapshot(reference.repository)
+        if not snapshot.files:
+            return None
+        try:
+            choice = choose(snapshot.listing(), reference.repository, reference.tag, file)
+        except NotFound:
+            return None
+        return _files(choice, snapshot.files)
+
+    def remove(self, reference: Reference) -> int:
+        """Delete from the cache; the bytes freed, 0 where there was nothing. Raises OSError."""
+        freed = self.cache.remove(reference)
+        self.cache.discard(reference.repository)
+        return freed
+
+    # ---- the hub
+
+    def look(self, reference: Reference, file: str = "") -> Choice:
+        """What the hub has, or what the cache has when offline. Raises `NotFound`, `DownloadFailed`."""
+        if self.offline:
+            return choose(self._offline_listing(reference), reference.repository, reference.tag, file)
+        return self._ask(reference, file)[2]
+
+    def fetch(self, reference: Reference, file: str, report: "Report", wanted: "Wanted") -> Files:
+        """The files of a model: as the cache has them, else downloaded. Raises `NotFound`, `DownloadFailed`."""
+        return self.find(reference, file) or self.pull(reference, file, report, wanted)
+
+    def pull(
+        self, reference: Reference, file: str, report: "Report", wanted: "Wanted", *, siblings: bool = False
+    ) -> Files:
+        """The newest files of a model, with its `siblings` where they are wanted, too.
+
+        When the hub can't be reached, what the cache has is taken. Raises `NotFound`, `DownloadFailed`.
+        """
+        from server.hub.remote import Unreachable
+
+        if self.offline:
+            found = self.find(reference, file)
+            if found is None:
+                raise DownloadFailed(
+                    f"'{reference}' is not in {self.cache.folder}, and --offline forbids to download it"
+                )
+            return found
+        try:
+            remote, commit, choice = self._ask(reference, file)
+        except Unreachable as error:
+            found = self.find(reference, file)
+            if found is None:
+                raise
+            log.warning("%s: what %s holds is used", error, self.cache.folder)
+            return found
+        wished = list(choice.model) or [file for file in (choice.preset,) if file]
+        wished += choice.siblings.values() if siblings else ()
+        return self._download(remote, reference, commit, choice, wished, report, wanted)
+
+    def _offline_listing(self, reference: Reference) -> list[HubFile]:
+        listing = self.cache.snapshot(reference.repository).listing()
+        if not listing:
+            raise DownloadFailed(
+                f"'{reference.repository}' is not in {self.cache.folder}, and --offline forbids to download it"
+            )
+        return listing
+
+    def _ask(self, reference: Reference, file: str) -> "tuple[Remote, Commit, Choice]":
+        from server.hub.remote import Remote
+
+        remote = Remote(self._endpoint, self._token, self._patience)
+        commit = remote.commit(reference.repository)
+        listing = remote.files(reference.repository, commit.id)
+        return remote, commit, choose(listing, reference.repository, reference.tag, file)
+
+    def _download(
+        self,
+        remote: "Remote",
+        reference: Reference,
+        commit: "Commit",
+        choice: Choice,
+        wished: list[HubFile],
+        report: "Report",
+        wanted: "Wanted",
+    ) -> Files:
+        from server.hub.download import check_space, fetch
+
+        repository = reference.repository
+        contents = [self._content(remote, repository, commit, file) for file in wished]
+        check_space(contents, self.cache.folder)
+        for file, content in zip(wished, contents, strict=True):
+            if not self.cache.place(repository, commit.id, file.path).exists():
+                open_content = partial(remote.get, content.url, content.name)
+                fetch(content, open_content, self.cache.lock(repository, file.oid), remote.patience, report, wanted)
+        places = {file.path: self.cache.link(repository, commit.id, file) for file in wished}
+        self.cache.remember(repository, commit.branch, commit.id)
+        return _files(choice, places)
+
+    def _content(self, remote: "Remote", repository: str, commit: "Commit", file: HubFile) -> "Content":
+        from server.hub.download import Content
+
+        return Content(
+            name=f"{repository}/{file.path}",
+            url=remote.url(repository, commit.id, file.path),
+            place=self.cache.blob(repository, file.oid),
+            size=file.size,
+            sha256=file.oid if len(file.oid) == 64 else "",
+        )
+
+
+def _files(choice: Choice, places: Mapping[str, Path]) -> Files:
+    if choice.preset is not None:
+        return Files(preset=places[choice.preset.path])
+    siblings = {kind: places[file.path] for kind, file in choice.siblings.items() if file.path in places}
+    return Files(places[choice.model[0].path], siblings)

@@ -1,0 +1,199 @@
+"""Asks a hub: Hugging Face's, or another that speaks its language (``/api/models/...``, ``/resolve/...``).
+
+Sessions (proxies, certificates), headers and tokens are `huggingface_hub`'s. Its own ``hf_hub_download`` is not used:
+it doesn't check sums, goes on with no download that another process began, and can't be stopped; see `download`.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote, urljoin, urlsplit
+
+import httpx2
+from huggingface_hub import constants, get_session
+from huggingface_hub.utils import build_hf_headers
+
+from server import __version__
+from server.errors import DownloadFailed, NotFound
+from server.hub.cache import is_commit, is_inside, is_oid
+from server.hub.choice import HubFile
+
+MAX_FILES = 100_000  # of a repository
+_MAX_LISTING = 64 << 20  # bytes of one page of it
+_TIMEOUT_S = 10.0  # to connect, and between two packets
+T = TypeVar("T")
+_TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How often a request is made anew after a passing failure, and how long to wait before: 1, 2, 4... times."""
+
+    retries: int = 4
+    wait_s: float = 1.0
+
+
+class Unreachable(DownloadFailed):
+    """The hub does not answer, or only that it is busy: what the cache has may do."""
+
+
+class Interrupted(Exception):
+    """The connection failed, or the hub is busy: the same request may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a repository's branch is at."""
+
+    branch: str
+    id: str
+
+
+class Remote:
+    """One hub. ``endpoint`` is "" for Hugging Face's; a ``token`` of "" is the one that its own tools would use."""
+
+    def __init__(self, endpoint: str = "", token: str = "", patience: Patience | None = None) -> None:
+        self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+        self.patience = patience or Patience()
+        self._token = token or None
+
+    def commit(self, repository: str) -> Commit:
+        """The newest one of ``main``, or of the first branch. Raises `NotFound`, `DownloadFailed`."""
+        shown = self._json(f"{self.endpoint}/api/models/{repository}/refs", repository)[0]
+        branches = shown.get("branches") if isinstance(shown, dict) else None
+        commits = [
+            Commit(str(branch["name"]), str(branch["targetCommit"]))
+            for branch in branches or ()
+            if isinstance(branch, dict) and {"name", "targetCommit"} <= branch.keys()
+        ]
+        usable = [commit for commit in commits if is_commit(commit.id) and is_inside(commit.branch)]
+        if not usable:
+            raise DownloadFailed(f"'{repository}': the hub names no branch of it")
+        return next((commit for commit in usable if commit.branch == "main"), usable[0])
+
+    def files(self, repository: str, commit: str) -> list[HubFile]:
+        """Every file of a commit whose name is safe. Raises `NotFound`, `DownloadFailed`."""
+        url: str | None = f"{self.endpoint}/api/models/{repository}/tree/{commit}?recursive=true"
+        found: list[HubFile] = []
+        while url:
+            page, following = self._json(url, repository)
+            found += [file for item in page if (file := _file(item))] if isinstance(page, list) else []
+            if len(found) > MAX_FILES:
+                raise DownloadFailed(f"'{repository}' has more than {MAX_FILES} files")
+            url = self._next_page(url, following)
+        return found
+
+    def url(self, repository: str, commit: str, path: str) -> str:
+        """The address of a file's content."""
+        return f"{self.endpoint}/{repository}/resolve/{commit}/{quote(path)}"
+
+    def _next_page(self, url: str, following: str | None) -> str | None:
+        """Only of the same hub: the token goes with it."""
+        target = urljoin(url, following) if following else None
+        same = target is not None and urlsplit(target)[:2] == urlsplit(url)[:2]
+        return target if same else None
+
+    def _json(self, url: str, what: str) -> tuple[Any, str | None]:
+        """What a page says, and the address of the next one."""
+
+        def ask() -> tuple[Any, str | None]:
+            with self.get(url, what) as response:
+                body = bytearray()
+                for chunk in chunks_of(response):
+                    body += chunk
+                    if len(body) > _MAX_LISTING:
+                        raise DownloadFailed(f"'{what}': the hub's reply is too long")
+                link = response.links.get("next", {}).get("url")
+            try:
+                return json.loads(body), link
+            except ValueError:
+                raise DownloadFailed(f"'{what}': the reply of {host_of(url)} is not JSON: is it a hub?") from None
+
+        return patiently(ask, self.patience, what)
+
+    @contextlib.contextmanager
+    def get(self, url: str, what: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx2.Response]:
+        """The reply to a GET, headers read. The token stays with the hub when it sends the client elsewhere.
+
+        Raises `Interrupted`, or what `refusal` makes of the status.
+        """
+        given = build_hf_headers(token=self._token, library_name="llamapool", library_version=__version__)
+        with opened(url, what, {**given, **(headers or {})}) as response:
+            yield response
+
+
+@contextlib.contextmanager
+def opened(url: str, what: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
+    """The reply to a GET of any address, headers read; as `Remote.get`, without a token of its own."""
+    sent = {**headers, "Accept-Encoding": "identity"}
+    try:
+        with get_session().stream("GET", url, headers=sent, timeout=_TIMEOUT_S) as response:
+            if response.status_code in _TEMPORARY:
+                raise Interrupted(f"{host_of(str(response.url))} says {response.status_code}")
+            if response.status_code not in (200, 206, 416):
+                raise refusal(response, what)
+            yield response
+    except httpx2.TransportError as error:
+        raise Interrupted(f"{host_of(url)}: {_words(error)}") from None
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise DownloadFailed(f"'{what}': {host_of(url)}: {_words(error)}") from None
+
+
+def chunks_of(response: httpx2.Response) -> Iterator[bytes]:
+    """The body as it comes. Raises `Interrupted`."""
+    try:
+        yield from response.iter_bytes()
+    except httpx2.TransportError as error:
+        raise Interrupted(f"{host_of(str(response.url))}: {_words(error)}") from None
+
+
+def patiently(ask: Callable[[], T], patience: Patience, what: str) -> T:
+    """Ask again after `Interrupted`. Raises `DownloadFailed` when patience is over."""
+    for attempt in range(patience.retries + 1):
+        try:
+            return ask()
+        except Interrupted as error:
+            if attempt == patience.retries:
+                raise Unreachable(f"'{what}': {error}") from None
+            time.sleep(patience.wait_s * 2**attempt)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def refusal(response: httpx2.Response, what: str) -> NotFound | DownloadFailed:
+    """What to say where the hub answers with neither the content nor "try again"."""
+    code = response.headers.get("X-Error-Code", "")
+    if response.status_code == 404 or code in ("RepoNotFound", "EntryNotFound", "RevisionNotFound"):
+        hint = "; of a private one the token is missing (HF_TOKEN)" if response.status_code == 401 else ""
+        return NotFound(f"'{what}' is not on the hub ({host_of(str(response.url))}){hint}")
+    if response.status_code in (401, 403):
+        reason = "is gated: accept its terms on its page" if code == "GatedRepo" else "may not be read"
+        return DownloadFailed(
+            f"'{what}' {reason}, or the token is missing or wrong: set HF_TOKEN or --hf-token "
+            f"({host_of(str(response.url))} says {response.status_code})"
+        )
+    return DownloadFailed(f"'{what}': {host_of(str(response.url))} says {response.status_code}")
+
+
+def host_of(url: str) -> str:
+    """Host and port: the rest of an address may hold a signature."""
+    return urlsplit(url).netloc.rpartition("@")[2] or url[:100]
+
+
+def _file(item: object) -> HubFile | None:
+    """One entry of a listing; None for a folder, and for names and sums that can't be trusted."""
+    if not isinstance(item, dict) or item.get("type") != "file":
+        return None
+    lfs = item.get("lfs")
+    path, size, oid = item.get("path"), item.get("size"), item.get("oid")
+    if isinstance(lfs, dict):
+        size, oid = lfs.get("size", size), str(lfs.get("oid", "")).removeprefix("sha256:")
+    if not isinstance(path, str) or not isinstance(oid, str) or not is_inside(path) or not is_oid(oid):
+        return None
+    return HubFile(path, size if isinstance(size, int) and size >= 0 else 0, oid)
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__

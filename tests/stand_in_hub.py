@@ -1,0 +1,156 @@
+"""A hub on the loopback that misbehaves as it is told to: slow, cut off, wrong, forbidding, elsewhere."""
+
+import hashlib
+import http.server
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "1" * 40
+_RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+_API = re.compile(r"/api/models/([^/]+/[^/]+)/(refs|tree)(?:/([^/]+))?")
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request that came in."""
+
+    method: str
+    path: str
+    range: str
+    token: str
+
+
+@dataclass(slots=True)
+class StandInHub:
+    """Repositories, and what is wrong with them. Attributes may be changed while it answers."""
+
+    url: str = ""
+    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    commit: str = COMMIT
+    token: str = ""  # the only one that is let in; "" = everybody
+    gated: bool = False
+    cuts: list[int] = field(default_factory=list)  # each of the next contents ends after so many bytes
+    busy: int = 0  # so many of the next requests get a 503
+    wrong: bytes = b""  # comes in place of every content
+    lies: dict[str, str] = field(default_factory=dict)  # path -> the sum that is announced for it
+    names: list[str] = field(default_factory=list)  # further names in every listing
+    elsewhere: str = ""  # contents are at this hub
+    ranges: bool = True
+    lfs: bool = True
+    hold: threading.Event | None = None  # contents stop after their first half until it is set
+    holding: threading.Event = field(default_factory=threading.Event)
+    page: int = 0  # entries of one page of a listing; 0 = all
+    asked: list[Asked] = field(default_factory=list)
+
+    def contents_asked(self) -> list[Asked]:
+        """The requests for contents."""
+        return [asked for asked in self.asked if "/resolve/" in asked.path]
+
+    def entries(self, repository: str) -> list[dict[str, Any]]:
+        """A listing, as the hub's API has it."""
+        found = [{"type": "directory", "path": "folder", "oid": "0" * 40, "size": 0}]
+        for path, content in self.repositories[repository].items():
+            sha = self.lies.get(path, hashlib.sha256(content).hexdigest())
+            entry: dict[str, Any] = {"type": "file", "path": path, "size": len(content), "oid": "a" * 40}
+            if self.lfs:
+                entry["lfs"] = {"oid": sha, "size": len(content), "pointerSize": 130}
+            else:
+                entry["oid"] = hashlib.sha1(content).hexdigest()
+            found.append(entry)
+        found += [{"type": "file", "path": name, "size": 3, "oid": "b" * 40} for name in self.names]
+        return found
+
+
+@contextmanager
+def stand_in_hub(repositories: dict[str, dict[str, bytes]] | None = None) -> Iterator[StandInHub]:
+    """Answers on the loopback while the block runs."""
+    hub = StandInHub(repositories=repositories or {})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=lambda: server.serve_forever(0.02), daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        if hub.hold is not None:
+            hub.hold.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _handler(hub: StandInHub) -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+        def do_GET(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+            hub.asked.append(Asked(self.command, self.path, self.headers.get("Range", ""), given))
+            if hub.busy:
+                hub.busy -= 1
+                return self._say(503, b"busy")
+            if hub.gated:
+                return self._say(403, b"{}", {"X-Error-Code": "GatedRepo"})
+            if hub.token and given != hub.token:
+                return self._say(401, b'{"error": "Invalid credentials"}')
+            if (api := _API.fullmatch(path)) and api[1] in hub.repositories:
+                return self._listing(api[1], api[2])
+            if (found := _RESOLVE.fullmatch(path)) and found[3] in hub.repositories.get(found[1], {}):
+                if hub.elsewhere:
+                    return self._say(302, b"", {"Location": hub.elsewhere + self.path})
+                return self._content(hub.repositories[found[1]][found[3]])
+            return self._say(404, b'{"error": "not found"}')
+
+        def _listing(self, repository: str, kind: str) -> None:
+            if kind == "refs":
+                branches = [{"name": "main", "ref": "refs/heads/main", "targetCommit": hub.commit}]
+                return self._say(200, json.dumps({"branches": branches}).encode())
+            entries, query = hub.entries(repository), urlsplit(self.path).query
+            begin = int((re.findall(r"cursor=(\d+)", query) or [0])[0])
+            end = begin + hub.page if hub.page else len(entries)
+            headers = {}
+            if end < len(entries):
+                address = urlsplit(self.path).path
+                headers["Link"] = f'<{hub.url}{address}?recursive=true&cursor={end}>; rel="next"'
+            return self._say(200, json.dumps(entries[begin:end]).encode(), headers)
+
+        def _content(self, content: bytes) -> None:
+            body, status, headers = hub.wrong or content, 200, {}
+            wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+            if wanted and hub.ranges:
+                first = int(wanted[1])
+                headers["Content-Range"] = f"bytes {first}-{len(body) - 1}/{len(body)}"
+                body, status = body[first:], 206
+            self._say(status, body, headers, cut=hub.cuts.pop(0) if hub.cuts else None)
+
+        def _say(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            try:
+                if hub.hold is not None and status in (200, 206) and "/resolve/" in self.path:
+                    self.wfile.write(body[: len(body) // 2])
+                    self.wfile.flush()
+                    hub.holding.set()
+                    hub.hold.wait()
+                    body = body[len(body) // 2 :]
+                self.wfile.write(body if cut is None else body[:cut])
+            except (BrokenPipeError, ConnectionResetError):
+                self.close_connection = True
+            if cut is not None:
+                self.close_connection = True
+
+    return Handler

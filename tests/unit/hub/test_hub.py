@@ -1,0 +1,291 @@
+"""Downloads against a hub on the loopback that is slow, cuts off, lies, forbids, and against a full disk."""
+
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.errors import DownloadFailed, LlamapoolError, NotFound
+from server.hub.cache import cache_folder
+from server.hub.download import Cancelled, FileProgress
+from server.hub.hub import Files, Hub
+from server.hub.reference import Reference
+from server.hub.remote import Patience
+from tests.stand_in_hub import COMMIT, StandInHub, stand_in_hub
+
+MODEL = bytes(range(256)) * 1024  # 256 KiB
+SHA = hashlib.sha256(MODEL).hexdigest()
+REPOSITORY = "org/model-GGUF"
+NEVER = Patience(retries=0, wait_s=0)
+OFTEN = Patience(retries=3, wait_s=0)
+
+
+@pytest.fixture
+def remote() -> Iterator[StandInHub]:
+    with stand_in_hub(
+        {REPOSITORY: {"README.md": b"hello", "model-Q8_0.gguf": MODEL, "mmproj-F16.gguf": b"eyes"}}
+    ) as hub:
+        yield hub
+
+
+def hub_of(remote: StandInHub, folder: Path, **changes: Any) -> Hub:
+    return Hub(folder, **{"endpoint": remote.url, "token": "hf_token", "patience": NEVER, **changes})
+
+
+def pulled(hub: Hub, name: str = REPOSITORY, file: str = "", **changes: Any) -> Files:
+    return hub.pull(Reference.parse(name), file, lambda _: None, lambda: True, **changes)
+
+
+def test_a_download_lies_where_other_tools_look_for_it(remote: StandInHub, tmp_path: Path) -> None:
+    seen: list[FileProgress] = []
+    found = hub_of(remote, tmp_path).pull(Reference.parse(REPOSITORY), "", seen.append, lambda: True)
+    base = tmp_path / "models--org--model-GGUF"
+    assert found.model == base / "snapshots" / COMMIT / "model-Q8_0.gguf"
+    assert found.model.read_bytes() == MODEL
+    assert os.readlink(found.model) == f"../../blobs/{SHA}"
+    assert (base / "refs" / "main").read_text() == COMMIT
+    assert sorted(path.name for path in (base / "blobs").iterdir()) == [SHA]
+    assert (seen[0].done, seen[-1].done, seen[-1].total) == (0, len(MODEL), len(MODEL))
+    assert {asked.token for asked in remote.asked} == {"hf_token"}
+
+
+def test_huggingface_hub_finds_it(remote: StandInHub, tmp_path: Path) -> None:
+    pulled(hub_of(remote, tmp_path))
+    program = (
+        "import sys; from huggingface_hub import try_to_load_from_cache, scan_cache_dir;"
+        f"print(try_to_load_from_cache('{REPOSITORY}', 'model-Q8_0.gguf', cache_dir=sys.argv[1]));"
+        "print([repo.repo_id for repo in scan_cache_dir(sys.argv[1]).repos])"
+    )
+    said = subprocess.run([sys.executable, "-c", program, tmp_path], check=True, capture_output=True, text=True).stdout
+    assert said.splitlines() == [str(pulled(hub_of(remote, tmp_path)).model), f"['{REPOSITORY}']"]
+
+
+def test_what_is_there_is_not_downloaded_again_and_offline_asks_nothing(remote: StandInHub, tmp_path: Path) -> None:
+    first = pulled(hub_of(remote, tmp_path))
+    remote.asked.clear()
+    assert pulled(hub_of(remote, tmp_path)) == first
+    assert remote.contents_asked() == []
+    remote.asked.clear()
+    offline = hub_of(remote, tmp_path, offline=True)
+    assert pulled(offline) == first
+    assert offline.find(Reference.parse(f"{REPOSITORY}:q8_0")) == first
+    with pytest.raises(DownloadFailed, match="--offline forbids"):
+        pulled(offline, "org/other")
+    assert remote.asked == []
+
+
+def test_a_cut_download_goes_on_where_it_ended(remote: StandInHub, tmp_path: Path) -> None:
+    remote.cuts = [100_000, 50_000]
+    found = pulled(hub_of(remote, tmp_path, patience=OFTEN))
+    assert found.model
+    assert found.model.read_bytes() == MODEL
+    assert [asked.range for asked in remote.contents_asked()] == ["", "bytes=100000-", "bytes=150000-"]
+
+
+def test_another_process_goes_on_with_what_was_left(remote: StandInHub, tmp_path: Path) -> None:
+    remote.cuts = [100_000, 0]
+    with pytest.raises(DownloadFailed, match="what was received is kept"):
+        pulled(hub_of(remote, tmp_path))
+    found = pulled(hub_of(remote, tmp_path))
+    assert found.model
+    assert found.model.read_bytes() == MODEL
+    assert remote.contents_asked()[-1].range == "bytes=100000-"
+
+
+def test_a_hub_without_ranges_begins_anew(remote: StandInHub, tmp_path: Path) -> None:
+    remote.cuts, remote.ranges = [100_000], False
+    found = pulled(hub_of(remote, tmp_path, patience=OFTEN))
+    assert found.model
+    assert found.model.read_bytes() == MODEL
+
+
+def test_a_busy_hub_is_asked_again(remote: StandInHub, tmp_path: Path) -> None:
+    remote.busy = 2
+    assert pulled(hub_of(remote, tmp_path, patience=OFTEN)).model
+    remote.busy = 9
+    with pytest.raises(DownloadFailed, match="says 503"):
+        pulled(hub_of(remote, tmp_path / "other", patience=OFTEN))
+
+
+def test_another_content_than_announced_is_never_there(remote: StandInHub, tmp_path: Path) -> None:
+    remote.wrong = MODEL[:-1] + b"x"
+    with pytest.raises(DownloadFailed, match="SHA-256 is another"):
+        pulled(hub_of(remote, tmp_path))
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
+    remote.wrong = b""
+    assert pulled(hub_of(remote, tmp_path)).model
+
+
+def test_a_left_part_of_something_else_is_dropped(remote: StandInHub, tmp_path: Path) -> None:
+    partial = tmp_path / "models--org--model-GGUF" / "blobs" / f"{SHA}.incomplete"
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(b"x" * 1000)
+    found = pulled(hub_of(remote, tmp_path))
+    assert found.model
+    assert found.model.read_bytes() == MODEL
+    assert [asked.range for asked in remote.contents_asked()] == ["bytes=1000-", ""]
+
+
+@pytest.mark.parametrize("length", [len(MODEL) + 10, len(MODEL) - 10])
+def test_a_content_of_another_length_is_refused(remote: StandInHub, tmp_path: Path, length: int) -> None:
+    remote.wrong = (MODEL + MODEL)[:length]
+    with pytest.raises(DownloadFailed):
+        pulled(hub_of(remote, tmp_path, patience=OFTEN))
+    assert not list(tmp_path.rglob("*.gguf"))
+
+
+def test_the_token_does_not_leave_the_hub(remote: StandInHub, tmp_path: Path) -> None:
+    with stand_in_hub(remote.repositories) as elsewhere:
+        remote.elsewhere = elsewhere.url.replace("127.0.0.1", "localhost")
+        found = pulled(hub_of(remote, tmp_path))
+        assert found.model
+        assert found.model.read_bytes() == MODEL
+        assert [asked.token for asked in elsewhere.asked] == [""]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "said"),
+    [
+        ({"token": "another"}, DownloadFailed, "set HF_TOKEN"),
+        ({"gated": True}, DownloadFailed, "is gated"),
+        ({"repositories": {}}, NotFound, "is not on the hub"),
+        ({"commit": "../../x"}, DownloadFailed, "names no branch"),
+        ({"lies": {"model-Q8_0.gguf": "../" * 10}}, NotFound, "no GGUF model"),
+    ],
+)
+def test_refusals_say_what_to_do(
+    remote: StandInHub, tmp_path: Path, wrong: dict[str, Any], kind: type[LlamapoolError], said: str
+) -> None:
+    for name, value in wrong.items():
+        setattr(remote, name, value)
+    with pytest.raises(kind, match=said) as error:
+        pulled(hub_of(remote, tmp_path))
+    assert "hf_token" not in error.value.message
+
+
+def test_names_that_lead_elsewhere_are_not_there(remote: StandInHub, tmp_path: Path) -> None:
+    remote.repositories[REPOSITORY] = {}
+    remote.names = ["../evil-Q8_0.gguf", "/evil-Q8_0.gguf", "a\\evil-Q8_0.gguf"]
+    with pytest.raises(NotFound, match="no GGUF files"):
+        pulled(hub_of(remote, tmp_path / "cache"))
+
+
+def test_a_listing_of_several_pages(remote: StandInHub, tmp_path: Path) -> None:
+    remote.page = 1
+    assert pulled(hub_of(remote, tmp_path)).model
+
+
+def test_the_disk_is_looked_at_first(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10, 9, 1))
+    with pytest.raises(DownloadFailed, match=r"needs 0.2 MiB more, and the disk of .* has 0.0 MiB left"):
+        pulled(hub_of(remote, tmp_path))
+    assert remote.contents_asked() == []
+
+
+def test_a_disk_that_fills_up_meanwhile(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(DownloadFailed, match="No space left on device"):
+        pulled(hub_of(remote, tmp_path))
+    assert not list(tmp_path.rglob("*.incomplete"))
+
+
+def test_a_slow_download_can_be_stopped_and_gone_on_with(remote: StandInHub, tmp_path: Path) -> None:
+    remote.hold = threading.Event()
+    going = threading.Event()
+    going.set()
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            hub_of(remote, tmp_path).pull(Reference.parse(REPOSITORY), "", lambda _: None, going.is_set)
+        except Cancelled as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert remote.holding.wait(30)
+    going.clear()
+    remote.hold.set()
+    thread.join(30)
+    assert len(errors) == 1
+    remote.hold = None
+    assert pulled(hub_of(remote, tmp_path)).model
+
+
+def test_two_downloads_of_the_same_fetch_it_once(remote: StandInHub, tmp_path: Path) -> None:
+    remote.hold = threading.Event()
+    threads = [threading.Thread(target=lambda: pulled(hub_of(remote, tmp_path))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert remote.holding.wait(30)
+    remote.hold.set()
+    for thread in threads:
+        thread.join(30)
+    assert len(remote.contents_asked()) == 1
+
+
+def test_an_unreachable_hub_leaves_what_the_cache_has(remote: StandInHub, tmp_path: Path) -> None:
+    first = pulled(hub_of(remote, tmp_path))
+    gone = hub_of(remote, tmp_path, endpoint="http://127.0.0.1:1")
+    assert pulled(gone) == first
+    with pytest.raises(DownloadFailed, match=r"127\.0\.0\.1:1"):
+        pulled(gone, "org/other")
+
+
+def test_siblings_come_when_asked_for(remote: StandInHub, tmp_path: Path) -> None:
+    assert not pulled(hub_of(remote, tmp_path)).siblings
+    eyes = pulled(hub_of(remote, tmp_path), siblings=True).siblings["mmproj"]
+    assert eyes.read_bytes() == b"eyes"
+
+
+def test_small_files_and_split_models(remote: StandInHub, tmp_path: Path) -> None:
+    remote.lfs = False
+    remote.repositories["org/split"] = {f"m-F16-0000{i}-of-00002.gguf": bytes([i]) for i in (1, 2)}
+    remote.repositories["org/preset"] = {"preset.ini": b"[a]\n"}
+    model = pulled(hub_of(remote, tmp_path), "org/split:F16").model
+    assert model
+    assert model.with_name("m-F16-00002-of-00002.gguf").read_bytes() == b"\2"
+    preset = pulled(hub_of(remote, tmp_path), "org/preset").preset
+    assert preset
+    assert preset.read_bytes() == b"[a]\n"
+    (listed,) = hub_of(remote, tmp_path).models()
+    assert (str(listed.reference), listed.size) == ("org/split:F16", 2)
+
+
+def test_a_removed_model_frees_only_what_nobody_else_has(remote: StandInHub, tmp_path: Path) -> None:
+    remote.repositories[REPOSITORY]["model-Q4_0.gguf"] = b"four"
+    hub = hub_of(remote, tmp_path)
+    pulled(hub, f"{REPOSITORY}:Q8_0")
+    pulled(hub, f"{REPOSITORY}:Q4_0")
+    assert hub.remove(Reference.parse(f"{REPOSITORY}:q8_0")) == len(MODEL)
+    assert [str(model.reference) for model in hub.models()] == [f"{REPOSITORY}:Q4_0"]
+    assert hub.remove(Reference.parse(f"{REPOSITORY}:Q8_0")) == 0
+    assert hub.remove(Reference.parse(f"{REPOSITORY}:Q4_0")) > 0
+    assert hub.models() == []
+    assert not (tmp_path / "models--org--model-GGUF").exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "folder"),
+    [
+        ({"LLAMA_CACHE": "/l", "HF_HUB_CACHE": "/h", "HF_HOME": "/home"}, "/l"),
+        ({"HF_HUB_CACHE": "/h", "HF_HOME": "/home"}, "/h"),
+        ({"HF_HOME": "/home", "XDG_CACHE_HOME": "/x"}, "/home/hub"),
+        ({"XDG_CACHE_HOME": "/x", "HOME": "/me"}, "/x/huggingface/hub"),
+        ({"HOME": "/me"}, "/me/.cache/huggingface/hub"),
+    ],
+)
+def test_the_cache_is_the_one_of_other_tools(env: dict[str, str], folder: str) -> None:
+    assert cache_folder(env) == Path(folder)
