@@ -1,118 +1,155 @@
-"""What Python costs per token, by part: the server in this process, streams read by another one.
+"""What Python costs per token and per request, by part: the server in this process, asked by another one.
 
-All is CPU time of the two threads that serve (`time.thread_time`), so that neighbours on the machine change it less
+All is CPU time of the threads that serve (the kernel's count of each), so that neighbours on the machine change it less
 than the clock on the wall: caches and cores are still shared. One run counts only what the library does (decode,
-sampling), which gives the sum; another one every part. What the counting itself costs is measured and taken out.
+sampling), which gives the sums; another one every part. What the counting itself costs is measured and taken out.
 
-"Engine plus HTTP" is both threads without decode and native sampling: the goal is 60 us per token at 8 slots.
+Per token: streams of chat in all slots. "Engine plus HTTP" is both threads without decode and native sampling; the goal
+is 60 us. Per request: chats of one token over kept connections, not streamed. "Python" is all threads and the processes
+that render templates, without decode and native sampling; the goal is 1,500 us.
 """
 
 import argparse
 import asyncio
 import sys
-import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
 
-from benchmarks.budget_parts import EVERY_PART, NATIVE, Part, Threads
+from benchmarks.budget_parts import NATIVE, REQUEST_PARTS, TOKEN_PARTS, Part, Threads
 from benchmarks.in_process import serving
+from benchmarks.resources import cpu_of_children_s, cpu_of_threads_s
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_MODEL = ROOT / "models" / "demo.gguf"
 _CLIENT = """
-import json, socket, sys, threading
-port, n, n_tokens, name = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+import http.client, json, sys
+from concurrent.futures import ThreadPoolExecutor
+port, n, n_requests, n_tokens, name = (*map(int, sys.argv[1:5]), sys.argv[5])
 def one(i):
-    body = json.dumps({"model": "m", "stream": True, "max_tokens": n_tokens, "ignore_eos": True, "seed": i,
-                       "messages": [{"role": "user", "content": f"{name} {i}: tell me of it"}]}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nContent-Type: application/json\\r\\n"
-    head += f"Content-Length: {len(body)}\\r\\n\\r\\n"
-    with socket.create_connection(("127.0.0.1", port)) as s:
-        s.sendall(head.encode() + body)
-        seen = b""
-        while b"[DONE]" not in seen[-64:] and (part := s.recv(1 << 16)):
-            seen += part
-    assert b" 200 " in seen[:20], seen[:300]
-threads = [threading.Thread(target=one, args=(i,)) for i in range(n)]
-[t.start() for t in threads], [t.join() for t in threads]
+    c = http.client.HTTPConnection("127.0.0.1", port)
+    for k in range(n_requests):
+        body = json.dumps({"model": "m", "stream": n_tokens > 1, "max_tokens": n_tokens, "ignore_eos": True, "seed": i,
+                           "messages": [{"role": "user", "content": f"{name} {i} {k}: tell me of it"}]})
+        c.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        reply = c.getresponse()
+        while reply.read1(1 << 16):
+            pass
+        reply.read()
+        assert reply.status == 200, reply.status
+with ThreadPoolExecutor(n) as threads:
+    list(threads.map(one, range(n)))
 """
+_THREADS = {"llamapool-step": "step", "MainThread": "loop", "prepare": "prepare"}
 
 
-@dataclass(slots=True)
-class Burst:
-    """CPU seconds of streams that ran together, by part; of both threads in all."""
+@dataclass(frozen=True, slots=True)
+class Work:
+    """``n_slots`` clients at a time, each with so many requests of so many tokens; ``unit`` is what costs are given
+    per."""
 
+    unit: str
+    n_slots: int
+    n_requests: int
     n_tokens: int
+
+    @property
+    def n(self) -> int:
+        """Units in all."""
+        return self.n_slots * self.n_requests * self.n_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """CPU seconds by thread ("processes": those that render), and by part."""
+
+    threads: dict[str, float]
+    parts: dict[str, float]
+    calls: dict[str, int]
     n_steps: int
-    loop_s: float
-    step_s: float
-    parts: dict[str, float] = field(default_factory=dict)
-    calls: dict[str, int] = field(default_factory=dict)
 
-    def us(self, seconds: float) -> float:
-        """Microseconds per token."""
-        return seconds / self.n_tokens * 1e6
+    @property
+    def total(self) -> float:
+        """Of all threads and processes."""
+        return sum(self.threads.values())
+
+    @property
+    def native(self) -> float:
+        """Of the library."""
+        return sum(self.parts[part.name] for part in NATIVE)
 
 
-async def _serve(model: Path, n_slots: int, n_tokens: int, parts: list[Part], bursts: int) -> list[Burst]:
-    words = ["-m", str(model), "-a", "m", "-np", str(n_slots), "-c", str(n_slots * 1024), "-t", "1", "--port", "0"]
+async def _serve(model: Path, work: Work, parts: list[Part], bursts: int) -> Burst:
+    n_slots = str(work.n_slots)
+    words = ["-m", str(model), "-a", "m", "-np", n_slots, "-c", str(work.n_slots * 1024), "-t", "1", "--port", "0"]
     with Threads(parts) as threads:
         async with serving(words) as port:
-            found = [await _burst(threads, port, n_slots, n_tokens, f"burst {i}") for i in range(bursts + 1)]
-    return found[1:]  # the first one warms everything up
+            found = [await _burst(threads, port, work, f"burst {i}") for i in range(bursts + 1)]
+    return min(found[1:], key=lambda burst: burst.total)  # the first one warms everything up
 
 
-async def _burst(threads: Threads, port: int, n_slots: int, n_tokens: int, name: str) -> Burst:
-    threads.reset()
-    loop_began = time.thread_time()
-    arguments = ["-c", _CLIENT, str(port), str(n_slots), str(n_tokens), name]
+async def _burst(threads: Threads, port: int, work: Work, name: str) -> Burst:
+    arguments = ["-c", _CLIENT, *map(str, (port, work.n_slots, work.n_requests, work.n_tokens)), name]
     client = await asyncio.create_subprocess_exec(sys.executable, *arguments)
-    loop_began = time.thread_time()  # starting a process is not serving
+    before = _cpu_s(client.pid)  # starting a process is not serving
+    threads.reset()
     assert await client.wait() == 0
-    loop_s = time.thread_time() - loop_began
-    n = n_slots * n_tokens
-    return Burst(n, threads.n_steps, loop_s, threads.step_s, threads.seconds(), threads.calls())
+    spent = {name: s - before.get(name, 0.0) for name, s in _cpu_s(client.pid).items()}
+    return Burst(spent, threads.seconds(), threads.calls(), threads.n_steps)
 
 
-def table(bare: list[Burst], detailed: list[Burst]) -> str:
-    """Markdown."""
-    least = min(bare, key=lambda b: b.loop_s + b.step_s)
-    fine = min(detailed, key=lambda b: b.loop_s + b.step_s)
-    native = sum(least.parts[name] for name in NATIVE)
-    lines = ["| thread | part | us per token | us per step | calls per token |", "|---|---|--:|--:|--:|"]
-    counted = {"step": 0.0, "loop": 0.0}
-    for part in EVERY_PART:
-        seconds, calls = fine.parts[part.name], fine.calls[part.name]
-        counted[part.thread] += seconds
-        lines.append(
-            f"| {part.thread} | {part.name} | {fine.us(seconds):.1f} | {seconds / fine.n_steps * 1e6:.0f} "
-            f"| {calls / fine.n_tokens:.2f} |"
-        )
-    for thread, total in (("step", least.step_s), ("loop", least.loop_s)):
-        rest = max(total - counted[thread], 0.0)
-        lines.append(f"| {thread} | the rest | {least.us(rest):.1f} | {rest / least.n_steps * 1e6:.0f} | |")
-    engine, http = least.step_s - native, least.loop_s
-    lines.append(f"| step | **engine, without decode and sampling** | **{least.us(engine):.1f}** | | |")
-    lines.append(f"| loop | **HTTP** | **{least.us(http):.1f}** | | |")
-    lines.append(f"| both | **engine plus HTTP** | **{least.us(engine + http):.1f}** | | |")
+def _cpu_s(client: int) -> dict[str, float]:
+    found = {"loop": 0.0, "prepare": 0.0, "step": 0.0, "other threads": 0.0}
+    for name, seconds in cpu_of_threads_s():
+        thread = next((short for long, short in _THREADS.items() if name.startswith(long)), "other threads")
+        found[thread] += seconds
+    return found | {"processes": sum(s for pid, s in cpu_of_children_s() if pid != client)}
+
+
+def table(work: Work, parts: Iterable[Part], bare: Burst, detailed: Burst) -> str:
+    """Markdown. The parts are of the detailed burst, what is left of each thread is of the bare one."""
+    lines = [f"| thread | part | us per {work.unit} | calls per {work.unit} |", "|---|---|--:|--:|"]
+    counted: dict[str, float] = {}
+    for part in parts:
+        seconds = detailed.parts[part.name]
+        counted[part.thread] = counted.get(part.thread, 0.0) + seconds
+        us, calls = seconds / work.n * 1e6, detailed.calls[part.name] / work.n
+        lines.append(f"| {part.thread} | {part.name} | {us:.1f} | {calls:.2f} |")
+    for thread, total in bare.threads.items():
+        rest = max(total - counted.get(thread, 0.0), 0.0) / work.n * 1e6
+        if rest >= 0.1:
+            lines.append(f"| {thread} | {'the rest' if thread in counted else 'all'} | {rest:.1f} | |")
+    python = bare.total - bare.native
+    shown = {"the library": bare.native, "**Python**": python}
+    if work.unit == "token":
+        http = bare.threads["loop"]
+        engine = bare.threads["step"] - bare.native
+        shown |= {"engine, without decode and sampling": engine, "HTTP": http, "**engine plus HTTP**": engine + http}
+    lines += [f"| all | {name} | {seconds / work.n * 1e6:.1f} | |" for name, seconds in shown.items()]
+    lines.append(f"| all | steps | | {bare.n_steps / work.n:.2f} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.budget", description=__doc__)
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=200, help="of each stream")
+    parser.add_argument("--requests", type=int, default=100, help="of each client, one token each")
     parser.add_argument("--bursts", type=int, default=3, help="the best one counts")
-    arguments = parser.parse_args()
-    given = (arguments.model, arguments.slots, arguments.tokens)
+    parser.add_argument("--only", choices=("tokens", "requests"))
+    given = parser.parse_args()
+    kinds = [(Work("token", given.slots, 1, given.tokens), TOKEN_PARTS)]
+    kinds += [(Work("request", given.slots, given.requests, 1), REQUEST_PARTS)]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as uvicorn chooses it
-        bare = runner.run(_serve(*given, [part for part in EVERY_PART if part.name in NATIVE], arguments.bursts))
-        detailed = runner.run(_serve(*given, EVERY_PART, arguments.bursts))
-    print(table(bare, detailed))
+        for work, parts in kinds:
+            if given.only in (None, f"{work.unit}s"):
+                bare = runner.run(_serve(given.model, work, NATIVE, given.bursts))
+                detailed = runner.run(_serve(given.model, work, parts, given.bursts))
+                print(table(work, parts, bare, detailed), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

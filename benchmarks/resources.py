@@ -1,6 +1,7 @@
 """What a process costs the machine, from /proc: processor time and memory. Linux only, as the rest of these figures."""
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -35,3 +36,20 @@ def _status_kb(pid: int, name: str) -> int:
         if line.startswith(f"{name}:"):
             return int(line.split()[1])
     raise LookupError(f"/proc/{pid}/status has no {name}")
+
+
+def cpu_of_threads_s() -> list[tuple[str, float]]:
+    """Processor seconds of each of this process' threads so far, with its name ("" for those that are not Python's)."""
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    return [(names.get(int(at.name), ""), _scheduled_s(at)) for at in Path("/proc/self/task").iterdir()]
+
+
+def cpu_of_children_s() -> list[tuple[int, float]]:
+    """Processor seconds of each process that this one has started and that lives, with its id."""
+    pids = [pid for at in Path("/proc/self/task").iterdir() for pid in (at / "children").read_text().split()]
+    return [(int(pid), _scheduled_s(Path(f"/proc/{pid}"))) for pid in pids]
+
+
+def _scheduled_s(at: Path) -> float:
+    """To the nanosecond, unlike `cpu_s`; of the first thread of a process."""
+    return int((at / "schedstat").read_text().split()[0]) / 1e9
