@@ -17,6 +17,7 @@ from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, DraftRunner, RunnerInfo
 from server.errors import InternalError, ModelFailed
+from server.pool.footprint import HOST, Bytes, Fit, Footprint
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
 
@@ -382,6 +383,9 @@ class FakeWeights:
         self.embedders.append(self.make_embedder())
         return self.embedders[-1]
 
+    def footprint(self) -> Footprint:
+        return {HOST: Bytes(weights=self.info.size)}
+
     def close(self) -> None:
         assert all(r.closed for r in (*self.runners, *self.embedders)), "weights were freed under a runner"
         self.closed = True
@@ -414,6 +418,9 @@ class FakeLoader:
         if spec.id in self.failing:
             raise ModelFailed(spec.id, self.failing[spec.id])
         return FakeWeights(spec, self.make).info
+
+    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
+        return Fit(spec)
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
         if not progress(0.5):

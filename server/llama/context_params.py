@@ -7,7 +7,7 @@ from types import MappingProxyType
 from server.errors import ModelFailed
 from server.llama.library import C
 from server.llama.threads import n_threads
-from server.pool.spec import LoadParams
+from server.pool.spec import LoadParams, ModelSpec
 
 CACHE_TYPES = MappingProxyType(
     {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
@@ -16,7 +16,6 @@ _PLAIN_TYPES = ("f32", "f16", "bf16")
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _ROPE_SCALING = {"": -1, "none": 0, "linear": 1, "yarn": 2}  # enum llama_rope_scaling_type
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-AUTO_SLOTS = 4
 _PROMPT_LOGITS = 1 << 22
 """Numbers of logits that a batch may have for prompt tokens whose log probabilities are wanted: 16 MB of buffers, and
 some milliseconds of the step that reads them; 27 tokens of a vocabulary of 152k."""
@@ -33,7 +32,7 @@ class Layout:
 
 def layout(model: str, native: LoadParams) -> Layout:
     """Raises `ModelFailed` for a number of slots that the library refuses."""
-    n_seq = AUTO_SLOTS if native.n_parallel < 0 else native.n_parallel
+    n_seq = native.n_slots
     if not 1 <= n_seq <= MAX_SEQUENCES:
         raise ModelFailed(model, f"n_parallel is {n_seq}, outside 1 to {MAX_SEQUENCES}")
     return Layout(n_seq, native.unified)
@@ -42,6 +41,28 @@ def layout(model: str, native: LoadParams) -> Layout:
 def prompt_outputs(n_vocab: int) -> int:
     """Prompt tokens that a batch has outputs for."""
     return max(1, min(_MOST_PROMPT_OUTPUTS, _PROMPT_LOGITS // n_vocab))
+
+
+def stateful(model: int) -> bool:
+    """Whether the model remembers by states, in some layers or all."""
+    return bool(C.llama_model_is_recurrent(model) or C.llama_model_is_hybrid(model))
+
+
+def windowed(model: int, native: LoadParams) -> bool:
+    """Whether the cache drops what a sliding window has left behind."""
+    return C.llama_model_n_swa(model) > 0 and not native.swa_full
+
+
+def can_cut(model: int, native: LoadParams) -> bool:
+    """Whether every end of a sequence can be forgotten: not with states, nor with windows that drop cells."""
+    return not (windowed(model, native) or stateful(model))
+
+
+def generator_params(model: int, spec: ModelSpec) -> ctypes.Structure:
+    """For a context that generates. Tokens are guessed only where they can be taken back. Raises `ModelFailed`."""
+    n_guesses = spec.engine.n_guesses if can_cut(model, spec.native) else 0
+    n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
+    return context_params(spec.id, spec.native, n_guesses, prompt_outputs(n_vocab))
 
 
 def context_params(model: str, native: LoadParams, n_guesses: int = 0, n_prompt_outputs: int = 0) -> ctypes.Structure:

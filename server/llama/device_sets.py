@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.runner_api import Runner
+from server.pool.footprint import Footprint, added
 from server.pool.protocols import ModelInfo, Weights
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab
@@ -71,6 +72,10 @@ class WeightsByInstance:
 
     def _of_instance(self, instance: int) -> Weights:
         return self._loaded[self._places[instance % len(self._places)]]
+
+    def footprint(self) -> Footprint:
+        """Of all of them."""
+        return added(weights.footprint() for weights in self._loaded)
 
     def close(self) -> None:
         """Free all of them; every runner must be closed before."""

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.llama.library import C, bind, start_backend, supports_gpu_offload
+from server.pool.footprint import Memory
 from server.pool.spec import LoadParams
 
-CPU, GPU = 0, 1  # enum ggml_backend_dev_type
+CPU, GPU, _INTEGRATED = 0, 1, 2  # enum ggml_backend_dev_type
 _MIB = 1 << 20
 
 _PTR, _SIZE, _TEXT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
@@ -19,6 +20,8 @@ _type = bind(C._lib, "ggml_backend_dev_type", ctypes.c_int, _PTR)
 _memory = bind(C._lib, "ggml_backend_dev_memory", None, _PTR, ctypes.POINTER(_SIZE), ctypes.POINTER(_SIZE))
 _buffer_type = bind(C._lib, "ggml_backend_dev_buffer_type", _PTR, _PTR)
 _buffer_type_name = bind(C._lib, "ggml_backend_buft_name", _TEXT, _PTR)
+_is_host = bind(C._lib, "ggml_backend_buft_is_host", ctypes.c_bool, _PTR)
+_device_of = bind(C._lib, "ggml_backend_buft_get_device", _PTR, _PTR)
 _processor_buffer_type = bind(C._lib, "ggml_backend_cpu_buffer_type", _PTR)
 
 
@@ -68,10 +71,29 @@ def device_list() -> str:
 
 
 def _line(device: Device) -> str:
+    memory = _memory_of(device)
+    description = _description(device.pointer).decode("utf-8", "replace")
+    return f"  {device.name}: {description} ({memory.total // _MIB} MiB, {memory.free // _MIB} MiB free)"
+
+
+def _memory_of(device: Device) -> Memory:
     free, total = _SIZE(), _SIZE()
     _memory(device.pointer, ctypes.byref(free), ctypes.byref(total))
-    description = _description(device.pointer).decode("utf-8", "replace")
-    return f"  {device.name}: {description} ({total.value // _MIB} MiB, {free.value // _MIB} MiB free)"
+    return Memory(total.value, free.value)
+
+
+def device_memory() -> dict[str, Memory]:
+    """Of everything that has memory of its own, by name; without those that don't say."""
+    found = {device.name: _memory_of(device) for device in devices() if device.type in (GPU, _INTEGRATED)}
+    return {name: memory for name, memory in found.items() if memory.total}
+
+
+def device_of_buffers(buffer_type: int) -> Device | None:
+    """The device that buffers of a type (the library's pointer) belong to; None for plain memory."""
+    if _is_host(buffer_type):
+        return None
+    pointer = _device_of(buffer_type)
+    return next((device for device in devices() if device.pointer == pointer), None)
 
 
 def buffer_types() -> dict[str, tuple[Device, int]]:

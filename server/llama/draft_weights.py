@@ -5,12 +5,14 @@ from dataclasses import replace
 
 from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
+from server.llama.breakdown import Taken
 from server.llama.context_params import context_params
 from server.llama.devices import offloads
 from server.llama.draft_runner import LlamaDraftRunner
 from server.llama.library import C, collect_errors, fast, reason
 from server.llama.memory import available_bytes, check_kv_fits
 from server.llama.model_file import ModelFiles
+from server.pool.footprint import Footprint
 from server.pool.spec import DraftFile
 
 MOST_DIFFERENT = 128  # tokens that one vocabulary may have more (llama.cpp common/speculative.cpp)
@@ -29,6 +31,7 @@ class DraftWeights:
         self._n_vocab, self._n_vocab_target = (
             C.llama_vocab_n_tokens(C.llama_model_get_vocab(each)) for each in (model, target)
         )
+        self._taken = Taken()
         self._lock = threading.Lock()
         self._n_open = 0
         problem = _unfit(model) or _different(target, model)
@@ -49,6 +52,7 @@ class DraftWeights:
             raise ModelFailed(
                 name, f"no context of n_ctx {params.n_ctx}: {reason(errors, 'the library gave no reason')}"
             )
+        self._taken.count(context)
         n_seq, unified = int(params.n_seq_max), bool(params.kv_unified)
         n_ctx_seq = min(C.llama_n_ctx_seq(context), C.llama_model_n_ctx_train(model))
         info = RunnerInfo(
@@ -67,6 +71,10 @@ class DraftWeights:
             deferred=offloads(self._file.native),
             on_close=self._forget,
         )
+
+    def footprint(self) -> Footprint:
+        """Of the contexts made so far, with the weights once."""
+        return self._taken.footprint()
 
     def _forget(self) -> None:
         with self._lock:

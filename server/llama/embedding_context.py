@@ -2,16 +2,14 @@
 
 import ctypes
 from dataclasses import dataclass, replace
-from typing import Any
 
 from server.engine.embedding.vectors import Pooling
 from server.errors import ModelFailed
-from server.llama.context_params import AUTO_SLOTS, context_params
+from server.llama.context_params import context_params, stateful
 from server.llama.gguf_header import GgufHeader
 from server.llama.library import C
 from server.llama.roles import POOLING_TYPES, is_encoder, pooling_of, roles
-from server.llama.vocab import LlamaVocab
-from server.pool.spec import LoadParams
+from server.pool.spec import AUTO_SLOTS, LoadParams
 
 AUTO_INPUTS = 64
 """Inputs of one decode where ``n_parallel`` is automatic: they share one cache, so that each costs its tokens only."""
@@ -23,9 +21,7 @@ _SPLITTABLE = (Pooling.NONE, Pooling.LAST, Pooling.RANK)
 _HEAD, _HEAD_OUTPUT = "cls", "cls.output.weight"
 
 
-def embedding_params(
-    model: Any, name: str, header: GgufHeader, native: LoadParams, vocab: LlamaVocab
-) -> ctypes.Structure:
+def embedding_params(model: int, name: str, header: GgufHeader, native: LoadParams) -> ctypes.Structure:
     """Raises `ModelFailed` naming the setting that cannot be.
 
     One unified cache: separate ones would have inputs of different lengths cut at the same lengths, and a part of an
@@ -34,7 +30,7 @@ def embedding_params(
     """
     pooling = pooling_of(header, native)
     if pooling is Pooling.RANK:
-        _check_ranks(name, header, vocab)
+        _check_ranks(name, header, C.llama_model_get_vocab(model))
     params = context_params(name, native)
     params.embeddings = True
     params.pooling_type = POOLING_TYPES[pooling]
@@ -45,7 +41,8 @@ def embedding_params(
     if is_encoder(header):
         sizes = _encoder_sizes(native, n_ctx, n_seq)
     else:
-        sizes = _decoder_sizes(native, n_ctx, n_seq, vocab.n_tokens, whole=_whole(header, pooling))
+        n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
+        sizes = _decoder_sizes(native, n_ctx, n_seq, n_vocab, whole=_whole(header, pooling))
         if pooling is Pooling.NONE and roles(header, native).generates:  # it has cells of its own for what it generates
             sizes = replace(sizes, n_ctx=max(min(sizes.n_ctx, sizes.n_batch), sizes.n_ubatch))
     params.n_ctx, params.n_batch, params.n_ubatch = sizes.n_ctx, sizes.n_batch, sizes.n_ubatch
@@ -84,14 +81,13 @@ def _multiple(n: int, of: int) -> int:
     return -(-n // of) * of
 
 
-def _n_seq(model: Any, header: GgufHeader, native: LoadParams, pooling: Pooling) -> int:
+def _n_seq(model: int, header: GgufHeader, native: LoadParams, pooling: Pooling) -> int:
     if pooling is Pooling.RANK and not _has_tensor(header, _HEAD_OUTPUT):
         # such a head gives more numbers than the library reads back for a sequence, so all but the first would be off
         return 1
     if native.n_parallel > 0:
         return native.n_parallel
-    has_states = C.llama_model_is_recurrent(model) or C.llama_model_is_hybrid(model)
-    return AUTO_SLOTS if has_states else AUTO_INPUTS
+    return AUTO_SLOTS if stateful(model) else AUTO_INPUTS
 
 
 def _whole(header: GgufHeader, pooling: Pooling) -> bool:
@@ -100,10 +96,10 @@ def _whole(header: GgufHeader, pooling: Pooling) -> bool:
     return is_encoder(header) or not causal or pooling not in _SPLITTABLE
 
 
-def _check_ranks(name: str, header: GgufHeader, vocab: LlamaVocab) -> None:
+def _check_ranks(name: str, header: GgufHeader, vocab: int) -> None:
     if header.integer("split.count") <= 1 and not any(t.name.startswith(_HEAD) for t in header.tensors):
         raise ModelFailed(name, "pooling 'rank' needs a classification head, and the file has none; use a reranker")
-    if vocab.add_eos and vocab.eos == -1 and vocab.sep == -1:
+    if C.llama_vocab_get_add_eos(vocab) and C.llama_vocab_eos(vocab) == C.llama_vocab_sep(vocab) == -1:
         raise ModelFailed(name, "the vocabulary has neither an EOS nor a SEP token, so it cannot rerank")
 
 

@@ -1,21 +1,26 @@
 """Loads a model's weights through the native library."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from server.errors import InternalError, ModelFailed
+from server.llama.breakdown import can_tell
 from server.llama.description import describe
 from server.llama.device_sets import load_by_devices
 from server.llama.draft_weights import DraftWeights
+from server.llama.fit import choose
 from server.llama.library import C, collect_errors, hear_log, reason, start_backend
+from server.llama.measure import Measure
+from server.llama.memory import room, shape_of
 from server.llama.metadata_overrides import without_effect
 from server.llama.model_file import ModelFiles, check_files
-from server.llama.model_params import model_params
+from server.llama.model_params import model_params, warn_of_no_effect
 from server.llama.roles import roles
 from server.llama.threads import bound
 from server.llama.weights import LlamaWeights
+from server.pool.footprint import Fit
 from server.pool.protocols import ModelInfo, Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 
@@ -32,6 +37,21 @@ class LlamaLoader:
         too little memory, or a load that `progress` stopped by returning False.
         """
         return load_by_devices(bound(spec), _load, progress)
+
+    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
+        """Blocking: a read of the header and the vocabulary, or a few. Raises `ModelFailed`."""
+        native = spec.native
+        files = check_files(spec.id, spec.path, native.metadata_overrides)
+        shape = shape_of(files.header, native)
+        if not (can_tell() and shape.n_ctx_train):
+            return Fit(spec)
+        generates = roles(files.header, native).generates
+        draft = _beside(spec.draft, native) if spec.draft is not None and generates else None
+        with Measure(spec, files, draft) as measure:
+            if not native.fit:
+                return Fit(spec, measure(native))
+            chosen = choose(spec.id, native, shape, room(native, granted or {}), measure)
+        return Fit(replace(spec, native=chosen.native), chosen.footprint, chosen.notes)
 
     def describe(self, spec: ModelSpec) -> ModelInfo:
         """Blocking. Raises `ModelFailed` for a missing, broken or truncated file."""
@@ -65,6 +85,7 @@ def _open(name: str, path: Path, native: LoadParams, progress: Callable[[float],
     start_backend(native.numa)
     report = _Progress(progress)
     params = model_params(name, native, files)
+    warn_of_no_effect(name, native, files)
     params.progress_callback = report.callback
     with collect_errors() as errors, hear_log() as heard:
         model = C.llama_model_load_from_file(str(files.path).encode(), params)

@@ -1,10 +1,17 @@
-"""Whether a KV cache of a wanted size fits the machine's memory: the library would let the kernel kill the process."""
+"""How much memory there is, and whether a KV cache certainly does not fit it: the library would let the kernel kill the
+process."""
 
 import ctypes
+from collections.abc import Mapping
 from pathlib import Path
 
 from server.errors import ModelFailed
+from server.llama.devices import device_memory
+from server.llama.fit import Room, Shape
 from server.llama.gguf_header import BLOCKS, GgufHeader
+from server.llama.roles import roles
+from server.pool.footprint import HOST, Memory
+from server.pool.spec import LoadParams
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -51,6 +58,50 @@ def kv_bytes_per_cell(header: GgufHeader, type_k: int, type_v: int) -> int:
 def _row_bytes(n_elements: int, kind: int) -> int:
     per_block, block_bytes = BLOCKS[kind]
     return n_elements * block_bytes // per_block
+
+
+def shape_of(header: GgufHeader, native: LoadParams) -> Shape:
+    """Of a model that is loaded with these parameters."""
+    arch = header.metadata.get("general.architecture")
+    return Shape(
+        n_ctx_train=header.integer(f"{arch}.context_length"),
+        n_layer=header.integer(f"{arch}.block_count"),
+        has_experts=header.integer(f"{arch}.expert_count") > 0,
+        n_streams=1 if native.unified or not roles(header, native).generates else native.n_slots,
+    )
+
+
+def machine_memory() -> dict[str, Memory]:
+    """Of every device, and the machine's own under `HOST`; a device that doesn't say is not there."""
+    found = device_memory()
+    if available := available_bytes():
+        found[HOST] = Memory(_total_bytes(available), available)
+    return found
+
+
+def room(native: LoadParams, granted: Mapping[str, int]) -> Room:
+    """What a model may take: of what is free all but ``fit_target``, and no more than `granted`."""
+    now = machine_memory()
+    devices = [name for name in now if name != HOST]
+    targets = native.fit_target * (len(devices) if len(native.fit_target) == 1 else 1)
+    kept = {name: mib << 20 for name, mib in zip(devices, targets, strict=False)}
+    if not devices:
+        kept[HOST] = native.fit_target[0] << 20
+    tight = {name: min(memory.free, granted.get(name, memory.free)) for name, memory in now.items()}
+    ample = {name: min(tight[name], memory.free - kept.get(name, 0)) for name, memory in now.items()}
+    return Room(ample, tight)
+
+
+def _total_bytes(otherwise: int) -> int:
+    """Of this process's control group, or the machine."""
+    try:
+        total = int(_MEMINFO.read_text().split()[1]) * 1024
+    except (OSError, IndexError, ValueError):
+        return otherwise
+    try:
+        return min(total, int((_CGROUP / "memory.max").read_text()))
+    except (OSError, ValueError):
+        return total
 
 
 def available_bytes() -> int:

@@ -24,9 +24,6 @@ def model_params(model: str, native: LoadParams, files: ModelFiles) -> ctypes.St
     """
     params: ctypes.Structure = C.llama_model_default_params()
     params.n_gpu_layers = native.n_gpu_layers if native.n_gpu_layers >= 0 else -1
-    if native.n_gpu_layers > 0 and not offloads(native):
-        why = "device is none" if native.devices[0] == () else "this build of llama.cpp sees no GPU"
-        logger.warning("model '%s': n_gpu_layers is ignored, %s", model, why)
     _place(params, model, native, files)
     params.no_host = native.no_host
     if native.metadata_overrides:
@@ -44,6 +41,15 @@ def model_params(model: str, native: LoadParams, files: ModelFiles) -> ctypes.St
     return params
 
 
+def warn_of_no_effect(model: str, native: LoadParams, files: ModelFiles) -> None:
+    """Log which settings do nothing on this machine, or with this file."""
+    if native.n_gpu_layers > 0 and not offloads(native):
+        why = "device is none" if native.devices[0] == () else "this build of llama.cpp sees no GPU"
+        logger.warning("model '%s': n_gpu_layers is ignored, %s", model, why)
+    for setting in without_match(native, files):
+        logger.warning("model '%s': %s has no effect: no tensor's name has a match", model, setting)
+
+
 def _place(params: ctypes.Structure, model: str, native: LoadParams, files: ModelFiles) -> None:
     names = native.devices[0]
     if names is not None:
@@ -55,8 +61,6 @@ def _place(params: ctypes.Structure, model: str, native: LoadParams, files: Mode
         overrides = override_array(native, files)
     except ValueError as error:
         raise ModelFailed(model, f"override_tensor: {error}") from None
-    for setting in without_match(native, files):
-        logger.warning("model '%s': %s has no effect: no tensor's name has a match", model, setting)
     if overrides is not None:
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
 

@@ -11,8 +11,9 @@ from functools import partial
 from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.adapters import apply_configured, load_adapters
+from server.llama.breakdown import Taken
 from server.llama.chat_templates import built_in_template
-from server.llama.context_params import context_params, prompt_outputs
+from server.llama.context_params import can_cut, generator_params, prompt_outputs, stateful, windowed
 from server.llama.control_vectors import read_control_vectors
 from server.llama.devices import offloads
 from server.llama.draft_weights import DraftWeights
@@ -20,11 +21,13 @@ from server.llama.embedding_context import embedding_params
 from server.llama.embedding_runner import LlamaEmbeddingRunner, open_embedding_runner
 from server.llama.fingerprint import fingerprint
 from server.llama.library import C, collect_errors, reason
+from server.llama.measure import adapters
 from server.llama.memory import available_bytes, check_kv_fits
 from server.llama.model_file import ModelFiles
 from server.llama.roles import Roles, is_encoder, roles
 from server.llama.runner import LlamaRunner
 from server.llama.vocab import LlamaVocab
+from server.pool.footprint import Footprint, added
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
 
@@ -44,6 +47,7 @@ class LlamaWeights:
         self._header = files.header
         self._draft = draft
         self._lock = threading.Lock()
+        self._taken = Taken()
         self._runners: set[LlamaRunner | LlamaEmbeddingRunner] = set()
         self._adapters = load_adapters(model, spec.id, files, spec.native)  # before any context
         n_embd, n_layer = C.llama_model_n_embd(model), C.llama_model_n_layer(model)
@@ -64,7 +68,7 @@ class LlamaWeights:
                 raise InternalError(f"model '{self._spec.id}' was unloaded")
             model = self._model
         name, native = self._spec.id, self._spec.native
-        params = context_params(name, native, self._n_guesses(model), prompt_outputs(self.vocab.n_tokens))
+        params = generator_params(model, self._spec)
         check_kv_fits(name, self._header, params, self.info.n_ctx_train, offloaded=offloads(native))
         with collect_errors() as errors:
             context = C.llama_init_from_model(model, params)
@@ -81,9 +85,16 @@ class LlamaWeights:
             self._runners.add(runner)
         return runner
 
+    def footprint(self) -> Footprint:
+        """Of the contexts made so far, with the weights once; with the draft model's."""
+        own = self._taken.footprint()
+        drafts = self._draft.footprint() if self._draft is not None else {}
+        return added([own, adapters(self._spec.native, own), drafts])
+
     def _wrap(self, context: int, model: int, params: ctypes.Structure) -> LlamaRunner:
         if not C.llama_get_memory(context):
             raise ModelFailed(self._spec.id, "the model keeps no memory of its context, so it cannot generate text")
+        self._taken.count(context)
         self._add_control_vectors(context)
         if self._spec.native.warmup:
             # libgomp keeps a team of compute threads for each thread that ever decoded, and stops spinning when
@@ -101,8 +112,8 @@ class LlamaWeights:
             n_ubatch=C.llama_n_ubatch(context),
             unified=unified,
             can_shift=bool(C.llama_memory_can_shift(C.llama_get_memory(context))),
-            can_cut=self._can_cut(model),
-            n_guesses=self._n_guesses(model),
+            can_cut=can_cut(model, self._spec.native),
+            n_guesses=int(params.n_outputs_max_per_seq) - 1,
             n_prompt_outputs=prompt_outputs(self.vocab.n_tokens),
             free_bytes=available_bytes(),
             turn_ends=self.vocab.turn_ends(),
@@ -117,7 +128,7 @@ class LlamaWeights:
             *(context, self.vocab, info),
             draft=draft,
             n_swa=C.llama_model_n_swa(model),
-            stateful=self._stateful(model),
+            stateful=stateful(model),
             deferred=offloads(self._spec.native),
             on_close=self._forget,
             adapters=[(native.adapter, native.pointer) for native in self._adapters],
@@ -129,30 +140,16 @@ class LlamaWeights:
 
     def _adapt(self, context: int) -> None:
         """Embeddings are computed with the scales of the configuration."""
+        self._taken.count(context)
         self._add_control_vectors(context)
         apply_configured(context, self._spec.id, self._adapters)
-
-    def _n_guesses(self, model: int) -> int:
-        """Tokens of each sequence that may be guessed at once: none where they could not be taken back."""
-        return self._spec.engine.n_guesses if self._can_cut(model) else 0
-
-    def _windowed(self, model: int) -> bool:
-        """Whether the cache drops what a sliding window has left behind."""
-        return C.llama_model_n_swa(model) > 0 and not self._spec.native.swa_full
 
     def _largest_batch(self, context: int, model: int) -> int:
         """Tokens of one decode. With a sliding window's small cache no more than one micro-batch: the library places
         a batch's micro-batches one after the other to see whether they fit, and does not bring back the older tokens
         that it drops for the later ones (llama-kv-cache.cpp, prepare and apply_ubatch), so the first lack them."""
         n_batch, n_ubatch, n_seq = C.llama_n_batch(context), C.llama_n_ubatch(context), C.llama_n_seq_max(context)
-        return int(max(min(n_batch, n_ubatch), n_seq) if self._windowed(model) else n_batch)
-
-    def _can_cut(self, model: int) -> bool:
-        """Whether every end of a sequence can be forgotten: not with states, nor with windows that drop cells."""
-        return not (self._windowed(model) or self._stateful(model))
-
-    def _stateful(self, model: int) -> bool:
-        return bool(C.llama_model_is_recurrent(model) or C.llama_model_is_hybrid(model))
+        return int(max(min(n_batch, n_ubatch), n_seq) if windowed(model, self._spec.native) else n_batch)
 
     def embedding_runner(self) -> LlamaEmbeddingRunner:
         """As `runner`, a context that embeds."""
@@ -160,7 +157,7 @@ class LlamaWeights:
             if self._model is None:
                 raise InternalError(f"model '{self._spec.id}' was unloaded")
             model = self._model
-        params = embedding_params(model, self._spec.id, self._header, self._spec.native, self.vocab)
+        params = embedding_params(model, self._spec.id, self._header, self._spec.native)
         if not is_encoder(self._header):
             offloaded = offloads(self._spec.native)
             check_kv_fits(self._spec.id, self._header, params, self.info.n_ctx_train, offloaded=offloaded)

@@ -25,7 +25,9 @@ from server.options.values import (
     Float,
     GpuLayers,
     Int,
+    OnOff,
     Proportions,
+    Sizes,
     Switch,
     TextList,
     split_list,
@@ -47,8 +49,19 @@ class ContextSettings(SettingsModel):
             raise ValueError("cache_type_v is quantized, which needs flash_attn on or auto; change one of them")
         return self
 
-    n_ctx: Annotated[Int, option("-c", "--ctx-size", env="LLAMA_ARG_CTX_SIZE"), Field(ge=0)] = 0
-    """Tokens of context of all slots of an instance together; 0 = the model's training context."""
+    n_ctx: Annotated[Int, option("-c", "--ctx-size", env="LLAMA_ARG_CTX_SIZE"), Field(ge=-1)] = -1
+    """Tokens of context of all slots of an instance together; -1 = what the model was trained for, for each slot with
+    cells of its own, or what fits of it (fit); 0 = all of it, or the load fails."""
+    fit: Annotated[OnOff, option("-fit", "--fit", env="LLAMA_ARG_FIT")] = "on"
+    """Shorten the context where n_ctx is -1, and leave experts and layers on the processor where n_gpu_layers is auto,
+    until the model fits the memory that is free."""
+    fit_target: Annotated[
+        Sizes, option("-fitt", "--fit-target", env="LLAMA_ARG_FIT_TARGET", metavar="MIB,..."), Field(min_length=1)
+    ] = (1024,)
+    """MiB that stay free on every device where that can be had, or with commas on each; without any, of the machine's
+    own memory."""
+    fit_ctx: Annotated[Int, option("-fitc", "--fit-ctx", env="LLAMA_ARG_FIT_CTX"), Field(ge=1)] = 4096
+    """Tokens, for each slot with cells of its own, below which fit shortens no context."""
     n_parallel: Annotated[
         Int,
         option("-np", "--parallel", env="LLAMA_ARG_N_PARALLEL"),

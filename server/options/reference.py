@@ -111,7 +111,7 @@ def _shown(entry: Entry) -> str:
     if value is True or value is False:
         return str(value).lower()
     if isinstance(value, tuple):
-        return ", ".join(json.dumps(item) if item.strip() != item or "," in item else item for item in value) or "none"
+        return ", ".join(_item(str(item)) for item in value) or "none"
     return str(value) if value not in ("", {}) else "empty"
 
 
@@ -122,6 +122,10 @@ def _groups(table: Table) -> Iterator[tuple[str, list[Entry]]]:
     ordered.sort(key=lambda entry: names.index(entry.group))
     for name, entries in groupby(ordered, lambda entry: entry.group):
         yield name, list(entries)
+
+
+def _item(text: str) -> str:
+    return json.dumps(text) if text.strip() != text or "," in text else text
 
 
 def markdown(table: Table) -> str:

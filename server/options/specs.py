@@ -16,6 +16,9 @@ from server.options.speculation import AUTO
 from server.options.values import SAMPLERS
 from server.pool.spec import ChatParams, DraftFile, LoadParams, ModelSpec
 
+WHOLE = (1 << 31) - 1
+"""As ``fit_ctx``: no context is shortened. llama-server's meaning of ``-c 0`` (common/arg.cpp)."""
+
 
 def model_spec(model_id: str, settings: ModelSettings, place: str, mmproj: Path | None) -> ModelSpec:
     """The specification of one model; ``place`` says where it was configured.
@@ -52,6 +55,10 @@ def _load_params(settings: ModelSettings) -> LoadParams:
     values = _same_names(LoadParams, settings)
     values["mmap"] = mode in ("auto", "mmap", "mmap+mlock") if settings.mmap is None else settings.mmap
     values["mlock"] = mode in ("mlock", "mmap+mlock") if settings.mlock is None else settings.mlock
+    values["fit"] = settings.fit == "on"
+    values["n_ctx"] = max(settings.n_ctx, 0)
+    if settings.n_ctx == 0:
+        values["fit_ctx"] = WHOLE
     values["devices"] = device_sets(settings.device)
     values["tensor_overrides"] = tuple(map(tensor_override, settings.override_tensor))
     values["metadata_overrides"] = tuple(map(metadata_override, settings.override_kv))

@@ -92,7 +92,6 @@ FIXED = (
 _FLAGS = """
 -cl --cache-list --completion-bash --cpu-strict --poll -Cb --cpu-mask-batch
 -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch --rpc -lzm --lazy-mode
--fit --fit -fitt --fit-target -fitc --fit-ctx
 -mu --model-url -dr --docker-repo -hf -hfr
 --hf-repo -hff --hf-file -hft --hf-token
 --grammar --grammar-file -j --json-schema -jf --json-schema-file
@@ -119,7 +118,7 @@ _FLAGS = """
 """
 
 _VARIABLES = """
-RPC LAZY_MODE FIT FIT_TARGET FIT_CTX
+RPC LAZY_MODE
 MODEL_URL DOCKER_REPO HF_REPO HF_FILE
 KV_UNIFIED_PER_SLOT MMPROJ
 MMPROJ_URL MMPROJ_OFFLOAD IMAGE_MIN_TOKENS IMAGE_MAX_TOKENS MTMD_BATCH_MAX_TOKENS VIDEO_FPS

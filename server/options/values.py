@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AllowInfNan, BeforeValidator, WithJsonSchema
+from pydantic import AllowInfNan, BeforeValidator, Field, WithJsonSchema
 
 from server.errors import ConfigError
 
@@ -51,6 +51,11 @@ def read_switch(value: object) -> object:
     return "auto" if text in ("auto", "-1") else value
 
 
+def read_on_off(value: object) -> str:
+    """As `read_bool`, for llama-server's flags that take the word."""
+    return "on" if read_bool(value) else "off"
+
+
 def read_optional_bool(value: object) -> bool | None:
     """A boolean, or ``auto`` for None."""
     return None if value is None or str(value).lower() == "auto" else read_bool(value)
@@ -92,6 +97,13 @@ def read_list(value: object) -> object:
 def read_proportions(value: object) -> object:
     """``3,1`` or ``3/1``, or a list of numbers."""
     return re.split(r"[,/]+", value) if isinstance(value, str) else value
+
+
+def read_numbers(value: object) -> object:
+    """``1024,512`` or ``1024/512``, one number, or a list of them."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    return read_proportions(value)
 
 
 def read_samplers(value: object) -> object:
@@ -175,6 +187,11 @@ AutoBool = Annotated[
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "auto"}, {"type": "null"}]}),
 ]
 Switch = Annotated[Literal["on", "off", "auto"], BeforeValidator(read_switch), WithJsonSchema(_ON_OFF)]
+OnOff = Annotated[
+    Literal["on", "off"],
+    BeforeValidator(read_on_off),
+    WithJsonSchema({"anyOf": [{"enum": ["on", "off"]}, {"type": "boolean"}]}),
+]
 Int = Annotated[int, BeforeValidator(read_number)]
 Float = Annotated[float, BeforeValidator(read_number)]
 GpuLayers = Annotated[
@@ -187,6 +204,11 @@ Proportions = Annotated[
     tuple[float, ...],
     BeforeValidator(read_proportions),
     WithJsonSchema({"anyOf": [{"type": "string"}, _NUMBERS]}),
+]
+Sizes = Annotated[
+    tuple[Annotated[int, Field(ge=0)], ...],
+    BeforeValidator(read_numbers),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}, _NUMBERS]}),
 ]
 Samplers = Annotated[tuple[str, ...], BeforeValidator(read_samplers), WithJsonSchema(_TEXT_LIST)]
 SamplerChars = Annotated[str, BeforeValidator(read_sampler_chars)]

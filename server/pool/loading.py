@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.runner_api import Runner
 from server.errors import ModelFailed
+from server.pool.footprint import Fit
 from server.pool.model import GrammarFactory
 from server.pool.protocols import Loader, ModelInfo, Weights
 from server.pool.spec import ModelSpec
@@ -58,6 +59,7 @@ def chat_template(info: ModelInfo, spec: ModelSpec, renderer: Renderer | None = 
 class Parts:
     """What a load made, before an engine owns the runners."""
 
+    fit: Fit
     weights: Weights
     template: ChatTemplate
     runners: list[Runner]
@@ -98,14 +100,19 @@ class Load:
         self._cancelled.set()
 
     def run(self) -> Parts:
-        """Weights, ``instances`` contexts, and the chat template; raises whatever the native side raised.
+        """What fits of it: weights, ``instances`` contexts, and the chat template; raises whatever the native side
+        raised.
 
         What was made before an error is freed.
         """
-        weights = self.loader.load(self.spec, self._progress)
+        fit = self.loader.fit(self.spec)
+        for note in fit.notes:
+            log.info("model '%s': %s", self.spec.id, note)
+        self._check_wanted()
+        weights = self.loader.load(fit.spec, self._progress)
         with contextlib.ExitStack() as undo:
             undo.callback(weights.close)
-            parts = Parts(weights, self.template(weights.info, self.spec), [], [])
+            parts = Parts(fit, weights, self.template(weights.info, self.spec), [], [])
             with ThreadPoolExecutor(1, "prepare-grammar") as beside:  # ends before the weights are closed
                 grammar = beside.submit(self._prepared, weights)
                 self._open_contexts(parts, undo)

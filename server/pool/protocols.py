@@ -1,6 +1,6 @@
 """What the pool needs of the native side, and what a loaded model is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,6 +8,7 @@ from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.runner_api import Runner
 from server.engine.stats import EngineStats
 from server.engine.step.snapshot import SlotSnapshot
+from server.pool.footprint import Fit, Footprint
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab
 
@@ -74,6 +75,9 @@ class Weights(Protocol):
     def embedding_runner(self) -> EmbeddingRunner:
         """As `runner`, a context that embeds."""
 
+    def footprint(self) -> Footprint:
+        """What they and all contexts made over them have taken; empty where it can't be told."""
+
     def close(self) -> None:
         """Free the weights; every runner must be closed before."""
 
@@ -86,6 +90,10 @@ class Loader(Protocol):
 
         Raises `server.errors.ModelFailed` with the reason (missing file, not a GGUF, unsupported architecture, memory).
         """
+
+    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
+        """Choose what `spec` leaves open so that it fits the memory that is free, and no more than what is `granted`
+        (bytes by device). Raises `server.errors.ModelFailed`, with the numbers where not even the least fits."""
 
     def describe(self, spec: ModelSpec) -> ModelInfo:
         """What the file says, without loading it. Raises `server.errors.ModelFailed`."""

@@ -7,6 +7,8 @@ from typing import Any, Literal
 from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
 
+ALL_THAT_FIT, ALL_LAYERS = -1, -2
+AUTO_SLOTS = 4
 Task = Literal["generate", "embed", "rerank"]
 """What a request wants of a model."""
 
@@ -47,7 +49,10 @@ class LoadParams:
     n_batch: int = 2048
     n_ubatch: int = 512
     devices: tuple[tuple[str, ...] | None, ...] = (None,)  # of all instances, or a set for each; None = every GPU
-    n_gpu_layers: int = -1  # -1 = auto, -2 = all
+    n_gpu_layers: int = ALL_THAT_FIT  # or `ALL_LAYERS`
+    fit: bool = True  # what is left open above and below is chosen to fit the memory
+    fit_ctx: int = 4096  # tokens of a slot with cells of its own below which no context is shortened
+    fit_target: tuple[int, ...] = (1024,)  # MiB that stay free on each device, or on all
     split_mode: Literal["none", "layer", "row"] = "layer"
     main_gpu: int = 0
     tensor_split: tuple[float, ...] = ()
@@ -84,6 +89,11 @@ class LoadParams:
     lora_init_without_apply: bool = False  # every scale is 0 until /lora-adapters or a request says otherwise
     control_vectors: tuple[ScaledFile, ...] = ()
     control_vector_layer_range: tuple[int, int] | None = None  # first and last layer; None or 0 = from 1 to the last
+
+    @property
+    def n_slots(self) -> int:
+        """Of each instance."""
+        return AUTO_SLOTS if self.n_parallel < 0 else self.n_parallel
 
     @property
     def unified(self) -> bool:

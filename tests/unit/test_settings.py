@@ -314,6 +314,7 @@ SAMPLES = {
     "draft_override_tensor": "exps=CPU",
     "override_kv": "key=int:1",
     "cpu_mask": "f",
+    "fit_target": "512",
 }
 
 

@@ -1,7 +1,7 @@
 """A pool without threads, time or a native library: a test runs each blocking job, and moves the clock, itself."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,6 +12,7 @@ from server.engine.engine import Engine
 from server.engine.request import Adapters
 from server.engine.runner_api import Runner
 from server.errors import ModelFailed
+from server.pool.footprint import Fit
 from server.pool.lease import Lease
 from server.pool.lifecycle import EmbedderFactory, Factories
 from server.pool.pool import Pool, PoolLimits
@@ -121,6 +122,9 @@ class Loader:
         self.weights: list[FakeWeights] = []
         self.n_runners_that_fit = 1000
         self.during: Callable[[str], None] = lambda model: None
+
+    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
+        return Fit(spec)
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
         progress(0.0)

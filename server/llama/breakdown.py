@@ -1,0 +1,87 @@
+"""How much of each device's memory a context and its model take, as the library counts its own buffers.
+
+The library's function for it (``llama_get_memory_breakdown``, src/llama-ext.h) is C++ and returns a ``std::map``: a red
+and black tree whose layout libstdc++ has kept since 2004 (bits/stl_tree.h). It is read here, and given back.
+"""
+
+import ctypes
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+from server.llama.devices import CPU, device_of_buffers
+from server.llama.library import C, bind
+from server.pool.footprint import HOST, Bytes, Footprint, added
+
+_SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
+_ROOT, _COUNT = 2, 5  # words of the map: unused, the header's color, root, leftmost, rightmost, number of nodes
+_LEFT, _RIGHT, _VALUE = 2, 3, 4  # words of a node: color, parent, left, right; buffer type and three sizes
+_NODE_WORDS = 8
+_Map = ctypes.c_size_t * 6
+
+
+class _Returned(ctypes.Structure):
+    """``std::map`` by value; large enough that every calling convention returns it in memory, as C++ does."""
+
+    _fields_ = [("words", _Map)]
+
+
+def can_tell() -> bool:
+    """Whether the library tells: on Linux, whose builds use libstdc++."""
+    return sys.platform == "linux" and hasattr(C._lib, _SYMBOL)
+
+
+def breakdown(context: int) -> dict[str, Bytes]:
+    """By device, of the model (once, however many contexts it has) and this context. Empty where `can_tell` says no."""
+    if not can_tell():
+        return {}
+    tree = bind(C._lib, _SYMBOL, _Returned, ctypes.c_void_p)(context).words
+    nodes = list(_nodes(tree[_ROOT]))
+    delete = bind(C._lib, "_ZdlPv", None, ctypes.c_void_p)  # operator delete
+    entries = [tuple(_words(node)[_VALUE:]) for node in nodes]
+    for node in nodes:
+        delete(node)
+    assert len(entries) == tree[_COUNT], "the library's map has another layout"
+    return added({_device(buffers): Bytes(*sizes)} for buffers, *sizes in entries)
+
+
+def _words(node: int) -> list[int]:
+    return list((ctypes.c_size_t * _NODE_WORDS).from_address(node))
+
+
+def _nodes(node: int) -> Iterator[int]:
+    if node:
+        words = _words(node)
+        yield from _nodes(words[_LEFT])
+        yield node
+        yield from _nodes(words[_RIGHT])
+
+
+def _device(buffer_type: int) -> str:
+    device = device_of_buffers(buffer_type)
+    return HOST if device is None or device.type == CPU else device.name
+
+
+class Taken:
+    """What the contexts of one model have taken, and its weights. Contexts come from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._contexts: list[Footprint] = []
+
+    def count(self, context: int) -> None:
+        """A new context."""
+        taken = breakdown(context)
+        with self._lock:
+            self._contexts.append(without_weights(taken) if self._contexts else taken)
+
+    def footprint(self) -> dict[str, Bytes]:
+        """All together."""
+        with self._lock:
+            return added(self._contexts)
+
+
+def without_weights(footprint: Footprint) -> Footprint:
+    """Of a further context over the same weights."""
+    return {device: replace(taken, weights=0) for device, taken in footprint.items()}

@@ -1,0 +1,72 @@
+"""How much memory a model takes, on which device and for what; plain numbers, whoever counted them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from server.pool.spec import ModelSpec
+
+HOST = "CPU"
+"""The name of the machine's own memory among devices, as the library calls it."""
+_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """What lies on one device."""
+
+    weights: int = 0
+    context: int = 0  # keys and values, recurrent states
+    compute: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.context + self.compute
+
+    def __add__(self, other: "Bytes") -> "Bytes":
+        return Bytes(self.weights + other.weights, self.context + other.context, self.compute + other.compute)
+
+
+Footprint = Mapping[str, Bytes]
+"""By device; one that is not named holds nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A device's memory in bytes; what nobody knows is not in a mapping of these."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a model is loaded: ``spec`` with everything chosen that was unset, what that takes, and why it was chosen.
+
+    ``footprint`` is empty where it can't be told in advance.
+    """
+
+    spec: ModelSpec
+    footprint: Footprint = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def added(footprints: Iterable[Footprint]) -> dict[str, Bytes]:
+    """All of them together."""
+    found: dict[str, Bytes] = {}
+    for footprint in footprints:
+        for device, taken in footprint.items():
+            found[device] = found.get(device, Bytes()) + taken
+    return found
+
+
+def totals(footprint: Footprint) -> dict[str, int]:
+    """Bytes by device."""
+    return {device: taken.total for device, taken in footprint.items()}
+
+
+def readable(n_bytes: int) -> str:
+    """``11.9 GiB``."""
+    for size, unit in _UNITS:
+        if abs(n_bytes) >= size:
+            return f"{n_bytes / size:.1f} {unit}"
+    return f"{n_bytes} bytes"

@@ -1,0 +1,161 @@
+"""What is chosen for a model of 8 layers on machines with one, two and no devices; the sizes are made up."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.errors import ModelFailed
+from server.llama.fit import Choice, Room, Shape, choose, holds
+from server.pool.footprint import HOST, Bytes, Footprint, totals
+from server.pool.spec import ALL_LAYERS, LoadParams, TensorOverride
+
+GIB = 1 << 30
+N_LAYER, N_CTX_TRAIN = 8, 131072
+DENSE = Shape(N_CTX_TRAIN, N_LAYER, has_experts=False)
+EXPERTS = replace(DENSE, has_experts=True)
+PER_CELL = GIB // 8192  # 16 GiB for the whole context
+SEPARATE = LoadParams(n_parallel=4, kv_unified=False)
+
+
+class Machine:
+    """A layer weighs one GiB, three quarters of it experts if there are any; the last is the output's."""
+
+    def __init__(self, *devices: str, experts: bool = False) -> None:
+        self.devices = devices
+        self.experts = experts
+        self.n_measured = 0
+
+    def __call__(self, native: LoadParams) -> Footprint:
+        self.n_measured += 1
+        n_layer = N_LAYER + 1
+        n_off = n_layer if native.n_gpu_layers < 0 else min(native.n_gpu_layers, n_layer)
+        found = dict.fromkeys((HOST, *self.devices), Bytes())
+        for layer in range(n_layer):
+            offloaded = self.devices and layer >= n_layer - n_off
+            place = self.devices[(layer - (n_layer - n_off)) * len(self.devices) // n_off] if offloaded else HOST
+            heavy = GIB * 3 // 4 if self.experts else 0
+            home = HOST if layer < native.n_cpu_moe else place
+            cells = native.n_ctx * PER_CELL // n_layer
+            found[place] += Bytes(GIB - heavy, cells, GIB // 64)
+            found[home] += Bytes(heavy)
+        return found
+
+
+def room(**free: float) -> Room:
+    """GiB; one of them should stay free."""
+    tight = {name: int(gib * GIB) for name, gib in free.items()}
+    return Room({name: n_bytes - GIB for name, n_bytes in tight.items()}, tight)
+
+
+def chosen(machine: Machine, shape: Shape, native: LoadParams | None = None, **free: float) -> Choice:
+    return choose("model", native or LoadParams(), shape, room(**free), machine)
+
+
+def test_where_all_fits_nothing_is_changed() -> None:
+    choice = chosen(Machine(), DENSE, CPU=32)
+    assert choice.native == LoadParams(n_ctx=N_CTX_TRAIN)
+    assert choice.notes == ()
+
+
+def test_each_separate_slot_gets_the_whole_context_where_memory_allows() -> None:
+    assert chosen(Machine(), replace(DENSE, n_streams=4), SEPARATE, CPU=100).native.n_ctx == 4 * N_CTX_TRAIN
+    less = chosen(Machine(), replace(DENSE, n_streams=4), SEPARATE, CPU=32).native.n_ctx
+    assert less < 4 * N_CTX_TRAIN
+    assert less % (4 * 256) == 0
+
+
+def test_an_unset_context_is_shortened_to_what_fits() -> None:
+    choice = chosen(Machine(), DENSE, CPU=16)
+    assert 40000 < choice.native.n_ctx < N_CTX_TRAIN
+    assert 14.5 * GIB < totals(choice.footprint)[HOST] <= 15 * GIB
+    assert "instead of 131072" in choice.notes[0]
+
+
+def test_a_context_that_was_set_is_kept() -> None:
+    kept = LoadParams(n_ctx=N_CTX_TRAIN)
+    with pytest.raises(ModelFailed, match=r"context of 131072 tokens .* smaller n_ctx, or leave it out"):
+        chosen(Machine(), DENSE, kept, CPU=16)
+
+
+def test_no_context_is_shorter_than_fit_ctx() -> None:
+    """What should stay free is taken before a model is refused."""
+    assert chosen(Machine(), DENSE, CPU=10.1).native.n_ctx == 4096
+    with pytest.raises(ModelFailed, match=r"needs 9.6 GiB of CPU memory with a context of 4096 tokens"):
+        chosen(Machine(), DENSE, CPU=9)
+    with pytest.raises(ModelFailed, match=r"with a context of 131072 tokens .* fit_ctx"):
+        chosen(Machine(), DENSE, LoadParams(fit_ctx=1 << 31), CPU=16)
+
+
+def test_layers_that_a_device_has_no_room_for_stay_on_the_processor() -> None:
+    choice = chosen(Machine("CUDA0"), DENSE, CPU=64, CUDA0=6)
+    assert 0 < choice.native.n_gpu_layers <= 5
+    assert totals(choice.footprint)["CUDA0"] <= 5 * GIB
+    assert not holds(
+        room(CUDA0=6).ample, Machine("CUDA0")(replace(choice.native, n_gpu_layers=choice.native.n_gpu_layers + 1))
+    )
+    assert choice.native.n_ctx == 4096
+    assert "of 9 layers on the processor: the devices have no more room" in choice.notes[-1]
+
+
+def test_experts_leave_a_device_before_layers_do() -> None:
+    choice = chosen(Machine("CUDA0", experts=True), EXPERTS, CPU=64, CUDA0=6)
+    assert choice.native.n_gpu_layers == -1
+    assert 4 <= choice.native.n_cpu_moe <= 7
+    assert "experts of" in choice.notes[-1]
+    tiny = chosen(Machine("CUDA0", experts=True), EXPERTS, CPU=64, CUDA0=3)
+    assert (tiny.native.n_cpu_moe, tiny.native.n_gpu_layers > 0) == (N_LAYER, True)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"n_gpu_layers": ALL_LAYERS},
+        {"n_gpu_layers": 9},
+        {"cpu_moe": True},
+        {"n_cpu_moe": 1},
+        {"tensor_split": (1.0, 2.0)},
+        {"tensor_overrides": (TensorOverride("x", "CPU"),)},
+    ],
+    ids=str,
+)
+def test_where_a_placement_is_set_it_stays(said: Mapping[str, object]) -> None:
+    with pytest.raises(ModelFailed, match="of CUDA0 memory"):
+        chosen(Machine("CUDA0"), DENSE, replace(LoadParams(), **said), CPU=64, CUDA0=6)
+
+
+def test_the_processor_must_hold_what_the_devices_do_not() -> None:
+    with pytest.raises(ModelFailed, match="of CPU memory"):
+        chosen(Machine("CUDA0"), DENSE, CPU=3, CUDA0=6)
+
+
+def test_a_device_that_does_not_say_how_much_it_has_is_taken_as_large() -> None:
+    assert chosen(Machine("Vulkan0"), DENSE, CPU=8).native.n_ctx == N_CTX_TRAIN
+
+
+@given(
+    experts=st.booleans(),
+    n_devices=st.integers(0, 3),
+    host=st.floats(1, 40),
+    each=st.floats(0.5, 20),
+    n_streams=st.sampled_from([1, 4]),
+)
+def test_what_is_chosen_fits_or_nothing_is(
+    experts: bool, n_devices: int, host: float, each: float, n_streams: int
+) -> None:
+    machine = Machine(*(f"CUDA{i}" for i in range(n_devices)), experts=experts)
+    shape = replace(EXPERTS if experts else DENSE, n_streams=n_streams)
+    native = LoadParams(n_parallel=n_streams, kv_unified=n_streams == 1)
+    free = room(**{HOST: host} | {f"CUDA{i}": each for i in range(n_devices)})
+    try:
+        choice = choose("model", native, shape, free, machine)
+    except ModelFailed:
+        on_host = machine(replace(native, n_ctx=4096 * n_streams, n_gpu_layers=0))
+        assert not holds(free.ample, on_host)
+    else:
+        assert holds(free.tight, choice.footprint)
+        assert choice.footprint == machine(choice.native)
+        assert 4096 * n_streams <= choice.native.n_ctx <= N_CTX_TRAIN * n_streams
+    assert machine.n_measured < 40
