@@ -122,3 +122,8 @@ class ShuttingDown(Unavailable):
 
 class InternalError(LlamapoolError):
     """Our own fault, or the library's; nothing the client could have done."""
+
+
+CONTAINED: tuple[type[Exception], ...] = (LlamapoolError, MemoryError)
+"""What one request, batch or cache entry may end with while all others go on: memory that can't be had is not there for
+this one thing."""

@@ -246,6 +246,9 @@ class FakeRunner:
         self.cells[target] = list(self.cells[source])
         self.computed_by[target] = list(self.computed_by[source])
 
+    def seq_size(self, seq: int, *, partial: bool = False) -> int:
+        return len(FakeRunner.seq_checkpoint(self, seq) if partial else FakeRunner.seq_save(self, seq))
+
     def seq_save(self, seq: int) -> bytes:
         return STATE_PREFIX + json.dumps([self.cells[seq], self.computed_by[seq]]).encode()
 

@@ -13,7 +13,8 @@ class Constraint(Protocol):
         """A fresh copy in the same state, for another choice of the same request."""
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next. Must not raise for any token of the vocabulary."""
+        """Whether `token` may come next. Raises for no token of the vocabulary, but
+        `InternalError` when the library behind it has failed."""
 
     def mask(self) -> "memoryview | bytes | bytearray":
         """A bit per token, little-endian 32-bit words, 1 = allowed; at least ceil(n_vocab / 32) words."""

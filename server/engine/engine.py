@@ -21,7 +21,7 @@ from server.engine.step.loop import Instance
 from server.engine.step.mailbox import Mailbox, Recall
 from server.engine.step.slot_state import SlotState
 from server.engine.step.snapshot import SlotSnapshot, snapshot
-from server.errors import ContextExceeded, InvalidRequest, QueueFull, ShuttingDown
+from server.errors import ContextExceeded, InvalidRequest, QueueFull
 
 
 class Engine(InstanceGroup[Instance]):
@@ -94,10 +94,9 @@ class Engine(InstanceGroup[Instance]):
     def submit(self, request: Request, sink: Sink) -> Ticket:
         """Queue `request`; its events go to `sink` on the event loop.
 
-        Raises ContextExceeded, InvalidRequest, QueueFull or ShuttingDown; then nothing was queued.
+        Raises ContextExceeded, InvalidRequest, QueueFull, ShuttingDown or Unavailable; then nothing was queued.
         """
-        if self._closing:
-            raise ShuttingDown("model")
+        self._check_open()
         self._check(request)
         wanted = self._tuning(request)
         instance, n_own = self._router.choose(request, wanted)
@@ -163,8 +162,7 @@ class Engine(InstanceGroup[Instance]):
         return erased
 
     async def _command(self, id_slot: int, work: commands.Work) -> object:
-        if self._closing:
-            raise ShuttingDown("model")
+        self._check_open()
         if not 0 <= id_slot < self.n_slots:
             raise InvalidRequest(f"id_slot must be one of 0 to {self.n_slots - 1}", "id_slot")
         command = commands.Command(id_slot % self.n_slots_each, work)

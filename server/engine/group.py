@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from server.engine.params import EngineParams
 from server.engine.stats import EngineStats, combined
+from server.errors import ShuttingDown, Unavailable
 
 MAX_RETRY_AFTER_S = 60
 
@@ -17,6 +18,7 @@ class Member(Protocol):
     """One instance, as far as all of them are alike."""
 
     stats: EngineStats
+    failure: str  # why its thread steps no more; "" while it does
 
     @property
     def n_load(self) -> int:
@@ -57,6 +59,25 @@ class InstanceGroup(Generic[M]):
     def busy(self) -> bool:
         """Whether any request waits or runs."""
         return any(instance.n_load for instance in self._instances)
+
+    @property
+    def failure(self) -> str:
+        """Why an instance no longer steps, when one has failed; the others go on."""
+        return next((one.failure for one in self._instances if one.failure), "")
+
+    @property
+    def serves(self) -> bool:
+        """Whether an instance is left that can."""
+        return not all(one.failure for one in self._instances)
+
+    def _check_open(self) -> None:
+        """Raises `ShuttingDown` or `Unavailable` when nothing can be asked of it any more."""
+        if self._closing:
+            raise ShuttingDown("model")
+        if not self.serves:
+            raise Unavailable(
+                f"the model's engine has failed ({self.failure}); unload the model to have it loaded anew"
+            )
 
     @property
     def stats(self) -> EngineStats:

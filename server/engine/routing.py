@@ -169,11 +169,10 @@ class Router:
         """
         if len(self._instances) == 1:
             return self._instances[0], len(request.prompt)
-        candidates = [i for i, one in enumerate(self._instances) if self.admits(request, one)]
+        serving = [i for i, one in enumerate(self._instances) if not one.failure]
+        candidates = [i for i in serving if self.admits(request, self._instances[i])] or serving
         if request.id_slot >= 0:
             candidates = [request.id_slot // self._n_slots]
-        elif not candidates:
-            candidates = list(range(len(self._instances)))
         known = self._footprints.known(request.prompt, wanted, len(self._instances))
         turn = turn_tokens([one.stats for one in self._instances])
         found = {i: self._outlook(i, request, wanted, known[i], turn) for i in candidates}
@@ -204,7 +203,8 @@ class Router:
             return
         self._forget_timer()
         takers = {recall.target for recall in self._asked.values()}
-        targets = [i for i, one in enumerate(self._instances) if one.n_load < self._n_slots and i not in takers]
+        idle = [i for i, one in enumerate(self._instances) if one.n_load < self._n_slots and not one.failure]
+        targets = [i for i in idle if i not in takers]
         if not targets:
             return
         waiting = [self._waiting(instance) for instance in self._instances]

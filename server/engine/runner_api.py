@@ -139,8 +139,11 @@ class Runner(Protocol):
         Only where ``info.can_shift``, and only cells that no other sequence shares.
         """
 
+    def seq_size(self, seq: int, *, partial: bool = False) -> int:
+        """Bytes that `seq_save`, or `seq_checkpoint` where `partial`, would give. Raises `InternalError` as they do."""
+
     def seq_save(self, seq: int) -> bytes:
-        """The library's own state of one sequence, for `seq_load`."""
+        """The library's own state of one sequence, for `seq_load`. Raises `InternalError`, also without memory."""
 
     def seq_load(self, seq: int, state: bytes, n_tokens: int) -> bool:
         """Replace what `seq` holds by a state of `n_tokens`; False when the library refuses it or it holds another

@@ -197,6 +197,11 @@ class LlamaRunner:
             raise InternalError(f"the library refused the LoRA set {adapters}")
         self._adapters_now = adapters
 
+    def seq_size(self, seq: int, *, partial: bool = False) -> int:
+        """Bytes that `seq_save`, or `seq_checkpoint` where `partial`, would give; nothing is copied for it."""
+        self._open()
+        return self._sequences.size(seq, partial=partial)
+
     def seq_save(self, seq: int) -> bytes:
         """The library's own state of one sequence, for `seq_load` of this runner or of one with the same settings.
 

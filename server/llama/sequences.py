@@ -91,9 +91,23 @@ class Sequences:
         self._settle(seq)
         return self._state(seq, _WHOLE)
 
+    def size(self, seq: int, *, partial: bool = False) -> int:
+        """Bytes that `save`, or `checkpoint` where `partial`, would give. Raises `InternalError` as they do."""
+        self._check(seq)
+        return self._size(seq, _PARTIAL if partial else _WHOLE)
+
+    def _size(self, seq: int, flags: int) -> int:
+        size: int = C.llama_state_seq_get_size_ext(self._context, seq, flags)
+        if not size:  # the library has caught an exception of its own; even an empty sequence has a head
+            raise InternalError(f"the library can't tell the size of the state of sequence {seq}")
+        return size
+
     def _state(self, seq: int, flags: int) -> bytes:
-        size = C.llama_state_seq_get_size_ext(self._context, seq, flags)
-        state: bytes = _uninitialized(None, size)
+        size = self._size(seq, flags)
+        try:
+            state: bytes = _uninitialized(None, size)
+        except MemoryError:
+            raise InternalError(f"there is no memory for the state of sequence {seq}, {size} bytes") from None
         start = ctypes.cast(_address(state), _BYTE_POINTER)
         if C.llama_state_seq_get_data_ext(self._context, start, size, seq, flags) != size:
             raise InternalError(f"the state of sequence {seq} could not be saved")

@@ -113,7 +113,7 @@ class Entry:
             spec=self.spec,
             status=self.status,
             progress=self.progress,
-            failure=self.failure,
+            failure=self.failure or (self.loaded.failure if self.loaded is not None else ""),
             facts=self.facts,
             loaded=self.loaded,
             last_used=self.last_used,

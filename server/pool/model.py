@@ -98,6 +98,16 @@ class LoadedModel:
         return any(engine.busy for engine in self.engines)
 
     @property
+    def failure(self) -> str:
+        """Why an instance of an engine no longer steps; "" while all do."""
+        return next((engine.failure for engine in self.engines if engine.failure), "")
+
+    @property
+    def serves(self) -> bool:
+        """Whether every engine has an instance left that can."""
+        return all(engine.serves for engine in self.engines)
+
+    @property
     def stats(self) -> EngineStats:
         """Totals since the load, also after `close`."""
         return reduce(combined, (engine.stats for engine in self.engines))

@@ -52,6 +52,14 @@ class ModelEngine(Protocol):
         """Whether any request waits or runs."""
 
     @property
+    def failure(self) -> str:
+        """Why one of its instances no longer steps; "" while all do."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether an instance is left that can."""
+
+    @property
     def stats(self) -> EngineStats:
         """Totals since the load; readable after the engine was closed, too."""
 

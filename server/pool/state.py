@@ -71,7 +71,7 @@ class ModelState:
     spec: ModelSpec
     status: Status
     progress: float  # 0..1 while loading, 1 when ready
-    failure: str  # "" unless the status is FAILED
+    failure: str  # "" unless the status is FAILED, or an instance of a loaded model no longer steps
     facts: ModelFacts | None  # from the first load until the model is unloaded, also while it sleeps
     loaded: "LoadedModel | None"
     last_used: float  # seconds on the pool's clock
@@ -79,6 +79,13 @@ class ModelState:
     n_leases: int
     n_waiting: int  # callers of acquire that wait for this model
     queued: bool  # waits for its turn under models_max
+
+    @property
+    def failed(self) -> bool:
+        """It can't serve: its load has failed, or no instance is left that steps."""
+        return self.status is Status.FAILED or (
+            self.status is Status.READY and self.loaded is not None and not self.loaded.serves
+        )
 
     @property
     def info(self) -> ModelInfo | None:

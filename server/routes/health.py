@@ -77,9 +77,9 @@ def readiness(states: list[ModelState]) -> Response:
     pending = [s.spec.id for s in wanted if is_pending(s)]
     if pending:
         raise Unavailable(f"Loading model: {', '.join(pending)}")
-    failed = {s.spec.id: s.failure for s in wanted if s.status is Status.FAILED}
-    if failed and len(failed) == len(wanted):
-        raise Unavailable("; ".join(f"model '{name}' failed to load: {reason}" for name, reason in failed.items()))
+    failed = {s.spec.id: s.failure for s in wanted if s.failure}
+    if wanted and all(s.failed for s in wanted):
+        raise Unavailable("; ".join(_failure(state) for state in wanted))
     return json_reply({"status": "ok", "failed": failed} if failed else {"status": "ok"})
 
 
@@ -109,6 +109,13 @@ def raise_unless_serving(state: ModelState) -> None:
         raise ModelLoading
     if state.status is Status.FAILED:
         raise ModelFailed(state.spec.id, state.failure)
+    if state.failed:
+        raise Unavailable(_failure(state))
+
+
+def _failure(state: ModelState) -> str:
+    what = "failed to load" if state.status is Status.FAILED else "has failed"
+    return f"model '{state.spec.id}' {what}: {state.failure}"
 
 
 def is_pending(state: ModelState) -> bool:

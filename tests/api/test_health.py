@@ -147,3 +147,21 @@ async def test_models_on_demand_do_not_delay_readiness(serve: Serve):
     async with serve(models={"a": {"path": "a.gguf", "load": "on_demand"}}) as api:
         assert (await api.client.get("/readyz")).status_code == 200
         assert (await api.client.get("/health")).status_code == 200
+
+
+async def test_a_model_whose_step_thread_has_failed_is_not_ready(serve: Serve):
+    class PanicException(BaseException):
+        """As a Rust library's."""
+
+    def panics(_entries: object) -> None:
+        raise PanicException("index out of bounds")
+
+    async with serve(FakeLoader(runner=lambda: FakeRunner(on_decode=panics))) as api:
+        assert (await api.client.get("/readyz")).status_code == 200
+        reply = await api.client.post("/v1/completions", json={"prompt": "x"})
+        assert reply.status_code == 500
+        for path in ("/readyz", "/health"):
+            reply = await api.client.get(path)
+            assert reply.status_code == 503
+            assert "index out of bounds" in reply.json()["error"]["message"]
+        assert (await api.client.post("/v1/completions", json={"prompt": "x"})).status_code == 503

@@ -16,6 +16,7 @@ from server.constrain.grammar.json_schema import ANY_OBJECT, grammar_text, unsup
 from server.constrain.grammar.lark import checked_lark, literal
 from server.constrain.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
 from server.constrain.grammar.markers import MarkerIndex, Markers
+from server.constrain.grammar.panics import contained
 from server.constrain.grammar.tokens import TokenBytes, build_tokenizer, end_tokens
 from server.constrain.grammar.unique_items import ItemEnds, UniqueItems
 from server.errors import InvalidRequest
@@ -121,6 +122,7 @@ class GrammarCompiler:
     def _constraint(self, grammar: str, param: str, prefix: str = "") -> MatcherConstraint:
         return self._compiled.get(grammar, lambda: self._compile(grammar, param, prefix or param)).fork()
 
+    @contained
     def _compile(self, grammar: str, param: str, prefix: str) -> MatcherConstraint:
         matcher = llguidance.LLMatcher(self._all_tokens(), grammar, log_level=0, limits=PARSER_LIMITS)
         # The first mask finds grammars that match nothing, or cost too much, before a slot is taken.
@@ -130,6 +132,7 @@ class GrammarCompiler:
             raise InvalidRequest(f"{prefix}: {reason}", param)
         return MatcherConstraint(matcher, self._vocab.n_tokens, self._ends, param)
 
+    @contained
     def _all_tokens(self) -> llguidance.LLTokenizer:
         with self._lock:
             if self._tokenizer is None:

@@ -4,6 +4,7 @@ import re
 
 import llguidance
 
+from server.constrain.grammar.panics import contained
 from server.errors import InternalError, InvalidRequest
 
 _SOURCE_LINE = re.compile(r"\s*\d+ \| ")
@@ -13,8 +14,8 @@ class MatcherConstraint:
     """`server.engine.request.Constraint` over an llguidance matcher.
 
     A matcher that runs into a limit in the middle of the output stays in error. Then `allows` says False for every
-    token (it never raises), and `mask` and `accept` raise InvalidRequest with the reason, which the engine turns
-    into the request's failure: the output cannot be continued truthfully.
+    token, and `mask` and `accept` raise InvalidRequest with the reason, which the engine turns into the request's
+    failure: the output cannot be continued truthfully. A panic of the library is an InternalError, of any method.
     """
 
     __slots__ = ("_ends", "_matcher", "_n_tokens", "_param")
@@ -27,18 +28,21 @@ class MatcherConstraint:
         self._ends = ends
         self._param = param
 
+    @contained
     def fork(self) -> "MatcherConstraint":
         """An independent copy in the same state."""
         return MatcherConstraint(self._matcher.deep_copy(), self._n_tokens, self._ends, self._param)
 
+    @contained
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next: a few microseconds, never raises, False in an error state."""
+        """Whether `token` may come next: a few microseconds, False in an error state."""
         if not 0 <= token < self._n_tokens:
             return False
         if token in self._ends and self._matcher.is_accepting():
             return True
         return bool(self._matcher.validate_tokens([token]) == 1)
 
+    @contained
     def mask(self) -> bytes:
         """A bit per token in little-endian 32-bit words; raises InvalidRequest when the matcher gave up."""
         bits: bytes = self._matcher.compute_bitmask()
@@ -60,21 +64,25 @@ class MatcherConstraint:
         """Of a mask: whole 32-bit words."""
         return (self._n_tokens + 31) // 32 * 4
 
+    @contained
     def accept(self, token: int) -> None:
         """Advance; raises InvalidRequest for a token that is not allowed or when the matcher gave up."""
         if not self._matcher.consume_token(token):
             raise self.failure() or InternalError(f"the matcher neither took token {token} nor said why")
 
     @property
+    @contained
     def finished(self) -> bool:
         """True when only an end token may follow."""
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
     @property
+    @contained
     def complete(self) -> bool:
         """True when the output may end here (it may also go on)."""
         return bool(self._matcher.is_accepting())
 
+    @contained
     def failure(self) -> InvalidRequest | None:
         """Why the matcher gave up, if it did."""
         if not self._matcher.is_error():

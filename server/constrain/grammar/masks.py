@@ -7,6 +7,7 @@ import llguidance
 import numpy as np
 
 from server.constrain.grammar.constraint import MatcherConstraint
+from server.constrain.grammar.panics import contained
 from server.errors import InvalidRequest
 
 MAX_THREADS = 8  # a mask takes about 0.1 ms: more threads cost more to wake than they save
@@ -18,6 +19,7 @@ class Masks:
     def __init__(self) -> None:
         self._executor = llguidance.LLExecutor(min(os.cpu_count() or 1, MAX_THREADS))
 
+    @contained
     def compute(self, constraints: Sequence[MatcherConstraint]) -> list[memoryview | InvalidRequest]:
         """For each what its `mask` would give, or the error that it would raise."""
         n_bytes = constraints[0].n_mask_bytes

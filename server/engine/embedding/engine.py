@@ -11,7 +11,7 @@ from server.engine.group import InstanceGroup
 from server.engine.params import EngineParams
 from server.engine.step.snapshot import SlotSnapshot
 from server.engine.step.threads import cpus_of
-from server.errors import ContextExceeded, InvalidRequest, QueueFull, ShuttingDown
+from server.errors import ContextExceeded, InvalidRequest, QueueFull
 
 
 class EmbeddingEngine(InstanceGroup[EmbeddingInstance]):
@@ -44,15 +44,14 @@ class EmbeddingEngine(InstanceGroup[EmbeddingInstance]):
     def submit(self, inputs: Sequence[Sequence[int]]) -> asyncio.Future[list[Vectors]]:
         """Queue a request; the future has the vectors of each input, in order. Cancelling it frees its place.
 
-        Raises InvalidRequest, ContextExceeded, QueueFull or ShuttingDown; then nothing was queued.
+        Raises InvalidRequest, ContextExceeded, QueueFull, ShuttingDown or Unavailable; then nothing was queued.
         """
-        if self._closing:
-            raise ShuttingDown("model")
+        self._check_open()
         if not inputs:
             raise InvalidRequest('"input" must not be empty', "input")
         for tokens in inputs:
             self._check(tokens)
-        instance = min(self._instances, key=lambda i: i.n_load)
+        instance = min((i for i in self._instances if not i.failure), key=lambda i: i.n_load)
         if instance.n_load >= self.params.max_queue + self.info.n_seq:
             raise QueueFull(instance.n_load - self.info.n_seq, self._retry_after_s(instance))
         job = Job(inputs, self._loop.create_future(), self._clock())

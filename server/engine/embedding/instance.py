@@ -14,7 +14,7 @@ from server.engine.params import EngineParams
 from server.engine.stats import EngineStats
 from server.engine.step.snapshot import SlotSnapshot
 from server.engine.step.threads import bind
-from server.errors import InternalError, LlamapoolError, ShuttingDown
+from server.errors import CONTAINED, InternalError, LlamapoolError, ShuttingDown
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class EmbeddingInstance:
         self._n_served = [0] * runner.info.n_seq
         self._wake = threading.Event()
         self._stopping = False
+        self.failure = ""  # why the step thread no longer steps
         self._thread = threading.Thread(target=self._run, name="llamapool-embed", daemon=True)
 
     # ---- on the event loop
@@ -116,6 +117,22 @@ class EmbeddingInstance:
     # ---- the step thread
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # as the step thread of a generating instance
+            self.failure = f"{type(error).__name__}: {error}"
+            log.critical("the step thread has failed; this instance takes no more requests", exc_info=error)
+            failed = InternalError(f"the engine has failed and must be loaded anew ({self.failure})")
+            while not self._stopping:
+                self._wake.clear()
+                self._fail_all(failed)
+                self._post()
+                self._wake.wait()
+        self._fail_all(ShuttingDown("model"))
+        self._post()
+        self.runner.close()
+
+    def _serve(self) -> None:
         bind(self._cpus, self._params.prio)
         while not self._stopping:
             try:
@@ -128,9 +145,6 @@ class EmbeddingInstance:
                 log.exception("an embedding step failed; every request of this instance ends")
                 self._fail_all(InternalError("the engine failed; see the server's log"))
             self._post()
-        self._fail_all(ShuttingDown("model"))
-        self._post()
-        self.runner.close()
 
     def _receive(self) -> None:
         """Take new jobs in, waiting a moment for those that are known to come, and drop cancelled ones."""
@@ -169,10 +183,11 @@ class EmbeddingInstance:
         """Decode together; when the library refuses that, one by one, so that only the job at fault fails."""
         try:
             found = self._embed(pieces)
-        except LlamapoolError as error:
-            log.error("a decode of %d inputs failed: %s", len(pieces), error)
+        except CONTAINED as error:
+            log.error("a decode of %d inputs failed: %r", len(pieces), error)
             if len(pieces) == 1:
-                self._end(pieces[0].job, error)
+                own = error if isinstance(error, LlamapoolError) else InternalError("there is no memory for this input")
+                self._end(pieces[0].job, own)
                 return
             for piece in pieces:
                 if id(piece.job) in self._open:

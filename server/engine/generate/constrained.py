@@ -4,6 +4,7 @@ A mask over the vocabulary costs a hundred times what the look at one token does
 need one, the masks are computed in one call.
 """
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from server.engine.sequence import Phase, Sequence
 
 if TYPE_CHECKING:  # llguidance takes its time to import
     from server.constrain.grammar.masks import Masks
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -105,7 +108,11 @@ class Constrained:
                     refused.append((made, masked_by))
         if len(refused) < 2:
             return
-        masks = self._all_masks().compute([masked_by for _, masked_by in refused])
+        try:
+            masks = self._all_masks().compute([masked_by for _, masked_by in refused])
+        except Exception as error:  # noqa: BLE001 - each computes its own in its turn: only who is at fault fails
+            log.error("%d masks could not be computed together: %r", len(refused), error)
+            return
         for (made, _), mask in zip(refused, masks, strict=True):
             if isinstance(mask, Exception):
                 made.error = mask

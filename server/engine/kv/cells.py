@@ -14,7 +14,7 @@ from server.engine.schedule.scheduler import Entry, Scheduler
 from server.engine.sequence import Sequence, Slot
 from server.engine.stats import EngineStats
 from server.engine.step.slot_state import SlotState
-from server.errors import InvalidRequest, LlamapoolError
+from server.errors import CONTAINED, InvalidRequest
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Cells:
         started = self._clock()
         try:
             state = self._runner.seq_checkpoint(slot.id)
-        except LlamapoolError as error:
+        except CONTAINED as error:
             log.warning("slot %d: no checkpoint at %d tokens: %s", slot.id, n, error)
             return
         self._checkpoint_s = self._clock() - started
@@ -112,10 +112,19 @@ class Cells:
         slot.checkpoints = added(slot.checkpoints, Checkpoint(n, state), self._n_checkpoints, self._checkpoint_bytes)
 
     def prepare(self, placement: Placement, now: float) -> None:
-        """Bring the slot's cells to the placement's prefix; less than promised when the model cannot share it."""
-        slot, source, sequence = placement.slot, placement.source, placement.sequence
-        n_lost = len(slot.tokens) - (placement.n_kept if source is slot else 0)
+        """Bring the slot's cells to the placement's prefix; less than promised when the model cannot share it, and
+        nothing when that fails."""
+        slot = placement.slot
+        n_lost = len(slot.tokens) - (placement.n_kept if placement.source is slot else 0)
         self.tiers.keep(slot, n_lost, now, placement.stored)
+        try:
+            self._bring(placement, now)
+        except CONTAINED as error:
+            log.warning("slot %d: its prompt is computed from its beginning: %r", slot.id, error)
+            self.clear(slot)
+
+    def _bring(self, placement: Placement, now: float) -> None:
+        slot, source, sequence = placement.slot, placement.source, placement.sequence
         if placement.stored is not None:
             self._bring_back(slot, placement.stored, placement.n_reuse, now)
             return
@@ -179,9 +188,14 @@ class Cells:
             slot.n_shared = 0
             return True
         tokens, exact, checkpoints = slot.tokens, slot.n_exact, slot.checkpoints
-        state = self.tiers.save(slot)
-        self.clear(slot)
-        if not self._load(slot, state, len(tokens), now):
+        try:
+            state = self.tiers.save(slot)
+            self.clear(slot)
+            if not self._load(slot, state, len(tokens), now):
+                return False
+        except CONTAINED as error:
+            log.warning("slot %d: its cells could not be moved: %r", slot.id, error)
+            self.clear(slot)
             return False
         slot.tokens, slot.n_exact, slot.checkpoints = tokens, exact, checkpoints
         self._look(slot)
@@ -261,7 +275,7 @@ class Cells:
                 sequence.saved = self.tiers.save(slot)
                 sequence.saved_tokens = list(slot.tokens)
                 sequence.saved_exact, sequence.saved_checkpoints = slot.n_exact, slot.checkpoints
-            except LlamapoolError as error:  # its cells are computed anew then, and nobody else is troubled
+            except CONTAINED as error:  # its cells are computed anew then, and nobody else is troubled
                 log.warning("slot %d: its state could not be saved: %s", slot.id, error)
         self._scheduler.park(sequence, now)
         self.clear(slot)

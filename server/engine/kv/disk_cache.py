@@ -17,7 +17,7 @@ from server.engine.kv.ram_cache import MIB, Entry, Stored, Tier, stored
 from server.engine.lora import Tuning
 from server.engine.prefix.hashes import Chain
 from server.engine.step.slot_state import SlotState
-from server.errors import LlamapoolError
+from server.errors import CONTAINED, LlamapoolError
 
 log = logging.getLogger(__name__)
 
@@ -160,8 +160,8 @@ class DiskTier:
         try:
             if self._usable and (self._close_by is None or self._clock() < self._close_by):
                 self._write_file(state)
-        except LlamapoolError as error:
-            log.warning("a prompt state could not be written to disk: %s", error)
+        except CONTAINED as error:
+            log.warning("a prompt state could not be written to disk: %r", error)
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(error)
         finally:
@@ -198,6 +198,9 @@ class DiskTier:
             log.warning("%s: it has other tokens than when it was found; it is dropped", entry.name)
         except LlamapoolError as error:
             log.warning("%s: %s; it is dropped", entry.name, error)
+        except MemoryError:  # the file is as good as it was
+            log.warning("%s: there is no memory for its %d bytes", entry.name, entry.size)
+            return None
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(error)
             return None

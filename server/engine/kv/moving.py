@@ -17,7 +17,7 @@ from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.step.slot_state import SlotState
-from server.errors import LlamapoolError
+from server.errors import CONTAINED, InternalError
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +67,11 @@ class Tiers:
         self._spent_s += seconds
 
     def save(self, slot: Slot) -> bytes:
-        """The state of `slot`. Raises `LlamapoolError` when the library fails."""
+        """The state of `slot`. Raises one of `CONTAINED` when the library fails or there is no memory."""
         started = self._clock()
         state = self._runner.seq_save(slot.id)
+        if not state:
+            raise InternalError(f"the library gave an empty state for slot {slot.id}")
         seconds = self._clock() - started
         self._spent_s += seconds
         if slot.tokens:
@@ -77,7 +79,7 @@ class Tiers:
         return state
 
     def snapshot(self, slot: Slot) -> SlotState:
-        """What `slot` holds. Raises `LlamapoolError` when the library fails."""
+        """What `slot` holds. Raises as `save`."""
         return SlotState(list(slot.tokens), self.save(slot), slot.tuning, slot.n_exact, slot.checkpoints)
 
     def may_park(self, sequence: Sequence) -> bool:
@@ -137,10 +139,9 @@ class Tiers:
     def _keep(self, slot: Slot, now: float) -> None:
         try:
             saved = self.snapshot(slot)
-        except LlamapoolError as error:
-            log.warning("slot %d: its state could not be kept: %s", slot.id, error)
-            return
-        self._put(stored(saved, slot.last_used, slot.n_used, can_cut=self._can_cut, chain=slot.chain), now)
+            self._put(stored(saved, slot.last_used, slot.n_used, can_cut=self._can_cut, chain=slot.chain), now)
+        except CONTAINED as error:
+            log.warning("slot %d: its state could not be kept: %s", slot.id, _words(error))
 
     def _wants(self, slot: Slot, n_lost: int) -> bool:
         if self._scheduler.tier.limit == 0:
@@ -185,9 +186,13 @@ class Tiers:
                 continue
             try:
                 saved = self.snapshot(slot)
-            except LlamapoolError as error:
-                log.warning("slot %d: its state could not be kept: %s", slot.id, error)
+            except CONTAINED as error:
+                log.warning("slot %d: its state could not be kept: %s", slot.id, _words(error))
                 continue
             entries.append(stored(saved, max(slot.last_used, 0.0), slot.n_used, can_cut=self._can_cut))
         for entry in sorted(entries, key=lambda e: e.value(now), reverse=True):
             self.disk.put(entry)
+
+
+def _words(error: Exception) -> str:
+    return "out of memory" if isinstance(error, MemoryError) else str(error)

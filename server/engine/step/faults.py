@@ -7,7 +7,7 @@ from server.engine.kv.cells import Cells
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import Entry, Scheduler
 from server.engine.sequence import Ticket
-from server.errors import LlamapoolError
+from server.errors import CONTAINED
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +34,13 @@ class Faults:
         self._commit = commit
         self._fail = fail
 
-    def recover(self, entries: list[Entry], error: LlamapoolError) -> None:
+    def recover(self, entries: list[Entry], error: Exception) -> None:
         """The library refused the batch `entries`: decode each alone, so that only those fail that are refused again.
 
         Where the model can't forget a part of a sequence, it is parked and computed anew, in steps of its own until it
         is past the place of the fault, at most `MAX_FAULTS` times.
         """
-        log.error("a decode of %d sequences failed: %s", len(entries), error)
+        log.error("a decode of %d sequences failed: %r", len(entries), error)
         kept = [entry for entry in entries if self._rewind(entry, error)]
         if len(entries) == 1:
             for entry in kept:
@@ -56,11 +56,11 @@ class Faults:
             self._runner.use_adapters(entry.sequence.next_adapters)
             if self._runner.decode([entry]):
                 self._commit([entry], self._clock() - started)
-        except LlamapoolError as own:
+        except CONTAINED as own:
             if self._rewind(entry, own):
                 self._fail(entry.sequence.ticket, own)
 
-    def _rewind(self, entry: Entry, error: LlamapoolError) -> bool:
+    def _rewind(self, entry: Entry, error: Exception) -> bool:
         """Forget what a failed decode may have left. False when its sequence can't go on from there."""
         sequence = entry.sequence
         slot = sequence.slot

@@ -21,7 +21,7 @@ from server.engine.step.faults import Faults
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.requests import Tickets
 from server.engine.step.threads import bind, cpus_of
-from server.errors import ContextExceeded, InternalError, LlamapoolError, ShuttingDown
+from server.errors import CONTAINED, ContextExceeded, InternalError, LlamapoolError, ShuttingDown
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class Instance:
         self._cpus = cpus_of(first_slot // runner.info.n_seq, params.cpus)
         self._prio = params.prio
         self._stopping = False
+        self.failure = ""  # why the step thread no longer steps
         self._thread = threading.Thread(target=self._run, name="llamapool-step", daemon=True)
 
     @property
@@ -92,6 +93,19 @@ class Instance:
     # ---- the step thread
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # no error that a step may end with: nothing here is trusted
+            self.failure = f"{type(error).__name__}: {error}"
+            log.critical("the step thread has failed; this instance takes no more requests", exc_info=error)
+            self._refuse_until_stopped()
+        self._end_all(ShuttingDown("model"))
+        if not self.failure:
+            self._save_all()
+            self._end_all(ShuttingDown("model"))  # who came meanwhile
+        self.runner.close()
+
+    def _serve(self) -> None:
         bind(self._cpus, self._prio)
         while not self._stopping:
             try:
@@ -106,12 +120,26 @@ class Instance:
                 log.exception("a step failed; every request of this instance ends")
                 self._fail_all(InternalError("the engine failed; see the server's log"))
             self.mailbox.post()
-        self._save_all()
-        self._fail_all(ShuttingDown("model"))
+
+    def _refuse_until_stopped(self) -> None:
+        """Nobody may wait for ever for a thread that does nothing."""
+        error = InternalError(f"the engine has failed and must be loaded anew ({self.failure})")
+        while True:
+            self.mailbox.forget_wake()
+            self._end_all(error)
+            if self._stopping:
+                return
+            self.mailbox.wait()
+
+    def _end_all(self, error: LlamapoolError) -> None:
+        """End every request and command, new ones too; nobody is given back."""
+        self._tickets.fail_all(error)
         self._receive_commands()
-        self._commands.refuse(ShuttingDown("model"))
+        self._commands.refuse(error)
+        while self.mailbox.take_recall() is not None:
+            pass
+        self._count()
         self.mailbox.post()
-        self.runner.close()
 
     def use_disk(self, disk: DiskTier) -> None:
         """Keep there what RAM has no room for; to be called before the first request."""
@@ -160,7 +188,7 @@ class Instance:
         try:
             self.runner.use_adapters(entries[0].sequence.next_adapters)
             decoded = self.runner.decode(entries)
-        except LlamapoolError as error:
+        except CONTAINED as error:
             self._faults.recover(entries, error)
             return True
         if not decoded:

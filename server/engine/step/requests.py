@@ -9,7 +9,7 @@ from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox, Recall
-from server.errors import InternalError, LlamapoolError
+from server.errors import CONTAINED, InternalError, LlamapoolError
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,10 @@ class Tickets:
         """Queue the choices of new requests, and end those of cancelled ones."""
         while (ticket := self._mailbox.take()) is not None:
             self._open[id(ticket)] = ticket
-            self._enqueue(ticket)
+            try:
+                self._enqueue(ticket)
+            except CONTAINED as error:
+                self.fail(ticket, error)
         if any(ticket.cancelled for ticket in self._open.values()):
             for sequence in self._sequences():
                 if sequence.ticket.cancelled:
@@ -66,7 +69,12 @@ class Tickets:
         while (ticket := self._mailbox.take()) is not None:
             self._open[id(ticket)] = ticket
         for ticket in list(self._open.values()):
-            self.fail(ticket, error)
+            try:
+                self.fail(ticket, error)
+            except Exception:  # it is told all the same, and so are the others
+                log.exception("a request could not be ended in order")
+                self._close(ticket)
+                self._mailbox.emit(ticket, Failed(error))
 
     def give_back(self) -> None:
         """Answer who asks for requests that have not begun: those that would be next, were there a slot.

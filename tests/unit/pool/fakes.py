@@ -83,6 +83,7 @@ class Engines:
 class FakeEngine:
     n_ctx_seq = 256
     n_slots = 4
+    failure, serves = "", True
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self.runners = runners

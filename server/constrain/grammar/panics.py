@@ -1,0 +1,34 @@
+"""Panics of the Rust library behind the grammars, as errors of this project's.
+
+pyo3 raises them as a ``PanicException``, which is no `Exception`: uncaught, one would end the thread that computes for
+everybody.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from server.errors import InternalError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a Rust library has panicked; its exception can't be imported, and each library has one of its own."""
+    return type(error).__name__ == "PanicException" and not isinstance(error, Exception)
+
+
+def contained(call: Callable[P, R]) -> Callable[P, R]:
+    """`call`, raising `InternalError` where the library panics: what it was called for is lost, and nothing else."""
+
+    @wraps(call)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise InternalError(f"the grammar library failed: {str(error)[:400]}") from error
+
+    return guarded
