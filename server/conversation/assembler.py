@@ -13,7 +13,7 @@ import pydantic_core
 
 from server.conversation.form import Call, Message
 from server.conversation.speech import OutputParser
-from server.engine.request import Finished, Text, TokenLogprob
+from server.engine.request import Finished, FinishReason, Text, TokenLogprob
 from server.formats.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 
 NewParser = Callable[[], OutputParser]
@@ -96,7 +96,7 @@ class Assembler:
     def finish(self, end: Finished) -> list[Delta]:
         """What was held back; the choice is complete."""
         self.end = end
-        return self._take(self._parser.finish())
+        return self._take(self._parser.finish(cut=end.reason is not FinishReason.EOS))
 
     def rest(self) -> list[TokenLogprob]:
         """Log probabilities of tokens that came out in no text, once."""

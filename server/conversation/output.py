@@ -50,6 +50,7 @@ def decide(conversation: Conversation, speech: Speech, prompt: Prompt, model: Lo
             reasoning_format=reasoning_format,
             parse_calls=conversation.reads_calls,
             parallel=tools.parallel is not False,
+            forced=tools.choice == "required",
         )
 
     switch = ReasoningSwitch() if asked.switch else None

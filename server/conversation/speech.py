@@ -67,8 +67,9 @@ class Speech:
         reasoning_format: str = "auto",
         parse_calls: bool = True,
         parallel: bool = True,
+        forced: bool = False,
     ) -> OutputParser:
-        """A new parser of one choice. `functions` may be called.
+        """A new parser of one choice. `functions` may be called; ``forced``: one of them is, and nothing else is said.
 
         ``reasoning_format`` is llama-server's: none, deepseek, deepseek-legacy, auto (= deepseek).
         """
@@ -76,6 +77,7 @@ class Speech:
         how = Reading(
             functions={function["name"]: function.get("parameters") or {} for function in functions},
             callable=parse_calls and bool(functions),
+            forced=forced and parse_calls and bool(functions),
             parallel=parallel,
             thoughts_apart=reasoning_format != "none",
             thoughts_in_content=reasoning_format in ("none", "deepseek-legacy"),

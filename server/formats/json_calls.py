@@ -30,7 +30,7 @@ class JsonCalls:
     def parse(self, turn: Turn) -> Steps[None]:
         """A format's generator."""
         if self.bare and (yield from turn.begins_with("{")):
-            yield from turn.attempt("", self.calls(turn, strict=True))
+            yield from turn.attempt("", self.calls(turn, strict=True), doubtful=True)
         while self.openings:
             opening = yield from turn.content_until(*self.openings)
             yield from turn.attempt(opening, self.calls(turn))
@@ -76,6 +76,7 @@ def call_object(turn: Turn, *, strict: bool = False) -> Steps[None]:
             name = yield from json_text.string(turn)
             if not name or (strict and not turn.knows(name)):
                 raise NotMarkup
+            turn.certain()
         elif key == "function" and first == "{" and not name:
             yield from call_object(turn, strict=strict)
             begun = True

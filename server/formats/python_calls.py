@@ -46,6 +46,7 @@ def call(turn: Turn) -> Steps[None]:
     if not turn.knows(name):
         raise NotMarkup
     yield from turn.expect("(")
+    turn.certain()
     properties = turn.how.functions.get(name, {}).get("properties")
     names = iter(properties if isinstance(properties, dict) else ())
     joint = "{"

@@ -17,6 +17,7 @@ Steps = Generator[None, None, T]
 Emit = Callable[[str], None]
 
 MAX_WORD = 256  # characters of a name or a header; what is longer is no markup
+MIN_CUT_MARKER = 4  # characters of a marker that make it one where a text is cut off; less is more likely text
 MAX_PIECE = 1024  # characters that a reader is given at once: what it consumes copies the rest of them
 
 
@@ -60,10 +61,14 @@ def _markers(markers: tuple[str, ...]) -> _Markers:
 
 @dataclass(slots=True)
 class Reader:
-    """``text`` is what no generator has consumed. ``raw`` keeps what was consumed since `mark`, to give it back."""
+    """``text`` is what no generator has consumed. ``raw`` keeps what was consumed since `mark`, to give it back.
+
+    ``final``: no more will come; ``cut``: though the model would have said more.
+    """
 
     text: str = ""
     final: bool = False
+    cut: bool = False
     raw: list[str] | None = None
 
     def consume(self, n: int) -> str:
@@ -101,10 +106,12 @@ class Reader:
         return self.text[:1]
 
     def take(self, *markers: str) -> Steps[str]:
-        """The marker that comes next, consumed; "" when none does."""
+        """The marker that comes next, consumed; "" when none does. Raises `EndOfText` where it is cut off."""
         wanted = _markers(markers)
         while not self.final and (not self.text or self.text in wanted.beginnings):
             yield
+        if self.cut and len(self.text) >= MIN_CUT_MARKER and self.text in wanted.beginnings:
+            raise EndOfText
         found = wanted.found.match(self.text)
         return self.consume(found.end()) if found else ""
 
@@ -124,7 +131,10 @@ class Reader:
             yield
 
     def until(self, markers: tuple[str, ...], emit: Emit) -> Steps[str]:
-        """Emit the text in front of the first marker as it comes; the marker. Raises `EndOfText` without one."""
+        """Emit the text in front of the first marker as it comes; the marker. Raises `EndOfText` without one.
+
+        Where a text is cut off inside of a marker, that is left.
+        """
         wanted = _markers(markers)
         while True:
             n_sure, marker = self._next(wanted)
@@ -137,7 +147,9 @@ class Reader:
     def _next(self, wanted: _Markers) -> tuple[int, str]:
         """How many characters are in front of any marker for sure, and the marker, if it is there."""
         found = wanted.found.search(self.text)
-        held = 0 if self.final else wanted.held(self.text)
+        held = wanted.held(self.text) if self.cut or not self.final else 0
+        if self.cut and held < MIN_CUT_MARKER:
+            held = 0
         n_sure = len(self.text) - held
         if found is None or (held and n_sure <= found.start()):  # another, longer marker may begin there
             return n_sure, ""

@@ -68,8 +68,8 @@ class OutputParser(Protocol):
     def feed(self, text: str) -> list[Piece]:
         """What is certain now."""
 
-    def finish(self) -> list[Piece]:
-        """What was held back; the text is complete."""
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """What was held back; the text is complete. ``cut``: the model would have said more."""
 
 
 class ReasoningParser:
@@ -100,17 +100,19 @@ class ReasoningParser:
         self._turn.text += text
         try:
             next(self._steps)
-        except (StopIteration, EndOfText):
+        except (StopIteration, EndOfText) as end:
             self._steps = None
             rest, self._turn.text = self._turn.settle() + self._turn.text, ""
+            if self._turn.cut and isinstance(end, EndOfText):
+                rest = ""  # half of the closing tag
             self._turn.finish()
             return self._pieces() + self._inner.feed(rest)
         return self._pieces()
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, cut: bool = False) -> list[Piece]:
         """What was held back: an unfinished tag is text."""
-        self._turn.final = True
-        return self.feed("") + self._inner.finish()
+        self._turn.final, self._turn.cut = True, cut
+        return self.feed("") + self._inner.finish(cut=cut)
 
     def _pieces(self) -> list[Piece]:
         pieces, self._turn.pieces = joined(self._turn.pieces), []

@@ -1,7 +1,8 @@
 """One turn of the assistant: a format's parser reads its text here and writes pieces of the message.
 
 `Parser` drives the generator of a format. Whatever a format does not understand becomes content: text that opened like
-a call and was none (`Turn.attempt`), text behind an error, and everything when the format's generator has ended.
+a call and was none (`Turn.attempt`), text behind an error, and everything when the format's generator has ended. But
+where a text is cut off inside of a call, what has come of its markup is nothing that a reader should see.
 """
 
 import secrets
@@ -23,13 +24,15 @@ class Reading:
     """How a turn is to be read.
 
     ``functions``: the parameters' schema of each function that may be called; empty when unknown.
-    ``callable``: whether calls are looked for. ``parallel=False`` keeps the first call only, as the client asked for.
+    ``callable``: whether calls are looked for; ``forced``: whether nothing but thoughts and calls can come, so that
+    all else is markup. ``parallel=False`` keeps the first call only, as the client asked for.
     ``thoughts_apart`` and ``thoughts_in_content`` follow from reasoning_format: deepseek, none, and deepseek-legacy
     (both). Formats whose thoughts are read by `reasoning.ReasoningParser` never see them.
     """
 
     functions: Mapping[str, Schema] = field(default_factory=dict)
     callable: bool = True
+    forced: bool = False
     parallel: bool = True
     thoughts_apart: bool = True
     thoughts_in_content: bool = False
@@ -46,6 +49,7 @@ class Turn(Reader):
     how: Reading = field(default_factory=Reading)
     pieces: list[Piece] = field(default_factory=list)
     n_calls: int = 0
+    _in_call: bool = False  # a call has begun for sure, and is not over
     _spaces: list[str] = field(default_factory=list)
     _thought_spaces: list[str] = field(default_factory=list)
     _inside: bool = False  # a thought has begun with more than white space
@@ -53,6 +57,10 @@ class Turn(Reader):
 
     def content(self, text: str) -> None:
         """Text for the reader of the message."""
+        if not self.how.forced:
+            self._show(text)
+
+    def _show(self, text: str) -> None:
         sure = text.rstrip()
         if sure:
             self.pieces.append(Content("".join(self._spaces) + sure))
@@ -63,7 +71,7 @@ class Turn(Reader):
     def thought(self, text: str) -> None:
         """Text of a thought; white space around each thought is dropped where thoughts stand apart."""
         if self.how.thoughts_in_content:
-            self.content(text)
+            self._show(text)
         if not self.how.thoughts_apart:
             return
         if not self._inside:
@@ -83,11 +91,16 @@ class Turn(Reader):
         if self._thought_once:
             self._thought_spaces.append("\n")
         if self.how.thoughts_in_content:
-            self.content(text)
+            self._show(text)
+
+    def certain(self) -> None:
+        """What has been read since `attempt` can be nothing but a call."""
+        self._in_call = True
 
     def begin(self, name: str, call_id: str = "") -> None:
         """A call; what stood in front of its arguments is markup now."""
         self.settle()
+        self.certain()
         self._spaces.clear()
         self.n_calls += 1
         name = json_text.encodable(name)
@@ -142,7 +155,7 @@ class Turn(Reader):
                 self.back("".join(rest))
                 continue
             except EndOfText:
-                if aside.close():
+                if aside.close(cut=self.cut):
                     self.pieces.extend(aside.pieces)
                     self.n_calls = aside.parser.turn.n_calls
                 else:
@@ -151,15 +164,24 @@ class Turn(Reader):
             self.thought("".join(aside.read_so_far))
             return found
 
-    def attempt(self, opening: str, steps: Steps[None]) -> Steps[bool]:
-        """Read what `opening` promised; if it turns out to be none, what was consumed is content."""
+    def attempt(self, opening: str, steps: Steps[None], *, doubtful: bool = False) -> Steps[bool]:
+        """Read what `opening` promised; if it turns out to be none, what was consumed is content.
+
+        ``doubtful``: answers begin in the same way, so that it may be a call only once `steps` say that it is
+        (`certain`, `begin`).
+        """
         self.raw = [opening]
+        self._in_call = not doubtful
         try:
             yield from steps
         except NotMarkup:
+            if self.cut and self._in_call:  # what would make it markup has not come
+                raise EndOfText from None
             self.give_back()
+            self._in_call = False
             return False
         self.settle()
+        self._in_call = False
         return True
 
     def give_back(self) -> None:
@@ -169,8 +191,13 @@ class Turn(Reader):
             self.content(raw)
 
     def finish(self) -> None:
-        """The text is complete: what is held back is content; white space behind calls is not."""
+        """The text is complete: what is held back is content, but for white space behind calls, and what was cut off
+        inside of a call or of a marker."""
+        if self.cut and self._in_call:
+            self.settle()
         self.give_back()
+        if self.cut:
+            self.text = ""
         if self.text:
             self.content(self.consume(len(self.text)))
         if self._spaces and not self.n_calls:
@@ -203,24 +230,28 @@ class Parser:
         turn = self.turn
         for piece in pieces_of(text):
             turn.text += piece
-            if self._steps is not None:
-                try:
-                    next(self._steps)
-                except (StopIteration, EndOfText):
-                    self._steps = None
+            self._advance()
             if self._steps is None and turn.text:
                 turn.give_back()
                 turn.content(turn.consume(len(turn.text)))
         pieces, turn.pieces = joined(turn.pieces), []
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, cut: bool = False) -> list[Piece]:
         """What was held back."""
-        self.turn.final = True
-        pieces = self.feed("")
-        self.turn.finish()
-        pieces, self.turn.pieces = joined(pieces + self.turn.pieces), []
+        turn = self.turn
+        turn.final, turn.cut = True, cut
+        self._advance()
+        turn.finish()
+        pieces, turn.pieces = joined(turn.pieces), []
         return pieces
+
+    def _advance(self) -> None:
+        if self._steps is not None:
+            try:
+                next(self._steps)
+            except (StopIteration, EndOfText):
+                self._steps = None
 
 
 @dataclass(slots=True)
@@ -238,7 +269,7 @@ class _Aside:
         if self.pieces and not isinstance(self.pieces[0], ToolCallBegin):
             raise NotMarkup
 
-    def close(self) -> bool:
+    def close(self, *, cut: bool) -> bool:
         """The text is complete: whether it began with a call."""
-        self.pieces += self.parser.finish()
+        self.pieces += self.parser.finish(cut=cut)
         return bool(self.pieces) and isinstance(self.pieces[0], ToolCallBegin)

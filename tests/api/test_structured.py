@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from server.formats import BY_NAME
 from server.templates.built_in import source_of
 from tests.api.conftest import Serve
 from tests.fakes import FakeLoader, FakeRunner
@@ -226,3 +227,18 @@ async def test_what_cannot_be_is_a_400_that_names_the_field(
 
 def _events(raw: bytes) -> list[bytes]:
     return [event + b"\n\n" for event in raw.split(b"\n\n") if event]
+
+
+@pytest.mark.parametrize("form", [name for name in BY_NAME if name != "functionary-v3.2"])
+async def test_a_forced_call_that_a_limit_cuts_off_shows_no_markup(serve: Serve, form: str) -> None:
+    """Whole and streamed; the prompt of the format that is left out begins a header."""
+    loader, models = model_that_says("", form)
+    body = {"messages": HI, "tools": [TOOL], "tool_choice": "required"}
+    async with serve(loader, models=models) as api:
+        for n in (9, 26):
+            cut = {**body, "max_tokens": n}
+            message = (await api.client.post(URL, json=cut)).json()["choices"][0]["message"]
+            assert not message["content"]
+            streamed = await api.client.post(URL, json={**cut, "stream": True})
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks(_events(streamed.content)) if chunk["choices"]]
+            assert not "".join(delta.get("content") or "" for delta in deltas)

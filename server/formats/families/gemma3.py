@@ -19,7 +19,7 @@ _OPEN, _CLOSE = "```tool_code", "```"
 def parse(turn: Turn) -> Steps[None]:
     """A list at the beginning, or fences anywhere."""
     if (yield from turn.begins_with("[")):
-        yield from turn.attempt("", python_calls.calls(turn))
+        yield from turn.attempt("", python_calls.calls(turn), doubtful=True)
     while True:
         opening = yield from turn.content_until(_OPEN)
         yield from turn.attempt(opening, _fence(turn))

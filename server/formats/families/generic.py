@@ -24,7 +24,7 @@ def parse(turn: Turn) -> Steps[None]:
     yield from turn.take(*_FENCES)
     yield from turn.spaces()
     if (yield from turn.peek()) == "{":
-        yield from turn.attempt(turn.settle(), _calls(turn))
+        yield from turn.attempt(turn.settle(), _calls(turn), doubtful=True)
     turn.give_back()
 
 
@@ -35,6 +35,7 @@ def _calls(turn: Turn) -> Steps[None]:
     yield from turn.spaces()
     key = yield from json_text.string(turn)
     if key in ("tool_calls", "tool_call"):
+        turn.certain()
         yield from turn.spaces()
         yield from turn.expect(":")
         yield from turn.spaces()

@@ -23,7 +23,7 @@ def parse(turn: Turn) -> Steps[None]:
     if not turn.how.callable:
         return
     while True:
-        while (yield from turn.attempt("", _call(turn))):
+        while (yield from turn.attempt("", _call(turn), doubtful=True)):
             pass
         while (yield from turn.content_until(_START, _STOP)) == _STOP:
             pass
@@ -35,6 +35,7 @@ def _call(turn: Turn) -> Steps[None]:
     if name not in turn.how.functions:
         raise NotMarkup
     yield from turn.expect("\n", " \n")
+    turn.certain()
     yield from json_arguments(turn, name)
 
 

@@ -16,7 +16,7 @@ _TAGS = ("<|python_start|>", "<|python_tag|>", "<|python_end|>")
 def parse(turn: Turn) -> Steps[None]:
     """A list at the beginning, or behind a tag."""
     if (yield from turn.begins_with("[")):
-        yield from turn.attempt("", python_calls.calls(turn))
+        yield from turn.attempt("", python_calls.calls(turn), doubtful=True)
     while True:
         opening = yield from turn.content_until(*_TAGS)
         if opening == "<|python_end|>":

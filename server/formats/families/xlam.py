@@ -23,7 +23,7 @@ def parse(turn: Turn) -> Steps[None]:
     yield from turn.take(*_OPENINGS)
     yield from turn.spaces()
     if (yield from turn.peek()) in ("[", "{"):
-        yield from turn.attempt(turn.settle(), _calls(turn))
+        yield from turn.attempt(turn.settle(), _calls(turn), doubtful=True)
     turn.give_back()
 
 

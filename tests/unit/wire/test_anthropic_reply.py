@@ -28,7 +28,7 @@ class Script:
     def feed(self, _text: str) -> list[Piece]:
         return list(self._pieces.pop(0))
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, cut: bool = False) -> list[Piece]:
         return list(self._pieces.pop(0)) if self._pieces else []
 
 

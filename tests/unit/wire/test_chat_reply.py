@@ -31,7 +31,7 @@ class ScriptedParser:
         self.held = self.held or text == "hold"
         return SCRIPT.get(text, [Content(text)])
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, cut: bool = False) -> list[Piece]:
         return [Content("held")] if self.held else []
 
 

@@ -58,7 +58,7 @@ class Script:
         self.n_fed += 1
         return self.turns[self.n_fed - 1]
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, cut: bool = False) -> list[Piece]:
         return self.turns[self.n_fed]
 
 

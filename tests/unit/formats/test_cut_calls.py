@@ -1,0 +1,77 @@
+"""Calls that are cut off by a limit: nothing of their markup reaches the content, in one piece or as it comes.
+
+llama-server shows none either once the function's name is complete (common/chat.cpp: texts are parsed leniently).
+"""
+
+import pytest
+
+from server.conversation.speech import OutputParser, speech_of
+from tests.unit.formats.reading import Read, forced_call_grammar, functions_of, parser, template
+from tests.unit.formats.recorded import RECORDED
+from tests.unit.formats.samples import Recorded
+from tests.unit.formats.test_call_grammars import TOOLS, VARIANTS, prompt_of, walk
+
+CALLS = [recorded for recorded in RECORDED if recorded.calls]
+N_DOUBTFUL = 3
+"""Characters of markup that may as well be text."""
+STEP = 5
+BARE = ("llama3", "generic", "pythonic", "gemma3", "xlam", "glm4")
+"""Formats whose calls may begin as an answer does, which is known behind the function's name."""
+
+
+def cut(made: OutputParser, text: str, *, at_once: bool) -> Read:
+    """The message of a text that a limit has ended."""
+    found = Read()
+    for piece in (text,) if at_once else text:
+        found.take(made.feed(piece))
+    found.take(made.finish(cut=True))
+    return found
+
+
+@pytest.mark.parametrize(("name", "sign"), VARIANTS)
+def test_a_forced_call_never_shows_its_markup(name: str, sign: str) -> None:
+    lark = forced_call_grammar(template(name, sign), TOOLS, name="", parallel=True)
+    text, speech = walk(name, sign, lark, 1), speech_of(template(name, sign))
+    for n in range(0, len(text), STEP):
+        made = speech.parser(
+            functions_of(TOOLS),
+            generation_prompt=prompt_of(name),
+            reasoning_format="none" if n % 3 else "auto",
+            forced=True,
+        )
+        found = cut(made, text[:n], at_once=n % 2 == 0)
+        assert not found.content, text[:n]
+
+
+@pytest.mark.parametrize("recorded", CALLS, ids=lambda recorded: recorded.format)
+def test_neither_does_a_call_that_a_model_has_begun(recorded: Recorded) -> None:
+    for n in range(0, len(recorded.text), STEP):
+        made = parser(recorded.format, sign=recorded.sign, prompt=recorded.prompt)
+        said = cut(made, recorded.text[:n], at_once=n % 2 == 0).content.strip()
+        if recorded.content.startswith(said):
+            continue
+        beside = said.removeprefix(recorded.content).strip()
+        if recorded.format in BARE and "city" not in beside:
+            assert '"parameters"' not in beside
+            assert '"arguments"' not in beside
+            continue
+        assert len(beside) <= N_DOUBTFUL, recorded.text[:n]
+
+
+def test_thoughts_stay_where_they_are_with_a_forced_call_behind_them() -> None:
+    speech = speech_of(template("hermes"))
+    said = "<think>Hm, a <tool_call>.</think>\n<tool_call>\n{"
+    for reasoning_format, content, thoughts in (
+        ("auto", "", "Hm, a <tool_call>."),
+        ("none", "<think>Hm, a <tool_call>.</think>", ""),
+    ):
+        made = speech.parser(functions_of(TOOLS), reasoning_format=reasoning_format, forced=True)
+        found = cut(made, said, at_once=False)
+        assert (found.content.strip(), found.reasoning, found.calls) == (content, thoughts, [])
+
+
+@pytest.mark.parametrize("text", ["1 <", "a [T", "> ", "a < b", "<tool_cal> is a tag", "`<tool_call>`, they say"])
+def test_what_a_model_ends_itself_and_what_is_no_markup_is_content(text: str) -> None:
+    assert cut(parser("hermes"), text, at_once=False).content.strip() == text.strip() or "<tool_call>" in text
+    made = parser("hermes")
+    assert "".join(piece.text for piece in [*made.feed(text), *made.finish()]) == text  # type: ignore[union-attr]
