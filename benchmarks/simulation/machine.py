@@ -57,6 +57,9 @@ class Machine:
     def seq_copy(self, source: int, target: int) -> None:
         self._move(self.gpu.copy_s(len(self.slots[source].tokens)))
 
+    def seq_size(self, seq: int) -> int:
+        return len(StateBytes(len(self.slots[seq].tokens)))
+
     def seq_save(self, seq: int) -> Any:
         n_tokens = len(self.slots[seq].tokens)
         self._move(self.gpu.bus_s(n_tokens))

@@ -113,6 +113,7 @@ def test_a_saved_sequence_continues_where_it_was(runner_of: RunnerOf, unified: b
         expected = generate(runner, tokens, 6)
         prefill(runner, 1, tokens[:-1])
         state = runner.seq_save(1)
+        assert runner.seq_size(1) == len(state)
         runner.clear(1)
         assert runner.seq_load(3, state, len(tokens) - 1)
         assert runner.decode([Entry(3, len(tokens) - 1, tokens[-1:])])

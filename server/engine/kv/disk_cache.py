@@ -108,11 +108,19 @@ class DiskTier:
         with self._lock:
             return self._usable and self._tier.wants(tokens, tuning, n_lost, chain)
 
+    def takes(self, n_bytes: int) -> bool:
+        """Whether a state of so many bytes would be written: it is not too large, and not too much waits already."""
+        with self._lock:
+            return self._takes(n_bytes)
+
+    def _takes(self, n_bytes: int) -> bool:
+        full = self._pending > 0 and self._pending + n_bytes > MAX_PENDING and self._close_by is None
+        return self._usable and not full and self._tier.fits(n_bytes)
+
     def put(self, state: Stored) -> None:
         """Write `state` soon, unless it is there, too large, or too much waits already."""
         with self._lock:
-            full = self._pending > 0 and self._pending + state.size > MAX_PENDING and self._close_by is None
-            if not self._usable or full or state.size > self._tier.limit:
+            if not self._takes(state.size):
                 return
             if self._tier.holds(state.tokens, state.tuning):
                 return

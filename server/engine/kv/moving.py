@@ -12,7 +12,7 @@ from collections.abc import Callable
 from server.engine.kv import fetch
 from server.engine.kv.cost import LONG_PAYS
 from server.engine.kv.disk_cache import DiskTier
-from server.engine.kv.ram_cache import Stored, stored
+from server.engine.kv.ram_cache import Stored, size_of, stored
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
@@ -111,26 +111,45 @@ class Tiers:
         worth, n = self._scheduler.worth, len(slot.tokens)
         if not self._wants(slot, n_lost) or not worth.pays(n, n_lost):
             return
+        n_bytes = self._size(slot)
+        if not self._takes(slot, n_bytes):
+            return
         load_s = 0.0 if coming is None else worth.load_s(len(coming.state))
-        if self.would_stop_others(worth.move_s(n) + load_s):
+        if self.would_stop_others(worth.move_s(n, n_bytes) + load_s):
             self.n_refused += 1
             worth.refused()
             log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)
             return
         self._keep(slot, now)
 
+    def _size(self, slot: Slot) -> int:
+        """Bytes of the state of `slot`, which is not copied for it; 0 when the library can't tell."""
+        try:
+            return self._runner.seq_size(slot.id)
+        except CONTAINED as error:
+            log.warning("slot %d: the size of its state is not known: %s", slot.id, _words(error))
+            return 0
+
+    def _takes(self, slot: Slot, n_bytes: int) -> bool:
+        """Whether there is a place for the state of `slot`, of `n_bytes`: RAM, or else the disk."""
+        size = size_of(n_bytes, len(slot.tokens), slot.checkpoints)
+        tier = self._scheduler.tier
+        fits = (tier.limit != 0 and tier.fits(size)) or (self.disk is not None and self.disk.takes(size))
+        return n_bytes > 0 and fits
+
     def keep_ahead(self, now: float) -> bool:
         """While nobody runs or waits: save an idle slot that could not be saved in time while others generate.
 
         Only where that was so before. False: there is none.
         """
-        scheduler, worth, limit = self._scheduler, self._scheduler.worth, self._scheduler.tier.limit
-        if not self.n_refused or limit == 0 or scheduler.n_active or scheduler.waiting:
+        scheduler, worth, tier = self._scheduler, self._scheduler.worth, self._scheduler.tier
+        if not self.n_refused or tier.limit == 0 or scheduler.n_active or scheduler.waiting:
             return False
         for slot in scheduler.slots:
             n = len(slot.tokens)
-            fits = limit < 0 or n * worth.bytes_per_token < limit
-            if fits and worth.move_s(n) > self._step_s and self._wants(slot, n) and worth.pays(n, n):
+            if worth.move_s(n) <= self._step_s or not self._wants(slot, n) or not worth.pays(n, n):
+                continue
+            if tier.fits(size_of(self._size(slot), n, slot.checkpoints)):
                 self._keep(slot, now)
                 slot.kept = scheduler.tier.holds(slot.tokens, slot.tuning, slot.chain)
                 return slot.kept

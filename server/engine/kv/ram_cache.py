@@ -74,16 +74,20 @@ class Stored(Entry):
         return SlotState(self.tokens, self.state, self.tuning, self.n_exact, self.checkpoints)
 
 
+def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
+    """Bytes in RAM of an entry whose state has `n_state`."""
+    return n_state + 8 * n_tokens + sum(len(c.state) for c in checkpoints)
+
+
 def stored(
     saved: SlotState, used_at: float, n_used: int = 0, *, can_cut: bool = True, chain: Chain | None = None
 ) -> Stored:
     """`saved` as an entry; `chain` is that of its tokens, where somebody has it."""
-    size = len(saved.state) + 8 * len(saved.tokens) + sum(len(c.state) for c in saved.checkpoints)
     return Stored(
         saved.tokens,
         saved.tuning,
         saved.n_exact,
-        size,
+        size_of(len(saved.state), len(saved.tokens), saved.checkpoints),
         used_at,
         n_used,
         floor=0 if can_cut else len(saved.tokens),
@@ -128,12 +132,16 @@ class Tier(Generic[E]):
         """Whether a state of `tokens` is worth saving when all but the first ones, `n_lost` of them, go."""
         return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(tokens, tuning, chain)
 
+    def fits(self, n_bytes: int) -> bool:
+        """Whether an entry of so many bytes can be kept at all."""
+        return self.limit < 0 or n_bytes <= self.limit
+
     def put(self, entry: E, now: float) -> tuple[list[E], list[E]]:
         """Keep `entry`. Shorter states of the same text go, then the least valuable: these two are returned.
 
         One that is larger than the tier is not kept, and the only one of the second.
         """
-        if 0 <= self.limit < entry.size:
+        if not self.fits(entry.size):
             return [], [entry]
         with self._lock:
             replaced = list(self._index.within(entry.tokens, entry.tuning, entry.chain))

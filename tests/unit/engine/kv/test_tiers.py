@@ -4,13 +4,16 @@ import pytest
 
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
-from server.engine.kv.cost import GUESSED_BYTES, GUESSED_RATE, LONG_PAYS, Rate
+from server.engine.kv.cost import GUESSED_RATE, LONG_PAYS, Rate
+from server.engine.kv.disk_cache import DiskTier
 from server.engine.kv.moving import SHARE
+from server.engine.kv.ram_cache import size_of
 from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from tests.fakes import FakeRunner
+from tests.unit.engine.kv.test_disk import Files, still
 
 STEP_S = 0.25
 
@@ -143,10 +146,12 @@ def test_moves_of_one_step_hold_others_up_for_no_longer_than_a_step_together(set
     assert setup.keep(1)
 
 
-def test_a_first_save_is_guessed_to_be_slow_and_tried_in_the_end(setup: Setup) -> None:
-    too_many = int(2.5 * STEP_S * GUESSED_RATE / GUESSED_BYTES)
+def test_a_first_save_is_guessed_to_be_slow_and_tried_in_the_end(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    too_many = 1000
     slot = setup.slots[0]
     slot.tokens = [0] * too_many
+    monkeypatch.setattr(setup.runner, "seq_size", lambda seq: int(2.5 * STEP_S * GUESSED_RATE))
+    setup.scheduler.tier.limit = -1
     setup.generate()
     tiers = setup.cells.tiers
     kept = []
@@ -235,3 +240,36 @@ def test_a_victim_is_saved_where_nobody_else_generates(setup: Setup) -> None:
     setup.runner.seconds = 2 * STEP_S
     setup.keep(1)
     assert setup.park().saved is not None
+
+
+@pytest.mark.parametrize("limit", [0, 1000])
+def test_a_state_larger_than_its_tier_is_never_copied(setup: Setup, limit: int) -> None:
+    setup.scheduler.tier.limit = limit
+    setup.runner.seconds = 1.0
+    assert not setup.keep(0)
+    assert setup.runner.now == 0.0
+
+
+def test_the_sizes_that_are_asked_for_first_are_those_of_the_states(setup: Setup) -> None:
+    slot = setup.slots[0]
+    size = size_of(setup.runner.seq_size(slot.id), len(slot.tokens), slot.checkpoints)
+    setup.scheduler.tier.limit = size - 1
+    assert not setup.keep(0)
+    setup.scheduler.tier.limit = size
+    assert setup.keep(0)
+    assert setup.scheduler.tier.size == size
+
+
+def test_what_is_too_large_for_both_tiers_is_never_copied_and_what_the_disk_has_room_for_goes_there() -> None:
+    setup = Setup(Slow())
+    files = Files()
+    setup.scheduler.tier.limit = 100
+    setup.runner.seconds = 1.0
+    for limit, n_files in ((1000, 0), (1 << 20, 1)):
+        disk = DiskTier(files, limit, still, lambda: None, can_cut=True)
+        disk.ready.result(60)
+        setup.cells.tiers.disk = disk
+        setup.keep(0)
+        disk.close()
+        assert len(files.saved) == n_files
+        assert setup.runner.now == n_files
