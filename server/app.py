@@ -22,6 +22,7 @@ from sse_starlette.sse import AppStatus
 
 from server import __version__, logs
 from server.errors import ConfigError
+from server.first_screen import show_first_screen
 from server.metrics.exposition import Metrics
 from server.options.server import VERBOSITY_DETAILED
 from server.pool.lifecycle import Factories
@@ -49,10 +50,11 @@ CONFIG_ERROR_STATUS = 2
 PREPARE_THREADS = "prepare"  # their names begin so
 
 
-def create_app(settings: Settings, *, loader: Loader | None = None) -> FastAPI:
+def create_app(settings: Settings, *, loader: Loader | None = None, addresses: Sequence[str] = ()) -> FastAPI:
     """The application. It loads and serves nothing before its lifespan starts.
 
-    `loader` replaces the native library's (tests). Raises `ConfigError`.
+    `addresses`: where it will be, for its first screen; `loader` replaces the native library's (tests). Raises
+    `ConfigError`.
     """
     server = settings.server
     limits = PoolLimits(models_max=server.models_max, autoload=server.models_autoload)
@@ -70,7 +72,7 @@ def create_app(settings: Settings, *, loader: Loader | None = None) -> FastAPI:
         title="Llamapool",
         version=__version__,
         openapi_url=None,  # `routes.openapi` has it, and the page over it
-        lifespan=lifespan_of(services, server.drain_s, renderer),
+        lifespan=lifespan_of(services, server.drain_s, renderer, addresses),
     )
     app.state.services = services
     include_routes(app, server.api_prefix)
@@ -133,7 +135,9 @@ def n_prepare_threads(server: ServerSettings) -> int:
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
-def lifespan_of(services: Services, drain_s: float, renderer: "IsolatedRenderer | None" = None) -> Lifespan:
+def lifespan_of(
+    services: Services, drain_s: float, renderer: "IsolatedRenderer | None" = None, addresses: Sequence[str] = ()
+) -> Lifespan:
     """Starts the pool; on the way out gives running requests `drain_s` seconds and frees everything."""
 
     @asynccontextmanager
@@ -158,6 +162,11 @@ def lifespan_of(services: Services, drain_s: float, renderer: "IsolatedRenderer 
             await asyncio.to_thread(services.slot_files.remove_stale)
         try:
             await services.pool.start()
+            screen = asyncio.create_task(
+                show_first_screen(services.pool, addresses, has_keys=bool(services.options.api_keys)),
+                name="first screen",
+            )
+            screen.add_done_callback(log_failure)
             await checkpoint()  # loads what sse-starlette runs on: 20 ms or more, not in somebody's first stream
             yield
         finally:

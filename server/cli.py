@@ -1,4 +1,4 @@
-"""The command line: ``llamapool [serve]``, ``llamapool check-config FILE``, ``llamapool bench``.
+"""The command line: ``llamapool [serve]``, ``llamapool check-config FILE``, ``llamapool fit``, ``llamapool bench``.
 
 A wrong setting ends it with one line on standard error and status 2.
 """
@@ -26,7 +26,8 @@ from server.listen import check_tls, open_listeners
 from server.options.flags import DEVICES_FLAG
 from server.options.option import SettingsModel
 from server.options.reference import help_text, json_schema, markdown
-from server.settings import TABLE, Settings, check_files, load_settings
+from server.pool.spec import ModelSpec
+from server.settings import TABLE, Settings, check_files, load_settings, model_specs
 from server.transport.http_protocol import BoundedHttpProtocol
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def serve(words: list[str]) -> int:
     listeners = open_listeners(settings.server)
     try:
         with _made_for_good():
-            app = create_app(settings)
+            app = create_app(settings, addresses=[listener.url for listener in listeners])
         server = _Server(_uvicorn_config(app, settings), [listener.url for listener in listeners])
         server.run_until_signal([listener.socket for listener in listeners])
     finally:
@@ -94,7 +95,36 @@ def check_config(words: list[str]) -> int:
     for warning in check_files(settings, strict=True):
         print(f"llamapool: {warning}", file=sys.stderr)
     print(effective_yaml(settings), end="")
+    for spec in model_specs(settings):
+        print("".join(f"# {line}\n" for line in _fit_table(spec)[0]), end="")
     return OK
+
+
+def fit(words: list[str]) -> int:
+    """``fit MODEL [flags]``: print what a model takes and what would fit. `MODEL` is a file, or a configured model's id
+    or alias; left out, all of them. 1 where one does not fit. Raises ConfigError."""
+    if _shown(words):
+        return OK
+    name = words.pop(0) if words and not words[0].startswith("-") else ""
+    is_file = name.endswith(".gguf") or Path(name).is_file()
+    settings = load_settings(["-m", name, *words] if is_file else words)
+    check_files(settings)
+    specs = model_specs(settings)
+    if name and not is_file:
+        known = [spec for spec in specs if name in (spec.id, *spec.aliases)]
+        if not known:
+            raise ConfigError(f"'{name}' is neither a GGUF file nor a model; known: {', '.join(s.id for s in specs)}")
+        specs = known
+    tables = [_fit_table(spec) for spec in specs]
+    print("\n\n".join("\n".join(lines) for lines, _ in tables))
+    return OK if all(fits for _, fits in tables) else NOT_STARTED
+
+
+def _fit_table(spec: ModelSpec) -> tuple[list[str], bool]:
+    from server.app import native_loader  # the native library: few commands need it
+    from server.fit_table import fit_table
+
+    return fit_table(native_loader(), spec)
 
 
 def docs(words: list[str]) -> int:
@@ -135,6 +165,7 @@ def effective_yaml(settings: Settings) -> str:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": serve,
     "check-config": check_config,
+    "fit": fit,
     "bench": bench,
     "docs": docs,
 }

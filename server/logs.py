@@ -12,20 +12,30 @@ _ERRORS_ONLY, _WARNINGS, _INFORMATION, _DEBUG = range(1, 5)
 _LIBRARY_DEBUG = logging.DEBUG - 5  # what the native library says at its own debug level
 _COLORS = {"D": "\033[2m", "I": "\033[32m", "W": "\033[35m", "E": "\033[31m", "C": "\033[1;31m"}
 _RESET = "\033[0m"
+BARE = "bare"
+"""The mark (in ``extra``) of records that a terminal shows without time and level."""
 _OURS = ("server", "llamapool", "uvicorn")
 
 
 class LineFormatter(logging.Formatter):
-    """``time level origin: message``, the parts as configured; the level is its first letter."""
+    """``time level origin: message``, the parts as configured; the level is its first letter.
 
-    def __init__(self, *, prefix: bool = True, timestamps: bool = True, colors: bool = False) -> None:
+    ``screen``: what a person reads as it comes: the first screen has neither there.
+    """
+
+    def __init__(
+        self, *, prefix: bool = True, timestamps: bool = True, colors: bool = False, screen: bool = False
+    ) -> None:
         super().__init__()
         self._prefix = prefix
         self._timestamps = timestamps
         self._colors = colors
+        self._screen = screen
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         """The line, before a traceback is appended."""
+        if self._screen and getattr(record, BARE, False):
+            return record.message
         letter = record.levelname[0]
         parts = [f"{self.formatTime(record)} "] if self._timestamps else []
         if self._prefix:
@@ -57,8 +67,12 @@ def log_config(settings: LogSettings) -> dict[str, Any]:
             "prefix": settings.log_prefix,
             "timestamps": settings.log_timestamps,
             "colors": colors,
+            "screen": screen,
         }
-        for name, colors in (("terminal", _wants_colors(settings.log_colors)), ("file", False))
+        for name, colors, screen in (
+            ("terminal", _wants_colors(settings.log_colors), sys.stderr.isatty()),
+            ("file", False, False),
+        )
     }
     handlers: dict[str, Any] = {"terminal": {"class": "logging.StreamHandler", "formatter": "terminal"}}
     if settings.log_file is not None:

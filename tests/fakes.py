@@ -17,7 +17,7 @@ from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, DraftRunner, RunnerInfo
 from server.errors import InternalError, ModelFailed
-from server.pool.footprint import HOST, Bytes, Fit, Footprint
+from server.pool.footprint import HOST, Bytes, Fit, Footprint, Memory
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
 
@@ -424,6 +424,9 @@ class FakeLoader:
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
         return Fit(spec)
+
+    def memory(self) -> Mapping[str, Memory]:
+        return {HOST: Memory(16 << 30, 8 << 30)}
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
         if not progress(0.5):

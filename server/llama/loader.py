@@ -13,14 +13,14 @@ from server.llama.draft_weights import DraftWeights
 from server.llama.fit import choose
 from server.llama.library import C, collect_errors, hear_log, reason, start_backend
 from server.llama.measure import Measure
-from server.llama.memory import room, shape_of
+from server.llama.memory import machine_memory, room, shape_of
 from server.llama.metadata_overrides import without_effect
 from server.llama.model_file import ModelFiles, check_files
 from server.llama.model_params import model_params, warn_of_no_effect
 from server.llama.roles import roles
 from server.llama.threads import bound
 from server.llama.weights import LlamaWeights
-from server.pool.footprint import Fit
+from server.pool.footprint import Fit, Memory
 from server.pool.protocols import ModelInfo, Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 
@@ -52,6 +52,10 @@ class LlamaLoader:
                 return Fit(spec, measure(native))
             chosen = choose(spec.id, native, shape, room(native, granted or {}), measure)
         return Fit(replace(spec, native=chosen.native), chosen.footprint, chosen.notes)
+
+    def memory(self) -> Mapping[str, Memory]:
+        """Now."""
+        return machine_memory()
 
     def describe(self, spec: ModelSpec) -> ModelInfo:
         """Blocking. Raises `ModelFailed` for a missing, broken or truncated file."""

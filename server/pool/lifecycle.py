@@ -18,6 +18,7 @@ from server.engine.runner_api import Runner
 from server.errors import LlamapoolError, ModelFailed
 from server.pool.entry import Entry
 from server.pool.events import FanOut, LoadProgress, StatusChanged
+from server.pool.footprint import readable
 from server.pool.loading import Load, Parts, TemplateFactory, chat_template
 from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
 from server.pool.protocols import Loader
@@ -124,6 +125,7 @@ class Lifecycle:
             embedder,
             parts.template,
             parts.weights,
+            parts.fit,
             loaded_at=time.time(),
             make_grammar=self._factories.grammar,
             _grammar=parts.grammar,
@@ -143,10 +145,13 @@ class Lifecycle:
         if entry.adapters is not None and model.generator is not None:
             model.generator.set_adapter_scales(entry.adapters)
         entry.adapters = None
-        entry.facts = ModelFacts(model.info, model.template, model.n_ctx_seq, model.n_slots, loaded_at=model.loaded_at)
+        footprint = model.weights.footprint() or model.fit.footprint
+        entry.facts = ModelFacts(
+            *(model.info, model.template, model.n_ctx_seq, model.n_slots, model.loaded_at, footprint, model.fit)
+        )
         entry.progress = 1.0
         entry.last_used = self._clock()
-        log.info("model '%s' is %s", entry.id, "awake" if woke else "loaded")
+        log.info("model '%s' is %s: %s", entry.id, "awake" if woke else "loaded", described(entry.facts))
         self._to(entry, Status.READY, first_load=not woke)
 
     def _not_loaded(self, entry: Entry, load: Load, error: BaseException) -> None:
@@ -249,6 +254,15 @@ class Lifecycle:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def described(facts: ModelFacts) -> str:
+    """Context, slots and memory of a loaded model, in a line."""
+    shared = facts.fit is not None and facts.fit.spec.native.unified
+    n, each = facts.n_slots, facts.n_ctx_seq
+    slots = "1 slot" if n == 1 else f"{n} slots"
+    said = f"{each} tokens that {slots} share" if shared and n > 1 else f"{slots} of {each} tokens"
+    return ", ".join([said, *(f"{readable(taken.total)} of {name}" for name, taken in facts.footprint.items())])
 
 
 def _reason(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from server.engine.engine import Engine
 from server.engine.stats import EngineStats, combined
 from server.engine.step.snapshot import SlotSnapshot
 from server.errors import NotSupported
+from server.pool.footprint import Fit
 from server.pool.protocols import ModelEngine, ModelInfo, Weights
 from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate
@@ -68,6 +69,7 @@ class LoadedModel:
     embedding: EmbeddingEngine | None
     template: ChatTemplate
     weights: Weights
+    fit: Fit
     loaded_at: float  # unix seconds
     make_grammar: GrammarFactory = compile_grammars
     _grammar: "GrammarCompiler | None" = None

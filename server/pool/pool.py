@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 
 from server.errors import ConfigError, InvalidRequest, ModelFailed, ModelLoading, ShuttingDown, Unavailable
 from server.pool.entry import Entry
 from server.pool.events import FanOut, Subscription
+from server.pool.footprint import Memory
 from server.pool.integrity import check_integrity
 from server.pool.lease import Lease
 from server.pool.lifecycle import Factories, Lifecycle
@@ -40,6 +41,7 @@ class Pool:
         """`threads` runs what blocks (loads, frees); the pool shuts it down."""
         self.limits = limits or PoolLimits()
         self._names = Names(specs)
+        self._loader = loader
         self._clock = clock
         self._entries = {spec.id: Entry(spec, clock()) for spec in specs}
         self._check_startup()
@@ -85,6 +87,15 @@ class Pool:
         facts = await self._lifecycle.describe(entry)
         state = self._state(entry)
         return replace(state, facts=state.facts or facts)
+
+    @property
+    def starting(self) -> bool:
+        """Whether a load of the start has not ended yet."""
+        return any(entry.starting for entry in self._entries.values())
+
+    async def memory(self) -> Mapping[str, Memory]:
+        """Of the machine and its devices, now."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._loader.memory)
 
     def subscribe(self) -> Subscription:
         """The events from now on, as an async iterator; close it, or use it in a ``with``."""

@@ -1,12 +1,19 @@
-"""Load progress as bars on a terminal: one more listener of the pool's events."""
+"""Load progress, as bars on a terminal and as lines elsewhere: one more listener of the pool's events."""
 
+import logging
 import sys
+import time
+from collections.abc import Callable
 from typing import TextIO
 
 from tqdm import tqdm
 
 from server.pool.events import LoadProgress, PoolEvent, Subscription
 from server.pool.state import Status
+
+log = logging.getLogger(__name__)
+
+LINE_INTERVAL_S = 10.0  # between two lines of one load; most loads are shorter
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
@@ -45,11 +52,34 @@ class LoadBars:
             self._end(model)
 
 
-async def show_load_progress(events: Subscription, stream: TextIO | None = None) -> None:
-    """Draw bars until the pool closes; returns at once where `stream` (default: stderr) is not a terminal."""
+class LoadLines:
+    """A line now and then for each model that takes its time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._said_at: dict[str, float] = {}
+
+    def show(self, event: PoolEvent) -> None:
+        """Log how far a load is, if nothing was said of it for a while."""
+        if not isinstance(event, LoadProgress):
+            self._said_at.pop(event.model, None)
+            return
+        now = self._clock()
+        if now - self._said_at.setdefault(event.model, now) >= LINE_INTERVAL_S:
+            self._said_at[event.model] = now
+            log.info("loading '%s': %d%%", event.model, round(event.value * 100))
+
+
+async def show_load_progress(
+    events: Subscription, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Draw bars until the pool closes; where `stream` (default: stderr) is not a terminal, log lines instead."""
     target = sys.stderr if stream is None else stream
     with events:
         if not target.isatty():
+            lines = LoadLines(clock)
+            async for event in events:
+                lines.show(event)
             return
         bars = LoadBars(target)
         try:

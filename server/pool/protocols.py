@@ -8,7 +8,7 @@ from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.runner_api import Runner
 from server.engine.stats import EngineStats
 from server.engine.step.snapshot import SlotSnapshot
-from server.pool.footprint import Fit, Footprint
+from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab
 
@@ -102,6 +102,9 @@ class Loader(Protocol):
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
         """Choose what `spec` leaves open so that it fits the memory that is free, and no more than what is `granted`
         (bytes by device). Raises `server.errors.ModelFailed`, with the numbers where not even the least fits."""
+
+    def memory(self) -> Mapping[str, Memory]:
+        """Of the machine and its devices, now; without those that don't say."""
 
     def describe(self, spec: ModelSpec) -> ModelInfo:
         """What the file says, without loading it. Raises `server.errors.ModelFailed`."""

@@ -1,10 +1,11 @@
 """What a model of the pool can be, and what may follow what."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from server.errors import InternalError
+from server.pool.footprint import Fit, Footprint
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate
@@ -58,6 +59,8 @@ class ModelFacts:
     n_ctx_seq: int
     n_slots: int
     loaded_at: float  # unix seconds
+    footprint: Footprint = field(default_factory=dict)  # what it has taken, or takes when it wakes up
+    fit: Fit | None = None  # as what it was loaded
 
 
 @dataclass(frozen=True, slots=True)

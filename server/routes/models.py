@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -154,7 +155,13 @@ def meta_object(info: ModelInfo) -> dict[str, Any]:
 
 
 def _facts_object(facts: ModelFacts) -> dict[str, Any]:
-    return meta_object(facts.info) | {"n_ctx": facts.n_ctx_seq}
+    return meta_object(facts.info) | {"n_ctx": facts.n_ctx_seq, "memory": memory_object(facts)}
+
+
+def memory_object(facts: ModelFacts) -> dict[str, Any]:
+    """What the model takes, in bytes by device, and what was chosen because of the memory. Not llama-server's."""
+    devices = {name: asdict(taken) for name, taken in facts.footprint.items()}
+    return {"devices": devices, "notes": list(facts.fit.notes) if facts.fit else []}
 
 
 def capabilities(state: ModelState) -> list[str]:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.errors import InvalidRequest, NotSupported
 from server.pool.state import ModelFacts, ModelState, Status
+from server.routes.models import memory_object
 from server.routes.services import Services, services
 from server.templates.capabilities import Capabilities
 from server.transport.body import read_optional_json
@@ -107,6 +108,7 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
         "build_info": FINGERPRINT,
         "is_sleeping": state.status is Status.SLEEPING,
         "cors_proxy_enabled": False,
+        "memory": memory_object(facts),
     }
     if info.chat_template_tool_use:
         shown["chat_template_tool_use"] = info.chat_template_tool_use

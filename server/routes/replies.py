@@ -399,6 +399,21 @@ class ModelEvent(TypedDict):
     data: Json
 
 
+class DeviceMemory(TypedDict):
+    """Bytes."""
+
+    weights: int
+    context: int
+    compute: int
+
+
+class ModelMemory(TypedDict):
+    """What a model takes on each device, and what was chosen for it because of the memory."""
+
+    devices: dict[str, DeviceMemory]
+    notes: list[str]
+
+
 class Props(TypedDict):
     """A model's properties, or of several models the server's own (``role``: router)."""
 
@@ -409,6 +424,7 @@ class Props(TypedDict):
     total_slots: NotRequired[int]
     chat_template: NotRequired[str]
     chat_template_caps: NotRequired[dict[str, bool]]
+    memory: NotRequired[ModelMemory]
     role: NotRequired[str]
 
 

@@ -56,6 +56,7 @@ async def test_the_list_has_llama_servers_shape(client):
             "n_params": 1000,
             "size": 4000,
             "ftype": "all F32",
+            "memory": {"devices": {"CPU": {"weights": 4000, "context": 0, "compute": 0}}, "notes": []},
         },
     }
 
@@ -166,8 +167,8 @@ async def test_events_tell_of_a_load_as_it_happens(live: GoLive):
 async def test_a_listener_that_leaves_is_forgotten(live: GoLive):
     async with live() as server:
         async with server.api.client.stream("GET", "/models/sse"):
-            assert len(listeners(server)) == 2  # the metrics listen, too
-        await until(lambda: len(listeners(server)) == 1)
+            assert len(listeners(server)) == 3  # the metrics and the log of loads listen, too
+        await until(lambda: len(listeners(server)) == 2)
 
 
 def listeners(server) -> list:

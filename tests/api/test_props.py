@@ -12,7 +12,7 @@ RECORDED_KEYS = {
     *("default_generation_settings", "total_slots", "model_alias", "model_ftype", "model_path", "modalities"),
     *("media_marker", "endpoint_slots", "endpoint_props", "endpoint_metrics", "ui", "ui_settings"),
     *("chat_template", "chat_template_caps", "bos_token", "eos_token", "build_info", "is_sleeping"),
-    "cors_proxy_enabled",
+    *("cors_proxy_enabled", "memory"),
 }
 RECORDED_PARAMS = json.loads((Path(__file__).parent / "recorded_params.json").read_text())
 

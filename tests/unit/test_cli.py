@@ -127,7 +127,7 @@ def test_serve_ends_cleanly_on_a_signal(
         await send({"type": "lifespan.shutdown.complete"})
 
     before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr("server.app.create_app", lambda settings: application)
+    monkeypatch.setattr("server.app.create_app", lambda settings, addresses: application)
     # as `server.app` does; else the signal would end every later stream of this process
     monkeypatch.setattr(AppStatus, "enable_automatic_graceful_drain", False)
     monkeypatch.setattr(logging.config, "dictConfig", lambda config: None)
@@ -261,3 +261,37 @@ def test_a_log_file_that_cannot_be_opened_is_one_line(
 ) -> None:
     assert main(["-m", str(model), "--log-file", str(tmp_path / "no" / "log")]) == 2
     assert "server.log_file:" in capsys.readouterr().err
+
+
+def test_fit_prints_what_a_model_takes_without_loading_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(ROOT / "models" / "demo.gguf"), "-np", "1", "-c", "512"]) == 0
+    shown = capsys.readouterr().out
+    assert "512 tokens of context for 1 slot\n" in shown
+    assert "other contexts" in shown
+    assert main(["fit", "demo", "--config", str(ROOT / "config" / "default.yaml")]) == 0
+    assert capsys.readouterr().out.startswith("demo: ")
+
+
+def test_fit_knows_no_other_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "nothing", "--config", str(ROOT / "config" / "default.yaml")]) == 2
+    assert "'nothing' is neither a GGUF file nor a model; known: demo, " in capsys.readouterr().err
+
+
+def test_check_config_prints_what_models_take_as_comments(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    demo = ROOT / "models" / "demo.gguf"
+    config.write_text(f"models: {{a: {{path: {demo}}}, b: {{path: {model}}}}}")
+    assert main(["check-config", str(config)]) == 0
+    shown = capsys.readouterr().out
+    assert set(yaml.safe_load(shown)["models"]) == {"a", "b"}
+    assert "# a: " in shown
+    assert "#   can't be loaded: " in shown
+
+
+def test_the_first_screen_has_no_time_on_a_terminal() -> None:
+    record = logging.LogRecord("server.first_screen", logging.INFO, "", 0, "  try", (), None)
+    record.bare = True
+    assert LineFormatter(screen=True).format(record) == "  try"
+    assert LineFormatter().format(record).endswith(" I first_screen:   try")

@@ -12,7 +12,7 @@ from server.engine.engine import Engine
 from server.engine.request import Adapters
 from server.engine.runner_api import Runner
 from server.errors import ModelFailed
-from server.pool.footprint import Fit
+from server.pool.footprint import HOST, Fit, Memory
 from server.pool.lease import Lease
 from server.pool.lifecycle import EmbedderFactory, Factories
 from server.pool.pool import Pool, PoolLimits
@@ -126,6 +126,9 @@ class Loader:
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
         return Fit(spec)
+
+    def memory(self) -> Mapping[str, Memory]:
+        return {HOST: Memory(16 << 30, 8 << 30)}
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
         progress(0.0)

@@ -1,4 +1,8 @@
 import io
+import itertools
+import logging
+
+import pytest
 
 from server.pool.events import FanOut, LoadProgress, StatusChanged
 from server.pool.progress import show_load_progress
@@ -30,5 +34,19 @@ async def test_a_terminal_shows_a_bar_for_each_loading_model():
     assert "loading other" in text
 
 
-async def test_anything_else_than_a_terminal_shows_nothing():
+async def test_anything_else_than_a_terminal_shows_no_bar():
     assert await shown(io.StringIO()) == ""
+
+
+async def test_without_a_terminal_a_long_load_is_told_in_a_line_now_and_then(caplog: pytest.LogCaptureFixture):
+    fan_out = FanOut()
+    events = fan_out.subscribe()
+    for percent in range(0, 100, 10):
+        fan_out.publish(LoadProgress("demo", percent / 100))
+    fan_out.publish(StatusChanged("demo", Status.READY, Status.LOADING))
+    fan_out.publish(LoadProgress("demo", 0.0))
+    fan_out.close()
+    times = itertools.count(0.0, 4.0)
+    with caplog.at_level(logging.INFO):
+        await show_load_progress(events, io.StringIO(), clock=lambda: next(times))
+    assert caplog.messages == ["loading 'demo': 30%", "loading 'demo': 60%", "loading 'demo': 90%"]
