@@ -40,29 +40,27 @@ def read_shape(
     """
     form = fields.response_format if form is None else form
     guided = guide(fields)
-    schema = _format_schema(form, at, flat=flat)
-    schema_at = f"{at}.schema" if flat or _is_flat(form) else "json_schema"
-    shapes = {
-        at: schema is not None,
+    shape = _format_shape(form, at, flat=flat)
+    others = {
+        at: shape is not None,
         "json_schema": fields.json_schema is not None,
         "grammar": bool(fields.grammar),
     }
     if guided is not None:
-        for name in (name for name, given in shapes.items() if given):
+        for name in (name for name, given in others.items() if given):
             raise conflict(guided.at, name)
         return guided
     if fields.json_schema is not None:
-        if schema is not None and schema != ANY_OBJECT:
+        if shape is not None and shape.value != ANY_OBJECT:
             raise InvalidRequest(f"json_schema: can't be used with a {at} that has a schema", "json_schema")
-        schema, schema_at = fields.json_schema, "json_schema"
-    if schema is not None and fields.grammar:
+        shape = _schema(fields.json_schema, "json_schema")
+    if shape is not None and fields.grammar:
         raise InvalidRequest("grammar: Cannot use both json_schema and grammar", "grammar")
-    if schema is not None:
-        return Shape("schema", ANY_OBJECT if schema == {} else schema, schema_at)
-    return Shape("gbnf", fields.grammar, "grammar") if fields.grammar else None
+    return Shape("gbnf", fields.grammar, "grammar") if fields.grammar else shape
 
 
-def _format_schema(given: dict[str, Any] | None, at: str, *, flat: bool) -> object | None:
+def _format_shape(given: dict[str, Any] | None, at: str, *, flat: bool) -> Shape | None:
+    """Of ``response_format``, or what a wire format has in place of it. A schema may always stand beside its type."""
     if not given:
         return None
     kind = given.get("type")
@@ -81,19 +79,14 @@ def _format_schema(given: dict[str, Any] | None, at: str, *, flat: bool) -> obje
         return _schema(given["schema"], f"{at}.schema")
     if wrapper is not None and not isinstance(wrapper, dict):
         raise InvalidRequest(f"{at}.json_schema: must be an object, not {json_kind(wrapper)}", f"{at}.json_schema")
-    if _is_flat(given):
+    if wrapper is None and given.get("schema") is not None:
         return _schema(given["schema"], f"{at}.schema")
     return _schema((wrapper or {}).get("schema"), f"{at}.json_schema.schema")
 
 
-def _is_flat(form: dict[str, Any] | None) -> bool:
-    """Whether a schema stands beside its type, as Anthropic and OpenAI's Responses have it."""
-    return form is not None and form.get("schema") is not None and form.get("json_schema") is None
-
-
-def _schema(value: object, path: str) -> object:
-    if value is None:
-        return ANY_OBJECT
+def _schema(value: object, path: str) -> Shape:
+    if value is None or value == {}:
+        return Shape("schema", ANY_OBJECT, path)
     if not isinstance(value, dict | bool):
         raise InvalidRequest(f"{path}: must be a JSON Schema, not {json_kind(value)}", path)
-    return value
+    return Shape("schema", value, path)

@@ -5,9 +5,11 @@ import pytest
 from server.errors import InvalidRequest
 from server.wire.constraints import ConstraintFields, read_shape
 from server.wire.fields import parse
+from tests.unit.constrain.builders import WORDS
 from tests.unit.wire.builders import FakeCompiler
 
 SCHEMA = {"type": "string"}
+ODD = {"properties": {"a": {"contains": {"type": "null"}}}}
 
 
 def compiled(**fields: object) -> tuple[str, Any] | None:
@@ -62,3 +64,20 @@ def test_what_cannot_be_is_refused(fields: dict[str, object], named: str) -> Non
     with pytest.raises(InvalidRequest) as caught:
         compiled(**fields)
     assert caught.value.param == named
+
+
+@pytest.mark.parametrize(
+    ("form", "at"),
+    [
+        (wrapped(ODD), "response_format.json_schema.schema"),
+        ({"type": "json_schema", "schema": ODD}, "response_format.schema"),
+        ({"type": "json_object", "schema": ODD}, "response_format.schema"),
+    ],
+)
+def test_what_no_grammar_can_keep_is_named_where_it_stands(form: dict[str, object], at: str) -> None:
+    shape = read_shape(parse(ConstraintFields, {"response_format": form}))
+    assert shape is not None
+    with pytest.raises(InvalidRequest) as caught:
+        shape.constraint(WORDS)
+    assert caught.value.message.startswith(f"{at}.properties.a: the keyword 'contains'")
+    assert caught.value.param == f"{at}.properties.a"
