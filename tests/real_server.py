@@ -30,6 +30,10 @@ with what else is in a batch, where two tokens can be as near; without them, by 
 _GIVEN: set[int] = set()  # ports: a server that is still starting does not listen on its own yet
 
 
+class ServerEndError(Exception):
+    """The process did not end as one that was told to: killed, by a signal of its own, or with a failure's status."""
+
+
 class ServerStartError(Exception):
     """The process ended, or its deadline passed, before /health answered 200. The message carries its log."""
 
@@ -50,8 +54,14 @@ class Reply:
 class RealServer:
     """A server process. Use it as a context manager; `request` speaks plain HTTP to it."""
 
-    def __init__(self, command: Sequence[str], port: int, environment: Mapping[str, str] | None = None) -> None:
-        """Start `command`, which will listen on `port` of 127.0.0.1; returns at once."""
+    def __init__(
+        self, command: Sequence[str], port: int, environment: Mapping[str, str] | None = None, *, ends_with: int = 0
+    ) -> None:
+        """Start `command`, which will listen on `port` of 127.0.0.1; returns at once.
+
+        ``ends_with`` is its exit status after SIGTERM, as `Popen.returncode` says it.
+        """
+        self.ends_with = ends_with
         self.host = "127.0.0.1"
         self.port = port
         with tempfile.NamedTemporaryFile(prefix="server-", suffix=".log", delete=False) as log:
@@ -160,24 +170,33 @@ class RealServer:
         """The end of what the process printed."""
         return self.log.read_bytes()[-n_bytes:].decode(errors="replace")
 
-    def stop(self) -> int:
-        """SIGTERM, then SIGKILL after `STOP_S`; the exit status."""
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL after `STOP_S`. Raises `ServerEndError` where it did not end as it should."""
+        status = self._end()
+        log = self.log_tail()
+        self.log.unlink(missing_ok=True)
+        if status != self.ends_with:
+            raise ServerEndError(f"exit status {status}, not {self.ends_with}\n{log}")
+
+    def _end(self) -> int:
+        ended = self.process.poll()
         if self.process.stdin is not None:
             self.process.stdin.close()
+        if ended is not None:  # by itself: that is never as it should be, whatever its status
+            return ended or -1
         self.process.terminate()
         try:
             return self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.wait(STOP_S)
-        finally:
-            self.log.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         try:
             self.wait_until_ready()
         except BaseException:
-            self.stop()
+            self._end()
+            self.log.unlink(missing_ok=True)
             raise
         return self
 
@@ -188,12 +207,17 @@ class RealServer:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on right now, and that was not given before."""
+    """A loopback port that nobody listens on right now, and that was not given before.
+
+    Where several workers of pytest-xdist run, each has its own: what one was given may not be listened on yet.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    n_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
-        if port not in _GIVEN:
+        if port // 2 % n_workers == worker and port not in _GIVEN:  # Linux gives odd ones only, as long as it can
             _GIVEN.add(port)
             return port
 

@@ -15,6 +15,8 @@ from server.bench.scenarios import SCENARIOS
 from tests.api.conftest import GoLive
 from tests.fakes import FakeLoader, FakeRunner
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("--scale", "0.05", "--parallel", "3", "--seed", "1")
 
 

@@ -11,6 +11,8 @@ from server.errors import InvalidRequest
 from tests.api.conftest import GoLive, Serve, idle, until
 from tests.fakes import FakeLoader, FakeRunner
 
+pytestmark = pytest.mark.slow
+
 COMPLETION = {"prompt": "Hi", "max_tokens": 2}
 
 

@@ -14,6 +14,8 @@ from server.errors import ConfigError
 from tests.api.conftest import TIMEOUT_S, GoLive, Serve, chat_request, idle, make_settings, run_app, until
 from tests.fakes import FakeLoader, FakeRunner
 
+pytestmark = pytest.mark.slow
+
 ENDLESS = {"max_tokens": 200, "ignore_eos": True}
 
 

@@ -11,6 +11,8 @@ from server.routes import ROUTERS
 from server.transport.http_protocol import usual_case
 from tests.api.conftest import TIMEOUT_S, GoLive, Serve
 
+pytestmark = pytest.mark.slow
+
 PATHS = sorted({route.path.replace("{model_id:path}", "demo") for router in ROUTERS for route in router.routes})
 STREAMS = {"/models/sse"}
 GETS = sorted(

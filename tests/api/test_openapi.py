@@ -12,6 +12,8 @@ from server.routes import ROUTERS
 from server.routes.operations import FIELDS, OPERATIONS
 from tests.api.conftest import Api, Serve
 
+pytestmark = pytest.mark.slow
+
 MODELS = {
     "demo": {"path": "demo.gguf", "load": "startup"},
     "embedder": {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"},

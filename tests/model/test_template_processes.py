@@ -1,6 +1,7 @@
 """A real server with a hostile template: the request is refused, the others are served, no process is left."""
 
 import contextlib
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,7 @@ def test_a_template_can_hold_up_nobody_else_and_outlives_nothing(server: RealSer
     renderers = children(server.process.pid)
     assert renderers
     server.process.kill()
+    server.ends_with = -signal.SIGKILL
     server.process.wait()
     deadline = time.monotonic() + 100
     while any(map(lives, renderers)) and time.monotonic() < deadline:

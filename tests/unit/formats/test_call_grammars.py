@@ -14,6 +14,8 @@ from server.formats.call_form import Arguments, Braces, Elements
 from tests.unit.constrain.builders import WORDS, WordVocab, allowed
 from tests.unit.formats.reading import forced_call_grammar, parser, read, template
 
+pytestmark = pytest.mark.slow
+
 PLACE = {
     "type": "object",
     "properties": {"x": {"type": "number"}, "tag": {"type": "string"}},

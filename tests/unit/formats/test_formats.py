@@ -13,6 +13,8 @@ from server.formats.written import calls_text
 from tests.unit.formats.reading import Read, every_character, parser, read
 from tests.unit.formats.recorded import FULL, PARIS, RECORDED, Recorded
 
+pytestmark = pytest.mark.slow
+
 
 def parse(recorded: Recorded, text: str | None = None, cuts: list[int] | None = None, **options: object) -> Read:
     made = parser(recorded.format, sign=recorded.sign, prompt=recorded.prompt, **options)

@@ -16,6 +16,8 @@ from tests.downloads import TEMPLATES, needs_templates
 from tests.unit.formats.reading import output_parser, parser, read, template
 from tests.unit.formats.recorded import FULL, PARAMETERS, tool
 
+pytestmark = pytest.mark.slow
+
 SHIPPED = {
     "Apertus-8B-Instruct": "apertus",
     "Apriel-1.6-15b-Thinker-fixed": "tool-calls-tag",

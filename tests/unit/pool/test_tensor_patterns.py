@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from server.pool.tensor_patterns import check_pattern, compiled
 
+pytestmark = pytest.mark.slow
+
 # as long as names may be (GGML_MAX_NAME), with the characters of real ones about as often
 NAME = "blk.103.ffn_gate_up_exps_and_attn_sub_norm_extended_e.weight"
 AS_WRITTEN = [

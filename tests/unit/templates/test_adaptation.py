@@ -10,6 +10,8 @@ from tests.downloads import TEMPLATE_NAMES
 from tests.unit.templates.conversations import says
 from tests.unit.templates.corpus import template_of
 
+pytestmark = pytest.mark.slow
+
 FIRST_SYSTEM = (
     "{% for m in messages %}{{ raise_exception('only first') if m.role == 'system' and not loop.first }}"
     "<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.arguments | tojson }}]{% endfor %}"

@@ -16,6 +16,8 @@ from tests.downloads import TEMPLATE_NAMES
 from tests.unit.templates.corpus import BUILT_IN, template_of
 from tests.unit.wire.builders import make_model
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [f"needle{letter}" for letter in "ABCDEFGHPQKL"]
 A, B, C, D, E, F, G, H, P, Q, K, L = TEXTS
 PNG = {"type": "base64", "media_type": "image/png", "data": "AAAA"}

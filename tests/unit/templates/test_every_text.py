@@ -19,6 +19,8 @@ from tests.unit.templates.conversations import TOOLS, Chat, Message
 from tests.unit.templates.corpus import BUILT_IN, DATES, template_of
 from tests.unit.templates.rewrites import SYSTEM_HERE_AND_THERE, TEXT_ARGUMENTS
 
+pytestmark = pytest.mark.slow
+
 _SHAPES = shapes()
 _N_EXAMPLES = 12 if settings.default and settings.default.derandomize else 300
 

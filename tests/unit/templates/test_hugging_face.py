@@ -24,7 +24,7 @@ from tests.unit.templates.corpus import DATES, template_of
 from tests.unit.templates.random_chats import random_chat
 from tests.unit.templates.rewrites import ESCAPES, TEXT_ARGUMENTS, needed, rewritten, tamed
 
-pytestmark = needs_templates
+pytestmark = [needs_templates, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", params=TEMPLATE_NAMES)

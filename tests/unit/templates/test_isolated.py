@@ -16,6 +16,8 @@ from server.templates.isolated import IsolatedRenderer, RenderLimits, _Worker
 from server.templates.rendering import InProcess, Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 from server.templates.template import ChatTemplate
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = [{"role": "user", "content": "hi \udc80 👋", "n": 1, "f": 1.5, "none": None, "yes": True}]
 GIVEN: dict[str, Any] = {"messages": MESSAGES, "huge": 10**12}
 GROWN = "{% set n = namespace(a=[1], b=[1]) %}{% for i in range(40) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}"  # noqa: E501

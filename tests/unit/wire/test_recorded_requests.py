@@ -24,6 +24,8 @@ from tests.downloads import TEMPLATE_NAMES
 from tests.unit.templates.corpus import BUILT_IN, template_of
 from tests.unit.wire.builders import make_model
 
+pytestmark = pytest.mark.slow
+
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 READERS: Mapping[str, Callable[[Any], Conversation]] = {
     "/v1/chat/completions": lambda body: read_chat(body).conversation,

@@ -8,6 +8,8 @@ from tests.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 from tests.unit.engine.speculate.fake_draft import FakeDraft, Machine
 
+pytestmark = pytest.mark.slow
+
 CPU = (10.0, 3.0)  # ms of a step, and of each of its tokens
 GPU = (10.0, 0.05)
 EVEN = (0.1, 10.0)  # every token costs the same: nothing to gain
