@@ -71,7 +71,7 @@ class DiskTier:
         self._wake = wake
         self._can_cut = can_cut
         self._tier: Tier[OnDisk] = Tier(limit)
-        self._lock = threading.Lock()
+        self._lock = threading.Condition(threading.Lock())  # told when less waits to be written
         self._writer = ThreadPoolExecutor(1, "llamapool-disk-write")
         self._reader = ThreadPoolExecutor(1, "llamapool-disk-read")
         self._pending = 0
@@ -114,8 +114,10 @@ class DiskTier:
             return self._takes(n_bytes)
 
     def _takes(self, n_bytes: int) -> bool:
-        full = self._pending > 0 and self._pending + n_bytes > MAX_PENDING and self._close_by is None
-        return self._usable and not full and self._tier.fits(n_bytes)
+        return self._usable and self._has_room(n_bytes) and self._tier.fits(n_bytes)
+
+    def _has_room(self, n_bytes: int) -> bool:
+        return not self._pending or self._pending + n_bytes <= MAX_PENDING
 
     def put(self, state: Stored) -> None:
         """Write `state` soon, unless it is there, too large, or too much waits already."""
@@ -137,8 +139,19 @@ class DiskTier:
         return future
 
     def begin_close(self) -> None:
-        """From now on everything is taken, and written within `CLOSE_S` seconds or not at all."""
-        self._close_by = self._clock() + CLOSE_S
+        """From now on what is not written within `CLOSE_S` seconds is not written at all."""
+        if self._close_by is None:
+            self._close_by = self._clock() + CLOSE_S
+
+    def wait_for_room(self, n_bytes: int) -> bool:
+        """After `begin_close`: wait until `put` takes a state of so many bytes; blocking. False: it never will."""
+        assert self._close_by is not None
+        with self._lock:
+            while self._usable and self._tier.fits(n_bytes) and (left_s := self._close_by - self._clock()) > 0:
+                if self._has_room(n_bytes):
+                    return True
+                self._lock.wait(left_s)
+        return False
 
     def close(self) -> None:
         """Wait for what is being written; blocking."""
@@ -175,6 +188,7 @@ class DiskTier:
         finally:
             with self._lock:
                 self._pending -= state.size
+                self._lock.notify_all()
 
     def _write_file(self, state: Stored) -> None:
         now = self._clock()
@@ -232,3 +246,4 @@ class DiskTier:
         with self._lock:
             self._usable = False
             self._tier = Tier(0)
+            self._lock.notify_all()

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from server.engine.kv import fetch
-from server.engine.kv.cost import LONG_PAYS
+from server.engine.kv.cost import LONG_PAYS, value
 from server.engine.kv.disk_cache import DiskTier
 from server.engine.kv.ram_cache import Stored, size_of, stored
 from server.engine.runner_api import Runner
@@ -195,22 +195,34 @@ class Tiers:
             fetch.start(scheduler.in_turn(), self.disk, scheduler.worth, self._clock(), most=len(scheduler.slots))
 
     def save_all(self, now: float) -> None:
-        """The cells and RAM are about to be freed: to the disk with it, the most valuable first."""
+        """The cells and RAM are about to be freed: to the disk with it, the most valuable first.
+
+        One after the other, each when less waits to be written: what is in cells is not copied before.
+        """
         if self.disk is None:
             return
         self.disk.begin_close()
-        entries = list(self._scheduler.tier)
-        for slot in self._scheduler.slots:
-            if not self._wants(slot, len(slot.tokens)):
-                continue
-            try:
-                saved = self.snapshot(slot)
-            except CONTAINED as error:
-                log.warning("slot %d: its state could not be kept: %s", slot.id, _words(error))
-                continue
-            entries.append(stored(saved, max(slot.last_used, 0.0), slot.n_used, can_cut=self._can_cut))
-        for entry in sorted(entries, key=lambda e: e.value(now), reverse=True):
-            self.disk.put(entry)
+        slots = [slot for slot in self._scheduler.slots if self._wants(slot, len(slot.tokens))]
+        wanted: list[tuple[float, Stored | Slot]] = [(e.value(now), e) for e in self._scheduler.tier]
+        wanted += [(value(len(slot.tokens), slot.n_used, now - slot.last_used), slot) for slot in slots]
+        wanted.sort(key=lambda one: one[0])
+        while wanted:
+            _, one = wanted.pop()
+            if isinstance(one, Slot):
+                self._save_last(one, self.disk)
+            elif self.disk.wait_for_room(one.size):
+                self.disk.put(one)
+
+    def _save_last(self, slot: Slot, disk: DiskTier) -> None:
+        n_bytes = self._size(slot)
+        if not n_bytes or not disk.wait_for_room(size_of(n_bytes, len(slot.tokens), slot.checkpoints)):
+            return
+        try:
+            saved = self.snapshot(slot)
+        except CONTAINED as error:
+            log.warning("slot %d: its state could not be kept: %s", slot.id, _words(error))
+            return
+        disk.put(stored(saved, max(slot.last_used, 0.0), slot.n_used, can_cut=self._can_cut))
 
 
 def _words(error: Exception) -> str:

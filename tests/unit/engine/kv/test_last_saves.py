@@ -1,0 +1,110 @@
+"""What is saved when a model is unloaded: after its requests were told, and never all of it in memory at once."""
+
+import asyncio
+import threading
+
+import pytest
+
+from server.engine.kv import disk_cache
+from server.engine.request import Event, Failed
+from server.engine.step.slot_state import SlotState
+from server.errors import ShuttingDown
+from tests.fakes import FakeRunner
+from tests.unit.engine.builders import engine_over, request, run
+from tests.unit.engine.kv.test_disk import Files, still
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Counting(Files):
+    """Holds every write up until ``gate`` is set."""
+
+    def write(self, name: str, saved: SlotState) -> int:
+        assert self.gate.wait(60)
+        return super().write(name, saved)
+
+
+async def test_running_requests_are_told_before_anything_is_saved() -> None:
+    told = threading.Event()
+    seen: list[Event] = []
+
+    class Saving(FakeRunner):
+        def seq_save(self, seq: int) -> bytes:
+            assert told.wait(30), "the request waits for the caches to be saved"
+            return super().seq_save(seq)
+
+    def sink(events: list[Event]) -> None:
+        seen.extend(events)
+        if any(isinstance(event, Failed) for event in events):
+            told.set()
+
+    steps = threading.Semaphore(0)
+    async with engine_over(Saving(n_seq=2, n_ctx_seq=512, steps=steps), clock=still, cache_disk=1) as engine:
+        await engine.use_disk(Files())
+        engine.submit(request("a" * 100, max_tokens=200), sink)
+        closing = asyncio.ensure_future(engine.close())
+        steps.release(1000)
+        await closing
+    (failed,) = [event for event in seen if isinstance(event, Failed)]
+    assert isinstance(failed.error, ShuttingDown)
+
+
+async def test_slots_are_taken_out_one_by_one_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "MAX_PENDING", 1)
+    files = Counting()
+    runner = FakeRunner(n_seq=4, n_ctx_seq=512)
+    n_saved, saving = 0, threading.Event()
+    save = runner.seq_save
+
+    def counted(seq: int) -> bytes:
+        nonlocal n_saved
+        n_saved += 1
+        saving.set()
+        if n_saved > 1:
+            assert len(files.saved) == n_saved - 1, "one was copied before the one ahead of it was written"
+        return save(seq)
+
+    monkeypatch.setattr(runner, "seq_save", counted)
+    async with engine_over(runner, clock=still, cache_disk=1) as engine:
+        await engine.use_disk(files)
+        await run(engine, *(request(letter * 100) for letter in "abcd"))
+        files.gate.clear()
+        closing = asyncio.ensure_future(engine.close())
+        assert await asyncio.to_thread(saving.wait, 60)
+        assert n_saved == 1
+        files.gate.set()
+        await closing
+    assert n_saved == len(files.saved) == 4
+
+
+async def test_the_most_valuable_are_written_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "MAX_PENDING", 1)
+    written: list[int] = []
+
+    class Ordered(Files):
+        def write(self, name: str, saved: SlotState) -> int:
+            written.append(len(saved.tokens))
+            return super().write(name, saved)
+
+    async with engine_over(FakeRunner(n_seq=3, n_ctx_seq=512), clock=still, cache_disk=1, cache_ram=1) as engine:
+        await engine.use_disk(Ordered())
+        await run(engine, *(request(letter * n, max_tokens=1) for letter, n in zip("abc", (50, 150, 100), strict=True)))
+        await run(engine, request("d" * 200, max_tokens=1))  # one goes to RAM
+    assert written == sorted(written, reverse=True)
+    assert len(written) == 4
+
+
+async def test_a_disk_that_takes_too_long_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "MAX_PENDING", 1)
+    monkeypatch.setattr(disk_cache, "CLOSE_S", 0.05)
+    files = Counting()
+    runner = FakeRunner(n_seq=4, n_ctx_seq=512)
+    async with engine_over(runner, cache_disk=1) as engine:
+        await engine.use_disk(files)
+        await run(engine, *(request(letter * 100) for letter in "abcd"))
+        files.gate.clear()
+        (instance,) = engine._instances
+        instance.stop()
+        await asyncio.to_thread(instance.join)  # it does not wait for a disk that hangs
+        files.gate.set()
+    assert len(files.saved) <= 1
