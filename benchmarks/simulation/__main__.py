@@ -37,6 +37,8 @@ def figures(policy: Policy, n_slots: int, seen: Seen) -> dict[str, float | int |
         "requests_per_s": n / seen.simulated_s,
         "prompt_tokens": seen.n_prompt / n,
         "output_tokens": seen.n_output / n,
+        "evaluations_a_step": seen.n_evaluations / max(seen.n_steps, 1),
+        "relocations": seen.n_relocations,
         "moved_share": seen.moved_s / seen.simulated_s,
         "cpu_s": seen.real_s,
     }

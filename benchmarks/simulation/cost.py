@@ -15,7 +15,8 @@ ATTENTION_FLOPS = 4 * 32 * 32 * 128  # per pair of a token and one before it: pr
 BANDWIDTH = 4.8e12 * 0.75
 FLOPS = 989e12 * 0.5
 BUS = 64e9 * 0.75
-STEP_S = 1.5e-3  # launches, sampling and the engine's own work
+STEP_S = 1.0e-3  # sampling and the engine's own work
+LAUNCH_S = 0.5e-3  # of an evaluation's kernels
 PARALLEL = 0.8  # of the ideal, when one model is spread over several cards
 CELLS = 64 * 15_360  # of one card: 141 GB less 16 GB of weights and some scratch
 
@@ -30,16 +31,21 @@ class Gpu:
     def _speed(self) -> float:
         return self.cards * (PARALLEL if self.cards > 1 else 1.0)
 
-    def step_s(self, tokens: int, cells: int, pairs: int) -> float:
-        """Seconds of a decode of so many tokens, of sequences with so many cells in all; `pairs`: of a token and a cell
-        before it."""
-        memory_s = (2 * PARAMETERS + KV_BYTES * cells) / BANDWIDTH
+    def part_s(self, n_evaluations: int, tokens: int, cells: int, pairs: int) -> float:
+        """Seconds of evaluations of so many tokens in all, of sequences with so many cells; `pairs`: of a token and a
+        cell before it. Each evaluation reads all weights."""
+        memory_s = (2 * PARAMETERS * n_evaluations + KV_BYTES * cells) / BANDWIDTH
         compute_s = (2 * PARAMETERS * tokens + ATTENTION_FLOPS * pairs) / FLOPS
-        return STEP_S + max(memory_s, compute_s) / self._speed
+        return n_evaluations * LAUNCH_S + max(memory_s, compute_s) / self._speed
 
-    def copy_s(self, n_tokens: int) -> float:
-        """Copying the cells of a sequence within the card: read and written."""
-        return 2 * KV_BYTES * n_tokens / BANDWIDTH / self._speed
+    @property
+    def evaluation_s(self) -> float:
+        """What one more evaluation takes that reads nothing but weights."""
+        return self.part_s(1, 0, 0, 0)
+
+    def copy_s(self, n_cells: int) -> float:
+        """Copying a stream of so many cells within the card, whatever is in them: read and written."""
+        return 2 * KV_BYTES * n_cells / BANDWIDTH / self._speed
 
     def bus_s(self, n_tokens: int) -> float:
         """Bringing the cells of a sequence to RAM, or back."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, cast
 
-from benchmarks.simulation.cost import CELLS, KV_BYTES, Gpu
+from benchmarks.simulation.cost import CELLS, KV_BYTES, STEP_S, Gpu
 from server.engine.runner_api import BatchEntry, Runner, RunnerInfo
+from server.engine.schedule.evaluations import evaluations
 from server.engine.sequence import Slot
 
 
@@ -29,6 +31,7 @@ class Machine:
     gpu: Gpu
     now: float = 0.0
     moved_s: float = 0.0  # spent on copies and states, of all
+    n_evaluations: int = 0  # of streams
 
     slots: list[Slot] = field(default_factory=list)  # the scheduler's own: what each sequence holds
 
@@ -36,14 +39,20 @@ class Machine:
         """For what takes a runner and uses its cells only."""
         return cast(Runner, self)
 
-    def decode(self, entries: Sequence[BatchEntry], n_streams: int) -> float:
-        """The seconds that it takes. The first `n_streams` entries have one token each."""
+    def decode(self, entries: Sequence[BatchEntry], prompts: Sequence[BatchEntry]) -> float:
+        """The seconds that it takes. `entries` are in the order of their ids. Of those of `prompts` the first token is
+        evaluated with what stands beside it, the others by themselves."""
+        n_runs = 1 + sum([b.seq - a.seq != 1 for a, b in pairwise(entries)])
         cells = sum([e.pos for e in entries])
-        n_tokens, pairs = len(entries), cells
-        for e in entries[n_streams:]:
-            n_tokens += len(e.tokens) - 1
+        n_prompt = pairs = 0
+        for e in prompts:
+            n_prompt += len(e.tokens) - 1
             pairs += (len(e.tokens) - 1) * e.pos
-        seconds = self.gpu.step_s(n_tokens, cells, pairs)
+        seconds = STEP_S + self.gpu.part_s(n_runs, len(entries), cells, cells)
+        if n_prompt:
+            n_evaluations = evaluations([(e.seq, len(e.tokens) - 1) for e in prompts], self.info.n_ubatch)
+            seconds += self.gpu.part_s(n_evaluations, n_prompt, sum([e.pos for e in prompts]), pairs)
+        self.n_evaluations += n_runs
         self.now += seconds
         return seconds
 
@@ -55,7 +64,7 @@ class Machine:
         return True
 
     def seq_copy(self, source: int, target: int) -> None:
-        self._move(self.gpu.copy_s(len(self.slots[source].tokens)))
+        self._move(self.info.copy_s)
 
     def seq_size(self, seq: int) -> int:
         return len(StateBytes(len(self.slots[seq].tokens)))
@@ -75,4 +84,12 @@ def machine(n_slots: int) -> Machine:
     """One card for every 64 slots, each with an equal part of the cells, as ``--no-kv-unified`` has it."""
     cards = max(1, n_slots // 64)
     n_ctx = CELLS * cards // n_slots
-    return Machine(RunnerInfo(n_slots, n_ctx, n_ctx * n_slots, 2048, 2048, False), Gpu(cards))
+    gpu = Gpu(cards)
+    return Machine(
+        RunnerInfo(
+            *(n_slots, n_ctx, n_ctx * n_slots, 2048, 2048, False),
+            evaluation_s=gpu.evaluation_s,
+            copy_s=gpu.copy_s(n_ctx),
+        ),
+        gpu,
+    )

@@ -1,10 +1,13 @@
 """What is compared: the engine as it is, the same without its tier, and caching as a slot-local server does it."""
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from server.engine.kv.eviction import least_valuable
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placer
 from server.engine.runner_api import RunnerInfo
+from server.engine.schedule.evaluations import Relocation
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Sequence, Slot
 
@@ -23,8 +26,21 @@ class SlotLocal(Placer):
     def _coming(self, sequence: Sequence) -> tuple[int, Sequence | None]:
         return 0, None
 
+    def _cheapest(self, spare: Slot | None) -> Slot:
+        return least_valuable((slot for slot in self.slots if slot.idle), spare)
+
     def _worth_copying(self, source: Slot | None, n: int) -> bool:
         return False
+
+
+class Unsorted(Scheduler):
+    """Which slots are next to each other is not looked at."""
+
+    def _joining(self, generating: list[Sequence], prompts: list[Sequence], most: int) -> AbstractSet[int]:
+        return frozenset()
+
+    def relocation(self, fixed: AbstractSet[int], step_s: float) -> Relocation | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +55,9 @@ class Policy:
     def scheduler(self, info: RunnerInfo) -> Scheduler:
         """The engine's scheduler under this policy."""
         params = EngineParams(cache_ram=self.tier_mib, target_itl_ms=self.target_itl_ms, max_queue=1 << 30)
-        scheduler = Scheduler(info, params)
+        scheduler = Scheduler(info, params) if self.shares else Unsorted(info, params)
         if not self.shares:
-            scheduler._placer = SlotLocal(scheduler.slots, scheduler.tier, info, params)
+            scheduler._placer = SlotLocal(scheduler.slots, scheduler.tier, info, params, scheduler.worth)
         return scheduler
 
 

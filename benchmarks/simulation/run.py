@@ -47,6 +47,8 @@ class Seen:
     n_output: int = 0
     n_steps: int = 0
     n_batch: int = 0  # tokens of all steps
+    n_evaluations: int = 0  # of streams, in all steps
+    n_relocations: int = 0
     moved_s: float = 0.0
     simulated_s: float = 0.0
     real_s: float = 0.0
@@ -83,12 +85,13 @@ class Simulation:
         self.machine.slots = self.scheduler.slots
         self.cells = Cells(self.machine.as_runner(), self.scheduler, lambda: self.machine.now)
         self.seen = Seen()
+        self._longest_s = policy.target_itl_ms / 1e3
         self._client = client
         self._trace = Trace(seed, self.machine.info.n_ctx_seq)
         self._asking: list[tuple[float, int, Session]] = []
         self._asks: dict[int, Ask] = {}
         self._replies = count(-1, -1)  # numbers that nobody else generates
-        self._ending: defaultdict[int, set[int]] = defaultdict(set)  # slots whose last token comes in which step
+        self._ending: defaultdict[int, set[int]] = defaultdict(set)  # who gets the last token in which step
         self._step_ended = 0.0
         for i in range(people * n_slots):
             session = self._trace.session()
@@ -109,6 +112,7 @@ class Simulation:
         return self.seen
 
     def _note_times(self, started: float) -> None:
+        self.seen.n_evaluations = self.machine.n_evaluations
         self.seen.simulated_s, self.seen.moved_s = self.machine.now, self.machine.moved_s
         self.seen.real_s = time.process_time() - started
 
@@ -131,21 +135,23 @@ class Simulation:
         while not cells.tiers.busy and (placement := scheduler.place()) is not None:
             cells.prepare(placement, clock.now)
             scheduler.occupy(placement, clock.now)
+        if (move := scheduler.relocation(frozenset(), self._longest_s)) is not None:
+            cells.relocate(move.source, move.target, move.cost, clock.now)
+            self.seen.n_relocations += 1
         scheduler.spent_s = cells.tiers.spent_s
         entries = scheduler.plan()
         if not entries:
             clock.now = max(clock.now, self._asking[0][0])
             self._step_ended = clock.now
             return
-        n_streams = len(entries)  # they come first
-        while n_streams and entries[n_streams - 1].sequence.phase is Phase.PREFILL:
-            n_streams -= 1
-        seconds = clock.decode(entries, n_streams)
-        n_prompt = sum(len(e.tokens) for e in entries[n_streams:])
+        prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
+        n_streams = len(entries) - len(prompts)
+        seconds = clock.decode(entries, prompts)
+        n_prompt = sum(len(e.tokens) for e in prompts)
         scheduler.worth.computed.observe(n_prompt, seconds)
         self._record(n_streams, n_prompt)
         scheduler.commit(entries, seconds)
-        self._sample(entries, n_streams)
+        self._sample(entries, prompts)
 
     def _record(self, n_streams: int, n_prompt: int) -> None:
         """Who generates in this step waited for it since the last one."""
@@ -157,14 +163,13 @@ class Simulation:
         seen.n_batch += n_streams + n_prompt
         self._step_ended = now
 
-    def _sample(self, entries: list[Entry], n_streams: int) -> None:
+    def _sample(self, entries: list[Entry], prompts: list[Entry]) -> None:
         """A reply is known with its first token, and every stream is in every step: who ends now was known then."""
         ending, now, n_steps = self._ending.pop(self.seen.n_steps, ()), self.machine.now, self.seen.n_steps
         if ending:
-            for entry in entries[:n_streams]:
-                if entry.seq in ending:
-                    self._end(entry.sequence, now)
-        for entry in entries[n_streams:]:
+            for sequence in [e.sequence for e in entries if e.sequence.index in ending]:
+                self._end(sequence, now)
+        for entry in prompts:
             if not entry.want_logits:
                 continue
             sequence, n_reply = entry.sequence, entry.sequence.ticket.request.max_tokens
@@ -174,7 +179,7 @@ class Simulation:
             self.seen.n_cached += sequence.n_cached
             sequence.output += [next(self._replies)] * n_reply
             if n_reply > 1:
-                self._ending[n_steps + n_reply - 1].add(entry.seq)
+                self._ending[n_steps + n_reply - 1].add(sequence.index)
             else:
                 self._end(sequence, now)
 

@@ -26,6 +26,8 @@ class RunnerInfo:
     n_prompt_outputs: int = 1  # prompt tokens that a batch has outputs for, beside the next tokens of all sequences
     free_bytes: int = 0  # memory left when the context was made; 0 = unknown
     turn_ends: frozenset[int] = frozenset()  # tokens that end a turn in a chat's prompt
+    evaluation_s: float = 0.0  # that each further evaluation of a step's graph takes; 0 = not measured, or never needed
+    copy_s: float = 0.0  # that the copy of a sequence takes, however long it is: separate streams are copied whole
 
 
 class BatchEntry(Protocol):

@@ -1,7 +1,7 @@
 """The data the scheduler works on: a sequence is one choice of a request, a slot is where its cells are."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
 from server.constrain.constraint import Constraint
@@ -173,7 +173,22 @@ class Slot:
         """Nobody holds it; its cells are a cache."""
         return self.sequence is None
 
+    def trade(self, other: "Slot") -> None:
+        """What is in both slots' cells, and who holds them, changes places: so it was done with the cells."""
+        for name in _CONTENT:
+            own, theirs = getattr(self, name), getattr(other, name)
+            setattr(self, name, theirs)
+            setattr(other, name, own)
+        for slot, partner in ((self, other), (other, self)):
+            if slot.covered_by is slot:
+                slot.covered_by = partner
+            if slot.sequence is not None:
+                slot.sequence.slot = slot
+
     def reusable(self, n: int, wanted: Tuning) -> int:
         """How many of its first `n` tokens a sequence under `wanted` may take over."""
         n = reusable(min(n, self.n_exact), self.tuning, wanted)
         return n if not self.floor else reach(n, len(self.tokens), self.floor, [c.n_tokens for c in self.checkpoints])
+
+
+_CONTENT = tuple(one.name for one in fields(Slot) if one.name not in ("id", "n_requests"))

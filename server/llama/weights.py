@@ -13,6 +13,7 @@ from server.errors import InternalError, ModelFailed
 from server.llama.adapters import apply_configured, load_adapters
 from server.llama.breakdown import Taken
 from server.llama.chat_templates import built_in_template
+from server.llama.context_cost import ContextCost, measure
 from server.llama.context_params import can_cut, generator_params, prompt_outputs, stateful, windowed
 from server.llama.control_vectors import read_control_vectors
 from server.llama.devices import offloads
@@ -96,12 +97,14 @@ class LlamaWeights:
             raise ModelFailed(self._spec.id, "the model keeps no memory of its context, so it cannot generate text")
         self._taken.count(context)
         self._add_control_vectors(context)
+        unified, n_seq, cost = bool(params.kv_unified), int(params.n_seq_max), ContextCost()
         if self._spec.native.warmup:
             # libgomp keeps a team of compute threads for each thread that ever decoded, and stops spinning when
             # teams outnumber the cores: a step of 13.8 ms becomes one of 17.4. So this team ends with its thread.
             with ThreadPoolExecutor(1, "warm-up") as once:
                 once.submit(_warm_up, self._spec.id, context, self.vocab).result()
-        unified, n_seq = bool(params.kv_unified), int(params.n_seq_max)
+                if not unified:
+                    cost = once.submit(measure, context, n_seq, self.vocab.n_tokens, max(self.vocab.bos, 0)).result()
         # llama-server's n_ctx_slot(): never more than the model was trained for; YaRN may have raised that by now
         n_ctx_seq = min(C.llama_n_ctx_seq(context), C.llama_model_n_ctx_train(model))
         info = RunnerInfo(
@@ -117,6 +120,8 @@ class LlamaWeights:
             n_prompt_outputs=prompt_outputs(self.vocab.n_tokens),
             free_bytes=available_bytes(),
             turn_ends=self.vocab.turn_ends(),
+            evaluation_s=cost.evaluation_s,
+            copy_s=cost.copy_s,
         )
         if self._spec.engine.n_guesses and not info.can_cut:
             logger.warning(

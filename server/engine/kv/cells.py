@@ -10,6 +10,7 @@ from server.engine.kv.ram_cache import Stored
 from server.engine.lora import NEVER
 from server.engine.prefix.find import Placement
 from server.engine.runner_api import Runner
+from server.engine.schedule.evaluations import RelocationCost
 from server.engine.schedule.scheduler import Entry, Scheduler
 from server.engine.sequence import Sequence, Slot
 from server.engine.stats import EngineStats
@@ -137,6 +138,7 @@ class Cells:
         if source is not slot:
             self.clear(slot)
             self._runner.seq_copy(source.id, slot.id)
+            self.tiers.spend(self._runner.info.copy_s)
             slot.tokens = list(source.tokens)
             slot.n_shared = len(slot.tokens) if self._runner.info.unified else 0
             slot.n_exact, slot.checkpoints = source.n_exact, source.checkpoints
@@ -163,6 +165,28 @@ class Cells:
         self._runner.seq_remove(slot.id, len(kept))
         slot.tokens = kept
         slot.chain.cut(placement.n_reuse)
+
+    def relocate(self, source: Slot, target: Slot, cost: RelocationCost, now: float) -> None:
+        """The sequence that runs in `source` goes on in the idle `target`, whose content is kept or worth nothing."""
+        if cost.copies:
+            self.clear(target)
+            self._runner.seq_copy(source.id, target.id)
+            self.tiers.spend(self._runner.info.copy_s)
+            target.trade(source)
+            self.clear(source)
+            self._look(target)
+            return
+        state = self.tiers.save(source)
+        other = self.tiers.save(target) if cost.keeps else b""
+        target.trade(source)
+        for slot, kept in ((target, state), (source, other)):
+            self._runner.seq_remove(slot.id, 0)
+            if (kept or slot is target) and self.tiers.load(slot, kept, len(slot.tokens)):
+                self._look(slot)
+                continue
+            if slot.sequence is not None:  # it is computed anew
+                self._scheduler.park(slot.sequence, now)
+            self.clear(slot)
 
     def shift(self, sequence: Sequence, keep: int, discard: int, now: float) -> None:
         """Drop `discard` tokens behind the first `keep`; what follows moves up, and generation goes on."""

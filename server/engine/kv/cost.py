@@ -59,6 +59,10 @@ class Worth:
         n_bytes = n_bytes or int(n_tokens * (self.bytes_per_token or GUESSED_BYTES))
         return n_bytes / (self.saved.value or self.guessed_rate)
 
+    def round_trip_s(self, n_tokens: int) -> float:
+        """Seconds that taking a state of so many tokens out of the cells and putting it back may take, as `move_s`."""
+        return self.move_s(n_tokens) + (self.load_s(int(n_tokens * self.bytes_per_token)) or self.move_s(n_tokens))
+
     def refused(self) -> None:
         """A move was guessed to take too long: the next guess is bolder, so that one is seen in the end."""
         self.guessed_rate = min(2 * self.guessed_rate, MOST_RATE)

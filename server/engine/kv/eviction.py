@@ -1,20 +1,30 @@
 """Whose cells go when others need them: an idle slot's of least value. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from server.engine.kv.checkpoints import MIN_GAP
 from server.engine.kv.cost import value
 from server.engine.sequence import Slot
 
 
-def least_valuable(idle: Iterable[Slot], spare: Slot | None = None) -> Slot:
-    """An empty slot, else the one of least value; `spare` only if there is no other."""
+def least_valuable(
+    idle: Iterable[Slot], spare: Slot | None = None, price: Callable[[Slot], tuple[float, int]] = lambda slot: (0.0, 0)
+) -> Slot:
+    """An empty slot, else the one of least value; `spare` only if there is no other.
+
+    `price` is what using a slot costs beside its content, in the unit of `value`, and its rank among equals.
+    """
     slots = list(idle)
     now = max(slot.last_used for slot in slots)
-    return min(slots, key=lambda slot: (slot is spare, _value(slot, now), slot.last_used, slot.id))
+
+    def key(slot: Slot) -> tuple[bool, float, int, float, int]:
+        extra, rank = price(slot)
+        return slot is spare, value_of(slot, now) + extra, rank, slot.last_used, slot.id
+
+    return min(slots, key=key)
 
 
-def _value(slot: Slot, now: float) -> float:
+def value_of(slot: Slot, now: float) -> float:
     """By length, recency and reuse; nothing when another slot or the tier holds all of it."""
     if not slot.tokens or slot.kept or (slot.covered_by is not None and _covers(slot.covered_by, slot)):
         return 0.0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from server.engine.kv.checkpoints import marks
+from server.engine.kv.cost import Worth
 from server.engine.kv.disk_cache import DiskTier
 from server.engine.kv.eviction import least_valuable
 from server.engine.kv.fetch import Fetch
@@ -14,6 +15,7 @@ from server.engine.params import EngineParams
 from server.engine.prefix.match import Move, common_prefix, longest_match, moves
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.cell_room import Room
+from server.engine.schedule.evaluations import n_more_runs
 from server.engine.sequence import Phase, Sequence, Slot
 
 MIN_COPY = 16  # tokens; a shorter prefix of another slot is computed anew
@@ -52,11 +54,15 @@ class Skip(Enum):
 class Placer:
     """Chooses among the slots of one instance, and what its tier keeps."""
 
-    def __init__(self, slots: list[Slot], tier: Tier[Stored], info: RunnerInfo, params: EngineParams) -> None:
+    def __init__(
+        self, slots: list[Slot], tier: Tier[Stored], info: RunnerInfo, params: EngineParams, worth: Worth
+    ) -> None:
         self.slots = slots
         self.tier = tier
         self.info = info
         self.params = params
+        self.worth = worth
+        self.step_s = 0.0  # of a step in which all generate, as seen lately
         self.disk: DiskTier | None = None
         self.room = Room(slots, info)
         self._awaited: dict[
@@ -207,14 +213,30 @@ class Placer:
         return self._cheapest(source)
 
     def _cheapest(self, spare: Slot | None) -> Slot:
-        """An idle slot: an empty one first, then that of least value; `spare` only if there is no other."""
-        return least_valuable((slot for slot in self.slots if slot.idle), spare)
+        """An idle slot of little value, best next to a running one; `spare` only if there is no other."""
+        idle = (slot for slot in self.slots if slot.idle)
+        if self.info.unified:
+            return least_valuable(idle, spare)
+        running, evaluation = {slot.id for slot in self.slots if not slot.idle}, self._evaluation()
+
+        def price(slot: Slot) -> tuple[float, int]:
+            n = n_more_runs(slot.id, running)
+            return n * evaluation, n
+
+        return least_valuable(idle, spare, price)
+
+    def _evaluation(self) -> float:
+        """What one more evaluation in each step costs, in the unit of a cache's value: prompt tokens per second that
+        could be computed meanwhile."""
+        step_s = max(self.step_s, self.info.evaluation_s)
+        return self.worth.computed.value * self.info.evaluation_s / step_s if step_s else 0.0
 
     def _worth_copying(self, source: Slot | None, n: int) -> bool:
-        """A copy takes the whole source along; with separate KV that costs, however little of it is kept."""
+        """Cells of a unified cache are shared. A separate stream is copied whole, however little of it is kept."""
         if source is None or n < MIN_COPY:
             return False
-        return self.info.unified or n * 16 >= len(source.tokens)
+        compute_s = self.worth.compute_s(n)
+        return self.info.unified or not compute_s or self.info.copy_s < compute_s
 
     def _if_room(self, sequence: Sequence, placement: Placement) -> Placement | Skip:
         n_kept = 0 if placement.stored is not None else placement.n_kept  # a state from the tier needs cells, too

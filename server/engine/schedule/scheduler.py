@@ -5,11 +5,13 @@ cells ran out), sample, `release` who ended.
 """
 
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from operator import attrgetter
 
 from server.engine.kv.cost import Worth
 from server.engine.kv.disk_cache import DiskTier
-from server.engine.kv.eviction import least_valuable, look_for_cover
+from server.engine.kv.eviction import least_valuable, look_for_cover, value_of
 from server.engine.kv.ram_cache import Stored, Tier, tier_limit
 from server.engine.lora import BARE
 from server.engine.params import EngineParams
@@ -18,6 +20,7 @@ from server.engine.prefix.hashes import Chain
 from server.engine.request import Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.accounts import OUTPUT_WEIGHT, Account, Accounts
+from server.engine.schedule.evaluations import Relocation, RelocationCost, between, n_runs, relocation
 from server.engine.schedule.integrity import check_slots, check_waiting
 from server.engine.schedule.prefill_order import PromptOrder
 from server.engine.schedule.queue import Load, Waiting
@@ -68,7 +71,7 @@ class Scheduler:
         self.worth = Worth.unknown()
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
-        self._placer = Placer(self.slots, self.tier, info, params)
+        self._placer = Placer(self.slots, self.tier, info, params, self.worth)
         self._accounts = Accounts()
         self.waiting = Waiting(self._accounts)
         self._prompt_order = PromptOrder(info.n_batch)
@@ -77,6 +80,7 @@ class Scheduler:
         self.spent_s = 0.0  # of this step, before its decode: states that were moved
         self._limit = info.n_batch
         self._turns: dict[Turn, int] = {}  # when each last had a step
+        self._may_be_apart = False  # slots in use have changed
         self.without_room: list[Sequence] = []  # who found too few free cells, though slots are idle
 
     def use_tier(self, tier: Tier[Stored]) -> None:
@@ -149,6 +153,7 @@ class Scheduler:
         """Record that `placement` was carried out; ``slot.tokens`` already says what its cells hold."""
         sequence, slot = placement.sequence, placement.slot
         slot.sequence, sequence.slot = sequence, slot
+        self._may_be_apart = True
         slot.tuning = sequence.tuning
         slot.n_requests += 1
         self._placer.room.placed(sequence)
@@ -190,12 +195,17 @@ class Scheduler:
         budget = max(size - n_tokens, self.params.min_chunk if entries else 1)
         budget = min(budget, self._limit - n_tokens, self.info.n_batch - n_tokens)
         prompts = [s for s in members if s.phase is prefill] if len(generating) < len(members) else []
+        joins = self._joining(generating, prompts, budget // 2)
+        n_joins = len(joins)
         n_to_score = self.info.n_prompt_outputs
         for s in self._prompt_order.sorted(prompts, self._placer.inherited() if prompts else None):
-            if budget <= 0 or s.slot is None:
+            if s.slot is None or (budget <= n_joins and s.slot.id not in joins):
+                continue
+            if budget <= 0:
                 break
             at = len(s.slot.tokens)
-            end = at + budget
+            n_joins -= s.slot.id in joins
+            end = at + max(budget - n_joins, 1)
             if at < s.tuning.start < end:  # an aLoRA begins to work there
                 end = s.tuning.start
             end = s.next_mark(at, end)
@@ -211,7 +221,39 @@ class Scheduler:
             budget -= len(tokens)
             wants_logits = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
             entries.append(Entry(s.slot.id, at, tokens, wants_logits or scored, s, scored, scored))
+        if prompts:  # those that generate are in the order of their slots already
+            entries.sort(key=_by_slot)  # see `evaluations`
         return entries
+
+    def relocation(self, fixed: AbstractSet[int], step_s: float) -> Relocation | None:
+        """Which running sequence another slot is better for, as `evaluations.relocation`; who holds a slot in `fixed`,
+        or asked for a certain one, stays."""
+        if not self._may_be_apart or not self.info.evaluation_s:
+            return None
+        active = list(self.active())
+        if len({_turn_of(s) for s in active}) > 1:  # they don't share a step
+            return None
+        fixed = fixed | {slot.id for slot in self.slots if slot.last is not None and slot.last.request.id_slot >= 0}
+        fixed |= {s.slot.id for s in active if s.slot is not None and s.request.id_slot >= 0}
+        self._may_be_apart = n_runs({s.slot.id for s in active if s.slot is not None}) > 1
+        return relocation(self.slots, self.info.evaluation_s, self._relocation_cost, step_s, fixed)
+
+    def _relocation_cost(self, source: Slot, target: Slot) -> RelocationCost:
+        now = max(slot.last_used for slot in self.slots)
+        keeps = bool(target.tokens) and value_of(target, now) > 0
+        state_s = self.worth.round_trip_s(len(source.tokens))
+        if keeps:
+            return RelocationCost(state_s + self.worth.round_trip_s(len(target.tokens)), False, True)
+        return RelocationCost(min(self.info.copy_s, state_s), self.info.copy_s <= state_s, False)
+
+    def _joining(self, generating: list[Sequence], prompts: list[Sequence], most: int) -> AbstractSet[int]:
+        """At most so many slots of prompts that take part in the step with one token at least: then streams on both
+        sides share an evaluation."""
+        if self.info.unified or not prompts or len(generating) < 2:
+            return _NONE
+        streams = {s.slot.id for s in generating if s.slot is not None}
+        waiting = {s.slot.id for s in prompts if s.slot is not None and not s.unscored}
+        return frozenset(between(streams, waiting)[:most])
 
     @staticmethod
     def _next(s: Sequence, guesses: list[int]) -> Entry:
@@ -253,7 +295,9 @@ class Scheduler:
             sequence.account.served += n
             if len(slot.tokens) == len(sequence.target):
                 sequence.phase = generating
-        if n_prompts:
+        if not n_prompts:
+            self._placer.step_s = self._placer.step_s * 0.875 + seconds * 0.125 if self._placer.step_s else seconds
+        else:
             (self.pace_alone if n_prompts == len(entries) else self.pace).observe(n_tokens, seconds)
 
     def make_room(self, entries: list[Entry]) -> Slot | Sequence | None:
@@ -289,6 +333,7 @@ class Scheduler:
         assert slot is not None
         slot.sequence, sequence.slot, slot.last = None, None, sequence
         slot.last_used = now
+        self._may_be_apart = True
         if not sequence.shifted:  # it holds the sequence from its beginning, whose hashes are known
             slot.chain, sequence.chain = sequence.chain, Chain()
             slot.chain.cut(len(slot.tokens))
@@ -311,6 +356,10 @@ class Scheduler:
         check_slots(self.slots, self.info.n_ctx_seq)
         check_waiting(list(self.waiting))
         self.tier.check_integrity()
+
+
+_NONE: frozenset[int] = frozenset()
+_by_slot = attrgetter("seq")
 
 
 def _turn_of(sequence: Sequence) -> Turn:

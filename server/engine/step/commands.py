@@ -40,6 +40,11 @@ class Commands:
     def __init__(self) -> None:
         self._open: list[Command] = []
 
+    @property
+    def slots(self) -> frozenset[int]:
+        """Those that something is to be done with."""
+        return frozenset([command.slot for command in self._open])
+
     def add(self, command: Command) -> None:
         """Take a new one in."""
         self._open.append(command)

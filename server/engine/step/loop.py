@@ -175,6 +175,7 @@ class Instance:
     def _step(self) -> bool:
         """Place, plan, decode, sample. False when there is nothing to do."""
         self._place()
+        self._relocate()
         if not self._cells.tiers.busy:
             self._tickets.give_back()
         self.scheduler.spent_s = self._cells.tiers.spent_s
@@ -250,6 +251,20 @@ class Instance:
                     self._cells.clear(placement.slot)
                 self._tickets.fail(sequence.ticket, error)
         self._cells.tiers.start_reading()
+
+    def _relocate(self) -> None:
+        """Bring a sequence to where steps need fewer evaluations, if there is one that it pays for."""
+        if self._cells.tiers.busy:
+            return
+        move = self.scheduler.relocation(self._commands.slots, self.params.target_itl_ms / 1e3)
+        if move is None:
+            return
+        try:
+            self._cells.relocate(move.source, move.target, move.cost, self._clock())
+        except CONTAINED as error:  # its cells are as they were
+            log.warning(
+                "slot %d: its sequence could not be brought to slot %d: %s", move.source.id, move.target.id, error
+            )
 
     def _shift(self) -> None:
         """Make room in the contexts that are full."""

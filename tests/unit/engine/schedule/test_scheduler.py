@@ -141,16 +141,17 @@ def test_nothing_is_remembered_of_who_waited_for_a_prefix(leaves: bool) -> None:
 
 
 def test_generated_tokens_come_before_prompts_and_prompts_by_age() -> None:
-    s = scheduler(3)
-    old, young, running = waiting(s, [1] * 10, at=1.0), waiting(s, [2] * 10, at=2.0), waiting(s, [3], at=3.0)
+    s = scheduler(3, min_chunk=8)
+    s.pace.size = 12
+    young, old, running = waiting(s, [2] * 10, at=2.0), waiting(s, [1] * 10, at=1.0), waiting(s, [3], at=3.0)
     for _ in range(3):
         place(s)
     assert running.slot is not None
     running.slot.tokens, running.phase, running.output = [3], Phase.DECODE, [5]
     entries = s.plan()
-    assert [e.sequence for e in entries] == [running, old, young]
-    assert entries[0].tokens == [5]
-    assert entries[0].pos == 1
+    assert [(e.sequence, len(e.tokens)) for e in entries] == [(young, 1), (old, 10), (running, 1)]  # by their slots
+    assert entries[2].tokens == [5]
+    assert entries[2].pos == 1
 
 
 def test_unified_cells_are_not_promised_twice() -> None:

@@ -1,0 +1,130 @@
+"""How often a step's graph is evaluated, and which slots it is best for sequences to run in. Pure.
+
+With separate KV streams the library evaluates together only sequences whose ids follow one another, as many tokens of
+each (llama-batch.cpp, split_equal with ``sequential``; llama-kv-cache.cpp, init_batch). Each gap between ids, and each
+further length, reads all weights once more: 4 streams in slots 0, 2, 4 and 6 run at about half the speed of 4 in slots
+0 to 3.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from server.engine.sequence import Phase, Sequence, Slot
+
+MOST_LOOKED_AT = 8  # sources and targets of a relocation; each pair of them is compared
+STEPS_ABOVE = 10.0
+"""A relocation that takes longer than a step may is made where it saves so many times its seconds."""
+
+
+def evaluations(runs: Iterable[tuple[int, int]], n_ubatch: int) -> int:
+    """Graph evaluations of a batch of (sequence id, number of tokens), in this order, with separate streams."""
+    left = [(seq, n) for seq, n in runs if n]
+    n_evaluations = 0
+    while left:
+        last, members = left[0][0], [0]
+        for at in range(1, len(left)):
+            if len(members) == n_ubatch:
+                break
+            if left[at][0] == last + 1:
+                members.append(at)
+                last += 1
+        shortest = min(left[at][1] for at in members)
+        n_each = min(shortest, max(n_ubatch // len(members), 1))
+        for at in members:
+            left[at] = left[at][0], left[at][1] - n_each
+        left = [(seq, n) for seq, n in left if n]
+        n_evaluations += 1
+    return n_evaluations
+
+
+def n_runs(ids: AbstractSet[int]) -> int:
+    """Runs of consecutive ids: evaluations of one token each."""
+    return sum([seq - 1 not in ids for seq in ids])
+
+
+def n_more_runs(seq: int, others: AbstractSet[int]) -> int:
+    """What `seq` adds to the runs of `others`: 1 by itself, 0 at a run's end, -1 between two that it joins."""
+    return 1 - (seq - 1 in others) - (seq + 1 in others)
+
+
+def between(streams: AbstractSet[int], prompts: AbstractSet[int]) -> list[int]:
+    """Those of `prompts` that join streams to one run, if each of them takes part in the step: whole gaps of them."""
+    found: list[int] = []
+    gap: list[int] = []
+    last = None  # of `streams` or `gap`
+    for seq in sorted(streams | prompts):
+        if last is None or seq != last + 1:
+            gap, last = [], None
+        if seq in streams:
+            found += gap
+            gap, last = [], seq
+        elif last is not None:  # before the first stream, nothing is joined
+            gap.append(seq)
+            last = seq
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """Bring the sequence that runs in ``source`` to the idle ``target``, so that steps need fewer evaluations."""
+
+    source: Slot
+    target: Slot
+    cost: "RelocationCost"
+
+
+@dataclass(frozen=True, slots=True)
+class RelocationCost:
+    """What a relocation is expected to take, and how it is done."""
+
+    seconds: float
+    copies: bool  # the library copies the whole stream; else states are saved and loaded
+    keeps: bool  # what the target holds goes to the source in exchange; else it is worth nothing
+
+
+def relocation(
+    slots: Collection[Slot],
+    evaluation_s: float,
+    cost_of: Callable[[Slot, Slot], RelocationCost],
+    step_s: float,
+    fixed: AbstractSet[int] = frozenset(),
+) -> Relocation | None:
+    """The relocation that saves most, if any saves more than it takes; no slot of `fixed` has a part in it.
+
+    A stream is expected to go on for as long as it has gone on, but not past its limit. What takes longer than
+    `step_s` must pay `STEPS_ABOVE` times.
+    """
+    running = {slot.id for slot in slots if slot.sequence is not None}
+    if n_runs(running) < 2:
+        return None
+    sources = [
+        (n_more_runs(slot.id, running), _steps_left(s), slot)
+        for slot in slots
+        if (s := slot.sequence) is not None and s.phase is Phase.DECODE and slot.id not in fixed
+    ]
+    targets = [
+        (n_more_runs(slot.id, running), len(slot.tokens), slot)
+        for slot in slots
+        if slot.sequence is None and slot.id not in fixed
+    ]
+    sources.sort(key=lambda one: (-one[0], -one[1], one[2].id))
+    targets.sort(key=lambda one: (one[0], one[1], one[2].id))
+    best, most_s = None, 0.0
+    for n_runs_less, n_steps, source in sources[:MOST_LOOKED_AT]:
+        others = running - {source.id}
+        for _, _, target in targets[:MOST_LOOKED_AT]:
+            n_saved = n_runs_less - n_more_runs(target.id, others)
+            if n_saved <= 0:
+                continue
+            cost = cost_of(source, target)
+            gain_s = n_saved * n_steps * evaluation_s
+            least_s = cost.seconds * (1.0 if cost.seconds <= step_s else STEPS_ABOVE)
+            if gain_s > least_s and gain_s - cost.seconds > most_s:
+                best, most_s = Relocation(source, target, cost), gain_s - cost.seconds
+    return best
+
+
+def _steps_left(sequence: Sequence) -> int:
+    n, most = len(sequence.output), sequence.ticket.request.max_tokens
+    return n if most < 0 else min(n, most - n)

@@ -1,0 +1,56 @@
+"""What a context's further graph evaluations and copies of sequences take, measured once when it is made."""
+
+import ctypes
+import time
+from dataclasses import dataclass
+
+from server.llama.batch import Batch, Run
+from server.llama.library import C
+
+REPEATS = 3  # of which the quickest counts
+SLOW_S = 0.3  # a decode that takes longer is not repeated
+
+
+@dataclass(frozen=True, slots=True)
+class ContextCost:
+    """Seconds; 0 = never needed, or not to be had."""
+
+    evaluation_s: float = 0.0  # each one more of a step, see `server.engine.schedule.evaluations`
+    copy_s: float = 0.0  # of the stream of a sequence into another's
+
+
+def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
+    """Of an empty `context` with separate streams, which is empty again afterwards.
+
+    Two sequences that stand side by side are decoded together, two that do not in two evaluations. The library carries
+    a copy out inside the next decode.
+    """
+    if n_seq < 2:
+        return ContextCost()
+    memory, batch = C.llama_get_memory(context), Batch(n_seq, n_seq, n_vocab)
+
+    def decode_s(pos: int, *seqs: int) -> float:
+        batch.fill([Run(seq, pos, (token,)) for seq in seqs])
+        started = time.perf_counter()
+        status = C.llama_decode(context, batch.native)
+        C.llama_synchronize(context)
+        return time.perf_counter() - started if status == 0 else 0.0
+
+    def quickest_s(*seqs: int) -> float:
+        C.llama_memory_clear(memory, False)
+        decode_s(0, *seqs)  # the graph is built
+        times = [decode_s(1, *seqs)]
+        while times[0] < SLOW_S and len(times) < REPEATS:
+            times.append(decode_s(1 + len(times), *seqs))
+        return min(times)
+
+    evaluation_s = 0.0
+    if n_seq > 2:
+        apart_s = quickest_s(0, 2)
+        evaluation_s = max(apart_s - quickest_s(0, 1), 0.0)
+    alone_s = quickest_s(0)
+    C.llama_memory_seq_cp(memory, 0, 1, -1, -1)
+    at = int(C.llama_memory_seq_pos_max(memory, ctypes.c_int32(0))) + 1
+    copy_s = max(decode_s(at, 0) - alone_s, 0.0)
+    C.llama_memory_clear(memory, False)
+    return ContextCost(evaluation_s, copy_s)

@@ -1,0 +1,82 @@
+"""A sequence that is brought to another slot while it generates goes on as if it had stayed, on all kinds of memory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.engine.generate.text import TextStream
+from server.engine.kv.cells import Cells
+from server.engine.params import EngineParams
+from server.engine.request import Request
+from server.engine.schedule.evaluations import RelocationCost
+from server.engine.schedule.scheduler import Scheduler
+from server.engine.sequence import Phase, Sequence, Ticket
+from server.llama.runner import LlamaRunner
+from tests.ggufs import MODELS, gguf_file
+from tests.model.native_fixtures import GREEDY, generate, open_runner, prompt_tokens
+
+N = 24
+TEXTS = ("the quick brown fox jumps over the lazy dog " * 3, "while the other animals", "of the forest come together")
+F32 = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off"}
+
+
+@pytest.fixture(scope="module", params=["no-template", "hybrid", "recurrent", "sliding-window"])
+def runner(request: pytest.FixtureRequest, gguf_folder: Path) -> Iterator[LlamaRunner]:
+    path = gguf_file(gguf_folder, MODELS[request.param])
+    with open_runner(path, n_ctx=2048, n_parallel=4, kv_unified=False, warmup=True, **F32) as opened:
+        yield opened
+
+
+def step(scheduler: Scheduler, cells: Cells, runner: LlamaRunner) -> None:
+    """All sequences greedily one token further, or a piece of their prompts."""
+    entries = scheduler.plan()
+    assert runner.decode(entries)
+    scheduler.commit(entries, 0.01)
+    cells.decoded(entries)
+    wanted = [e.sequence for e in entries if e.want_logits]
+    for output, sequence in enumerate(wanted):
+        sequence.output.append(runner.sample(output, sequence.sampler))
+    scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_text_is_what_it_is_alone(runner: LlamaRunner, copies: bool) -> None:
+    prompts = [prompt_tokens(runner.vocab, text) for text in TEXTS]
+    expected = [generate(runner, prompt, N, seq=3) for prompt in prompts]
+    runner.clear(3)
+    scheduler = Scheduler(runner.info, EngineParams(cache_ram=0))
+    cells = Cells(runner, scheduler, lambda: 0.0)
+    running = []
+    for prompt in prompts:
+        sequence = Sequence(Ticket(Request(id="", prompt=prompt), lambda events: None, 0.0), 0, TextStream(), prompt)
+        sequence.sampler = runner.sampler(GREEDY, prompt)
+        scheduler.waiting.append(sequence)
+        placement = scheduler.place()
+        assert placement is not None
+        cells.prepare(placement, 0.0)
+        scheduler.occupy(placement, 0.0)
+        running.append(sequence)
+    while len(running[2].output) < N // 2:
+        step(scheduler, cells, runner)
+    scheduler.release(running[1], 1.0)
+    running[1].phase = Phase.ENDED
+    cached = list(scheduler.slots[1].tokens)
+    cells.relocate(scheduler.slots[2], scheduler.slots[1], RelocationCost(0.0, copies, not copies), 1.0)
+    assert running[2].slot is scheduler.slots[1]
+    assert scheduler.slots[2].tokens == ([] if copies else cached)
+    for _ in range(N):
+        step(scheduler, cells, runner)
+    for sequence, text in ((running[0], expected[0]), (running[2], expected[2])):
+        assert sequence.output[:N] == text
+        scheduler.release(sequence, 2.0)
+    for sequence in running:
+        sequence.sampler.close()  # type: ignore[union-attr]
+    for slot in scheduler.slots:
+        cells.clear(slot)
+
+
+def test_evaluations_and_copies_are_timed(runner: LlamaRunner) -> None:
+    assert runner.info.evaluation_s >= 0.0
+    assert runner.info.copy_s >= 0.0
+    assert runner.info.evaluation_s + runner.info.copy_s > 0.0

@@ -1,0 +1,312 @@
+"""How many graph evaluations a step takes, and where sequences are put and brought so that there are fewer."""
+
+import random
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.generate.text import TextStream
+from server.engine.kv.cells import Cells
+from server.engine.params import EngineParams
+from server.engine.request import Request
+from server.engine.runner_api import RunnerInfo
+from server.engine.schedule.evaluations import between, evaluations, n_more_runs, n_runs
+from server.engine.schedule.scheduler import Scheduler
+from server.engine.sequence import Phase, Sequence, Ticket
+from tests.fakes import FakeRunner
+
+EVALUATION_S = 0.01
+
+
+def apart(ids: Iterable[int]) -> int:
+    return evaluations([(seq, 1) for seq in sorted(ids)], 512)
+
+
+def test_only_neighbours_share_an_evaluation() -> None:
+    assert apart([0, 1, 2, 3]) == 1
+    assert apart([0, 2, 4, 6]) == 4
+    assert apart([0, 1, 3, 4, 7]) == 3
+    assert apart([]) == 0
+
+
+def test_a_batch_that_is_not_sorted_costs_more() -> None:
+    assert evaluations([(3, 1), (0, 1), (1, 1), (2, 1)], 512) == 2
+    assert evaluations([(0, 1), (2, 1), (3, 1), (1, 40)], 512) == 3
+    assert evaluations([(0, 1), (1, 40), (2, 1), (3, 1)], 512) == 2
+
+
+def test_each_length_is_an_evaluation_of_its_own() -> None:
+    assert evaluations([(0, 1), (1, 1), (2, 64)], 512) == 2
+    assert evaluations([(0, 1), (1, 3), (2, 1), (3, 4)], 512) == 3
+    assert evaluations([(0, 30), (1, 30)], 512) == 1
+
+
+def test_a_micro_batch_bounds_an_evaluation() -> None:
+    assert evaluations([(0, 1000)], 512) == 2
+    assert evaluations([(0, 300), (1, 300)], 512) == 2
+    assert evaluations([(seq, 1) for seq in range(6)], 4) == 2
+
+
+@pytest.mark.parametrize(("active", "of", "mean"), [(2, 4, 1.5), (4, 8, 2.5), (32, 64, 16.5), (100, 128, 22.7)])
+def test_what_random_slots_cost(active: int, of: int, mean: float) -> None:
+    """As simulated by who found it: half of the slots at random take a fourth of them in evaluations."""
+    draw = random.Random(1)
+    seen = [apart(draw.sample(range(of), active)) for _ in range(2000)]
+    assert sum(seen) / len(seen) == pytest.approx(mean, rel=0.05)
+
+
+@given(st.sets(st.integers(0, 40)), st.integers(0, 40))
+def test_runs_are_evaluations_of_one_token_each(ids: set[int], seq: int) -> None:
+    assert n_runs(ids) == apart(ids)
+    others = ids - {seq}
+    assert n_runs(others | {seq}) == n_runs(others) + n_more_runs(seq, others)
+
+
+@given(st.permutations(range(10)), st.integers(0, 10), st.integers(10, 64))
+def test_sorted_is_never_worse_for_streams(order: list[int], n: int, n_ubatch: int) -> None:
+    batch = [(seq, 1) for seq in order[:n]]
+    assert evaluations(sorted(batch), n_ubatch) <= evaluations(batch, n_ubatch) <= n
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 70)), unique_by=lambda run: run[0]), st.integers(10, 64))
+def test_every_token_is_evaluated_once(runs: list[tuple[int, int]], n_ubatch: int) -> None:
+    n_tokens = sum(n for _, n in runs)
+    assert n_tokens <= evaluations(runs, n_ubatch) * n_ubatch
+    assert evaluations(runs, n_ubatch) <= n_tokens
+
+
+# ---- in the scheduler
+
+
+class Bench:
+    """A scheduler over a fake machine, whose sequences generate until they are ended."""
+
+    def __init__(self, n_seq: int = 8, *, copy_s: float = 0.02, evaluation_s: float = EVALUATION_S) -> None:
+        self.now = 0.0
+        self.runner = FakeRunner(n_seq=n_seq, n_ctx_seq=512, n_batch=512)
+        self.runner.info = replace(self.runner.info, evaluation_s=evaluation_s, copy_s=copy_s)
+        self.scheduler = Scheduler(self.runner.info, EngineParams())
+        self.cells = Cells(self.runner, self.scheduler, lambda: self.now)
+        self._last = 1000
+        self.n_evaluations = self.n_relocations = 0
+        self.fixed: frozenset[int] = frozenset()
+
+    def ask(self, n: int, **options: int) -> list[Sequence]:
+        """So many new prompts with nothing in common, placed together."""
+        asked = []
+        for _ in range(n):
+            prompt = [self._next() % 256 for _ in range(40)]
+            ticket = Ticket(Request(id="", prompt=prompt, **options), lambda events: None, self.now, n_open=1)
+            asked.append(Sequence(ticket, 0, TextStream(), prompt))
+            self.scheduler.waiting.append(asked[-1])
+        self.steps(1)
+        return asked
+
+    def _next(self) -> int:
+        self._last = (self._last * 1103515245 + 12345) % (1 << 31)
+        return self._last >> 8
+
+    def steps(self, n: int) -> None:
+        """So many steps, as the instance takes them."""
+        for _ in range(n):
+            self.now += 0.05
+            self.cells.tiers.begin_step()
+            while (placement := self.scheduler.place()) is not None:
+                self.cells.prepare(placement, self.now)
+                self.scheduler.occupy(placement, self.now)
+            move = self.scheduler.relocation(self.fixed, 0.25)
+            if move is not None:
+                self.n_relocations += 1
+                self.cells.relocate(move.source, move.target, move.cost, self.now)
+            entries = self.scheduler.plan()
+            if not entries:
+                return
+            assert [e.seq for e in entries] == sorted(e.seq for e in entries)
+            self.n_evaluations = evaluations([(e.seq, len(e.tokens)) for e in entries], 512)
+            self.runner.decode(entries)
+            self.scheduler.commit(entries, 0.05)
+            self.scheduler.worth.computed.observe(150, 1.0)
+            for entry in entries:
+                if entry.sequence.phase is Phase.DECODE:
+                    entry.sequence.output.append(self._next() % 256)
+            self.check()
+
+    def end(self, sequences: Seq[Sequence]) -> None:
+        """They have ended, one after the other."""
+        for sequence in sequences:
+            self.now += 0.01
+            self.scheduler.release(sequence, self.now)
+            sequence.phase = Phase.ENDED
+
+    def check(self) -> None:
+        """Cells are what slots say."""
+        self.scheduler.check_integrity()
+        assert all(self.runner.cells[slot.id] == slot.tokens for slot in self.scheduler.slots)
+
+    def ids(self) -> set[int]:
+        """Slots in use."""
+        return {slot.id for slot in self.scheduler.slots if not slot.idle}
+
+
+def test_waves_after_streams_of_which_every_other_was_short_stand_side_by_side() -> None:
+    """They used to get slots 0, 2, 4, 6, then 1, 3, 5, 7, and so on: the least recently used ones keep the pattern."""
+    bench = Bench()
+    eight = bench.ask(8)
+    bench.steps(5)
+    bench.end(eight[::2])
+    bench.steps(5)
+    bench.end(eight[1::2])
+    n_before = bench.n_relocations
+    for _ in range(4):
+        wave = bench.ask(4)
+        bench.steps(1)
+        assert n_runs(bench.ids()) == bench.n_evaluations == 1
+        bench.end(wave)
+    assert bench.n_relocations == n_before
+
+
+def test_streams_that_are_left_over_are_brought_together() -> None:
+    bench = Bench()
+    eight = bench.ask(8)
+    bench.steps(20)
+    bench.end(eight[::2])
+    contents = [slot.tokens for slot in bench.scheduler.slots if slot.idle]
+    bench.steps(4)
+    assert n_runs(bench.ids()) == bench.n_evaluations == 1
+    assert bench.n_relocations <= 3
+    assert [s.slot.tokens for s in eight[1::2] if s.slot] == [s.content[:-1] for s in eight[1::2]]
+    left = [slot.tokens for slot in bench.scheduler.slots if slot.idle and slot.tokens]
+    assert all(tokens in left for tokens in contents), "a cache was lost by it"
+
+
+def test_what_holds_nothing_new_is_copied_over() -> None:
+    bench = Bench(4)
+    first = bench.ask(3)
+    bench.steps(20)
+    bench.end(first[1:2])
+    assert first[1].slot is None
+    bench.cells.clear(bench.scheduler.slots[1])
+    bench.steps(1)
+    assert bench.ids() in ({0, 1}, {1, 2})
+    assert bench.n_relocations == 1
+
+
+def test_a_stream_that_is_about_to_end_stays() -> None:
+    bench = Bench(4)
+    three = bench.ask(3, max_tokens=22)
+    bench.steps(20)
+    bench.end(three[1:2])
+    bench.steps(1)
+    assert bench.ids() == {0, 2}
+
+
+def test_a_copy_that_costs_more_than_the_gap_is_not_made() -> None:
+    bench = Bench(4, copy_s=60.0)
+    bench.scheduler.worth.guessed_rate = 1.0  # nor are states moved
+    three = bench.ask(3)
+    bench.steps(20)
+    bench.end(three[1:2])
+    bench.steps(10)
+    assert bench.ids() == {0, 2}
+
+
+def test_who_asked_for_a_slot_stays_there_and_so_does_what_a_command_waits_for() -> None:
+    bench = Bench(4)
+    first, second = bench.ask(1, id_slot=0), bench.ask(1, id_slot=2)
+    bench.steps(50)
+    assert (first + second)[1].slot is bench.scheduler.slots[2]
+    bench.end(second)
+    third = bench.ask(1, id_slot=-1)
+    assert bench.ids() == {0, 1}
+    bench.end(third)
+    fourth = bench.ask(1)
+    bench.steps(50)
+    bench.fixed = frozenset({1, 3})
+    assert fourth[0].slot is not None
+    assert fourth[0].slot.id == 1
+
+
+def test_without_a_measurement_nothing_moves() -> None:
+    bench = Bench(evaluation_s=0.0)
+    eight = bench.ask(8)
+    bench.steps(20)
+    bench.end(eight[::2])
+    bench.steps(20)
+    assert bench.ids() == {1, 3, 5, 7}
+
+
+def test_a_valuable_cache_is_not_given_up_for_a_neighbours_place() -> None:
+    info = RunnerInfo(3, 10_000, 30_000, 512, 512, False, evaluation_s=0.001, copy_s=0.001)
+    scheduler = Scheduler(info, EngineParams())
+    scheduler.worth.computed.observe(1000, 1.0)
+    ticket = Ticket(Request(id="", prompt=[1, 2, 3]), lambda events: None, 0.0, n_open=1)
+    running = Sequence(ticket, 0, TextStream(), [1, 2, 3], phase=Phase.DECODE)
+    scheduler.slots[0].sequence, running.slot = running, scheduler.slots[0]
+    scheduler.slots[1].tokens, scheduler.slots[1].n_used = [7] * 9000, 3
+    waiting = Sequence(
+        Ticket(Request(id="", prompt=[4, 5]), lambda events: None, 1.0, n_open=1), 0, TextStream(), [4, 5]
+    )
+    scheduler.waiting.append(waiting)
+    placement = scheduler.place()
+    assert placement is not None
+    assert placement.slot.id == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_comes_and_goes_cells_stay_what_slots_say(seed: int) -> None:
+    draw = random.Random(seed)
+    bench = Bench(copy_s=draw.choice([0.001, 0.02, 1.0]))
+    running: list[Sequence] = []
+    for _ in range(30):
+        if running and draw.random() < 0.5:
+            ended = draw.sample(running, draw.randint(1, len(running)))
+            bench.end(ended)
+            running = [s for s in running if s not in ended]
+        elif len(running) < 8:
+            running += bench.ask(draw.randint(1, 8 - len(running)))
+        if running:
+            bench.steps(draw.randint(1, 6))
+
+
+@given(st.sets(st.integers(0, 20)), st.sets(st.integers(0, 20)))
+def test_prompts_between_streams_join_them(streams: set[int], prompts: set[int]) -> None:
+    prompts -= streams
+    joining = set(between(streams, prompts))
+    assert joining <= prompts
+    assert n_runs(streams | joining) == n_runs(streams | prompts) - n_runs_without(streams, prompts)
+    for seq in joining:
+        assert n_runs(streams | joining - {seq}) > n_runs(streams | joining)
+
+
+def n_runs_without(streams: set[int], prompts: set[int]) -> int:
+    """Runs of prompts that no stream stands beside."""
+    every = streams | prompts
+    starts = [seq for seq in every if seq - 1 not in every]
+    ends = [next(end for end in range(seq, 99) if end + 1 not in every) for seq in starts]
+    return sum(not streams & set(range(a, b + 1)) for a, b in zip(starts, ends, strict=True))
+
+
+def test_prompts_between_streams_take_part_with_a_token_though_another_one_is_computed() -> None:
+    bench = Bench(6)
+    six = bench.ask(6)
+    bench.steps(2)
+    bench.end(six[1:4])
+    for slot in bench.scheduler.slots[1:4]:
+        bench.cells.clear(slot)
+    bench.scheduler.pace.size = 64
+    for n in (400, 300, 200):  # the shortest is computed first
+        prompt = [bench._next() % 256 for _ in range(n)]
+        bench.scheduler.waiting.append(
+            Sequence(
+                Ticket(Request(id="", prompt=prompt), lambda events: None, bench.now, n_open=1), 0, TextStream(), prompt
+            )
+        )
+    bench.steps(2)  # the first one begins with the shortest, the second with the oldest
+    computed = [len(slot.tokens) for slot in bench.scheduler.slots[1:4]]
+    assert min(computed) == 2
+    assert max(computed) > 40
+    assert bench.n_evaluations == 2  # that of all streams, and that of a prompt's further tokens
