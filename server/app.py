@@ -16,9 +16,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from anyio.lowlevel import checkpoint
 from fastapi import FastAPI
-from sse_starlette.sse import AppStatus
 
 from server import __version__, logs
 from server.errors import ConfigError
@@ -32,10 +30,11 @@ from server.pool.progress import show_load_progress
 from server.pool.protocols import Loader
 from server.pool.slot_files import SlotFiles
 from server.pool.turns import log_failure
-from server.routes import include_routes
+from server.routes import ROUTERS, include_routes
 from server.routes.services import Services
 from server.settings import ServerSettings, Settings, check_files, load_settings, model_specs
 from server.transport.compression import Compression
+from server.transport.direct import DirectRoutes
 from server.transport.gateway import Gateway
 from server.transport.handlers import add_error_handlers
 from server.transport.options import CorsOptions, HttpOptions
@@ -77,11 +76,9 @@ def create_app(settings: Settings, *, loader: Loader | None = None, addresses: S
     app.state.services = services
     include_routes(app, server.api_prefix)
     add_error_handlers(app, server.api_prefix)
-    app.add_middleware(Compression)
+    served = Compression(DirectRoutes(app, app.build_middleware_stack(), ROUTERS, server.api_prefix))
     # Around everything, Starlette's own middlewares too: it talks to the server's `send` itself.
-    app.middleware_stack = Gateway(
-        app.build_middleware_stack(), services.options, services.draining, services.metrics.count_request
-    )
+    app.middleware_stack = Gateway(served, services.options, services.draining, services.metrics.count_request)
     return app
 
 
@@ -143,7 +140,6 @@ def lifespan_of(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         warn_of_workers(sys.argv, os.environ)
-        AppStatus.enable_automatic_graceful_drain = False  # it would cut every stream at the first signal
         stopping: list[asyncio.Task[None]] = []
 
         def begin_stop() -> asyncio.Task[None]:
@@ -167,7 +163,6 @@ def lifespan_of(
                 name="first screen",
             )
             screen.add_done_callback(log_failure)
-            await checkpoint()  # loads what sse-starlette runs on: 20 ms or more, not in somebody's first stream
             yield
         finally:
             await begin_stop()

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -144,8 +144,8 @@ async def _begin(
 
 async def _chunks(
     session: Session, writer: StreamWriter, first: Batch | None, words: StreamWords
-) -> AsyncIterator[bytes]:
-    """The stream's events; an error is the last one, as in llama-server."""
+) -> AsyncGenerator[bytes, None]:
+    """The stream's events, one at a time; an error is the last one, as in llama-server."""
     try:
         if first is None:
             yield words.ping()
@@ -164,7 +164,7 @@ async def _chunks(
         session.close()
 
 
-async def _failure(error: Exception, words: StreamWords) -> AsyncIterator[bytes]:
+async def _failure(error: Exception, words: StreamWords) -> AsyncGenerator[bytes, None]:
     """A stream of nothing but its error."""
     status, body, _ = error_body(error)
     yield words.error(status, body)
@@ -172,4 +172,6 @@ async def _failure(error: Exception, words: StreamWords) -> AsyncIterator[bytes]
 
 def _written(writer: StreamWriter, batch: Batch) -> list[bytes]:
     number, events = batch
+    if len(events) == 1:  # as for nearly all tokens
+        return writer.feed(number, events[0])
     return [chunk for item in events for chunk in writer.feed(number, item)]

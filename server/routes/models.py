@@ -1,7 +1,7 @@
 """The configured models: the OpenAI list, llama-server's router endpoints, and their events."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import asdict
 from typing import Any
 
@@ -86,7 +86,7 @@ async def _named_model(request: Request) -> str:
     return name
 
 
-async def _encoded(events: Subscription) -> AsyncIterator[bytes]:
+async def _encoded(events: Subscription) -> AsyncGenerator[bytes, None]:
     async for event in events:
         yield wire.event(event_object(event))
 

@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
-from sse_starlette.sse import SendTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -29,6 +28,7 @@ from server.errors import (
 from server.transport.body import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
 from server.transport.body_memory import TooManyBodies
 from server.transport.reply import json_reply
+from server.transport.sse import SendTimeoutError
 from server.wire.common import openai_error, speaks_openai
 from server.wire.messages.errors import anthropic_error, speaks_anthropic
 from server.wire.ollama.errors import ollama_error, speaks_ollama
@@ -52,6 +52,9 @@ _KINDS: tuple[tuple[type[LlamapoolError], int, str], ...] = (  # the first that 
 _HTTP_TYPES = {404: "not_found_error", 401: "authentication_error", 403: "permission_error"}
 _RETRY_LOADING_S = 1
 _RETRY_RESTART_S = 5
+
+EXPECTED = (LlamapoolError, RequestValidationError, ValidationError, RecursionError, HTTPException)
+"""Errors that endpoints raise to be answered; any other one is a fault of ours."""
 
 ErrorReply = tuple[int, dict[str, Any], dict[str, str]]
 _SPOKEN = ((speaks_anthropic, anthropic_error), (speaks_ollama, ollama_error), (speaks_openai, openai_error))
@@ -97,7 +100,7 @@ def add_error_handlers(app: FastAPI, prefix: str) -> None:
         """Nobody is left to answer; the gateway records it."""
 
     app.add_exception_handler(ClientDisconnect, forget)  # type: ignore[arg-type]  # None = no reply
-    for kind in (LlamapoolError, RequestValidationError, ValidationError, RecursionError, HTTPException, Exception):
+    for kind in (*EXPECTED, Exception):
         app.add_exception_handler(kind, answer)
 
 

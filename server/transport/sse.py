@@ -1,13 +1,13 @@
 """Server-sent events out of ready-made bytes: each chunk that the iterator yields is one HTTP chunk."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 
-from sse_starlette.sse import EventSourceResponse, SendTimeoutError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from server.transport.disconnect import Watch
 from server.transport.options import HttpOptions
 
 HEAD_ONLY = "llamapool.head_only"
@@ -18,16 +18,23 @@ PING = b":\n\n"
 """A comment line, which clients ignore (llama-server sends the same)."""
 
 
-class EventStream(EventSourceResponse):
+class SendTimeoutError(TimeoutError):
+    """The client has read nothing for too long; the reply has begun and can't be ended in order."""
+
+
+class EventStream(Response):
     """An event stream that always closes its iterator, then calls `on_close` once, however it ends.
 
     An async generator whose first item was never asked for does not run its ``finally``; what must be released
     in any case belongs into `on_close`.
+
+    One task beside the stream listens for the client's disconnect, one timer looks after pings and after sends that
+    take too long: what a token costs is the send itself.
     """
 
     def __init__(
         self,
-        chunks: AsyncIterator[bytes],
+        chunks: AsyncGenerator[bytes, None],
         *,
         on_close: Callable[[], object] | None,
         ping_s: float,
@@ -36,83 +43,95 @@ class EventStream(EventSourceResponse):
         ping: Callable[[], bytes] = lambda: PING,
         media_type: str = EVENTS_TYPE,
     ) -> None:
-        super().__init__(
-            chunks,
-            media_type=media_type,
-            headers={"Cache-Control": "no-cache", **(headers or {})},
-            ping=max(ping_s, 0),
-            send_timeout=send_timeout_s,
-            # Bytes pass through as they are; the library's type says ServerSentEvent only.
-            ping_message_factory=ping,  # type: ignore[arg-type]
-        )
+        self.status_code = 200
+        self.media_type = media_type
+        self.background = None
+        # nginx buffers replies unless it is told not to
+        own = {"Cache-Control": "no-cache", "Connection": "keep-alive", "X-Accel-Buffering": "no"}
+        self.init_headers({**own, **(headers or {})})
         self._chunks = chunks
         self._on_close = on_close
+        self._ping_s = ping_s
+        self._ping = ping
+        self._pinging: asyncio.Task[None] | None = None
         self._send_timeout_s = send_timeout_s
-        self._clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
         self._n_sending = 0  # events and pings may be on their way together
         self._send_began = 0.0  # the first of them
+        self._sent_at = 0.0  # the last one was
+        self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events; ends when the iterator does, when the client goes away or stops reading."""
+        """Send the events; ends when the iterator does, when the client goes away or stops reading.
+
+        Raises `SendTimeoutError` for the last of these.
+        """
         try:
             if scope.get(HEAD_ONLY):
                 await Response(headers=self.headers)(scope, receive, send)
             else:
-                await super().__call__(scope, receive, self._noted(send))
+                await self._stream(Watch(receive), send)
         finally:
             try:
-                close = getattr(self._chunks, "aclose", None)
-                if close is not None:
-                    await close()
+                await self._chunks.aclose()
             finally:
                 if self._on_close is not None:
                     self._on_close()
 
-    async def _stream_response(self, send: Send) -> None:
-        """One watch over every send, from the head to the last; the library's own timeout, a scope of anyio around each
-        event, costs more than the send itself."""
-        limit = asyncio.timeout(None)
-        watch = asyncio.create_task(self._watch(limit))
+    async def _stream(self, watch: Watch, send: Send) -> None:
+        self._sent_at = self._loop.time()
+        self._look(watch, send)
         try:
-            async with limit:
-                await super()._stream_response(send)
-        except TimeoutError as error:
-            if limit.expired():
-                raise SendTimeoutError from error
-            raise
+            with watch:
+                await self._send(
+                    send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+                )
+                async for chunk in self._chunks:
+                    await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
+                self._ended = True
+                await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+        except ClientDisconnect:
+            pass  # nobody is left to hear of it
         finally:
-            watch.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._pinging is not None:
+                self._pinging.cancel()
 
-    async def _watch(self, limit: asyncio.Timeout) -> None:
-        """End the stream when one send has lasted too long."""
-        while True:
-            now = self._clock()
-            due = (self._send_began if self._n_sending else now) + self._send_timeout_s
-            if due <= now:
-                limit.reschedule(now)
-                return
-            await asyncio.sleep(due - now)
+    async def _send(self, send: Send, message: Message) -> None:
+        if not self._n_sending:
+            self._send_began = self._loop.time()
+        self._n_sending += 1
+        try:
+            await send(message)
+        finally:
+            self._n_sending -= 1
+            self._sent_at = self._loop.time()
 
-    def _noted(self, send: Send) -> Send:
-        async def noted(message: Message) -> None:
-            if not self._n_sending:
-                self._send_began = self._clock()
-            self._n_sending += 1
-            try:
-                await send(message)
-            finally:
-                self._n_sending -= 1
+    def _look(self, watch: Watch, send: Send) -> None:
+        """Ping where nothing was sent for a while, end the stream where one send has lasted too long; look again when
+        the next of these may be due."""
+        now = self._loop.time()
+        due = (self._send_began if self._n_sending else now) + self._send_timeout_s
+        if due <= now:
+            watch.interrupt(SendTimeoutError())
+            return
+        if self._ping_s > 0:
+            if not self._n_sending and self._sent_at + self._ping_s <= now:
+                self._sent_at = now
+                self._pinging = asyncio.create_task(self._send_ping(send))
+            due = min(due, (now if self._n_sending else self._sent_at) + self._ping_s)
+        self._timer = self._loop.call_at(due, self._look, watch, send)
 
-        return noted
-
-    async def _send_with_timeout(self, send: Send, message: Message) -> None:
-        """The library's; the watch does it."""
-        await send(message)
+    async def _send_ping(self, send: Send) -> None:
+        if not self._ended:
+            await self._send(send, {"type": "http.response.body", "body": self._ping(), "more_body": True})
 
 
 def event_stream(
     request: Request,
-    chunks: AsyncIterator[bytes],
+    chunks: AsyncGenerator[bytes, None],
     *,
     on_close: Callable[[], object] | None = None,
     ping_s: float | None = None,

@@ -21,7 +21,6 @@ import yaml
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from sse_starlette.sse import AppStatus
 
 from server.cli import effective_yaml, main, reference_files
 from server.errors import ConfigError
@@ -128,8 +127,6 @@ def test_serve_ends_cleanly_on_a_signal(
 
     before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setattr("server.app.create_app", lambda settings, addresses: application)
-    # as `server.app` does; else the signal would end every later stream of this process
-    monkeypatch.setattr(AppStatus, "enable_automatic_graceful_drain", False)
     monkeypatch.setattr(logging.config, "dictConfig", lambda config: None)
     path = tmp_path / "pool.sock"
     try:

@@ -4,16 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 import uvicorn
-from sse_starlette.sse import AppStatus
 
 from server.transport.shutdown import StopSignals
 
 
 @pytest.fixture
-def uvicorn_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[uvicorn.Server]:
+def uvicorn_server() -> Iterator[uvicorn.Server]:
     """A server whose signal handlers are installed, as while it serves."""
-    # as `server.app` does; else the first signal would end every later stream of this process
-    monkeypatch.setattr(AppStatus, "enable_automatic_graceful_drain", False)
     server = uvicorn.Server(uvicorn.Config(lambda: None))
     old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in old:
