@@ -19,11 +19,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bare_library import libraries, measure_apart
 from benchmarks.make_gguf import SHAPES, write_gguf
-from benchmarks.noise import loop_ms
+from benchmarks.peer import PeerError, build
 from benchmarks.report import tables
-from benchmarks.units import NAMES, SERVERS, UNITS, Machine, Unit, measure
+from benchmarks.units import NAMES, SERVERS, UNITS, Kind, Machine, Measured, Unit, measure
 from server.bench.errors import BenchError
 from tests.real_server import ServerStartError
 
@@ -35,7 +34,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare Llamapool with llama-server.")
     parser.add_argument("--model", type=Path, help="a GGUF; one of 135 M parameters and 32k tokens is made if missing")
     parser.add_argument("--large-vocabulary", type=Path, help="for constrained output; one of 150k tokens is made")
-    parser.add_argument("--real-model", type=Path, help="a trained one, for real-one, real-slots and real-constrained")
+    parser.add_argument("--real-model", type=Path, help="a trained one, for what begins with real-")
+    parser.add_argument("--peer", type=Path, help="llama-server; benchmarks.peer builds it by default")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--ctx", type=int, default=16384, help="tokens of all slots together")
@@ -44,8 +44,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="of lengths and counts")
     parser.add_argument("--budget-s", type=float, default=1500.0, help="start nothing that would end after this")
     parser.add_argument("--only", choices=SERVERS, help="one server alone")
-    parser.add_argument("--no-bare", action="store_true", help="do not measure the libraries by themselves")
-    parser.add_argument("--llamapool-flags", default="", help="more flags for Llamapool, separated by spaces")
+    parser.add_argument("--flags", default="", help="more flags for both, separated by spaces, as --flags='-ngl 99'")
+    parser.add_argument("--llamapool-flags", default="", help="more flags for Llamapool")
     parser.add_argument("--json", type=Path, help="keep everything here: a run that is cut off goes on from it")
     chosen = parser.parse_args(argv)
     names = chosen.scenario.split(",") if chosen.scenario else list(NAMES)
@@ -61,21 +61,15 @@ class Comparison:
 
     def __init__(self, chosen: argparse.Namespace) -> None:
         self._chosen = chosen
-        self._machine = _machine(chosen)
+        self._machine = machine_of(chosen)
         self._began = time.monotonic()
         self._longest: dict[tuple[str, str], float] = {}  # seconds that a unit took
         options = {"threads": chosen.threads, "slots": chosen.slots, "ctx": chosen.ctx, "scale": chosen.scale}
-        real = self._machine.real_model
-        options |= {
-            "model": self._machine.model.name,
-            "real": real.name if real else "",
-            "flags": chosen.llamapool_flags,
-        }
+        options |= {name: self._machine.models[name].name for name in self._machine.models}
+        options |= {"flags": chosen.flags, "llamapool flags": chosen.llamapool_flags}
         self.result: dict[str, Any] = {
-            "environment": environment(self._machine.model),
+            "environment": environment(self._machine),
             "options": options,
-            "bare": {},
-            "noise": [],
             "runs": [],
             "failures": [],
             "complete": False,
@@ -97,11 +91,8 @@ class Comparison:
 
     def run(self) -> None:
         """Everything that fits the budget."""
-        if not self._chosen.no_bare and not self.result["bare"]:
-            self.result["bare"] = measure_bare(self._machine, self._chosen.servers)
-            self._save()
         fitted = True
-        units = [unit for unit in UNITS if not unit.real or self._machine.real_model is not None]
+        units = [unit for unit in UNITS if unit.model in self._machine.models]
         for number in range(1, self._chosen.rounds + 1):
             servers = self._chosen.servers if number % 2 else tuple(reversed(self._chosen.servers))
             for unit in (unit for unit in units if not unit.once):
@@ -123,10 +114,9 @@ class Comparison:
         if began - self._began + self._longest.get((server, unit.name), 0.0) > self._chosen.budget_s:
             print(f"round {number} {server} {unit.name} would not fit the budget", file=sys.stderr)
             return False
-        self.result["noise"].append({"round": number, "server": server, "unit": unit.name, "loop_ms": loop_ms()})
         try:
-            for name, figures in measure(server, unit, wanted, number, self._machine):
-                self._keep(server, name, number, figures)
+            for measured in measure(server, unit, wanted, number, self._machine):
+                self._keep(server, number, measured)
         except (BenchError, ServerStartError) as error:
             print(f"round {number} {server} {unit.name} failed: {error}", file=sys.stderr)
             self.result["failures"].append({"round": number, "server": server, "unit": unit.name, "why": str(error)})
@@ -134,11 +124,12 @@ class Comparison:
         self._longest[server, unit.name] = max(took, self._longest.get((server, unit.name), 0.0))
         return True
 
-    def _keep(self, server: str, name: str, number: int, figures: dict[str, float]) -> None:
-        shown = ", ".join(f"{figure} {value:.4g}" for figure, value in figures.items())
-        elapsed = time.monotonic() - self._began
-        print(f"{elapsed:5.0f} s  round {number} {server:9} {name:13} {shown}", file=sys.stderr, flush=True)
-        self.result["runs"].append({"round": number, "server": server, "scenario": name, "metrics": figures})
+    def _keep(self, server: str, number: int, measured: Measured) -> None:
+        shown = ", ".join(f"{figure} {value:.4g}" for figure, value in measured.figures.items())
+        at = f"{time.monotonic() - self._began:5.0f} s  round {number} {server:9} {measured.name:13}"
+        print(f"{at} {shown} (others {measured.others:.0%})", file=sys.stderr, flush=True)
+        run = {"round": number, "server": server, "scenario": measured.name, "metrics": measured.figures}
+        self.result["runs"].append({**run, "others": measured.others})
         self._save()
 
     def _save(self) -> None:
@@ -152,16 +143,27 @@ class Comparison:
         part.replace(file)
 
 
-def _machine(chosen: argparse.Namespace) -> Machine:
+def machine_of(chosen: argparse.Namespace) -> Machine:
+    """What the command line says; the peer and the models are made where they are missing."""
+    models: dict[Kind, Path] = {
+        "random": chosen.model.resolve() if chosen.model else _made("135m"),
+        "large": chosen.large_vocabulary.resolve() if chosen.large_vocabulary else _made("135m-150k"),
+    }
+    if chosen.real_model:
+        models["trained"] = chosen.real_model.resolve()
+    try:
+        peer = chosen.peer or (build() if "peer" in chosen.servers else Path())
+    except PeerError as error:
+        raise SystemExit(str(error)) from None
     return Machine(
-        model=chosen.model.resolve() if chosen.model else _made("135m"),
-        large_vocabulary=chosen.large_vocabulary.resolve() if chosen.large_vocabulary else _made("135m-150k"),
+        peer=peer,
+        models=models,
         threads=chosen.threads,
         slots=chosen.slots,
         ctx=chosen.ctx,
         scale=chosen.scale,
+        flags=tuple(chosen.flags.split()),
         llamapool_flags=tuple(chosen.llamapool_flags.split()),
-        real_model=chosen.real_model.resolve() if chosen.real_model else None,
     )
 
 
@@ -178,22 +180,9 @@ def _made(size: str) -> Path:
     return path
 
 
-def measure_bare(machine: Machine, servers: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Both libraries by themselves, alternating, the better of two runs each."""
-    speeds: dict[str, dict[str, float]] = {}
-    for _ in range(2):
-        for name in servers:
-            library = libraries()[name]
-            one = measure_apart(library, machine.model, machine.threads, 1, 48, 512)
-            many = measure_apart(library, machine.model, machine.threads, machine.slots, 24, 16)
-            found = {"decode-1": one.decode, "decode-slots": many.decode, "prompt": one.prompt}
-            best = speeds.setdefault(name, found)
-            speeds[name] = {bound: max(best[bound], found[bound]) for bound in found}
-    return speeds
-
-
-def environment(model: Path) -> dict[str, Any]:
+def environment(machine: Machine) -> dict[str, Any]:
     """What a reader of the figures must know."""
+    model = machine.models["random"]
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": _cpu_name(),
@@ -201,7 +190,6 @@ def environment(model: Path) -> dict[str, Any]:
         "load_before": os.getloadavg()[0],
         "model": f"{model.name} ({model.stat().st_size / 1e6:.0f} MB)",
         "llama_cpp_python": _version("llama-cpp-python"),
-        "xllamacpp": _version("xllamacpp"),
     }
 
 

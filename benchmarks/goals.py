@@ -1,4 +1,4 @@
-"""What is aimed at: Llamapool's figures against the oracle's in the same run, scenario by scenario."""
+"""What is aimed at: Llamapool's figures against the peer's in the same run, scenario by scenario."""
 
 import statistics
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ class Goal:
         """In words."""
         bound = "at least" if self.at_least else "at most"
         return {
-            "ratio": f"{bound} {self.limit:g} of the oracle's",
-            "difference": f"{bound} {self.limit:g} above the oracle's",
+            "ratio": f"{bound} {self.limit:g} of the peer's",
+            "difference": f"{bound} {self.limit:g} above the peer's",
             "value": f"{bound} {self.limit:g}",
         }[self.kind]
 

@@ -1,30 +1,50 @@
-"""How quiet the machine is: the same loop of Python on each core, timed before each server is measured.
+"""How quiet the machine was: what of its processors others took while something was measured.
 
-On a quiet machine it takes the same time everywhere and always; a core that is shared takes twice as long.
+Others are all processes but the measuring one, its children, and the server; what a hypervisor kept for other machines
+(steal) counts, too. With as many compute threads as cores, one other busy process makes any server several times slower.
 """
 
 import os
 import time
+from pathlib import Path
 
-_ROUNDS = 1_000_000
+from benchmarks.resources import cpu_s
 
-
-def loop_ms() -> list[float]:
-    """The loop's time on each core that this process may use, the first of them first."""
-    cores = sorted(os.sched_getaffinity(0))
-    times = []
-    try:
-        for core in cores:
-            os.sched_setaffinity(0, {core})
-            times.append(_timed_ms())
-    finally:
-        os.sched_setaffinity(0, cores)
-    return times
+CALM = 0.04
+"""A share of all processors; what was measured beside more is measured again."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_IDLE = (3, 4)  # idle and iowait of /proc/stat's first line; the first eight fields are all there is, guests are in them
 
 
-def _timed_ms() -> float:
-    began = time.perf_counter()
-    total = 0
-    for number in range(_ROUNDS):
-        total += number & 7
-    return 1e3 * (time.perf_counter() - began)
+class Others:
+    """Begins to count when it is made."""
+
+    def __init__(self, server: int) -> None:
+        self._server = server
+        self._began, self._before = time.monotonic(), self._taken_s()
+
+    def share(self) -> float:
+        """Of all processors, since the beginning."""
+        took, elapsed = self._taken_s() - self._before, time.monotonic() - self._began
+        return max(took, 0.0) / (elapsed * (os.cpu_count() or 1))
+
+    def _taken_s(self) -> float:
+        fields = [int(field) for field in Path("/proc/stat").read_text().split(maxsplit=9)[1:9]]
+        busy = sum(ticks for i, ticks in enumerate(fields) if i not in _IDLE) / _TICKS_PER_S
+        mine = os.times()
+        return busy - sum(cpu_s(pid) for pid in _tree(self._server)) - sum(mine[:4])
+
+
+def _tree(root: int) -> list[int]:
+    """A process and all that descend from it."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended
+            continue
+        children.setdefault(parent, []).append(int(folder.name))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found

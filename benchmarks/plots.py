@@ -23,7 +23,7 @@ from benchmarks.report import Values, collect
 from benchmarks.units import TITLES
 
 FOLDER = Path(__file__).with_name("plots")
-COLOURS = {"llamapool": "#2a6f97", "oracle": "#c9ada7"}
+COLOURS = {"llamapool": "#2a6f97", "peer": "#c9ada7"}
 _WIDTH = 0.38  # of a bar
 
 
@@ -32,7 +32,7 @@ def goals(values: Values) -> None:
     rows = []
     for goal in GOALS:
         ours = values.get(("llamapool", goal.scenario, goal.figure), [])
-        reached = goal.reached(ours, values.get(("oracle", goal.scenario, goal.figure), []))
+        reached = goal.reached(ours, values.get(("peer", goal.scenario, goal.figure), []))
         if goal.kind == "ratio" and reached:
             margins = [r / goal.limit if goal.at_least else goal.limit / r for r in reached]
             rows.append((f"{goal.scenario}: {goal.figure}\n{goal.wanted()}", margins))

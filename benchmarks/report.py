@@ -81,13 +81,13 @@ def _noise(noise: Sequence[dict[str, Any]]) -> str:
 
 
 def _goal_table(values: Values) -> list[str]:
-    head = ["| scenario | figure | goal | llamapool | oracle | reached | |", "|---|---|---|--:|--:|--:|---|"]
+    head = ["| scenario | figure | goal | llamapool | peer | reached | |", "|---|---|---|--:|--:|--:|---|"]
     return [*head, *(_goal_row(goal, values) for goal in GOALS), ""]
 
 
 def _goal_row(goal: Goal, values: Values) -> str:
     ours = values.get(("llamapool", goal.scenario, goal.figure), [])
-    theirs = values.get(("oracle", goal.scenario, goal.figure), [])
+    theirs = values.get(("peer", goal.scenario, goal.figure), [])
     reached = goal.reached(ours, theirs)
     judged = "not measured" if not reached else "met" if goal.met(reached) else "**not met**"
     shown = _spread(reached, 2 if goal.kind != "value" else None)
@@ -96,10 +96,10 @@ def _goal_row(goal: Goal, values: Values) -> str:
 
 
 def bare_ratio(bare: Bare, bound: str) -> float | None:
-    """Llamapool's library against the oracle's, at what limits a scenario; None when not measured."""
-    if not {"llamapool", "oracle"} <= bare.keys():
+    """Llamapool's library against the peer's, at what limits a scenario; None when not measured."""
+    if not {"llamapool", "peer"} <= bare.keys():
         return None
-    return bare["llamapool"][bound] / bare["oracle"][bound]
+    return bare["llamapool"][bound] / bare["peer"][bound]
 
 
 def _bare_table(bare: Bare) -> list[str]:
@@ -116,12 +116,12 @@ def _bare_table(bare: Bare) -> list[str]:
 
 
 def _figure_table(values: Values, bare: Bare) -> list[str]:
-    lines = ["| scenario | figure | llamapool | oracle | ratio | corrected |", "|---|---|--:|--:|--:|--:|"]
+    lines = ["| scenario | figure | llamapool | peer | ratio | corrected |", "|---|---|--:|--:|--:|--:|"]
     for name in NAMES:
         figures = dict.fromkeys(figure for _, scenario, figure in values if scenario == name)
         for i, figure in enumerate(figures):
             ours = values.get(("llamapool", name, figure), [])
-            theirs = values.get(("oracle", name, figure), [])
+            theirs = values.get(("peer", name, figure), [])
             title = TITLES[name] if i == 0 else ""
             ratios = _ratios(ours, theirs, name, figure, bare)
             lines.append(f"| {title} | {figure} | {_spread(ours)} | {_spread(theirs)} | {ratios} |")
@@ -129,7 +129,7 @@ def _figure_table(values: Values, bare: Bare) -> list[str]:
 
 
 def _ratios(ours: Sequence[float], theirs: Sequence[float], name: str, figure: str, bare: Bare) -> str:
-    """Llamapool / oracle per round, median and spread; then without what the libraries differ in."""
+    """Llamapool / peer per round, median and spread; then without what the libraries differ in."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=False) if b]
     if not ratios:
         return " | "
