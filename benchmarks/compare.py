@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -184,6 +185,7 @@ def environment(machine: Machine) -> dict[str, Any]:
     """What a reader of the figures must know."""
     model = machine.models["random"]
     return {
+        "commit": _commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
@@ -191,6 +193,15 @@ def environment(machine: Machine) -> dict[str, Any]:
         "model": f"{model.name} ({model.stat().st_size / 1e6:.0f} MB)",
         "llama_cpp_python": _version("llama-cpp-python"),
     }
+
+
+def _commit() -> str:
+    """The checkout's, and whether it has changes."""
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    try:
+        return subprocess.run(git, cwd=MODELS.parent, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def _version(package: str) -> str:

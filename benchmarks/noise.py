@@ -1,7 +1,8 @@
 """How quiet the machine was: what of its processors others took while something was measured.
 
-Others are all processes but the measuring one, its children, and the server; what a hypervisor kept for other machines
-(steal) counts, too. With as many compute threads as cores, one other busy process makes any server several times slower.
+Others are all processes but the measuring one, its children, and the server; what a hypervisor kept for other
+machines (steal) counts, too. With as many compute threads as cores, one other busy process makes any server several
+times slower.
 """
 
 import os
@@ -13,7 +14,10 @@ from benchmarks.resources import cpu_s
 CALM = 0.04
 """A share of all processors; what was measured beside more is measured again."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_IDLE = (3, 4)  # idle and iowait of /proc/stat's first line; the first eight fields are all there is, guests are in them
+_IDLE = (
+    3,
+    4,
+)  # idle and iowait of /proc/stat's first line; the first eight fields are all there is, guests are in them
 
 
 class Others:

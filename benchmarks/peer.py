@@ -1,11 +1,12 @@
-"""The peer: llama-server, compiled from the sources of the llama-cpp-python that is installed, on that one's libraries.
+"""The peer: llama-server, compiled from the sources of the installed llama-cpp-python, on that one's libraries.
 
-``python -m benchmarks.peer [--folder DIR] [--sources ARCHIVE] [--jobs N]`` prints its path; `compare` builds it by itself.
+``python -m benchmarks.peer [--folder DIR] [--sources ARCHIVE] [--jobs N]`` prints its path; `compare` builds it
+by itself.
 
-Whatever differs between it and Llamapool is then the server's doing: the sources come from the source distribution of the
-same version, and only `tools/server` is compiled (some four minutes on two cores); libllama, ggml, mtmd and common are
-the very files that Llamapool loads. The web page is left out. It lies in the user's cache, one folder for each version
-and installation, so a checkout stays as it is and another one finds it.
+Whatever differs between it and Llamapool is then the server's doing: the sources come from the source distribution of
+the same version, and only `tools/server` is compiled (half a minute to four on two cores); libllama, ggml, mtmd and
+common are the very files that Llamapool loads. The web page is left out. It lies in the user's cache, one folder for
+each version and installation, so a checkout stays as it is and another one finds it.
 """
 
 import argparse

@@ -13,22 +13,11 @@ from typing import Any
 
 from benchmarks.goals import GOALS, Goal
 from benchmarks.units import NAMES, TITLES
-from server.bench.figures import HIGHER_IS_BETTER
 
 README = Path(__file__).with_name("README.md")
 BEGIN = "<!-- results: written by benchmarks.report -->"
 END = "<!-- end of results -->"
-BOUNDS = {  # which bare speed of the library limits a scenario
-    "one": "decode-1",
-    "slots": "decode-slots",
-    "prefix": "prompt",
-    "long": "prompt",
-    "rate": "prompt",
-    "context": "prompt",
-}
-_TIMED = (" ms", "/s")  # figures that the library's speed has a part in
 Values = dict[tuple[str, str, str], list[float]]  # (server, scenario, figure): one value per round
-Bare = dict[str, dict[str, float]]
 
 
 def collect(runs: Sequence[dict[str, Any]]) -> Values:
@@ -52,16 +41,16 @@ def tables(results: dict[str, Any]) -> str:
     environment, options = results["environment"], results["options"]
     values = collect(results["runs"])
     n_rounds = max((run["round"] for run in results["runs"]), default=0)
+    flags = "".join(f", {name} `{options[name]}`" for name in ("flags", "llamapool flags") if options[name])
     lines = [
-        f"{environment['date']}, {environment['cpu']}, {environment['cores']} cores; Llamapool with "
-        f"llama-cpp-python {environment['llama_cpp_python']} against xllamacpp {environment['xllamacpp']}; "
+        f"{environment['date']}, {environment['cpu']}, {environment['cores']} cores; Llamapool {environment['commit']} "
+        f"with llama-cpp-python {environment['llama_cpp_python']} against llama-server of the same libraries; "
         f"{environment['model']}, {options['threads']} threads, {options['slots']} slots, context {options['ctx']}"
-        f"{'' if options['scale'] == 1 else ', scale ' + str(options['scale'])}; "
-        f"{n_rounds} rounds, median (least to most). {_noise(results['noise'])}",
+        f"{'' if options['scale'] == 1 else ', scale ' + str(options['scale'])}{flags}; "
+        f"{n_rounds} rounds, median (least to most). {_noise(results['runs'])}",
         "",
         *_goal_table(values),
-        *_bare_table(results["bare"]),
-        *_figure_table(values, results["bare"]),
+        *_figure_table(values),
         *(
             f"\nNot measured: {f['unit']} of {f['server']} in round {f['round']}: {f['why']}"
             for f in results["failures"]
@@ -70,13 +59,13 @@ def tables(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _noise(noise: Sequence[dict[str, Any]]) -> str:
-    times = [time for entry in noise for time in entry["loop_ms"]]
-    if not times:
+def _noise(runs: Sequence[dict[str, Any]]) -> str:
+    shares = [run["others"] for run in runs]
+    if not shares:
         return ""
     return (
-        f"A loop of Python on each core, timed before each server, took {min(times):.0f} ms at best, "
-        f"{statistics.median(times):.0f} in the median, {max(times):.0f} at worst: equal on a quiet machine."
+        f"Other processes had {statistics.median(shares):.1%} of the processors meanwhile in the median, "
+        f"{max(shares):.1%} at worst."
     )
 
 
@@ -95,49 +84,17 @@ def _goal_row(goal: Goal, values: Values) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def bare_ratio(bare: Bare, bound: str) -> float | None:
-    """Llamapool's library against the peer's, at what limits a scenario; None when not measured."""
-    if not {"llamapool", "peer"} <= bare.keys():
-        return None
-    return bare["llamapool"][bound] / bare["peer"][bound]
-
-
-def _bare_table(bare: Bare) -> list[str]:
-    if not bare:
-        return []
-    names = sorted(bare)
-    head = [f"| bare library, tok/s | {' | '.join(names)} | ratio |", "|---|" + "--:|" * (len(names) + 1)]
-    rows = []
-    for bound in bare[names[0]]:
-        ratio = bare_ratio(bare, bound)
-        figures = " | ".join(f"{bare[name][bound]:.1f}" for name in names)
-        rows.append(f"| {bound} | {figures} | {'' if ratio is None else f'{ratio:.2f}'} |")
-    return [*head, *rows, ""]
-
-
-def _figure_table(values: Values, bare: Bare) -> list[str]:
-    lines = ["| scenario | figure | llamapool | peer | ratio | corrected |", "|---|---|--:|--:|--:|--:|"]
+def _figure_table(values: Values) -> list[str]:
+    lines = ["| scenario | figure | llamapool | peer | ratio |", "|---|---|--:|--:|--:|"]
     for name in NAMES:
         figures = dict.fromkeys(figure for _, scenario, figure in values if scenario == name)
         for i, figure in enumerate(figures):
             ours = values.get(("llamapool", name, figure), [])
             theirs = values.get(("peer", name, figure), [])
+            ratios = [a / b for a, b in zip(ours, theirs, strict=False) if b]
             title = TITLES[name] if i == 0 else ""
-            ratios = _ratios(ours, theirs, name, figure, bare)
-            lines.append(f"| {title} | {figure} | {_spread(ours)} | {_spread(theirs)} | {ratios} |")
+            lines.append(f"| {title} | {figure} | {_spread(ours)} | {_spread(theirs)} | {_spread(ratios, 2)} |")
     return lines
-
-
-def _ratios(ours: Sequence[float], theirs: Sequence[float], name: str, figure: str, bare: Bare) -> str:
-    """Llamapool / peer per round, median and spread; then without what the libraries differ in."""
-    ratios = [a / b for a, b in zip(ours, theirs, strict=False) if b]
-    if not ratios:
-        return " | "
-    library = bare_ratio(bare, BOUNDS[name]) if name in BOUNDS and figure.endswith(_TIMED) else None
-    if library is None:
-        return f"{_spread(ratios, 2)} | "
-    corrected = [r / library if figure in HIGHER_IS_BETTER else r * library for r in ratios]
-    return f"{_spread(ratios, 2)} | {statistics.median(corrected):.2f}"
 
 
 def _spread(values: Sequence[float], digits: int | None = None) -> str:

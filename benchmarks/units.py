@@ -66,7 +66,11 @@ UNITS = (
     Unit("yielding", ("contended-yielding",), peer_environment=YIELDING),
     Unit("constrained", ("constrained",), model="large"),
     Unit("embeddings", ("embeddings",), flags=("--embeddings", "--pooling", "mean")),
-    Unit("trained", ("real-one", "real-slots", "real-constrained", "real-edit", "real-quote", "real-other"), model="trained"),
+    Unit(
+        "trained",
+        ("real-one", "real-slots", "real-constrained", "real-edit", "real-quote", "real-other"),
+        model="trained",
+    ),
     Unit("context", ("context",), slots=1, once=True),
     Unit("steady", ("steady",), once=True),
 )

@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.waiting [--policies "default;GOMP_SPINCOUNT=2000;OMP_WAIT_POLICY=passive"] [--rounds 3]``
 
-A policy is variables of the environment, separated by spaces; ``default`` sets none, so that each server does what it does
-by itself. Prints a table of medians: tokens per second, and requests per second.
+A policy is variables of the environment, separated by spaces; ``default`` sets none, so that each server does what it
+does by itself. Prints a table of medians: tokens per second, and requests per second.
 """
 
 import argparse

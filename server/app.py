@@ -84,9 +84,6 @@ def create_app(settings: Settings, *, loader: Loader | None = None, addresses: S
 
 def native_loader() -> Loader:
     """llama.cpp's. Imported here, so that an application over another loader needs no native library."""
-    from server.llama.environment import prepare_environment
-
-    prepare_environment()
     from server.llama.loader import LlamaLoader
 
     return LlamaLoader()

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from server.bench.reply import Record
 
@@ -51,6 +52,12 @@ def decode_rate(record: Record) -> float:
     """Tokens per second from the first to the last: the prompt is no part of it, unless all came in one piece."""
     between = record.events[-1] - record.events[0] if record.events else 0.0
     return (record.n_predicted - 1) / between if between > 0 else record.n_predicted / (record.done - record.sent)
+
+
+def after(record: Record, moment: float) -> Record:
+    """What of it came later than `moment`; a token to each event."""
+    events = [time for time in record.events if time >= moment]
+    return replace(record, events=events, n_predicted=len(events))
 
 
 def of_requests(records: Sequence[Record]) -> Figures:

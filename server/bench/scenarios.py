@@ -6,8 +6,9 @@ the same seed two servers get the same prompts.
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from server.bench import figures
@@ -20,6 +21,46 @@ from server.bench.session import Session
 
 CONVERSATIONS, TURNS = 32, 6
 TEXTS = 256
+WAVES = 3  # of streams that fill half of the slots
+SHORT, LONG = 24, 120  # tokens of streams that end early, and of those left over
+FILE = """[server]
+host = "0.0.0.0"
+port = 8080
+workers = 4
+timeout_s = 30
+log_level = "info"
+
+[database]
+host = "db.internal"
+port = 5432
+name = "orders"
+user = "orders_app"
+pool_size = 10
+timeout_s = 5
+
+[cache]
+host = "cache.internal"
+port = 6379
+prefix = "orders:"
+ttl_s = 600
+
+[mail]
+host = "mail.internal"
+port = 587
+sender = "shop@example.com"
+retries = 3
+timeout_s = 20
+"""
+PROSE = (
+    "The harbour was quiet that morning. Two boats had come in during the night, and their crews were asleep on deck, "
+    "wrapped in blankets against the wind. An old man walked along the pier with a lantern in his hand, though the sun "
+    "had been up for an hour. He stopped at every post, looked at the ropes, and wrote a number in a small green book. "
+    "Nobody knew what the numbers were for. Some said that he counted the days until his son came home; others said "
+    "that he had forgotten the war was over. When he reached the end of the pier he closed the book, put out the "
+    "lantern and sat down on a barrel. Then he took a piece of bread from his pocket and broke it in two. One half "
+    "he ate, and the other he gave to the gulls, as he had done every morning for eleven years."
+)
+ASKED = ("an old clockmaker", "a lost letter", "a village without rain", "the last train", "a very small dragon")
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -157,6 +198,71 @@ async def _constrained(session: Session, setting: Setting) -> Figures:
     return {"tok/s": figures.decode_rate(record), **figures.of_first_tokens([record])}
 
 
+async def _loaded(session: Session, words: Words, n_streams: int, n_predict: int) -> list[Record]:
+    return await session.streams([session.body([words.text(12)], n_predict) for _ in range(n_streams)])
+
+
+def _together(records: Sequence[Record]) -> float:
+    """Tokens per second of streams that run side by side, from first tokens to last ones."""
+    return sum(figures.decode_rate(record) for record in records)
+
+
+async def _partial(session: Session, setting: Setting) -> Figures:
+    words, n, n_predict = setting.words("partial"), setting.n_parallel, setting.count(48, 2)
+    rates = {k: _together(await _loaded(session, words, k, n_predict)) for k in range(1, n)}
+    return {f"{k} of {n}: tok/s": rate for k, rate in rates.items()}
+
+
+async def _every_other(session: Session, setting: Setting, words: Words) -> tuple[list[Record], list[Record]]:
+    """A stream in every slot, of which every other is short: those that end early, and those that are left over."""
+    lengths = [setting.count((LONG, SHORT)[i % 2], 2) for i in range(setting.n_parallel)]
+    records = await session.streams([session.body([words.text(12)], length) for length in lengths])
+    return records[1::2], records[::2]
+
+
+async def _half(session: Session, setting: Setting) -> Figures:
+    words = setting.words("half")
+    await _every_other(session, setting, words)
+    n_predict = setting.count(48, 2)
+    waves = [await _loaded(session, words, setting.n_parallel // 2, n_predict) for _ in range(WAVES)]
+    return {"tok/s": median(_together(wave) for wave in waves)}
+
+
+async def _left(session: Session, setting: Setting) -> Figures:
+    words = setting.words("left")
+    alone = _together(await _loaded(session, words, setting.n_parallel // 2, setting.count(64, 2)))
+    ended, left = await _every_other(session, setting, words)
+    since = max(record.done for record in ended)
+    later = [figures.after(record, since) for record in left]
+    rate = sum(figures.decode_rate(record) for record in later)
+    return {"tok/s": rate, f"of {setting.n_parallel // 2} alone": rate / alone}
+
+
+async def _answer(session: Session, prompt: str, n_predict: int) -> Figures:
+    chat = session.as_chat()
+    record = await chat.stream(chat.body([prompt], n_predict))
+    return {"tok/s": figures.decode_rate(record), **figures.of_first_tokens([record])}
+
+
+async def _edit(session: Session, setting: Setting) -> Figures:
+    source = f"#{setting.words('edit').text(4)}\n{FILE}"
+    asked = "Change the port of the server to 9090 and write the whole file again."
+    return await _answer(session, f"```toml\n{source}```\n\n{asked}", setting.count(192, 2))
+
+
+async def _quote(session: Session, setting: Setting) -> Figures:
+    asked = "Repeat the following text word for word."
+    return await _answer(session, f"{asked}\n\n{PROSE} {setting.words('quote').text(4)}.", setting.count(192, 2))
+
+
+async def _other(session: Session, setting: Setting) -> Figures:
+    chat = session.as_chat()
+    prompts = [f"Write a short story about {hero}.{setting.words('other').text(4)}" for hero in ASKED]
+    records = [await chat.stream(chat.body([prompt], setting.count(96, 2))) for prompt in prompts]
+    n_tokens, took_s = sum(r.n_predicted - 1 for r in records), sum(r.events[-1] - r.events[0] for r in records)
+    return {"tok/s": n_tokens / took_s}
+
+
 async def _embeddings(session: Session, setting: Setting) -> Figures:
     words = setting.words("embeddings")
     texts = [words.text(8) for _ in range(setting.count(TEXTS))]
@@ -185,6 +291,14 @@ SCENARIOS = (
     Scenario("rate", "one token each, a client for every slot", _rate),
     Scenario("contended", "a stream in every slot beside a process that keeps one core busy", _contended, local=True),
     Scenario("constrained", "output held to a JSON schema", _constrained),
+    Scenario("partial", "streams in some of the slots", _partial, extra=True),
+    Scenario(
+        "half", "streams in half of the slots, after every other stream of a full load was short", _half, extra=True
+    ),
+    Scenario("left", "streams that are left over between others that ended", _left, extra=True),
+    Scenario("edit", "a file written again with an edit", _edit, extra=True),
+    Scenario("quote", "a text repeated", _quote, extra=True),
+    Scenario("other", "stories, which repeat nothing", _other, extra=True),
     Scenario("embeddings", "256 short texts to vectors", _embeddings, extra=True),
     Scenario("context", "one prompt of 12,000 tokens", _context, extra=True),
 )

@@ -8,17 +8,19 @@ microseconds, where getting it back from a busy event loop would cost more than 
 import atexit
 import ctypes
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from server.llama.environment import prepare_environment
+import llama_cpp.llama_cpp as _bindings
 
-prepare_environment()
-
-import llama_cpp.llama_cpp as _bindings  # noqa: E402
+SWITCH_INTERVAL_S = 0.0005
+"""A thread that comes back from a long native call waits so long for a busy Python thread to let go of the GIL;
+Python's own 5 ms are several percent of a decode step."""
+sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
 
 C: Any = _bindings  # their annotations describe the C types, not what ctypes takes and returns
 

@@ -14,6 +14,7 @@ from server.llama.batch import Batch
 from server.llama.candidates import Candidates, Logits, allowed_tokens, apply_unlocked
 from server.llama.draft_runner import LlamaDraftRunner
 from server.llama.library import C, collect_errors, fast, reason
+from server.llama.neighbours import ComputeThreads
 from server.llama.parallel_sampling import ParallelSampling
 from server.llama.sampler import NativeSampler, SamplerFactory
 from server.llama.sequences import Sequences
@@ -41,6 +42,7 @@ class LlamaRunner:
         n_swa: int,
         stateful: bool = False,
         deferred: bool,
+        threads: ComputeThreads,
         on_close: Callable[["LlamaRunner"], None],
         adapters: Sequence[tuple[Adapter, int]] = (),
         draft: LlamaDraftRunner | None = None,
@@ -53,6 +55,7 @@ class LlamaRunner:
         self._adapter_pointers = [pointer for _, pointer in adapters]
         self._adapters_now: Adapters = ()
         self._deferred = deferred
+        self._threads = threads
         self._on_close = on_close
         self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens, info.n_guesses, info.n_prompt_outputs)
         self._outputs: list[int] = []
@@ -84,6 +87,8 @@ class LlamaRunner:
         self._outputs = []
         self._checked.clear()
         outputs = self._batch.fill(entries)
+        if (threads := self._threads.change()) is not None:
+            C.llama_set_n_threads(context, *threads)
         with collect_errors(quiet=True) as errors:
             status = C.llama_decode(context, self._batch.native)
             if self._deferred:

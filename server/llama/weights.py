@@ -25,6 +25,7 @@ from server.llama.library import C, collect_errors, reason
 from server.llama.measure import adapters
 from server.llama.memory import available_bytes, check_kv_fits
 from server.llama.model_file import ModelFiles
+from server.llama.neighbours import ComputeThreads
 from server.llama.roles import Roles, is_encoder, roles
 from server.llama.runner import LlamaRunner
 from server.llama.vocab import LlamaVocab
@@ -134,6 +135,7 @@ class LlamaWeights:
             draft=draft,
             n_swa=C.llama_model_n_swa(model),
             stateful=stateful(model),
+            threads=ComputeThreads(params.n_threads, params.n_threads_batch),
             deferred=offloads(self._spec.native),
             on_close=self._forget,
             adapters=[(native.adapter, native.pointer) for native in self._adapters],
