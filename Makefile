@@ -12,7 +12,7 @@ TWO := -n 2 --dist loadfile
 
 CONFORMANCE := build/conformance/venv
 
-.PHONY: serve test quick nightly coverage check bench docs conformance clients clean
+.PHONY: serve test quick nightly coverage check bench bench-gpu docs conformance clients clean
 
 serve: $(VENV)/.installed
 	exec env LLAMAPOOL_CONFIG=$(CONFIG) $(BIN)/python -m server
@@ -43,11 +43,20 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/vulture
 
-# 20 to 25 minutes on a quiet machine; a run that was cut off goes on where it was.
+# Some 25 minutes on a quiet machine, and the first time a few more to compile llama-server, the peer; a run that was cut
+# off goes on where it was.
 bench: $(VENV)/.installed-bench $(VENV)/.smollm2
 	$(BIN)/python -m benchmarks.compare --json build/bench.json $$(test -e $(VENV)/.smollm2 && echo --real-model $(SMOLLM2))
 	-$(BIN)/python -m benchmarks.plots build/bench.json
 	$(BIN)/python -m benchmarks.report build/bench.json --readme
+
+# The same on a GPU, for a llama-cpp-python that was built for it: random weights in the shape of an 8B model (8.5 GB,
+# written once), up to 64 slots. Nobody has measured this yet.
+bench-gpu: $(VENV)/.installed-bench
+	for n in 8 32 64; do \
+	  $(BIN)/python -m benchmarks.compare --size 8b --slots $$n --ctx $$((n * 4096)) --flags="-ngl 99" --budget-s 1200 \
+	    --scenario one,slots,rate,prefix,long,half,left --json build/bench-gpu-$$n.json || exit 1; \
+	done
 
 # llama.cpp's own server tests, some ten minutes; every night in CI. They have an environment of their own.
 conformance: $(VENV)/.installed $(CONFORMANCE)/.installed

@@ -1,4 +1,6 @@
-"""What Python costs per token and per request, by part: the server in this process, asked by another one.
+"""What Python costs per token, per request and per waiter: the server in this process, asked by another one.
+
+``python -m benchmarks.budget [--only tokens|requests|waiters] [--figures]`` prints tables by part, or the sums as JSON.
 
 All is CPU time of the threads that serve (the kernel's count of each), so that neighbours on the machine change it less
 than the clock on the wall: caches and cores are still shared. One run counts only what the library does (decode,
@@ -6,11 +8,12 @@ sampling), which gives the sums; another one every part. What the counting itsel
 
 Per token: streams of chat in all slots. "Engine plus HTTP" is both threads without decode and native sampling; the goal
 is 60 us. Per request: chats of one token over kept connections, not streamed. "Python" is all threads and the processes
-that render templates, without decode and native sampling; the goal is 1,500 us.
+that render templates, without decode and native sampling; the goal is 1,500 us. Per waiter: see `waiters`.
 """
 
 import argparse
 import asyncio
+import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ import uvloop
 from benchmarks.budget_parts import NATIVE, REQUEST_PARTS, TOKEN_PARTS, Part, Threads
 from benchmarks.in_process import serving
 from benchmarks.resources import cpu_of_children_s, cpu_of_threads_s
+from benchmarks.waiters import N_TOKENS, N_WAITERS, measure
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_MODEL = ROOT / "models" / "demo.gguf"
@@ -108,6 +112,13 @@ def _cpu_s(client: int) -> dict[str, float]:
     return found | {"processes": sum(s for pid, s in cpu_of_children_s() if pid != client)}
 
 
+def sums(work: Work, bare: Burst) -> dict[str, float]:
+    """What the goals are about."""
+    if work.unit == "token":
+        return {"us a token": 1e6 * (bare.threads["loop"] + bare.threads["step"] - bare.native) / work.n}
+    return {"ms a request": 1e3 * (bare.total - bare.native) / work.n}
+
+
 def table(work: Work, parts: Iterable[Part], bare: Burst, detailed: Burst) -> str:
     """Markdown. The parts are of the detailed burst, what is left of each thread is of the bare one."""
     lines = [f"| thread | part | us per {work.unit} | calls per {work.unit} |", "|---|---|--:|--:|"]
@@ -140,16 +151,28 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200, help="of each stream")
     parser.add_argument("--requests", type=int, default=100, help="of each client, one token each")
     parser.add_argument("--bursts", type=int, default=3, help="the best one counts")
-    parser.add_argument("--only", choices=("tokens", "requests"))
+    parser.add_argument("--only", choices=("tokens", "requests", "waiters"))
+    parser.add_argument("--figures", action="store_true", help="one JSON object instead of tables")
     given = parser.parse_args()
+    figures: dict[str, float] = {}
     kinds = [(Work("token", given.slots, 1, given.tokens), TOKEN_PARTS)]
     kinds += [(Work("request", given.slots, given.requests, 1), REQUEST_PARTS)]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as uvicorn chooses it
         for work, parts in kinds:
             if given.only in (None, f"{work.unit}s"):
                 bare = runner.run(_serve(given.model, work, NATIVE, given.bursts))
-                detailed = runner.run(_serve(given.model, work, parts, given.bursts))
-                print(table(work, parts, bare, detailed), end="\n\n", flush=True)
+                figures |= sums(work, bare)
+                if not given.figures:
+                    detailed = runner.run(_serve(given.model, work, parts, given.bursts))
+                    print(table(work, parts, bare, detailed), end="\n\n", flush=True)
+    if given.only in (None, "waiters"):
+        found = asyncio.run(measure(N_TOKENS, N_WAITERS))
+        figures["us a waiter and step"] = found.us
+        if not given.figures:
+            print("| waiters | tokens | steps | us a waiter and step |\n|--:|--:|--:|--:|")
+            print(f"| {N_WAITERS} | {N_TOKENS:,} | {found.n_steps} | {found.us:.1f} |")
+    if given.figures:
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ MODELS = Path(__file__).with_name("models")
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Compare Llamapool with llama-server.")
-    parser.add_argument("--model", type=Path, help="a GGUF; one of 135 M parameters and 32k tokens is made if missing")
+    parser.add_argument("--model", type=Path, help="a GGUF; by default one with random weights is made")
+    parser.add_argument("--size", choices=SHAPES, default="135m", help="of the one that is made (%(default)s)")
     parser.add_argument("--large-vocabulary", type=Path, help="for constrained output; one of 150k tokens is made")
     parser.add_argument("--real-model", type=Path, help="a trained one, for what begins with real-")
     parser.add_argument("--peer", type=Path, help="llama-server; benchmarks.peer builds it by default")
@@ -107,6 +108,8 @@ class Comparison:
 
     def _unit(self, server: str, unit: Unit, number: int) -> bool:
         """Measure what is missing of it; False when that would not fit the budget."""
+        if server not in unit.servers:
+            return True
         done = {run["scenario"] for run in self.result["runs"] if (run["server"], run["round"]) == (server, number)}
         wanted = tuple(name for name in unit.names if name in self._chosen.names and name not in done)
         if not wanted:
@@ -147,9 +150,10 @@ class Comparison:
 def machine_of(chosen: argparse.Namespace) -> Machine:
     """What the command line says; the peer and the models are made where they are missing."""
     models: dict[Kind, Path] = {
-        "random": chosen.model.resolve() if chosen.model else _made("135m"),
-        "large": chosen.large_vocabulary.resolve() if chosen.large_vocabulary else _made("135m-150k"),
+        "random": chosen.model.resolve() if chosen.model else _made(chosen.size),
     }
+    if "constrained" in chosen.names:
+        models["large"] = chosen.large_vocabulary.resolve() if chosen.large_vocabulary else _made("135m-150k")
     if chosen.real_model:
         models["trained"] = chosen.real_model.resolve()
     try:

@@ -1,6 +1,6 @@
 """Write a GGUF with random weights, large enough that a server's speed on it says something.
 
-``python -m benchmarks.make_gguf bench-135m.gguf [--size 135m|135m-150k|360m|500m] [--seed 1]``
+``python -m benchmarks.make_gguf bench-135m.gguf [--size 135m|135m-150k|360m|500m|8b] [--seed 1]``
 
 The network has the shape of a well-known small model (llama architecture, grouped-query attention, SwiGLU),
 its matrices are Q8_0, and its vocabulary is a byte-level BPE of realistic size made from syllables, so that
@@ -49,6 +49,7 @@ SHAPES = {
     "135m": Shape(n_layer=33, n_embd=576, n_head=9, n_head_kv=3, n_ff=1536, n_vocab=32768),  # SmolLM2-135M's, deeper
     "135m-150k": Shape(n_layer=30, n_embd=576, n_head=9, n_head_kv=3, n_ff=1536, n_vocab=151936),  # 194 M in all
     "360m": Shape(n_layer=32, n_embd=960, n_head=15, n_head_kv=5, n_ff=2560, n_vocab=49152),  # as SmolLM2-360M
+    "8b": Shape(n_layer=32, n_embd=4096, n_head=64, n_head_kv=16, n_ff=14336, n_vocab=128256),  # for GPUs
     "500m": Shape(n_layer=24, n_embd=896, n_head=14, n_head_kv=2, n_ff=4864, n_vocab=151936),  # as Qwen2.5-0.5B
 }
 

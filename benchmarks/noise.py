@@ -23,8 +23,8 @@ _IDLE = (
 class Others:
     """Begins to count when it is made."""
 
-    def __init__(self, server: int) -> None:
-        self._server = server
+    def __init__(self, *servers: int) -> None:
+        self._servers = servers
         self._began, self._before = time.monotonic(), self._taken_s()
 
     def share(self) -> float:
@@ -36,7 +36,7 @@ class Others:
         fields = [int(field) for field in Path("/proc/stat").read_text().split(maxsplit=9)[1:9]]
         busy = sum(ticks for i, ticks in enumerate(fields) if i not in _IDLE) / _TICKS_PER_S
         mine = os.times()
-        return busy - sum(cpu_s(pid) for pid in _tree(self._server)) - sum(mine[:4])
+        return busy - sum(cpu_s(pid) for server in self._servers for pid in _tree(server)) - sum(mine[:4])
 
 
 def _tree(root: int) -> list[int]:

@@ -26,10 +26,12 @@ def collect(runs: Sequence[dict[str, Any]]) -> Values:
     rounds: dict[str, set[tuple[str, int]]] = {}
     for run in runs:
         rounds.setdefault(run["scenario"], set()).add((run["server"], run["round"]))
-    both = len({run["server"] for run in runs}) > 1
     for run in sorted(runs, key=lambda run: run["round"]):
         seen = rounds[run["scenario"]]
-        if both and len({server for server, number in seen if number == run["round"]}) < 2:
+        if (
+            len({server for server, _ in seen}) > 1
+            and len({server for server, number in seen if number == run["round"]}) < 2
+        ):
             continue
         for figure, value in run["metrics"].items():
             values.setdefault((run["server"], run["scenario"], figure), []).append(value)

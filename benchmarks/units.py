@@ -1,6 +1,9 @@
 """What is measured together: a unit is one server process, started with certain settings, and what is run on it."""
 
 import asyncio
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +18,7 @@ from server.bench.figures import Figures
 from server.bench.scenarios import SCENARIOS, Scenario, Setting, named, run
 from server.bench.session import Session
 from server.bench.target import Target
-from tests.real_server import RealServer, ServerStartError, free_port, llamapool
+from tests.real_server import ROOT, RealServer, ServerStartError, free_port, llamapool
 
 SERVERS = ("llamapool", "peer")
 YIELDING = {"OMP_WAIT_POLICY": "passive"}  # libgomp's threads sleep at once where they have to wait
@@ -57,6 +60,7 @@ class Unit:
     model: Kind = "random"
     once: bool = False
     peer_environment: Mapping[str, str] = field(default_factory=dict)
+    servers: tuple[str, ...] = SERVERS
 
 
 UNITS = (
@@ -71,6 +75,7 @@ UNITS = (
         ("real-one", "real-slots", "real-constrained", "real-edit", "real-quote", "real-other"),
         model="trained",
     ),
+    Unit("inside", ("inside",), once=True, servers=("llamapool",)),
     Unit("context", ("context",), slots=1, once=True),
     Unit("steady", ("steady",), once=True),
 )
@@ -80,6 +85,7 @@ TITLES = {
     **{f"real-{s.name}": f"SmolLM2-135M: {s.title}" for s in SCENARIOS},
     "contended-yielding": "the same, with the peer's threads set to yield",
     "rest": "start, idle, and the most memory after a full load",
+    "inside": "in one process (`budget`)",
     "steady": "10,000 requests of one token",
 }
 
@@ -132,6 +138,9 @@ def measure(server: str, unit: Unit, wanted: tuple[str, ...], seed: int, machine
 
     What others have disturbed is measured again, with new prompts, and the calmest counts.
     """
+    if unit.name == "inside":
+        yield _inside(machine)
+        return
     with started(server, unit, machine) as (running, start_s):
         session = Session(Target(running.host, running.port), "bench", limit_s=LIMIT_S)
         fit = 1.0 if "--embeddings" in unit.flags else asyncio.run(probe.words_per_word(session))
@@ -148,6 +157,13 @@ def measure(server: str, unit: Unit, wanted: tuple[str, ...], seed: int, machine
                     figures = run(_scenario(name), session, setting)
                 seen.append(Measured(name, figures, others.share()))
             yield min(seen, key=lambda measured: measured.others)
+
+
+def _inside(machine: Machine) -> Measured:
+    others = Others()
+    command = [sys.executable, "-m", "benchmarks.budget", "--slots", str(machine.slots), "--figures"]
+    found = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return Measured("inside", json.loads(found.stdout), others.share())
 
 
 def _scenario(name: str) -> Scenario:
