@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from server import __version__, logs
 from server.errors import ConfigError
 from server.first_screen import show_first_screen
+from server.hub.fetcher import HubFetcher
 from server.metrics.exposition import Metrics
 from server.options.server import VERBOSITY_DETAILED
 from server.pool.lifecycle import Factories
@@ -29,10 +30,11 @@ from server.pool.pool import Pool, PoolLimits
 from server.pool.progress import show_load_progress
 from server.pool.protocols import Loader
 from server.pool.slot_files import SlotFiles
+from server.pool.spec import ModelSpec
 from server.pool.turns import log_failure
 from server.routes import ROUTERS, include_routes
 from server.routes.services import Services
-from server.settings import ServerSettings, Settings, check_files, load_settings, model_specs
+from server.settings import ServerSettings, Settings, check_files, hub_of, load_settings, model_specs
 from server.transport.compression import Compression
 from server.transport.direct import DirectRoutes
 from server.transport.gateway import Gateway
@@ -49,18 +51,31 @@ CONFIG_ERROR_STATUS = 2
 PREPARE_THREADS = "prepare"  # their names begin so
 
 
-def create_app(settings: Settings, *, loader: Loader | None = None, addresses: Sequence[str] = ()) -> FastAPI:
+def create_app(
+    settings: Settings,
+    *,
+    loader: Loader | None = None,
+    addresses: Sequence[str] = (),
+    reread: Callable[[], Settings] | None = None,
+) -> FastAPI:
     """The application. It loads and serves nothing before its lifespan starts.
 
-    `addresses`: where it will be, for its first screen; `loader` replaces the native library's (tests). Raises
-    `ConfigError`.
+    `addresses`: where it will be, for its first screen; `loader` replaces the native library's (tests); `reread` says
+    what the settings are now, for ``GET /models?reload=1`` and after a download. Raises `ConfigError`.
     """
     server = settings.server
     limits = PoolLimits(models_max=server.models_max, autoload=server.models_autoload)
     renderer = isolated_renderer() if loader is None else None
     factories = Factories(template=partial(chat_template, renderer=renderer))
     services = Services(
-        pool=Pool(model_specs(settings), loader or native_loader(), limits, factories=factories),
+        pool=Pool(
+            model_specs(settings),
+            loader or native_loader(),
+            limits,
+            factories=factories,
+            fetcher=HubFetcher(hub_of(settings)),
+            reread=None if reread is None else partial(reread_models, reread),
+        ),
         options=http_options(server),
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
@@ -80,6 +95,14 @@ def create_app(settings: Settings, *, loader: Loader | None = None, addresses: S
     # Around everything, Starlette's own middlewares too: it talks to the server's `send` itself.
     app.middleware_stack = Gateway(served, services.options, services.draining, services.metrics.count_request)
     return app
+
+
+def reread_models(reread: Callable[[], Settings]) -> list[ModelSpec]:
+    """The models as they are configured now. Raises `ConfigError`; what is wrong with single files is logged."""
+    settings = reread()
+    for warning in check_files(settings):
+        logger.warning("%s", warning)
+    return model_specs(settings)
 
 
 def native_loader() -> Loader:
@@ -203,7 +226,7 @@ def __getattr__(name: str) -> FastAPI:
         logging.getLogger("uvicorn").propagate = True  # uvicorn gave it a handler of its own, which is gone now
         for warning in warnings:
             logger.warning("%s", warning)
-        application = create_app(settings)
+        application = create_app(settings, reread=load_settings)
     except ConfigError as error:
         print(f"llamapool: {error.message}", file=sys.stderr)
         raise SystemExit(CONFIG_ERROR_STATUS) from None

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ def serve(words: list[str]) -> int:
     listeners = open_listeners(settings.server)
     try:
         with _made_for_good():
-            app = create_app(settings, addresses=[listener.url for listener in listeners])
+            addresses = [listener.url for listener in listeners]
+            app = create_app(settings, addresses=addresses, reread=partial(load_settings, words))
         server = _Server(_uvicorn_config(app, settings), [listener.url for listener in listeners])
         server.run_until_signal([listener.socket for listener in listeners])
     finally:
@@ -156,6 +158,7 @@ def effective_yaml(settings: Settings) -> str:
     """The settings as a YAML file that would give the same ones; keys are masked."""
     server = _plain(settings.server)
     server["api_keys"] = ["****"] * len(settings.server.api_keys)
+    server["hf_token"] = "****" if settings.server.hf_token else ""
     models = {model_id: _plain(model) for model_id, model in settings.models.items()}
     for folder in ("models_dir", "models_preset"):  # their models stand under models
         server.pop(folder)

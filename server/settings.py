@@ -16,15 +16,18 @@ from pydantic.json_schema import SkipJsonSchema
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from server.errors import ConfigError
+from server.hub.cache import cache_folder
+from server.hub.fetcher import HubFetcher
+from server.hub.hub import Hub
 from server.options.devices import device_sets
 from server.options.effects import without_effect
 from server.options.environment import Variables, check_model_names, read_environment
 from server.options.flags import Flags, read_flags
 from server.options.layers import mistake
-from server.options.model import ModelDefaults, ModelSettings
+from server.options.model import WHERE, ModelDefaults, ModelSettings
 from server.options.option import SettingsModel, Table
 from server.options.overrides import tensor_override
-from server.options.roster import Inputs, Origin, Roster, find_models
+from server.options.roster import Inputs, Origin, Roster, find_models, named_source
 from server.options.server import ServerSettings
 from server.options.sources import LayerSource, stacked
 from server.options.specs import model_spec
@@ -52,7 +55,7 @@ DEFAULT_CONFIGS = (
 TABLE = Table(ServerSettings, ModelSettings)
 MODEL_ONLY = frozenset(ModelSettings.model_fields) - frozenset(ModelDefaults.model_fields)
 NO_MODEL = (
-    "no model is configured: give -m FILE, --models-dir FOLDER, --models-preset FILE, or --config FILE "
+    "no model is configured: give -m FILE, -hf OWNER/NAME, --models-dir FOLDER, --models-preset FILE, or --config FILE "
     "(LLAMAPOOL_CONFIG) with models"
 )
 
@@ -76,6 +79,10 @@ class Settings(BaseSettings):
     """Where each model was configured."""
     skipped: Annotated[tuple[str, ...], SkipJsonSchema()] = ()
     """What flags, variables and presets say without effect, a line each."""
+    cache: Annotated[Path, SkipJsonSchema()] = Path()
+    """The hub's cache folder, by the environment."""
+    endpoint: Annotated[str, SkipJsonSchema()] = ""
+    """The hub's address, by the environment; empty = Hugging Face's."""
 
     def __init__(self, *, sources: Sequence[LayerSource] = (), **values: Any) -> None:
         super().__init__(**values, sources=sources)
@@ -108,23 +115,36 @@ def load_settings(
     variables = read_environment(TABLE, os.environ if env is None else env)
     path = config or _config_path(flags, variables)
     document = read_yaml(TABLE, path, MODEL_ONLY) if path else Document()
-    inputs = Inputs(TABLE, flags, variables, document)
-    without_models = _laid_over(inputs, Roster())  # says where the models are
-    roster = find_models(inputs, without_models.server)
+    named = bool(config or flags.config or variables.config)
+    inputs = Inputs(TABLE, flags, variables, document, named)
+    place = _hub_place(os.environ if env is None else env)
+    without_models = _laid_over(inputs, Roster(), place)  # says where the models are
+    roster = find_models(inputs, without_models.server, hub_of(without_models))
     check_model_names(variables, roster.origins)
-    if not roster.origins:
+    if not roster.origins and (named or without_models.server.models_cache is False):
         raise ConfigError(NO_MODEL)
-    settings = _laid_over(inputs, roster)
+    settings = _laid_over(inputs, roster, place)
     _check_together(settings, inputs)
     return settings
 
 
+def hub_of(settings: Settings) -> Hub:
+    """The hub that models come from, and its cache."""
+    server = settings.server
+    return Hub(settings.cache, endpoint=settings.endpoint, token=server.hf_token, offline=server.offline)
+
+
 def model_specs(settings: Settings) -> list[ModelSpec]:
     """What the pool gets. Raises ConfigError when a template file cannot be read."""
+    fetcher = HubFetcher(hub_of(settings))
     return [
-        model_spec(model_id, model, settings.origins[model_id].place, settings.origins[model_id].mmproj)
+        fetcher.found(model_spec(TABLE, model_id, model, settings.origins[model_id]))
         for model_id, model in settings.models.items()
     ]
+
+
+def _hub_place(env: Mapping[str, str]) -> dict[str, Any]:
+    return {"cache": cache_folder(env), "endpoint": env.get("MODEL_ENDPOINT") or env.get("HF_ENDPOINT", "")}
 
 
 def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
@@ -135,17 +155,24 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
     """
     settings.server.all_api_keys()
     _check_slot_folder(settings.server)
-    for spec in model_specs(settings):
+    specs = model_specs(settings)
+    for spec in specs:
         _check_template(spec)
     warnings = list(settings.skipped)
-    for model_id, model in settings.models.items():
+    if not specs:
+        warnings.append("no model yet: llamapool pull OWNER/NAME, or POST /models, brings one")
+    for spec, (model_id, model) in zip(specs, settings.models.items(), strict=True):
         origin = settings.origins[model_id]
         _check_adapters(model_id, model, origin)
         _check_devices(model_id, model, origin)
         warnings += [f"{origin.place}: models.{model_id}: {text}" for text in without_effect(model)]
-        if origin.mmproj is not None:
-            warnings.append(f"{origin.place}: '{model_id}' is served without {origin.mmproj.name}: no images yet")
-        problem = problem_of(model.path)
+        if spec.mmproj is not None:
+            warnings.append(f"{origin.place}: '{model_id}' is served without {spec.mmproj.name}: no images yet")
+        if spec.missing:
+            if settings.server.offline:
+                warnings.append(f"{origin.place}: '{model_id}' is not in {settings.cache}, and --offline is set")
+            continue
+        problem = problem_of(spec.path)
         if problem:
             message = f"{origin.path_place or origin.place}: models.{model_id}.path {problem}"
             if strict or not origin.scanned:
@@ -202,16 +229,16 @@ def _config_path(flags: Flags, variables: Variables) -> Path | None:
     if named:
         return Path(named)
     given = {*flags.model, *variables.model, *flags.server, *variables.server}
-    if given & {"path", "models_dir", "models_preset"}:
+    if given & {*WHERE, "models_dir", "models_preset"}:
         return None
     return next((path for path in DEFAULT_CONFIGS if path.is_file()), None)
 
 
-def _laid_over(inputs: Inputs, roster: Roster) -> Settings:
+def _laid_over(inputs: Inputs, roster: Roster, place: Mapping[str, Any]) -> Settings:
     sources = stacked(Settings, inputs, roster)
     try:
         skipped = (*inputs.flags.skipped, *inputs.variables.skipped, *roster.skipped)
-        return Settings(sources=sources, origins=dict(roster.origins), skipped=skipped)
+        return Settings(sources=sources, origins=dict(roster.origins), skipped=skipped, **place)
     except ValidationError as error:
         raise ConfigError(_mistake(error, sources[-1], inputs, roster)) from None
 
@@ -232,10 +259,9 @@ def _mistake(error: ValidationError, weakest: LayerSource, inputs: Inputs, roste
 
 def _check_together(settings: Settings, inputs: Inputs) -> None:
     _check_unique(settings)
-    named = inputs.flags.model.get("path") or inputs.variables.model.get("path")
     alias = inputs.flags.model.get("aliases") or inputs.variables.model.get("aliases")
-    if alias is not None and named is None:
-        raise ConfigError(f"{alias.source} names the model of -m; in the YAML set models.<id>.aliases")
+    if alias is not None and not named_source(inputs):
+        raise ConfigError(f"{alias.source} names the model of -m or -hf; in the YAML set models.<id>.aliases")
     at_start = [model_id for model_id, model in settings.models.items() if model.load == "startup"]
     limit = settings.server.models_max
     if 0 < limit < len(at_start):

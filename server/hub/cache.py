@@ -37,12 +37,16 @@ _OID = re.compile(r"[0-9a-fA-F]{40}|[0-9a-fA-F]{64}")
 PARTIAL = ".incomplete"
 
 
+home = Path.home
+"""Tests have another."""
+
+
 def cache_folder(env: Mapping[str, str]) -> Path:
     """Where the cache is, by the variables of llama.cpp and Hugging Face."""
     for variable, below in _FOLDERS:
         if base := env.get(variable):
             return Path(base).expanduser() / below
-    return Path.home() / ".cache" / "huggingface" / "hub"
+    return home() / ".cache" / "huggingface" / "hub"
 
 
 def is_commit(text: str) -> bool:

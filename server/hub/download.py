@@ -24,6 +24,7 @@ from huggingface_hub.utils import WeakFileLock
 from server.errors import DownloadFailed
 from server.hub.cache import PARTIAL
 from server.hub.remote import Interrupted, Patience, chunks_of
+from server.pool.protocols import FileProgress
 
 REPORT_INTERVAL_S = 0.1  # as llama-server (server-models.cpp, server_download_state)
 _LOCK_WAIT_S = 0.2
@@ -33,15 +34,6 @@ _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 class Cancelled(DownloadFailed):
     """Nobody wants it any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileProgress:
-    """How far the download of one file is: bytes. ``total`` is 0 where the hub did not say."""
-
-    url: str
-    done: int
-    total: int
 
 
 Report = Callable[[FileProgress], None]

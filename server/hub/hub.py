@@ -1,19 +1,24 @@
 """The door: models by their names, from the cache or the hub. See `Hub`."""
 
+import hashlib
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from server.errors import DownloadFailed, NotFound
-from server.hub.cache import Cache, CachedModel
-from server.hub.choice import Choice, HubFile, choose
-from server.hub.reference import Reference
+from server.hub.cache import Cache, CachedModel, is_inside
+from server.hub.choice import Choice, HubFile, choose, parts_of
+from server.hub.reference import Image, Reference
 
 if TYPE_CHECKING:  # huggingface_hub takes its time to import, and what the cache holds needs none of it
-    from server.hub.download import Content, Report, Wanted
+    from httpx2 import Response
+
+    from server.hub.download import Content, Open, Report, Wanted
     from server.hub.remote import Commit, Patience, Remote
 
 log = logging.getLogger(__name__)
@@ -68,6 +73,14 @@ class Hub:
             return None
         return _files(choice, snapshot.files)
 
+    def preset(self, reference: Reference) -> Path | None:
+        """The preset.ini of a repository that has one: of the cache, else downloaded. Raises `NotFound`,
+        `DownloadFailed` where neither cache nor hub says."""
+        found = self.find(reference)
+        if found is None and self.look(reference).preset is not None:
+            found = self.pull(reference, "", lambda _: None, lambda: True)
+        return found.preset if found else None
+
     def remove(self, reference: Reference) -> int:
         """Delete from the cache; the bytes freed, 0 where there was nothing. Raises OSError."""
         freed = self.cache.remove(reference)
@@ -113,6 +126,64 @@ class Hub:
         wished = list(choice.model) or [file for file in (choice.preset,) if file]
         wished += choice.siblings.values() if siblings else ()
         return self._download(remote, reference, commit, choice, wished, report, wanted)
+
+    # ---- other places
+
+    def url_place(self, url: str) -> Path:
+        """Where the file of an address is kept: under its own name, apart from others of that name."""
+        name = unquote(urlsplit(url).path).rpartition("/")[2]
+        below = self.cache.folder / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16]
+        return below / (name if is_inside(name) else "model.gguf")
+
+    def fetch_url(self, url: str, place: Path, report: "Report", wanted: "Wanted") -> None:
+        """Download the file of an address, with the other parts beside it when it is split. Raises `DownloadFailed`."""
+        from server.hub.download import Content
+        from server.hub.remote import Remote
+
+        remote = Remote(self._endpoint, self._token, self._patience)
+        split = parts_of(unquote(urlsplit(url).path).rpartition("/")[2])
+        for index in range(1, split.count + 1 if split else 2):
+            old, new = "-00001-of-", f"-{index:05d}-of-"
+            each = Content(
+                place.name.replace(old, new), url.replace(old, new), place.with_name(place.name.replace(old, new))
+            )
+            self._fetch_one(each, remote, partial(remote.get, each.url, each.name), report, wanted)
+
+    def image_place(self, image: str) -> Path:
+        """Where the model of an image is kept."""
+        return self.cache.folder / "images" / Image.parse(image).file_name
+
+    def fetch_image(self, image: str, place: Path, report: "Report", wanted: "Wanted") -> None:
+        """Download the model of an image. Raises `NotFound`, `DownloadFailed`."""
+        from server.hub.download import Content
+        from server.hub.image import gguf_layer
+        from server.hub.remote import Remote, opened
+
+        remote = Remote(self._endpoint, self._token, self._patience)
+        self._check_online(image)
+        layer = gguf_layer(Image.parse(image), remote.patience)
+        content = Content(image, layer.url, place, layer.size, layer.sha256)
+
+        def open_layer(headers: Mapping[str, str]) -> "AbstractContextManager[Response]":
+            return opened(layer.url, image, {**layer.headers, **headers})
+
+        self._fetch_one(content, remote, open_layer, report, wanted)
+
+    def _fetch_one(
+        self, content: "Content", remote: "Remote", open_content: "Open", report: "Report", wanted: "Wanted"
+    ) -> None:
+        from server.hub.download import check_space, fetch
+
+        if content.place.exists():
+            return
+        self._check_online(content.name)
+        check_space([content], content.place.parent)
+        lock = content.place.with_name(content.place.name + ".lock")
+        fetch(content, open_content, lock, remote.patience, report, wanted)
+
+    def _check_online(self, what: str) -> None:
+        if self.offline:
+            raise DownloadFailed(f"'{what}' is not here, and --offline forbids to download it")
 
     def _offline_listing(self, reference: Reference) -> list[HubFile]:
         listing = self.cache.snapshot(reference.repository).listing()

@@ -1,5 +1,8 @@
-"""How a model of a hub is named: ``owner/name[:quantization]`` (llama.cpp common/download.cpp, hf-cache.cpp)."""
+"""How a model is named: ``owner/name[:quantization]`` of a hub (llama.cpp common/download.cpp, hf-cache.cpp), and
+``registry/name[:tag]`` of a registry of container images."""
 
+import contextlib
+import ipaddress
 import re
 from dataclasses import dataclass
 from typing import Self
@@ -7,6 +10,10 @@ from typing import Self
 MAX_ID = 256  # characters of owner/name (hf-cache.cpp, is_valid_repo_id)
 MAX_TAG = 64
 FORM = "should be owner/name or owner/name:QUANTIZATION, as in ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
+IMAGE_FORM = "should be REGISTRY/NAME or REGISTRY/NAME:TAG; the registry is named, as there is none by default"
+_HOST = r"[A-Za-z0-9]+(?:[.-][A-Za-z0-9]+)*(?::[0-9]{1,5})?"
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(rf"({_HOST})/({_PART}(?:/{_PART})*)(?::([A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}))?", re.ASCII)
 _WORD = r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*"
 _ID = re.compile(rf"{_WORD}/{_WORD}", re.ASCII)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
@@ -39,3 +46,34 @@ def is_repository(text: str) -> bool:
 def is_tag(text: str) -> bool:
     """Such as ``Q4_K_M``."""
     return len(text) <= MAX_TAG and _TAG.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A name of a model in a registry."""
+
+    registry: str
+    name: str
+    tag: str = "latest"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError. The first part is a registry when it looks like a host, which is Docker's rule."""
+        found = _IMAGE.fullmatch(text)
+        if found is None or not (re.search(r"[.:]", found[1]) or found[1] == "localhost"):
+            raise ValueError(IMAGE_FORM)
+        return cls(found[1], found[2], found[3] or "latest")
+
+    @property
+    def file_name(self) -> str:
+        """Where it is kept, as llama.cpp names it, with the registry."""
+        return f"{self.registry}_{self.name}_{self.tag}.gguf".replace("/", "_").replace(":", "_")
+
+    @property
+    def base(self) -> str:
+        """Address of the repository; without encryption only on this machine, which is Docker's rule, too."""
+        host = self.registry.rpartition(":")[0] or self.registry
+        with contextlib.suppress(ValueError):
+            if ipaddress.ip_address(host).is_loopback:
+                host = "localhost"
+        return f"{'http' if host == 'localhost' else 'https'}://{self.registry}/v2/{self.name}"

@@ -32,7 +32,7 @@ _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 class Patience:
     """How often a request is made anew after a passing failure, and how long to wait before: 1, 2, 4... times."""
 
-    retries: int = 4
+    retries: int = 3
     wait_s: float = 1.0
 
 
@@ -116,24 +116,29 @@ class Remote:
 
     @contextlib.contextmanager
     def get(self, url: str, what: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx2.Response]:
-        """The reply to a GET, headers read. The token stays with the hub when it sends the client elsewhere.
+        """The reply to a GET, headers read. The token is for the hub: it goes to no other address, nor along when the
+        hub sends its client elsewhere.
 
         Raises `Interrupted`, or what `refusal` makes of the status.
         """
-        given = build_hf_headers(token=self._token, library_name="llamapool", library_version=__version__)
+        own = urlsplit(url)[:2] == urlsplit(self.endpoint)[:2]
+        given = build_hf_headers(
+            token=self._token if own else False, library_name="llamapool", library_version=__version__
+        )
         with opened(url, what, {**given, **(headers or {})}) as response:
             yield response
 
 
 @contextlib.contextmanager
-def opened(url: str, what: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
-    """The reply to a GET of any address, headers read; as `Remote.get`, without a token of its own."""
+def opened(url: str, what: str, headers: Mapping[str, str], allowed: tuple[int, ...] = ()) -> Iterator[httpx2.Response]:
+    """The reply to a GET of any address, headers read; as `Remote.get`, without a token of its own. Statuses that are
+    `allowed` are no refusal."""
     sent = {**headers, "Accept-Encoding": "identity"}
     try:
         with get_session().stream("GET", url, headers=sent, timeout=_TIMEOUT_S) as response:
             if response.status_code in _TEMPORARY:
                 raise Interrupted(f"{host_of(str(response.url))} says {response.status_code}")
-            if response.status_code not in (200, 206, 416):
+            if response.status_code not in (200, 206, 416, *allowed):
                 raise refusal(response, what)
             yield response
     except httpx2.TransportError as error:

@@ -24,15 +24,15 @@ def without_effect(model: ModelDefaults) -> Iterator[str]:
     for name in sorted(given):
         if name.startswith("spec_ngram") and "ngram" not in kinds:
             yield _because(name, no_guesses)
-        elif name.startswith(("spec_draft", "draft_")) and name != "draft_model":
-            if model.draft_model is None:
+        elif name.startswith(("spec_draft", "draft_")) and name not in ("draft_model", "draft_hf"):
+            if not model.has_draft:
                 yield _because(name, _NO_DRAFT)
             elif "draft-simple" not in kinds:
                 yield _because(name, no_guesses)
     if model.spec_synth_rates or model.spec_synth_len:
         yield "spec_synth_rates or spec_synth_len is set: replies are not the model's, and worth nothing but their time"
-    if "draft-simple" not in kinds and model.draft_model is not None:
-        yield _because("draft_model", no_guesses)
+    if "draft-simple" not in kinds and model.has_draft:
+        yield _because("draft_hf" if model.draft_hf else "draft_model", no_guesses)
 
 
 def _because(name: str, reason: str) -> str:

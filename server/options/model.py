@@ -7,13 +7,14 @@ Flags and variables are llama-server's (llama.cpp common/arg.cpp); a field witho
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from server.options.adapters import AdapterSettings
 from server.options.chat import ChatSettings
 from server.options.cpus import known_masks, known_ranges
 from server.options.devices import AUTO, DeviceSets
 from server.options.embedding import EmbeddingSettings
+from server.options.hub import ImageName, RepositoryName, Url
 from server.options.option import SettingsModel, option
 from server.options.overrides import OverrideSettings
 from server.options.sampling import SamplingSettings
@@ -34,6 +35,8 @@ from server.options.values import (
     without_zero,
 )
 
+WHERE = ("path", "hf", "hf_file", "model_url", "docker_repo")
+"""What says where a model's file is: of one model, never of all."""
 LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap+mlock"]
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 
@@ -273,10 +276,64 @@ class ModelDefaults(
 class ModelSettings(ModelDefaults):
     """One model: an entry of the YAML's ``models``, keyed by its id."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": [name]} for name in ("path", "hf", "model_url", "docker_repo")]}
+    )
     group: ClassVar[str] = "Model"
 
-    path: Annotated[FilePath, option("-m", "--model", env="LLAMA_ARG_MODEL", metavar="FILE", is_path=True)]
-    """The GGUF file; of a split model the first part."""
+    @model_validator(mode="after")
+    def _has_one_source(self) -> "ModelSettings":
+        if self.path is None and not (self.hf or self.model_url or self.docker_repo):
+            raise ValueError("path is missing; name the GGUF file, or hf, model_url or docker_repo")
+        named = [name for name in ("hf", "model_url", "docker_repo") if getattr(self, name)]
+        if len(named) > 1 or (self.path is not None and named not in ([], ["model_url"])):
+            raise ValueError(f"{', '.join([*['path'] * (self.path is not None), *named])} exclude each other; give one")
+        if self.hf_file and not self.hf:
+            raise ValueError("hf_file needs hf, the repository; add it")
+        return self
+
+    path: Annotated[
+        FilePath | None,
+        option(
+            "-m",
+            "--model",
+            env="LLAMA_ARG_MODEL",
+            metavar="FILE",
+            is_path=True,
+            replaces=("hf", "hf_file", "docker_repo"),
+        ),
+    ] = None
+    """The GGUF file; of a split model the first part. It, or one of the three below, is required."""
+    hf: Annotated[
+        RepositoryName,
+        option(
+            *("-hf", "-hfr", "--hf-repo"),
+            env="LLAMA_ARG_HF_REPO",
+            metavar="OWNER/NAME[:QUANT]",
+            replaces=("path", "model_url", "docker_repo"),
+        ),
+    ] = ""
+    """A repository of the hub; of its files the one of that quantization, else Q4_K_M, Q8_0, the first. As the cache
+    has it, else downloaded before the first load. With -hf one with a preset.ini serves the models of that."""
+    hf_file: Annotated[str, option("-hff", "--hf-file", env="LLAMA_ARG_HF_FILE", metavar="FILE")] = ""
+    """A file of that repository, in place of a quantization."""
+    model_url: Annotated[
+        Url,
+        option(
+            "-mu", "--model-url", env="LLAMA_ARG_MODEL_URL", metavar="URL", replaces=("hf", "hf_file", "docker_repo")
+        ),
+    ] = ""
+    """An address of the GGUF; downloaded to path where that is given, else into the cache."""
+    docker_repo: Annotated[
+        ImageName,
+        option(
+            *("-dr", "--docker-repo"),
+            env="LLAMA_ARG_DOCKER_REPO",
+            metavar="REGISTRY/NAME[:TAG]",
+            replaces=("path", "hf", "hf_file", "model_url"),
+        ),
+    ] = ""
+    """A model in a registry of container images (OCI); the registry is always named."""
     aliases: Annotated[
         TextList,
         option("-a", "--alias", env="LLAMA_ARG_ALIAS", metavar="A,B", text=split_list, repeat=True),

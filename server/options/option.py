@@ -71,7 +71,7 @@ class Entry:
     option: Option
     group: str
     description: str
-    default: Any  # PydanticUndefined where the field is required
+    default: Any
     is_switch: bool  # its flags take no value
 
     @property

@@ -11,7 +11,6 @@ from server.options.unsupported import (
     FIXED_FLAGS,
     FIXED_VARIABLES,
     FLAGS,
-    PRESET_ONLY,
     VARIABLES,
     Fixed,
     dead,
@@ -22,6 +21,7 @@ from server.pool.catalogue import PresetKey
 
 LOAD_ON_STARTUP = "load-on-startup"
 STOP_TIMEOUT = "stop-timeout"
+DEDUP_CACHE = "dedup-cache-models"
 
 
 def preset_layer(table: Table, section: str, keys: Sequence[PresetKey], skipped: list[str]) -> dict[str, Given]:
@@ -31,7 +31,7 @@ def preset_layer(table: Table, section: str, keys: Sequence[PresetKey], skipped:
     """
     layer: dict[str, Given] = {}
     for item in keys:
-        if item.key == "version":
+        if item.key in ("version", DEDUP_CACHE):
             continue
         if item.key == LOAD_ON_STARTUP:
             startup = _bool(section, item)
@@ -46,6 +46,11 @@ def preset_layer(table: Table, section: str, keys: Sequence[PresetKey], skipped:
                 value = [*layer[entry.key].value, *value]
             layer[entry.key] = Given(value, item.place)
     return layer
+
+
+def hides_cached(section: str, keys: Sequence[PresetKey]) -> bool:
+    """Whether a section wants the same file of the cache not listed a second time. Raises ConfigError."""
+    return any(_bool(section, item) for item in keys if item.key == DEDUP_CACHE)
 
 
 def _option(table: Table, section: str, item: PresetKey) -> tuple[Entry, object]:
@@ -87,7 +92,7 @@ def _fixed(section: str, item: PresetKey, skipped: list[str]) -> bool:
 
 
 def _unknown(table: Table, key: str) -> str:
-    if {"--" + key, "-" + key} & FLAGS or key in VARIABLES or key in PRESET_ONLY or key == STOP_TIMEOUT:
+    if {"--" + key, "-" + key} & FLAGS or key in VARIABLES or key == STOP_TIMEOUT:
         return refusal(f"'{key}'", "remove it")
     known = [flag.lstrip("-") for flag, entry in table.by_flag.items() if entry.section == "model"]
     return f"unknown key '{key}'" + nearest(key, [*known, LOAD_ON_STARTUP], "; see docs/configuration.md")

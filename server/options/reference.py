@@ -7,7 +7,6 @@ from itertools import groupby
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from server.options.environment import CONFIG_VARIABLE
 from server.options.flags import CONFIG_FLAG, DEVICES_FLAG
@@ -102,7 +101,7 @@ def _metavar(entry: Entry) -> str:
 
 
 def _default(entry: Entry) -> str:
-    return "required" if entry.default is PydanticUndefined else f"default: {_shown(entry)}"
+    return f"default: {_shown(entry)}"
 
 
 def _shown(entry: Entry) -> str:
@@ -157,7 +156,7 @@ def _flags(flags: Iterable[str]) -> str:
 def _row(entry: Entry) -> str:
     flags = " ".join(f"`{flag}`" for flag in (*entry.flags, *entry.constants))
     env = f"`{entry.option.env}`" if entry.option.env else ""
-    default = "required" if entry.default is PydanticUndefined else f"`{_shown(entry)}`"
+    default = f"`{_shown(entry)}`"
     cells = (f"`{entry.key}`", flags, env, default, _one_line(entry))
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells) + " |\n"
 

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field, model_validator
 
 from server.errors import ConfigError
+from server.options.hub import HubSettings
 from server.options.option import SettingsModel, option
 from server.options.values import Bool, FilePath, Float, Int, Switch, TextList, split_list
 
@@ -184,7 +185,7 @@ class LogSettings(SettingsModel):
     """Time in front of each line."""
 
 
-class ServerSettings(LogSettings, PoolSettings, AccessSettings, ListenSettings):
+class ServerSettings(LogSettings, HubSettings, PoolSettings, AccessSettings, ListenSettings):
     """The YAML's ``server``."""
 
     def all_api_keys(self) -> tuple[str, ...]:

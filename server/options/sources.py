@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from server.options.layers import Given, Layer, laid_over
+from server.options.model import WHERE
 from server.options.roster import Inputs, Roster
 
 Section = tuple[str, ...]
@@ -80,10 +81,10 @@ class FlagSource(LayerSource):
 
 
 class NamedModelSource(LayerSource):
-    """-m and -a, or their variables: the one model that stands in place of the YAML's."""
+    """-m (or -hf, -mu, -dr) and -a, or their variables: the one model that stands in place of the YAML's."""
 
     def said(self, inputs: Inputs, roster: Roster) -> Sections:
-        """Its path and other names."""
+        """Where its file is, and its other names."""
         return {("models", model_id): layer for model_id, layer in roster.named.items()}
 
 
@@ -97,7 +98,7 @@ class VariableSource(LayerSource):
 
 
 class CatalogueSource(LayerSource):
-    """--models-dir and --models-preset. A preset is stronger than ``LLAMA_ARG_...``, as in llama-server."""
+    """The cache, --models-dir and --models-preset. A preset is stronger than ``LLAMA_ARG_...``, as in llama-server."""
 
     def said(self, inputs: Inputs, roster: Roster) -> Sections:
         """Paths and the preset's sections."""
@@ -138,7 +139,7 @@ class StartupSource(LayerSource):
     def said(self, inputs: Inputs, roster: Roster) -> Sections:
         """``load: startup`` for it."""
         return {
-            ("models", model_id): {"load": Given("startup", layer["path"].source)}
+            ("models", model_id): {"load": Given("startup", next(iter(layer.values())).source)}
             for model_id, layer in roster.named.items()
         }
 
@@ -170,4 +171,4 @@ def _under_each(roster: Roster, layer: Layer) -> Sections:
 
 def _shared(layer: Layer) -> Layer:
     """What a flag or variable may say of every model."""
-    return {key: given for key, given in layer.items() if key not in ("path", "aliases")}
+    return {key: given for key, given in layer.items() if key not in (*WHERE, "aliases")}

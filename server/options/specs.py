@@ -1,7 +1,6 @@
 """From a model's settings to the plain values that the inside works with."""
 
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 from server.engine.params import EngineParams
@@ -11,38 +10,57 @@ from server.errors import ConfigError
 from server.options.cpus import instance_cpus
 from server.options.devices import device_sets
 from server.options.model import ModelDefaults, ModelSettings
+from server.options.option import Table
 from server.options.overrides import metadata_override, tensor_override
+from server.options.roster import Origin
 from server.options.speculation import AUTO
 from server.options.values import SAMPLERS
-from server.pool.spec import ChatParams, DraftFile, LoadParams, ModelSpec
+from server.options.written import flags_of, preset_of
+from server.pool.spec import NOT_HERE, ChatParams, DraftFile, LoadParams, ModelSpec, RemoteFiles
 
 WHOLE = (1 << 31) - 1
 """As ``fit_ctx``: no context is shortened. llama-server's meaning of ``-c 0`` (common/arg.cpp)."""
 
 
-def model_spec(model_id: str, settings: ModelSettings, place: str, mmproj: Path | None) -> ModelSpec:
-    """The specification of one model; ``place`` says where it was configured.
+def model_spec(table: Table, model_id: str, settings: ModelSettings, origin: Origin) -> ModelSpec:
+    """The specification of one model; files of the hub are not looked for yet.
 
     Raises ConfigError when its template file cannot be read.
     """
     return ModelSpec(
         id=model_id,
-        path=settings.path,
+        path=settings.path or NOT_HERE,
         aliases=settings.aliases,
         tags=settings.tags,
-        mmproj=mmproj,
+        mmproj=origin.mmproj,
         load=settings.load,
         native=_load_params(settings),
         draft=_draft(settings),
         engine=_engine_params(settings),
-        chat=_chat_params(model_id, settings, place),
+        chat=_chat_params(model_id, settings, origin.place),
         sampling=_sampling_params(settings),
         embd_normalize=settings.embd_normalize,
         n_predict=settings.n_predict,
         spm_infill=settings.spm_infill,
         sleep_idle_s=float(settings.sleep_idle_seconds),
-        source=place,
+        source=origin.place,
+        remote=_remote(settings),
+        origin=origin.kind,
+        hidden=origin.hidden,
+        args=("llamapool", *flags_of(table, settings)),
+        preset=preset_of(table, model_id, settings),
     )
+
+
+def _remote(settings: ModelSettings) -> RemoteFiles | None:
+    found = RemoteFiles(
+        hf=settings.hf,
+        file=settings.hf_file,
+        url=settings.model_url,
+        docker=settings.docker_repo,
+        draft=settings.draft_hf if "draft-simple" in spec_type(settings) else "",
+    )
+    return None if found == RemoteFiles() else found
 
 
 def _same_names(inside: type, settings: ModelSettings) -> dict[str, Any]:
@@ -73,12 +91,12 @@ def spec_type(settings: ModelDefaults) -> str:
     """Where guesses come from, `auto` decided."""
     if settings.spec_type != AUTO:
         return settings.spec_type
-    return "draft-simple" if settings.draft_model is not None else "none"
+    return "draft-simple" if settings.has_draft else "none"
 
 
 def _draft(settings: ModelSettings) -> DraftFile | None:
     """The draft model's context is the model's own in shape; llama-server's common_base_params_to_speculative."""
-    if settings.draft_model is None or "draft-simple" not in spec_type(settings):
+    if not settings.has_draft or "draft-simple" not in spec_type(settings):
         return None
     native = _load_params(settings)
     n_threads = native.n_threads if settings.draft_n_threads < 0 else settings.draft_n_threads
@@ -86,7 +104,7 @@ def _draft(settings: ModelSettings) -> DraftFile | None:
     if n_batch_threads < 0:
         n_batch_threads = native.n_threads_batch if settings.draft_n_threads < 0 else n_threads
     return DraftFile(
-        settings.draft_model,
+        settings.draft_model or NOT_HERE,
         replace(
             native,
             n_threads=n_threads,

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from server.options.devices import AUTO as AUTO_DEVICES
 from server.options.devices import OneDeviceSet
+from server.options.hub import RepositoryName
 from server.options.option import SettingsModel, option
 from server.options.overrides import MAX_LAYERS, TensorOverrides
 from server.options.values import Bool, FilePath, Float, GpuLayers, Int, Proportions, split_list
@@ -46,15 +47,16 @@ class SpeculationSettings(SettingsModel):
 
     group: ClassVar[str] = "Speculative decoding"
 
+    @property
+    def has_draft(self) -> bool:
+        """Whether a draft model is named, as a file or out of the hub."""
+        return self.draft_model is not None or bool(self.draft_hf)
+
     @model_validator(mode="after")
     def _a_draft_needs_its_model(self) -> "SpeculationSettings":
-        if "draft-simple" in self.spec_type and self.draft_model is None:
+        if "draft-simple" in self.spec_type and not self.has_draft:
             raise ValueError("spec_type has draft-simple, which needs draft_model (-md); add it")
-        if (
-            self.draft_model is not None
-            and self.spec_type not in (AUTO, "none")
-            and "draft-simple" not in self.spec_type
-        ):
+        if self.has_draft and self.spec_type not in (AUTO, "none") and "draft-simple" not in self.spec_type:
             raise ValueError(f"draft_model is given, but spec_type {self.spec_type} does not use it; add draft-simple")
         return self
 
@@ -65,7 +67,7 @@ class SpeculationSettings(SettingsModel):
             return self
         if rates and length:
             raise ValueError("spec_synth_rates and spec_synth_len exclude each other; give one")
-        if self.draft_model is None:
+        if not self.has_draft:
             raise ValueError("spec_synth_rates and spec_synth_len need draft_model (-md); add it")
         if rates and len(rates) != most:
             raise ValueError(f"spec_synth_rates should be as many as spec_draft_max, {most}, not {len(rates)}")
@@ -103,9 +105,20 @@ class SpeculationSettings(SettingsModel):
             env="LLAMA_ARG_SPEC_DRAFT_MODEL",
             metavar="FILE",
             is_path=True,
+            replaces=("draft_hf",),
         ),
     ] = None
     """GGUF of a small model with the same vocabulary that guesses what this one will say."""
+    draft_hf: Annotated[
+        RepositoryName,
+        option(
+            *("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"),
+            env="LLAMA_ARG_SPEC_DRAFT_HF_REPO",
+            metavar="OWNER/NAME[:QUANT]",
+            replaces=("draft_model",),
+        ),
+    ] = ""
+    """The same out of the hub: a repository, and of which quantization; as hf."""
     spec_draft_max: Annotated[
         Int,
         option(

@@ -63,7 +63,6 @@ FIXED = (
         matters=False,
     ),
     Fixed(("--repack",), ("-nr", "--no-repack"), "LLAMA_ARG_REPACK", True, "always repacks weights"),
-    Fixed(("--offline",), (), "LLAMA_ARG_OFFLINE", True, "never downloads anything"),
     Fixed(("--log-jsonl",), ("--no-log-jsonl",), "LLAMA_ARG_LOG_JSONL", False, "does not log JSON lines"),
     Fixed(
         ("--skip-chat-parsing",),
@@ -92,8 +91,6 @@ FIXED = (
 _FLAGS = """
 -cl --cache-list --completion-bash --cpu-strict --poll -Cb --cpu-mask-batch
 -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch --rpc -lzm --lazy-mode
--mu --model-url -dr --docker-repo -hf -hfr
---hf-repo -hff --hf-file -hft --hf-token
 --grammar --grammar-file -j --json-schema -jf --json-schema-file
 -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
 --kv-unified-per-slot -r --reverse-prompt -sp --special -mm --mmproj -mmu --mmproj-url
@@ -102,7 +99,7 @@ _FLAGS = """
 --path --ui-config --webui-config --ui-config-file --webui-config-file --tools --tools-runtime
 --mcp-servers-config --mcp-servers-json
 --media-path
---log-prompts-dir --spec-draft-hf -hfd -hfrd --hf-repo-draft
+--log-prompts-dir
 --spec-draft-cpu-mask -Cd --cpu-mask-draft
 --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict --cpu-strict-draft --spec-draft-prio
 --prio-draft --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft
@@ -119,11 +116,10 @@ _FLAGS = """
 
 _VARIABLES = """
 RPC LAZY_MODE
-MODEL_URL DOCKER_REPO HF_REPO HF_FILE
 KV_UNIFIED_PER_SLOT MMPROJ
 MMPROJ_URL MMPROJ_OFFLOAD IMAGE_MIN_TOKENS IMAGE_MAX_TOKENS MTMD_BATCH_MAX_TOKENS VIDEO_FPS
 VIDEO_TIMESTAMP_INTERVAL VIDEO_FFMPEG_DIR REUSE_PORT STATIC_PATH UI_CONFIG UI_CONFIG_FILE TOOLS TOOLS_RUNTIME
-MCP_SERVERS_CONFIG MCP_SERVERS_JSON SPEC_DRAFT_HF_REPO
+MCP_SERVERS_CONFIG MCP_SERVERS_JSON
 SPEC_DRAFT_P_SPLIT
 DRAFT_MAX DRAFT_MIN
 """
@@ -132,7 +128,6 @@ FLAGS = frozenset(_FLAGS.split())
 VARIABLES = frozenset("LLAMA_ARG_" + name for name in _VARIABLES.split())
 DEAD_FLAGS = frozenset({"-dt", "--defrag-thold"})  # each takes a value
 DEAD_VARIABLES = frozenset({"LLAMA_ARG_DEFRAG_THOLD"})
-PRESET_ONLY = frozenset({"dedup-cache-models"})  # about llama-server's download cache, which does not exist here
 FIXED_FLAGS = {
     **{flag: (fixed, True) for fixed in FIXED for flag in fixed.on},
     **{flag: (fixed, False) for fixed in FIXED for flag in fixed.off},

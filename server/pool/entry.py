@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from server.engine.request import Adapters
+from server.pool.downloads import Download
 from server.pool.lease import Lease
 from server.pool.loading import Load
 from server.pool.model import LoadedModel
@@ -34,6 +35,8 @@ class Entry:
     adapters: Adapters | None = None  # while it sleeps: the LoRA set of requests that ask for none
     loaded: LoadedModel | None = None
     load: Load | None = None
+    download: Download | None = None
+    transient: bool = False  # here only while its files are downloaded; then the cache has it
     asked: bool = False  # an explicit load, which nobody needs to wait for
     starting: bool = False  # its load at start-up has not ended
     giving_way: bool = False
@@ -61,6 +64,11 @@ class Entry:
     def leaving(self) -> bool:
         """Its place under ``models_max`` becomes free by itself."""
         return self.status is Status.DRAINING or (self.load is not None and self.load.cancelled)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it is being downloaded, loaded or freed."""
+        return self.task is not None and not self.task.done()
 
     @property
     def wanted(self) -> bool:
@@ -121,6 +129,7 @@ class Entry:
             n_leases=len(self.leases),
             n_waiting=len(self.waiters),
             queued=queued,
+            downloads=tuple(self.download.files.values()) if self.download else (),
         )
 
     def _sleeps_in_s(self, now: float) -> float | None:

@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Self
 
-from server.pool.protocols import ModelInfo
+from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import Status
 
 STAGES = ("text_model",)
@@ -33,7 +33,38 @@ class LoadProgress:
     stages: tuple[str, ...] = STAGES
 
 
-PoolEvent = StatusChanged | LoadProgress
+@dataclass(frozen=True, slots=True)
+class DownloadProgress:
+    """A part of a model's files was received; every file so far."""
+
+    model: str
+    files: tuple[FileProgress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadEnded:
+    """A model's files are there, or won't be."""
+
+    model: str
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRemoved:
+    """A model's files were deleted, on request."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsReloaded:
+    """The list of models was made anew."""
+
+    model: str = "*"
+
+
+PoolEvent = StatusChanged | LoadProgress | DownloadProgress | DownloadEnded | ModelRemoved | ModelsReloaded
+_Progress = (LoadProgress, DownloadProgress)
 
 
 class Subscription:
@@ -58,7 +89,7 @@ class Subscription:
         self._wake.set()
 
     def _drop_one(self) -> None:
-        victim = next((i for i, e in enumerate(self._events) if isinstance(e, LoadProgress)), None)
+        victim = next((i for i, e in enumerate(self._events) if isinstance(e, _Progress)), None)
         if victim is None:
             latest = {e.model: i for i, e in enumerate(self._events)}
             victim = next((i for i, e in enumerate(self._events) if latest[e.model] != i), None)

@@ -29,6 +29,7 @@ def _check_leases(entry: Entry) -> None:
 def _check_status(entry: Entry) -> None:
     status = entry.status
     assert (entry.load is not None) == (status is Status.LOADING), f"{entry.id}: a load while {status}"
+    assert (entry.download is not None) == (status is Status.DOWNLOADING), f"{entry.id}: a download while {status}"
     has_model = status in (Status.READY, Status.DRAINING)
     assert (entry.loaded is not None) == has_model, f"{entry.id}: loaded while {status}"
     assert (entry.facts is not None) or status not in (Status.READY, Status.SLEEPING), (
@@ -41,7 +42,7 @@ def _check_status(entry: Entry) -> None:
 
 
 def _check_waiters(entry: Entry, *, queued: bool) -> None:
-    loading = entry.load is not None and not entry.load.cancelled
+    loading = entry.download is not None or (entry.load is not None and not entry.load.cancelled)
     assert not queued or entry.wanted, f"{entry.id}: queued, and nobody wants it"
     assert not entry.wanted or queued or loading, f"{entry.id}: wanted, and nothing is done about it"
     assert not (queued and entry.serving), f"{entry.id}: queued while it serves"

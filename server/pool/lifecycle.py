@@ -239,6 +239,14 @@ class Lifecycle:
 
     # ---- both
 
+    def move(self, entry: Entry, status: Status) -> None:
+        """To another state, where nothing is in memory."""
+        self._to(entry, status)
+
+    def fail(self, entry: Entry, reason: str) -> None:
+        """What is not in memory can't come there."""
+        self._failed(entry, reason)
+
     def _failed(self, entry: Entry, reason: str) -> None:
         entry.failure = reason
         entry.failed_at = self._clock()

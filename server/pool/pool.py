@@ -1,23 +1,39 @@
 """Every configured model, its state, and the leases on it. See `Pool`."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
-from server.errors import ConfigError, InvalidRequest, ModelFailed, ModelLoading, ShuttingDown, Unavailable
+from server.errors import (
+    ConfigError,
+    InvalidRequest,
+    ModelFailed,
+    ModelLoading,
+    NotSupported,
+    ShuttingDown,
+    Unavailable,
+)
+from server.pool.downloads import Downloads
 from server.pool.entry import Entry
-from server.pool.events import FanOut, Subscription
+from server.pool.events import DownloadEnded, FanOut, ModelRemoved, ModelsReloaded, Subscription
 from server.pool.footprint import Memory
 from server.pool.integrity import check_integrity
 from server.pool.lease import Lease
 from server.pool.lifecycle import Factories, Lifecycle
 from server.pool.names import Names
-from server.pool.protocols import Loader
-from server.pool.spec import ModelSpec, Task
+from server.pool.protocols import Fetcher, Loader
+from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles, Task
 from server.pool.state import ModelState, Status
 from server.pool.turns import PoolLimits, Turns, log_failure
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 __all__ = ["Lease", "Pool", "PoolLimits"]
 
@@ -37,8 +53,11 @@ class Pool:
         clock: Callable[[], float] = time.monotonic,
         factories: Factories | None = None,
         threads: Executor | None = None,
+        fetcher: Fetcher | None = None,
+        reread: Callable[[], Sequence[ModelSpec]] | None = None,
     ) -> None:
-        """`threads` runs what blocks (loads, frees); the pool shuts it down."""
+        """`threads` runs what blocks (loads, frees); the pool shuts it down. `fetcher` gets files that are not here,
+        `reread` says which models there are now; it blocks, and raises ConfigError."""
         self.limits = limits or PoolLimits()
         self._names = Names(specs)
         self._loader = loader
@@ -48,7 +67,11 @@ class Pool:
         self._fan_out = FanOut()
         self._threads = threads or ThreadPoolExecutor(max(1, len(specs)), thread_name_prefix="pool")
         self._lifecycle = Lifecycle(loader, factories or Factories(), self._fan_out, self._threads, clock, self._quiet)
-        self._turns = Turns(self._entries, self.limits, self._lifecycle, clock)
+        self._fetcher = fetcher
+        self._reread = reread
+        self._downloads = None if fetcher is None else Downloads(fetcher, self._fan_out, self._lifecycle)
+        self._turns = Turns(self._entries, self.limits, self._lifecycle, clock, self._fan_out, self._downloads)
+        self._reloading = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
 
     def _quiet(self) -> bool:
@@ -118,6 +141,8 @@ class Pool:
             return self._turns.lease(entry)
         if entry.starting and len(self._entries) == 1:
             raise ModelLoading()
+        if entry.transient:
+            raise Unavailable(f"model '{entry.id}' is being downloaded")
         if entry.id not in self._turns.queue:
             self._check_may_load(entry, self.limits.autoload if autoload is None else autoload)
         return await self._turns.wait(entry)
@@ -129,7 +154,7 @@ class Pool:
             if cooling or not autoload:
                 raise ModelFailed(entry.id, entry.failure)
         being_unloaded = entry.leaving and entry.after_drain is Status.UNLOADED
-        if not autoload and (being_unloaded or entry.status is Status.UNLOADED):
+        if not autoload and (being_unloaded or entry.status in (Status.UNLOADED, Status.DOWNLOADING)):
             raise InvalidRequest("model is not loaded", "model")
 
     async def load(self, name: str, *, wait: bool = False) -> None:
@@ -142,7 +167,7 @@ class Pool:
             raise ShuttingDown()
         entry = self._entries[self._names.exact(name).id]
         loading = entry.status is Status.LOADING and not entry.leaving
-        if entry.status is Status.READY or loading or entry.asked:
+        if entry.status is Status.READY or loading or entry.asked or entry.transient:
             raise InvalidRequest("model is already running", "model")
         entry.asked = True
         self._turns.enqueue(entry)
@@ -167,7 +192,9 @@ class Pool:
             await self._settled([entry])
 
     def _begin_unload(self, entry: Entry, grace_s: float) -> None:
-        if entry.load is not None:
+        if entry.download is not None:
+            entry.download.cancel()
+        elif entry.load is not None:
             entry.load.cancel()
         elif entry.status is Status.READY:
             self._turns.drain(entry, Status.UNLOADED, grace_s)
@@ -175,6 +202,102 @@ class Pool:
             entry.after_drain = Status.UNLOADED
         elif entry.status is Status.SLEEPING:
             self._lifecycle.forget(entry)
+
+    # ---- which models there are
+
+    async def download(self, name: str) -> None:
+        """Fetch a model of the hub into its cache, as ``POST /models`` does; returns once it has begun.
+
+        Raises `InvalidRequest` for a name that is none or known already, `NotSupported`, and what `Fetcher.check` does.
+        """
+        if self._fetcher is None or self._downloads is None:
+            raise NotSupported("This server does not download models")
+        self._check_new(name)
+        await self._beside(self._fetcher.check, name)
+        self._check_new(name)  # another request may have been quicker
+        spec = ModelSpec(name, NOT_HERE, remote=RemoteFiles(hf=name), origin="cache", source="POST /models")
+        entry = Entry(spec, self._clock(), transient=True)
+        self._entries[name] = entry
+        self._rename()
+        self._downloads.begin(entry)
+        entry.task = asyncio.create_task(self._download(entry, self._downloads), name=f"pool: download {name}")
+        entry.task.add_done_callback(log_failure)
+
+    def _check_new(self, name: str) -> None:
+        if self._turns.stopped:
+            raise ShuttingDown()
+        if name in self._entries:
+            raise InvalidRequest(f"model '{name}' already exists", "model")
+
+    async def _download(self, entry: Entry, downloads: Downloads) -> None:
+        ok = False
+        try:
+            ok = await downloads.run(entry)
+        finally:
+            self._drop(entry)
+        if ok and not self._turns.stopped:
+            try:
+                await self.reload()
+            except ConfigError as error:
+                log.error("model '%s' is in the cache, but not served: %s", entry.id, error)
+        self._fan_out.publish(DownloadEnded(entry.id, ok))
+
+    async def remove(self, name: str) -> None:
+        """Unload a model of the cache, or stop its download, and delete its files, as ``DELETE /models`` does.
+
+        Raises `ModelNotFound`, `InvalidRequest` for one that is not of the cache, `Unavailable`.
+        """
+        entry = self._entries[self._names.exact(name).id]
+        if self._fetcher is None or entry.spec.origin != "cache":
+            raise InvalidRequest(f"model '{entry.id}' is not removable: it is not of the hub's cache", "model")
+        if entry.status not in (Status.UNLOADED, Status.FAILED) or entry.id in self._turns.queue:
+            await self.unload(entry.id, wait=True)
+        self._drop(entry)  # so that nobody loads it meanwhile
+        await self._beside(self._fetcher.remove, entry.id)
+        self._fan_out.publish(ModelRemoved(entry.id))
+
+    def _drop(self, entry: Entry) -> None:
+        if self._entries.get(entry.id) is entry:
+            del self._entries[entry.id]
+            self._turns.queue.pop(entry.id, None)
+            self._rename()
+        entry.refuse(lambda: Unavailable(f"model '{entry.id}' is no longer there"))
+
+    def _rename(self) -> None:
+        self._names = Names([entry.spec for entry in self._entries.values()])
+
+    async def reload(self) -> None:
+        """See which models there are now, as ``GET /models?reload=1`` does: those that are gone or have changed are
+        unloaded first, the others are left alone. Raises `ConfigError`, and then nothing has changed.
+        """
+        if self._reread is None:
+            return
+        async with self._reloading:
+            specs = {spec.id: spec for spec in await self._beside(self._reread)}
+            Names(list(specs.values()))
+            stale = [entry for entry in self._entries.values() if _is_stale(entry, specs.get(entry.id))]
+            while busy := [entry for entry in stale if entry.status is Status.READY or entry.under_way]:
+                for entry in busy:
+                    self._turns.queue.pop(entry.id, None)
+                    self._begin_unload(entry, self.limits.stop_timeout_s)
+                await self._settled(busy)
+            if self._turns.stopped:
+                return
+            for entry in stale:
+                self._turns.queue.pop(entry.id, None)
+                entry.refuse(partial(Unavailable, f"model '{entry.id}' was configured anew"))
+            kept = {entry.id: entry for entry in self._entries.values() if entry not in stale}
+            self._entries.clear()
+            for model_id, spec in specs.items():
+                self._entries[model_id] = kept.pop(model_id) if model_id in kept else Entry(spec, self._clock())
+            self._entries.update(kept)  # those that are being downloaded
+            self._rename()
+        self._fan_out.publish(ModelsReloaded())
+        self._turns.advance()
+
+    async def _beside(self, work: Callable[..., T], *arguments: object) -> T:
+        """In a thread that loads don't need."""
+        return await asyncio.to_thread(work, *arguments)
 
     # ---- beginning and end
 
@@ -220,8 +343,20 @@ class Pool:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
         self._threads.shutdown(wait=False)
+        if self._downloads is not None:
+            self._downloads.close()
         self._fan_out.close()
 
     def check_integrity(self) -> None:
         """Prove that leases, waiters, the queue and the states agree; raises AssertionError."""
         check_integrity(list(self._entries.values()), self._turns.queue, self.limits.models_max)
+
+
+def _is_stale(entry: Entry, spec: ModelSpec | None) -> bool:
+    """Whether a model that is configured as `spec` now (None = not at all) has to begin anew. Failed ones do, so that
+    they can be tried again at once."""
+    if entry.transient:
+        return False
+    if spec is None or entry.status is Status.FAILED:
+        return True
+    return replace(entry.spec, source="") != replace(spec, source="")

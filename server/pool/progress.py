@@ -8,7 +8,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from server.pool.events import LoadProgress, PoolEvent, Subscription
+from server.pool.events import DownloadProgress, LoadProgress, PoolEvent, StatusChanged, Subscription
 from server.pool.state import Status
 
 log = logging.getLogger(__name__)
@@ -29,17 +29,21 @@ class LoadBars:
 
     def show(self, event: PoolEvent) -> None:
         """Begin, move or end a bar."""
-        if not isinstance(event, LoadProgress):
-            if event.status is not Status.LOADING:
-                self._end(event.model)
-            return
-        bar = self._bars.get(event.model)
-        if bar is None:
-            bar = self._bars[event.model] = _Bar(
-                total=100, desc=f"loading {event.model}", unit="%", leave=False, file=self._stream
-            )
-        bar.n = round(event.value * 100)
-        bar.refresh()
+        if isinstance(event, LoadProgress):
+            bar = self._bars.get(event.model) or self._begin(event.model, f"loading {event.model}", "%")
+            bar.total, bar.n = 100, round(event.value * 100)
+            bar.refresh()
+        elif isinstance(event, DownloadProgress):
+            bar = self._bars.get(event.model) or self._begin(event.model, f"fetching {event.model}", "B")
+            bar.total, bar.n = sum(file.total for file in event.files) or None, sum(file.done for file in event.files)
+            bar.refresh()
+        elif isinstance(event, StatusChanged) and event.status not in (Status.LOADING, Status.DOWNLOADING):
+            self._end(event.model)
+
+    def _begin(self, model: str, what: str, unit: str) -> _Bar:
+        bar = _Bar(total=0, desc=what, unit=unit, unit_scale=unit == "B", leave=False, file=self._stream)
+        self._bars[model] = bar
+        return bar
 
     def _end(self, model: str) -> None:
         bar = self._bars.pop(model, None)

@@ -90,6 +90,34 @@ class Weights(Protocol):
         """Free the weights; every runner must be closed before."""
 
 
+@dataclass(frozen=True, slots=True)
+class FileProgress:
+    """How far the download of one file is: bytes. ``total`` is 0 where the hub did not say."""
+
+    url: str
+    done: int
+    total: int
+
+
+class Fetcher(Protocol):
+    """Gets the files of models that are not on this machine; blocking, called in threads."""
+
+    def check(self, name: str) -> None:
+        """Whether a client may have the model of this name downloaded, and there is one.
+
+        Raises `server.errors.InvalidRequest` for a name that is none, `NotFound`, `NotSupported`, `DownloadFailed`.
+        """
+
+    def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:
+        """The specification with its files' places, once they are there; stops soon after it is not `wanted`.
+
+        Raises `server.errors.NotFound`, `DownloadFailed`.
+        """
+
+    def remove(self, name: str) -> None:
+        """Delete a model's files from the cache. Raises `server.errors.Unavailable`."""
+
+
 class Loader(Protocol):
     """Loads weights; blocking, called in a thread."""
 

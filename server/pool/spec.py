@@ -101,6 +101,21 @@ class LoadParams:
         return self.n_parallel < 0 if self.kv_unified is None else self.kv_unified
 
 
+NOT_HERE = Path()
+"""The place of a file that is not on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFiles:
+    """Where a model's files can be had; "" = not there. ``hf``, ``draft``: ``owner/name[:quantization]``."""
+
+    hf: str = ""
+    file: str = ""  # of that repository, in place of a quantization
+    url: str = ""
+    docker: str = ""  # ``[registry/]repository[:tag]``
+    draft: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftFile:
     """A small model that guesses for another one, and how it is loaded."""
@@ -129,7 +144,7 @@ class ModelSpec:
     """One entry of the YAML's ``models``; ``id`` is its key."""
 
     id: str
-    path: Path
+    path: Path  # or NOT_HERE
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     mmproj: Path | None = None
@@ -144,6 +159,18 @@ class ModelSpec:
     spm_infill: bool = False  # fill in the middle: suffix, prefix, middle instead of prefix, suffix, middle
     sleep_idle_s: float = -1.0  # -1 = never
     source: str = ""  # where it was configured, for error messages
+    remote: RemoteFiles | None = None  # where its files come from, if they are not there
+    origin: Literal["preset", "models_dir", "cache"] = "preset"  # llama-server's words; preset = by somebody
+    hidden: bool = False  # served, but not listed: another model has the same file
+    args: tuple[str, ...] = ()  # the command line that would serve it alone
+    preset: str = ""  # its section of a preset file
+
+    @property
+    def missing(self) -> bool:
+        """Whether files have to be fetched before it can be loaded. Looks at the disk."""
+        if self.remote is None:
+            return False
+        return not self.path.is_file() or (self.draft is not None and not self.draft.path.is_file())
 
     def configured_for(self, task: Task) -> bool:
         """Whether the settings say so; a model may turn out to be made for another task when its file is read."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from server.errors import InternalError
 from server.pool.footprint import Fit, Footprint
-from server.pool.protocols import ModelInfo
+from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate
 
@@ -26,16 +26,18 @@ class Status(StrEnum):
     READY = "ready"
     DRAINING = "draining"  # takes no new lease; becomes UNLOADED or SLEEPING once it is freed
     SLEEPING = "sleeping"  # freed after idling; the next acquire loads it again
-    FAILED = "failed"  # the last load failed, or freeing it did
+    FAILED = "failed"  # the last load or download failed, or freeing it did
+    DOWNLOADING = "downloading"  # its files are fetched; becomes UNLOADED or FAILED
 
 
 TRANSITIONS: dict[Status, frozenset[Status]] = {
-    Status.UNLOADED: frozenset({Status.LOADING}),
+    Status.UNLOADED: frozenset({Status.LOADING, Status.DOWNLOADING}),
+    Status.DOWNLOADING: frozenset({Status.UNLOADED, Status.FAILED}),
     Status.LOADING: frozenset({Status.READY, Status.FAILED, Status.UNLOADED}),
     Status.READY: frozenset({Status.DRAINING}),
     Status.DRAINING: frozenset({Status.UNLOADED, Status.SLEEPING, Status.FAILED}),
     Status.SLEEPING: frozenset({Status.LOADING, Status.UNLOADED}),
-    Status.FAILED: frozenset({Status.LOADING}),
+    Status.FAILED: frozenset({Status.LOADING, Status.DOWNLOADING}),
 }
 
 OCCUPYING = frozenset({Status.LOADING, Status.READY, Status.DRAINING})
@@ -82,6 +84,7 @@ class ModelState:
     n_leases: int
     n_waiting: int  # callers of acquire that wait for this model
     queued: bool  # waits for its turn under models_max
+    downloads: tuple[FileProgress, ...] = ()  # its files, while they are fetched
 
     @property
     def failed(self) -> bool:

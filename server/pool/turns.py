@@ -9,10 +9,12 @@ from functools import partial
 
 from server.errors import ModelFailed
 from server.pool import policy
+from server.pool.downloads import Downloads
 from server.pool.entry import Entry
+from server.pool.events import DownloadEnded, FanOut
 from server.pool.lease import Lease
 from server.pool.lifecycle import Lifecycle
-from server.pool.state import Status
+from server.pool.state import LOADABLE, Status
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +42,18 @@ class Turns:
         limits: PoolLimits,
         lifecycle: Lifecycle,
         clock: Callable[[], float],
+        fan_out: FanOut,
+        downloads: Downloads | None = None,
     ) -> None:
+        """`downloads` fetches files; without it models whose files are missing fail to load."""
         self.queue: dict[str, float] = {}  # model -> since when it is wanted, in order of arrival
         self.stopped = False
         self._entries = entries
         self._limits = limits
         self._lifecycle = lifecycle
         self._clock = clock
+        self._fan_out = fan_out
+        self._downloads = downloads
         self._nudge = asyncio.Event()
 
     # ---- leases
@@ -104,7 +111,12 @@ class Turns:
             self.advance()
 
     def enqueue(self, entry: Entry) -> None:
-        """Put a wanted model in the queue, unless a load that will serve is under way."""
+        """Put a wanted model in the queue, unless a load that will serve is under way; its files are fetched first."""
+        if entry.download is None and entry.status in LOADABLE and self._downloads is not None and entry.spec.missing:
+            self._downloads.begin(entry)
+            self._spawn(entry, self._download(entry))
+        if entry.download is not None:
+            return
         if entry.load is None or entry.load.cancelled:
             self.queue.setdefault(entry.id, self._clock())
             self.advance()
@@ -138,7 +150,20 @@ class Turns:
     def _candidates(self) -> list[policy.Candidate]:
         return [entry.candidate() for entry in self._entries.values()]
 
-    # ---- loading and freeing
+    # ---- downloading, loading and freeing
+
+    async def _download(self, entry: Entry) -> None:
+        assert self._downloads is not None
+        ok = False
+        try:
+            ok = await self._downloads.run(entry)
+        finally:
+            if entry.status is Status.FAILED:
+                entry.starting = False
+                entry.refuse(lambda: ModelFailed(entry.id, entry.failure))
+            self._fan_out.publish(DownloadEnded(entry.id, ok))
+            if entry.wanted and not self.stopped:
+                self.enqueue(entry)
 
     def _begin_load(self, entry: Entry) -> None:
         self._lifecycle.begin_load(entry)

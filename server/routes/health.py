@@ -120,4 +120,4 @@ def _failure(state: ModelState) -> str:
 
 def is_pending(state: ModelState) -> bool:
     """Whether the model is on its way: loading, waiting for its turn, or about to be started."""
-    return state.status is Status.LOADING or state.queued
+    return state.status in (Status.DOWNLOADING, Status.LOADING) or state.queued

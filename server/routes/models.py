@@ -1,15 +1,26 @@
 """The configured models: the OpenAI list, llama-server's router endpoints, and their events."""
 
+import ipaddress
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from server.errors import InvalidRequest, ModelNotFound
-from server.pool.events import STAGES, PoolEvent, StatusChanged, Subscription
-from server.pool.protocols import ModelInfo
+from server.errors import AuthenticationFailed, ConfigError, InvalidRequest, ModelNotFound, Unavailable
+from server.pool.events import (
+    STAGES,
+    DownloadEnded,
+    DownloadProgress,
+    ModelRemoved,
+    ModelsReloaded,
+    PoolEvent,
+    StatusChanged,
+    Subscription,
+)
+from server.pool.pool import Pool
+from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.services import services
 from server.transport.body import read_json
@@ -29,12 +40,15 @@ _STATUS_NAMES = {  # tools/server/server-models.h, server_model_status_to_string
 
 @router.get("/v1/models")
 @router.get("/models")
-async def list_models(request: Request) -> Response:
+async def list_models(request: Request, reload: str = "") -> Response:
     """Every configured model with its status; OpenAI's keys, Ollama's (as llama-server) and the router's in one.
 
-    Clients of Anthropic's API, which name its version, get theirs, too.
+    With ``?reload=1`` the cache, the folder, the preset and the YAML are read again before. Clients of Anthropic's API,
+    which name its version, get theirs, too.
     """
-    states = services(request).pool.states()
+    if reload:
+        await reload_models(services(request).pool)
+    states = [state for state in services(request).pool.states() if not state.spec.hidden]
     if ANTHROPIC_VERSION in request.headers:
         return json_reply(anthropic_models([model_object(state) for state in states]))
     return json_reply(
@@ -78,6 +92,56 @@ async def unload_model(request: Request) -> Response:
     return json_reply({"success": True})
 
 
+@router.post("/models")
+async def download_model(request: Request) -> Response:
+    """Begin to download ``{"model": "owner/name[:quantization]"}`` into the hub's cache; the reply doesn't wait."""
+    changes_the_disk(request)
+    await services(request).pool.download(await _named_model(request))
+    return json_reply({"success": True})
+
+
+@router.delete("/models")
+async def remove_model(request: Request, model: str = "") -> Response:
+    """Unload a model of the hub's cache, or stop its download, and delete its files."""
+    changes_the_disk(request)
+    if not model:
+        raise InvalidRequest("model: must be a non-empty string", "model")
+    await services(request).pool.remove(model)
+    return json_reply({"success": True})
+
+
+def changes_the_disk(request: Request) -> None:
+    """On a server without keys only clients of this machine may: whoever reaches the port could fill or empty the disk,
+    and a page of any site could make a browser ask. Raises `AuthenticationFailed`, `InvalidRequest`.
+
+    llama-server lets everybody who may use the API.
+    """
+    if services(request).options.api_keys:
+        return
+    address = request.client.host if request.client else ""
+    if address and not is_local(address):
+        raise AuthenticationFailed("models are downloaded and removed by clients of this machine, or with an API key")
+    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        raise AuthenticationFailed("models are not downloaded or removed for pages of other sites without an API key")
+
+
+def is_local(address: str) -> bool:
+    """Whether a client's address is of this machine."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
+
+
+async def reload_models(pool: Pool) -> None:
+    """Raises `Unavailable` where what is configured can't be read any more: the client can't help it."""
+    try:
+        await pool.reload()
+    except ConfigError as error:
+        raise Unavailable(f"the models are as they were: {error.message}") from None
+
+
 async def _named_model(request: Request) -> str:
     body = await read_json(request)
     name = body.get("model")
@@ -94,6 +158,10 @@ async def _encoded(events: Subscription) -> AsyncGenerator[bytes, None]:
 def event_object(event: PoolEvent) -> dict[str, Any]:
     """llama-server's event (README, GET /models/sse)."""
     data: dict[str, Any]
+    if isinstance(event, DownloadProgress):
+        return {"model": event.model, "event": "download_progress", "data": {"progress": files_object(event.files)}}
+    if isinstance(event, DownloadEnded | ModelRemoved | ModelsReloaded):
+        return {"model": event.model, "event": _event_name(event)}
     if isinstance(event, StatusChanged):
         data = {"status": _STATUS_NAMES.get(event.status, event.status.value)}
         if event.status is Status.FAILED:
@@ -105,6 +173,17 @@ def event_object(event: PoolEvent) -> dict[str, Any]:
     else:
         data = {"status": "loading", "progress": progress_object(event.value, event.current, event.stages)}
     return {"model": event.model, "event": "model_status", "data": data}
+
+
+def _event_name(event: DownloadEnded | ModelRemoved | ModelsReloaded) -> str:
+    if isinstance(event, DownloadEnded):
+        return "download_finished" if event.ok else "download_failed"
+    return "model_remove" if isinstance(event, ModelRemoved) else "models_reload"
+
+
+def files_object(files: Iterable[FileProgress]) -> dict[str, Any]:
+    """How far the files of a download are, by their addresses (server-models.cpp, update_download_progress)."""
+    return {file.url: {"done": file.done, "total": file.total} for file in files}
 
 
 def model_object(state: ModelState) -> dict[str, Any]:
@@ -119,16 +198,24 @@ def model_object(state: ModelState) -> dict[str, Any]:
         "owned_by": "llamacpp",
         "status": status_object(state),
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
-        "can_remove": False,
+        "source": spec.origin,
+        "can_remove": spec.origin == "cache",
     }
+    if state.downloads:
+        shown["progress"] = files_object(state.downloads)
     if state.facts is not None:
         shown["meta"] = _facts_object(state.facts)
     return shown
 
 
 def status_object(state: ModelState) -> dict[str, Any]:
-    """The router's ``status``; ``args`` stays empty, since a model here is no process of its own."""
-    shown: dict[str, Any] = {"value": _STATUS_NAMES.get(state.status, state.status.value), "args": []}
+    """The router's ``status``. A model here is no process of its own; ``args`` would serve it as one."""
+    shown: dict[str, Any] = {
+        "value": _STATUS_NAMES.get(state.status, state.status.value),
+        "args": list(state.spec.args),
+    }
+    if state.spec.preset:
+        shown["preset"] = state.spec.preset
     if state.status is Status.FAILED:
         shown |= {"failed": True, "exit_code": 1, "reason": state.failure}
     elif state.status is Status.LOADING:

@@ -95,7 +95,11 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
     health.health: Operation(r.Health, errors=FINDS),
     health.livez: Operation(r.Health),
     health.readyz: Operation(r.Health, errors=(503,)),
-    models.list_models: Operation(r.Models),
+    models.list_models: Operation(r.Models, errors=(503,)),
+    models.download_model: Operation(
+        r.Success, NamedModel, {"model": "ggml-org/tinygemma3-GGUF:Q8_0"}, errors=(*READS, *FINDS, 501)
+    ),
+    models.remove_model: Operation(r.Success, errors=(400, *FINDS)),
     models.show_model: Operation(r.Model, errors=(404,)),
     models.load_model: Operation(r.Success, NamedModel, {"model": "demo"}, errors=(*READS, *FINDS)),
     models.unload_model: Operation(r.Success, NamedModel, {"model": "demo"}, errors=(*READS, *FINDS)),

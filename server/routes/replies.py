@@ -364,8 +364,9 @@ class Health(TypedDict):
 
 
 class ModelStatus(TypedDict):
-    value: Literal["unloaded", "loading", "loaded", "sleeping"]
+    value: Literal["unloaded", "downloading", "loading", "loaded", "sleeping"]
     args: list[str]
+    preset: NotRequired[str]
     failed: NotRequired[bool]
     exit_code: NotRequired[int]
     reason: NotRequired[str]
@@ -381,8 +382,10 @@ class Model(TypedDict):
     tags: list[str]
     status: ModelStatus
     architecture: Json
+    source: Literal["preset", "models_dir", "cache"]
     can_remove: bool
     meta: NotRequired[Json]
+    progress: NotRequired[Json]
 
 
 class Models(TypedDict):
@@ -395,8 +398,10 @@ class Models(TypedDict):
 
 class ModelEvent(TypedDict):
     model: str
-    event: Literal["model_status"]
-    data: Json
+    event: Literal[
+        "model_status", "download_progress", "download_finished", "download_failed", "model_remove", "models_reload"
+    ]
+    data: NotRequired[Json]
 
 
 class DeviceMemory(TypedDict):

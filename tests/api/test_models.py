@@ -5,6 +5,8 @@ from server.pool.state import Status
 from tests.api.conftest import GoLive, Serve, until
 from tests.fakes import FakeLoader
 
+DEMO, B = "[demo]\nmodel = demo.gguf\nload-on-startup = true\n", "[b]\nmodel = b.gguf\n"
+DEMO_ARGS, B_ARGS = ["llamapool", "--load", "startup", "--model", "demo.gguf"], ["llamapool", "--model", "b.gguf"]
 TWO = {
     "org/a:Q8": {"path": "a.gguf", "load": "startup", "aliases": ["first"], "tags": ["small"]},
     "b": {"path": "b.gguf", "load": "on_demand"},
@@ -44,8 +46,13 @@ async def test_the_list_has_llama_servers_shape(client):
         "tags": [],
         "object": "model",
         "owned_by": "llamacpp",
-        "status": {"value": "loaded", "args": []},
+        "status": {
+            "value": "loaded",
+            "args": DEMO_ARGS,
+            "preset": DEMO,
+        },
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "source": "preset",
         "can_remove": False,
         "meta": {
             "vocab_type": 2,
@@ -65,7 +72,10 @@ async def test_an_unloaded_model_is_listed_with_its_status(serve: Serve):
     async with serve(models=TWO) as api:
         first, second = (await api.client.get("/models")).json()["data"]
         assert (first["id"], first["tags"], first["status"]["value"]) == ("org/a:Q8", ["small"], "loaded")
-        assert (second["id"], second["status"]) == ("b", {"value": "unloaded", "args": []})
+        assert (second["id"], second["status"]) == (
+            "b",
+            {"value": "unloaded", "args": B_ARGS, "preset": B},
+        )
         assert "meta" not in second
 
 
@@ -127,7 +137,8 @@ async def test_a_failed_load_shows_its_reason_and_requests_get_a_503(serve: Serv
         status = (await api.client.get("/models")).json()["data"][1]["status"]
         assert status == {
             "value": "unloaded",
-            "args": [],
+            "args": B_ARGS,
+            "preset": B,
             "failed": True,
             "exit_code": 1,
             "reason": "not a GGUF file",
@@ -144,7 +155,12 @@ async def test_progress_is_shown_while_a_model_loads(serve: Serve):
             gate.set()
             await reached(api, events, "demo", Status.READY)
         progress = {"stages": ["text_model"], "current": "text_model", "value": 0.5}
-        assert status == {"value": "loading", "args": [], "progress": progress}
+        assert status == {
+            "value": "loading",
+            "args": DEMO_ARGS,
+            "preset": DEMO,
+            "progress": progress,
+        }
 
 
 async def test_events_tell_of_a_load_as_it_happens(live: GoLive):

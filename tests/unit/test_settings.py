@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from pydantic_core import PydanticUndefined
 
 from server.engine.params import EngineParams
 from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
 from server.errors import ConfigError
+from server.options.model import WHERE
 from server.options.option import Entry
 from server.options.sources import SOURCES
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
@@ -165,10 +165,11 @@ def test_a_model_of_the_environment_stands_in_place_of_the_default_configuration
     assert (model.id, model.load) == ("/models/other.gguf", "startup")
 
 
-def test_a_working_directory_without_a_configuration_names_the_ways_to_give_one(installed: Path) -> None:
+def test_without_a_configuration_the_cache_is_served(installed: Path) -> None:
     installed.unlink()
+    assert settings().models == {}
     with pytest.raises(ConfigError, match="no model is configured: give -m FILE"):
-        settings()
+        settings("--no-models-cache")
 
 
 def test_a_flag_of_a_models_option_holds_for_every_model(tmp_path: Path) -> None:
@@ -303,6 +304,10 @@ SAMPLES = {
     "tags": "a,b",
     "api_keys": "a,b",
     "path": "other.gguf",
+    "hf_file": "b.gguf",
+    "draft_hf": "owner/name:Q8_0",
+    "model_url": "http://127.0.0.1/m.gguf",
+    "docker_repo": "127.0.0.1:5000/m",
     "sleep_idle_seconds": "60",
     "n_parallel": "3",
     "n_threads": "3",
@@ -343,6 +348,7 @@ def test_every_option_reaches_the_server_settings_or_a_model_spec(entry: Entry, 
         "ssl_key_file": ["--ssl-key-file", "k", "--ssl-cert-file", "c"],
         "ssl_cert_file": ["--ssl-key-file", "k", "--ssl-cert-file", "c"],
         "cache_disk": ["--cache-disk", "100", "--cache-disk-path", "folder"],
+        "hf": ["-hf", "owner/name", "-hff", "a.gguf"],  # so that nobody asks whether it is a preset
         "models_dir": ["--models-dir", str(tmp_path)],
         "models_preset": ["--models-preset", str(write(tmp_path, "", "p.ini"))],
         "control_vector_layer_range": ["--control-vector-layer-range", "1", "5"],
@@ -359,6 +365,10 @@ def test_every_option_reaches_the_server_settings_or_a_model_spec(entry: Entry, 
     else:
         argv = [entry.flags[-1], sample(entry)]
     model = [*MODEL, "-md", "d.gguf"] if entry.key.startswith(("draft_", "spec_synth_")) else MODEL
+    if entry.key == "hf_file":
+        model = ["-hf", "owner/name", "-hff", "a.gguf"]
+    elif entry.key in (*WHERE, "models_cache"):
+        model = []
     assert observed([*model, *argv]) != observed(model)
 
 
@@ -462,8 +472,23 @@ def test_a_number_means_the_same_as_flag_variable_and_yaml(
     assert values == [values[0]] * 3
 
 
-def test_a_required_path_has_no_default() -> None:
-    assert TABLE.entries["model", "path"].default is PydanticUndefined
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["-m", "a", "-dr", "127.0.0.1:5000/m"], ""),
+        (["-hf", "a/b", "-mu", "http://x/y.gguf"], ""),
+        (["-m", "a", "-hff", "x.gguf"], "hf_file needs hf"),
+        (["-hf", "http://x/a/b"], "owner/name"),
+        (["-mu", "file:///etc/passwd"], "http://"),
+        (["-dr", "gemma3"], "REGISTRY/NAME"),
+    ],
+)
+def test_a_model_has_one_source(argv: list[str], said: str) -> None:
+    if not said:  # the later one counts
+        assert len(settings(*argv).models) == 1
+        return
+    with pytest.raises(ConfigError, match=said):
+        settings(*argv)
 
 
 def test_files_are_checked_apart_from_reading(tmp_path: Path) -> None:

@@ -68,10 +68,10 @@ def test_keys_of_a_preset(tmp_path: Path) -> None:
     ("key", "expected"),
     [
         ("ctx-sze = 1", r"preset.ini:2: \[m\] unknown key 'ctx-sze'; did you mean 'ctx-size'"),
-        ("model-url = x", r"\[m\] 'model-url' is an option of llama-server that Llamapool does not support yet"),
+        ("model-url = x", r"preset.ini:2: models.m.model_url should begin with http:// or https://, not 'x'"),
         ("stop-timeout = 5", r"\[m\] 'stop-timeout' is an option of llama-server"),
         ("port = 1", r"\[m\] 'port' is the server's, not a model's; remove it"),
-        ("offline = false", r"\[m\] 'offline' cannot be honoured: Llamapool never downloads anything"),
+        ("offline = false", r"\[m\] 'offline' is the server's, not a model's"),
         ("mmap = maybe", r"\[m\] mmap should be true or false .*, not 'maybe'"),
         ("c = many", r"preset.ini:2: models.m.n_ctx should be a valid integer"),
     ],
@@ -82,7 +82,7 @@ def test_mistakes_name_file_line_section_and_key(tmp_path: Path, key: str, expec
 
 
 def test_a_section_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"preset.ini:2: models.m.path is missing"):
+    with pytest.raises(ConfigError, match=r"preset.ini:2: models.m: path is missing"):
         specs("--models-preset", preset(tmp_path, "[m]\nc = 1\n"))
 
 
@@ -131,4 +131,4 @@ def test_a_projector_that_is_not_used_is_said_so(folder: Path) -> None:
 
 def test_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no model is configured"):
-        specs("--models-dir", str(tmp_path))
+        specs("--models-dir", str(tmp_path), "--no-models-cache")

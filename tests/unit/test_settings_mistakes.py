@@ -81,7 +81,7 @@ def test_flags(argv: list[str], expected: str) -> None:
     ("name", "value", "expected"),
     [
         ("LLAMA_ARG_PROT", "1", "unknown variable LLAMA_ARG_PROT; did you mean 'LLAMA_ARG_PORT'?"),
-        ("LLAMA_ARG_HF_REPO", "a/b", "LLAMA_ARG_HF_REPO is an option of llama-server that Llamapool does not support"),
+        ("LLAMA_ARG_OFFLINE", "maybe", "LLAMA_ARG_OFFLINE: server.offline should be true or false"),
         ("LLAMA_ARG_PORT", "x", "LLAMA_ARG_PORT: server.port should be a valid integer"),
         ("LLAMA_ARG_ENDPOINT_METRICS", "maybe", "server.metrics should be true or false"),
         ("LLAMA_ARG_CONT_BATCHING", "false", "LLAMA_ARG_CONT_BATCHING=false cannot be honoured"),
@@ -110,8 +110,8 @@ def test_variables(name: str, value: str, expected: str) -> None:
         ("server: 5", "FILE:1: server should be a mapping"),
         ("models:\n  a:\n    ctx-size: 1", "FILE:3: unknown key 'models.a.ctx-size'; did you mean 'n_ctx'?"),
         ("models:\n  a:\n    metrics: 1", "unknown key 'models.a.metrics'; 'metrics' belongs to server"),
-        ("models:\n  a:\n    n_ctx: 1", "FILE:2: models.a.path is missing"),
-        ("models:\n  a:", "FILE:2: models.a.path is missing"),
+        ("models:\n  a:\n    n_ctx: 1", "FILE:2: models.a: path is missing"),
+        ("models:\n  a:", "FILE:2: models.a: path is missing"),
         ("models:\n  a: {path: x}\n  a: {path: y}", "FILE:3: 'a' appears twice in models; remove one"),
         ("models:\n  1: {path: x}", 'FILE:2: the key 1 in models is not text; write "1" in quotes'),
         ("models:\n  a:\n    path: x\n    n_ctx: true", "FILE:4: models.a.n_ctx should be a number, not True"),
@@ -149,7 +149,7 @@ def test_a_configuration_file_that_is_missing_or_not_text(tmp_path: Path) -> Non
 def test_an_alias_flag_without_its_model(tmp_path: Path) -> None:
     config = tmp_path / "pool.yaml"
     config.write_text("models: {a: {path: x}}")
-    assert mistake("-a", "b", config=config) == "-a names the model of -m; in the YAML set models.<id>.aliases"
+    assert mistake("-a", "b", config=config) == "-a names the model of -m or -hf; in the YAML set models.<id>.aliases"
 
 
 def test_keys_are_never_shown(tmp_path: Path) -> None:

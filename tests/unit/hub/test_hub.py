@@ -15,10 +15,11 @@ import pytest
 
 from server.errors import DownloadFailed, LlamapoolError, NotFound
 from server.hub.cache import cache_folder
-from server.hub.download import Cancelled, FileProgress
+from server.hub.download import Cancelled
 from server.hub.hub import Files, Hub
 from server.hub.reference import Reference
 from server.hub.remote import Patience
+from server.pool.protocols import FileProgress
 from tests.stand_in_hub import COMMIT, StandInHub, stand_in_hub
 
 MODEL = bytes(range(256)) * 1024  # 256 KiB

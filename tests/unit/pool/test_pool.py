@@ -5,7 +5,7 @@ from server.pool.events import StatusChanged
 from server.pool.state import Status
 from tests.unit.pool.fakes import Setup, acquiring, loaded, pool_of, spec, spin
 
-UNLOADED, LOADING, READY, _, _, FAILED = Status
+UNLOADED, LOADING, READY, _, _, FAILED, _ = Status
 
 
 # ---- loading

@@ -5,7 +5,7 @@ from server.pool.events import LoadProgress, StatusChanged
 from server.pool.state import TRANSITIONS, Status, check_transition
 from tests.unit.pool.fakes import loaded, pool_of, spec
 
-UNLOADED, LOADING, READY, DRAINING, SLEEPING, FAILED = Status
+UNLOADED, LOADING, READY, DRAINING, SLEEPING, FAILED, _ = Status
 
 
 async def test_every_transition_is_an_event():

@@ -4,7 +4,7 @@ from server.pool.events import StatusChanged
 from server.pool.state import Status
 from tests.unit.pool.fakes import acquiring, loaded, pool_of, spec
 
-UNLOADED, _, READY, DRAINING, SLEEPING, _ = Status
+UNLOADED, _, READY, DRAINING, SLEEPING, _, _ = Status
 
 
 # ---- models_max

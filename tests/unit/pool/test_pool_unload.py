@@ -6,7 +6,7 @@ from server.errors import InvalidRequest, ModelNotFound, ShuttingDown, Unavailab
 from server.pool.state import Status
 from tests.unit.pool.fakes import Setup, acquiring, loaded, pool_of, spec, spin
 
-UNLOADED, _, READY, DRAINING, _, _ = Status
+UNLOADED, _, READY, DRAINING, _, _, _ = Status
 
 
 # ---- load and unload

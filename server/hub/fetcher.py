@@ -1,0 +1,81 @@
+"""What the pool is handed: files of the hub for its models. See `server.pool.protocols.Fetcher`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from server.errors import InvalidRequest, NotFound, NotSupported, Unavailable
+from server.hub.hub import Files, Hub
+from server.hub.reference import Reference
+from server.pool.protocols import FileProgress
+from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
+
+
+class HubFetcher:
+    """Over one hub and its cache."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def found(self, spec: ModelSpec) -> ModelSpec:
+        """The specification with the places of those files that the cache holds. Looks at files only."""
+        remote = spec.remote
+        if remote is None:
+            return spec
+        spec = self._addressed(spec, remote)
+        model = self._hub.find(Reference.parse(remote.hf), remote.file) if remote.hf else None
+        draft = self._hub.find(Reference.parse(remote.draft)) if remote.draft else None
+        return _placed(_placed_draft(spec, draft), model)
+
+    def _addressed(self, spec: ModelSpec, remote: RemoteFiles) -> ModelSpec:
+        """Of an address or an image the place is known before it is there."""
+        if remote.url and spec.path == NOT_HERE:
+            return replace(spec, path=self._hub.url_place(remote.url))
+        return replace(spec, path=self._hub.image_place(remote.docker)) if remote.docker else spec
+
+    def check(self, name: str) -> None:
+        """See `Fetcher.check`. A client names a repository of the configured hub, never an address."""
+        try:
+            reference = Reference.parse(name)
+        except ValueError as error:
+            raise InvalidRequest(f"model: {error}", "model") from None
+        if self._hub.offline:
+            raise NotSupported("This server does not download models: it was started with `--offline`")
+        if self._hub.look(reference).preset is not None:
+            raise InvalidRequest(f"model: '{name}' is a preset of several models; serve it with -hf {name}", "model")
+
+    def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:
+        """See `Fetcher.fetch`."""
+        remote = spec.remote
+        assert remote is not None, "only such models miss files"
+        if remote.hf:
+            files = self._hub.fetch(Reference.parse(remote.hf), remote.file, report, wanted)
+            if files.model is None:
+                raise NotFound(f"'{remote.hf}' is a preset of several models; serve it with -hf")
+            spec = _placed(spec, files)
+        elif remote.url:
+            self._hub.fetch_url(remote.url, spec.path, report, wanted)
+        elif remote.docker:
+            self._hub.fetch_image(remote.docker, spec.path, report, wanted)
+        if remote.draft:
+            draft = self._hub.fetch(Reference.parse(remote.draft), "", report, wanted)
+            spec = _placed_draft(spec, draft)
+        return spec
+
+    def remove(self, name: str) -> None:
+        """See `Fetcher.remove`. Of a download that was stopped there is nothing but its beginning."""
+        try:
+            self._hub.remove(Reference.parse(name))
+        except OSError as error:
+            raise Unavailable(f"'{name}' could not be deleted: {error.strerror}") from None
+
+
+def _placed(spec: ModelSpec, files: Files | None) -> ModelSpec:
+    if files is None or files.model is None:
+        return spec
+    return replace(spec, path=files.model, mmproj=files.siblings.get("mmproj"))
+
+
+def _placed_draft(spec: ModelSpec, files: Files | None) -> ModelSpec:
+    if files is None or files.model is None or spec.draft is None:
+        return spec
+    return replace(spec, draft=replace(spec.draft, path=files.model))
