@@ -40,6 +40,16 @@ class DownloadProgress:
     model: str
     files: tuple[FileProgress, ...]
 
+    @property
+    def done(self) -> int:
+        """Bytes of all files that are there."""
+        return sum(file.done for file in self.files)
+
+    @property
+    def total(self) -> int:
+        """Bytes of those files, as far as they have begun."""
+        return sum(file.total for file in self.files)
+
 
 @dataclass(frozen=True, slots=True)
 class DownloadEnded:

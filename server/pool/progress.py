@@ -30,20 +30,19 @@ class LoadBars:
     def show(self, event: PoolEvent) -> None:
         """Begin, move or end a bar."""
         if isinstance(event, LoadProgress):
-            bar = self._bars.get(event.model) or self._begin(event.model, f"loading {event.model}", "%")
-            bar.total, bar.n = 100, round(event.value * 100)
-            bar.refresh()
+            self._move(event.model, f"loading {event.model}", "%", round(event.value * 100), 100)
         elif isinstance(event, DownloadProgress):
-            bar = self._bars.get(event.model) or self._begin(event.model, f"fetching {event.model}", "B")
-            bar.total, bar.n = sum(file.total for file in event.files) or None, sum(file.done for file in event.files)
-            bar.refresh()
+            self._move(event.model, f"fetching {event.model}", "B", event.done, event.total)
         elif isinstance(event, StatusChanged) and event.status not in (Status.LOADING, Status.DOWNLOADING):
             self._end(event.model)
 
-    def _begin(self, model: str, what: str, unit: str) -> _Bar:
-        bar = _Bar(total=0, desc=what, unit=unit, unit_scale=unit == "B", leave=False, file=self._stream)
-        self._bars[model] = bar
-        return bar
+    def _move(self, model: str, what: str, unit: str, n: int, total: int) -> None:
+        bar = self._bars.get(model)
+        if bar is None:
+            bar = _Bar(total=total, desc=what, unit=unit, unit_scale=unit == "B", leave=False, file=self._stream)
+            self._bars[model] = bar
+        bar.total, bar.n = total, n
+        bar.refresh()
 
     def _end(self, model: str) -> None:
         bar = self._bars.pop(model, None)
@@ -65,13 +64,17 @@ class LoadLines:
 
     def show(self, event: PoolEvent) -> None:
         """Log how far a load is, if nothing was said of it for a while."""
-        if not isinstance(event, LoadProgress):
+        if not isinstance(event, LoadProgress | DownloadProgress):
             self._said_at.pop(event.model, None)
             return
         now = self._clock()
-        if now - self._said_at.setdefault(event.model, now) >= LINE_INTERVAL_S:
-            self._said_at[event.model] = now
+        if now - self._said_at.setdefault(event.model, now) < LINE_INTERVAL_S:
+            return
+        self._said_at[event.model] = now
+        if isinstance(event, LoadProgress):
             log.info("loading '%s': %d%%", event.model, round(event.value * 100))
+        else:
+            log.info("fetching '%s': %d of %d MiB", event.model, event.done >> 20, event.total >> 20)
 
 
 async def show_load_progress(
