@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 
+from sse_starlette.sse import SendTimeoutError
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,7 +23,7 @@ from server.transport.event_socket import PATHS as SOCKET_PATHS
 from server.transport.event_socket import EventSocket
 from server.transport.handlers import error_response
 from server.transport.options import HttpOptions
-from server.transport.sse import HEAD_ONLY, SendTimeoutError
+from server.transport.sse import HEAD_ONLY
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("server.access")

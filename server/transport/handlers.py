@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from sse_starlette.sse import SendTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -28,7 +29,6 @@ from server.errors import (
 from server.transport.body import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
 from server.transport.body_memory import TooManyBodies
 from server.transport.reply import json_reply
-from server.transport.sse import SendTimeoutError
 from server.wire.common import openai_error, speaks_openai
 from server.wire.messages.errors import anthropic_error, speaks_anthropic
 from server.wire.ollama.errors import ollama_error, speaks_ollama

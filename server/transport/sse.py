@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 
+from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -18,18 +19,15 @@ PING = b":\n\n"
 """A comment line, which clients ignore (llama-server sends the same)."""
 
 
-class SendTimeoutError(TimeoutError):
-    """The client has read nothing for too long; the reply has begun and can't be ended in order."""
-
-
-class EventStream(Response):
+class EventStream(EventSourceResponse):
     """An event stream that always closes its iterator, then calls `on_close` once, however it ends.
 
     An async generator whose first item was never asked for does not run its ``finally``; what must be released
     in any case belongs into `on_close`.
 
-    One task beside the stream listens for the client's disconnect, one timer looks after pings and after sends that
-    take too long: what a token costs is the send itself.
+    The reply is the library's; how it is sent is not, since its group of tasks and its scope around every send cost
+    more than a token's own work: here one task beside the stream listens for the client's disconnect, and one timer
+    looks after pings and after sends that take too long.
     """
 
     def __init__(
@@ -43,16 +41,11 @@ class EventStream(Response):
         ping: Callable[[], bytes] = lambda: PING,
         media_type: str = EVENTS_TYPE,
     ) -> None:
-        self.status_code = 200
-        self.media_type = media_type
-        self.background = None
-        # nginx buffers replies unless it is told not to
-        own = {"Cache-Control": "no-cache", "Connection": "keep-alive", "X-Accel-Buffering": "no"}
-        self.init_headers({**own, **(headers or {})})
+        headers = {"Cache-Control": "no-cache", **(headers or {})}
+        super().__init__(chunks, media_type=media_type, headers=headers, ping=max(ping_s, 0))
         self._chunks = chunks
         self._on_close = on_close
-        self._ping_s = ping_s
-        self._ping = ping
+        self._ping_message = ping
         self._pinging: asyncio.Task[None] | None = None
         self._send_timeout_s = send_timeout_s
         self._loop = asyncio.get_running_loop()
@@ -117,16 +110,16 @@ class EventStream(Response):
         if due <= now:
             watch.interrupt(SendTimeoutError())
             return
-        if self._ping_s > 0:
-            if not self._n_sending and self._sent_at + self._ping_s <= now:
+        if self.ping_interval > 0:
+            if not self._n_sending and self._sent_at + self.ping_interval <= now:
                 self._sent_at = now
                 self._pinging = asyncio.create_task(self._send_ping(send))
-            due = min(due, (now if self._n_sending else self._sent_at) + self._ping_s)
+            due = min(due, (now if self._n_sending else self._sent_at) + self.ping_interval)
         self._timer = self._loop.call_at(due, self._look, watch, send)
 
     async def _send_ping(self, send: Send) -> None:
         if not self._ended:
-            await self._send(send, {"type": "http.response.body", "body": self._ping(), "more_body": True})
+            await self._send(send, {"type": "http.response.body", "body": self._ping_message(), "more_body": True})
 
 
 def event_stream(

@@ -2,8 +2,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from sse_starlette.sse import SendTimeoutError
 
-from server.transport.sse import HEAD_ONLY, PING, EventStream, SendTimeoutError
+from server.transport.sse import HEAD_ONLY, PING, EventStream
 
 SCOPE = {"type": "http", "method": "GET"}
 
