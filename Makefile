@@ -1,4 +1,6 @@
 # Two commands: `make serve` and `make test`. Both set up .venv the first time and reuse it afterwards.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -94,10 +96,21 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 
-# llama-cpp-python is compiled here once (about 15 minutes on two cores) and kept in pip's cache.
+# llama-cpp-python is compiled here once (4 to 15 minutes on two cores) and kept in pip's cache. `make serve PREBUILT=cpu`
+# (or cu124, ...) takes a wheel of its project's own index where one fits this machine and the pinned version, and
+# compiles where none does.
+PREBUILT ?=
+PREBUILT_INDEX ?= https://abetlen.github.io/llama-cpp-python/whl
+# One line that counts what is compiled; all that pip says is in the log.
+PROGRESS = tee $(VENV)/install.log | awk -v tty="$$(test -t 2 && echo 1)" ' \
+  match($$0, /\[[0-9]+\/[0-9]+\]/) { of = substr($$0, RSTART, RLENGTH); n++; \
+    if (tty) printf "\rcompiling llama.cpp: %s ", of; else if (n % 25 == 1) print "compiling llama.cpp: " of; fflush() } \
+  END { if (n && tty) print "" }'
+
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	@echo "Installing; the first time llama-cpp-python is compiled, which takes about 15 minutes on two cores."
-	$(BIN)/pip install --quiet --editable .
+	@echo "Installing; the first time llama-cpp-python is compiled, which takes 4 to 15 minutes on two cores."
+	@$(BIN)/pip install --verbose $(if $(PREBUILT),--extra-index-url $(PREBUILT_INDEX)/$(PREBUILT)) --editable . 2>&1 | \
+	  $(PROGRESS) || { tail -n 40 $(VENV)/install.log; exit 1; }
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed

@@ -144,7 +144,7 @@ def test_a_template_that_fails_on_tools_has_them_told_in_a_message() -> None:
 
 def test_tools_that_nest_too_deeply_are_named() -> None:
     deep: dict[str, Any] = {}
-    for _ in range(5000):
+    for _ in range(100_000):
         deep = {"type": "object", "properties": {"a": deep}}
     with pytest.raises(InvalidRequest, match="tools: their schemas nest too deeply"):
         shown(FIRST_SYSTEM, U, tools=[{"type": "function", "function": {"name": "f", "parameters": deep}}])
