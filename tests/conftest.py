@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from server.hub import cache
@@ -21,6 +22,39 @@ def pytest_configure() -> None:
     cache.home = lambda: Path("no such folder")
     os.environ |= {"LLAMA_CACHE": "no such folder", "HF_ENDPOINT": "http://127.0.0.1:1", "HF_TOKEN": ""}
     downloads.check_ci()
+
+
+MAY_BE_SKIPPED = {
+    "one processor only: nothing to keep apart",
+    "this process is as nice as can be",
+}
+"""Reasons that a machine of CI may have; every other skip fails the run there."""
+_skipped: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remember why tests are skipped; with several workers, the one process that reports sees all."""
+    if report.skipped and isinstance(report.longrepr, tuple) and not hasattr(report, "wasxfail"):
+        _skipped.add(report.longrepr[2].removeprefix("Skipped: "))
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Whole files are skipped when they are collected."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _skipped.add(report.longrepr[2].removeprefix("Skipped: "))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI a skip that nobody has named is a failure."""
+    unnamed = sorted(_skipped - MAY_BE_SKIPPED)
+    if unnamed and downloads.in_ci() and not hasattr(session.config, "workerinput"):
+        print(
+            "\nCI is set, and tests were skipped for reasons that tests/conftest.py does not name:",
+            *unnamed,
+            sep="\n  ",
+        )
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_unconfigure() -> None:

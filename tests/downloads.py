@@ -25,5 +25,10 @@ needs_smollm2 = pytest.mark.skipif(not SMOLLM2.is_file(), reason=NO_SMOLLM2)
 def check_ci() -> None:
     """Raise `pytest.UsageError` where ``CI`` is set, as GitHub, GitLab and others do, and a download is missing."""
     reasons = [NO_TEMPLATES] * (not TEMPLATE_NAMES) + [NO_SMOLLM2] * (not SMOLLM2.is_file())
-    if reasons and os.environ.get("CI", "").lower() not in ("", "0", "false"):
+    if reasons and in_ci():
         raise pytest.UsageError("CI is set, so no test may be skipped, but " + "; ".join(reasons))
+
+
+def in_ci() -> bool:
+    """Whether ``CI`` is set."""
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")

@@ -1,10 +1,14 @@
-"""Tests are skipped for want of a download where people work, and never in CI."""
+"""Tests are skipped for want of a download where people work, and never in CI; so are others without a named reason."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests import downloads
+from tests.conftest import MAY_BE_SKIPPED
 
 
 @pytest.mark.parametrize(
@@ -27,3 +31,33 @@ def test_in_ci_a_missing_download_is_an_error_that_names_it(
     for off in ("", "0", "false"):
         monkeypatch.setenv("CI", off)
         downloads.check_ci()
+
+
+@pytest.mark.parametrize(
+    ("reason", "ci", "workers", "status"),
+    [("no luck", "1", 0, 1), ("no luck", "1", 1, 1), (min(MAY_BE_SKIPPED), "1", 0, 0), ("no luck", "", 0, 0)],
+)
+def test_in_ci_a_skip_without_a_named_reason_fails_the_run(
+    tmp_path: Path, reason: str, ci: str, workers: int, status: int
+) -> None:
+    (tmp_path / "test_it.py").write_text(
+        f"import pytest\n@pytest.mark.skip(reason={reason!r})\ndef test_a(): ...\ndef test_b(): ...\n"
+    )
+    names = {"LLAMA_CPP_TEMPLATES": str(downloads.TEMPLATES), "SMOLLM2_GGUF": str(downloads.SMOLLM2)}
+    (tmp_path / "a.jinja").write_text("")
+    if not downloads.TEMPLATE_NAMES:
+        names["LLAMA_CPP_TEMPLATES"] = str(tmp_path)
+    if not downloads.SMOLLM2.is_file():
+        names["SMOLLM2_GGUF"] = __file__
+    root = Path(__file__).parents[2]
+    how = ["-q", "-n", str(workers), "-c", root / "pyproject.toml", "--rootdir", root, "-p", "tests.conftest"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", *how, tmp_path],
+        check=False,
+        cwd=root,
+        env={**os.environ, **names, "CI": ci, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == status, ended.stdout
+    assert ("no luck" in ended.stdout.partition("does not name")[2]) == bool(status)
