@@ -10,6 +10,9 @@ by CPU time tells more where other processes disturb; for that, set ``OMP_WAIT_P
 | `random` | random tokens: there is nothing to guess |
 | `words` | random text over 200 words: short runs repeat by chance, and what follows them does not |
 | `chat` | what the demo model says, made as slow as one of 60 million parameters (`inflate_gguf`) |
+| `file` | what a real model (``--real FILE``, of ChatML turns) says, asked for a file with one name changed |
+| `quote` | the same model, asked for a paragraph word by word |
+| `other` | the same model, asked for a story, an explanation, a list |
 
 In the first three the model is `make_gguf`'s of 135 M parameters, whose replies mean nothing: it computes every
 token, and
@@ -30,7 +33,7 @@ from typing import Any
 from benchmarks.inflate_gguf import inflate
 from benchmarks.make_gguf import SHAPES, write_gguf
 from server.engine.engine import Engine
-from server.engine.params import EngineParams
+from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Started
 from server.llama.loader import LlamaLoader
 from server.llama.runner import LlamaRunner
@@ -42,6 +45,18 @@ ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "benchmarks" / "models"
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 ASKED = ("Tell me a story about a {}.", "Tell me a long story about a {} and its friend.", "Write a story with a {}.")
+REAL = ("file", "quote", "other")
+RENAMED = (  # a function; its new name; the file
+    ("fingerprint", "digest", "server/llama/fingerprint.py"),
+    ("turn_ends", "ends_of_turns", "server/llama/roles.py"),
+    ("spec_type", "kinds", "server/options/effects.py"),
+)
+QUOTED = ("0001-separate-slots-by-default", "0004-one-step-thread-and-a-mailbox", "0007-prompt-states-on-disk")
+OTHER = (
+    "Tell me a story about a lighthouse keeper who finds a bottle on the beach.",
+    "Explain how rain forms, to a child of ten.",
+    "List ten things to pack for a week in the mountains, and say why.",
+)
 HEROES = ("fox", "lamb", "dragon", "cat", "dog", "bear", "frog", "mouse")
 
 
@@ -111,6 +126,21 @@ def script(name: str, rng: random.Random, n_vocab: int, n_prompt: int, n_tokens:
     return prompt, [*said, *(rng.choice(source) for _ in range(n_tokens))]
 
 
+def real_prompt(weights: LlamaWeights, name: str, number: int) -> list[int]:
+    """What a real model is asked."""
+    if name == "file":
+        old, new, path = RENAMED[number % len(RENAMED)]
+        source = (ROOT / path).read_text(encoding="utf-8")[:2400]
+        asked = f"Here is a file:\n```python\n{source}```\nRepeat the whole file, with `{old}` renamed to `{new}`."
+    elif name == "quote":
+        text = (ROOT / "docs" / "adr" / f"{QUOTED[number % len(QUOTED)]}.md").read_text(encoding="utf-8")
+        asked = f"Repeat this text word by word:\n\n{text}"
+    else:
+        asked = OTHER[number % len(OTHER)]
+    text = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+    return weights.vocab.tokenize(text, add_special=True, parse_special=True)
+
+
 def chat_prompt(weights: LlamaWeights, rng: random.Random) -> list[int]:
     """A question to the demo model."""
     asked = rng.choice(ASKED).format(rng.choice(HEROES))
@@ -122,7 +152,7 @@ class Arm:
     """One model with one kind of guesses, loaded once."""
 
     def __init__(self, scenario: Scenario, spec_type: str, n_streams: int, chosen: argparse.Namespace) -> None:
-        n_ctx_seq = -(-(chosen.prompt + 2 * chosen.tokens + 64) // 256) * 256
+        n_ctx_seq = -(-(max(chosen.prompt, 1200) + 2 * chosen.tokens + 64) // 256) * 256
         native = LoadParams(
             n_ctx=n_ctx_seq * n_streams, n_parallel=n_streams, n_threads=chosen.threads, kv_unified=False, warmup=False
         )
@@ -142,9 +172,12 @@ class Arm:
     async def run(self, n_streams: int, seed: int, n_waves: int) -> Measured:
         """`n_waves` times `n_streams` streams at once, in a fresh engine."""
         rng, scripts, prompts = random.Random(seed), {}, []
+        sampling = replace(GREEDY, ignore_eos=self.scenario.name not in REAL)
         n_vocab = self.weights.vocab.n_tokens - 8
-        for _ in range(n_streams * n_waves):
-            if self.scenario.name == "chat":
+        for i in range(n_streams * n_waves):
+            if self.scenario.name in REAL:
+                prompts.append(real_prompt(self.weights, self.scenario.name, seed * n_streams * n_waves + i))
+            elif self.scenario.name == "chat":
                 prompts.append(chat_prompt(self.weights, rng))
             else:
                 prompt, said = script(self.scenario.name, rng, n_vocab, self.n_prompt, self.n_tokens)
@@ -155,7 +188,9 @@ class Arm:
         try:
             waves, cpu_s = [], 0.0
             for i in range(n_waves):
-                waves.append(await asyncio.gather(*(_ask(engine, p, self.n_tokens) for p in prompts[i::n_waves])))
+                waves.append(
+                    await asyncio.gather(*(_ask(engine, p, self.n_tokens, sampling) for p in prompts[i::n_waves]))
+                )
                 cpu_s += time.process_time() - max(started for _, started in waves[-1])
         finally:
             await engine.close()
@@ -170,7 +205,7 @@ class Arm:
         )
 
 
-async def _ask(engine: Engine, prompt: list[int], n_tokens: int) -> tuple[Finished, float]:
+async def _ask(engine: Engine, prompt: list[int], n_tokens: int, sampling: SamplingParams) -> tuple[Finished, float]:
     """How it ended, and the process's CPU time when its prompt was done."""
     done: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
     started = 0.0
@@ -185,11 +220,11 @@ async def _ask(engine: Engine, prompt: list[int], n_tokens: int) -> tuple[Finish
             elif isinstance(event, Finished):
                 done.set_result(event)
 
-    engine.submit(Request("bench", prompt, sampling=GREEDY, max_tokens=n_tokens), sink)
+    engine.submit(Request("bench", prompt, sampling=sampling, max_tokens=n_tokens), sink)
     return await done, started
 
 
-def scenarios() -> list[Scenario]:
+def scenarios(real: Path | None) -> list[Scenario]:
     """With their models, which are made when they are not there."""
     MODELS.mkdir(exist_ok=True)
     bench, slow, slow_draft = MODELS / "bench-135m.gguf", MODELS / "demo-slow.gguf", MODELS / "demo-draft-slow.gguf"
@@ -199,10 +234,11 @@ def scenarios() -> list[Scenario]:
         if not target.exists():
             inflate(ROOT / "models" / source, target, n_ff)
     return [
-        Scenario("edit", bench, None, ("ngram-simple",)),
-        Scenario("random", bench, None, ("ngram-simple",)),
-        Scenario("words", bench, None, ("ngram-simple",)),
-        Scenario("chat", slow, slow_draft, ("ngram-simple", "draft-simple", "ngram-simple,draft-simple")),
+        Scenario("edit", bench, None, (LOOKUP,)),
+        Scenario("random", bench, None, (LOOKUP,)),
+        Scenario("words", bench, None, (LOOKUP,)),
+        Scenario("chat", slow, slow_draft, (LOOKUP, "draft-simple", f"{LOOKUP},draft-simple")),
+        *(Scenario(name, real, None, (LOOKUP,)) for name in REAL if real is not None),
     ]
 
 
@@ -238,11 +274,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of each reply")
     parser.add_argument("--prompt", type=int, default=600, help="tokens of each prompt")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--real", type=Path, help="GGUF of a real model, for file, quote and other")
     chosen = parser.parse_args()
     names = chosen.scenario.split(",") if chosen.scenario else None
     print("| scenario | streams | guesses | tok/s without | with | ratio | by CPU time | guessed | right |")
     print("|---|--:|---|--:|--:|--:|--:|--:|--:|")
-    for scenario in scenarios():
+    for scenario in scenarios(chosen.real):
         if names is None or scenario.name in names:
             for n_streams in chosen.streams:
                 print("\n".join(compare(scenario, n_streams, chosen)), flush=True)

@@ -106,13 +106,13 @@ class FakeRunner:
         steps: threading.Semaphore | None = None,
         on_decode: Callable[[Sequence[BatchEntry]], None] | None = None,
         together: bool = False,
-        n_prompt_outputs: int = 8,
+        n_more_outputs: int = 512,
     ) -> None:
         self.together = together
         self.info = RunnerInfo(
             *(n_seq, n_ctx_seq, n_cells or n_seq * n_ctx_seq, n_batch, n_batch, unified, True, partial_removal, 64),
             turn_ends=FakeVocab.eog,
-            n_prompt_outputs=n_prompt_outputs,
+            n_more_outputs=n_more_outputs,
         )
         self.adapters = adapters
         self.draft = draft

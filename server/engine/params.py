@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+LOOKUP = "lookup"
+"""The kind of guesses that are made where nobody asked for any: from the text so far, where that pays."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineParams:
@@ -21,7 +24,7 @@ class EngineParams:
     ctx_checkpoints: int = 32  # states inside a slot, where the model's memory can't be cut; 0 = none
     checkpoint_min_step: int = 8192  # tokens between those that are not at a prompt's ends
     cache_ram: int = -2  # MiB of prompt states in RAM, of all instances; -1 = no limit, -2 = automatic
-    spec_type: str = "none"  # kinds of guesses, separated by commas: ngram-simple, ngram-map-k, draft-simple
+    spec_type: str = "none"  # kinds of guesses, separated by commas
     spec_ngram_size: int = 3  # tokens that must repeat for a guess from the text
     spec_ngram_max: int = 16  # longest guess from the text
     spec_draft_max: int = 16  # longest guess of the draft model
@@ -34,9 +37,14 @@ class EngineParams:
     check_integrity: bool = False  # prove the accounting after every step (slow; for debugging)
 
     @property
+    def asked_spec_type(self) -> str:
+        """The kinds of guesses that were asked for, as llama-server shows them."""
+        return ",".join(kind for kind in self.spec_type.split(",") if kind != LOOKUP) or "none"
+
+    @property
     def looks_up(self) -> bool:
         """Guesses come from the text so far."""
-        return "ngram-" in self.spec_type
+        return self.spec_type != "none" and ("ngram-" in self.spec_type or LOOKUP in self.spec_type)
 
     @property
     def drafts(self) -> bool:

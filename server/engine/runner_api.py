@@ -22,8 +22,8 @@ class RunnerInfo:
     unified: bool
     can_shift: bool = False  # cells can get other positions
     can_cut: bool = True  # the end of a sequence can be forgotten
-    n_guesses: int = 0  # guessed tokens of each sequence that a batch has outputs for
-    n_prompt_outputs: int = 1  # prompt tokens that a batch has outputs for, beside the next tokens of all sequences
+    n_guesses: int = 0  # most guessed tokens of a sequence in a batch
+    n_more_outputs: int = 1  # that a batch has beside the next tokens of all sequences: of guesses and scored prompts
     free_bytes: int = 0  # memory left when the context was made; 0 = unknown
     turn_ends: frozenset[int] = frozenset()  # tokens that end a turn in a chat's prompt
     evaluation_s: float = 0.0  # that each further evaluation of a step's graph takes; 0 = not measured, or never needed

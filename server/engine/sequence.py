@@ -115,6 +115,11 @@ class Sequence:
         return len(self.slot.tokens) if self.slot is not None else 0
 
     @property
+    def pending(self) -> list[int]:
+        """What of its output is not in the cells yet."""
+        return self.output[-1:]
+
+    @property
     def unscored(self) -> bool:
         """Whether logits of its prompt's tokens are still to be read."""
         request = self.ticket.request

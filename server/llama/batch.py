@@ -27,10 +27,10 @@ class Batch:
     ctypes arrays, not numpy's: a slice of a few tokens, the usual step, is written in a third of the time.
     """
 
-    def __init__(self, capacity: int, n_seq: int, n_vocab: int, n_guesses: int = 0, n_prompt_outputs: int = 0) -> None:
+    def __init__(self, capacity: int, n_seq: int, n_vocab: int, n_more_outputs: int = 0) -> None:
         self.capacity = capacity
         self._n_seq = n_seq
-        self._most_outputs = n_seq * (1 + n_guesses) + n_prompt_outputs
+        self._most_outputs = n_seq + n_more_outputs
         self._n_vocab = n_vocab
         # Any: typeshed wants c_int32 objects in slices, ctypes takes ints
         self._token: Any = (ctypes.c_int32 * capacity)()

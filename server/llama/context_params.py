@@ -4,6 +4,7 @@ import ctypes
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from server.engine.params import LOOKUP, EngineParams
 from server.errors import ModelFailed
 from server.llama.library import C
 from server.llama.threads import n_threads
@@ -16,10 +17,10 @@ _PLAIN_TYPES = ("f32", "f16", "bf16")
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _ROPE_SCALING = {"": -1, "none": 0, "linear": 1, "yarn": 2}  # enum llama_rope_scaling_type
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-_PROMPT_LOGITS = 1 << 22
+_MORE_LOGITS = 1 << 22
 """Numbers of logits that a batch may have for prompt tokens whose log probabilities are wanted: 16 MB of buffers, and
 some milliseconds of the step that reads them; 27 tokens of a vocabulary of 152k."""
-_MOST_PROMPT_OUTPUTS = 128
+_MOST_MORE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,13 @@ def layout(model: str, native: LoadParams) -> Layout:
     return Layout(n_seq, native.unified)
 
 
-def prompt_outputs(n_vocab: int) -> int:
-    """Prompt tokens that a batch has outputs for."""
-    return max(1, min(_MOST_PROMPT_OUTPUTS, _PROMPT_LOGITS // n_vocab))
+def more_outputs(n_vocab: int, n_seq: int, engine: EngineParams) -> int:
+    """Tokens that a batch has outputs for beside the next ones: of guesses, and of prompts that are scored.
+
+    Guesses that nobody asked for make do with what there is for prompts, so that they take no memory.
+    """
+    of_prompts = max(1, min(_MOST_MORE, _MORE_LOGITS // n_vocab))
+    return of_prompts if engine.spec_type == LOOKUP else max(of_prompts, n_seq * engine.n_guesses)
 
 
 def stateful(model: int) -> bool:
@@ -59,23 +64,24 @@ def can_cut(model: int, native: LoadParams) -> bool:
 
 
 def generator_params(model: int, spec: ModelSpec) -> ctypes.Structure:
-    """For a context that generates. Tokens are guessed only where they can be taken back. Raises `ModelFailed`."""
-    n_guesses = spec.engine.n_guesses if can_cut(model, spec.native) else 0
+    """For a context that generates. Raises `ModelFailed`."""
     n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
-    return context_params(spec.id, spec.native, n_guesses, prompt_outputs(n_vocab))
+    return context_params(spec.id, spec.native, more_outputs(n_vocab, spec.native.n_slots, spec.engine))
 
 
-def context_params(model: str, native: LoadParams, n_guesses: int = 0, n_prompt_outputs: int = 0) -> ctypes.Structure:
-    """Each sequence may want logits of `n_guesses` tokens beside its next, and all together those of
-    `n_prompt_outputs`. Raises `ModelFailed` naming the setting that cannot be."""
+def context_params(model: str, native: LoadParams, n_more_outputs: int = 0) -> ctypes.Structure:
+    """All sequences together may want logits of `n_more_outputs` tokens beside their next ones.
+
+    Raises `ModelFailed` naming the setting that cannot be.
+    """
     shape = layout(model, native)
     _check(model, native)
     params: ctypes.Structure = C.llama_context_default_params()
     params.n_ctx = native.n_ctx
     params.n_seq_max = shape.n_seq
     params.kv_unified = shape.unified
-    params.n_outputs_max = shape.n_seq * (1 + n_guesses) + n_prompt_outputs
-    params.n_outputs_max_per_seq = 1 + n_guesses
+    params.n_outputs_max = shape.n_seq + n_more_outputs
+    params.n_outputs_max_per_seq = 1 + n_more_outputs
     params.n_batch = max(native.n_batch, shape.n_seq)
     params.n_ubatch = native.n_ubatch
     params.n_threads = n_threads(native.n_threads)

@@ -57,7 +57,7 @@ class LlamaRunner:
         self._deferred = deferred
         self._threads = threads
         self._on_close = on_close
-        self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens, info.n_guesses, info.n_prompt_outputs)
+        self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens, info.n_more_outputs)
         self._outputs: list[int] = []
         self._checked: dict[int, Logits] = {}  # by output: those of this decode that are known to be numbers
         self._sequences = Sequences(context, info, n_swa, self._decode_entries, stateful=stateful)

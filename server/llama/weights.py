@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
+from server.engine.params import LOOKUP
 from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.adapters import apply_configured, load_adapters
 from server.llama.breakdown import Taken
 from server.llama.chat_templates import built_in_template
 from server.llama.context_cost import ContextCost, measure
-from server.llama.context_params import can_cut, generator_params, prompt_outputs, stateful, windowed
+from server.llama.context_params import can_cut, generator_params, stateful, windowed
 from server.llama.control_vectors import read_control_vectors
 from server.llama.devices import offloads
 from server.llama.draft_weights import DraftWeights
@@ -106,6 +107,7 @@ class LlamaWeights:
                 once.submit(_warm_up, self._spec.id, context, self.vocab).result()
                 if not unified:
                     cost = once.submit(measure, context, n_seq, self.vocab.n_tokens, max(self.vocab.bos, 0)).result()
+        n_more = int(params.n_outputs_max) - n_seq
         # llama-server's n_ctx_slot(): never more than the model was trained for; YaRN may have raised that by now
         n_ctx_seq = min(C.llama_n_ctx_seq(context), C.llama_model_n_ctx_train(model))
         info = RunnerInfo(
@@ -117,14 +119,14 @@ class LlamaWeights:
             unified=unified,
             can_shift=bool(C.llama_memory_can_shift(C.llama_get_memory(context))),
             can_cut=can_cut(model, self._spec.native),
-            n_guesses=int(params.n_outputs_max_per_seq) - 1,
-            n_prompt_outputs=prompt_outputs(self.vocab.n_tokens),
+            n_guesses=min(self._spec.engine.n_guesses, n_more) if can_cut(model, self._spec.native) else 0,
+            n_more_outputs=n_more,
             free_bytes=available_bytes(),
             turn_ends=self.vocab.turn_ends(),
             evaluation_s=cost.evaluation_s,
             copy_s=cost.copy_s,
         )
-        if self._spec.engine.n_guesses and not info.can_cut:
+        if self._spec.engine.spec_type not in ("none", LOOKUP) and not info.can_cut:
             logger.warning(
                 "model '%s': spec_type %s has no effect, its memory can't take a wrong guess back",
                 *(self._spec.id, self._spec.engine.spec_type),

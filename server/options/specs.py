@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from server.engine.params import EngineParams
+from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import SamplingParams
 from server.engine.speculate.synthetic import rates_of_length
 from server.errors import ConfigError
@@ -91,7 +91,7 @@ def spec_type(settings: ModelDefaults) -> str:
     """Where guesses come from, `auto` decided."""
     if settings.spec_type != AUTO:
         return settings.spec_type
-    return "draft-simple" if settings.has_draft else "none"
+    return f"{LOOKUP},draft-simple" if settings.has_draft else LOOKUP
 
 
 def _draft(settings: ModelSettings) -> DraftFile | None:

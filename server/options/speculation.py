@@ -84,8 +84,8 @@ class SpeculationSettings(SettingsModel):
         option("--spec-type", env="LLAMA_ARG_SPEC_TYPE", metavar="A,B"),
     ] = AUTO
     """Where guesses come from: ngram-simple (the text so far; ngram-map-k is the same here), draft-simple (the draft
-    model); the first that has one is asked. none = no guesses, auto = draft-simple where there is a draft model. The
-    output stays the same; see docs/speculation.md."""
+    model); the first that has one is asked. none = no guesses; auto = the text so far, where that pays, and
+    draft-simple where there is a draft model. The output stays the same; see docs/speculation.md."""
     spec_ngram_size: Annotated[
         Int,
         option("--spec-ngram-simple-size-n", "--spec-ngram-map-k-size-n", "--spec-ngram-size-n", metavar="N"),

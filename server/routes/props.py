@@ -87,7 +87,9 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
     spec, info, template = state.spec, facts.info, facts.template
     shown: dict[str, Any] = {
         "default_generation_settings": {
-            "params": generation_settings(spec.sampling, max_tokens=spec.n_predict, spec_type=spec.engine.spec_type),
+            "params": generation_settings(
+                spec.sampling, max_tokens=spec.n_predict, spec_type=spec.engine.asked_spec_type
+            ),
             "n_ctx": facts.n_ctx_seq,
         },
         "total_slots": facts.n_slots,

@@ -49,7 +49,7 @@ def _finals(generation: Generation, fields: GenerationFields, model: LoadedModel
             lora=fields.lora or (),
             stream=bool(fields.stream),
             grammar=fields.grammar or "",
-            spec_type=model.spec.engine.spec_type,
+            spec_type=model.spec.engine.asked_spec_type,
             generation_prompt=generation.generation_prompt,
         ),
     )

@@ -26,7 +26,7 @@ async def test_each_is_that_of_the_logits_before_it(gguf_folder: Path, model: Ti
     weights = load(path, flash_attn="off")
     runner = weights.runner()
     tokens = prompt_tokens(runner.vocab, TEXT)
-    n_outputs = runner.info.n_prompt_outputs
+    n_outputs = runner.info.n_more_outputs
     assert 1 < n_outputs < len(tokens)
     alone = []
     for at, (token, following) in enumerate(pairwise(tokens)):
@@ -57,7 +57,7 @@ async def test_each_is_that_of_the_logits_before_it(gguf_folder: Path, model: Ti
 def test_a_batch_has_outputs_for_so_many_prompt_tokens_and_one_for_each_sequence(gguf_folder: Path) -> None:
     """The library ends the process over one more than it was made for."""
     with open_runner(gguf_file(gguf_folder, PLAIN), n_parallel=2) as runner:
-        most = runner.info.n_prompt_outputs
+        most = runner.info.n_more_outputs
         tokens = [5] * (most + 1)
         assert runner.decode([Entry(0, 0, tokens, all_logits=True), Entry(1, 0, tokens)])
         assert runner.logprobs(most, 5, 1).top[0].logprob <= 0.0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from server.engine.params import EngineParams
+from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
 from server.errors import ConfigError
 from server.options.model import WHERE
@@ -386,7 +386,7 @@ def test_every_field_of_the_inside_can_be_configured() -> None:
 def test_the_tables_defaults_are_the_insides() -> None:
     plain = spec()
     assert plain.native == LoadParams()
-    assert plain.engine == EngineParams()
+    assert plain.engine == EngineParams(spec_type=LOOKUP)
     assert plain.sampling == SamplingParams()
     assert plain.chat == ChatParams(template_kwargs={"preserve_reasoning": True})
 

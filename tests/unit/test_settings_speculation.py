@@ -16,15 +16,19 @@ def spec(*argv: str, env: dict[str, str] | None = None) -> ModelSpec:
     return found
 
 
-def test_nothing_is_guessed_unless_asked_for() -> None:
-    assert spec().engine.spec_type == "none"
-    assert spec().engine.n_guesses == 0
+def test_the_text_is_looked_up_unless_asked_not_to() -> None:
+    assert spec().engine.looks_up
+    assert spec().engine.n_guesses == 16
+    assert spec().engine.asked_spec_type == "none"
     assert spec().draft is None
+    assert not spec("--spec-type", "none").engine.looks_up
+    assert spec("--spec-type", "none").engine.n_guesses == 0
 
 
 def test_a_draft_model_is_used_without_further_words() -> None:
     found = spec("-md", "draft.gguf", "-c", "4096", "-np", "2", "-t", "3", "--lora", "a.gguf", "-ctkd", "q8_0")
-    assert found.engine.spec_type == "draft-simple"
+    assert found.engine.asked_spec_type == "draft-simple"
+    assert found.engine.looks_up
     assert found.draft is not None
     native = found.draft.native
     assert (found.draft.path, native.n_ctx, native.n_parallel, native.n_threads) == (Path("draft.gguf"), 4096, 2, 3)

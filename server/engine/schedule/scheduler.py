@@ -182,11 +182,14 @@ class Scheduler:
         """The next batch: every generating slot's token first, with what `guess` has to add, then prompts."""
         members, decode, prefill = self._turn(), Phase.DECODE, Phase.PREFILL  # looking these up is slow
         generating = [s for s in members if s.phase is decode]
+        n_to_score = self.info.n_more_outputs
         if guess is not None and generating:
-            room = min(self._limit, self.info.n_batch) - len(generating)
+            room = min(min(self._limit, self.info.n_batch) - len(generating), n_to_score)
             guesses = guess(generating, room)
             entries = [self._next(s, guessed) for s, guessed in zip(generating, guesses, strict=True)]
-            n_tokens = len(entries) + sum(map(len, guesses))
+            n_guessed = sum(map(len, guesses))
+            n_tokens = len(entries) + n_guessed
+            n_to_score -= n_guessed
         else:
             entries = [Entry(s.slot.id, len(s.slot.tokens), s.output[-1:], True, s) for s in generating if s.slot]
             n_tokens = len(entries)
@@ -197,7 +200,6 @@ class Scheduler:
         prompts = [s for s in members if s.phase is prefill] if len(generating) < len(members) else []
         joins = self._joining(generating, prompts, budget // 2)
         n_joins = len(joins)
-        n_to_score = self.info.n_prompt_outputs
         for s in self._prompt_order.sorted(prompts, self._placer.inherited() if prompts else None):
             if s.slot is None or (budget <= n_joins and s.slot.id not in joins):
                 continue

@@ -1,16 +1,26 @@
-"""What a step of so many tokens costs, learned from the steps that were done. Pure: times are passed in.
+"""What a step of so many tokens costs, learned from the steps that were done, and how many guesses pay. Pure.
 
 A decode of one token reads every weight, and of a few more tokens reads them no more often: what the further tokens
 cost depends on the machine, the model and the kernels, and has to be seen.
+
+A guess makes the step longer for everybody, and gives tokens to one. So what is raised is the sum of the logarithms of
+every sequence's tokens per second (proportional fairness): nobody is slowed down by a tenth for less than another's
+gain of a tenth. For one sequence, or where all do alike, that is the tokens per second of all.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import log, log1p
 
-SHORTER, LONGER = 0.5, 0.05  # weight of a new measurement: what makes a step longer is mostly other processes
+SHORTER, LONGER = 0.5, 0.1  # weight of a new measurement: what makes a step longer is mostly other processes
 UNKNOWN_SHARE = 0.5  # of a token's even share of the step: what one more is taken to cost before that was ever seen
+FORGET = 256  # steps after which a size that was not seen again is forgotten: it may have been disturbed
 _EXACT = 32  # sizes up to here are kept apart, larger ones by eighths of their power of two
 _PART = 16  # tokens of a prompt from which on they tell what one more costs
+
+_LEAST = 0.02  # guesses less likely than this are not even considered
+_MARGIN = 0.01  # the gain that is asked for, since what is known of costs and of guesses is never exact
 
 
 def _size(n_tokens: int) -> int:
@@ -31,6 +41,8 @@ class StepCost:
     _prompt_token_s: float = 0.0
     _seconds: dict[int, float] = field(default_factory=dict)
     _sizes: list[int] = field(default_factory=list)
+    _seen: set[int] = field(default_factory=set)  # sizes of the last steps
+    _n_seen: int = 0
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """A step of `n_tokens`, each with its logits, took `seconds`."""
@@ -41,6 +53,12 @@ class StepCost:
             self._seconds[size] = seconds
         else:
             self._seconds[size] = _learned(seen, seconds)
+        self._seen.add(size)
+        self._n_seen += 1
+        if self._n_seen >= FORGET:
+            self._sizes = sorted(self._seen)
+            self._seconds = {each: self._seconds[each] for each in self._sizes}
+            self._seen, self._n_seen = set(), 0
 
     def observe_prompt(self, n_tokens: int, seconds: float) -> None:
         """A prompt's part of `n_tokens` took `seconds`: as long as nothing better is known, a further token costs that
@@ -71,3 +89,91 @@ class StepCost:
             return self._slope(low, high)
         even = UNKNOWN_SHARE * self._seconds[high] / high
         return min(self._prompt_token_s or even, even)
+
+
+def lengths(
+    reaches: Sequence[Sequence[float]],
+    n_tokens: int,
+    base_s: float,
+    extra_s: Callable[[int], float],
+    most: int,
+) -> list[int]:
+    """How many tokens to take of each guess, when `n_tokens` sequences get one each in `base_s` seconds without any.
+
+    ``reaches`` has for each guess how likely its tokens are taken, never rising; ``extra_s`` says what so many guessed
+    tokens add to the step. At most `most` tokens in all.
+    """
+    taken = [0] * len(reaches)
+    if base_s <= 0:
+        return taken
+    ranked = sorted(_gains(reaches), reverse=True)[:most]
+    best, n_best, gain = _MARGIN * (1 + n_tokens), 0, 0.0
+    for n, (more, _) in enumerate(ranked, 1):
+        gain += more
+        value = gain - n_tokens * log1p(extra_s(n) / base_s)
+        if value > best:
+            best, n_best = value, n
+    for _, i in ranked[:n_best]:
+        taken[i] += 1
+    return taken
+
+
+def _gains(reaches: Sequence[Sequence[float]]) -> list[tuple[float, int]]:
+    """What each token adds to the logarithm of its sequence's tokens, with the place of the sequence.
+
+    Within a guess it falls, so that the best tokens of all are the first ones of each.
+    """
+    gains = []
+    for i, reach in enumerate(reaches):
+        expected = 1.0
+        for p in reach:
+            if p < _LEAST:
+                break
+            gains.append((log1p(p / expected), i))
+            expected += p
+    return gains
+
+
+def draft_length(
+    chances: Sequence[float],
+    n_tokens: int,
+    base_s: float,
+    draft_s: Callable[[int], float],
+    extra_s: Callable[[int], float],
+    most: int,
+) -> tuple[int, int]:
+    """(sequences, tokens for each) that a draft model should guess; (0, 0) where nothing pays.
+
+    ``chances``, never rising, has for each sequence how likely a drafted token is right. A guess of one more token for
+    so many sequences takes ``draft_s``, checking so many takes ``extra_s``; otherwise as in `lengths`.
+    """
+    best, found = _MARGIN * (1 + n_tokens), (0, 0)
+    n = len(chances)
+    counts = sorted({1, n // 4, n // 2, n} - {0})
+    for length in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
+        if length > most:
+            break
+        gains = [log1p(_expected(p, length)) for p in chances]
+        for count in counts:
+            seconds = base_s + length * draft_s(count) + extra_s(length * count)
+            value = sum(gains[:count]) - n_tokens * log(seconds / base_s)
+            if value > best:
+                best, found = value, (count, length)
+    return found
+
+
+def _expected(p: float, n: int) -> float:
+    """Tokens that are taken of `n` when each is right with `p` and the first wrong one ends it."""
+    return p * (1 - p**n) / (1 - p) if p < 1 else float(n)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The step that guesses are for: `n_tokens` come out of it in `base_s` seconds without any.
+
+    ``extra_s`` says what so many guessed tokens add to it.
+    """
+
+    n_tokens: int
+    base_s: float
+    extra_s: Callable[[int], float]

@@ -8,13 +8,8 @@ from server.engine.params import EngineParams
 from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.sequence import Sequence
-from server.engine.speculate.chances import Chances
-from server.engine.speculate.choice import lengths
-from server.engine.speculate.cost import StepCost
-from server.engine.speculate.credit import Credit
-from server.engine.speculate.draft_cells import DraftCells
-from server.engine.speculate.drafting import Drafting, Wanted
-from server.engine.speculate.guess import NOTHING, TRIAL, Guess, Step
+from server.engine.speculate.cost import Step, StepCost, lengths
+from server.engine.speculate.draft_model import DraftCells, Drafting, Wanted
 from server.engine.speculate.lookup import CHUNK, Lookup
 from server.engine.speculate.state import Speculating
 from server.engine.speculate.synthetic import conditional
@@ -25,26 +20,23 @@ _ENOUGH = 1.0  # tokens expected of a guess from the text that leave nothing to 
 
 def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]) -> "Speculation | None":
     """None where guessing is off, or the model can't take a guess back."""
-    info, drafting, chances = runner.info, None, Chances()
+    info, drafting = runner.info, None
     if not info.can_cut or not min(params.n_guesses, info.n_guesses):
         return None
     if params.drafts and runner.draft is not None:
-        drafting = Drafting(DraftCells(runner.draft, clock), chances, runner.vocab.eog, clock)
-    return Speculation(params, info, chances, drafting) if params.looks_up or drafting is not None else None
+        drafting = Drafting(DraftCells(runner.draft, clock), runner.vocab.eog, clock)
+    return Speculation(params, info, drafting) if params.looks_up or drafting is not None else None
 
 
 class Speculation:
     """Guesses for every generating sequence of an instance."""
 
-    def __init__(self, params: EngineParams, info: RunnerInfo, chances: Chances, drafting: Drafting | None) -> None:
+    def __init__(self, params: EngineParams, info: RunnerInfo, drafting: Drafting | None) -> None:
         self._params = params
         self._info = info
-        self._chances = chances
         self._drafting = drafting
         self._synthetic = conditional(params.spec_synth)
         self._cost = StepCost()
-        self._credit = Credit()
-        self._gain_s = 0.0  # what one token more is worth in the step that is under way
         self._pause = 0
 
     def begin(self, sequence: Sequence) -> None:
@@ -55,9 +47,11 @@ class Speculation:
             return
         sequence.speculating = state = Speculating(min(most, params.spec_ngram_max))
         if params.looks_up:
-            state.lookup = Lookup(params.spec_ngram_size, self._info.n_ctx_seq)
-            state.lookup.extend(request.prompt)
+            state.sources = (Lookup(params.spec_ngram_size, self._info.n_ctx_seq),)
+            for source in state.sources:
+                source.extend(request.prompt)
         if self._drafting is not None:
+            state.right_drafted = self._drafting.mean_right
             state.most_drafted = min(most, params.spec_draft_max)
             state.least_drafted = params.spec_draft_min if request.spec_n_min < 0 else request.spec_n_min
             state.p_min = params.spec_draft_p_min if request.spec_p_min < 0 else request.spec_p_min
@@ -71,9 +65,9 @@ class Speculation:
         """Index a part of the prompts that are being computed: then there is less to do once they are."""
         left = CHUNK
         for sequence in sequences:
-            state = sequence.speculating
-            if state is not None and state.lookup is not None and left > 0:
-                left -= state.lookup.catch_up(left)
+            if sequence.speculating is not None:
+                for source in sequence.speculating.sources:
+                    left -= source.catch_up(left) if left > 0 else 0
 
     def guess(self, generating: Seq[Sequence], room: int) -> list[list[int]]:
         """Tokens that may follow each sequence's next one, at most `room` in all.
@@ -82,33 +76,25 @@ class Speculation:
         """
         if self._synthetic and self._drafting is not None and room > 0:
             return self._always(generating, room, self._drafting)
-        if self._pause > 0 or room < 1:
-            self._pause = max(self._pause - 1, 0)
+        found = [self._look_up(sequence) for sequence in generating]
+        self._pause = max(self._pause - 1, 0)
+        if self._pause or room < 1 or (self._drafting is None and not any(found)):
             return [[] for _ in generating]
-        step = self._step(len(generating))
-        if step is None:
+        n = len(generating)
+        cost, base_s = self._cost, self._cost.of(n)
+        if base_s <= 0.0:  # it is not known yet what steps cost
             return [[] for _ in generating]
-        guesses, reaches = self._look_up(generating)
-        trials = self._draft(generating, guesses, reaches, step)
-        if not any(reaches):
-            return [[] for _ in generating]
-        chosen = lengths(reaches, step.n_tokens, step.base_s, step.extra_s, room, step.left_s)
-        for i in trials:
-            chosen[i] = len(guesses[i].tokens)
-        if not any(chosen):
-            n = min(TRIAL, room)
-            best = max(range(len(reaches)), key=lambda i: sum(reaches[i][:n]))
-            if reaches[best] and step.extra_s(n) <= step.trial_s:
-                chosen[best], trials = min(n, len(reaches[best])), {best}
-        total = sum(chosen)
-        if total > room:  # a trial beside guesses that fill the batch
-            return [[] for _ in generating]
-        self._gain_s = step.base_s / step.n_tokens
-        each_s = step.extra_s(total) / total if total else 0.0
-        return [
-            _noted(sequence, guesses[i].first(n), each_s * n, i in trials)
-            for i, (sequence, n) in enumerate(zip(generating, chosen, strict=True))
-        ]
+        step = Step(n, base_s, lambda more: max(cost.of(n + more) - base_s, 0.0))
+        reaches = [s.speculating.reach(len(g)) if s.speculating else [] for s, g in zip(generating, found, strict=True)]
+        if self._drafting is not None:
+            self._draft(self._drafting, generating, found, reaches, step)
+        chosen = lengths(reaches, n, base_s, step.extra_s, room)
+        guesses = []
+        for sequence, guess, n_chosen in zip(generating, found, chosen, strict=True):
+            if sequence.speculating is not None:
+                sequence.speculating.n_checked = n_chosen
+            guesses.append(guess[:n_chosen])
+        return guesses
 
     def takes(self, sequence: Sequence, n: int) -> bool | None:
         """Whether the `n`-th guess for `sequence` is taken, where that is left to chance; None: the model decides."""
@@ -117,70 +103,54 @@ class Speculation:
             return None
         return n < len(self._synthetic) and state.dice.random() < self._synthetic[n]
 
+    def _look_up(self, sequence: Sequence) -> list[int]:
+        state = sequence.speculating
+        if state is None:
+            return []
+        state.n_checked = 0
+        most = self._most(sequence, state.most)
+        return state.look_up(most) if most > 0 else []
+
     def _always(self, generating: Seq[Sequence], room: int, drafting: Drafting) -> list[list[int]]:
-        wanted, places = [], []
-        for i, sequence in enumerate(generating):
-            state = sequence.speculating
-            if state is not None:
-                most = min(self._most(sequence, state.most_drafted), len(self._synthetic), room // len(generating))
-                if most > 0:
-                    wanted.append(Wanted(sequence, state, most))
-                    places.append(i)
+        wanted, places = self._wanting(
+            generating, [min(len(self._synthetic), room // len(generating))] * len(generating)
+        )
         tokens: list[list[int]] = [[] for _ in generating]
         for i, each, guess in zip(places, wanted, drafting.always(wanted), strict=True):
-            each.state.drafted = True
-            tokens[i] = _noted(each.sequence, guess, 0.0, False)
+            each.state.expect(guess.tokens)
+            tokens[i] = guess.tokens
+            each.state.n_checked = len(guess.tokens)
         return tokens
 
-    def _step(self, n: int) -> Step | None:
-        """None as long as it is not known what steps cost."""
-        cost, base_s = self._cost, self._cost.of(n)
-        if base_s <= 0.0:
-            return None
-        return Step(
-            n, base_s, lambda more: max(cost.of(n + more) - base_s, 0.0), self._credit.left_s, self._credit.trial_s
-        )
-
-    def _look_up(self, generating: Seq[Sequence]) -> tuple[list[Guess], list[list[float]]]:
-        """For each sequence what its text suggests, and how likely each token of that is taken."""
-        guesses: list[Guess] = []
-        reaches: list[list[float]] = []
-        for sequence in generating:
-            state, guess = sequence.speculating, NOTHING
-            if state is not None:
-                state.drafted = False
-                most = self._most(sequence, state.most) if state.lookup is not None else 0
-                guess = state.lookup.guess(most) if state.lookup is not None and most > 0 else NOTHING
-            guesses.append(guess)
-            reaches.append(self._chances.reach(guess.kinds, state.own) if state is not None else [])
-        return guesses, reaches
-
-    def _draft(
-        self, generating: Seq[Sequence], guesses: list[Guess], reaches: list[list[float]], step: Step
-    ) -> set[int]:
-        """Let the draft model guess where the text suggests little, and where that pays; the places of trials."""
-        if self._drafting is None:
-            return set()
+    def _wanting(self, generating: Seq[Sequence], most: Seq[int]) -> tuple[list[Wanted], list[int]]:
+        """Who could do with a guess of a draft model, of at most so many tokens; and their places."""
         wanted, places = [], []
         for i, sequence in enumerate(generating):
             state = sequence.speculating
-            if state is not None and sum(reaches[i]) < _ENOUGH:
-                most = self._most(sequence, state.most_drafted)
-                if most > 0:
-                    wanted.append(Wanted(sequence, state, most))
-                    places.append(i)
+            n = min(self._most(sequence, state.most_drafted), most[i]) if state is not None else 0
+            if state is not None and n > 0:
+                wanted.append(Wanted(sequence, state, n))
+                places.append(i)
+        return wanted, places
+
+    def _draft(
+        self,
+        drafting: Drafting,
+        generating: Seq[Sequence],
+        found: list[list[int]],
+        reaches: list[list[float]],
+        step: Step,
+    ) -> None:
+        """Let the draft model guess where the text suggests little, and where that pays."""
+        wanted, places = self._wanting(
+            generating, [self._params.spec_draft_max if sum(reach) < _ENOUGH else 0 for reach in reaches]
+        )
         if not wanted:
-            return set()
-        drafted = self._drafting.guess(wanted, step)
-        self._credit.spend(drafted.seconds, 0.0, trial=drafted.trial)
-        trials = set()
-        for i, each, guess in zip(places, wanted, drafted.guesses, strict=True):
+            return
+        for i, each, guess in zip(places, wanted, drafting.guess(wanted, step), strict=True):
             if guess.tokens:
-                guesses[i], each.state.drafted = guess, True
-                reaches[i] = self._chances.reach(guess.kinds, each.state.own_drafted)
-                if drafted.trial:
-                    trials.add(i)
-        return trials
+                found[i], reaches[i] = guess.tokens, guess.reach
+                each.state.expect(guess.tokens)
 
     def _most(self, sequence: Sequence, most: int) -> int:
         """Guesses that leave room for the token behind them, in the context and in what was asked for."""
@@ -192,29 +162,19 @@ class Speculation:
         """A batch with guesses found no cells: go on without them for a while."""
         self._pause = _PAUSE
 
-    def observe(self, n_generating: int, n_guessed: int, n_prompt: int, seconds: float) -> None:
-        """A step took `seconds`: a token of each of `n_generating` sequences, `n_guessed` guesses, `n_prompt` more."""
-        if not n_generating:
+    def observe(self, n_tokens: int, n_prompt: int, seconds: float) -> None:
+        """A step took `seconds`: `n_tokens` of sequences that generate, guesses included, and `n_prompt` of prompts."""
+        if not n_tokens:
             self._cost.observe_prompt(n_prompt, seconds)
-            return
-        if not n_prompt:
-            self._cost.observe(n_generating + n_guessed, seconds)
-        self._credit.earn(self._cost.of(n_generating))
+        elif not n_prompt:
+            self._cost.observe(n_tokens, seconds)
 
     def judge(self, sequence: Sequence, n_right: int) -> None:
         """Of the guesses for `sequence` in the last step, the first `n_right` were sampled, too."""
         state = sequence.speculating
-        if state is None or not state.guess.tokens:
+        if state is None:
             return
-        self._chances.learn(state.guess.kinds, n_right, state.own_drafted if state.drafted else state.own)
-        if self._drafting is not None and state.drafted:
-            self._drafting.learn(len(state.guess.tokens), n_right)
-        self._credit.spend(state.cost_s, n_right * self._gain_s, trial=state.trial)
-        state.guess = NOTHING
-
-
-def _noted(sequence: Sequence, guess: Guess, cost_s: float, trial: bool) -> list[int]:
-    state = sequence.speculating
-    if state is not None:
-        state.guess, state.cost_s, state.trial = guess, cost_s, trial
-    return guess.tokens
+        if state.source is not None:
+            state.source.judge(state.n_checked, n_right)
+        elif self._drafting is not None and state.drafted:
+            self._drafting.learn(state.n_checked, n_right)

@@ -1,11 +1,32 @@
 """What speculation knows of one sequence."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 
-from server.engine.speculate.chances import Own
-from server.engine.speculate.guess import NOTHING, Guess
-from server.engine.speculate.lookup import Lookup
+SURE = 0.98  # no guess is taken to be more likely
+_WEIGHT = 0.2  # of one token in the average of those that were right
+_LOOKED_UP = 0.3  # of guesses from the text are taken to be right before any was seen: too few to pay on most machines
+
+
+class TextSource(Protocol):
+    """Guesses from the tokens so far. None of its methods may take long."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """`tokens` came to the text; they may be indexed later."""
+
+    def add(self, token: int) -> None:
+        """`token` was sampled."""
+
+    def catch_up(self, most: int) -> int:
+        """Index up to `most` of the tokens that came; how many that were."""
+
+    def guess(self, most: int) -> list[int]:
+        """At most `most` tokens that may follow; none where nothing is found."""
+
+    def judge(self, n_checked: int, n_right: int) -> None:
+        """Of the last guess `n_checked` tokens were checked, and the first `n_right` of them were right."""
 
 
 @dataclass(eq=False, slots=True)
@@ -13,24 +34,54 @@ class Speculating:
     """At most ``most`` tokens are guessed from the text, ``most_drafted`` and no fewer than ``least_drafted`` by a
     draft model, which stops at a token less probable than ``p_min``.
 
-    ``guess`` is what was put into the step that is under way, at ``cost_s`` more seconds, and ``drafted`` says by whom;
-    a ``trial`` is made to see whether guessing pays again.
+    ``right`` is the share of tokens guessed from the text that were right, lately; ``right_drafted`` that of a draft
+    model's. ``expected`` is what was guessed and not sampled yet, the next one last. Of a guess from the text it is
+    there whether any of it was put into a step or not: so it is known for nothing whether guessing would pay.
     """
 
     most: int
-    lookup: Lookup | None = None
+    sources: tuple[TextSource, ...] = ()
     most_drafted: int = 0
     least_drafted: int = 0
     p_min: float = 0.0
-    own: Own = field(default_factory=Own)
-    own_drafted: Own = field(default_factory=Own)
-    guess: Guess = NOTHING
-    drafted: bool = False
-    cost_s: float = 0.0
-    trial: bool = False
+    right: float = _LOOKED_UP
+    right_drafted: float = 0.0
+    expected: list[int] = field(default_factory=list)
+    drafted: bool = False  # by a draft model, what is expected
+    source: TextSource | None = None  # who guessed it, if not a draft model
+    n_checked: int = 0  # guesses in the step that is under way
     dice: Random | None = None  # by which guesses are taken, where that is left to chance (`synthetic`)
+
+    def look_up(self, most: int) -> list[int]:
+        """What the text suggests, of the first source that has a suggestion."""
+        self.drafted, self.source = False, None
+        for source in self.sources:
+            guess = source.guess(most)
+            if guess:
+                self.expected, self.source = guess[::-1], source
+                return guess
+        self.expected = []
+        return []
+
+    def expect(self, drafted: Sequence[int]) -> None:
+        """A draft model guessed these."""
+        self.expected, self.drafted, self.source = list(drafted[::-1]), True, None
 
     def extend(self, token: int) -> None:
         """`token` was sampled."""
-        if self.lookup is not None:
-            self.lookup.add(token)
+        for source in self.sources:
+            source.add(token)
+        if not self.expected:
+            return
+        right = self.expected.pop() == token
+        if not right:
+            self.expected = []
+        if self.drafted:
+            self.right_drafted += _WEIGHT * (right - self.right_drafted)
+        else:
+            self.right += _WEIGHT * (right - self.right)
+
+    def reach(self, n: int) -> list[float]:
+        """For each of `n` tokens guessed from the text: how likely it and all before it are right."""
+        right = min(self.right, SURE)
+        return [right**i for i in range(1, n + 1)]

@@ -66,7 +66,7 @@ class Instance:
     @property
     def spec_type(self) -> str:
         """Where guesses come from; llama-server's words."""
-        return "none" if self._speculation is None else self.params.spec_type
+        return "none" if self._speculation is None else self.params.asked_spec_type
 
     def start(self) -> None:
         """Start the step thread; from here on the runner is its own."""
@@ -211,10 +211,8 @@ class Instance:
         prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
         self._count_decode(entries, seconds)
         if self._speculation is not None:
-            generating = [e for e in entries if e.sequence.phase is Phase.DECODE]
-            n_guessed = sum(len(e.tokens) - 1 for e in generating)
-            n_prompt = sum(len(e.tokens) for e in prompts)
-            self._speculation.observe(len(generating), n_guessed, n_prompt, seconds)
+            n_prompt = sum([len(e.tokens) for e in prompts])
+            self._speculation.observe(sum([len(e.tokens) for e in entries]) - n_prompt, n_prompt, seconds)
             self._speculation.prepare(e.sequence for e in prompts)
         self.scheduler.commit(entries, seconds)
         self._cells.tiers.begin_step()

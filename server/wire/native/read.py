@@ -128,7 +128,7 @@ def _settings(body: NativeBody, request: Request, model: LoadedModel) -> Json:
         stream=bool(body.stream),
         grammar=_grammar_source(body),
         reasoning_format="deepseek" if reasoning == "auto" else reasoning,
-        spec_type=model.spec.engine.spec_type,
+        spec_type=model.spec.engine.asked_spec_type,
         lora=body.lora or (),
         generation_prompt=body.generation_prompt or "",
         grammar_lazy=bool(body.grammar_lazy),

@@ -35,20 +35,20 @@ def expected(req: Request) -> list[TokenLogprob]:
     return tokens
 
 
-@pytest.mark.parametrize("n_prompt_outputs", [1, 7, 1000])
-async def test_every_token_but_the_first_has_one_given_those_before_it(n_prompt_outputs: int) -> None:
-    runner = FakeRunner(n_prompt_outputs=n_prompt_outputs)
+@pytest.mark.parametrize("n_more_outputs", [1, 7, 1000])
+async def test_every_token_but_the_first_has_one_given_those_before_it(n_more_outputs: int) -> None:
+    runner = FakeRunner(n_more_outputs=n_more_outputs)
     async with engine_over(runner) as engine:
         (reply,) = await run(engine, scored(TEXT))
     assert found(reply) == expected(scored(TEXT))
-    assert max(n for batch in runner.batches for _, n in batch) <= max(n_prompt_outputs, 1)
+    assert max(n for batch in runner.batches for _, n in batch) <= max(n_more_outputs, 1)
     kinds = [type(event) for event in reply.events]
     assert kinds.index(Started) > max(i for i, kind in enumerate(kinds) if kind is PromptLogprobs)
     assert reply.finished[0].n_predicted == 1
 
 
 async def test_nothing_comes_from_a_cache_and_everything_stays_in_it() -> None:
-    async with engine_over(FakeRunner(n_prompt_outputs=8)) as engine:
+    async with engine_over(FakeRunner(n_more_outputs=8)) as engine:
         await run(engine, request(TEXT))
         (reply,) = await run(engine, scored(TEXT))
         (later,) = await run(engine, request(TEXT))
@@ -59,7 +59,7 @@ async def test_nothing_comes_from_a_cache_and_everything_stays_in_it() -> None:
 
 @pytest.mark.parametrize("max_tokens", [0, 5])
 async def test_the_first_choice_alone_computes_them(max_tokens: int) -> None:
-    async with engine_over(FakeRunner(n_seq=3, n_prompt_outputs=8)) as engine:
+    async with engine_over(FakeRunner(n_seq=3, n_more_outputs=8)) as engine:
         (reply,) = await run(engine, scored(TEXT, n=3, max_tokens=max_tokens))
     assert found(reply) == expected(scored(TEXT))
     assert {event.index for event in reply.events if isinstance(event, PromptLogprobs)} == {0}
@@ -67,7 +67,7 @@ async def test_the_first_choice_alone_computes_them(max_tokens: int) -> None:
 
 
 async def test_several_share_the_outputs_of_a_step_and_hold_up_nobody() -> None:
-    runner = FakeRunner(n_seq=4, n_prompt_outputs=8)
+    runner = FakeRunner(n_seq=4, n_more_outputs=8)
     texts = [TEXT, TEXT[::-1], TEXT.upper()]
     asked = [*(scored(text) for text in texts), request("plain " * 20, max_tokens=30)]
     async with engine_over(runner) as engine:
@@ -78,7 +78,7 @@ async def test_several_share_the_outputs_of_a_step_and_hold_up_nobody() -> None:
 
 async def test_what_was_scored_before_a_parking_is_not_scored_again() -> None:
     """Unified cells run out: the younger one is parked in the middle of its prompt and comes back."""
-    runner = FakeRunner(n_seq=2, n_ctx_seq=320, n_cells=320, unified=True, n_prompt_outputs=1)
+    runner = FakeRunner(n_seq=2, n_ctx_seq=320, n_cells=320, unified=True, n_more_outputs=1)
     long = scored("p" * 180)
     async with engine_over(runner) as engine:
         first, second = await run(engine, request("first", max_tokens=300), long)
@@ -97,7 +97,7 @@ async def test_a_batch_that_fails_costs_no_score() -> None:
             raise InternalError("refused")
 
     texts = [TEXT, TEXT[::-1]]
-    async with engine_over(FakeRunner(n_seq=2, n_prompt_outputs=16, on_decode=refuse)) as engine:
+    async with engine_over(FakeRunner(n_seq=2, n_more_outputs=16, on_decode=refuse)) as engine:
         replies = await run(engine, *(scored(text) for text in texts))
     assert failed
     assert [found(reply) for reply in replies] == [expected(scored(text)) for text in texts]
@@ -105,7 +105,7 @@ async def test_a_batch_that_fails_costs_no_score() -> None:
 
 async def test_a_cancelled_one_frees_its_slot() -> None:
     steps = threading.Semaphore(3)
-    runner = FakeRunner(n_seq=1, n_ctx_seq=2048, n_prompt_outputs=1, steps=steps)
+    runner = FakeRunner(n_seq=1, n_ctx_seq=2048, n_more_outputs=1, steps=steps)
     async with engine_over(runner) as engine:
         async with events_of(engine, scored(TEXT * 20)) as stream:
             async for _ in stream:

@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from server.engine.sequence import Sequence
-from server.engine.speculate.chances import Chances
-from server.engine.speculate.guess import Guess
-from server.engine.speculate.speculation import Speculation, _noted
+from server.engine.speculate.speculation import Speculation
 from tests.fakes import EOS, FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 
@@ -36,11 +34,10 @@ async def test_a_right_guess_counts_also_when_it_ends_the_reply(
     tokens, learned = [ord(c) for c in guesses], []
 
     def guess(_: Speculation, generating: Seq[Sequence], room: int) -> list[list[int]]:
-        wanted = [tokens if len(s.output) == 1 else [] for s in generating]
-        return [_noted(s, Guess(g, [0] * len(g)), 0.0, False) for s, g in zip(generating, wanted, strict=True)]
+        return [tokens if len(s.output) == 1 else [] for s in generating]
 
     monkeypatch.setattr(Speculation, "guess", guess)
-    monkeypatch.setattr(Chances, "learn", lambda _self, _kinds, n, _own: learned.append(n))
+    monkeypatch.setattr(Speculation, "judge", lambda _self, _sequence, n: learned.append(n))
     runner = FakeRunner(n_seq=1, replies={"go": reply})
     wanted = request("go", **{"max_tokens": 20} | options)
     async with engine_over(runner, spec_type="ngram-simple") as engine:

@@ -1,13 +1,12 @@
-"""What is learned of costs and chances, and how many guesses follow from it."""
+"""What is learned of costs and of guesses, and how many guesses follow from it."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.speculate.chances import Chances, Own, drafted_kind, text_kinds
-from server.engine.speculate.choice import draft_length, lengths
-from server.engine.speculate.cost import StepCost
-from server.engine.speculate.credit import START_STEPS, Credit
+from server.engine.speculate.cost import FORGET, StepCost, draft_length, lengths
+from server.engine.speculate.lookup import Lookup
+from server.engine.speculate.state import SURE, Speculating
 
 REACHES = st.lists(st.lists(st.floats(0.0, 0.99), max_size=16).map(lambda r: sorted(r, reverse=True)), max_size=8)
 
@@ -61,63 +60,81 @@ def test_what_a_step_costs_is_never_negative(seen: list[tuple[int, float]], n: i
     assert cost.of(n) > 0
 
 
-def test_a_kind_that_is_often_right_is_believed_more() -> None:
-    chances, own = Chances(), Own()
-    before = chances.of(3)
-    for _ in range(20):
-        chances.learn([3], 1, own)
-    assert chances.of(3) > before
-    for _ in range(200):
-        chances.learn([3], 0, own)
-    assert chances.of(3) < 0.2
+def test_a_size_that_was_not_seen_for_long_is_forgotten() -> None:
+    cost = StepCost()
+    cost.observe(1, 0.01)
+    cost.observe(8, 5.0)
+    for _ in range(2 * FORGET):
+        cost.observe(1, 0.01)
+    assert cost.of(8) < 0.1
+
+
+def looking_up(tokens: list[int]) -> Speculating:
+    state = Speculating(16, sources=(Lookup(2, 4096),))
+    state.sources[0].extend(tokens)
+    return state
+
+
+def test_what_the_text_suggests_is_judged_for_nothing_by_what_is_sampled() -> None:
+    state = looking_up([*range(10, 60), 1, 10, 11])
+    before = state.right
+    for token in range(12, 20):
+        state.look_up(16)
+        state.extend(token)
+    assert before < 0.5 < state.right
+    assert state.n_checked == 0
+    state.look_up(16)
+    state.extend(999)
+    assert state.right < 0.8
 
 
 def test_what_lies_behind_a_wrong_token_says_nothing() -> None:
-    chances = Chances()
-    before = chances.of(5)
-    chances.learn([1, 2, 5, 5, 5], 1, Own())
-    assert chances.of(5) == before
+    state = looking_up([*range(10, 60), 1, 10, 11])
+    state.look_up(16)
+    state.extend(999)
+    after = state.right
+    state.extend(13)
+    assert state.right == after
 
 
-def test_a_sequence_that_does_worse_than_its_kinds_is_believed_less() -> None:
-    chances, good, bad = Chances(), Own(), Own()
-    for _ in range(5):
-        chances.learn([4], 0, bad)
-        chances.learn([4, 4], 2, good)
-    assert chances.reach([4], bad)[0] < chances.reach([4], good)[0]
+def test_what_a_draft_model_says_is_judged_by_itself() -> None:
+    state = looking_up([])
+    state.right_drafted = 0.5
+    state.expect([1, 2, 3])
+    before = state.right
+    for token in (1, 2, 9):
+        state.extend(token)
+    assert state.right == before
+    assert 0.5 < state.right_drafted < 0.8
 
 
-def test_kinds_rise_along_a_match_and_with_the_drafts_probability() -> None:
-    assert text_kinds(3, 30) == sorted(text_kinds(3, 30))
-    assert len(text_kinds(60, 20)) == len(text_kinds(100, 20)) == 20
-    kinds = [drafted_kind(p / 100) for p in range(101)]
-    assert kinds == sorted(kinds)
+def test_guesses_reach_less_far_the_further_ahead_they_are() -> None:
+    state = looking_up([])
+    state.right = 1.0
+    assert state.reach(3) == pytest.approx([SURE, SURE**2, SURE**3])
 
 
-@given(REACHES, st.integers(0, 40), st.floats(1e-4, 1.0), st.floats(0.0, 0.1), st.floats(0.0, 2.0))
-def test_no_more_is_taken_than_there_is_room_and_credit_for(
-    reaches: list[list[float]], most: int, base_s: float, token_s: float, credit_s: float
+@given(REACHES, st.integers(0, 40), st.floats(1e-4, 1.0), st.floats(0.0, 0.1))
+def test_no_more_is_taken_than_there_is_room_for(
+    reaches: list[list[float]], most: int, base_s: float, token_s: float
 ) -> None:
-    chosen = lengths(reaches, max(len(reaches), 1), base_s, lambda n: n * token_s, most, credit_s)
+    chosen = lengths(reaches, max(len(reaches), 1), base_s, lambda n: n * token_s, most)
     assert sum(chosen) <= most
-    assert sum(chosen) * token_s <= credit_s
     assert all(n <= len(reach) for n, reach in zip(chosen, reaches, strict=True))
 
 
 def test_the_likeliest_tokens_of_all_guesses_are_taken() -> None:
     reaches = [[0.9, 0.8, 0.7], [0.3, 0.1], [0.95, 0.2]]
-    assert lengths(reaches, 3, 0.03, lambda n: n * 0.004, 99, 9.0) == [2, 0, 1]
+    assert lengths(reaches, 3, 0.03, lambda n: n * 0.004, 99) == [2, 0, 1]
 
 
 def test_where_a_token_costs_as_much_as_a_step_nothing_is_taken() -> None:
-    assert lengths([[0.98] * 8], 1, 0.01, lambda n: n * 0.01, 99, 9.0) == [0]
+    assert lengths([[0.98] * 8], 1, 0.01, lambda n: n * 0.01, 99) == [0]
 
 
 def test_nobody_is_slowed_down_for_less_than_others_gain() -> None:
     def alone(n: int) -> list[int]:
-        return lengths(
-            [[0.97**i for i in range(1, 17)]] + [[]] * (n - 1), n, 0.01 + 0.003 * n, lambda k: k * 0.003, 99, 9
-        )
+        return lengths([[0.97**i for i in range(1, 17)]] + [[]] * (n - 1), n, 0.01 + 0.003 * n, lambda k: k * 0.003, 99)
 
     assert alone(1)[0] > 8
     assert alone(2)[0] > alone(4)[0] > alone(8)[0] == 0
@@ -136,17 +153,3 @@ def test_only_the_sequences_that_do_well_are_drafted_for() -> None:
     count, length = draft_length([0.95, 0.9, 0.05, 0.02], 4, 0.01, lambda n: 0.0001 * n, lambda n: n * 0.0003, 16)
     assert count == 2
     assert length > 1
-
-
-def test_the_account_is_bounded_on_both_sides() -> None:
-    credit = Credit()
-    credit.earn(0.01)
-    assert credit.left_s == pytest.approx(START_STEPS * 0.01, rel=0.01)
-    credit.spend(0.0, 100.0, trial=False)
-    assert credit.left_s <= 0.2
-    credit.spend(0.5, 0.0, trial=False)
-    assert credit.left_s < 0
-    for _ in range(10_000):
-        credit.earn(0.01)
-    assert 0 < credit.left_s <= 0.2
-    assert 0 < credit.trial_s <= 0.02
