@@ -124,6 +124,7 @@ class FakeRunner:
         self.steps = steps
         self.on_decode = on_decode
         self.cells: dict[int, list[int]] = {s: [] for s in range(n_seq)}
+        self._shared: dict[frozenset[int], int] = {}  # by pair of sequences: so many cells at most are in both
         self.outputs: list[int] = []
         self.histories: list[bytes] = []
         self.samplers: list[FakeSampler] = []
@@ -234,15 +235,28 @@ class FakeRunner:
             return False
         del self.cells[seq][pos:]
         del self.computed_by[seq][pos:]
+        self._own_from(seq, pos)
         return True
+
+    def _own_from(self, seq: int, pos: int) -> None:
+        """No cell of `seq` from `pos` on is in another sequence."""
+        for pair, n in self._shared.items():
+            if seq in pair:
+                self._shared[pair] = min(n, max(pos, 0))
 
     def seq_drop(self, seq: int, start: int, end: int) -> None:
         assert start < end
+        assert all(n <= end for pair, n in self._shared.items() if seq in pair), "others' cells were moved"
+        self._own_from(seq, start)
         del self.cells[seq][start:end]
         del self.computed_by[seq][start:end]
 
     def seq_copy(self, source: int, target: int) -> None:
         assert not self.cells[target], "the target of a copy must be empty"
+        if self.info.unified:
+            for other in self.cells.keys() - {source, target}:
+                self._shared[frozenset({other, target})] = self._shared.get(frozenset({other, source}), 0)
+            self._shared[frozenset({source, target})] = len(self.cells[source])
         self.cells[target] = list(self.cells[source])
         self.computed_by[target] = list(self.computed_by[source])
 
@@ -264,6 +278,7 @@ class FakeRunner:
         if self.info.unified and others + len(tokens) > self.info.n_cells:
             return False
         self.cells[seq], self.computed_by[seq] = tokens, sets
+        self._own_from(seq, 0)
         return True
 
     def seq_floor(self, seq: int) -> int:

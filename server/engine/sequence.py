@@ -162,6 +162,7 @@ class Slot:
     sequence: Sequence | None = None
     last_used: float = 0.0
     n_shared: int = 0
+    kin: object = field(default_factory=object)  # the same one in slots that may share cells
     n_requests: int = 0
     tuning: Tuning = BARE
     n_exact: int = NEVER

@@ -120,6 +120,22 @@ def test_a_saved_sequence_continues_where_it_was(runner_of: RunnerOf, unified: b
         assert runner.sample(0, runner.sampler(GREEDY, tokens)) == expected[0]
 
 
+def test_cells_behind_what_two_sequences_share_move_and_the_other_stays(runner_of: RunnerOf) -> None:
+    with runner_of(kv_unified=True) as runner:
+        tokens = prompt_tokens(runner.vocab)
+        n = len(tokens) // 2
+        prefill(runner, 1, tokens[:n])
+        assert runner.decode([Entry(1, n, tokens[n : n + 1], want_logits=True)])
+        expected = raw_logits(runner)
+        prefill(runner, 0, tokens)
+        runner.clear(1)
+        runner.seq_copy(0, 1)
+        assert runner.seq_remove(1, n)
+        runner.seq_drop(0, 2, n)
+        assert runner.decode([Entry(1, n, tokens[n : n + 1], want_logits=True)])
+        assert same_vectors(raw_logits(runner), expected)
+
+
 def test_saving_a_copy_before_the_next_decode_saves_its_content(runner: LlamaRunner) -> None:
     """Between streams the cells move inside the next decode: saving must not run ahead of it."""
     tokens = prompt_tokens(runner.vocab)

@@ -9,6 +9,7 @@ from server.engine.kv.moving import Tiers
 from server.engine.kv.ram_cache import Stored
 from server.engine.lora import NEVER
 from server.engine.prefix.find import Placement
+from server.engine.prefix.match import common_prefix
 from server.engine.runner_api import Runner
 from server.engine.schedule.evaluations import RelocationCost
 from server.engine.schedule.scheduler import Entry, Scheduler
@@ -39,7 +40,7 @@ class Cells:
         self._runner.seq_remove(slot.id, 0)
         slot.tokens = []
         slot.chain.forget()
-        slot.n_shared = 0
+        slot.n_shared, slot.kin = 0, object()
         slot.n_exact = NEVER
         slot.floor, slot.checkpoints, slot.kept = 0, (), False
 
@@ -140,7 +141,8 @@ class Cells:
             self._runner.seq_copy(source.id, slot.id)
             self.tiers.spend(self._runner.info.copy_s)
             slot.tokens = list(source.tokens)
-            slot.n_shared = len(slot.tokens) if self._runner.info.unified else 0
+            if self._runner.info.unified:
+                slot.n_shared, slot.kin = len(slot.tokens), source.kin
             slot.n_exact, slot.checkpoints = source.n_exact, source.checkpoints
             self._look(slot)
         if placement.moves:
@@ -153,14 +155,14 @@ class Cells:
     def _move(self, placement: Placement, now: float) -> None:
         """Bring runs of the slot's own cells to the places that the new prompt has them at."""
         slot = placement.slot
-        if not self._own(slot, now):
+        if not self._own(slot, placement.moves[0].source, now):
             return
         kept, shift = slot.tokens[: placement.n_reuse], 0
         for move in placement.moves:
             self._runner.seq_drop(slot.id, move.target, move.source - shift)
             kept += slot.tokens[move.source : move.source + move.n]
             shift = move.source - move.target
-        slot.n_exact = min(slot.n_exact, placement.n_reuse)
+        slot.n_exact, slot.n_shared = min(slot.n_exact, placement.n_reuse), min(slot.n_shared, placement.n_reuse)
         slot.checkpoints = below(slot.checkpoints, placement.n_reuse)
         self._runner.seq_remove(slot.id, len(kept))
         slot.tokens = kept
@@ -195,22 +197,26 @@ class Cells:
         tokens = slot.tokens
         sequence.base = tokens[:keep] + tokens[keep + discard :]
         sequence.base_output, sequence.shifted = len(sequence.output) - 1, True
-        if not self._own(slot, now):
+        if not self._own(slot, keep + discard, now):
             self._scheduler.park(sequence, now)
             return
         self._runner.seq_drop(slot.id, keep, keep + discard)
-        slot.n_exact = min(slot.n_exact, keep)
+        slot.n_exact, slot.n_shared = min(slot.n_exact, keep), min(slot.n_shared, keep)
         slot.checkpoints = below(slot.checkpoints, keep)
         slot.tokens = list(sequence.base)
         slot.chain.cut(keep)
 
-    def _own(self, slot: Slot, now: float) -> bool:
-        """Give `slot` cells of its own, since moving shared ones moves them for everybody. False: it is empty now."""
-        if not self._runner.info.unified or not slot.tokens:
+    def _own(self, slot: Slot, start: int, now: float) -> bool:
+        """Give `slot` cells of its own if others share those from `start` on, since moving these moves them for
+        everybody. False: it is empty now.
+
+        Where nothing that moves is shared, the library only changes what it knows of the cells, as in llama-server.
+        """
+        if self._n_shared(slot) <= start:
             return True
-        if not any(other.tokens for other in self._scheduler.slots if other is not slot):
-            slot.n_shared = 0
-            return True
+        if self.tiers.would_stop_others(2 * self._scheduler.worth.move_s(len(slot.tokens))):
+            self.clear(slot)
+            return False
         tokens, exact, checkpoints = slot.tokens, slot.n_exact, slot.checkpoints
         try:
             state = self.tiers.save(slot)
@@ -224,6 +230,13 @@ class Cells:
         slot.tokens, slot.n_exact, slot.checkpoints = tokens, exact, checkpoints
         self._look(slot)
         return True
+
+    def _n_shared(self, slot: Slot) -> int:
+        """The most of its first tokens that another slot may hold in the same cells."""
+        if not self._runner.info.unified:
+            return 0
+        kin = [other for other in self._others(slot) if other.kin is slot.kin]
+        return max((common_prefix(slot.tokens, other.tokens) for other in kin), default=0)
 
     def save(self, slot: Slot) -> SlotState:
         """What `slot` holds, to be kept elsewhere."""

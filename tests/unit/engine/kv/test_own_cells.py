@@ -1,0 +1,123 @@
+"""Unified cells that move: in place where nobody shares them, else out and back in.
+
+The fake runner refuses to move what another sequence holds.
+"""
+
+import pytest
+
+from server.engine.generate.text import TextStream
+from server.engine.kv.cells import Cells
+from server.engine.params import EngineParams
+from server.engine.prefix.find import Placement
+from server.engine.prefix.match import Move
+from server.engine.request import Request
+from server.engine.schedule.scheduler import Scheduler
+from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from tests.fakes import FakeRunner
+
+
+class Counting(FakeRunner):
+    """Counts the states that it gives."""
+
+    n_saved = 0
+
+    def seq_save(self, seq: int) -> bytes:
+        self.n_saved += 1
+        return super().seq_save(seq)
+
+
+class Setup:
+    """Slot 0 holds 100 tokens, computed alone; slot 1 others."""
+
+    def __init__(self) -> None:
+        self.runner = Counting(n_seq=3, n_ctx_seq=200, n_cells=600, unified=True)
+        self.scheduler = Scheduler(self.runner.info, EngineParams(cache_ram=0))
+        self.cells = Cells(self.runner, self.scheduler, lambda: 0.0)
+        self.fill(0, list(range(100)))
+        self.fill(1, list(range(100, 200)))
+
+    def fill(self, slot: int, tokens: list[int]) -> None:
+        self.runner.cells[slot], self.runner.computed_by[slot] = list(tokens), [()] * len(tokens)
+        self.slots[slot].tokens = list(tokens)
+
+    @property
+    def slots(self) -> list[Slot]:
+        return self.scheduler.slots
+
+    def sequence(self, slot: Slot, prompt: list[int]) -> Sequence:
+        ticket = Ticket(Request("r", prompt), lambda events: None, 0.0)
+        return Sequence(ticket, 0, TextStream(()), prompt, phase=Phase.DECODE, slot=slot)
+
+    def copy(self, source: int, target: int, n: int) -> None:
+        prompt = self.slots[source].tokens[:n]
+        sequence = self.sequence(self.slots[target], prompt)
+        self.cells.prepare(Placement(sequence, self.slots[target], self.slots[source], n), 0.0)
+
+    def shift(self, slot: int, keep: int, discard: int) -> None:
+        sequence = self.sequence(self.slots[slot], list(self.slots[slot].tokens))
+        self.slots[slot].sequence = sequence
+        self.cells.shift(sequence, keep, discard, 0.0)
+        self.check()
+
+    def check(self) -> None:
+        """What slots say is what cells hold."""
+        assert [slot.tokens for slot in self.slots] == [self.runner.cells[slot.id] for slot in self.slots]
+
+
+@pytest.fixture
+def setup() -> Setup:
+    return Setup()
+
+
+def test_what_nobody_shares_is_shifted_in_place(setup: Setup) -> None:
+    setup.shift(0, 10, 40)
+    assert setup.runner.n_saved == 0
+    assert setup.slots[0].tokens == [*range(10), *range(50, 100)]
+
+
+@pytest.mark.parametrize(("n_shared", "n_saved"), [(10, 0), (50, 0), (51, 1), (90, 1)])
+@pytest.mark.parametrize("shifted", [0, 2])
+def test_cells_that_another_slot_holds_are_not_moved(setup: Setup, n_shared: int, n_saved: int, shifted: int) -> None:
+    setup.copy(0, 2, n_shared)
+    other = 2 - shifted
+    before = list(setup.slots[other].tokens)
+    if shifted == 2 and n_shared <= 50:  # it goes on by itself
+        more = list(range(500, 600 - n_shared))
+        setup.runner.cells[2] += more
+        setup.runner.computed_by[2] += [()] * len(more)
+        setup.slots[2].tokens += more
+    setup.shift(shifted, 10, 40)
+    assert setup.runner.n_saved == n_saved
+    assert setup.slots[other].tokens == before
+
+
+def test_who_shared_once_and_has_left_is_forgotten(setup: Setup) -> None:
+    setup.copy(0, 2, 90)
+    setup.cells.clear(setup.slots[2])
+    setup.shift(0, 10, 40)
+    assert setup.runner.n_saved == 0
+
+
+def test_a_copy_of_a_copy_shares_with_both(setup: Setup) -> None:
+    setup.copy(0, 2, 90)
+    setup.cells.clear(setup.slots[1])
+    setup.copy(2, 1, 80)
+    setup.cells.clear(setup.slots[2])
+    setup.shift(0, 10, 40)
+    assert setup.runner.n_saved == 1
+    assert setup.slots[1].tokens == list(range(80))
+    setup.shift(0, 10, 30)  # it has cells of its own now
+    assert setup.runner.n_saved == 1
+
+
+@pytest.mark.parametrize(("n_shared", "n_saved"), [(0, 0), (40, 0), (41, 1)])
+def test_runs_that_a_prompt_reuses_move_in_place(setup: Setup, n_shared: int, n_saved: int) -> None:
+    if n_shared:
+        setup.copy(0, 2, n_shared)
+    slot = setup.slots[0]
+    prompt = [*range(10), *range(40, 100), 7]
+    placement = Placement(setup.sequence(slot, prompt), slot, slot, 10, (Move(40, 10, 60),))
+    setup.cells.prepare(placement, 0.0)
+    assert setup.runner.n_saved == n_saved
+    assert slot.tokens == prompt[:-1]
+    setup.check()
