@@ -16,8 +16,13 @@ CONFORMANCE := build/conformance/venv
 
 .PHONY: serve test quick nightly coverage check bench bench-gpu docs conformance clients clean
 
+# MODEL=owner/name[:quantization], or smollm2, in place of the configuration: downloaded first where it is not there.
 serve: $(VENV)/.installed
+ifdef MODEL
+	$(BIN)/python -m server pull $(MODEL) && exec $(BIN)/python -m server -hf $(MODEL)
+else
 	exec env LLAMAPOOL_CONFIG=$(CONFIG) $(BIN)/python -m server
+endif
 
 # Format, lint, types, import contracts, dead code, then every test. CI runs this.
 test: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2

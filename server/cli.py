@@ -1,4 +1,4 @@
-"""The command line: ``llamapool [serve]``, ``llamapool check-config FILE``, ``llamapool fit``, ``llamapool bench``.
+"""The command line: ``llamapool [serve]``, ``check-config FILE``, ``fit``, ``pull``, ``list``, ``rm``, ``bench``.
 
 A wrong setting ends it with one line on standard error and status 2.
 """
@@ -21,8 +21,8 @@ from typing import Any
 import uvicorn
 import yaml
 
-from server import __version__, logs
-from server.errors import ConfigError
+from server import __version__, logs, model_commands
+from server.errors import ConfigError, LlamapoolError
 from server.listen import check_tls, open_listeners
 from server.options.flags import DEVICES_FLAG
 from server.options.option import SettingsModel
@@ -165,10 +165,31 @@ def effective_yaml(settings: Settings) -> str:
     return yaml.safe_dump({"server": server, "models": models}, sort_keys=False)
 
 
+def hub_command(run: Callable[[Sequence[str]], None], words: list[str]) -> int:
+    """``pull``, ``list`` and ``rm``: see `server.model_commands`. 1 where it can't be done. Raises ConfigError."""
+    if _HELP.intersection(words) or (run is model_commands.pull and not words):
+        print(model_commands.USAGE, end="")
+        return OK
+    try:
+        run(words)
+    except ConfigError:
+        raise
+    except LlamapoolError as error:
+        print(f"llamapool: {error.message}", file=sys.stderr)
+        return NOT_STARTED
+    except KeyboardInterrupt:
+        print("llamapool: stopped; what was received is kept, the next pull goes on with it", file=sys.stderr)
+        return NOT_STARTED
+    return OK
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": serve,
     "check-config": check_config,
     "fit": fit,
+    "pull": partial(hub_command, model_commands.pull),
+    "list": partial(hub_command, model_commands.show_list),
+    "rm": partial(hub_command, model_commands.remove),
     "bench": bench,
     "docs": docs,
 }

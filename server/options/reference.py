@@ -16,6 +16,7 @@ from server.options.unsupported import DEAD_FLAGS, FIXED, FLAGS
 USAGE = """llamapool [serve] [flags]
        llamapool check-config FILE [flags]
        llamapool fit [MODEL] [flags]
+       llamapool pull OWNER/NAME[:QUANT] | list | rm OWNER/NAME[:QUANT]
        llamapool bench --help"""
 _INTRODUCTION = """# Configuration
 

