@@ -30,7 +30,8 @@ class LlamaRunner:
     """`server.engine.runner_api.Runner` over a native context. Every call comes from one thread.
 
     ``adapters`` are those loaded with the weights, each with its native pointer. ``deferred``: the device computes
-    on after `llama_decode` returned (a GPU); `decode` then waits for it. ``draft`` is freed with this one.
+    on after `llama_decode` returned (a GPU); `decode` waits for it where there are logits to read, else the next one
+    does. ``draft`` is freed with this one.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class LlamaRunner:
         small = vocab.n_tokens <= _HOLD_GIL_UP_TO
         self._sample = fast.sampler_sample if small else C.llama_sampler_sample
         self._candidates = Candidates(vocab.n_tokens, fast.sampler_apply if small else apply_unlocked)
-        self._parallel = None if small else ParallelSampling(vocab.n_tokens)
+        self._parallel = ParallelSampling(vocab.n_tokens)
         self._scratch = np.empty(vocab.n_tokens, np.float32)
         self._logits_type = ctypes.c_float * vocab.n_tokens
 
@@ -91,7 +92,7 @@ class LlamaRunner:
             C.llama_set_n_threads(context, *threads)
         with collect_errors(quiet=True) as errors:
             status = C.llama_decode(context, self._batch.native)
-            if self._deferred:
+            if self._deferred and outputs:  # nobody reads anything of the others: the next decode waits for them
                 C.llama_synchronize(context)
         self._sequences.decoded(status)
         if status == 1:
@@ -116,8 +117,8 @@ class LlamaRunner:
 
     def sample_together(self, wanted: Sequence[tuple[int, NativeSampler]]) -> Mapping[int, int | Exception]:
         """`sample` for several outputs on several cores: the token of each, or why there is none. What is missing is
-        left to `sample`: everything in a small vocabulary or on one core, and chains that take the highest logit."""
-        return {} if self._parallel is None else self._parallel.sample(wanted, self._logits)
+        left to `sample`: everything where one after the other is as fast, and chains that take the highest logit."""
+        return self._parallel.sample(wanted, self._logits)
 
     def sample_constrained(self, output: int, sampler: NativeSampler, mask: bytes | memoryview | bytearray) -> int:
         """Sample and accept, among the tokens whose bit is set; raises `InternalError` when none is left."""
@@ -244,8 +245,7 @@ class LlamaRunner:
         if context is None:
             return
         self._samplers.close()
-        if self._parallel is not None:
-            self._parallel.close()
+        self._parallel.close()
         if self.draft is not None:
             self.draft.close()
         C.llama_free(context)

@@ -47,6 +47,18 @@ def test_sequences_of_one_batch_do_not_see_each_other(runner: LlamaRunner) -> No
     assert out == [alone, *others]
 
 
+def test_a_device_is_waited_for_only_where_there_are_logits(
+    runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, waits = prompt_tokens(runner.vocab), []
+    monkeypatch.setattr(runner, "_deferred", True)
+    monkeypatch.setattr("server.llama.runner.C.llama_synchronize", waits.append)
+    assert runner.decode([Entry(0, 0, tokens[:3], want_logits=False)])
+    assert waits == []
+    assert runner.decode([Entry(0, 3, tokens[3:4])])
+    assert len(waits) == 1
+
+
 def test_outputs_are_counted_among_the_wanted_logits_only(runner: LlamaRunner) -> None:
     tokens = prompt_tokens(runner.vocab)
     prefill(runner, 0, tokens)

@@ -10,7 +10,6 @@ import pytest
 from server.engine.request import SamplingParams
 from server.errors import InternalError
 from server.llama import parallel_sampling
-from server.llama import runner as module
 from server.llama.runner import LlamaRunner
 from tests.ggufs import TinyModel, gguf_file
 from tests.model.native_fixtures import GREEDY, PLAIN, Entry, open_runner, prompt_tokens
@@ -25,9 +24,9 @@ PARAMS = [
 
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlamaRunner]:
-    """A runner that takes its vocabulary for a large one, on a machine of three cores."""
-    monkeypatch.setattr(module, "_HOLD_GIL_UP_TO", 0)
+    """A runner on whose machine three threads are quicker than one."""
     monkeypatch.setattr(parallel_sampling, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(parallel_sampling, "threads_for", lambda n_chains, chain_s, handing_s, n_cpus: min(3, n_cpus))
     with open_runner(gguf_file(tmp_path, TinyModel())) as runner:
         yield runner
 
@@ -65,6 +64,37 @@ def test_logits_that_are_no_numbers_fail_their_own_sequence(large: LlamaRunner, 
     drawn = large.sample_together(list(enumerate(samplers)))
     assert {output for output, token in drawn.items() if isinstance(token, InternalError)} == bad
     assert set(drawn) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("n_chains", "chain_s", "n_cpus", "n_threads"),
+    [
+        (8, 70e-6, 8, 2),  # 32,000 tokens: 0.56 ms in all
+        (2, 70e-6, 8, 1),
+        (100, 70e-6, 16, 8),
+        (8, 360e-6, 8, 5),  # 152,000 tokens
+        (8, 360e-6, 2, 2),
+        (100, 360e-6, 16, 16),
+        (2, 360e-6, 16, 2),
+        (3, 1e-6, 16, 1),
+    ],
+)
+def test_as_many_threads_as_have_all_chains_done_soonest(
+    n_chains: int, chain_s: float, n_cpus: int, n_threads: int
+) -> None:
+    assert parallel_sampling.threads_for(n_chains, chain_s, 100e-6, n_cpus) == n_threads
+
+
+def test_what_handing_out_costs_is_learned_and_not_believed_for_ever(
+    large: LlamaRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = _decoded(large)
+    wanted = [(output, large.sampler(PLAIN, prompt)) for output, prompt in enumerate(prompts)]
+    large._parallel._learn(1.0, [0.1, 0.2], 4)
+    assert large._parallel._handing_s == pytest.approx(0.9 * parallel_sampling.HANDING_S + 0.1 * 0.8)
+    monkeypatch.undo()
+    assert large.sample_together(wanted) == {}  # tiny chains, and a long way to other threads
+    assert large._parallel._handing_s < 0.08
 
 
 @pytest.mark.parametrize("n_cpus", [1, 2])
