@@ -32,6 +32,7 @@ Turn = tuple[Adapters, int]
 Guesses = Callable[[list[Sequence], int], list[list[int]]]
 """Guessed tokens for each of these generating sequences, so many in all."""
 LOOKS = 32  # at sequences behind one that finds no room; each takes a search for its prefix
+TURN = 0.5  # of the step time aimed at: for so long a stream may wait while other LoRA sets compute
 ALONE_S = 1.0  # step time to stay under when no slot generates: bounds how long a cancel takes
 
 
@@ -79,7 +80,9 @@ class Scheduler:
         self.pace_alone = Pace(ALONE_S, self.pace.smallest, info.n_batch, min(512, info.n_batch))
         self.spent_s = 0.0  # of this step, before its decode: states that were moved
         self._limit = info.n_batch
-        self._turns: dict[Turn, int] = {}  # when each last had a step
+        self._turns: dict[Turn, int] = {}  # when each last had one
+        self._turn_now: Turn | None = None
+        self._turn_s = self._last_s = 0.0  # what the steps of that took so far, and the last of them
         self._may_be_apart = False  # slots in use have changed
         self.without_room: list[Sequence] = []  # who found too few free cells, though slots are idle
 
@@ -264,23 +267,33 @@ class Scheduler:
         return Entry(s.slot.id, len(s.slot.tokens), [s.output[-1], *guesses], True, s, all_logits=bool(guesses))
 
     def _turn(self) -> list[Sequence]:
-        """Who may be in the next batch: only one LoRA set computes a batch, so several take turns; so do suspects."""
+        """Who may be in the next batch: only one LoRA set computes a batch, so several take turns; so do suspects.
+
+        A turn is several steps, since after a change of the set the library plans its memory anew: as many as the
+        others can wait for, all their turns together (`TURN`).
+        """
         active = [slot.sequence for slot in self.slots if slot.sequence is not None]
         if not [s for s in active if s.suspect or s.ticket.tuning is not BARE]:
             return active
         sets = {_turn_of(s) for s in active}
         if len(sets) < 2:
             return active
+        now = self._turn_now
+        waited_s = (self._turn_s + self._last_s) * (len(sets) - 1)
+        if now in sets and all(alone < 0 for _, alone in sets) and waited_s <= self.pace.target_s * TURN:
+            return [s for s in active if _turn_of(s) == now]
         turn = max(self._turns.values(), default=0) + 1
         # one that is new joins as the last: before the others, a stream of new sets would keep them waiting for ever
         self._turns = {one: self._turns.get(one, turn - 1) for one in sets}
         chosen = min(sets, key=lambda one: (self._turns[one], one))
         self._turns[chosen] = turn
+        self._turn_now, self._turn_s, self._last_s = chosen, 0.0, 0.0
         return [s for s in active if _turn_of(s) == chosen]
 
     def commit(self, entries: list[Entry], seconds: float) -> None:
         """The batch was decoded in `seconds`: its tokens are in the cells."""
         self._limit = self.info.n_batch
+        self._turn_s, self._last_s = self._turn_s + seconds, seconds
         n_tokens, n_prompts, generating = 0, 0, Phase.DECODE
         for entry in entries:
             sequence, tokens = entry.sequence, entry.tokens

@@ -157,8 +157,11 @@ class Instance:
             log.exception("prompt states could not be saved")
 
     def _receive(self) -> None:
-        """Take new tickets in, waiting a moment for those that are known to come, and drop cancelled ones."""
-        if self._preparing() and self.params.gather_ms > 0 and any(s.idle for s in self.scheduler.slots):
+        """Take new tickets in, and drop cancelled ones; while nothing runs, wait a moment for those known to come.
+
+        What runs is not held up for them: they join the next step.
+        """
+        if self._preparing() and self.params.gather_ms > 0 and not self.scheduler.n_active:
             deadline = self._clock() + self.params.gather_ms / 1e3
             while self._preparing() and not self._stopping and (left := deadline - self._clock()) > 0:
                 self.mailbox.wait(left)

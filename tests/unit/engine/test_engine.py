@@ -53,6 +53,18 @@ async def test_the_context_end_truncates() -> None:
     assert len(reply.text) == 5
 
 
+async def test_what_runs_is_not_held_up_for_requests_that_are_still_prepared() -> None:
+    endless = request("abc", max_tokens=-1)
+    async with (
+        engine_over(FakeRunner(n_seq=2, n_ctx_seq=10**6), gather_ms=60_000.0) as engine,
+        events_of(engine, endless) as stream,
+    ):
+        await anext(stream)
+        with engine.preparing():
+            for _ in range(20):  # the first may have come before
+                await anext(stream)
+
+
 async def test_concurrent_requests_say_what_each_says_alone() -> None:
     requests = [request(f"prompt number {i}", max_tokens=20) for i in range(24)]
     async with engine_over(FakeRunner(n_seq=8)) as engine:

@@ -218,6 +218,27 @@ def test_a_stream_of_new_lora_sets_keeps_nobody_waiting() -> None:
         finish(s, brief, float(number))
 
 
+@pytest.mark.parametrize(
+    ("step_s", "n_sets", "n_steps"),
+    [(0.02, 2, 6), (0.02, 3, 3), (0.2, 2, 1), (0.0001, 4, 416)],  # of 250 ms, half
+)
+def test_a_lora_set_keeps_its_turn_as_long_as_the_others_can_wait(step_s: float, n_sets: int, n_steps: int) -> None:
+    s = scheduler(n_sets, target_itl_ms=250.0)
+    for number in range(n_sets):
+        active_under(s, ((number, 1.0),)).output = [1]
+    runs: list[list[Sequence]] = []
+    for _ in range(n_steps * n_sets * 2):
+        entries = s.plan()
+        assert len(entries) == 1
+        if not runs or runs[-1][0] is not entries[0].sequence:
+            runs.append([])
+        runs[-1].append(entries[0].sequence)
+        entries[0].tokens = entries[0].tokens[:1]
+        s.commit(entries, step_s)
+    assert {len(run) for run in runs} == {n_steps}
+    assert [run[0] for run in runs[:n_sets]] == [run[0] for run in runs[n_sets:]]
+
+
 def test_the_victim_is_the_least_urgent_then_the_youngest() -> None:
     s = scheduler(3, unified=True, n_cells=4000)
     asked = [waiting(s, [n] * 20, at=float(n), priority=priority) for n, priority in ((1, 0), (2, 7), (3, 0))]
