@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from server.engine.kv.eviction import least_valuable
 from server.engine.params import EngineParams
-from server.engine.prefix.find import Placer
+from server.engine.prefix.find import Found, Placer
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.evaluations import Relocation
 from server.engine.schedule.scheduler import Scheduler
@@ -23,8 +23,8 @@ class SlotLocal(Placer):
         finally:
             self.slots = every
 
-    def _coming(self, sequence: Sequence) -> tuple[int, Sequence | None]:
-        return 0, None
+    def _coming(self, sequence: Sequence, at_least: int) -> Found | None:
+        return None
 
     def _cheapest(self, spare: Slot | None) -> Slot:
         return least_valuable((slot for slot in self.slots if slot.idle), spare)

@@ -11,6 +11,7 @@ from server.engine.kv.disk_cache import DiskTier, StateFiles
 from server.engine.kv.ram_cache import MIB
 from server.engine.lora import Tuning, default_set, tuning
 from server.engine.params import EngineParams
+from server.engine.prefix.hashes import Chain
 from server.engine.request import Adapters, Request, Sink
 from server.engine.routing import Router
 from server.engine.runner_api import Runner
@@ -99,11 +100,12 @@ class Engine(InstanceGroup[Instance]):
         self._check_open()
         self._check(request)
         wanted = self._tuning(request)
-        instance, n_own = self._router.choose(request, wanted)
+        chain = Chain()
+        instance, n_own = self._router.choose(request, wanted, chain)
         if not self._router.admits(request, instance):
             n_queued = instance.n_load - self.n_slots_each
             raise QueueFull(n_queued, self._retry_after_s(instance))
-        ticket = Ticket(request, sink, self._clock(), n_open=request.n, tuning=wanted, n_expected=n_own)
+        ticket = Ticket(request, sink, self._clock(), n_open=request.n, tuning=wanted, n_expected=n_own, chain=chain)
         self._idle.clear()
         self._router.send(ticket, instance)
         self._router.balance()

@@ -14,12 +14,14 @@ the one is chosen that has less to compute: twins meet where the first of them w
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from server.engine.lora import Tuning
-from server.engine.prefix.match import longest_match
+from server.engine.prefix import hashes
+from server.engine.prefix.hashes import Chain
+from server.engine.prefix.match import common_prefix
 from server.engine.request import Failed, Request
 from server.engine.schedule.admission import admits
 from server.engine.sequence import Phase, Slot, Ticket
@@ -30,6 +32,7 @@ from server.errors import ShuttingDown
 
 BLOCK = 64  # tokens
 MOST_BLOCKS = 1 << 16  # remembered: 4 million tokens
+MOST_COMPARED = 4096  # tokens of a prompt, with those of each slot
 STREAM_TOKENS = 64
 """What a running stream is taken to cost who joins it: some tens of steps that are longer by about a token's time."""
 _UNSEEN_RATE = 1000.0  # prompt tokens per second, before any were seen
@@ -42,18 +45,18 @@ class Footprints:
         self._seen: OrderedDict[int, int] = OrderedDict()  # a bit for each instance
         self._most = most
 
-    def add(self, prompt: list[int], wanted: Tuning, instance: int) -> None:
-        """`prompt` goes to `instance`."""
-        for at in _chain(prompt, wanted):
+    def add(self, prompt: list[int], wanted: Tuning, instance: int, chain: Chain | None = None) -> None:
+        """`prompt` goes to `instance`. Here and below, `chain` is the prompt's, so that it is hashed once."""
+        for at in _links(prompt, wanted, chain or Chain()):
             self._seen[at] = self._seen.get(at, 0) | 1 << instance
             self._seen.move_to_end(at)
         while len(self._seen) > self._most:
             self._seen.popitem(last=False)
 
-    def known(self, prompt: list[int], wanted: Tuning, n_instances: int) -> list[int]:
+    def known(self, prompt: list[int], wanted: Tuning, n_instances: int, chain: Chain | None = None) -> list[int]:
         """How many of the first tokens each instance has seen, in whole blocks."""
         known, bits, n = [0] * n_instances, (1 << n_instances) - 1, 0
-        for at in _chain(prompt, wanted):
+        for at in _links(prompt, wanted, chain or Chain()):
             bits &= self._seen.get(at, 0)
             if not bits:
                 break
@@ -64,12 +67,24 @@ class Footprints:
         return known
 
 
-def _chain(prompt: list[int], wanted: Tuning) -> Iterator[int]:
+def _links(prompt: list[int], wanted: Tuning, chain: Chain) -> list[int]:
     """The hash of the beginning up to the end of each whole block, and of what computes it."""
-    at = hash(wanted.at(0))
-    for start in range(0, len(prompt) - BLOCK + 1, BLOCK):
-        at = hash((at, *prompt[start : start + BLOCK]))
-        yield at
+    n, each = len(prompt) // BLOCK, BLOCK // hashes.BLOCK
+    return chain.upto(n * each, prompt, wanted)[each : n * each + 1 : each]
+
+
+def cached(prompt: list[int], wanted: Tuning, slots: Iterable[Slot], chain: Chain) -> int:
+    """About how many of the first tokens are in the cells of some slot. What is hashed is not compared, and of what
+    follows no more than `MOST_COMPARED` tokens: long prompts must not hold the event loop up."""
+    best = 0
+    chain.upto(len(prompt) // hashes.BLOCK, prompt, wanted)
+    for slot in slots:
+        running = slot.sequence
+        n = min(chain.shared(slot.chain if running is None else running.chain), len(slot.tokens))
+        n += common_prefix(prompt[n : n + MOST_COMPARED], slot.tokens[n : n + MOST_COMPARED])
+        if n > best:
+            best = max(best, slot.reusable(n, wanted))
+    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +100,28 @@ class Outlook:
         return self.wait + self.n_own
 
 
-def n_to_compute(request: Request, wanted: Tuning, known: int, slots: list[Slot]) -> int:
+def n_to_compute(request: Request, wanted: Tuning, known: int, slots: list[Slot], chain: Chain) -> int:
     """Tokens that an instance would have to compute that has seen `known` of the prompt."""
     if not request.cache_prompt:
         return len(request.prompt)
-    return max(len(request.prompt) - max(known, longest_match(request.prompt, slots, wanted)[1]), 1)
+    return max(len(request.prompt) - max(known, cached(request.prompt, wanted, slots, chain)), 1)
 
 
 def outlook(
-    request: Request, wanted: Tuning, known: int, slots: list[Slot], open_: Iterable[Ticket], turn: float
+    request: Request,
+    wanted: Tuning,
+    known: int,
+    slots: list[Slot],
+    open_: Iterable[Ticket],
+    turn: float,
+    chain: Chain | None = None,
 ) -> Outlook:
     """Of one instance that has seen `known` tokens of the prompt; `open_` wait or run there.
 
     A slot is held for as long as `turn` prompt tokens take. The step thread may change the slots meanwhile: then it is
     the outlook of a moment ago.
     """
-    n_own = n_to_compute(request, wanted, known, slots)
+    n_own = n_to_compute(request, wanted, known, slots, chain or Chain())
     running = [s for slot in slots if (s := slot.sequence) is not None]
     placed = {id(s.ticket) for s in running}
     n_load, n_before = 0, sum(max(len(s.target) - s.n_computed, 0) for s in running if s.phase is Phase.PREFILL)
@@ -162,7 +183,7 @@ class Router:
             return True
         return admits(request, instance.mailbox.open.values(), self._n_slots, self._max_queue)
 
-    def choose(self, request: Request, wanted: Tuning) -> tuple[Instance, int]:
+    def choose(self, request: Request, wanted: Tuning, chain: Chain) -> tuple[Instance, int]:
         """The instance that is expected to answer soonest, of those that have a place in the queue if any has.
 
         And how many of the prompt's tokens it is expected to compute.
@@ -173,21 +194,22 @@ class Router:
         candidates = [i for i in serving if self.admits(request, self._instances[i])] or serving
         if request.id_slot >= 0:
             candidates = [request.id_slot // self._n_slots]
-        known = self._footprints.known(request.prompt, wanted, len(self._instances))
+        known = self._footprints.known(request.prompt, wanted, len(self._instances), chain)
         turn = turn_tokens([one.stats for one in self._instances])
-        found = {i: self._outlook(i, request, wanted, known[i], turn) for i in candidates}
+        found = {i: self._outlook(i, request, wanted, known[i], turn, chain) for i in candidates}
         best = min(found, key=lambda i: (found[i].cost, i))
         return self._instances[best], found[best].n_own
 
-    def _outlook(self, i: int, request: Request, wanted: Tuning, known: int, turn: float) -> Outlook:
+    def _outlook(self, i: int, request: Request, wanted: Tuning, known: int, turn: float, chain: Chain) -> Outlook:
         instance = self._instances[i]
         open_ = instance.mailbox.open.values()
-        return outlook(request, wanted, known, instance.scheduler.slots, open_, turn)
+        return outlook(request, wanted, known, instance.scheduler.slots, open_, turn, chain)
 
     def send(self, ticket: Ticket, instance: Instance) -> None:
         """Queue `ticket` there. `balance` is to be called afterwards."""
         if len(self._instances) > 1:
-            self._footprints.add(ticket.request.prompt, ticket.tuning, self._instances.index(instance))
+            at = self._instances.index(instance)
+            self._footprints.add(ticket.request.prompt, ticket.tuning, at, ticket.chain)
         instance.mailbox.submit(ticket)
 
     def stop(self) -> None:
@@ -281,9 +303,10 @@ class Router:
     def _n_to_compute(self, ticket: Ticket) -> list[int]:
         """Prompt tokens that each instance would have to compute."""
         request, wanted = ticket.request, ticket.tuning
-        known = self._footprints.known(request.prompt, wanted, len(self._instances))
+        known = self._footprints.known(request.prompt, wanted, len(self._instances), ticket.chain)
         return [
-            n_to_compute(request, wanted, n, one.scheduler.slots) for n, one in zip(known, self._instances, strict=True)
+            n_to_compute(request, wanted, n, one.scheduler.slots, ticket.chain)
+            for n, one in zip(known, self._instances, strict=True)
         ]
 
     def _forget_timer(self) -> None:

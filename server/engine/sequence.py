@@ -28,6 +28,7 @@ class Ticket:
     cancelled: bool = False
     n_expected: int = 0  # prompt tokens that are to be computed, estimated when it was submitted
     moved_at: float = -math.inf  # when it changed over from another instance
+    chain: Chain = field(default_factory=Chain)  # of the prompt, as far as the event loop asked for it
 
 
 class Phase(Enum):

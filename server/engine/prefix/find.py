@@ -20,6 +20,7 @@ from server.engine.sequence import Phase, Sequence, Slot
 
 MIN_COPY = 16  # tokens; a shorter prefix of another slot is computed anew
 MIN_READ = 64  # tokens; less is computed rather than read from disk
+MOST_MOVED_FROM = 4  # slots whose cells are looked through for runs to move
 MIN_WAIT = 64  # tokens; a longer prefix that another slot is computing is waited for
 
 
@@ -42,6 +43,21 @@ class Placement:
     def n_kept(self) -> int:
         """Tokens that need no computing."""
         return self.n_reuse + sum(move.n for move in self.moves)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where ``n`` tokens of a prompt's beginning are or will be.
+
+    In the cells of a slot, to be used in place or copied; in a state in RAM; in one that is read from disk; with a
+    sequence that computes them right now. The last two are waited for.
+    """
+
+    n: int = 0
+    where: Slot | Stored | Fetch | Sequence | None = None
+
+
+NOTHING = Found()
 
 
 class Skip(Enum):
@@ -72,26 +88,50 @@ class Placer:
 
     def find(self, sequence: Sequence) -> Placement | Skip:
         """Where `sequence` can go now, with the most of its prompt that needs no computing."""
-        self._awaited.pop(sequence, None)
         pinned = sequence.request.id_slot
         if pinned >= 0:
             pinned %= self.info.n_seq  # ids run on across instances
-        if pinned >= 0 and not self.slots[pinned].idle:
+        if (pinned >= 0 and not self.slots[pinned].idle) or self._still_waits(sequence):
             return Skip.LATER
         if sequence.saved is not None:
-            slot = self.slots[pinned] if pinned >= 0 else self._cheapest(None)
-            return self._if_room(sequence, Placement(sequence, slot, None, 0))
-        source, n = self._match(sequence)
+            return self._if_room(sequence, Placement(sequence, self._anywhere(pinned), None, 0))
+        found = self._search(sequence)
+        self._awaited.pop(sequence, None)
+        if isinstance(found.where, Fetch):
+            return Skip.LATER
+        if isinstance(found.where, Sequence):
+            self._awaited[sequence] = (found.where, found.n)
+            return Skip.LATER
+        if isinstance(found.where, Stored):
+            slot = self._anywhere(pinned)
+            return self._if_room(sequence, Placement(sequence, slot, None, found.n, stored=found.where))
+        return self._if_room(sequence, self._in_cells(sequence, found.where, found.n, pinned))
+
+    def _anywhere(self, pinned: int) -> Slot:
+        return self.slots[pinned] if pinned >= 0 else self._cheapest(None)
+
+    def _still_waits(self, sequence: Sequence) -> bool:
+        """Whether what it was found to wait for may still come; so a long prompt is compared once, not in each step."""
+        if sequence.fetch is not None and sequence.fetch.pending:
+            return True
+        if sequence not in self._awaited:
+            return False
+        computing, n = self._awaited[sequence]
+        return computing.phase is Phase.PREFILL and computing.n_computed < n
+
+    def _search(self, sequence: Sequence) -> Found:
+        """Where most of the prompt's beginning is, or will be."""
+        if not self._may_reuse(sequence):
+            return NOTHING
+        slot, n = self._match(sequence)
+        best = Found(n, slot)
         stored, n_stored = self._stored(sequence, n)
-        if self._awaits(sequence, max(n, n_stored)):
-            return Skip.LATER
-        coming, computing = self._coming(sequence)
-        if computing is not None and coming >= MIN_WAIT and coming > max(n, n_stored):
-            self._awaited[sequence] = (computing, coming)
-            return Skip.LATER
         if stored is not None and self.may_load(stored, n_stored - n):
-            slot = self.slots[pinned] if pinned >= 0 else self._cheapest(None)
-            return self._if_room(sequence, Placement(sequence, slot, None, n_stored, stored=stored))
+            best = Found(n_stored, stored)
+        return self._on_disk(sequence, best.n) or self._coming(sequence, max(best.n, MIN_WAIT - 1)) or best
+
+    def _in_cells(self, sequence: Sequence, source: Slot | None, n: int, pinned: int) -> Placement:
+        """`n` tokens of `source` in place, or as a copy where that pays."""
         slot = self.slots[pinned] if pinned >= 0 else self._choose(sequence, source, n)
         own = self._own_match(slot, sequence)
         if source is not slot and (own >= n or not self._worth_copying(source, n)):
@@ -100,19 +140,22 @@ class Placer:
         movable = self.info.can_shift and self.info.can_cut  # a recurrent state keeps what is dropped from its middle
         if sequence.request.n_cache_reuse > 0 and movable and self._may_reuse(sequence):
             placement = self._with_moves(placement, pinned)
-        return self._if_room(sequence, placement)
+        return placement
 
     def _may_reuse(self, sequence: Sequence) -> bool:
         return sequence.request.cache_prompt and self.params.cache_prompt
 
     def _with_moves(self, placement: Placement, pinned: int) -> Placement:
-        """The idle slot of which most can be reused when runs of its cells may move; else `placement`."""
+        """The idle slot of which most can be reused when runs of its cells may move; else `placement`.
+
+        Of many only those used last are looked at: each look reads the whole context.
+        """
         sequence, best = placement.sequence, placement
         wanted = sequence.target[: sequence.n_reusable]
-        candidates = [self.slots[pinned]] if pinned >= 0 else [slot for slot in self.slots if slot.idle]
-        for slot in candidates:
-            if slot.tuning != sequence.tuning:
-                continue
+        idle = [self.slots[pinned]] if pinned >= 0 else [slot for slot in self.slots if slot.idle]
+        candidates = [slot for slot in idle if slot.tuning == sequence.tuning and slot.tokens]
+        candidates.sort(key=lambda slot: (slot is not placement.slot, -slot.last_used))
+        for slot in candidates[:MOST_MOVED_FROM]:
             n = slot.reusable(common_prefix(wanted, slot.tokens), sequence.tuning)
             found = Placement(
                 sequence, slot, slot, n, tuple(moves(slot.tokens, wanted, n, sequence.request.n_cache_reuse))
@@ -123,9 +166,12 @@ class Placer:
 
     def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
         """Longest reusable prefix."""
-        if not self._may_reuse(sequence):
-            return None, 0
-        return longest_match(sequence.target, self.slots, sequence.tuning, sequence.n_reusable)
+        known = None
+        if sequence in self._awaited:
+            computing, n = self._awaited[sequence]
+            if computing.slot is not None and computing.n_computed >= n and not computing.shifted:
+                known = computing.slot, n
+        return longest_match(sequence.target, self.slots, sequence.tuning, sequence.n_reusable, known)
 
     def _own_match(self, slot: Slot, sequence: Sequence) -> int:
         """What of `slot`'s own cells begins the prompt."""
@@ -136,8 +182,6 @@ class Placer:
 
     def _stored(self, sequence: Sequence, n: int) -> tuple[Stored | None, int]:
         """A kept state that saves much more computing than the `n` tokens of a slot."""
-        if not self._may_reuse(sequence):
-            return None, 0
         prompt, most = sequence.target, sequence.n_reusable
         stored, n_stored = self.tier.match(prompt, sequence.tuning, n + MIN_TOKENS, sequence.chain, most)
         fetched = sequence.fetch.found if sequence.fetch is not None else None
@@ -147,16 +191,17 @@ class Placer:
                 return fetched, n_fetched
         return stored, n_stored
 
-    def _awaits(self, sequence: Sequence, n: int) -> bool:
-        """Whether more than the `n` tokens that are at hand may come from disk. It is looked for there once."""
-        if self.disk is None or not self._may_reuse(sequence):
-            return False
+    def _on_disk(self, sequence: Sequence, n: int) -> Found | None:
+        """What comes from disk, if that is much more than the `n` tokens at hand. It is looked for there once."""
+        if self.disk is None:
+            return None
         if sequence.fetch is None:
             prompt, most = sequence.target, sequence.n_reusable
             entry, n_disk = self.disk.match(prompt, sequence.tuning, n + MIN_READ, sequence.chain, most)
             if entry is not None:
                 sequence.fetch = Fetch(entry, n_disk)
-        return sequence.fetch is not None and sequence.fetch.pending and sequence.fetch.n > n + MIN_READ
+        fetch = sequence.fetch
+        return Found(fetch.n, fetch) if fetch is not None and fetch.pending and fetch.n > n + MIN_READ else None
 
     def inherited(self) -> dict[Sequence, int]:
         """The priority of prompts that more urgent sequences wait for: that of the most urgent one."""
@@ -174,25 +219,25 @@ class Placer:
                 priorities[computing] = waiter.request.priority
         return priorities
 
-    def _coming(self, sequence: Sequence) -> tuple[int, Sequence | None]:
-        """Longest prefix that a slot is computing right now, and for whom.
+    def _coming(self, sequence: Sequence, at_least: int) -> Found | None:
+        """Who is computing most of the prompt's beginning right now, more than `at_least` tokens.
 
         Where cells can't be cut, whoever computes it gets a mark there, unless that place is behind him.
         """
-        if not self._may_reuse(sequence):
-            return 0, None
-        longest, computing, prefill = 0, None, Phase.PREFILL
+        longest, computing, prefill, target = at_least, None, Phase.PREFILL, sequence.target
         for slot in self.slots:
             s = slot.sequence
-            if s is None or s.phase is not prefill:
+            if s is None or s.phase is not prefill or s.target[longest : longest + 1] != target[longest : longest + 1]:
                 continue
-            n = reusable(common_prefix(sequence.target, s.target), s.tuning, sequence.tuning)
+            n = reusable(common_prefix(target, s.target), s.tuning, sequence.tuning)
             n = min(n, sequence.n_reusable)
             if n > longest and (self.info.can_cut or (n > s.n_computed and self.params.ctx_checkpoints)):
                 longest, computing = n, s
-        if computing is not None and longest >= MIN_WAIT and not self.info.can_cut and longest not in computing.marks:
+        if computing is None:
+            return None
+        if not self.info.can_cut and longest not in computing.marks:
             computing.marks += (longest,)
-        return longest, computing
+        return Found(longest, computing)
 
     def marks(self, placement: Placement) -> tuple[int, ...]:
         """Where checkpoints are to be made while what `placement` lacks is computed."""

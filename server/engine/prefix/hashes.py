@@ -4,6 +4,7 @@ Tokens are hashed in blocks, each hash with that of the block before it, so that
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from server.engine.lora import Tuning
 
@@ -37,6 +38,20 @@ class Chain:
                 at = hash((at, block))
                 hashes.append(at)
         return hashes
+
+    def shared(self, other: "Chain") -> int:
+        """Tokens, in whole blocks, that both texts begin with, as far as both are known; a few comparisons, whatever
+        their length. Nothing but hashes is compared; another thread may change `other` meanwhile: it is a guess."""
+        ours, theirs = self._hashes, other._hashes
+        low, high = 0, min(len(ours), len(theirs))
+        with suppress(IndexError):  # it was cut
+            while low < high:
+                middle = (low + high) // 2
+                if ours[middle] == theirs[middle]:
+                    low = middle + 1
+                else:
+                    high = middle
+        return max(low - 1, 0) * BLOCK
 
     def cut(self, n_tokens: int) -> None:
         """Only the first `n_tokens` tokens are still what they were."""

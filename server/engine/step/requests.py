@@ -114,7 +114,8 @@ class Tickets:
             if constraint is not None and index:
                 constraint = constraint.fork()
             text = TextStream(request.stop)
-            self._scheduler.waiting.append(Sequence(ticket, index, text, request.prompt, constraint=constraint))
+            sequence = Sequence(ticket, index, text, request.prompt, constraint=constraint, chain=ticket.chain.copy())
+            self._scheduler.waiting.append(sequence)
 
     def _sequences(self) -> list[Sequence]:
         return [*self._scheduler.active(), *self._scheduler.waiting]

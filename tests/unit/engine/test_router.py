@@ -202,7 +202,7 @@ async def test_every_request_ends_exactly_once_whatever_happens_meanwhile(
     async with engine_over(*runners, max_queue=15) as engine:
         if misled:
             first = engine._instances[0]
-            monkeypatch.setattr(engine._router, "choose", lambda wanted, _: (first, len(wanted.prompt)))
+            monkeypatch.setattr(engine._router, "choose", lambda wanted, *_: (first, len(wanted.prompt)))
         for i in range(100):
             tail = "!" if chance.random() < 0.05 else "$" if chance.random() < 0.02 else ""
             ending = Ending()

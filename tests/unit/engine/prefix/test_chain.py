@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from server.engine.lora import BARE, Tuning
 from server.engine.prefix.hashes import BLOCK, Chain
+from server.engine.prefix.match import common_prefix
 
 LORA = Tuning(((0, 1.0),), 0)
 
@@ -55,3 +56,21 @@ def test_another_text_is_told_from_what_was_hashed() -> None:
     assert not chain.fits([], BARE)
     chain.forget()
     assert chain.fits(list(range(1, BLOCK + 1)), BARE)
+
+
+@given(st.lists(st.integers(0, 3), max_size=200), st.lists(st.integers(0, 3), max_size=200), st.integers(0, 200))
+def test_what_two_texts_share_is_found_in_whole_blocks(a: list[int], b: list[int], n: int) -> None:
+    b = a[:n] + b
+    ours, theirs = Chain(), Chain()
+    ours.upto(len(a) // BLOCK, a, BARE)
+    theirs.upto(len(b) // BLOCK, b, BARE)
+    assert ours.shared(theirs) == theirs.shared(ours) == common_prefix(a, b) // BLOCK * BLOCK
+
+
+def test_what_was_not_hashed_is_not_shared() -> None:
+    text = list(range(100))
+    ours, theirs = Chain(), Chain()
+    ours.upto(6, text, BARE)
+    assert ours.shared(theirs) == 0
+    theirs.upto(2, text, BARE)
+    assert ours.shared(theirs) == 2 * BLOCK

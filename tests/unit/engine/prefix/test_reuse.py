@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from server.engine.generate.text import IndentLimit, TextStream
 from server.engine.kv.cells import span
-from server.engine.prefix.match import common_prefix, moves
+from server.engine.prefix.match import Move, common_prefix, moves
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Slot, Ticket
 
@@ -99,3 +99,27 @@ def test_a_shift_always_makes_room_and_leaves_something(n_prompt: int, keep: int
     kept, dropped = span(running(n_prompt, 99, keep, discard), 100, add_bos=bos)
     assert dropped >= 1
     assert kept + dropped < 99
+
+
+def in_python(cached: list[int], prompt: list[int], prefix: int, smallest: int) -> list[Move]:
+    """As llama-server's loop says it."""
+    found: list[Move] = []
+    head = at = prefix
+    while head + smallest <= len(cached) and at + smallest <= len(prompt):
+        if cached[head : head + smallest] == prompt[at : at + smallest]:
+            n = common_prefix(cached[head:], prompt[at:])
+            found.append(Move(head, at, n))
+            head, at = head + n, at + n
+        else:
+            head += 1
+    return found
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 256, 65536, 1 << 24]), max_size=60),
+    st.lists(st.sampled_from([0, 1, 256, 65536, 1 << 24]), max_size=60),
+    st.integers(1, 4),
+)
+def test_runs_are_those_that_the_reference_finds(cached: list[int], prompt: list[int], smallest: int) -> None:
+    prefix = common_prefix(cached, prompt)
+    assert moves(cached, prompt, prefix, smallest) == in_python(cached, prompt, prefix, smallest)

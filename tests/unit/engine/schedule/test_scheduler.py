@@ -12,6 +12,7 @@ from server.engine.request import Adapters, Request
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from tests.unit.engine.counting import Counting
 
 
 def scheduler(n_seq: int = 2, *, unified: bool = False, n_cells: int = 2000, **params: float) -> Scheduler:
@@ -258,3 +259,27 @@ def test_a_client_with_slots_waits_for_one_without() -> None:
     modest = waiting(s, [3] * 20, client="modest")
     assert place(s).sequence is modest
     assert place(s).sequence is second
+
+
+def test_a_prompt_that_waits_for_its_beginning_is_not_compared_in_every_step() -> None:
+    """63 waiters behind 100,000 tokens took 4.6 ms each in every step."""
+    s = scheduler(64, n_cells=64 * 60_000)
+    text = list(range(50_000))
+    waiting(s, text)
+    computing = place(s).sequence
+    others = [Counting([*text, 60_000 + i]) for i in range(63)]
+    for other in others:
+        waiting(s, other)
+    assert s.place() is None
+    assert all(len(text) <= other.n_read <= 2.1 * len(text) for other in others)
+    for other in others:
+        other.n_read = 0
+    for _ in range(20):
+        s.commit(s.plan(), 0.01)
+        assert s.place() is None
+    assert max(other.n_read for other in others) == 0
+    while computing.phase is Phase.PREFILL:
+        s.commit(s.plan(), 0.01)
+    placed = [place(s).sequence.target for _ in range(63)]
+    assert sorted(map(id, placed)) == sorted(map(id, others))
+    assert max(other.n_read for other in others) < 1000, "what is known to be there is compared again"
