@@ -51,7 +51,7 @@ class PeerError(Exception):
 
 def installed_libraries() -> tuple[Path, ...]:
     """The folders that hold what is linked: the one that Llamapool loads from first. Raises `PeerError`."""
-    site = Path(sysconfig.get_paths()["purelib"])
+    site = Path(sysconfig.get_paths()["purelib"]).resolve()
     folders = (site / "llama_cpp" / "lib", site / "lib")
     for name in _LIBRARIES:
         if not any((folder / f"lib{name}.so").exists() for folder in folders):

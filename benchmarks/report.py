@@ -1,7 +1,7 @@
 """Tables from the JSON of `compare`.
 
-``python -m benchmarks.report results.json`` prints them; with ``--readme`` they replace what stands between the markers
-in ``benchmarks/README.md``.
+``python -m benchmarks.report results.json`` prints them, with ``--before earlier.json`` beside what was reached there;
+with ``--readme`` they replace what stands between the markers in ``benchmarks/README.md``.
 """
 
 import argparse
@@ -38,8 +38,8 @@ def collect(runs: Sequence[dict[str, Any]]) -> Values:
     return values
 
 
-def tables(results: dict[str, Any]) -> str:
-    """Everything as Markdown."""
+def tables(results: dict[str, Any], before: dict[str, Any] | None = None) -> str:
+    """Everything as Markdown. `before`: earlier results, whose goals are shown beside these."""
     environment, options = results["environment"], results["options"]
     values = collect(results["runs"])
     n_rounds = max((run["round"] for run in results["runs"]), default=0)
@@ -51,7 +51,7 @@ def tables(results: dict[str, Any]) -> str:
         f"{'' if options['scale'] == 1 else ', scale ' + str(options['scale'])}{flags}; "
         f"{n_rounds} rounds, median (least to most). {_noise(results['runs'])}",
         "",
-        *_goal_table(values),
+        *_goal_table(values, before),
         *_figure_table(values),
         *(
             f"\nNot measured: {f['unit']} of {f['server']} in round {f['round']}: {f['why']}"
@@ -71,19 +71,29 @@ def _noise(runs: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _goal_table(values: Values) -> list[str]:
-    head = ["| scenario | figure | goal | llamapool | peer | reached | |", "|---|---|---|--:|--:|--:|---|"]
-    return [*head, *(_goal_row(goal, values) for goal in GOALS), ""]
+def _goal_table(values: Values, before: dict[str, Any] | None) -> list[str]:
+    earlier = None if before is None else collect(before["runs"])
+    named = "" if before is None else f" reached by {before['environment']['commit']} |"
+    head = [f"| scenario | figure | goal | llamapool | peer | reached | |{named}"]
+    head.append("|---|---|---|--:|--:|--:|---|" + "--:|" * bool(named))
+    return [*head, *(_goal_row(goal, values, earlier) for goal in GOALS), ""]
 
 
-def _goal_row(goal: Goal, values: Values) -> str:
+def _goal_row(goal: Goal, values: Values, earlier: Values | None) -> str:
     ours = values.get(("llamapool", goal.scenario, goal.figure), [])
     theirs = values.get(("peer", goal.scenario, goal.figure), [])
     reached = goal.reached(ours, theirs)
     judged = "not measured" if not reached else "met" if goal.met(reached) else "**not met**"
-    shown = _spread(reached, 2 if goal.kind != "value" else None)
-    cells = (TITLES[goal.scenario], goal.figure, goal.wanted(), _spread(ours), _spread(theirs), shown, judged)
+    cells = [TITLES[goal.scenario], goal.figure, goal.wanted(), _spread(ours), _spread(theirs)]
+    cells += [_reached(goal, reached), judged]
+    if earlier is not None:
+        both = [earlier.get((server, goal.scenario, goal.figure), []) for server in ("llamapool", "peer")]
+        cells.append(_reached(goal, goal.reached(*both)))
     return f"| {' | '.join(cells)} |"
+
+
+def _reached(goal: Goal, reached: Sequence[float]) -> str:
+    return _spread(reached, 2 if goal.kind != "value" else None)
 
 
 def _figure_table(values: Values) -> list[str]:
@@ -123,9 +133,11 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Tables from the JSON of benchmarks.compare.")
     parser.add_argument("results", type=Path)
+    parser.add_argument("--before", type=Path, help="earlier results of compare")
     parser.add_argument("--readme", action="store_true", help="write them into benchmarks/README.md")
     chosen = parser.parse_args()
-    text = tables(json.loads(chosen.results.read_text()))
+    before = json.loads(chosen.before.read_text()) if chosen.before else None
+    text = tables(json.loads(chosen.results.read_text()), before)
     print(text)
     if chosen.readme:
         write_readme(text)
