@@ -252,7 +252,7 @@ async def _edit(session: Session, setting: Setting) -> Figures:
 
 async def _quote(session: Session, setting: Setting) -> Figures:
     asked = "Repeat the following text word for word."
-    return await _answer(session, f"{asked}\n\n{PROSE} {setting.words('quote').text(4)}.", setting.count(192, 2))
+    return await _answer(session, f"{asked}\n\n{setting.words('quote').text(4)[1:]}. {PROSE}", setting.count(192, 2))
 
 
 async def _other(session: Session, setting: Setting) -> Figures:

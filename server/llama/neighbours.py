@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-INTERVAL_S = 0.25  # between two looks: some tens of the kernel's ticks
+INTERVAL_S = 0.1  # between two looks: ten of the kernel's ticks, or more
+MOST_SHARE = 0.005  # of the time, for looks: with hundreds of processors one takes milliseconds
 FORGET_S = 5.0  # what was used so long ago says nothing about now
 GIVE_UP, TAKE_BACK = 0.5, 0.3
 """Of a processor: what others may use of one of ours until a thread less computes, and until it is back."""
@@ -56,10 +57,11 @@ class ComputeThreads:
 
     def change(self) -> tuple[int, int] | None:
         """The numbers for generating and for prompts, when it is time to look and they are others than before."""
-        if self._look is None or time.monotonic() < self._next_look:
+        began = time.monotonic()
+        if self._look is None or began < self._next_look:
             return None
         before, use = self._seen, self._look()
-        self._seen, self._next_look = use, use.at + INTERVAL_S
+        self._seen, self._next_look = use, use.at + max(INTERVAL_S, (use.at - began) / MOST_SHARE)
         if before is None or use.at - before.at > FORGET_S:
             return None
         others = max(0.0, (use.others_s - before.others_s) / (use.at - before.at))

@@ -146,7 +146,8 @@ class HardwareSettings(SettingsModel):
     sleep_idle_seconds: Annotated[Int, option("--sleep-idle-seconds"), Field(ge=-1), AfterValidator(without_zero)] = -1
     """Seconds without a request after which the model is unloaded until the next one; -1 = never."""
     n_threads: Annotated[Int, option("-t", "--threads", env="LLAMA_ARG_THREADS"), Field(ge=-1)] = -1
-    """CPU threads of each instance for generation; -1 or 0 = automatic: physical cores by the number of instances."""
+    """CPU threads of each instance for generation; -1 or 0 = automatic: physical cores by the number of instances.
+    While other processes keep processors busy, fewer of them compute."""
     n_threads_batch: Annotated[Int, option("-tb", "--threads-batch"), Field(ge=-1)] = -1
     """CPU threads for prompts; -1 or 0 = as n_threads."""
     cpu_range: Annotated[TextList, option("-Cr", "--cpu-range", metavar="LO-HI,..."), AfterValidator(known_ranges)] = ()
