@@ -3,8 +3,9 @@
 ``python -m benchmarks.compare [--rounds 3] [--only-scenario one,slots] [--json results.json]``
 
 Each unit of a round starts one server, measures, stops it, and does the same with the other; the next round begins with
-the other one. Everything is written to the JSON after each scenario, and a run that was cut off goes on from there;
-a complete one is begun anew. See ``benchmarks/README.md``.
+the other one. Everything is written to the JSON after each scenario, and a run that was cut off goes on from
+there; a complete one is begun anew. A run in which others had too much of the machine is not complete: the next one
+measures those figures again. See ``benchmarks/README.md``.
 """
 
 import argparse
@@ -21,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.make_gguf import SHAPES, write_gguf
+from benchmarks.noise import CALM
 from benchmarks.peer import PeerError, build
 from benchmarks.report import tables
-from benchmarks.units import NAMES, SERVERS, UNITS, Kind, Machine, Measured, Unit, measure
+from benchmarks.units import NAMES, ONCE, SERVERS, UNITS, Kind, Machine, Measured, Unit, measure
 from server.bench.errors import BenchError
 from tests.real_server import ServerStartError
 
@@ -88,8 +90,10 @@ class Comparison:
             return
         if earlier["options"] != self.result["options"]:
             raise SystemExit(f"{file} was measured with other options: {earlier['options']}; remove it or name another")
-        self.result = {**earlier, "failures": []}
-        print(f"going on with {file}: {len(self.result['runs'])} figures are there", file=sys.stderr)
+        calm = [run for run in earlier["runs"] if not _disturbed(run)]
+        self.result = {**earlier, "runs": calm, "failures": []}
+        again = f", {n} were disturbed" if (n := len(earlier["runs"]) - len(calm)) else ""
+        print(f"going on with {file}: {len(calm)} figures are there{again}", file=sys.stderr)
 
     def run(self) -> None:
         """Everything that fits the budget."""
@@ -103,7 +107,8 @@ class Comparison:
         for unit in (unit for unit in units if unit.once):  # these take long: last, for what the budget leaves
             for server in self._chosen.servers:
                 fitted &= self._unit(server, unit, 1)
-        self.result["complete"] = fitted and not self.result["failures"]
+        disturbed = any(map(_disturbed, self.result["runs"]))
+        self.result["complete"] = fitted and not disturbed and not self.result["failures"]
         self._save()
 
     def _unit(self, server: str, unit: Unit, number: int) -> bool:
@@ -145,6 +150,11 @@ class Comparison:
         part = file.with_name(file.name + ".part")
         part.write_text(json.dumps(self.result, indent=1))
         part.replace(file)
+
+
+def _disturbed(run: dict[str, Any]) -> bool:
+    """Whether others had so much of the machine that the next run is to measure it again."""
+    return bool(run["others"] > CALM and run["scenario"] not in ONCE)
 
 
 def machine_of(chosen: argparse.Namespace) -> Machine:

@@ -80,6 +80,7 @@ UNITS = (
     Unit("steady", ("steady",), once=True),
 )
 NAMES = tuple(name for unit in UNITS for name in unit.names)
+ONCE = frozenset(name for unit in UNITS for name in unit.names if unit.once)
 TITLES = {
     **{scenario.name: scenario.title for scenario in SCENARIOS},
     **{f"real-{s.name}": f"SmolLM2-135M: {s.title}" for s in SCENARIOS},
