@@ -1,0 +1,176 @@
+"""Models at an address and in a registry of images, and a disk that is really full."""
+
+import errno
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from server.errors import DownloadFailed, LlamapoolError, NotFound
+from server.hub.fetcher import HubFetcher
+from server.hub.hub import Hub
+from server.hub.reference import Image, Reference
+from server.hub.remote import Patience
+from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
+from tests.stand_in_hub import COMMIT, StandInHub, stand_in_hub
+
+NEVER = Patience(retries=0, wait_s=0)
+MODEL = b"GGUF" + bytes(3000)
+DIGEST = hashlib.sha256(MODEL).hexdigest()
+
+
+def fetched(hub: Hub, remote: RemoteFiles, path: Path = NOT_HERE) -> ModelSpec:
+    """What the pool does: see what is there, else fetch."""
+    fetcher = HubFetcher(hub)
+    spec = fetcher.found(ModelSpec("m", path, remote=remote))
+    return fetcher.fetch(spec, lambda _: None, lambda: True) if spec.missing else spec
+
+
+@pytest.fixture
+def remote() -> Iterator[StandInHub]:
+    parts = {f"m-F16-0000{i}-of-00002.gguf": MODEL + bytes([i]) for i in (1, 2)}
+    with stand_in_hub({"o/n": {"m.gguf": MODEL, **parts}}) as hub:
+        yield hub
+
+
+def test_an_address_is_downloaded_once_without_the_hubs_token(remote: StandInHub, tmp_path: Path) -> None:
+    url = f"{remote.url}/o/n/resolve/{COMMIT}/m.gguf?download=true"
+    hub = Hub(tmp_path, endpoint="http://127.0.0.1:1", token="hf_secret", patience=NEVER)
+    spec = fetched(hub, RemoteFiles(url=url))
+    assert (spec.path.name, spec.path.read_bytes()) == ("m.gguf", MODEL)
+    assert fetched(hub, RemoteFiles(url=url)) == spec
+    assert [asked.token for asked in remote.asked] == [""]
+    own = Hub(tmp_path, endpoint=remote.url, token="hf_secret", patience=NEVER)
+    fetched(own, RemoteFiles(url=url.replace("?download=true", "")))
+    assert remote.asked[-1].token == "hf_secret"
+
+
+def test_every_part_of_an_address_comes_and_to_the_place_that_is_named(remote: StandInHub, tmp_path: Path) -> None:
+    url = f"{remote.url}/o/n/resolve/{COMMIT}/m-F16-00001-of-00002.gguf"
+    place = tmp_path / "here-00001-of-00002.gguf"
+    fetched(Hub(tmp_path / "cache", patience=NEVER), RemoteFiles(url=url), place)
+    assert (tmp_path / "here-00002-of-00002.gguf").read_bytes() == MODEL + b"\2"
+
+
+@pytest.mark.parametrize(("end", "kind"), [("missing.gguf", NotFound), ("m.gguf", DownloadFailed)])
+def test_an_address_that_fails(remote: StandInHub, tmp_path: Path, end: str, kind: type[LlamapoolError]) -> None:
+    offline = kind is DownloadFailed
+    with pytest.raises(kind):
+        fetched(Hub(tmp_path, offline=offline, patience=NEVER), RemoteFiles(url=f"{remote.url}/o/n/resolve/x/{end}"))
+    assert not offline or remote.asked == []
+
+
+@contextmanager
+def registry(*, digest: str = DIGEST, content: bytes = MODEL) -> Iterator[str]:
+    """A registry on the loopback that sends its clients for a token first."""
+    manifest = {"layers": [{"mediaType": "text/plain", "digest": "sha256:" + "0" * 64, "size": 1}]}
+    kind = "application/vnd.docker.ai.gguf.v3"
+    manifest["layers"].append({"mediaType": kind, "digest": f"sha256:{digest}", "size": len(content)})
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+        def do_GET(self) -> None:
+            answers = {
+                "/v2/ai/tiny/manifests/latest": json.dumps(manifest).encode(),
+                f"/v2/ai/tiny/blobs/sha256:{digest}": content,
+            }
+            here = f"http://127.0.0.1:{server.server_port}"
+            headers, status, body = {}, 404, b""
+            if self.path.startswith("/token?scope=repository%3Aai%2F"):
+                status, body = 200, b'{"token": "for-you"}'
+            elif self.headers.get("Authorization") != "Bearer for-you":
+                status, headers = 401, {"WWW-Authenticate": f'Bearer realm="{here}/token",service="tests"'}
+            elif self.path in answers:
+                status, body = 200, answers[self.path]
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=lambda: server.serve_forever(0.02))
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_the_model_of_an_image(tmp_path: Path) -> None:
+    with registry() as host:
+        spec = fetched(Hub(tmp_path, token="hf_secret", patience=NEVER), RemoteFiles(docker=f"{host}/ai/tiny"))
+        assert spec.path.read_bytes() == MODEL
+        again = Hub(tmp_path, offline=True)
+        assert fetched(again, RemoteFiles(docker=f"{host}/ai/tiny")) == spec
+
+
+def test_an_image_with_another_content_than_its_digest(tmp_path: Path) -> None:
+    with registry(content=MODEL[:-1] + b"x") as host, pytest.raises(DownloadFailed, match="SHA-256 is another"):
+        fetched(Hub(tmp_path, patience=NEVER), RemoteFiles(docker=f"{host}/ai/tiny"))
+    with registry() as host, pytest.raises(NotFound):
+        fetched(Hub(tmp_path, patience=NEVER), RemoteFiles(docker=f"{host}/ai/none"))
+
+
+@pytest.mark.parametrize(
+    "text", ["gemma3", "ai/gemma3", "h.x/../y", "h.x/A", "http://h.x/y", "h.x/y:", "h.x/y:../z", "h.x"]
+)
+def test_what_is_no_image(text: str) -> None:
+    with pytest.raises(ValueError, match="REGISTRY/NAME"):
+        Image.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "base"),
+    [
+        ("registry.example/ai/x:1", "https://registry.example/v2/ai/x"),
+        ("127.0.0.1:5000/x", "http://127.0.0.1:5000/v2/x"),
+        ("localhost/x", "http://localhost/v2/x"),
+        ("10.0.0.1:5000/x", "https://10.0.0.1:5000/v2/x"),
+    ],
+)
+def test_only_this_machines_registry_is_asked_without_encryption(text: str, base: str) -> None:
+    assert Image.parse(text).base == base
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """A tmpfs of 1 MiB, where this process may mount one; else False."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    allowed = os.name == "posix" and os.geteuid() == 0
+    mounted = allowed and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_others_fill_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The room was there when it was looked at. What was written is deleted, so that the disk is not left full."""
+    folder = tmp_path / "disk"
+    with stand_in_hub({"o/n": {"m-Q8_0.gguf": bytes(2 << 20)}}) as remote, small_disk(folder) as real:
+        if not real:
+            monkeypatch.setattr("os.fsync", _full)
+        monkeypatch.setattr("server.hub.download.Content.missing", 0)
+        hub = Hub(folder / "cache", endpoint=remote.url, patience=NEVER)
+        with pytest.raises(DownloadFailed, match="No space left on device"):
+            hub.pull(Reference.parse("o/n"), "", lambda _: None, lambda: True)
+        assert not list(folder.rglob("*.incomplete"))
+        assert hub.models() == []
+
+
+def _full(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
