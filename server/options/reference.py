@@ -30,8 +30,8 @@ Each option can be given as a flag, as a variable, or in the YAML. Strongest fir
 4. the defaults below.
 
 - **YAML**: `--config FILE` or `LLAMAPOOL_CONFIG`; without either, and without a model on the command line or in the
-  environment (`-m`, `-hf`, `--models-dir`, `--models-preset` or their variables), `config/default.yaml` of the checkout, or
-  of the working directory where the package is installed elsewhere. Keys are the names below: `server.<name>`,
+  environment (`-m`, `-hf`, `--models-dir`, `--models-preset` or their variables), `config/default.yaml` of the
+  checkout, or of the working directory where the package is installed elsewhere. Keys are the names below: `server.<name>`,
   `defaults.<name>` for every model, `models.<id>.<name>` for one. Paths are relative to the file's folder.
   `config/schema.json` is the file's schema for editors.
 - **Flags**: llama-server's, spelled out: `-c 4096`, `--ctx-size 4096` (`--ctx-size=4096` too). A flag of a model's
@@ -45,7 +45,8 @@ Each option can be given as a flag, as a variable, or in the YAML. Strongest fir
 - **`--models-preset FILE`**: llama-server's INI, a section for each model, `[*]` for all. Keys are flags without
   dashes, or variables, and `load-on-startup`. Sections are stronger than `LLAMA_ARG_...`, as in llama-server; paths
   are relative to the working directory.
-- **`-hf OWNER/NAME[:QUANT]`**: a model of a hub, from the cache that other tools share or downloaded ([models.md](models.md)).
+- **`-hf OWNER/NAME[:QUANT]`**: a model of a hub, from the cache that other tools share, or downloaded:
+  [models.md](models.md).
 - **`--models-dir FOLDER`**: every `*.gguf` in the folder under its name without `.gguf`; every subfolder with a GGUF
   (one file, parts `-00001-of-0000N`, a `mmproj*.gguf` beside) under the folder's name.
 
