@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONFIG_ERROR_STATUS = 2
+LINGER_S = 2.0  # what llama-server's variable for its tests does (server-models.cpp, debug_fake_timing)
 PREPARE_THREADS = "prepare"  # their names begin so
 
 
@@ -64,7 +65,8 @@ def create_app(
     what the settings are now, for ``GET /models?reload=1`` and after a download. Raises `ConfigError`.
     """
     server = settings.server
-    limits = PoolLimits(models_max=server.models_max, autoload=server.models_autoload)
+    linger_s = LINGER_S if os.environ.get("LLAMA_SERVER_DEBUG_FAKE_TIMING") else 0.0
+    limits = PoolLimits(models_max=server.models_max, autoload=server.models_autoload, linger_s=linger_s)
     renderer = isolated_renderer() if loader is None else None
     factories = Factories(template=partial(chat_template, renderer=renderer))
     services = Services(
@@ -73,7 +75,7 @@ def create_app(
             loader or native_loader(),
             limits,
             factories=factories,
-            fetcher=HubFetcher(hub_of(settings)),
+            fetcher=HubFetcher(hub_of(settings), hub_of(settings, asked=True)),
             reread=None if reread is None else partial(reread_models, reread),
         ),
         options=http_options(server),

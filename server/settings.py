@@ -84,6 +84,8 @@ class Settings(BaseSettings):
     """The hub's cache folder, by the environment."""
     endpoint: Annotated[str, SkipJsonSchema()] = ""
     """The hub's address, by the environment; empty = Hugging Face's."""
+    no_network: Annotated[bool, SkipJsonSchema()] = False
+    """HF_HUB_OFFLINE: no hub is asked, whoever wants it."""
 
     def __init__(self, *, sources: Sequence[LayerSource] = (), **values: Any) -> None:
         super().__init__(**values, sources=sources)
@@ -144,10 +146,12 @@ def hub_settings(argv: Sequence[str], env: Mapping[str, str] | None = None) -> t
     return settings, str(file.value) if file else ""
 
 
-def hub_of(settings: Settings) -> Hub:
-    """The hub that models come from, and its cache."""
+def hub_of(settings: Settings, *, asked: bool = False) -> Hub:
+    """The hub that models come from, and its cache; for downloads that a client has `asked` for --offline doesn't
+    count, as in llama-server."""
     server = settings.server
-    return Hub(settings.cache, endpoint=settings.endpoint, token=server.hf_token, offline=server.offline)
+    offline = settings.no_network or (server.offline and not asked)
+    return Hub(settings.cache, endpoint=settings.endpoint, token=server.hf_token, offline=offline)
 
 
 def model_specs(settings: Settings) -> list[ModelSpec]:
@@ -160,7 +164,9 @@ def model_specs(settings: Settings) -> list[ModelSpec]:
 
 
 def _hub_place(env: Mapping[str, str]) -> dict[str, Any]:
-    return {"cache": cache_folder(env), "endpoint": env.get("MODEL_ENDPOINT") or env.get("HF_ENDPOINT", "")}
+    no_network = env.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true")  # as huggingface_hub reads it
+    endpoint = env.get("MODEL_ENDPOINT") or env.get("HF_ENDPOINT", "")
+    return {"cache": cache_folder(env), "endpoint": endpoint, "no_network": no_network}
 
 
 def check_files(settings: Settings, *, strict: bool = False) -> list[str]:

@@ -11,10 +11,11 @@ from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
 
 
 class HubFetcher:
-    """Over one hub and its cache."""
+    """Over one hub and its cache; `asked` is the hub for what clients ask to be downloaded, by default the same."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, asked: Hub | None = None) -> None:
         self._hub = hub
+        self._asked = asked or hub
 
     def found(self, spec: ModelSpec) -> ModelSpec:
         """The specification with the places of those files that the cache holds. Looks at files only."""
@@ -38,11 +39,11 @@ class HubFetcher:
             reference = Reference.parse(name)
         except ValueError as error:
             raise InvalidRequest(f"model: {error}", "model") from None
-        if self._hub.offline:
-            raise NotSupported("This server does not download models: it was started with `--offline`")
+        if self._asked.offline:
+            raise NotSupported("This server does not download models: HF_HUB_OFFLINE is set")
         if name in SHORT:
             return
-        if self._hub.look(reference).preset is not None:
+        if self._asked.look(reference).preset is not None:
             raise InvalidRequest(f"model: '{name}' is a preset of several models; serve it with -hf {name}", "model")
 
     def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:
@@ -50,7 +51,8 @@ class HubFetcher:
         remote = spec.remote
         assert remote is not None, "only such models miss files"
         if remote.hf:
-            files = self._hub.fetch(Reference.parse(remote.hf), remote.file, report, wanted)
+            hub = self._asked if remote.asked else self._hub
+            files = hub.fetch(Reference.parse(remote.hf), remote.file, report, wanted)
             if files.model is None:
                 raise NotFound(f"'{remote.hf}' is a preset of several models; serve it with -hf")
             spec = _placed(spec, files)

@@ -137,8 +137,12 @@ class Pool:
         if self._turns.stopped:
             raise ShuttingDown()
         entry = self._entries[self.resolve(name, task).id]
-        if entry.serving:
-            return self._turns.lease(entry)
+        lease = self._turns.lease(entry) if entry.serving else await self._awaited(entry, autoload)
+        if self.limits.linger_s and len(self._entries) > 1:
+            await self._linger(lease)
+        return lease
+
+    async def _awaited(self, entry: Entry, autoload: bool | None) -> Lease:
         if entry.starting and len(self._entries) == 1:
             raise ModelLoading()
         if entry.transient:
@@ -146,6 +150,13 @@ class Pool:
         if entry.id not in self._turns.queue:
             self._check_may_load(entry, self.limits.autoload if autoload is None else autoload)
         return await self._turns.wait(entry)
+
+    async def _linger(self, lease: Lease) -> None:
+        try:
+            await asyncio.sleep(self.limits.linger_s)
+        except asyncio.CancelledError:
+            lease.release()
+            raise
 
     def _check_may_load(self, entry: Entry, autoload: bool) -> None:
         """Raise where this request may not be what loads the model."""
@@ -215,7 +226,7 @@ class Pool:
         self._check_new(name)
         await self._beside(self._fetcher.check, name)
         self._check_new(name)  # another request may have been quicker
-        spec = ModelSpec(name, NOT_HERE, remote=RemoteFiles(hf=name), origin="cache", source="POST /models")
+        spec = ModelSpec(name, NOT_HERE, remote=RemoteFiles(hf=name, asked=True), origin="cache", source="POST /models")
         entry = Entry(spec, self._clock(), transient=True)
         self._entries[name] = entry
         self._rename()

@@ -114,6 +114,7 @@ class RemoteFiles:
     url: str = ""
     docker: str = ""  # ``[registry/]repository[:tag]``
     draft: str = ""
+    asked: bool = False  # by a client, just now, so that --offline doesn't forbid it
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class PoolLimits:
     stop_timeout_s: float = 10.0  # leases' grace when a model is unloaded (llama-server's stop-timeout)
     patience_s: float = 10.0  # after which the first in the queue makes a busy model take no new lease
     retry_failed_s: float = 10.0  # after a failed load, requests get its reason for so long before one tries again
+    linger_s: float = 0.0  # for tests of who makes room: so long a request among several models holds its own idly
     abandon_s: float = 5.0  # on close, how long cancelled requests may take to give their leases back
 
 

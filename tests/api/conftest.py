@@ -66,9 +66,10 @@ def make_settings(
     """Settings as a YAML file would give them, by default one model that loads at start."""
     models = MODELS if models is None else models
     return Settings(
-        server=ServerSettings.model_validate({"drain_s": 60, "offline": True, **(server or {})}),
+        server=ServerSettings.model_validate({"drain_s": 60, **(server or {})}),
         models={name: ModelSettings.model_validate(dict(fields)) for name, fields in models.items()},
         origins={name: Origin("test") for name in models},
+        no_network=True,
     )
 
 

@@ -183,8 +183,15 @@ async def test_offline_downloads_nothing_and_asks_nothing(remote: StandInHub, tm
     async with serving(remote, tmp_path, "-hf", MODEL_ID, "--offline") as api:
         await api.settled()
         assert (await api.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
-        reply = await api.client.post("/models", json={"model": f"{REPOSITORY}:F16"})
-        assert (reply.status_code, "--offline" in reply.text) == (501, True)
+    assert remote.asked == []
+    async with serving(remote, tmp_path, "--offline", "--models-preset", str(tmp_path / "empty.ini")) as api:
+        assert await ids(api, "?reload=1") == [MODEL_ID]
+        assert remote.asked == []
+        assert (await download(api, f"{REPOSITORY}:F16"))[-1].ok  # whoever asks for it means it, as in llama-server
+    remote.asked.clear()
+    async with serving(remote, tmp_path, "-hf", MODEL_ID, HF_HUB_OFFLINE="1") as api:
+        reply = await api.client.post("/models", json={"model": f"{REPOSITORY}:Q2_K"})
+        assert (reply.status_code, "HF_HUB_OFFLINE" in reply.text) == (501, True)
     assert remote.asked == []
 
 

@@ -33,7 +33,7 @@ EXPECTED = {  # what an example can't do without a stored response, a saved slot
     ("DELETE", "/responses/{response_id}"): 404,
     ("POST", "/models/load"): 400,
     ("GET", "/blobs/{digest}"): 501,
-    ("POST", "/models"): 501,  # --offline
+    ("POST", "/models"): 501,  # tests have no network
     ("DELETE", "/models"): 400,
 }
 PLACES = {"{response_id}": "resp_x", "{model_id:path}": "demo", "{id_slot}": "0", "{digest}": "sha256:0"}
