@@ -77,6 +77,7 @@ def create_app(
             factories=factories,
             fetcher=HubFetcher(hub_of(settings), hub_of(settings, asked=True)),
             reread=None if reread is None else partial(reread_models, reread),
+            downloads=settings.serves_cache,
         ),
         options=http_options(server),
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),

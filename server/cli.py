@@ -123,6 +123,8 @@ def fit(words: list[str]) -> int:
 
 
 def _fit_table(spec: ModelSpec) -> tuple[list[str], bool]:
+    if spec.missing:
+        return [f"{spec.id}: its files are not here yet; they are downloaded before it is loaded first"], True
     from server.app import native_loader  # the native library: few commands need it
     from server.fit_table import fit_table
 

@@ -84,6 +84,8 @@ class Settings(BaseSettings):
     """The hub's cache folder, by the environment."""
     endpoint: Annotated[str, SkipJsonSchema()] = ""
     """The hub's address, by the environment; empty = Hugging Face's."""
+    serves_cache: Annotated[bool, SkipJsonSchema()] = True
+    """Whether the models of the cache are among those that are served."""
     no_network: Annotated[bool, SkipJsonSchema()] = False
     """HF_HUB_OFFLINE: no hub is asked, whoever wants it."""
 
@@ -126,7 +128,7 @@ def load_settings(
     check_model_names(variables, roster.origins)
     if not roster.origins and (named or without_models.server.models_cache is False):
         raise ConfigError(NO_MODEL)
-    settings = _laid_over(inputs, roster, place)
+    settings = _laid_over(inputs, roster, {**place, "serves_cache": roster.serves_cache})
     _check_together(settings, inputs)
     return settings
 

@@ -52,6 +52,7 @@ class Roster:
     named: Mapping[str, Layer] = field(default_factory=dict)  # the model of -m
     catalogued: Mapping[str, Layer] = field(default_factory=dict)  # of --models-dir and --models-preset
     skipped: tuple[str, ...] = ()  # what a preset says without effect, a line each
+    serves_cache: bool = True  # what the hub's cache holds is among them
 
 
 def find_models(inputs: Inputs, server: ServerSettings, hub: Hub) -> Roster:
@@ -80,7 +81,7 @@ def find_models(inputs: Inputs, server: ServerSettings, hub: Hub) -> Roster:
         if model_id in origins:
             raise ConfigError(f"{origin.place}: model '{model_id}' is configured twice; rename one")
         origins[model_id], catalogued[model_id] = origin, layer
-    return Roster(origins, named, catalogued, tuple(skipped))
+    return Roster(origins, named, catalogued, tuple(skipped), serves_cache)
 
 
 def named_source(inputs: Inputs) -> dict[str, Given]:

@@ -33,6 +33,8 @@ from server.pool.turns import PoolLimits, Turns, log_failure
 
 log = logging.getLogger(__name__)
 
+LEAST_THREADS = 8  # models may come later
+
 T = TypeVar("T")
 
 __all__ = ["Lease", "Pool", "PoolLimits"]
@@ -55,9 +57,11 @@ class Pool:
         threads: Executor | None = None,
         fetcher: Fetcher | None = None,
         reread: Callable[[], Sequence[ModelSpec]] | None = None,
+        downloads: bool = True,
     ) -> None:
         """`threads` runs what blocks (loads, frees); the pool shuts it down. `fetcher` gets files that are not here,
-        `reread` says which models there are now; it blocks, and raises ConfigError."""
+        `reread` says which models there are now; it blocks, and raises ConfigError. Without `downloads` only the files
+        of models that are there are fetched: others would not be served."""
         self.limits = limits or PoolLimits()
         self._names = Names(specs)
         self._loader = loader
@@ -65,9 +69,10 @@ class Pool:
         self._entries = {spec.id: Entry(spec, clock()) for spec in specs}
         self._check_startup()
         self._fan_out = FanOut()
-        self._threads = threads or ThreadPoolExecutor(max(1, len(specs)), thread_name_prefix="pool")
+        self._threads = threads or ThreadPoolExecutor(max(LEAST_THREADS, len(specs)), thread_name_prefix="pool")
         self._lifecycle = Lifecycle(loader, factories or Factories(), self._fan_out, self._threads, clock, self._quiet)
         self._fetcher = fetcher
+        self._may_download = downloads
         self._reread = reread
         self._downloads = None if fetcher is None else Downloads(fetcher, self._fan_out, self._lifecycle)
         self._turns = Turns(self._entries, self.limits, self._lifecycle, clock, self._fan_out, self._downloads)
@@ -223,6 +228,8 @@ class Pool:
         """
         if self._fetcher is None or self._downloads is None:
             raise NotSupported("This server does not download models")
+        if not self._may_download:
+            raise NotSupported("This server does not serve the models of its cache. Start it with `--models-cache`")
         self._check_new(name)
         await self._beside(self._fetcher.check, name)
         self._check_new(name)  # another request may have been quicker

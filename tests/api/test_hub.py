@@ -144,6 +144,12 @@ async def test_what_is_no_model_is_refused(
         assert (reply.status_code, said in reply.text) == (status, True), reply.text
 
 
+async def test_a_server_that_would_not_serve_it_downloads_nothing(remote: StandInHub, tmp_path: Path) -> None:
+    async with serving(remote, tmp_path, "-hf", MODEL_ID) as api:
+        reply = await api.client.post("/models", json={"model": f"{REPOSITORY}:F16"})
+        assert (reply.status_code, "--models-cache" in reply.text) == (501, True)
+
+
 async def test_a_failed_download_leaves_nothing_and_may_be_tried_again(remote: StandInHub, tmp_path: Path) -> None:
     remote.wrong = GGUF[:-1] + b"x"
     async with serving(remote, tmp_path) as api:
@@ -189,7 +195,7 @@ async def test_offline_downloads_nothing_and_asks_nothing(remote: StandInHub, tm
         assert remote.asked == []
         assert (await download(api, f"{REPOSITORY}:F16"))[-1].ok  # whoever asks for it means it, as in llama-server
     remote.asked.clear()
-    async with serving(remote, tmp_path, "-hf", MODEL_ID, HF_HUB_OFFLINE="1") as api:
+    async with serving(remote, tmp_path, "-hf", MODEL_ID, "--models-cache", HF_HUB_OFFLINE="1") as api:
         reply = await api.client.post("/models", json={"model": f"{REPOSITORY}:Q2_K"})
         assert (reply.status_code, "HF_HUB_OFFLINE" in reply.text) == (501, True)
     assert remote.asked == []
