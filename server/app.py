@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from server.first_screen import show_first_screen
 from server.hub.fetcher import HubFetcher
 from server.metrics.exposition import Metrics
 from server.options.server import VERBOSITY_DETAILED
+from server.pool.budget import read_budget
 from server.pool.lifecycle import Factories
 from server.pool.loading import chat_template
 from server.pool.pool import Pool, PoolLimits
@@ -65,8 +67,13 @@ def create_app(
     what the settings are now, for ``GET /models?reload=1`` and after a download. Raises `ConfigError`.
     """
     server = settings.server
-    linger_s = LINGER_S if os.environ.get("LLAMA_SERVER_DEBUG_FAKE_TIMING") else 0.0
-    limits = PoolLimits(models_max=server.models_max, autoload=server.models_autoload, linger_s=linger_s)
+    limits = PoolLimits(
+        models_max=server.models_max,
+        autoload=server.models_autoload,
+        budget=replace(read_budget(server.memory), caches=server.caches_ram),
+        wait_s=server.models_wait_s,
+        linger_s=LINGER_S if os.environ.get("LLAMA_SERVER_DEBUG_FAKE_TIMING") else 0.0,
+    )
     renderer = isolated_renderer() if loader is None else None
     factories = Factories(template=partial(chat_template, renderer=renderer))
     services = Services(

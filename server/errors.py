@@ -15,6 +15,7 @@
     │   ├── ModelFailed          loading failed; carries the reason
     │   ├── DownloadFailed       a model could not be had from its hub
     │   ├── QueueFull            come back in ``retry_after_s`` seconds
+    │   ├── NoRoom               no memory for this model now; come back in ``retry_after_s`` seconds
     │   └── ShuttingDown         the server is stopping
     └── InternalError            our own fault
 
@@ -110,6 +111,16 @@ class QueueFull(Unavailable):
 
     def __init__(self, n_queued: int, retry_after_s: int) -> None:
         super().__init__(f"the request queue is full ({n_queued} waiting), retry in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
+class NoRoom(Unavailable):
+    """The models in memory are at work, and this one waited for its place for too long."""
+
+    def __init__(self, model: str, waited_s: float, retry_after_s: int) -> None:
+        super().__init__(
+            f"model '{model}' waited {waited_s:.0f} s for room beside the models at work, retry in {retry_after_s} s"
+        )
         self.retry_after_s = retry_after_s
 
 

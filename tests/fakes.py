@@ -440,6 +440,9 @@ class FakeLoader:
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
         return Fit(spec)
 
+    def least(self, spec: ModelSpec) -> Footprint:
+        return {}
+
     def memory(self) -> Mapping[str, Memory]:
         return {HOST: Memory(16 << 30, 8 << 30)}
 

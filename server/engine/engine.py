@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from server.engine.group import InstanceGroup
 from server.engine.kv.disk_cache import DiskTier, StateFiles
-from server.engine.kv.ram_cache import MIB
+from server.engine.kv.ram_cache import MIB, min_limit
 from server.engine.lora import Tuning, default_set, tuning
 from server.engine.params import EngineParams
 from server.engine.prefix.hashes import Chain
@@ -53,6 +53,7 @@ class Engine(InstanceGroup[Instance]):
             for i, runner in enumerate(runners)
         ]
         self._tier = instances[0].scheduler.tier  # a state that one instance computed is of use in every other
+        self._own_cache_limit = self._tier.limit
         for instance in instances[1:]:
             instance.scheduler.use_tier(self._tier)
         self._router = Router(instances, self.n_slots_each, params.max_queue, loop, clock)
@@ -67,6 +68,14 @@ class Engine(InstanceGroup[Instance]):
         for instance in self._instances:
             instance.use_disk(self._disk)
         await asyncio.wrap_future(self._disk.ready)
+
+    def limit_ram_cache(self, n_bytes: int) -> None:
+        """Keep at most so many bytes of prompt states in RAM from now on (-1 = any), and no more than ``cache_ram``
+        says. What is too much goes to the disk, or is forgotten. Safe in any thread."""
+        evicted = self._tier.limit_to(min_limit(n_bytes, self._own_cache_limit), self._clock())
+        if self._disk is not None:
+            for entry in evicted:
+                self._disk.put(entry)
 
     def _wake_all(self) -> None:
         for instance in self._instances:

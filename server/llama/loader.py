@@ -10,7 +10,7 @@ from server.llama.breakdown import can_tell
 from server.llama.description import describe
 from server.llama.device_sets import load_by_devices
 from server.llama.draft_weights import DraftWeights
-from server.llama.fit import choose
+from server.llama.fit import choose, least_context
 from server.llama.library import C, collect_errors, hear_log, reason, start_backend
 from server.llama.measure import Measure
 from server.llama.memory import machine_memory, room, shape_of
@@ -20,7 +20,7 @@ from server.llama.model_params import model_params, warn_of_no_effect
 from server.llama.roles import roles
 from server.llama.threads import bound
 from server.llama.weights import LlamaWeights
-from server.pool.footprint import Fit, Memory
+from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.protocols import ModelInfo, Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 
@@ -40,18 +40,25 @@ class LlamaLoader:
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
         """Blocking: a read of the header and the vocabulary, or a few. Raises `ModelFailed`."""
-        native = spec.native
-        files = check_files(spec.id, spec.path, native.metadata_overrides)
+        native, files = spec.native, check_files(spec.id, spec.path, spec.native.metadata_overrides)
         shape = shape_of(files.header, native)
         if not (can_tell() and shape.n_ctx_train):
             return Fit(spec)
-        generates = roles(files.header, native).generates
-        draft = _beside(spec.draft, native) if spec.draft is not None and generates else None
-        with Measure(spec, files, draft) as measure:
+        with _measure(spec, files) as measure:
             if not native.fit:
                 return Fit(spec, measure(native))
             chosen = choose(spec.id, native, shape, room(native, granted or {}), measure)
         return Fit(replace(spec, native=chosen.native), chosen.footprint, chosen.notes)
+
+    def least(self, spec: ModelSpec) -> Footprint:
+        """As `fit`, with the shortest context that may be chosen."""
+        native, files = spec.native, check_files(spec.id, spec.path, spec.native.metadata_overrides)
+        if not can_tell():
+            return {}
+        if native.fit and native.n_ctx == 0:
+            native = replace(native, n_ctx=least_context(native, shape_of(files.header, native)))
+        with _measure(spec, files) as measure:
+            return measure(native)
 
     def memory(self) -> Mapping[str, Memory]:
         """Now."""
@@ -60,6 +67,12 @@ class LlamaLoader:
     def describe(self, spec: ModelSpec) -> ModelInfo:
         """Blocking. Raises `ModelFailed` for a missing, broken or truncated file."""
         return describe(spec)
+
+
+def _measure(spec: ModelSpec, files: ModelFiles) -> Measure:
+    """With the draft model, where the model is one that generates."""
+    drafts = spec.draft is not None and roles(files.header, spec.native).generates
+    return Measure(spec, files, _beside(spec.draft, spec.native) if drafts and spec.draft is not None else None)
 
 
 def _load(spec: ModelSpec, progress: Callable[[float], bool]) -> LlamaWeights:

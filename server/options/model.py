@@ -138,6 +138,8 @@ class HardwareSettings(SettingsModel):
 
     load: Annotated[Literal["startup", "on_demand"], option(metavar="WHEN")] = "on_demand"
     """When the model is loaded: at start-up, or with the first request; a model named by -m: startup."""
+    pinned: Annotated[Bool, option()] = False
+    """The model stays loaded, whatever other models need."""
     instances: Annotated[Int, option(), Field(ge=1, le=64)] = 1
     """Contexts over the same weights, each with its own slots and step thread."""
     device: Annotated[DeviceSets, option("-dev", "--device", env="LLAMA_ARG_DEVICE", metavar="NAME,...")] = (AUTO,)

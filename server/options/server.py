@@ -13,6 +13,7 @@ from server.errors import ConfigError
 from server.options.hub import HubSettings
 from server.options.option import SettingsModel, option
 from server.options.values import Bool, FilePath, Float, Int, Switch, TextList, split_list
+from server.pool.budget import read_budget
 
 MIB = 1024 * 1024
 VERBOSITY_ALL = 2**31 - 1
@@ -129,6 +130,11 @@ class AccessSettings(SettingsModel):
     """Browsers may send credentials."""
 
 
+def _amounts(value: str) -> str:
+    read_budget(value)
+    return value
+
+
 class PoolSettings(SettingsModel):
     """Several models."""
 
@@ -145,6 +151,15 @@ class PoolSettings(SettingsModel):
     """llama-server's INI file with a section for each model."""
     models_max: Annotated[Int, option("--models-max", env="LLAMA_ARG_MODELS_MAX"), Field(ge=0)] = 4
     """Most models loaded at once; the least recently used idle one makes room; 0 = no limit."""
+    memory: Annotated[str, option(metavar="AMOUNT"), AfterValidator(_amounts)] = ""
+    """Memory that models may take together: 80% or 12GiB, with commas of each device (CPU=12GiB,CUDA0=80%); empty =
+    what is free when the first is loaded, but for 1 GiB or a quarter. Idle models make room, the least recently used
+    first."""
+    caches_ram: Annotated[Int, option(metavar="MIB"), Field(ge=-2)] = -2
+    """MiB of that for the prompts of all models that lost their slot (cache_ram), as far as models leave it; -1 = all
+    that they leave, -2 = automatic: 8192, at most a quarter of the memory."""
+    models_wait_s: Annotated[Float, option(), Field(ge=0)] = 300.0
+    """Longest seconds that requests wait for room for their model; then they get 503 with Retry-After. 0 = any."""
     models_autoload: Annotated[
         Bool, option("--models-autoload", env="LLAMA_ARG_MODELS_AUTOLOAD", off=("--no-models-autoload",))
     ] = True

@@ -34,6 +34,7 @@ def model_spec(table: Table, model_id: str, settings: ModelSettings, origin: Ori
         tags=settings.tags,
         mmproj=origin.mmproj,
         load=settings.load,
+        pinned=settings.pinned,
         native=_load_params(settings),
         draft=_draft(settings),
         engine=_engine_params(settings),

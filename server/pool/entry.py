@@ -1,7 +1,7 @@
 """The pool's record of one configured model."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from server.engine.request import Adapters
@@ -49,6 +49,10 @@ class Entry:
     cut_off: bool = False  # while draining: their requests were cancelled
     abandon_s: float | None = None  # how long they may stay after that; None = for ever
     task: asyncio.Task[None] | None = None  # the last load or drain
+    sizing: asyncio.Task[None] | None = None  # measures it
+    need: Mapping[str, int] | None = None  # bytes by device that must be free for its load
+    taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device that are its own, from the load's begin on
+    fitting: bool = False  # its load has not said yet what it takes
 
     @property
     def id(self) -> str:
@@ -98,8 +102,8 @@ class Entry:
         if old is None or when < old:
             self.grace.reschedule(when)
 
-    def candidate(self) -> Candidate:
-        """The view that the policy decides on."""
+    def candidate(self, *, sized: bool) -> Candidate:
+        """The view that the policy decides on; `sized`: by bytes, too."""
         return Candidate(
             self.id,
             self.status,
@@ -108,6 +112,10 @@ class Entry:
             leaving=self.leaving,
             giving_way=self.giving_way,
             sleep_idle_s=self.sleep_idle_s,
+            pinned=self.spec.pinned,
+            taken=(self.need or {}) if self.fitting else self.taken,
+            need=self.need if sized else {},
+            fitting=self.fitting,
         )
 
     @property

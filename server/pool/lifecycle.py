@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,7 +18,7 @@ from server.engine.runner_api import Runner
 from server.errors import LlamapoolError, ModelFailed
 from server.pool.entry import Entry
 from server.pool.events import FanOut, LoadProgress, StatusChanged
-from server.pool.footprint import readable
+from server.pool.footprint import Footprint, Memory, readable, totals
 from server.pool.loading import Load, Parts, TemplateFactory, chat_template
 from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
 from server.pool.protocols import Loader
@@ -65,8 +65,22 @@ class Lifecycle:
 
     # ---- loading
 
-    def begin_load(self, entry: Entry) -> None:
-        """Take the model's place; `load` must follow."""
+    async def size(self, entry: Entry) -> tuple[Footprint, Mapping[str, Memory]]:
+        """What a model takes at least, and the memory there is; nothing of one that can't be read, whose load will say
+        why."""
+
+        def measured() -> tuple[Footprint, Mapping[str, Memory]]:
+            try:
+                least = self._loader.least(entry.spec)
+            except LlamapoolError:
+                least = {}
+            return least, self._loader.memory()
+
+        return await self._in_thread(measured)
+
+    def begin_load(self, entry: Entry, granted: Mapping[str, int] | None = None) -> None:
+        """Take the model's place, and all the memory that is `granted`, until it is known what it takes; `load` must
+        follow."""
         loop = asyncio.get_running_loop()
 
         def report(value: float) -> None:
@@ -74,19 +88,28 @@ class Lifecycle:
 
         factories = self._factories
         load = Load(
-            *(entry.spec, self._loader, factories.template, report, self._clock), factories.grammar, self._quiet
+            *(entry.spec, self._loader, factories.template, report, self._clock),
+            *(factories.grammar, self._quiet, granted or {}),
         )
         entry.load = load
+        entry.taken = granted or {}
+        entry.fitting = granted is not None
         entry.after_drain = Status.UNLOADED
         entry.progress = 0.0
         entry.failure = ""
         self._to(entry, Status.LOADING)
 
-    async def load(self, entry: Entry) -> None:
-        """Load; the entry ends READY, FAILED with the reason, or UNLOADED when the load was cancelled."""
+    async def load(self, entry: Entry, fitted: Callable[[], None] = lambda: None) -> None:
+        """Load; the entry ends READY, FAILED with the reason, or UNLOADED when the load was cancelled. `fitted` is
+        called between, where memory was granted, once it is known how much of it the model takes."""
         load = entry.load
         assert load is not None
         try:
+            if entry.fitting:
+                taken = totals((await self._in_thread(load.fit)).footprint)
+                entry.taken = {device: min(n, load.granted.get(device, n)) for device, n in taken.items()}
+                entry.fitting = False
+                fitted()
             parts = await self._in_thread(load.run)
             model = await self._assemble(load, parts)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
@@ -149,14 +172,28 @@ class Lifecycle:
         entry.facts = ModelFacts(
             *(model.info, model.template, model.n_ctx_seq, model.n_slots, model.loaded_at, footprint, model.fit)
         )
+        if entry.taken:
+            entry.taken = self._measured(entry, model)
         entry.progress = 1.0
         entry.last_used = self._clock()
         log.info("model '%s' is %s: %s", entry.id, "awake" if woke else "loaded", described(entry.facts))
         self._to(entry, Status.READY, first_load=not woke)
 
+    def _measured(self, entry: Entry, model: LoadedModel) -> Mapping[str, int]:
+        """What it has really taken; of one that is loaded whatever it takes, no more than it was granted."""
+        measured = totals(model.weights.footprint())
+        if not measured or not entry.spec.native.fit:
+            return entry.taken
+        for device, n in measured.items():
+            if n > 1.1 * entry.taken.get(device, n):
+                guessed, taken = readable(entry.taken[device]), readable(n)
+                log.warning("model '%s' took %s of %s, %s were expected", entry.id, taken, device, guessed)
+        return measured
+
     def _not_loaded(self, entry: Entry, load: Load, error: BaseException) -> None:
         entry.progress = 0.0
-        entry.facts = entry.adapters = None
+        entry.facts = entry.adapters = entry.need = None  # the file may be another one when it is tried again
+        entry.taken, entry.fitting = {}, False
         if load.cancelled:
             log.info("the load of model '%s' was cancelled: %s", entry.id, error)
             self._to(entry, Status.UNLOADED)
@@ -211,11 +248,13 @@ class Lifecycle:
         except Exception as error:
             log.exception("model '%s' could not be freed", entry.id)
             entry.loaded = None
+            entry.taken = {}
             entry.leases.clear()  # of a model that stays in memory: nothing waits for them any more
             entry.vacant.set()
             self._failed(entry, f"could not be freed: {_reason(error)}")
             return
         entry.loaded = None
+        entry.taken = {}
         entry.progress = 0.0
         if entry.after_drain is Status.UNLOADED:
             entry.facts = None

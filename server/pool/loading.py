@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -87,8 +87,10 @@ class Load:
     clock: Callable[[], float]
     grammar: GrammarFactory
     quiet: Callable[[], bool]  # whether no other model has anything to do
+    granted: Mapping[str, int] = field(default_factory=dict)  # bytes by device that it may take at most
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _reported_at: float | None = None
+    _fit: Fit | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -99,16 +101,21 @@ class Load:
         """Ask the loader to stop at its next progress call."""
         self._cancelled.set()
 
+    def fit(self) -> Fit:
+        """What of it fits, which `run` then loads; blocking. Raises `ModelFailed`."""
+        self._fit = self.loader.fit(self.spec, self.granted)
+        for note in self._fit.notes:
+            log.info("model '%s': %s", self.spec.id, note)
+        self._check_wanted()
+        return self._fit
+
     def run(self) -> Parts:
         """What fits of it: weights, ``instances`` contexts, and the chat template; raises whatever the native side
         raised.
 
         What was made before an error is freed.
         """
-        fit = self.loader.fit(self.spec)
-        for note in fit.notes:
-            log.info("model '%s': %s", self.spec.id, note)
-        self._check_wanted()
+        fit = self._fit or self.fit()
         weights = self.loader.load(fit.spec, self._progress)
         with contextlib.ExitStack() as undo:
             undo.callback(weights.close)

@@ -1,14 +1,21 @@
-"""Pure decisions of the pool: who loads, who is evicted, who gives way, who sleeps. Time is passed in."""
+"""Pure decisions of the pool: who loads, who is evicted, who gives way, who sleeps. Time is passed in.
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+What models hold and want are amounts: one place each (``models_max``), and bytes of each device that has a budget
+(``memory``). A device that is in no budget is not looked at.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from server.pool.state import LOADABLE, OCCUPYING, Status
+
+Amounts = Mapping[str, int]
+_PLACES = "places"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a decision needs to know of one model. Times are seconds on the pool's clock."""
+    """What a decision needs to know of one model. Times are seconds on the pool's clock; bytes are by device."""
 
     id: str
     status: Status
@@ -17,6 +24,10 @@ class Candidate:
     leaving: bool = False  # draining, or its load is being cancelled: its place becomes free by itself
     giving_way: bool = False
     sleep_idle_s: float = -1.0  # negative = never; 0 = as soon as it is idle
+    pinned: bool = False  # never evicted, never gives way
+    taken: Amounts = field(default_factory=dict)  # bytes that it holds
+    need: Amounts | None = field(default_factory=dict)  # bytes that it takes at least; None = not known yet
+    fitting: bool = False  # being loaded, and how much it takes is being decided: it may be all that is free
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,49 +48,147 @@ class Decision:
 
 
 def decide(
-    models: Sequence[Candidate], queue: Sequence[Waiting], *, models_max: int, now: float, patience_s: float
+    models: Sequence[Candidate],
+    queue: Sequence[Waiting],
+    *,
+    models_max: int,
+    now: float,
+    patience_s: float,
+    budget: Amounts | None = None,
 ) -> Decision:
     """First come, first served; idle models leave, least recently used first; none leaves under a lease.
 
-    No more models are evicted than are needed beyond the places that are free or becoming free (llama.cpp
-    tools/server/server-models.cpp, server_lru_sched::tick). Beyond it: when the first in the queue has waited
-    for `patience_s` and every model is busy, the least recently used one takes no new lease, so that steady
-    traffic on one model cannot keep another out for ever.
+    No more models are evicted than are needed beyond what is free or becoming free (llama.cpp
+    tools/server/server-models.cpp, server_lru_sched::tick), and none for one that even then would not fit. Beyond it:
+    when the first that is short has waited for `patience_s` and every model is busy, the least recently used ones take
+    no new lease, so that steady traffic on one model cannot keep another out for ever.
+
+    With a `budget` (bytes by device) one load is begun at a time, since it may take all that is free.
     """
-    by_id = {m.id: m for m in models}
-    loadable = [w for w in queue if by_id[w.id].status in LOADABLE]
-    if models_max <= 0:
-        return Decision(load=tuple(w.id for w in loadable))
-    held = [m for m in models if m.status in OCCUPYING]
-    n_free = max(0, models_max - len(held))
-    n_leaving = sum(m.leaving for m in held)
-    # a model that is leaving and wanted again asks for a place too, in its turn
-    asking = [w for w in queue if by_id[w.id].status in LOADABLE or by_id[w.id].leaving]
-    short = asking[n_free + n_leaving :]
-    stayers = [m for m in held if m.status is Status.READY and not m.leaving]
-    evict = least_recently_used(m for m in stayers if m.idle)[: len(short)]
-    give_way = _who_gives_way(
-        [m for m in stayers if not m.idle],
-        len(short) - len(evict),
-        impatient=bool(short) and not evict and now - short[0].since >= patience_s,
-    )
-    return Decision(tuple(w.id for w in loadable[:n_free]), tuple(m.id for m in evict), give_way)
+    return _Deciding(models, models_max, budget or {}).decided(queue, now, patience_s)
+
+
+class _Deciding:
+    def __init__(self, models: Sequence[Candidate], models_max: int, budget: Amounts) -> None:
+        self._by_id = {m.id: m for m in models}
+        self._budget = budget
+        limits = {**budget, _PLACES: models_max} if models_max > 0 else dict(budget)
+        held = [m for m in models if m.status in OCCUPYING]
+        self._free = _without(limits, held)
+        self._future = _without(limits, [m for m in held if not m.leaving])  # once those that leave have left
+        self._most = {d: n - sum(m.taken.get(d, 0) for m in held if m.pinned) for d, n in budget.items()}
+        self._one_at_a_time = bool(budget)
+        self._busy_loading = any(m.fitting for m in models)
+        stayers = [m for m in held if m.status is Status.READY and not m.leaving and not m.pinned]
+        self._idle = least_recently_used(m for m in stayers if m.idle)
+        self._busy = least_recently_used(m for m in stayers if not m.idle)
+        self._load: list[str] = []
+        self._evict: list[str] = []
+        self._give_way: list[str] = []
+
+    def decided(self, queue: Sequence[Waiting], now: float, patience_s: float) -> Decision:
+        self._give_back()
+        asking = [w for w in queue if self._by_id[w.id].status in LOADABLE or self._by_id[w.id].leaving]
+        if any(self._by_id[w.id].need is None for w in asking):
+            return self._decision()
+        n_short = 0
+        for waiting in asking:
+            model = self._by_id[waiting.id]
+            need = self._need(model)
+            may_load = model.status in LOADABLE and not self._busy_loading
+            if may_load and _fits(need, self._free) and _fits(need, self._future):
+                self._load.append(model.id)
+                self._busy_loading = self._one_at_a_time
+                self._free = _minus(self._free, need)
+            elif not _fits(need, self._future):
+                impatient = n_short == 0 and now - waiting.since >= patience_s
+                self._make_room(need, impatient=impatient)
+                n_short += 1
+            self._future = _minus(self._future, need)  # who comes later takes nothing of it
+        return self._decision()
+
+    def _decision(self) -> Decision:
+        return Decision(tuple(self._load), tuple(self._evict), frozenset(self._give_way))
+
+    def _need(self, model: Candidate) -> Amounts:
+        """One that never fits asks for a place alone: its load fails, and says why."""
+        need = {device: n for device, n in (model.need or {}).items() if device in self._budget}
+        hopeless = any(n > self._most[device] for device, n in need.items())
+        return {_PLACES: 1} if hopeless else {**need, _PLACES: 1}
+
+    def _give_back(self) -> None:
+        """A model took more than was thought: idle ones make good for it, as far as they can."""
+        if not all(n >= 0 for n in self._future.values()):
+            others = sorted(self._idle, key=lambda m: m.last_used)[:-1]  # one that is too large alone stays
+            chosen = _least(others, {}, self._future)
+            self._leave(others if chosen is None else chosen)
+
+    def _make_room(self, need: Amounts, *, impatient: bool) -> None:
+        """Idle ones leave; busy ones that already give way go on doing so while they are needed, and others begin to
+        for an impatient queue."""
+        already = [m for m in self._busy if m.giving_way]
+        chosen = _least([*self._idle, *already], need, self._future)
+        if chosen is None and impatient and not already:
+            chosen = _least([*self._idle, *self._busy], need, self._future)
+        self._leave(chosen or [])
+
+    def _leave(self, chosen: list[Candidate]) -> None:
+        for model in chosen:
+            if model.idle:
+                self._idle.remove(model)
+                self._evict.append(model.id)
+            else:
+                self._busy.remove(model)
+                self._give_way.append(model.id)
+            self._future = _plus(self._future, model)
+
+
+def _holds(model: Candidate) -> dict[str, int]:
+    return {**model.taken, _PLACES: 1}
+
+
+def _without(limits: Amounts, held: Sequence[Candidate]) -> Amounts:
+    return {key: n - sum(_holds(m).get(key, 0) for m in held) for key, n in limits.items()}
+
+
+def _minus(free: Amounts, need: Amounts) -> Amounts:
+    return {key: n - need.get(key, 0) for key, n in free.items()}
+
+
+def _plus(free: Amounts, model: Candidate) -> Amounts:
+    return {key: n + _holds(model).get(key, 0) for key, n in free.items()}
+
+
+def _fits(need: Amounts, free: Amounts) -> bool:
+    return all(need.get(key, 0) <= n for key, n in free.items() if need.get(key, 0))
+
+
+def _least(order: Sequence[Candidate], need: Amounts, free: Amounts) -> list[Candidate] | None:
+    """Whom it takes for `need` to fit: the first of `order` that hold what is short, less those that the others make
+    unnecessary; None when all together are too few."""
+    lack = {key: need.get(key, 0) - n for key, n in free.items() if need.get(key, 0) > n or n < 0}
+    chosen: list[Candidate] = []
+    for model in order:
+        if not _short(lack, chosen):
+            break
+        if any(_holds(model).get(key, 0) for key in _short(lack, chosen)):
+            chosen.append(model)
+    if _short(lack, chosen):
+        return None
+    for model in reversed(list(chosen)):
+        others = [each for each in chosen if each is not model]
+        if not _short(lack, others):
+            chosen = others
+    return chosen
+
+
+def _short(lack: Amounts, chosen: Sequence[Candidate]) -> list[str]:
+    return [key for key, n in lack.items() if n > sum(_holds(m).get(key, 0) for m in chosen)]
 
 
 def least_recently_used(models: Iterable[Candidate]) -> list[Candidate]:
     """Oldest use first; a model that already gives way comes before all others."""
     return sorted(models, key=lambda m: (not m.giving_way, m.last_used, m.id))
-
-
-def _who_gives_way(busy: list[Candidate], n_needed: int, *, impatient: bool) -> frozenset[str]:
-    """Those that do already stay so while they are needed; one more for an impatient queue without any."""
-    if n_needed <= 0:
-        return frozenset()
-    order = least_recently_used(busy)
-    already = [m for m in order if m.giving_way][:n_needed]
-    if already or not impatient:
-        return frozenset(m.id for m in already)
-    return frozenset(m.id for m in order[:1])
 
 
 def overdue(models: Iterable[Candidate], now: float) -> list[str]:

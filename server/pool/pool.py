@@ -340,7 +340,7 @@ class Pool:
         await self._settled(list(self._entries.values()))
 
     async def _settled(self, entries: Sequence[Entry]) -> None:
-        while tasks := [e.task for e in entries if e.task is not None and not e.task.done()]:
+        while tasks := [task for e in entries for task in (e.task, e.sizing) if task is not None and not task.done()]:
             await asyncio.wait(tasks)
 
     async def close(self, drain_s: float | None = None) -> None:
@@ -368,6 +368,9 @@ class Pool:
     def check_integrity(self) -> None:
         """Prove that leases, waiters, the queue and the states agree; raises AssertionError."""
         check_integrity(list(self._entries.values()), self._turns.queue, self.limits.models_max)
+        taken = self._turns.taken()
+        for device, limit in self._turns.budget.items():
+            assert taken.get(device, 0) <= limit, f"{taken[device]} bytes of {device} are promised, {limit} there are"
 
 
 def _is_stale(entry: Entry, spec: ModelSpec | None) -> bool:

@@ -131,6 +131,10 @@ class Loader(Protocol):
         """Choose what `spec` leaves open so that it fits the memory that is free, and no more than what is `granted`
         (bytes by device). Raises `server.errors.ModelFailed`, with the numbers where not even the least fits."""
 
+    def least(self, spec: ModelSpec) -> Footprint:
+        """What `spec` takes at least with all layers where they are meant to be; empty where it can't be told. Raises
+        `server.errors.ModelFailed`."""
+
     def memory(self) -> Mapping[str, Memory]:
         """Of the machine and its devices, now; without those that don't say."""
 

@@ -151,6 +151,7 @@ class ModelSpec:
     mmproj: Path | None = None
     draft: DraftFile | None = None
     load: Literal["startup", "on_demand"] = "on_demand"
+    pinned: bool = False  # stays loaded, whoever else has no room
     native: LoadParams = field(default_factory=LoadParams)
     engine: EngineParams = field(default_factory=EngineParams)
     chat: ChatParams = field(default_factory=ChatParams)

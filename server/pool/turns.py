@@ -7,17 +7,19 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from server.errors import ModelFailed
+from server.errors import ModelFailed, NoRoom
 from server.pool import policy
+from server.pool.budget import Budget, needed
 from server.pool.downloads import Downloads
 from server.pool.entry import Entry
 from server.pool.events import DownloadEnded, FanOut
 from server.pool.lease import Lease
 from server.pool.lifecycle import Lifecycle
-from server.pool.state import LOADABLE, Status
+from server.pool.state import LOADABLE, OCCUPYING, Status
 
 log = logging.getLogger(__name__)
 
+RETRY_AFTER_S = 10
 POLL_S = 0.05  # an engine doesn't say when it has ended a cancelled request; looked at only while a model waits
 
 
@@ -28,6 +30,8 @@ class PoolLimits:
     models_max: int = 0  # models in memory at a time, sleeping ones not counted; 0 = unlimited
     autoload: bool = True  # whether a request loads an unloaded model
     stop_timeout_s: float = 10.0  # leases' grace when a model is unloaded (llama-server's stop-timeout)
+    budget: Budget | None = None  # of memory; None: models are not measured
+    wait_s: float = 0.0  # after which requests for a model that finds no room are refused; 0 = they wait for ever
     patience_s: float = 10.0  # after which the first in the queue makes a busy model take no new lease
     retry_failed_s: float = 10.0  # after a failed load, requests get its reason for so long before one tries again
     linger_s: float = 0.0  # for tests of who makes room: so long a request among several models holds its own idly
@@ -56,6 +60,7 @@ class Turns:
         self._fan_out = fan_out
         self._downloads = downloads
         self._nudge = asyncio.Event()
+        self.budget: Mapping[str, int] = {}  # bytes by device, known once the first model was measured
 
     # ---- leases
 
@@ -130,15 +135,18 @@ class Turns:
     def _decide(self) -> None:
         if self.stopped:
             return
+        for model in self.queue:
+            self._measure(self._entries[model])
         decision = policy.decide(
             self._candidates(),
             [policy.Waiting(model, since) for model, since in self.queue.items()],
             models_max=self._limits.models_max,
             now=self._clock(),
             patience_s=self._limits.patience_s,
+            budget=self.budget,
         )
         for model in decision.evict:
-            log.info("models_max reached: unloading '%s', the least recently used idle model", model)
+            log.info("unloading '%s', which is idle: other models have no room", model)
             self.drain(self._entries[model], Status.UNLOADED, 0.0)
         for entry in self._entries.values():
             entry.giving_way = entry.id in decision.give_way
@@ -149,7 +157,54 @@ class Turns:
             self._begin_load(self._entries[model])
 
     def _candidates(self) -> list[policy.Candidate]:
-        return [entry.candidate() for entry in self._entries.values()]
+        sized = self._limits.budget is not None
+        return [entry.candidate(sized=sized) for entry in self._entries.values()]
+
+    # ---- bytes
+
+    def _measure(self, entry: Entry) -> None:
+        """Begin to, where memory has a budget and the model's share of it isn't known."""
+        if self._limits.budget is None or entry.need is not None or entry.sizing is not None or entry.fitting:
+            return
+        entry.sizing = asyncio.create_task(self._sized(entry, self._limits.budget), name=f"pool: {entry.id}: size")
+        entry.sizing.add_done_callback(log_failure)
+
+    async def _sized(self, entry: Entry, budget: Budget) -> None:
+        try:
+            least, memory = await self._lifecycle.size(entry)
+            self.budget = self.budget or budget.limits(memory)
+            entry.need = needed(entry.spec, least, self.budget)
+        finally:
+            entry.sizing = None
+            self.advance()
+
+    def _granted(self, entry: Entry) -> Mapping[str, int] | None:
+        """What `entry` may take: what is free, less what others in the queue will need; None without a budget."""
+        if self._limits.budget is None:
+            return None
+        others = [self._entries[model].need or {} for model in self.queue]
+        need = entry.need or {}
+        free = {device: n - self.taken().get(device, 0) for device, n in self.budget.items()}
+        spared = {device: n - sum(other.get(device, 0) for other in others) for device, n in free.items()}
+        return {device: max(0, min(n, max(spared[device], need.get(device, 0)))) for device, n in free.items()}
+
+    def taken(self, *, at_least: bool = False) -> dict[str, int]:
+        """Bytes by device that models hold, or may take; `at_least`: that they are sure to."""
+        found: dict[str, int] = {}
+        for entry in self._entries.values():
+            if entry.status in OCCUPYING:
+                taken = entry.need or {} if at_least and entry.fitting else entry.taken
+                found |= {device: found.get(device, 0) + n for device, n in taken.items()}
+        return found
+
+    def _share_caches(self) -> None:
+        """What models leave of the budget is divided between the prompt states of those that generate."""
+        if self._limits.budget is None:
+            return
+        engines = [e.loaded.generator for e in self._entries.values() if e.loaded is not None and e.loaded.generator]
+        n_bytes = self._limits.budget.for_caches(self.budget, self.taken(at_least=True))
+        for engine in engines:
+            engine.limit_ram_cache(n_bytes // len(engines) if n_bytes >= 0 else n_bytes)
 
     # ---- downloading, loading and freeing
 
@@ -167,19 +222,25 @@ class Turns:
                 self.enqueue(entry)
 
     def _begin_load(self, entry: Entry) -> None:
-        self._lifecycle.begin_load(entry)
+        self._lifecycle.begin_load(entry, self._granted(entry))
+        self._share_caches()
         self._spawn(entry, self._load(entry))
 
     async def _load(self, entry: Entry) -> None:
         try:
-            await self._lifecycle.load(entry)
+            await self._lifecycle.load(entry, fitted=self._fitted)
         finally:
             entry.starting = False
+            self._share_caches()
             if entry.status is Status.READY:
                 self._grant(entry)
             elif entry.status is Status.FAILED:
                 entry.refuse(lambda: ModelFailed(entry.id, entry.failure))
             self.advance()
+
+    def _fitted(self) -> None:
+        self._share_caches()  # before the load takes what they hold
+        self.advance()
 
     def drain(self, entry: Entry, target: Status, grace_s: float) -> None:
         """Begin to free a ready model, which then is `target`."""
@@ -190,6 +251,7 @@ class Turns:
         try:
             await self._lifecycle.drain(entry, grace_s)
         finally:
+            self._share_caches()
             self.advance()
 
     def _spawn(self, entry: Entry, work: Coroutine[None, None, None]) -> None:
@@ -217,10 +279,22 @@ class Turns:
             for model in policy.overdue(self._candidates(), now):
                 self.drain(self._entries[model], Status.SLEEPING, 0.0)
         self._decide()
+        self._refuse_late(now)
         if self.queue:
             return POLL_S
         due = policy.next_sleep(self._candidates(), now)
         return None if due is None else max(due - now, POLL_S)
+
+    def _refuse_late(self, now: float) -> None:
+        """Requests don't wait for room for ever."""
+        wait_s = self._limits.wait_s
+        late = [model for model, since in self.queue.items() if wait_s and now - since >= wait_s]
+        for model in late:
+            entry = self._entries[model]
+            if entry.starting:
+                continue  # nobody asked for it with a request
+            del self.queue[model]
+            entry.refuse(partial(NoRoom, model, wait_s, RETRY_AFTER_S))
 
 
 def log_failure(task: asyncio.Task[None]) -> None:

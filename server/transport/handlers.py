@@ -20,6 +20,7 @@ from server.errors import (
     LlamapoolError,
     ModelLoading,
     ModelNotFound,
+    NoRoom,
     NotFound,
     NotSupported,
     QueueFull,
@@ -125,7 +126,7 @@ def _known(error: LlamapoolError) -> ErrorReply:
 
 
 def _retry_after(error: LlamapoolError) -> dict[str, str]:
-    if isinstance(error, QueueFull | TooManyBodies):
+    if isinstance(error, QueueFull | NoRoom | TooManyBodies):
         return {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, ModelLoading):
         return {"Retry-After": str(_RETRY_LOADING_S)}

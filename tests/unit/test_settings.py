@@ -320,6 +320,7 @@ SAMPLES = {
     "override_kv": "key=int:1",
     "cpu_mask": "f",
     "fit_target": "512",
+    "memory": "80%",
 }
 
 

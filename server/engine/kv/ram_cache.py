@@ -33,6 +33,11 @@ def tier_limit(cache_ram: int, free_bytes: int) -> int:
     return min(_DEFAULT_MIB * MIB, free_bytes // 4 or _DEFAULT_MIB * MIB)
 
 
+def min_limit(one: int, other: int) -> int:
+    """The smaller of two limits; a negative one is none."""
+    return max(one, other) if min(one, other) < 0 else min(one, other)
+
+
 @dataclass(eq=False, slots=True)
 class Entry:
     """One kept state, wherever its bytes are; ``size`` are these.
@@ -141,9 +146,9 @@ class Tier(Generic[E]):
 
         One that is larger than the tier is not kept, and the only one of the second.
         """
-        if not self.fits(entry.size):
-            return [], [entry]
         with self._lock:
+            if not self.fits(entry.size):
+                return [], [entry]
             replaced = list(self._index.within(entry.tokens, entry.tuning, entry.chain))
             for other in replaced:
                 entry.n_used = max(entry.n_used, other.n_used)
@@ -153,6 +158,12 @@ class Tier(Generic[E]):
             self._index.add(entry)
             self.size += entry.size
             return replaced, evicted
+
+    def limit_to(self, limit: int, now: float) -> list[E]:
+        """Another limit from now on; who had to go for it."""
+        with self._lock:
+            self.limit = limit
+            return self.make_room(0, now)
 
     def make_room(self, n_bytes: int, now: float) -> list[E]:
         """Remove the least valuable until there is room for `n_bytes` more; who they were."""

@@ -12,7 +12,7 @@ from server.engine.engine import Engine
 from server.engine.request import Adapters
 from server.engine.runner_api import Runner
 from server.errors import ModelFailed
-from server.pool.footprint import HOST, Fit, Memory
+from server.pool.footprint import HOST, Fit, Footprint, Memory
 from server.pool.lease import Lease
 from server.pool.lifecycle import EmbedderFactory, Factories
 from server.pool.pool import Pool, PoolLimits
@@ -89,10 +89,14 @@ class FakeEngine:
         self.runners = runners
         self.busy = False
         self.closed = False
+        self.cache_limit = -1
         self.adapters = tuple(getattr(runners[0], "adapters", ()))
 
     def set_adapter_scales(self, scales: Adapters) -> None:
         self.adapters = tuple(replace(a, scale=dict(scales).get(a.id, 0.0)) for a in self.adapters)
+
+    def limit_ram_cache(self, n_bytes: int) -> None:
+        self.cache_limit = n_bytes
 
     async def close(self, drain_s: float = 0.0) -> None:
         assert not self.closed, "an engine was closed twice"
@@ -126,6 +130,9 @@ class Loader:
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
         return Fit(spec)
+
+    def least(self, spec: ModelSpec) -> Footprint:
+        return {}
 
     def memory(self) -> Mapping[str, Memory]:
         return {HOST: Memory(16 << 30, 8 << 30)}
@@ -161,10 +168,10 @@ async def spin(n: int = 25) -> None:
 class Setup:
     """A pool with all its fakes."""
 
-    def __init__(self, *specs: ModelSpec, **limits: Any) -> None:
+    def __init__(self, *specs: ModelSpec, loader: Loader | None = None, **limits: Any) -> None:
         self.clock = Clock()
         self.threads = ManualExecutor()
-        self.loader = Loader()
+        self.loader = loader or Loader()
         self.engines = Engines()
         self.embedders = Engines()
         self.factories = Factories(
@@ -197,9 +204,9 @@ class Setup:
 
 
 @asynccontextmanager
-async def pool_of(*models: ModelSpec | str, **limits: Any) -> AsyncIterator[Setup]:
+async def pool_of(*models: ModelSpec | str, loader: Loader | None = None, **limits: Any) -> AsyncIterator[Setup]:
     """A pool, closed at the end; nothing may be left in memory."""
-    setup = Setup(*(spec(m) if isinstance(m, str) else m for m in models), **limits)
+    setup = Setup(*(spec(m) if isinstance(m, str) else m for m in models), loader=loader, **limits)
     yield setup
     closing = asyncio.ensure_future(setup.pool.close(0.0))
     await setup.work()

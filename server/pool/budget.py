@@ -1,0 +1,103 @@
+"""How much memory the pool may take: what the setting ``memory`` says, and what that comes to on this machine. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from server.pool.footprint import HOST, Footprint, Memory, totals
+from server.pool.spec import ALL_THAT_FIT, ModelSpec
+
+_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|[KMGT]i?B?|B)?", re.IGNORECASE)
+_UNITS = {"": 20, "B": 0, "K": 10, "M": 20, "G": 30, "T": 40}  # a bare number is MiB, as in llama-server's options
+_MOST_SPARED = 1 << 30
+_MIB = 1 << 20
+_CACHES_MIB = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Bytes, or a part of all there is."""
+
+    n_bytes: int = 0
+    part: float | None = None
+
+    def of(self, memory: Memory) -> int:
+        """In bytes."""
+        return self.n_bytes if self.part is None else int(memory.total * self.part)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """``anywhere`` holds for every device that is not named; None: what is free when the pool begins, less a reserve.
+
+    ``caches``: of all models' prompt states in RAM, in MiB; -1 = no limit of their own, -2 = automatic.
+    """
+
+    anywhere: Amount | None = None
+    devices: Mapping[str, Amount] = field(default_factory=dict)
+    caches: int = -2
+
+    def limits(self, memory: Mapping[str, Memory]) -> dict[str, int]:
+        """Bytes by device, while no model is loaded. A device that doesn't say how much it has is not limited, unless
+        it is named with an absolute amount."""
+        found = {name: _spared(now) if self.anywhere is None else self.anywhere.of(now) for name, now in memory.items()}
+        known = {name.lower(): name for name in memory}
+        for name, amount in self.devices.items():
+            device = known.get(name.lower(), name)
+            if device in memory or amount.part is None:
+                found[device] = amount.of(memory.get(device, Memory(0, 0)))
+        return found
+
+    def for_caches(self, limits: Mapping[str, int], taken: Mapping[str, int]) -> int:
+        """Bytes of RAM for prompt states: what models leave of the budget, up to a limit of their own; -1 = any."""
+        if HOST not in limits:
+            return -1 if self.caches < 0 else self.caches * _MIB
+        left = max(limits[HOST] - taken.get(HOST, 0), 0)
+        automatic = min(_CACHES_MIB * _MIB, limits[HOST] // 4)
+        return min(left, {-1: left, -2: automatic}.get(self.caches, self.caches * _MIB))
+
+
+def _spared(memory: Memory) -> int:
+    return memory.free - min(_MOST_SPARED, memory.free // 4)
+
+
+def read_budget(text: str) -> Budget:
+    """``80%``, ``12GiB``, ``CPU=12GiB,CUDA0=80%``; empty: automatic. Raises ValueError."""
+    anywhere, devices = None, dict[str, Amount]()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, amount = part.rpartition("=")
+        if equals:
+            devices[name.strip()] = _amount(amount)
+        elif anywhere is None:
+            anywhere = _amount(part)
+        else:
+            raise ValueError("names two amounts without a device; write CPU=12GiB,CUDA0=80%")
+    return Budget(anywhere, devices)
+
+
+def _amount(text: str) -> Amount:
+    match = _AMOUNT.fullmatch(text.strip())
+    if match is None or float(match["number"]) <= 0:
+        raise ValueError("should be an amount such as 80% or 12GiB, or one for each device: CPU=12GiB,CUDA0=80%")
+    number, unit = float(match["number"]), (match["unit"] or "").upper()
+    if unit != "%":
+        return Amount(int(number * (1 << _UNITS[unit[:1]])))
+    if number > 100:
+        raise ValueError("should be at most 100%")
+    return Amount(part=number / 100)
+
+
+def needed(spec: ModelSpec, least: Footprint, limits: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by device that must be had for `spec` to be loaded, by what it takes at `least`.
+
+    What a device could never hold is the processor's where layers may be left there. A model that is not fitted is
+    loaded whatever it takes, and takes all there is at most.
+    """
+    need = totals(least)
+    if not spec.native.fit:
+        return {device: min(n, limits.get(device, n)) for device, n in need.items()}
+    if spec.native.n_gpu_layers == ALL_THAT_FIT:
+        over = {device: max(n - limits.get(device, n), 0) for device, n in need.items() if device != HOST}
+        need = {device: n - over.get(device, 0) for device, n in need.items()}
+        need[HOST] = need.get(HOST, 0) + sum(over.values())
+    return need

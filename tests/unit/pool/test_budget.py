@@ -1,0 +1,80 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.pool.budget import Amount, Budget, needed, read_budget
+from server.pool.footprint import HOST, Bytes, Memory
+from server.pool.spec import ALL_LAYERS, LoadParams, ModelSpec
+from tests.unit.pool.fakes import spec
+
+GIB = 1 << 30
+MEMORY = {HOST: Memory(16 * GIB, 8 * GIB), "CUDA0": Memory(8 * GIB, 6 * GIB)}
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("", Budget()),
+        ("80%", Budget(Amount(part=0.8))),
+        ("12GiB", Budget(Amount(12 * GIB))),
+        ("12 gb", Budget(Amount(12 * GIB))),
+        ("512", Budget(Amount(512 << 20))),
+        ("1.5G", Budget(Amount(GIB * 3 // 2))),
+        ("CPU=50%, CUDA0=6GiB", Budget(None, {"CPU": Amount(part=0.5), "CUDA0": Amount(6 * GIB)})),
+        ("90%,CUDA0=6GiB", Budget(Amount(part=0.9), {"CUDA0": Amount(6 * GIB)})),
+    ],
+)
+def test_amounts_are_read(text: str, budget: Budget) -> None:
+    assert read_budget(text) == budget
+
+
+@pytest.mark.parametrize("text", ["much", "0", "101%", "-5%", "1GiB,2GiB", "CPU=", "5XB"])
+def test_what_is_no_amount_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"should be|names two"):
+        read_budget(text)
+
+
+def test_a_budget_is_what_is_free_unless_it_says_otherwise() -> None:
+    assert read_budget("").limits(MEMORY) == {HOST: 7 * GIB, "CUDA0": 5 * GIB}
+    assert read_budget("50%").limits(MEMORY) == {HOST: 8 * GIB, "CUDA0": 4 * GIB}
+    assert read_budget("cuda0=2GiB,50%").limits(MEMORY) == {HOST: 8 * GIB, "CUDA0": 2 * GIB}
+    assert read_budget("").limits({HOST: Memory(2 * GIB, GIB)}) == {HOST: GIB * 3 // 4}
+
+
+def test_what_does_not_say_how_much_it_has_is_limited_by_an_absolute_amount_only() -> None:
+    assert read_budget("80%").limits({}) == {}
+    assert read_budget("Vulkan0=50%").limits({}) == {}
+    assert read_budget("Vulkan0=2GiB").limits({}) == {"Vulkan0": 2 * GIB}
+
+
+def test_prompt_states_get_what_models_leave() -> None:
+    limits = {HOST: 8 * GIB}
+    assert Budget().for_caches(limits, {}) == 2 * GIB
+    assert Budget().for_caches(limits, {HOST: 7 * GIB}) == GIB
+    assert Budget().for_caches(limits, {HOST: 9 * GIB}) == 0
+    assert Budget(caches=-1).for_caches(limits, {HOST: GIB}) == 7 * GIB
+    assert Budget(caches=100).for_caches(limits, {}) == 100 << 20
+    assert Budget(caches=0).for_caches(limits, {}) == 0
+    assert (Budget().for_caches({}, {}), Budget(caches=1).for_caches({}, {})) == (-1, 1 << 20)
+
+
+def model(**native: object) -> ModelSpec:
+    return ModelSpec("m", spec("m").path, native=LoadParams(**native))  # type: ignore[arg-type]
+
+
+def test_layers_that_a_device_could_never_hold_are_needed_of_the_processor() -> None:
+    least = {HOST: Bytes(GIB), "CUDA0": Bytes(9 * GIB)}
+    limits = {HOST: 16 * GIB, "CUDA0": 6 * GIB}
+    assert needed(model(), least, limits) == {HOST: 4 * GIB, "CUDA0": 6 * GIB}
+    assert needed(model(n_gpu_layers=ALL_LAYERS), least, limits) == {HOST: GIB, "CUDA0": 9 * GIB}
+    assert needed(model(fit=False), least, limits) == {HOST: GIB, "CUDA0": 6 * GIB}
+    assert not any(needed(model(), {}, limits).values())
+
+
+@given(st.text(alphabet="0123456789.%=, GMKiBCPU", max_size=20))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        budget = read_budget(text)
+    except ValueError:
+        return
+    assert all(n >= 0 for n in budget.limits(MEMORY).values())

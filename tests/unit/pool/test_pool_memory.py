@@ -1,0 +1,289 @@
+"""Ten models on a budget for three, under any load: no byte is promised twice, and everybody is served."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from server.errors import InvalidRequest, LlamapoolError, ModelFailed, NoRoom
+from server.pool.budget import Amount, Budget
+from server.pool.footprint import HOST, Bytes, Fit, Footprint
+from server.pool.lease import Lease
+from server.pool.spec import ModelSpec
+from server.pool.state import Status
+from tests.fakes import FakeWeights
+from tests.unit.pool.fakes import Loader, Setup, acquiring, loaded, pool_of, spec, spin
+
+BUDGET = 300
+LEAST = {f"m{i}": size for i, size in enumerate([100, 100, 90, 80, 60, 60, 50, 40, 150, 10])}
+WISHES = {"m4": 200, "m6": 80}  # how much more they would take
+
+
+class Sized(Loader):
+    """Sizes as `LEAST` says; ``wrong`` is how much more a model takes than was measured."""
+
+    def __init__(self, sizes: Mapping[str, int] = LEAST, wishes: Mapping[str, int] = WISHES) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.wishes = wishes
+        self.wrong: dict[str, int] = {}
+
+    def least(self, spec: ModelSpec) -> Footprint:
+        return {HOST: Bytes(weights=self.sizes[spec.id])}
+
+    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
+        least, room = self.sizes[spec.id], (granted or {})[HOST]
+        if least > room:
+            raise ModelFailed(spec.id, f"it needs {least}, and {room} are free")
+        n_ctx = min(self.wishes.get(spec.id, 0), room - least)
+        return Fit(replace(spec, native=replace(spec.native, n_ctx=n_ctx)), {HOST: Bytes(least, n_ctx)})
+
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
+        weights = super().load(spec, progress)
+        taken = {HOST: Bytes(self.sizes[spec.id] + self.wrong.get(spec.id, 0), spec.native.n_ctx)}
+        weights.footprint = lambda: taken  # type: ignore[method-assign]
+        return weights
+
+    @property
+    def held(self) -> int:
+        """Bytes of everything that is in memory now."""
+        return sum(weights.footprint()[HOST].total for weights in self.open)
+
+
+def sized_pool(*models: ModelSpec | str, loader: Sized | None = None, budget: int = BUDGET, **limits: Any) -> Any:
+    return pool_of(*models, loader=loader or Sized(), budget=Budget(Amount(budget)), **limits)
+
+
+async def test_idle_models_leave_until_the_next_one_fits() -> None:
+    async with sized_pool("m0", "m1", "m2", "m8") as s:
+        for model in ("m0", "m1", "m2"):
+            (await loaded(s, model)).release()
+            s.clock.now += 1
+        assert s.loader.held == 290
+        (await loaded(s, "m8")).release()
+        assert s.statuses() == {
+            **{"m0": Status.UNLOADED, "m1": Status.UNLOADED},
+            **{"m2": Status.READY, "m8": Status.READY},
+        }
+
+
+async def test_no_more_leave_than_must() -> None:
+    """The least recently used one is too small to be of use beside the other, so it stays."""
+    async with sized_pool("m9", "m0", "m1", "m2", "m3") as s:
+        for model in ("m9", "m0", "m1", "m3"):
+            (await loaded(s, model)).release()
+            s.clock.now += 1
+        (await loaded(s, "m2")).release()
+        assert [model for model, status in s.statuses().items() if status is Status.UNLOADED] == ["m0"]
+
+
+async def test_a_pinned_model_never_leaves() -> None:
+    async with sized_pool(spec("m0", pinned=True), "m1", "m8") as s:
+        for model in ("m0", "m1", "m8"):
+            (await loaded(s, model)).release()
+            s.clock.now += 1
+        assert s.status("m0") is Status.READY
+        assert s.status("m1") is Status.UNLOADED
+
+
+async def test_what_can_never_fit_fails_with_the_numbers_and_costs_nobody_a_place() -> None:
+    async with sized_pool(spec("m0", pinned=True), "m1", "huge", loader=Sized(LEAST | {"huge": 250})) as s:
+        for model in ("m0", "m1"):
+            (await loaded(s, model)).release()
+        waiting = acquiring(s, "huge")
+        await s.work()
+        with pytest.raises(ModelFailed, match="needs 250, and 100 are free"):
+            await waiting
+        assert s.status("m1") is Status.READY
+
+
+async def test_requests_wait_in_order_for_models_at_work() -> None:
+    async with sized_pool("m0", "m1", "m2", "m8", "m9") as s:
+        leases = [await loaded(s, model) for model in ("m0", "m1", "m2")]
+        large, small = acquiring(s, "m8"), acquiring(s, "m9")
+        await s.work()
+        assert s.status("m9") is Status.UNLOADED  # 10 are free, but they are some of those that m8 waits for
+        leases[0].release()
+        await s.work()
+        assert not large.done()
+        leases[1].release()
+        await s.work()
+        (await large).release()
+        (await small).release()
+        leases[2].release()
+
+
+async def test_requests_that_waited_too_long_are_told_when_to_come_back() -> None:
+    async with sized_pool("m0", "m1", "m2", "m8", wait_s=60.0, patience_s=1000.0) as s:
+        leases = [await loaded(s, model) for model in ("m0", "m1", "m2")]
+        waiting = acquiring(s, "m8")
+        await s.work()
+        await s.later(59)
+        assert not waiting.done()
+        await s.later(1)
+        with pytest.raises(NoRoom, match="waited 60 s for room") as refused:
+            await waiting
+        assert refused.value.retry_after_s > 0
+        for lease in leases:
+            lease.release()
+
+
+async def test_two_loads_never_get_the_same_bytes() -> None:
+    async with sized_pool("m4", "m6", "m0") as s:
+        tasks = [acquiring(s, model) for model in ("m4", "m6", "m0")]
+        await s.work()
+        (await tasks[0]).release()
+        (await tasks[1]).release()
+        (await tasks[2]).release()
+        assert s.loader.held <= BUDGET
+
+
+async def test_a_model_that_took_more_than_was_measured_costs_idle_ones_their_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loader = Sized()
+    loader.wrong = {"m2": 60}
+    async with sized_pool("m0", "m1", "m2", loader=loader) as s:
+        for model in ("m0", "m1", "m2"):
+            (await loaded(s, model)).release()
+            s.clock.now += 1
+        await s.later(0)
+        assert s.status("m0") is Status.UNLOADED
+        assert loader.held == 250
+    assert "model 'm2' took 150 bytes of CPU, 90 bytes were expected" in caplog.text
+
+
+async def test_prompt_states_share_what_models_leave() -> None:
+    async with sized_pool("m9", "m7", budget=400) as s:
+        (await loaded(s, "m9")).release()
+        assert [engine.cache_limit for engine in s.engines.made] == [100]  # a quarter of all at most
+        (await loaded(s, "m7")).release()
+        assert [engine.cache_limit for engine in s.engines.made] == [50, 50]
+    async with sized_pool("m0", "m1", budget=220) as s:
+        (await loaded(s, "m0")).release()
+        (await loaded(s, "m1")).release()
+        assert [engine.cache_limit for engine in s.engines.made] == [10, 10]
+
+
+class MemoryMachine(RuleBasedStateMachine):
+    """Every blocking job is a step of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.waiting: list[asyncio.Task[Lease]] = []
+        self.leases: list[Lease] = []
+        self.loader = Sized()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(work)
+
+    @initialize(
+        models_max=st.sampled_from([0, 4]),
+        pinned=st.booleans(),
+        patience_s=st.sampled_from([0.0, 10.0]),
+        wait_s=st.sampled_from([0.0, 30.0]),
+    )
+    def begin(self, models_max: int, pinned: bool, patience_s: float, wait_s: float) -> None:
+        models = [
+            spec(model, pinned=pinned and model == "m3", sleep_idle_s=30 if model == "m5" else -1) for model in LEAST
+        ]
+
+        async def made() -> Setup:
+            budget = Budget(Amount(BUDGET))
+            return Setup(
+                *models,
+                loader=self.loader,
+                **{"models_max": models_max, "patience_s": patience_s, "wait_s": wait_s, "budget": budget},
+            )
+
+        self.s: Setup = self.run(made())
+
+    @rule(model=st.sampled_from(list(LEAST)))
+    def acquire(self, model: str) -> None:
+        self.waiting.append(self.loop.create_task(self.s.pool.acquire(model)))
+
+    @precondition(lambda self: self.waiting)
+    @rule(which=st.integers(0, 100))
+    def cancel(self, which: int) -> None:
+        self.waiting[which % len(self.waiting)].cancel()
+
+    @precondition(lambda self: self.leases)
+    @rule(which=st.integers(0, 100))
+    def release(self, which: int) -> None:
+        lease = self.leases.pop(which % len(self.leases))
+
+        async def released() -> None:
+            lease.release()
+
+        self.run(released())
+
+    @rule(model=st.sampled_from(list(LEAST)))
+    def unload(self, model: str) -> None:
+        with contextlib.suppress(InvalidRequest):
+            self.run(self.s.pool.unload(model))
+
+    @precondition(lambda self: self.s.threads.jobs)
+    @rule(which=st.integers(0, 100), failing=st.sampled_from([False, False, False, True]))
+    def run_job(self, which: int, failing: bool) -> None:
+        self.loader.failing = {m: ModelFailed(m, "bad luck") for m in LEAST} if failing else {}
+        self.s.threads.run(which % len(self.s.threads.jobs))
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 11.0, 40.0]))
+    def later(self, seconds: float) -> None:
+        async def tick() -> None:
+            self.s.clock.now += seconds
+            self.s.pool.tick()
+
+        self.run(tick())
+
+    @invariant()
+    def no_byte_is_promised_twice(self) -> None:
+        if not hasattr(self, "s"):
+            return
+        self.run(spin())
+        self.collect()
+        assert self.loader.held <= BUDGET
+        self.s.pool.check_integrity()
+
+    def collect(self) -> None:
+        for task in [t for t in self.waiting if t.done()]:
+            self.waiting.remove(task)
+            if task.cancelled():
+                continue
+            error = task.exception()
+            if error is None:
+                self.leases.append(task.result())
+            else:
+                assert isinstance(error, LlamapoolError)
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "s"):
+                self.run(self.everybody_is_served())
+                closing = self.loop.create_task(self.s.pool.close(0))
+                self.run(self.s.work())
+                self.run(asyncio.wait_for(closing, 60))
+                assert self.loader.open == []
+        finally:
+            self.loop.close()
+
+    async def everybody_is_served(self) -> None:
+        self.loader.failing = {}
+        await self.s.later(1)
+        for _ in range(40):
+            self.collect()
+            while self.leases:
+                self.leases.pop().release()
+            await self.s.work()
+        assert not self.waiting, "somebody waits for ever"
+
+
+MemoryMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestAnyLoad = MemoryMachine.TestCase
