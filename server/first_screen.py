@@ -27,12 +27,18 @@ async def show_first_screen(pool: Pool, addresses: Sequence[str], *, has_keys: b
                 await anext(events)
             except StopAsyncIteration:
                 return
-    for line in first_screen(pool.states(), await pool.memory(), addresses, has_keys=has_keys):
+    memory = await pool.memory()
+    for line in first_screen(pool.states(), memory, pool.budget, addresses, has_keys=has_keys):
         logger.info("%s", line, extra={BARE: True})
 
 
 def first_screen(
-    states: Sequence[ModelState], memory: Mapping[str, Memory], addresses: Sequence[str], *, has_keys: bool
+    states: Sequence[ModelState],
+    memory: Mapping[str, Memory],
+    budget: Mapping[str, int],
+    addresses: Sequence[str],
+    *,
+    has_keys: bool,
 ) -> list[str]:
     """The lines."""
     shown = sorted(states, key=lambda state: state.facts is None)[:_MOST_MODELS]
@@ -41,7 +47,7 @@ def first_screen(
         lines += [_row(state.spec.id if i == 0 else "", text) for i, text in enumerate(_about(state))]
     if len(states) > len(shown):
         lines.append(_row("", f"and {len(states) - len(shown)} more, loaded when they are asked for"))
-    lines += [_row("memory" if i == 0 else "", text) for i, text in enumerate(_free(memory))]
+    lines += [_row("memory" if i == 0 else "", text) for i, text in enumerate(_free(memory, budget))]
     if addresses:
         lines.append(_row("pages", f"{addresses[0]}/docs" if not addresses[0].startswith(_UNIX) else "/docs"))
         lines.append(_row("try", _curl(states, addresses[0], has_keys=has_keys)))
@@ -69,8 +75,12 @@ def _parts(facts: ModelFacts) -> list[str]:
     ]
 
 
-def _free(memory: Mapping[str, Memory]) -> list[str]:
-    return [f"{name}: {readable(now.free)} of {readable(now.total)} are free" for name, now in memory.items()]
+def _free(memory: Mapping[str, Memory], budget: Mapping[str, int]) -> list[str]:
+    return [
+        f"{name}: {readable(now.free)} of {readable(now.total)} are free"
+        + (f"; models may take {readable(budget[name])} together" if name in budget else "")
+        for name, now in memory.items()
+    ]
 
 
 def _curl(states: Sequence[ModelState], address: str, *, has_keys: bool) -> str:

@@ -121,6 +121,11 @@ class Pool:
         """Whether a load of the start has not ended yet."""
         return any(entry.starting for entry in self._entries.values())
 
+    @property
+    def budget(self) -> Mapping[str, int]:
+        """Bytes by device that models may take together; empty while none was measured, or without a budget."""
+        return self._turns.budget
+
     async def memory(self) -> Mapping[str, Memory]:
         """Of the machine and its devices, now."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._loader.memory)

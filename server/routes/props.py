@@ -66,7 +66,8 @@ def wants_load(autoload: str) -> bool | None:
 def router_props(used: Services) -> dict[str, Any]:
     """What tells of a server with several models, as llama-server's router says it."""
     limits = used.pool.limits
-    return {"role": "router", "max_instances": limits.models_max, "models_autoload": limits.autoload}
+    shown = {"role": "router", "max_instances": limits.models_max, "models_autoload": limits.autoload}
+    return shown | {"memory_budget": dict(used.pool.budget)}
 
 
 def server_props(used: Services) -> dict[str, Any]:

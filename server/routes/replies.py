@@ -430,6 +430,7 @@ class Props(TypedDict):
     chat_template: NotRequired[str]
     chat_template_caps: NotRequired[dict[str, bool]]
     memory: NotRequired[ModelMemory]
+    memory_budget: NotRequired[dict[str, int]]
     role: NotRequired[str]
 
 

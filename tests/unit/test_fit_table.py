@@ -74,7 +74,7 @@ def facts() -> ModelFacts:
 
 def test_the_first_screen_says_what_was_chosen_and_what_to_try() -> None:
     states = [state("late", Status.UNLOADED), state("demo", Status.READY, facts())]
-    lines = first_screen(states, MEMORY, ["http://127.0.0.1:8080"], has_keys=False)
+    lines = first_screen(states, MEMORY, {"CUDA0": 5 * GIB}, ["http://127.0.0.1:8080"], has_keys=False)
     assert lines[0].startswith("Llamapool ")
     assert lines[0].endswith(" at http://127.0.0.1:8080")
     assert lines[1:] == [
@@ -83,7 +83,7 @@ def test_the_first_screen_says_what_was_chosen_and_what_to_try() -> None:
         "                context of 8192 tokens",
         "  late          loaded when it is asked for",
         "  memory        CPU: 8.0 GiB of 16.0 GiB are free",
-        "                CUDA0: 6.0 GiB of 8.0 GiB are free",
+        "                CUDA0: 6.0 GiB of 8.0 GiB are free; models may take 5.0 GiB together",
         "  pages         http://127.0.0.1:8080/docs",
         "  try           curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' "
         """-d '{"model": "late", "messages": [{"role": "user", "content": "Hello!"}]}'""",
@@ -92,10 +92,10 @@ def test_the_first_screen_says_what_was_chosen_and_what_to_try() -> None:
 
 def test_the_first_screen_knows_keys_sockets_failures_and_many_models() -> None:
     failed = state("bad", Status.FAILED, failure="no such file")
-    lines = first_screen([failed], {}, ["http+unix:///run/pool.sock"], has_keys=True)
+    lines = first_screen([failed], {}, {}, ["http+unix:///run/pool.sock"], has_keys=True)
     assert "  bad           can't be loaded: no such file" in lines
     assert "curl --unix-socket /run/pool.sock http://localhost/v1/" in lines[-1]
     assert '-H "Authorization: Bearer $KEY"' in lines[-1]
-    many = first_screen([state(f"m{i}", Status.UNLOADED) for i in range(100)], {}, [], has_keys=False)
+    many = first_screen([state(f"m{i}", Status.UNLOADED) for i in range(100)], {}, {}, [], has_keys=False)
     assert many[-1].endswith("and 88 more, loaded when they are asked for")
     assert len(many) == 14
