@@ -12,6 +12,7 @@ from typing import TypeVar
 from server.engine.embedding.engine import EmbeddingEngine
 from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.engine import Engine
+from server.engine.kv.ram_cache import MIB
 from server.engine.lora import default_set
 from server.engine.params import EngineParams
 from server.engine.runner_api import Runner
@@ -155,7 +156,7 @@ class Lifecycle:
         )
         try:
             if generator is not None and spec.engine.cache_disk and spec.engine.cache_disk_path is not None:
-                await generator.use_disk(StateFolder(model, spec.engine.cache_disk_path))
+                await generator.use_disk(StateFolder(model, spec.engine.cache_disk_path, spec.engine.cache_disk * MIB))
         except BaseException:
             await model.close()
             await self._in_thread(parts.weights.close)

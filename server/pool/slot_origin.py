@@ -18,6 +18,7 @@ _NAMES = {
     "control_vectors": "the control vectors",
 }
 _LORA = "the LoRA set"
+_FIRST_TRAINED = ".rope.scaling.original_context_length"
 
 
 def origin_of(model: LoadedModel) -> dict[str, str | int]:
@@ -35,6 +36,21 @@ def origin_of(model: LoadedModel) -> dict[str, str | int]:
         "rope": " ".join(map(str, (native.rope_scaling or "default", *scaling, *yarn))),
         "control_vectors": model.info.control_vectors,
     }
+
+
+def origin_of_cells(model: LoadedModel, library: str) -> dict[str, str | int]:
+    """What cells depend on, however long the context is, for states that only this program reads: as `origin_of`, and
+    the `library` that wrote them, since another build may write them in another form.
+
+    The length counts where the rotation differs for contexts longer than the model was first trained for (src/
+    llama-model.cpp, get_rope_factors).
+    """
+    origin = origin_of(model)
+    first_trained = [n for key, n in model.info.metadata.items() if key.endswith(_FIRST_TRAINED)]
+    n_ctx, longer = model.engine.n_ctx_seq, False
+    if first_trained and first_trained[0].isdecimal():
+        longer = n_ctx > int(first_trained[0])
+    return origin | {"n_ctx": "longer than trained" if longer else "any", "library": library}
 
 
 def describe(model: LoadedModel, saved: SlotState) -> Description:

@@ -1,12 +1,14 @@
 """The folder of a model's prompt states on disk (``cache_disk``): saved slots' files, see `slot_file`.
 
-One process at a time uses it, and it holds nothing but what the present configuration can use: files that are damaged
-or of other weights, settings or adapters are removed when the folder is opened. All blocking.
+A model's folder has one in it for everything that its cells depend on (`slot_origin.origin_of_cells`), which one
+process at a time uses. So nothing of what other settings, adapters or versions can use is lost when this one begins; it
+goes, the oldest first, when all of the model's files together become too many. All blocking.
 """
 
 import fcntl
 import hashlib
 import importlib.metadata
+import json
 import logging
 import os
 import re
@@ -14,14 +16,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from server.engine.kv.disk_cache import OnDisk
+from server.engine.kv.disk_cache import FolderInUse, OnDisk
 from server.engine.lora import NEVER, Tuning
 from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest, LlamapoolError
 from server.pool.model import LoadedModel
 from server.pool.slot_file import Description, encode, open_saved
 from server.pool.slot_files import SlotFiles
-from server.pool.slot_origin import adapters_here, describe, origin_of
+from server.pool.slot_origin import adapters_here, describe, origin_of_cells
 
 log = logging.getLogger(__name__)
 
@@ -32,33 +34,54 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 def folder_name(model_id: str) -> str:
     """A folder of its own for each model id, whatever characters it has."""
-    digest = hashlib.blake2b(model_id.encode(), digest_size=4).hexdigest()
-    return f"{_NOT_PLAIN.sub('_', model_id)[:64].strip('.')}-{digest}"
+    return f"{_NOT_PLAIN.sub('_', model_id)[:64].strip('.')}-{_digest(model_id)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether no process uses a folder of states."""
+    try:
+        with (folder / _LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    return True
 
 
 class StateFolder:
     """`server.engine.kv.disk_cache.StateFiles` for one loaded model."""
 
-    def __init__(self, model: LoadedModel, root: Path) -> None:
+    def __init__(self, model: LoadedModel, root: Path, limit: int) -> None:
+        """`limit`: most bytes of all the model's files."""
         self._model = model
-        self._path = root / folder_name(model.spec.id)
+        self._limit = limit
+        self._origin = origin_of_cells(model, importlib.metadata.version("llama_cpp_python"))
+        self._of_model = root / folder_name(model.spec.id)
+        self._path = self._of_model / _digest(json.dumps(self._origin))
         self._files = SlotFiles(self._path)
         self._locked: int | None = None
-        # another build of the library may write states in another form
-        self._origin = origin_of(model) | {"library": importlib.metadata.version("llama_cpp_python")}
+        self._ours: set[str] = set()  # names of files that are in use
 
     def index(self) -> list[OnDisk]:
-        """What is there and fits this model; the rest is removed. Raises `InternalError`, also when another process
-        uses the folder."""
+        """What is there and fits this model; damaged files are removed. Raises `FolderInUse` when another process uses
+        the folder, and `InternalError`."""
         try:
-            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)  # states tell what was said
+            for folder in (self._of_model, self._path):  # states tell what was said
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock()
             names = sorted(os.listdir(self._path))
         except OSError as error:
             raise InternalError(f"{self._path}: {error.strerror or error}") from error
         self._files.remove_unfinished()
-        entries = [self._entry(name) for name in names if name.endswith(SUFFIX)]
-        return [entry for entry in entries if entry is not None]
+        found = [self._entry(name) for name in names if name.endswith(SUFFIX)]
+        entries = [entry for entry in found if entry is not None]
+        self._ours = {entry.name for entry in entries}
+        return entries
 
     def _lock(self) -> None:
         self._locked = os.open(self._path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -66,13 +89,15 @@ class StateFolder:
             fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            raise InternalError(f"{self._path} is used by another process") from None
+            raise FolderInUse(f"{self._path} is used by another process") from None
 
     def _entry(self, name: str) -> OnDisk | None:
         try:
             with self._files.opened(name) as (file, size):
                 age_s = max(time.time() - os.fstat(file.fileno()).st_mtime, 0.0)
                 found = open_saved(file, size)
+                if found.description.origin != self._origin or not self._fits(found.description):
+                    return None
                 tuning = self._tuning(found.description)
                 tokens = found.read_tokens(self._model.vocab.n_tokens)
         except LlamapoolError as error:
@@ -86,6 +111,10 @@ class StateFolder:
             name=name,
         )
 
+    def _fits(self, found: Description) -> bool:
+        """Whether it can be used now: its adapters are loaded, and a slot has room for it."""
+        return adapters_here(self._model, found.lora) is not None and found.n_tokens <= self._model.engine.n_ctx_seq
+
     def _tuning(self, found: Description) -> Tuning:
         """Raises `InvalidRequest` for a file of another model, other settings, or adapters that are not loaded."""
         if found.origin != self._origin:
@@ -98,7 +127,25 @@ class StateFolder:
     def write(self, name: str, saved: SlotState) -> int:
         """Whole or not at all; its bytes. Raises `InternalError` with the system's reason."""
         description = replace(describe(self._model, saved), origin=self._origin)
-        return self._files.write(name, encode(saved, description))
+        n_bytes = self._files.write(name, encode(saved, description))
+        self._ours.add(name)
+        self._forget_others()
+        return n_bytes
+
+    def _forget_others(self) -> None:
+        """Remove the oldest files that nobody uses now, as long as there are too many bytes of all."""
+        try:
+            every = [(path, path.stat()) for path in self._of_model.rglob(f"*{SUFFIX}")]
+            others = [each for each in every if each[0].parent != self._path or each[0].name not in self._ours]
+            n_bytes = sum(found.st_size for _, found in every)
+            for path, found in sorted(others, key=lambda each: each[1].st_mtime):
+                if n_bytes <= self._limit:
+                    return
+                if path.parent == self._path or _is_free(path.parent):
+                    path.unlink(missing_ok=True)
+                    n_bytes -= found.st_size
+        except OSError as error:  # another process does the same
+            log.warning("%s: %s", self._of_model, error)
 
     def read(self, name: str) -> SlotState:
         """Raises `LlamapoolError` unless every byte is what was written, under the same model and settings."""
@@ -118,6 +165,7 @@ class StateFolder:
 
     def remove(self, name: str) -> None:
         """Remove a file; one that is gone already is no error."""
+        self._ours.discard(name)
         try:
             (self._path / name).unlink(missing_ok=True)
         except OSError as error:

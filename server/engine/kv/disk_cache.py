@@ -17,11 +17,12 @@ from server.engine.kv.ram_cache import MIB, Entry, Stored, Tier, stored
 from server.engine.lora import Tuning
 from server.engine.prefix.hashes import Chain
 from server.engine.step.slot_state import SlotState
-from server.errors import CONTAINED, LlamapoolError
+from server.errors import CONTAINED, InternalError, LlamapoolError
 
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 512 * MIB  # bytes that wait to be written; what comes then is lost
+RETRY_S = 1.0
 CLOSE_S = 5.0  # longest time to write what is still in RAM when the model is unloaded
 _DESCRIPTION_BYTES = 4096  # more than a file has beside tokens and states
 
@@ -33,11 +34,15 @@ class OnDisk(Entry):
     name: str = ""
 
 
+class FolderInUse(InternalError):
+    """Another process uses these files now; it may end soon."""
+
+
 class StateFiles(Protocol):
     """Where they are kept; `server.pool` implements it. Every method blocks and may raise `LlamapoolError`."""
 
     def index(self) -> Iterable[OnDisk]:
-        """What is there and fits this model; the rest is removed. ``used_at`` is minus the age in seconds."""
+        """What is there and fits this model. ``used_at`` is minus the age in seconds. Raises `FolderInUse`."""
 
     def write(self, name: str, saved: SlotState) -> int:
         """Whole or not at all; its bytes."""
@@ -76,6 +81,7 @@ class DiskTier:
         self._reader = ThreadPoolExecutor(1, "llamapool-disk-read")
         self._pending = 0
         self._usable = True
+        self._closing = threading.Event()
         self._close_by: float | None = None
         self._reading: dict[str, Future[Stored | None]] = {}
         self.n_dropped = 0  # files that were damaged, or not this model's
@@ -155,6 +161,7 @@ class DiskTier:
 
     def close(self) -> None:
         """Wait for what is being written; blocking."""
+        self._closing.set()
         self._reader.shutdown(cancel_futures=True)
         self._writer.shutdown()
         self._usable = False
@@ -164,18 +171,42 @@ class DiskTier:
 
     def _begin(self) -> None:
         try:
-            now = self._clock()
-            entries = sorted(self._files.index(), key=lambda e: e.used_at)
+            self._find()
+        except FolderInUse as error:
+            log.warning("%s; prompt states are kept on disk once it has ended", error)
             with self._lock:
-                gone = []
-                for entry in entries:
-                    entry.used_at += now
-                    entry.floor = 0 if self._can_cut else len(entry.tokens)
-                    for group in self._tier.put(entry, now):
-                        gone += group
-            self._remove(gone)
+                self._usable = False
+            self._writer.submit(self._try_again)
         except Exception as error:  # noqa: BLE001 - the server works without it
             self._give_up(error)
+
+    def _try_again(self) -> None:
+        """Until the process that uses the files has ended; nothing is written or read before."""
+        while not self._closing.wait(RETRY_S):
+            try:
+                self._find()
+            except FolderInUse:
+                continue
+            except Exception as error:  # noqa: BLE001 - as above
+                self._give_up(error)
+                return
+            with self._lock:
+                self._usable = True
+            self._wake()
+            return
+
+    def _find(self) -> None:
+        """Take up what is there. Raises what the files raise."""
+        now = self._clock()
+        entries = sorted(self._files.index(), key=lambda e: e.used_at)
+        with self._lock:
+            gone = []
+            for entry in entries:
+                entry.used_at += now
+                entry.floor = 0 if self._can_cut else len(entry.tokens)
+                for group in self._tier.put(entry, now):
+                    gone += group
+        self._remove(gone)
 
     def _write(self, state: Stored) -> None:
         try:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from server.engine.kv.checkpoints import Checkpoint
+from server.engine.kv.disk_cache import FolderInUse
 from server.engine.lora import BARE, NEVER, Adapter, Tuning
 from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
@@ -32,8 +33,8 @@ def model(n_ctx: int = 256, *, model_id: str = "m", adapters: tuple[Adapter, ...
     return cast(LoadedModel, SimpleNamespace(spec=spec, info=info, engine=engine, vocab=SimpleNamespace(n_tokens=100)))
 
 
-def opened(root: Path, of: LoadedModel | None = None) -> tuple[StateFolder, list[Any]]:
-    folder = StateFolder(of or model(), root)
+def opened(root: Path, of: LoadedModel | None = None, limit: int = 1 << 30) -> tuple[StateFolder, list[Any]]:
+    folder = StateFolder(of or model(), root, limit)
     return folder, folder.index()
 
 
@@ -78,7 +79,7 @@ def test_lora_sets_come_back_under_the_ids_of_today(tmp_path: Path) -> None:
     folder.close()
     folder, entries = opened(tmp_path, model(adapters=(other,)))
     assert entries == []
-    assert files(tmp_path) == []
+    assert files(tmp_path) == ["a.state"]  # they may be loaded again
     folder.close()
 
 
@@ -111,12 +112,74 @@ def test_no_truncated_file_is_read(tmp_path: Path) -> None:
         folder.close()
 
 
-def test_states_of_other_settings_are_removed(tmp_path: Path) -> None:
+def test_states_outlive_another_length_of_the_context(tmp_path: Path) -> None:
     save(tmp_path)
-    folder, entries = opened(tmp_path, model(n_ctx=512))
-    assert entries == []
-    assert files(tmp_path) == []
+    folder, (entry,) = opened(tmp_path, model(n_ctx=512))
+    assert entry.tokens == [7, 8, 9]
+    assert folder.read("a.state") == SAVED
     folder.close()
+    folder, entries = opened(tmp_path, model(n_ctx=2))
+    assert entries == []  # no slot has room for it
+    folder.close()
+    assert files(tmp_path) == ["a.state"]
+
+
+def test_the_length_counts_where_longer_contexts_rotate_otherwise(tmp_path: Path) -> None:
+    def of(n_ctx: int) -> LoadedModel:
+        found = model(n_ctx)
+        found.info.metadata["phi3.rope.scaling.original_context_length"] = "4096"
+        return found
+
+    save(tmp_path, of=of(4096))
+    assert len(opened_and_closed(tmp_path, of(1024))) == 1
+    assert opened_and_closed(tmp_path, of(8192)) == []
+
+
+def opened_and_closed(root: Path, of: LoadedModel) -> list[Any]:
+    folder, entries = opened(root, of)
+    folder.close()
+    return entries
+
+
+def test_states_of_other_settings_and_versions_are_there_when_these_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path)
+    other = model()
+    other.spec = replace(other.spec, native=LoadParams(cache_type_k="q8_0"))
+    assert opened_and_closed(tmp_path, other) == []
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.metadata.version", lambda name: "9.9.9")
+        assert opened_and_closed(tmp_path, model()) == []
+    assert len(opened_and_closed(tmp_path, model())) == 1
+
+
+def test_what_nobody_uses_goes_when_files_become_too_many(tmp_path: Path) -> None:
+    other = model()
+    other.spec = replace(other.spec, native=LoadParams(cache_type_k="q8_0"))
+    n_bytes = save(tmp_path, of=other)
+    (old,) = tmp_path.rglob("a.state")
+    os.utime(old, (time.time() - 1000,) * 2)
+    folder, _ = opened(tmp_path, limit=2 * n_bytes)
+    folder.write("b.state", SAVED)
+    assert files(tmp_path) == ["a.state", "b.state"]
+    folder.write("c.state", SAVED)
+    assert files(tmp_path) == ["b.state", "c.state"]
+    folder.close()
+
+
+def test_what_another_process_uses_stays(tmp_path: Path) -> None:
+    other = model()
+    other.spec = replace(other.spec, native=LoadParams(cache_type_k="q8_0"))
+    save(tmp_path, of=other)
+    theirs, _ = opened(tmp_path, other)
+    ours, _ = opened(tmp_path, limit=1)
+    ours.write("b.state", SAVED)
+    assert files(tmp_path) == ["a.state", "b.state"]
+    theirs.close()
+    ours.write("c.state", SAVED)
+    assert files(tmp_path) == ["b.state", "c.state"]
+    ours.close()
 
 
 def test_what_was_not_written_to_its_end_is_removed_and_foreign_files_are_left_alone(tmp_path: Path) -> None:
@@ -132,7 +195,7 @@ def test_what_was_not_written_to_its_end_is_removed_and_foreign_files_are_left_a
 
 def test_a_folder_has_one_user_at_a_time(tmp_path: Path) -> None:
     first, _ = opened(tmp_path)
-    with pytest.raises(InternalError, match="used by another process"):
+    with pytest.raises(FolderInUse, match="used by another process"):
         opened(tmp_path)
     first.close()
     opened(tmp_path)[0].close()
@@ -142,6 +205,7 @@ def test_others_can_not_read_it(tmp_path: Path) -> None:
     save(tmp_path / "states")
     (folder,) = (tmp_path / "states").iterdir()
     assert folder.stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
 
 
 def test_each_model_has_its_own_folder(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from server.engine.kv.disk_cache import DiskTier, OnDisk
+from server.engine.kv.disk_cache import DiskTier, FolderInUse, OnDisk
 from server.engine.kv.ram_cache import Stored, stored
 from server.engine.lora import BARE, NEVER
 from server.engine.step.slot_state import SlotState
@@ -286,3 +286,26 @@ async def test_the_wait_is_bounded() -> None:
         (reply,) = await waits
         assert reply.started.n_cached == 1
         files.gate.set()
+
+
+def test_files_of_another_process_are_taken_up_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.engine.kv.disk_cache.RETRY_S", 0.001)
+    files, woken = Files(), threading.Event()
+    put(files, state([1] * 40))
+    files.failing = FolderInUse("the folder is used by another process")
+    disk = DiskTier(files, 10 * SIZE, lambda: 100.0, woken.set, can_cut=True)
+    disk.ready.result(60)
+    assert not disk.takes(1)
+    assert disk.n_entries == 0
+    files.failing = None
+    assert woken.wait(60)
+    assert disk.takes(1)
+    assert disk.n_entries == 1
+    disk.close()
+
+
+def test_a_tier_that_waits_for_another_process_ends_at_once() -> None:
+    files = Files()
+    files.failing = FolderInUse("the folder is used by another process")
+    with tier_over(files) as disk:
+        assert not disk.takes(1)
