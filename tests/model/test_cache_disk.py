@@ -44,7 +44,7 @@ def test_a_conversation_goes_on_in_the_next_process(kind: str, gguf_folder: Path
     with llamapool(path, *flags, *disk) as server:
         assert ask(server, prompt)["tokens"] == first["tokens"]
     (file,) = tmp_path.rglob("*.state")
-    with llamapool(path, *flags, *disk) as server:
+    with llamapool(path, *flags, *disk, "-c", "1536") as server:  # as another fit may choose it
         reply = ask(server, [*prompt, *first["tokens"], *range(300, 310)])
         assert reply["tokens"] == second["tokens"]
         assert reply["timings"]["cache_n"] == len(prompt) + 15

@@ -125,3 +125,19 @@ async def test_a_state_of_one_instance_is_of_use_in_another() -> None:
         assert reply.text == alone(request("a" * 100 + "c"))
         assert engine.stats.n_ram_hits == 1
         assert engine.stats.cache_ram_states == 1
+
+
+def test_a_smaller_limit_costs_the_least_valuable_at_once() -> None:
+    tier: Tier[Stored] = Tier(3000)
+    for token in (1, 2, 3):
+        tier.put(stored([token] * 9, used_at=float(token)), float(token))
+    assert [entry.tokens[0] for entry in tier.limit_to(1500, 4.0)] == [1, 2]
+    assert (tier.size, tier.limit) == (1000, 1500)
+    tier.check_integrity()
+
+
+async def test_states_share_what_the_pool_leaves_and_never_more_than_their_own_setting_says() -> None:
+    async with engine_over(FakeRunner(), cache_ram=1) as engine:
+        for limit, expected in ((2 * MIB, MIB), (1000, 1000), (0, 0), (-1, MIB)):
+            engine.limit_ram_cache(limit)
+            assert engine._tier.limit == expected
