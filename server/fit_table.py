@@ -15,6 +15,8 @@ _SHORTEST = 4096
 def fit_table(loader: Loader, spec: ModelSpec) -> tuple[list[str], bool]:
     """The lines for one model, and whether it fits. Blocking."""
     title = f"{spec.id}: {spec.path}" if spec.id != str(spec.path) else spec.id
+    if spec.missing:
+        return [title, "  its files are not on this machine yet"], True
     try:
         fit = loader.fit(spec)
     except ModelFailed as error:
