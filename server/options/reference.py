@@ -143,6 +143,8 @@ def markdown(table: Table) -> str:
     parts.append(_NOT_HERE)
     for fixed in FIXED:
         honoured, other = (fixed.on, fixed.off) if fixed.value else (fixed.off, fixed.on)
+        if fixed.value is None:
+            honoured, other = (), (*fixed.on, *fixed.off)
         skipped = other if not fixed.matters else ()
         parts.append(f"- {_flags(honoured or other)}: Llamapool {fixed.reason}.")
         parts.append(f" Skipped: {_flags(skipped)}.\n" if skipped and honoured else "\n")

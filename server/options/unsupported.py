@@ -16,7 +16,7 @@ class Fixed:
     on: tuple[str, ...]
     off: tuple[str, ...]
     env: str
-    value: bool
+    value: bool | None  # None: neither form asks for anything
     reason: str  # completes "Llamapool ..."
     matters: bool = True  # False: the other form changes no reply, so that it is skipped with a warning
 
@@ -52,7 +52,7 @@ FIXED = (
         "keeps what idle slots hold until others need their cells, then in RAM (cache_ram 0: not there)",
         matters=False,
     ),
-    Fixed(("-e", "--escape"), ("--no-escape",), "", True, "reads no prompts from flags or files", matters=False),
+    Fixed(("-e", "--escape"), ("--no-escape",), "", None, "reads no prompts from flags or files", matters=False),
     Fixed(("--perf",), ("--no-perf",), "LLAMA_ARG_PERF", False, "does not print the library's timings", matters=False),
     Fixed(
         ("-bs", "--backend-sampling"),

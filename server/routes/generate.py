@@ -26,15 +26,11 @@ Prepare = Callable[[LoadedModel], Generation]
 @dataclass(frozen=True, slots=True)
 class StreamWords:
     """What a wire format's streams say beside its writer's events: the last event of one that fails (out of the status
-    and the body that a whole reply would have), what shows life while nothing else is sent, and what streams are.
-
-    ``inside``: errors that its clients look for in the stream only, so that it begins for their sake.
-    """
+    and the body that a whole reply would have), what shows life while nothing else is sent, and what streams are."""
 
     error: Callable[[int, Json], bytes]
     ping: Callable[[], bytes] = lambda: PING
     media_type: str = EVENTS_TYPE
-    inside: tuple[type[Exception], ...] = ()
 
 
 OPENAI_WORDS = StreamWords(lambda status, body: event(openai_error(status, body)))
@@ -115,12 +111,10 @@ async def stream(
         ping_s = services(request).options.sse_ping_interval_s
     try:
         writer, first = await while_connected(request, _begin(session, model, prepare, ping_s if ping_s > 0 else None))
-        chunks = _chunks(session, writer, first, words)
-    except words.inside as error:
-        chunks = _failure(error, words)
     except BaseException:
         session.close()
         raise
+    chunks = _chunks(session, writer, first, words)
     return event_stream(
         *(request, chunks),
         on_close=session.close,
@@ -158,16 +152,10 @@ async def _chunks(
         for chunk in writer.finish():
             yield chunk
     except Exception as error:  # noqa: BLE001 (the status is sent: `error_body` logs what is unexpected)
-        async for chunk in _failure(error, words):
-            yield chunk
+        status, body, _ = error_body(error)
+        yield words.error(status, body)
     finally:
         session.close()
-
-
-async def _failure(error: Exception, words: StreamWords) -> AsyncGenerator[bytes, None]:
-    """A stream of nothing but its error."""
-    status, body, _ = error_body(error)
-    yield words.error(status, body)
 
 
 def _written(writer: StreamWriter, batch: Batch) -> list[bytes]:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from server.errors import InvalidRequest, NotSupported
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.models import memory_object
-from server.routes.services import Services, services
+from server.routes.services import Services, services, wants_load
 from server.templates.capabilities import Capabilities
 from server.transport.body import read_optional_json
 from server.transport.options import HttpOptions
@@ -22,7 +22,7 @@ _SHOWN_CHARS = 100  # of a client's own words in a message
 
 
 @router.get("/props")
-async def props(request: Request, model: str = "", autoload: str = "") -> Response:
+async def props(request: Request, model: str = "") -> Response:
     """A model's properties. A sleeping model is not woken for them; an unloaded one is loaded unless ``autoload``
     says no. With several models that generate and none named: the server's own.
     """
@@ -32,7 +32,7 @@ async def props(request: Request, model: str = "", autoload: str = "") -> Respon
         return json_reply(server_props(used))
     state = used.pool.state(model or None)
     if state.facts is None:
-        with await used.pool.acquire(state.spec.id, autoload=wants_load(autoload)):
+        with await used.pool.acquire(state.spec.id, autoload=wants_load(request)):
             state = used.pool.state(state.spec.id)
     assert state.facts is not None, "a leased model has facts"
     shown = model_props(state, state.facts, used.options)
@@ -56,11 +56,6 @@ async def change_props(request: Request) -> Response:
     for field in wanted:
         raise InvalidRequest(f"{field[:_SHOWN_CHARS]}: is not a property that can be changed", field[:_SHOWN_CHARS])
     return json_reply({"success": True})
-
-
-def wants_load(autoload: str) -> bool | None:
-    """The query's ``autoload`` in llama-server's spelling; None = what the server was started with."""
-    return autoload in ("true", "1") if autoload else None
 
 
 def router_props(used: Services) -> dict[str, Any]:

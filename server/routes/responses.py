@@ -5,7 +5,7 @@ from typing import Any, cast
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.errors import ContextExceeded, InvalidRequest, NotFound
+from server.errors import InvalidRequest, NotFound
 from server.pool.model import LoadedModel
 from server.routes.generate import StreamWords, compute, reply, stream
 from server.routes.services import services
@@ -28,11 +28,7 @@ _SHOWN_CHARS = 80
 @router.post("/v1/responses")
 @router.post("/responses")
 async def create_response(request: Request) -> Response:
-    """OpenAI's Responses, with llama.cpp's fields beside OpenAI's.
-
-    A stream whose prompt is too long begins, and fails with an event, as OpenAI's do: Codex makes room for such an
-    event only, and not for a status 400 (codex-rs/codex-api/src/api_bridge.rs, sse/responses.rs).
-    """
+    """OpenAI's Responses, with llama.cpp's fields beside OpenAI's."""
     stored = _stored(request)
     asked, headers = await read_as(request, lambda given: _read(given, stored))
     body = asked.fields
@@ -53,7 +49,7 @@ async def create_response(request: Request) -> Response:
     def ping() -> bytes:
         return writers[0].ping()
 
-    words = StreamWords(failed, ping, inside=(ContextExceeded,))
+    words = StreamWords(failed, ping)
     return await stream(request, body.model, prepare, ping_s=body.sse_ping_interval, headers=headers, words=words)
 
 

@@ -38,3 +38,12 @@ def services(request: Request) -> Services:
     """The services of the application that `request` came to."""
     found: Services = request.app.state.services
     return found
+
+
+def wants_load(request: Request) -> bool | None:
+    """Whether a request may load a model: its query's ``autoload`` in llama-server's spelling (tools/server/
+    server-models.cpp, is_autoload); None = what the server was started with."""
+    if b"autoload" not in request.scope["query_string"]:
+        return None
+    said = request.query_params.get("autoload")
+    return said in ("true", "1") if said else None

@@ -14,7 +14,7 @@ from server.engine.sequence import Ticket
 from server.pool.lease import Lease
 from server.pool.model import LoadedModel
 from server.pool.spec import Task
-from server.routes.services import Services, services
+from server.routes.services import Services, services, wants_load
 from server.transport.auth import scheduled_client
 from server.wire.vectors.job import VectorJob
 
@@ -33,8 +33,16 @@ class Session:
     tokens, and the transport ends streams whose client does not read.
     """
 
-    def __init__(self, services: Services, client: Callable[[str], str], keep_alive_s: float | None = None) -> None:
+    def __init__(
+        self,
+        services: Services,
+        client: Callable[[str], str],
+        keep_alive_s: float | None = None,
+        *,
+        autoload: bool | None = None,
+    ) -> None:
         self._services = services
+        self._autoload = autoload
         self._keep_alive_s = keep_alive_s
         self._client = client
         self._lease: Lease | None = None
@@ -118,7 +126,7 @@ class Session:
         preparing.add_done_callback(lambda _: loop.call_soon_threadsafe(lease.release))
 
     async def _acquire(self, name: str | None, task: Task = "generate") -> LoadedModel:
-        self._lease = await self._services.pool.acquire(name, task=task)
+        self._lease = await self._services.pool.acquire(name, autoload=self._autoload, task=task)
         self._lease.keep_alive_s = self._keep_alive_s
         return self._lease.model
 
@@ -140,4 +148,8 @@ def session_of(request: HttpRequest, keep_alive_s: float | None = None) -> Sessi
     """The session of whoever sent `request`."""
     found = services(request)
     n_keys = len(found.options.api_keys)
-    return Session(found, lambda end_user: scheduled_client(request.scope, end_user, n_keys), keep_alive_s)
+
+    def client(end_user: str) -> str:
+        return scheduled_client(request.scope, end_user, n_keys)
+
+    return Session(found, client, keep_alive_s, autoload=wants_load(request))

@@ -9,7 +9,7 @@ from server.errors import InvalidRequest, NotSupported
 from server.pool import saved_slots
 from server.pool.model import LoadedModel
 from server.pool.slot_files import SlotFiles, check_name
-from server.routes.services import services
+from server.routes.services import services, wants_load
 from server.transport.body import read_json, read_optional_json
 from server.transport.disconnect import while_connected
 from server.transport.reply import json_reply
@@ -32,7 +32,7 @@ async def act_on_slot(request: Request, id_slot: str, action: str = "", model: s
         raise InvalidRequest("Invalid action", "action")
     body = await (read_optional_json if action == "erase" else read_json)(request)
     name = "" if action == "erase" else check_name(body.get("filename"))
-    with await used.pool.acquire(model or _named(body)) as lease:
+    with await used.pool.acquire(model or _named(body), autoload=wants_load(request)) as lease:
         if slot >= lease.model.engine.n_slots:
             raise InvalidRequest("Invalid slot ID", "id_slot")
         return json_reply(await while_connected(request, _act(lease.model, slot, action, files, name)))

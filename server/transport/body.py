@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import json
+import re
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
@@ -20,6 +22,7 @@ stop every stream for half a minute. Commas and opening brackets are counted, th
 text with that many."""
 _BOM = b"\xef\xbb\xbf"
 _LONG_BYTES = 1 << 14  # longer bodies are read in a thread; one of this size takes 2 ms at worst
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _JSON_NAMES = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
 
 
@@ -152,9 +155,36 @@ def parse_value(body: bytes, expected: str = "a JSON object") -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(
-            f"the request body is not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
-        ) from None
+        place = f"at line {error.lineno}, column {error.colno}: {error.msg}"
+        path = _half_character(body) if _SURROGATE.search(body) else ""
+        if path:
+            reason = "half of a character, as text has that was cut at a number of UTF-16 units"
+            raise InvalidRequest(f"{path}: holds {reason}; not valid JSON {place}", path) from None
+        raise InvalidRequest(f"the request body is not valid JSON {place}") from None
+
+
+def _half_character(body: bytes) -> str:
+    """The path of a text with a lone surrogate, which is all that is wrong with the body; "" for none."""
+    try:
+        waiting: list[tuple[str, Any]] = [("", json.loads(body))]
+    except (ValueError, RecursionError):
+        return ""
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, str) and not value.isascii() and _is_half(value):
+            return path
+        if isinstance(value, dict | list):
+            members = value.items() if isinstance(value, dict) else enumerate(value)
+            waiting += [(f"{path}.{key}" if path else str(key), each) for key, each in members]
+    return ""
+
+
+def _is_half(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _declared_length(request: Request) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from server.errors import InvalidRequest
 
@@ -89,7 +90,7 @@ def parse(schema: type[B], body: object) -> B:
     try:
         return schema.model_validate(body)
     except ValidationError as error:
-        raise _first_fault(error) from None
+        raise _first_fault(error, body) from None
 
 
 def field_error(name: str, reason: str) -> InvalidRequest:
@@ -97,11 +98,28 @@ def field_error(name: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"Field '{name}': {reason}", name)
 
 
-def _first_fault(error: ValidationError) -> InvalidRequest:
-    fault = error.errors(include_url=False, include_context=False)[0]
-    path = ".".join(str(part) for part in fault["loc"])
-    reason = _reason(fault["type"], fault["msg"], fault["input"])
+def _first_fault(error: ValidationError, body: object) -> InvalidRequest:
+    """Of a field with several types, what each of them says."""
+    faults = error.errors(include_url=False, include_context=False)
+    path = _path(faults[0], body)
+    reasons = [_reason(fault["type"], fault["msg"], fault["input"]) for fault in faults if _path(fault, body) == path]
+    reason = ", or ".join(dict.fromkeys(reasons))
     return field_error(path, reason) if path else InvalidRequest(f"body: {reason}")
+
+
+def _path(fault: ErrorDetails, body: object) -> str:
+    """Where a fault is: pydantic names the type that it tried behind a field that may have several."""
+    found: list[str] = []
+    for part in fault["loc"]:
+        missing = fault["type"] == "missing" and part == fault["loc"][-1]
+        if isinstance(body, dict) and (part in body or missing):
+            body = body.get(part)
+        elif isinstance(body, list) and isinstance(part, int):
+            body = body[part]
+        else:
+            break
+        found.append(str(part))
+    return ".".join(found)
 
 
 def _reason(kind: str, message: str, value: object) -> str:

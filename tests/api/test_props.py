@@ -65,6 +65,26 @@ async def test_autoload_false_loads_nothing(serve: Serve):
         assert api.pool.state("b").status is Status.UNLOADED
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/completion", {"prompt": "Hi"}),
+        ("/tokenize", {"content": "Hi"}),
+        ("/apply-template", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/api/generate", {"prompt": "Hi"}),
+        ("/v1/responses", {"input": "Hi"}),
+    ],
+)
+async def test_no_request_loads_a_model_against_its_will(serve: Serve, path: str, body: dict[str, object]):
+    async with serve(models=TWO) as api:
+        reply = await api.client.post(f"{path}?autoload=false", json={"model": "b", "max_tokens": 1, **body})
+        assert reply.status_code == 400, reply.text
+        assert "model is not loaded" in reply.text
+        assert api.pool.state("b").status is Status.UNLOADED
+
+
 async def test_a_server_that_loads_nothing_by_itself_says_so_unless_asked_to(serve: Serve):
     async with serve(models=TWO, server={"models_autoload": False}) as api:
         assert (await api.client.get("/props?model=b")).status_code == 400

@@ -195,9 +195,10 @@ def test_no_command_line_does_worse_than_a_config_error(words: list[str]) -> Non
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["-e"], ""),
-        (["--escape"], ""),
+        (["--escape"], "--escape has no effect: Llamapool reads no prompts from flags or files"),
+        (["-e"], "-e has no effect: Llamapool reads no prompts from flags or files"),
         (["--no-escape"], "--no-escape has no effect: Llamapool reads no prompts from flags or files"),
+        (["--cache-idle-slots"], ""),
         (["-dt", "0.1"], "-dt has no effect, nor has it in llama-server"),
         (["--no-cache-idle-slots"], "--no-cache-idle-slots has no effect: Llamapool keeps what idle slots hold"),
         (["--backend_sampling"], "--backend-sampling has no effect: Llamapool samples on the processor"),

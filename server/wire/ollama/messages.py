@@ -32,8 +32,11 @@ def content_of(text: str, images: object, path: str) -> Content:
     """A text with what Ollama has beside it: images, each in base64. Raises `InvalidRequest`."""
     if images is None:
         return text
-    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-        raise wrong_type(path, "a list of images in base64", images)
+    if not isinstance(images, list):
+        raise wrong_type(path, "an array of images in base64", images)
+    for index, image in enumerate(images):
+        if not isinstance(image, str):
+            raise wrong_type(f"{path}.{index}", "an image in base64", image)
     parts: list[Part] = [Media("image", at=f"{path}.{index}") for index in range(len(images))]
     return text_content([*parts, Text(text)] if text else parts)
 

@@ -87,6 +87,7 @@ base_url = "{url}/v1"
 wire_api = "responses"
 """
 CODEX_BINARY = "node_modules/@openai/codex-*/vendor/*/bin/codex"
+CODEX_OVERFLOW = "ran out of room in the model's context window"  # what it says of that code alone
 CODEX_THOUGHT = r'"reasoning_output_tokens":[1-9]'  # it shows summaries alone, and thoughts have none
 PATCH = "*** Begin Patch\n*** Add File: made.txt\n+PATCHED\n*** End Patch\n"
 
@@ -121,7 +122,7 @@ def codex(run: Run) -> None:
     run.check("a resumed session", answered(ended, "The session goes on."), ended)
     ended = run.place.run([*again, LONG])
     codes = [one["reply"] for one in run.server.asked() if "context_length_exceeded" in one["reply"]]
-    run.check("an overflow of the context is told", codes and "context window" in ended.out, ended)
+    run.check("an overflow of the context is told", codes and CODEX_OVERFLOW in ended.out, ended)
     stopped(run, [*start, "NEVER-END"])
 
 

@@ -53,6 +53,19 @@ def test_what_is_not_json_is_refused_with_its_place(body, position):
         parse_object(body)
 
 
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        (b'{"messages": [{"content": "ok"}, {"content": "cut \\ud83d"}]}', "messages.1.content"),
+        (b'{"a": "\\ud83d\\ude00", "b": {"c": "\\udc00"}}', "b.c"),
+    ],
+)
+def test_half_a_character_is_named_by_its_field(body, path):
+    with pytest.raises(InvalidRequest, match=rf"^{path}: holds half of a character") as caught:
+        parse_object(body)
+    assert caught.value.param == path
+
+
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_else(body):
     try:
