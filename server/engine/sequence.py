@@ -63,6 +63,7 @@ class Sequence:
     base_output: int = 0
     shifted: bool = False
     speculating: Speculating | None = None
+    n_taken_back: int = 0  # tokens before its newest one that left the cells with wrong guesses, and come back
     n_draft: int = 0
     n_draft_accepted: int = 0
     saved: bytes | None = None
@@ -118,7 +119,7 @@ class Sequence:
     @property
     def pending(self) -> list[int]:
         """What of its output is not in the cells yet."""
-        return self.output[-1:]
+        return self.output[-1 - self.n_taken_back :]
 
     @property
     def unscored(self) -> bool:

@@ -1,14 +1,12 @@
 """Loaded weights: the facts of their file, and new contexts over them."""
 
 import ctypes
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from server.engine.params import LOOKUP
 from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.adapters import apply_configured, load_adapters
@@ -33,8 +31,6 @@ from server.llama.vocab import LlamaVocab
 from server.pool.footprint import Footprint, added
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
-
-logger = logging.getLogger("llamapool.llama")
 
 
 class LlamaWeights:
@@ -119,18 +115,13 @@ class LlamaWeights:
             unified=unified,
             can_shift=bool(C.llama_memory_can_shift(C.llama_get_memory(context))),
             can_cut=can_cut(model, self._spec.native),
-            n_guesses=min(self._spec.engine.n_guesses, n_more) if can_cut(model, self._spec.native) else 0,
+            n_guesses=min(self._spec.engine.n_guesses, n_more),
             n_more_outputs=n_more,
             free_bytes=available_bytes(),
             turn_ends=self.vocab.turn_ends(),
             evaluation_s=cost.evaluation_s,
             copy_s=cost.copy_s,
         )
-        if self._spec.engine.spec_type not in ("none", LOOKUP) and not info.can_cut:
-            logger.warning(
-                "model '%s': spec_type %s has no effect, its memory can't take a wrong guess back",
-                *(self._spec.id, self._spec.engine.spec_type),
-            )
         draft = self._draft.runner(C.llama_n_ctx(context)) if self._draft is not None and info.n_guesses else None
         return LlamaRunner(
             *(context, self.vocab, info),

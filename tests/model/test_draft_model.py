@@ -198,14 +198,3 @@ def test_a_model_that_cannot_guess_for_another_is_refused(tmp_path: Path, draft:
 def test_a_draft_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFailed, match=r"missing\.gguf does not exist"):
         load(gguf_file(tmp_path, TinyModel()), tmp_path / "missing.gguf")
-
-
-def test_a_model_that_can_not_take_guesses_back_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine = EngineParams(spec_type="ngram-simple")
-    spec = ModelSpec("states", gguf_file(tmp_path, TinyModel(arch="mamba")), native=NATIVE, engine=engine)
-    weights = LlamaLoader().load(spec, lambda _: True)
-    runner = weights.runner()
-    assert runner.info.n_guesses == 0
-    assert "spec_type ngram-simple has no effect" in caplog.text
-    runner.close()
-    weights.close()

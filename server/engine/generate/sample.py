@@ -13,7 +13,6 @@ from server.engine.speculate.speculation import Speculation
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.requests import Tickets
-from server.errors import InternalError
 
 
 class Sampling:
@@ -68,7 +67,7 @@ class Sampling:
         if guesses:
             # as llama-server counts: an end token that guesses follow is not an accepted one
             uncounted = ended and is_right and n_right < len(guesses) and self._outputs.is_end(sequence.output[-1])
-            self._judge(sequence, len(guesses), n_right, n_right - uncounted)
+            self._judge(entry, n_right, n_right - uncounted)
         if ended:
             if guesses:  # what was said of this step's guesses was said before they were judged
                 events = [_recounted(event, sequence) for event in events]
@@ -84,15 +83,14 @@ class Sampling:
             return None
         return guesses[n] if takes and not self._outputs.is_end(guesses[n]) else NOT_TAKEN
 
-    def _judge(self, sequence: Sequence, n_guessed: int, n_right: int, n_accepted: int) -> None:
-        slot = sequence.slot
-        assert slot is not None
+    def _judge(self, entry: Entry, n_right: int, n_accepted: int) -> None:
+        sequence, n_guessed = entry.sequence, len(entry.guesses)
         sequence.n_draft_accepted += n_accepted
         self._stats.add_draft(n_guessed, n_accepted)
         if self._speculation is not None:
             self._speculation.judge(sequence, n_right)
-        if n_right < n_guessed and not self._cells.truncate(slot, len(slot.tokens) - n_guessed + n_right):
-            raise InternalError("guessed tokens could not be forgotten")
+        if n_right < n_guessed:
+            self._cells.take_back(entry, n_guessed - n_right, self._clock())
 
 
 def _recounted(event: Event, sequence: Sequence) -> Event:

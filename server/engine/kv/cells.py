@@ -62,15 +62,55 @@ class Cells:
         if len(slot.tokens) <= n or self.truncate(slot, n):
             return
         checkpoint = next((c for c in slot.checkpoints if c.n_tokens == n), None)
-        if checkpoint is None or not self._runner.seq_rewind(slot.id, checkpoint.state, n):
+        if checkpoint is None or not self._rewind(slot, checkpoint):
             self.clear(slot)
             return
+        self._n_rewound += 1
+
+    def _rewind(self, slot: Slot, checkpoint: Checkpoint) -> bool:
+        """Back to `checkpoint`. False: the cells are empty, which ``slot`` does not say yet."""
+        n = checkpoint.n_tokens
+        if not self._runner.seq_rewind(slot.id, checkpoint.state, n):
+            return False
         del slot.tokens[n:]
         slot.chain.cut(n)
         slot.n_shared = min(slot.n_shared, n)
         slot.checkpoints = below(slot.checkpoints, n)
         self._look(slot)
-        self._n_rewound += 1
+        return True
+
+    def before_guesses(self, entries: list[Entry]) -> None:
+        """`entries` are about to be decoded: make it possible to take their guesses back.
+
+        A micro-batch replaces no cell in the window of its first token (llama-kv-cache.cpp, find_slot), so that what is
+        decoded in one piece can be cut. Several sequences with cells of their own are decoded in pieces.
+        """
+        if self._can_cut:
+            return
+        for entry in entries:
+            slot = entry.sequence.slot
+            if entry.guesses and slot is not None:
+                in_one = self._runner.info.unified or len(entries) == 1
+                if slot.floor >= len(slot.tokens) or not in_one:
+                    entry.undo = Checkpoint(len(slot.tokens), self._runner.seq_checkpoint(slot.id))
+
+    def take_back(self, entry: Entry, n: int, now: float) -> None:
+        """The last `n` tokens of `entry`, which was decoded, were guessed wrong.
+
+        What goes with them, where the cells can't be cut, is decoded again with the sequence's next token.
+        """
+        sequence = entry.sequence
+        slot = sequence.slot
+        assert slot is not None
+        n_left = len(slot.tokens) - n
+        if self.truncate(slot, n_left):
+            return
+        if entry.undo is not None and self._rewind(slot, entry.undo):
+            sequence.n_taken_back = n_left - entry.undo.n_tokens
+            return
+        log.warning("slot %d: wrong guesses could not be taken back, its %d tokens are computed again", slot.id, n_left)
+        self._scheduler.park(sequence, now)
+        self.clear(slot)
 
     def count(self, stats: EngineStats) -> None:
         """What became of caches so far."""
@@ -196,7 +236,7 @@ class Cells:
         assert slot is not None
         tokens = slot.tokens
         sequence.base = tokens[:keep] + tokens[keep + discard :]
-        sequence.base_output, sequence.shifted = len(sequence.output) - 1, True
+        sequence.base_output, sequence.shifted = len(sequence.output) - len(sequence.pending), True
         if not self._own(slot, keep + discard, now):
             self._scheduler.park(sequence, now)
             return

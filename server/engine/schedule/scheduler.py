@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from operator import attrgetter
 
+from server.engine.kv.checkpoints import Checkpoint
 from server.engine.kv.cost import Worth
 from server.engine.kv.disk_cache import DiskTier
 from server.engine.kv.eviction import least_valuable, look_for_cover, value_of
@@ -47,6 +48,7 @@ class Entry:
     sequence: Sequence
     all_logits: bool = False  # of each token: those after the first are guesses, to be checked; or it is scored
     scored: bool = False  # prompt tokens, whose logits say how probable those behind them were
+    undo: Checkpoint | None = None  # to take guesses back with, where the cells can't be cut
 
     @property
     def n_outputs(self) -> int:
@@ -187,11 +189,14 @@ class Scheduler:
         generating = [s for s in members if s.phase is decode]
         n_to_score = self.info.n_more_outputs
         if guess is not None and generating:
-            room = min(min(self._limit, self.info.n_batch) - len(generating), n_to_score)
+            n_pending = sum([1 + s.n_taken_back for s in generating])
+            while n_pending > self.info.n_batch:  # they come back in another step
+                n_pending -= 1 + generating.pop().n_taken_back
+            room = min(min(self._limit, self.info.n_batch) - n_pending, n_to_score)
             guesses = guess(generating, room)
             entries = [self._next(s, guessed) for s, guessed in zip(generating, guesses, strict=True)]
             n_guessed = sum(map(len, guesses))
-            n_tokens = len(entries) + n_guessed
+            n_tokens = n_pending + n_guessed
             n_to_score -= n_guessed
         else:
             entries = [Entry(s.slot.id, len(s.slot.tokens), s.output[-1:], True, s) for s in generating if s.slot]
@@ -264,7 +269,7 @@ class Scheduler:
     def _next(s: Sequence, guesses: list[int]) -> Entry:
         """The next token of a generating sequence, and guesses of those that follow."""
         assert s.slot is not None
-        return Entry(s.slot.id, len(s.slot.tokens), [s.output[-1], *guesses], True, s, all_logits=bool(guesses))
+        return Entry(s.slot.id, len(s.slot.tokens), [*s.pending, *guesses], True, s, all_logits=bool(guesses))
 
     def _turn(self) -> list[Sequence]:
         """Who may be in the next batch: only one LoRA set computes a batch, so several take turns; so do suspects.
@@ -304,6 +309,7 @@ class Scheduler:
             if sequence.suspect and len(slot.tokens) >= sequence.suspect:
                 sequence.suspect = sequence.n_faults = 0
             if sequence.phase is generating:
+                sequence.n_taken_back = 0
                 sequence.account.served += OUTPUT_WEIGHT
                 continue
             n_prompts += 1
@@ -362,7 +368,7 @@ class Scheduler:
         sequence.target = sequence.content
         if len(sequence.output) > sequence.base_output:  # its last token is not in the cells
             del sequence.target[-1:]
-        sequence.chain = Chain()
+        sequence.chain, sequence.n_taken_back = Chain(), 0
         sequence.phase = Phase.WAITING
         self.waiting.appendleft(sequence)
 

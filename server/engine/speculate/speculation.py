@@ -15,13 +15,14 @@ from server.engine.speculate.state import Speculating
 from server.engine.speculate.synthetic import conditional
 
 _PAUSE = 32  # steps without guesses after a batch found no room
+_AGAIN = 1.5  # times what guesses cost where right ones, too, are computed again when those behind them are wrong
 _ENOUGH = 1.0  # tokens expected of a guess from the text that leave nothing to do for a draft model
 
 
 def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]) -> "Speculation | None":
-    """None where guessing is off, or the model can't take a guess back."""
+    """None where guessing is off."""
     info, drafting = runner.info, None
-    if not info.can_cut or not min(params.n_guesses, info.n_guesses):
+    if not min(params.n_guesses, info.n_guesses):
         return None
     if params.drafts and runner.draft is not None:
         drafting = Drafting(DraftCells(runner.draft, clock), runner.vocab.eog, clock)
@@ -84,7 +85,8 @@ class Speculation:
         cost, base_s = self._cost, self._cost.of(n)
         if base_s <= 0.0:  # it is not known yet what steps cost
             return [[] for _ in generating]
-        step = Step(n, base_s, lambda more: max(cost.of(n + more) - base_s, 0.0))
+        again = 1.0 if self._info.can_cut else _AGAIN
+        step = Step(n, base_s, lambda more: again * max(cost.of(n + more) - base_s, 0.0))
         reaches = [s.speculating.reach(len(g)) if s.speculating else [] for s, g in zip(generating, found, strict=True)]
         if self._drafting is not None:
             self._draft(self._drafting, generating, found, reaches, step)
@@ -105,7 +107,7 @@ class Speculation:
 
     def _look_up(self, sequence: Sequence) -> list[int]:
         state = sequence.speculating
-        if state is None:
+        if state is None or sequence.n_taken_back:
             return []
         state.n_checked = 0
         most = self._most(sequence, state.most)
@@ -127,8 +129,10 @@ class Speculation:
         wanted, places = [], []
         for i, sequence in enumerate(generating):
             state = sequence.speculating
-            n = min(self._most(sequence, state.most_drafted), most[i]) if state is not None else 0
-            if state is not None and n > 0:
+            if state is None or sequence.n_taken_back:
+                continue
+            n = min(self._most(sequence, state.most_drafted), most[i])
+            if n > 0:
                 wanted.append(Wanted(sequence, state, n))
                 places.append(i)
         return wanted, places

@@ -190,6 +190,8 @@ class Instance:
             return False
         started = self._clock()
         try:
+            if self._speculation is not None:
+                self._cells.before_guesses(entries)
             self.runner.use_adapters(entries[0].sequence.next_adapters)
             decoded = self.runner.decode(entries)
         except CONTAINED as error:

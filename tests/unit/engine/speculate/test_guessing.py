@@ -53,12 +53,27 @@ async def test_a_conversation_goes_on_from_cells_that_were_guessed() -> None:
         assert runner.cells[0][: 1 + 4 + 60] == request("sing" + first.text).prompt
 
 
-async def test_a_model_that_cannot_forget_a_part_does_not_guess() -> None:
-    runner = FakeRunner(n_ctx_seq=512, replies={"sing": VERSE}, partial_removal=False)
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_model_that_cannot_forget_a_part_guesses_with_checkpoints(n: int) -> None:
+    said = VERSE[:70] + "and merrily " + VERSE
+    runner = FakeRunner(n_ctx_seq=512, replies={"sing": said}, partial_removal=False)
     async with engine_over(runner, spec_type="ngram-simple", clock=ticking()) as engine:
-        (reply,) = await run(engine, request("sing", max_tokens=100))
-    assert reply.text == VERSE[:100]
-    assert reply.finished[0].timings.draft_n == 0
+        replies = await run(engine, *(request("sing", max_tokens=150) for _ in range(n)))
+        for reply in replies:
+            timings = reply.finished[0].timings
+            assert reply.text == said[:150]
+            assert timings.draft_n > timings.draft_n_accepted > 50
+        assert engine.stats.n_parked == 0
+    assert len(runner.batches) < 120
+
+
+async def test_wrong_guesses_without_a_way_back_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = VERSE[:70] + "and merrily " + VERSE
+    runner = FakeRunner(n_ctx_seq=512, replies={"sing": said}, partial_removal=False)
+    monkeypatch.setattr(FakeRunner, "seq_rewind", lambda self, seq, _state, _n: not self.seq_remove(seq, 0))
+    async with engine_over(runner, spec_type="ngram-simple", clock=ticking()) as engine:
+        (reply,) = await run(engine, request("sing", max_tokens=150))
+    assert reply.text == said[:150]
 
 
 async def test_a_slot_does_not_keep_the_index_of_its_last_request() -> None:
