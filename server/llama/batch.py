@@ -37,7 +37,7 @@ class Batch:
         self._pos: Any = (ctypes.c_int32 * capacity)()
         self._seq: Any = (ctypes.c_int32 * capacity)()
         self._one = (ctypes.c_int32 * capacity)(*[1] * capacity)
-        self._logits = (ctypes.c_int8 * capacity)()
+        self._logits: Any = (ctypes.c_int8 * capacity)()
         int_pointer = ctypes.POINTER(ctypes.c_int32)
         # n_tokens pointers, each to that token's own element of _seq
         first = ctypes.addressof(self._seq)
@@ -75,15 +75,18 @@ class Batch:
         self._token[:n] = tokens
         self._pos[:n] = positions
         self._seq[:n] = sequences
-        ctypes.memset(self._logits, 0, n)
+        wanted = bytearray(n)
         for output in outputs:
-            self._logits[output] = 1
+            wanted[output] = 1
+        # not by ctypes.memset, which lets go of the interpreter's lock: the event loop would take it, and the decode wait
+        self._logits[:n] = wanted
         self.native.n_tokens = n
         return outputs
 
     def want_all(self) -> None:
         """Ask for an output of every token that `fill` put in: a context that embeds wants no less."""
-        ctypes.memset(self._logits, 1, self.native.n_tokens)
+        n = self.native.n_tokens
+        self._logits[:n] = b"\1" * n
 
     def _check(self, tokens: list[int], positions: list[int], outputs: list[int]) -> None:
         if not 0 < len(tokens) <= self.capacity:

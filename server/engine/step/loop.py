@@ -111,15 +111,16 @@ class Instance:
             try:
                 self.mailbox.forget_wake()
                 self._receive()
-                if not self._step() and self.mailbox.empty and not self._stopping:
+                if not self._step():
                     self._count()
                     self.mailbox.post()
-                    self._keep_ahead()
-                    self.mailbox.wait(wait_s(self.scheduler.waiting, self._clock()))
+                    if self.mailbox.empty and not self._stopping:
+                        self._keep_ahead()
+                        self.mailbox.wait(wait_s(self.scheduler.waiting, self._clock()))
             except Exception:
                 log.exception("a step failed; every request of this instance ends")
                 self._fail_all(InternalError("the engine failed; see the server's log"))
-            self.mailbox.post()
+                self.mailbox.post()
 
     def _refuse_until_stopped(self) -> None:
         """Nobody may wait for ever for a thread that does nothing."""
@@ -162,12 +163,15 @@ class Instance:
         What runs is not held up for them: they join the next step.
         """
         if self._preparing() and self.params.gather_ms > 0 and not self.scheduler.n_active:
+            self.mailbox.post()
             deadline = self._clock() + self.params.gather_ms / 1e3
             while self._preparing() and not self._stopping and (left := deadline - self._clock()) > 0:
                 self.mailbox.wait(left)
                 self.mailbox.forget_wake()
         self._tickets.receive()
         self._receive_commands()
+        if self._commands.slots:
+            self.mailbox.post()
         self._commands.carry_out(self.scheduler.slots, self._cells, self._clock())
         self._count()
 
@@ -176,7 +180,14 @@ class Instance:
             self._commands.add(command)
 
     def _step(self) -> bool:
-        """Place, plan, decode, sample. False when there is nothing to do."""
+        """Place, plan, decode, sample. False when there is nothing to do.
+
+        What the last step gave is posted when this one's decode is about to begin, since it lets go of the interpreter's
+        lock: posted earlier, it would have the event loop wake up only to wait for that, or take it from this thread in
+        the middle. What may take long in between has it posted at once.
+        """
+        if self.params.drafts or self.scheduler.waiting or self._cells.tiers.busy:
+            self.mailbox.post()
         self._place()
         self._relocate()
         if not self._cells.tiers.busy:
@@ -188,6 +199,7 @@ class Instance:
         if not entries:
             self._cells.tiers.begin_step()
             return False
+        self.mailbox.post()
         started = self._clock()
         try:
             if self._speculation is not None:
@@ -207,7 +219,6 @@ class Instance:
         if self.params.check_integrity:
             self.scheduler.check_integrity()
         self._count()
-        self.mailbox.post()
         return True
 
     def _take_results(self, entries: list[Entry], seconds: float) -> None:
@@ -262,6 +273,7 @@ class Instance:
         move = self.scheduler.relocation(self._commands.slots, self.params.target_itl_ms / 1e3)
         if move is None:
             return
+        self.mailbox.post()
         try:
             self._cells.relocate(move.source, move.target, move.cost, self._clock())
         except CONTAINED as error:  # its cells are as they were
@@ -278,6 +290,7 @@ class Instance:
                 log.debug("context shift: %d tokens kept at the beginning, %d dropped", keep, discard)
                 slot = sequence.slot
                 assert slot is not None
+                self.mailbox.post()
                 try:
                     self._cells.shift(sequence, keep, discard, self._clock())
                 except Exception as error:  # noqa: BLE001 - as above
