@@ -78,7 +78,7 @@ class Batch:
         wanted = bytearray(n)
         for output in outputs:
             wanted[output] = 1
-        # not by ctypes.memset, which lets go of the interpreter's lock: the event loop would take it, and the decode wait
+        # not by ctypes.memset: it lets go of the interpreter's lock, the event loop takes it, and the decode waits
         self._logits[:n] = wanted
         self.native.n_tokens = n
         return outputs

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from server.templates.isolated_worker import BROKEN, CHECK, FAULT, HEAD, REFUSAL, RENDER, TEXT
+from server.templates.isolated_worker import BROKEN, CHECK, FAULT, HEAD, OPENED, REFUSAL, RENDER, TEXT
 from server.templates.rendering import RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 
 _BOOT = (
@@ -54,6 +54,11 @@ class IsolatedRenderer:
     def render(self, source: str, arguments: Mapping[str, Any]) -> str:
         """Render it there."""
         return self._ask(RENDER, (source, dict(arguments)))
+
+    def render_opened(self, source: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
+        """Render both there, with one question: the way takes as long as a short chat's rendering."""
+        n_chars, _, texts = self._ask(OPENED, (source, dict(arguments))).partition("\n")
+        return texts[: int(n_chars)], texts[int(n_chars) :]
 
     def close(self) -> None:
         """End the processes; those at work end with their work."""

@@ -13,7 +13,7 @@ import sys
 from server.templates.rendering import InProcess, RenderFault, RenderRefusal, TemplateBroken
 
 HEAD = struct.Struct("<1sQ")
-CHECK, RENDER = b"c", b"r"
+CHECK, RENDER, OPENED = b"c", b"r", b"o"
 TEXT, REFUSAL, BROKEN, FAULT = b"t", b"x", b"b", b"f"
 
 # What imports modules when it is first used must have been used before no file can be opened any more.
@@ -50,6 +50,9 @@ def _answer(renderer: InProcess, kind: bytes, request: bytes) -> tuple[bytes, st
             renderer.check(source)
             return TEXT, ""
         source, arguments = pickle.loads(request)  # noqa: S301
+        if kind == OPENED:
+            opened, closed = renderer.render_opened(source, arguments)
+            return TEXT, f"{len(opened)}\n{opened}{closed}"
         return TEXT, renderer.render(source, arguments)
     except RenderRefusal as refusal:
         return REFUSAL, str(refusal)

@@ -38,6 +38,9 @@ class Renderer(Protocol):
     def render(self, source: str, arguments: Mapping[str, Any]) -> str:
         """The text. Raises `RenderFault`."""
 
+    def render_opened(self, source: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
+        """The text with ``add_generation_prompt``, and without. Raises `RenderFault`."""
+
 
 class InProcess:
     """Renders in the calling thread. Compiled templates are kept, the least recently used ones give way."""
@@ -62,6 +65,11 @@ class InProcess:
             raise RenderRefusal(str(error.message)) from error
         except FAULTS as error:
             raise RenderFault(_words(error)) from error
+
+    def render_opened(self, source: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
+        """As `render`, twice."""
+        opened, closed = ({**arguments, "add_generation_prompt": opens} for opens in (True, False))
+        return self.render(source, opened), self.render(source, closed)
 
     def _template(self, source: str) -> tuple[TemplateEnvironment, Template]:
         with self._lock:

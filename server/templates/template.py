@@ -1,10 +1,10 @@
 """Messages to a prompt, by the model's own Jinja2 template."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from server.errors import ConfigError, InvalidRequest
 from server.formats.recognition import TOOL, Recognised, n_common, recognise
@@ -15,6 +15,7 @@ from server.templates.continuation import Continued, cut, goes_on_thinking, mark
 from server.templates.instructions import calls_as_text, completed, with_tools
 from server.templates.rendering import InProcess, Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 
+T = TypeVar("T")
 RESERVED = {
     "messages": "is set by the request's own fields",
     "tools": "is set by the request's own fields",
@@ -144,8 +145,10 @@ class ChatTemplate:
             return prompt(with_tools(messages, tools, compiled.calls.call_form), _told_as_variables(()))
 
     def _opened(self, compiled: _Compiled, arguments: Mapping[str, Any]) -> RenderedPrompt:
-        text = self._checked(compiled, arguments, generation=True)
-        return RenderedPrompt(text, text[n_common(self._checked(compiled, arguments, generation=False), text) :])
+        given = {**arguments, **self._fixed}
+        opened, closed = self._judged(lambda: self._renderer.render_opened(compiled.source, given))
+        text = opened.removeprefix(self._dropped)
+        return RenderedPrompt(text, text[n_common(closed.removeprefix(self._dropped), text) :])
 
     def _continued(self, compiled: _Compiled, arguments: dict[str, Any], wanted: Continued) -> RenderedPrompt:
         *before, last = arguments["messages"]
@@ -199,15 +202,19 @@ class ChatTemplate:
 
     def _checked(self, compiled: _Compiled, arguments: Mapping[str, Any], *, generation: bool) -> str:
         given = {**arguments, **self._fixed, "add_generation_prompt": generation}
+        return self._judged(lambda: self._renderer.render(compiled.source, given)).removeprefix(self._dropped)
+
+    @staticmethod
+    def _judged(render: Callable[[], T]) -> T:
+        """What `render` gives; what goes wrong is the client's messages' fault."""
         try:
-            text = self._renderer.render(compiled.source, given)
+            return render()
         except RenderRefusal as refusal:
             raise InvalidRequest(f"messages: the chat template refused them: {refusal}", "messages") from refusal
         except RenderStopped as stop:
             raise InvalidRequest(f"messages: the chat template failed on them: {stop}", "messages") from stop
         except RenderFault as fault:
             raise _FailedError(f"messages: the chat template failed on them: {fault}", "messages") from fault
-        return text.removeprefix(self._dropped)
 
     def _compiled(self, source: str) -> _Compiled:
         def render(*, tools: Sequence[Mapping[str, Any]] = (), **arguments: Any) -> str:

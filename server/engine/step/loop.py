@@ -182,9 +182,9 @@ class Instance:
     def _step(self) -> bool:
         """Place, plan, decode, sample. False when there is nothing to do.
 
-        What the last step gave is posted when this one's decode is about to begin, since it lets go of the interpreter's
-        lock: posted earlier, it would have the event loop wake up only to wait for that, or take it from this thread in
-        the middle. What may take long in between has it posted at once.
+        What the last step gave is posted when this one's decode is about to begin, since that lets go of the
+        interpreter's lock: posted earlier, it would have the event loop wake up only to wait for the lock, or take it
+        from this thread in the middle. Before what may take long it is posted at once.
         """
         if self.params.drafts or self.scheduler.waiting or self._cells.tiers.busy:
             self.mailbox.post()

@@ -51,6 +51,18 @@ def test_the_text_is_the_same_in_another_process(isolated: IsolatedRenderer) -> 
     assert isolated.render(source, GIVEN) == InProcess().render(source, GIVEN)
 
 
+def test_both_texts_of_one_question_are_those_of_two(renderer: Renderer) -> None:
+    source = (
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}12\n\U0001f600{% endif %}"
+    )
+    given = {"messages": [{"role": "user", "content": "3\n\ud83d"}]}
+    apart = [renderer.render(source, {**given, "add_generation_prompt": opens}) for opens in (True, False)]
+    assert renderer.render_opened(source, given) == tuple(apart)
+    assert apart[0] != apart[1]
+    with pytest.raises(RenderRefusal, match=r"^no$"):
+        renderer.render_opened("{{ raise_exception('no') }}", given)
+
+
 def test_what_is_wrong_is_said_in_the_same_words(renderer: Renderer) -> None:
     with pytest.raises(RenderRefusal, match=r"^only one user$"):
         renderer.render("{{ raise_exception('only one user') }}", GIVEN)
