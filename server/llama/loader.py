@@ -42,7 +42,7 @@ class LlamaLoader:
         """Blocking: a read of the header and the vocabulary, or a few. Raises `ModelFailed`."""
         native, files = spec.native, check_files(spec.id, spec.path, spec.native.metadata_overrides)
         shape = shape_of(files.header, native)
-        if not (can_tell() and shape.n_ctx_train):
+        if not (_can_measure(native) and shape.n_ctx_train):
             return Fit(spec)
         with _measure(spec, files) as measure:
             if not native.fit:
@@ -53,7 +53,7 @@ class LlamaLoader:
     def least(self, spec: ModelSpec) -> Footprint:
         """As `fit`, with the shortest context that may be chosen."""
         native, files = spec.native, check_files(spec.id, spec.path, spec.native.metadata_overrides)
-        if not can_tell():
+        if not _can_measure(native):
             return {}
         if native.fit and native.n_ctx == 0:
             native = replace(native, n_ctx=least_context(native, shape_of(files.header, native)))
@@ -67,6 +67,11 @@ class LlamaLoader:
     def describe(self, spec: ModelSpec) -> ModelInfo:
         """Blocking. Raises `ModelFailed` for a missing, broken or truncated file."""
         return describe(spec)
+
+
+def _can_measure(native: LoadParams) -> bool:
+    """Not where tensors are split: the library's own fit does not measure that either."""
+    return can_tell() and native.split_mode != "tensor"
 
 
 def _measure(spec: ModelSpec, files: ModelFiles) -> Measure:

@@ -13,7 +13,7 @@ from server.pool.spec import LoadParams
 
 logger = logging.getLogger("llamapool.llama")
 
-SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}  # enum llama_split_mode
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # enum llama_split_mode
 _LOAD_AUTO, _LOAD_PLAIN, _LOAD_MLOCK, _LOAD_MMAP_MLOCK = -1, 0, 2, 3  # enum llama_load_mode
 
 

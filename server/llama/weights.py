@@ -106,6 +106,7 @@ class LlamaWeights:
         n_more = int(params.n_outputs_max) - n_seq
         # llama-server's n_ctx_slot(): never more than the model was trained for; YaRN may have raised that by now
         n_ctx_seq = min(C.llama_n_ctx_seq(context), C.llama_model_n_ctx_train(model))
+        n_ctx_seq = min(n_ctx_seq, self._spec.native.n_ctx_slot or n_ctx_seq)
         info = RunnerInfo(
             n_seq=n_seq,
             n_ctx_seq=n_ctx_seq,

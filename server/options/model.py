@@ -65,6 +65,10 @@ class ContextSettings(SettingsModel):
     own memory."""
     fit_ctx: Annotated[Int, option("-fitc", "--fit-ctx", env="LLAMA_ARG_FIT_CTX"), Field(ge=1)] = 4096
     """Tokens, for each slot with cells of its own, below which fit shortens no context."""
+    kv_unified_per_slot: Annotated[
+        Int, option("--kv-unified-per-slot", env="LLAMA_ARG_KV_UNIFIED_PER_SLOT"), Field(ge=0)
+    ] = 0
+    """Most tokens of each slot's context, and where n_ctx is -1, the room for each slot; 0 = as many as there are."""
     n_parallel: Annotated[
         Int,
         option("-np", "--parallel", env="LLAMA_ARG_N_PARALLEL"),
@@ -164,10 +168,10 @@ class HardwareSettings(SettingsModel):
     ] = -1
     """Layers on the GPU: a number, auto (-1) or all (-2)."""
     split_mode: Annotated[
-        Literal["none", "layer", "row"],
+        Literal["none", "layer", "row", "tensor"],
         option("-sm", "--split-mode", env="LLAMA_ARG_SPLIT_MODE", metavar="MODE"),
     ] = "layer"
-    """How a model is split over several GPUs."""
+    """How a model is split over several GPUs. What fits is not chosen where tensors are."""
     tensor_split: Annotated[
         Proportions, option("-ts", "--tensor-split", env="LLAMA_ARG_TENSOR_SPLIT", metavar="N0,N1,...")
     ] = ()

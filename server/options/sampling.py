@@ -10,7 +10,7 @@ from pydantic import Field
 
 from server.engine.request import DEFAULT_SAMPLERS
 from server.options.option import SettingsModel, option
-from server.options.values import Bool, Breakers, Float, Int, LogitBias, SamplerChars, Samplers, unescape
+from server.options.values import Bool, Breakers, Float, Int, LogitBias, SamplerChars, Samplers, TextList, unescape
 
 
 class SamplingSettings(SettingsModel):
@@ -20,6 +20,10 @@ class SamplingSettings(SettingsModel):
 
     n_predict: Annotated[Int, option("-n", "--predict", "--n-predict", env="LLAMA_ARG_N_PREDICT"), Field(ge=-1)] = -1
     """Most tokens of a completion whose request names no max_tokens; -1 = until the context ends."""
+    reverse_prompt: Annotated[
+        TextList, option("-r", "--reverse-prompt", metavar="TEXT", text=unescape, repeat=True)
+    ] = ()
+    """Stop strings of requests that name none."""
     samplers: Annotated[Samplers, option("--samplers", metavar="A;B;C", replaces=("sampler_seq",))] = DEFAULT_SAMPLERS
     """The samplers and their order, separated by ';'."""
     sampler_seq: Annotated[

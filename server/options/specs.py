@@ -41,6 +41,7 @@ def model_spec(table: Table, model_id: str, settings: ModelSettings, origin: Ori
         chat=_chat_params(model_id, settings, origin.place),
         sampling=_sampling_params(settings),
         embd_normalize=settings.embd_normalize,
+        stop=settings.reverse_prompt,
         n_predict=settings.n_predict,
         spm_infill=settings.spm_infill,
         sleep_idle_s=float(settings.sleep_idle_seconds),
@@ -76,6 +77,9 @@ def _load_params(settings: ModelSettings) -> LoadParams:
     values["mlock"] = mode in ("mlock", "mmap+mlock") if settings.mlock is None else settings.mlock
     values["fit"] = settings.fit == "on"
     values["n_ctx"] = max(settings.n_ctx, 0)
+    if settings.n_ctx < 0:  # as llama-server sizes the cache (tools/server/server.cpp)
+        values["n_ctx"] = settings.kv_unified_per_slot * LoadParams(n_parallel=settings.n_parallel).n_slots
+    values["n_ctx_slot"] = settings.kv_unified_per_slot
     if settings.n_ctx == 0:
         values["fit_ctx"] = WHOLE
     values["devices"] = device_sets(settings.device)

@@ -93,7 +93,7 @@ _FLAGS = """
 -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch --rpc -lzm --lazy-mode
 --grammar --grammar-file -j --json-schema -jf --json-schema-file
 -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
---kv-unified-per-slot -r --reverse-prompt -sp --special -mm --mmproj -mmu --mmproj-url
+-sp --special -mm --mmproj -mmu --mmproj-url
 --mmproj-offload --no-mmproj-offload -mmdev --mmproj-device --image-min-tokens --image-max-tokens
 --mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --reuse-port
 --path --ui-config --webui-config --ui-config-file --webui-config-file --tools --tools-runtime
@@ -116,7 +116,7 @@ _FLAGS = """
 
 _VARIABLES = """
 RPC LAZY_MODE
-KV_UNIFIED_PER_SLOT MMPROJ
+MMPROJ
 MMPROJ_URL MMPROJ_OFFLOAD IMAGE_MIN_TOKENS IMAGE_MAX_TOKENS MTMD_BATCH_MAX_TOKENS VIDEO_FPS
 VIDEO_TIMESTAMP_INTERVAL VIDEO_FFMPEG_DIR REUSE_PORT STATIC_PATH UI_CONFIG UI_CONFIG_FILE TOOLS TOOLS_RUNTIME
 MCP_SERVERS_CONFIG MCP_SERVERS_JSON

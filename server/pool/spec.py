@@ -43,6 +43,7 @@ class LoadParams:
 
     n_ctx: int = 0  # of all slots together, as llama-server's -c; 0 = the model's training context
     n_parallel: int = -1  # slots of each instance; -1 = 4 slots over a unified KV
+    n_ctx_slot: int = 0  # most tokens of a slot's context; 0 = as many as there are
     instances: int = 1
     n_threads: int = -1
     n_threads_batch: int = -1
@@ -53,7 +54,7 @@ class LoadParams:
     fit: bool = True  # what is left open above and below is chosen to fit the memory
     fit_ctx: int = 4096  # tokens of a slot with cells of its own below which no context is shortened
     fit_target: tuple[int, ...] = (1024,)  # MiB that stay free on each device, or on all
-    split_mode: Literal["none", "layer", "row"] = "layer"
+    split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
     main_gpu: int = 0
     tensor_split: tuple[float, ...] = ()
     tensor_overrides: tuple[TensorOverride, ...] = ()  # the first that matches counts, before the three below
@@ -157,6 +158,7 @@ class ModelSpec:
     chat: ChatParams = field(default_factory=ChatParams)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     embd_normalize: int = 2  # -1 none, 0 largest = 32760, 1 taxicab, 2 euclidean, p > 2: p-norm
+    stop: tuple[str, ...] = ()  # of requests that name none
     n_predict: int = -1  # default of max_tokens; -1 = none
     spm_infill: bool = False  # fill in the middle: suffix, prefix, middle instead of prefix, suffix, middle
     sleep_idle_s: float = -1.0  # -1 = never

@@ -214,7 +214,7 @@ def engine_request(
         prompt=prompt,
         sampling=sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq),
         max_tokens=token_limit(fields, model.spec.n_predict),
-        stop=fields.stop or (),
+        stop=fields.stop or model.spec.stop,
         n=fields.n_choices,
         n_probs=logprobs.n_top,
         want_logprobs=logprobs.wanted,

@@ -38,6 +38,14 @@ async def test_a_stream_gives_the_same_text_chunk_by_chunk(serve: Serve) -> None
     assert parsed[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+async def test_stop_strings_of_the_settings_are_for_requests_that_name_none(serve: Serve) -> None:
+    model = {"path": "demo.gguf", "load": "startup", "reverse_prompt": [" tw"]}
+    async with serve(scripted("one two three"), models={"demo": model}) as api:
+        for body, text in (({}, "one"), ({"stop": []}, "one"), ({"stop": [" th"]}, "one two")):
+            reply = await api.client.post(URL, json={"prompt": "Hi", **body})
+            assert reply.json()["choices"][0]["text"] == text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_stop_strings_end_the_text_before_them(serve: Serve, stream: bool) -> None:
     async with serve(scripted("one two three")) as api:

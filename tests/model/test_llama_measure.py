@@ -12,6 +12,7 @@ from server.llama.loader import LlamaLoader
 from server.pool.footprint import HOST, Footprint, totals
 from server.pool.spec import DraftFile, LoadParams, ModelSpec, ScaledFile
 from tests.ggufs import MODELS, gguf_file, truncated
+from tests.model.native_fixtures import open_runner
 
 MIB = 1 << 20
 MODELS_FOLDER = Path("models")
@@ -111,3 +112,13 @@ def test_a_broken_file_fails_as_its_load_does(tiny_path: Path) -> None:
     with pytest.raises(ModelFailed) as loaded:
         LlamaLoader().load(broken, lambda _: True)
     assert measured.value.reason == loaded.value.reason
+
+
+def test_a_slot_may_have_less_context_than_there_is(tiny_path: Path) -> None:
+    with open_runner(tiny_path, n_ctx=2048, n_parallel=4, kv_unified=True, n_ctx_slot=600) as runner:
+        assert (runner.info.n_ctx_seq, runner.info.n_cells) == (600, 2048)
+
+
+def test_where_tensors_are_split_nothing_is_measured(tiny_path: Path) -> None:
+    assert LlamaLoader().fit(spec_of(tiny_path, split_mode="tensor")).footprint == {}
+    assert LlamaLoader().least(spec_of(tiny_path, split_mode="tensor")) == {}

@@ -377,7 +377,7 @@ def test_every_field_of_the_inside_can_be_configured() -> None:
     derived = {
         ChatParams: {"template", "template_kwargs"},
         EngineParams: {"cpus", "spec_synth"},
-        LoadParams: {"devices", "tensor_overrides", "metadata_overrides"},
+        LoadParams: {"devices", "tensor_overrides", "metadata_overrides", "n_ctx_slot"},
     }
     names = {key for section, key in TABLE.entries if section == "model"}
     for inside in (LoadParams, EngineParams, SamplingParams, ChatParams):

@@ -53,3 +53,22 @@ def test_a_context_of_0_is_the_whole_one() -> None:
 def test_mistakes_name_the_flag(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         native(*words)
+
+
+def test_a_limit_of_each_slot_sizes_an_unset_context() -> None:
+    """llama-server's ``--kv-unified-per-slot``."""
+    found = native("--kv-unified-per-slot", "1000", "-np", "3")
+    assert (found.n_ctx, found.n_ctx_slot) == (3000, 1000)
+    assert native("--kv-unified-per-slot", "1000").n_ctx == 4000
+    assert native("--kv-unified-per-slot", "1000", "-c", "2000").n_ctx == 2000
+    assert native("--kv-unified-per-slot", "1000", "-c", "0").n_ctx == 0
+
+
+def test_tensors_may_be_split() -> None:
+    assert native("-sm", "tensor").split_mode == "tensor"
+
+
+def test_stop_strings_of_requests_that_name_none() -> None:
+    argv = ["-m", "model.gguf", "-r", "User:", "--reverse-prompt", "a\\n"]
+    (spec,) = model_specs(load_settings(argv, {}))
+    assert spec.stop == ("User:", "a\n")
