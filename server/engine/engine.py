@@ -94,7 +94,7 @@ class Engine(InstanceGroup[Instance]):
     def stats(self) -> EngineStats:
         """Totals over the instances; a copy."""
         total = super().stats
-        total.cache_ram_bytes, total.cache_ram_states = self._tier.size, len(self._tier)
+        total.cache_ram_bytes, total.cache_ram_states = self._tier.n_bytes, len(self._tier)
         total.n_ram_hits = self._tier.n_hits
         if self._disk is not None:
             total.cache_disk_bytes, total.cache_disk_states = self._disk.n_bytes, self._disk.n_entries

@@ -8,12 +8,14 @@ from server.constrain.constraint import Constraint
 from server.engine.generate.text import IndentLimit, TextStream
 from server.engine.kv.checkpoints import Checkpoints, reach
 from server.engine.kv.fetch import Fetch
+from server.engine.kv.ram_cache import Presence
 from server.engine.lora import BARE, NEVER, Tuning, reusable
 from server.engine.prefix.hashes import Chain
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
 from server.engine.schedule.accounts import Account
 from server.engine.speculate.state import Speculating
+from server.engine.step.slot_state import SlotState
 
 
 @dataclass(eq=False, slots=True)
@@ -45,7 +47,7 @@ class Sequence:
     """One choice of a request.
 
     ``target`` is what must be in the cells before the next token can be sampled: the prompt, and after a
-    parking what was generated since. ``saved`` is the state of a parked sequence. ``base`` is the prompt, or
+    parking what was generated since. ``base`` is the prompt, or
     what a context shift left, and the output from ``base_output`` on follows it.
     """
 
@@ -66,10 +68,7 @@ class Sequence:
     n_taken_back: int = 0  # tokens before its newest one that left the cells with wrong guesses, and come back
     n_draft: int = 0
     n_draft_accepted: int = 0
-    saved: bytes | None = None
-    saved_tokens: list[int] = field(default_factory=list)
-    saved_exact: int = 0
-    saved_checkpoints: Checkpoints = ()
+    parked: SlotState | None = None  # what its cells held when it lost its slot
     fetch: Fetch | None = None  # what it waits for from disk
     marks: tuple[int, ...] = ()  # places in ``target`` at which a step ends and a checkpoint is made
     chain: Chain = field(default_factory=Chain)  # of ``target``
@@ -172,9 +171,14 @@ class Slot:
     checkpoints: Checkpoints = ()
     chain: Chain = field(default_factory=Chain)  # of ``tokens``
     n_used: int = 0  # times that its cells saved computing
-    kept: bool = False  # all of it was in the tier, too, when its last request ended
+    in_ram: Presence | None = None  # what held all of it in RAM, too, when its last request ended
     covered_by: "Slot | None" = None  # who held all of it, too, when it was looked at last
     last: Sequence | None = None  # who held it last, for GET /slots
+
+    @property
+    def kept(self) -> bool:
+        """Whether all of it is in RAM, too."""
+        return self.in_ram is not None and self.in_ram.held
 
     @property
     def idle(self) -> bool:

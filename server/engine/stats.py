@@ -59,7 +59,7 @@ class EngineStats:
     n_draft_accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)  # drafts of which so many tokens and one more were right
     n_parked: int = 0  # requests that were moved out of the KV cache and resumed later
-    cache_ram_bytes: int = 0  # gauge: of prompt states that have no slot
+    cache_ram_bytes: int = 0  # gauge: of prompt states that have no slot, of parked requests, and of checkpoints
     cache_ram_states: int = 0  # gauge
     n_ram_hits: int = 0  # times that one of them was loaded instead of computed
     n_cache_refused: int = 0  # times that one was lost because saving it would have held others up

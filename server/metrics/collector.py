@@ -116,7 +116,11 @@ _OWN_COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ),
 )
 _OWN_GAUGES: tuple[tuple[str, str, _Read], ...] = (
-    ("cache_ram_bytes", "Bytes of prompt states in RAM (cache_ram)", lambda s: s.cache_ram_bytes),
+    (
+        "cache_ram_bytes",
+        "Bytes of prompt states, parked requests and checkpoints in RAM (cache_ram)",
+        lambda s: s.cache_ram_bytes,
+    ),
     ("cache_ram_states", "Number of prompt states in RAM", lambda s: s.cache_ram_states),
     ("cache_disk_bytes", "Bytes of prompt states on disk (cache_disk)", lambda s: s.cache_disk_bytes),
     ("cache_disk_states", "Number of prompt states on disk", lambda s: s.cache_disk_states),

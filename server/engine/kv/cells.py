@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable
 
-from server.engine.kv.checkpoints import MIN_GAP, MIN_PROMPT, Checkpoint, added, below, limit_bytes
+from server.engine.kv.checkpoints import MIN_GAP, MIN_PROMPT, Checkpoint, Checkpoints, added, below, limit_bytes
 from server.engine.kv.eviction import least_valuable
 from server.engine.kv.moving import Tiers
 from server.engine.kv.ram_cache import Stored
@@ -42,7 +42,8 @@ class Cells:
         slot.chain.forget()
         slot.n_shared, slot.kin = 0, object()
         slot.n_exact = NEVER
-        slot.floor, slot.checkpoints, slot.kept = 0, (), False
+        slot.floor, slot.in_ram = 0, None
+        self._checkpoints_are(slot, ())
 
     def truncate(self, slot: Slot, n: int) -> bool:
         """Keep the first `n` tokens. False, and nothing changed, when the model cannot forget a part."""
@@ -53,7 +54,7 @@ class Cells:
         slot.n_shared = min(slot.n_shared, n)
         if n <= slot.n_exact:
             slot.n_exact = NEVER
-        slot.checkpoints = below(slot.checkpoints, n)
+        self._checkpoints_are(slot, below(slot.checkpoints, n))
         self._look(slot)
         return True
 
@@ -75,7 +76,7 @@ class Cells:
         del slot.tokens[n:]
         slot.chain.cut(n)
         slot.n_shared = min(slot.n_shared, n)
-        slot.checkpoints = below(slot.checkpoints, n)
+        self._checkpoints_are(slot, below(slot.checkpoints, n))
         self._look(slot)
         return True
 
@@ -142,16 +143,40 @@ class Cells:
             return
         if self.tiers.would_stop_others(self._checkpoint_s):
             return
-        started = self._clock()
+        started, n_reserved = self._clock(), 0
         try:
-            state = self._runner.seq_checkpoint(slot.id)
+            n_bytes = self._runner.seq_size(slot.id, partial=True)
+            if n_bytes > self._checkpoint_bytes or not self._reserve(slot, n_bytes, started):
+                return
+            n_reserved = n_bytes
+            new = Checkpoint(n, self._runner.seq_checkpoint(slot.id))
         except CONTAINED as error:
-            log.warning("slot %d: no checkpoint at %d tokens: %s", slot.id, n, error)
+            log.warning("slot %d: no checkpoint at %d tokens: %r", slot.id, n, error)
             return
+        finally:
+            self._scheduler.tier.release(n_reserved)
         self._checkpoint_s = self._clock() - started
         self.tiers.spend(self._checkpoint_s)
         self._n_checkpoints_made += 1
-        slot.checkpoints = added(slot.checkpoints, Checkpoint(n, state), self._n_checkpoints, self._checkpoint_bytes)
+        self._checkpoints_are(slot, added(slot.checkpoints, new, self._n_checkpoints, self._checkpoint_bytes))
+
+    def _reserve(self, slot: Slot, n_bytes: int, now: float) -> bool:
+        """Room in RAM for a checkpoint of `slot`; idle slots lose theirs for it, the least valuable first."""
+        while not self.tiers.reserve(n_bytes, now):
+            others = [other for other in self._others(slot) if other.idle and other.checkpoints]
+            if not others:
+                return False
+            self._checkpoints_are(least_valuable(others), ())
+        return True
+
+    def _checkpoints_are(self, slot: Slot, checkpoints: Checkpoints) -> None:
+        """`slot` has these from now on, and none where there is no room for them in RAM."""
+        before, slot.checkpoints = slot.checkpoints, ()
+        if not (before or checkpoints):
+            return
+        if checkpoints and self.tiers.hold([c.state for c in checkpoints], slot.last_used):
+            slot.checkpoints = checkpoints
+        self._scheduler.tier.let_go([c.state for c in before])
 
     def prepare(self, placement: Placement, now: float) -> None:
         """Bring the slot's cells to the placement's prefix; less than promised when the model cannot share it, and
@@ -170,7 +195,7 @@ class Cells:
         if placement.stored is not None:
             self._bring_back(slot, placement.stored, placement.n_reuse, now)
             return
-        if sequence.saved is not None:
+        if sequence.parked is not None:
             self._restore(slot, sequence, now)
             return
         if source is None:
@@ -183,7 +208,8 @@ class Cells:
             slot.tokens = list(source.tokens)
             if self._runner.info.unified:
                 slot.n_shared, slot.kin = len(slot.tokens), source.kin
-            slot.n_exact, slot.checkpoints = source.n_exact, source.checkpoints
+            slot.n_exact = source.n_exact
+            self._checkpoints_are(slot, source.checkpoints)
             self._look(slot)
         if placement.moves:
             self._move(placement, now)
@@ -203,7 +229,7 @@ class Cells:
             kept += slot.tokens[move.source : move.source + move.n]
             shift = move.source - move.target
         slot.n_exact, slot.n_shared = min(slot.n_exact, placement.n_reuse), min(slot.n_shared, placement.n_reuse)
-        slot.checkpoints = below(slot.checkpoints, placement.n_reuse)
+        self._checkpoints_are(slot, below(slot.checkpoints, placement.n_reuse))
         self._runner.seq_remove(slot.id, len(kept))
         slot.tokens = kept
         slot.chain.cut(placement.n_reuse)
@@ -242,7 +268,7 @@ class Cells:
             return
         self._runner.seq_drop(slot.id, keep, keep + discard)
         slot.n_exact, slot.n_shared = min(slot.n_exact, keep), min(slot.n_shared, keep)
-        slot.checkpoints = below(slot.checkpoints, keep)
+        self._checkpoints_are(slot, below(slot.checkpoints, keep))
         slot.tokens = list(sequence.base)
         slot.chain.cut(keep)
 
@@ -267,7 +293,8 @@ class Cells:
             log.warning("slot %d: its cells could not be moved: %r", slot.id, error)
             self.clear(slot)
             return False
-        slot.tokens, slot.n_exact, slot.checkpoints = tokens, exact, checkpoints
+        slot.tokens, slot.n_exact = tokens, exact
+        self._checkpoints_are(slot, checkpoints)
         self._look(slot)
         return True
 
@@ -296,7 +323,8 @@ class Cells:
         if not self._load(slot, saved.state, n, now):
             raise InvalidRequest(f"the state of {n} tokens was refused by the library or finds no room")
         slot.tokens, slot.tuning, slot.n_exact = list(saved.tokens), saved.tuning, saved.n_exact
-        slot.last_used, slot.checkpoints = now, saved.checkpoints
+        slot.last_used = now
+        self._checkpoints_are(slot, saved.checkpoints)
         self._look(slot)
 
     def _load(self, slot: Slot, state: bytes, n: int, now: float) -> bool:
@@ -339,7 +367,8 @@ class Cells:
             log.info("slot %d: no room for a kept state of %d tokens", slot.id, len(stored.tokens))
             return
         self.tiers.count_use(stored, now)
-        slot.tokens, slot.n_exact, slot.checkpoints = list(stored.tokens), stored.n_exact, stored.checkpoints
+        slot.tokens, slot.n_exact = list(stored.tokens), stored.n_exact
+        self._checkpoints_are(slot, stored.checkpoints)
         self._look(slot)
         self._cut(slot, n)
 
@@ -347,29 +376,26 @@ class Cells:
         """Move a running sequence out of the cells; it waits for its turn again."""
         slot = sequence.slot
         assert slot is not None
-        if self.tiers.may_park(sequence):
-            try:
-                sequence.saved = self.tiers.save(slot)
-                sequence.saved_tokens = list(slot.tokens)
-                sequence.saved_exact, sequence.saved_checkpoints = slot.n_exact, slot.checkpoints
-            except CONTAINED as error:  # its cells are computed anew then, and nobody else is troubled
-                log.warning("slot %d: its state could not be saved: %s", slot.id, error)
+        sequence.parked = self.tiers.park(sequence, now)
         self._scheduler.park(sequence, now)
         self.clear(slot)
 
     def _restore(self, slot: Slot, sequence: Sequence, now: float) -> None:
         """Bring a parked sequence back; it is computed anew when its state does not fit."""
         self.clear(slot)
-        state, tokens = sequence.saved, sequence.saved_tokens
-        sequence.saved, sequence.saved_tokens = None, []
-        assert state is not None
-        if self.tiers.may_put_back(state, len(tokens)) and self._load(slot, state, len(tokens), now):
-            slot.tokens, slot.n_exact = tokens, sequence.saved_exact
-            slot.checkpoints, sequence.saved_checkpoints = sequence.saved_checkpoints, ()
-            self._look(slot)
-        else:
-            log.info("slot %d: a parked state of %d tokens does not fit, computing it again", slot.id, len(tokens))
-            self.clear(slot)
+        parked, sequence.parked = sequence.parked, None
+        assert parked is not None
+        n = len(parked.tokens)
+        try:
+            if self.tiers.may_put_back(parked.state, n) and self._load(slot, parked.state, n, now):
+                slot.tokens, slot.n_exact = parked.tokens, parked.n_exact
+                self._checkpoints_are(slot, parked.checkpoints)
+                self._look(slot)
+            else:
+                log.info("slot %d: a parked state of %d tokens does not fit, computing it again", slot.id, n)
+                self.clear(slot)
+        finally:
+            self._scheduler.tier.let_go(parked.states)
 
 
 def _own_cells(slots: Iterable[Slot]) -> int:

@@ -7,7 +7,7 @@ computing (`worth.LONG_PAYS`): computing it in pieces would cost the others more
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from server.engine.kv import fetch
 from server.engine.kv.cost import LONG_PAYS, value
@@ -82,10 +82,46 @@ class Tiers:
         """What `slot` holds. Raises as `save`."""
         return SlotState(list(slot.tokens), self.save(slot), slot.tuning, slot.n_exact, slot.checkpoints)
 
-    def may_park(self, sequence: Sequence) -> bool:
-        """Whether the state of a running sequence is saved; else its tokens are computed again."""
-        seconds = self._scheduler.worth.move_s(sequence.n_computed)
-        return not self._others_generate(sequence) or self._pays(seconds, sequence.n_computed)
+    def reserve(self, n_bytes: int, now: float) -> bool:
+        """Before so many bytes more are held beside the entries in RAM: these give way. False: there is no room.
+
+        `release` of the tier takes it back.
+        """
+        evicted = self._scheduler.tier.reserve(n_bytes, now)
+        self._to_disk(evicted or ())
+        return evicted is not None
+
+    def hold(self, states: list[bytes], now: float) -> bool:
+        """Hold `states` beside the entries. False: there is no room for those of them that nobody holds."""
+        tier = self._scheduler.tier
+        n_new = tier.besides.of_new(states)
+        if not self.reserve(n_new, now):
+            return False
+        tier.hold(states)
+        tier.release(n_new)
+        return True
+
+    def park(self, sequence: Sequence, now: float) -> SlotState | None:
+        """The state of a running sequence; None, and its tokens are computed again, where that would hold others up or
+        there is no memory for it."""
+        slot, tier = sequence.slot, self._scheduler.tier
+        assert slot is not None
+        n_bytes = self._size(slot)
+        seconds = self._scheduler.worth.move_s(sequence.n_computed, n_bytes)
+        if not n_bytes or (self._others_generate(sequence) and not self._pays(seconds, sequence.n_computed)):
+            return None
+        if not self.reserve(n_bytes, now):
+            log.info("slot %d: no room in RAM for the state of a request that is parked", slot.id)
+            return None
+        try:
+            parked = self.snapshot(slot)
+            tier.hold(parked.states)  # the checkpoints are the slot's, and held already
+        except CONTAINED as error:
+            log.warning("slot %d: its state could not be saved: %s", slot.id, _words(error))
+            return None
+        finally:
+            tier.release(n_bytes)
+        return parked
 
     def may_load(self, entry: Stored, n: int) -> bool:
         """Whether `entry` is loaded for a gain of `n` tokens; else they are computed."""
@@ -120,7 +156,7 @@ class Tiers:
             worth.refused()
             log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)
             return
-        self._keep(slot, now)
+        self._keep(slot, n_bytes, now)
 
     def _size(self, slot: Slot) -> int:
         """Bytes of the state of `slot`, which is not copied for it; 0 when the library can't tell."""
@@ -149,29 +185,46 @@ class Tiers:
             n = len(slot.tokens)
             if worth.move_s(n) <= self._step_s or not self._wants(slot, n) or not worth.pays(n, n):
                 continue
-            if tier.fits(size_of(self._size(slot), n, slot.checkpoints)):
-                self._keep(slot, now)
-                slot.kept = scheduler.tier.holds(slot.tokens, slot.tuning, slot.chain)
+            n_bytes = self._size(slot)
+            if n_bytes and tier.fits(size_of(n_bytes, n, slot.checkpoints)):
+                self._keep(slot, n_bytes, now)
+                slot.in_ram = tier.where(slot.tokens, slot.tuning, slot.chain)
                 return slot.kept
         return False
 
-    def _keep(self, slot: Slot, now: float) -> None:
+    def _keep(self, slot: Slot, n_bytes: int, now: float) -> None:
+        """Take the state of `slot` out, of `n_bytes`, once there is room for it."""
+        tier, size = self._scheduler.tier, size_of(n_bytes, len(slot.tokens), slot.checkpoints)
+        n_used, reserved = slot.n_used, 0
+        if tier.limit != 0 and tier.fits(size):
+            _, n_times = tier.replace(slot.tokens, slot.tuning, slot.chain)
+            n_used = max(n_used, n_times)
+            if not self.reserve(size, now):
+                return
+            reserved = size
         try:
             saved = self.snapshot(slot)
-            self._put(stored(saved, slot.last_used, slot.n_used, can_cut=self._can_cut, chain=slot.chain), now)
+            entry = stored(saved, slot.last_used, n_used, can_cut=self._can_cut, chain=slot.chain)
         except CONTAINED as error:
             log.warning("slot %d: its state could not be kept: %s", slot.id, _words(error))
+            return
+        finally:
+            tier.release(reserved)
+        if reserved:
+            _, evicted = tier.put(entry, now)
+            self._to_disk(evicted)
+        else:
+            self._to_disk((entry,))
 
     def _wants(self, slot: Slot, n_lost: int) -> bool:
         if self._scheduler.tier.limit == 0:
             return self.disk is not None and self.disk.wants(slot.tokens, slot.tuning, n_lost, slot.chain)
         return self._scheduler.tier.wants(slot.tokens, slot.tuning, n_lost, slot.chain)
 
-    def _put(self, entry: Stored, now: float) -> None:
-        _, evicted = self._scheduler.tier.put(entry, now)
+    def _to_disk(self, entries: Iterable[Stored]) -> None:
         if self.disk is not None:
-            for other in evicted:
-                self.disk.put(other)
+            for entry in entries:
+                self.disk.put(entry)
 
     def load(self, slot: Slot, state: bytes, n: int) -> bool:
         """Put `state`, of `n` tokens, into the empty `slot`; False when it finds no room."""

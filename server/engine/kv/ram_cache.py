@@ -6,7 +6,7 @@ request whose prompt begins with more of an entry than of any slot gets the entr
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -27,15 +27,55 @@ _DEFAULT_MIB = 8192
 
 
 def tier_limit(cache_ram: int, free_bytes: int) -> int:
-    """Bytes from the setting in MiB: automatic is llama-server's default, or a quarter of what is free if less."""
+    """Bytes from the setting in MiB: automatic is `automatic_limit`."""
     if cache_ram != AUTOMATIC:
         return cache_ram * MIB
+    return automatic_limit(free_bytes)
+
+
+def automatic_limit(free_bytes: int) -> int:
+    """llama-server's default, or a quarter of what is free if less; 0 free = unknown."""
     return min(_DEFAULT_MIB * MIB, free_bytes // 4 or _DEFAULT_MIB * MIB)
 
 
 def min_limit(one: int, other: int) -> int:
     """The smaller of two limits; a negative one is none."""
     return max(one, other) if min(one, other) < 0 else min(one, other)
+
+
+@dataclass(eq=False, slots=True)
+class Presence:
+    """Whether an entry is in its cache, for who must not keep its bytes."""
+
+    held: bool = False
+
+
+@dataclass(slots=True)
+class Held:
+    """Bytes of distinct states, each counted once however many hold it."""
+
+    n_bytes: int = 0
+    _n_holders: dict[int, int] = field(default_factory=dict)  # by id of a state, which lives as long as it is held
+
+    def of_new(self, states: Iterable[bytes]) -> int:
+        """Bytes of those that nobody holds."""
+        return sum(len(state) for state in states if id(state) not in self._n_holders)
+
+    def add(self, states: Iterable[bytes]) -> None:
+        """One more holds each of them."""
+        for state in states:
+            n = self._n_holders.get(id(state), 0)
+            self._n_holders[id(state)] = n + 1
+            self.n_bytes += 0 if n else len(state)
+
+    def remove(self, states: Iterable[bytes]) -> None:
+        """One fewer does."""
+        for state in states:
+            n = self._n_holders.pop(id(state)) - 1
+            if n:
+                self._n_holders[id(state)] = n
+            else:
+                self.n_bytes -= len(state)
 
 
 @dataclass(eq=False, slots=True)
@@ -55,6 +95,7 @@ class Entry:
     floor: int = 0
     places: tuple[int, ...] = ()
     chain: Chain = field(default_factory=Chain)
+    presence: Presence = field(default_factory=Presence)
 
     def reusable(self, n: int, wanted: Tuning) -> int:
         """How many of its first `n` tokens a sequence under `wanted` may take over."""
@@ -108,10 +149,17 @@ E = TypeVar("E", bound=Entry)
 
 @dataclass(slots=True)
 class Tier(Generic[E]):
-    """At most `limit` bytes of states; 0 keeps nothing, negative is unbounded."""
+    """At most `limit` bytes of states; 0 keeps nothing, negative is unbounded.
+
+    What others hold in the same memory, checkpoints of slots and states of parked requests, counts to the limit, and
+    entries give way to it. Where `limit` is 0 they have `limit_besides`. What a slot and an entry both hold counts
+    twice.
+    """
 
     limit: int
-    size: int = 0
+    limit_besides: int = 0
+    size: int = 0  # of the entries
+    besides: Held = field(default_factory=Held)
     n_hits: int = 0  # times that an entry was of use
     _entries: dict[int, E] = field(default_factory=dict)
     _index: PrefixIndex[E] = field(default_factory=PrefixIndex)
@@ -127,11 +175,23 @@ class Tier(Generic[E]):
     def __contains__(self, entry: object) -> bool:
         return id(entry) in self._entries
 
+    @property
+    def n_bytes(self) -> int:
+        """In all, and what is reserved."""
+        return self.size + self.besides.n_bytes
+
     def holds(self, tokens: Sequence[int], tuning: Tuning, chain: Chain | None = None) -> bool:
         """Whether all of `tokens`, or almost, can be had from an entry. Here and below, `chain` is that of the tokens
         where the caller has it."""
+        return self.where(tokens, tuning, chain) is not None
+
+    def where(self, tokens: Sequence[int], tuning: Tuning, chain: Chain | None = None) -> Presence | None:
+        """As `holds`, of the entry that does."""
+        if not self._entries:
+            return None
         with self._lock:
-            return self._index.match(tokens, tuning, len(tokens) - MIN_TOKENS, chain)[0] is not None
+            entry, _ = self._index.match(tokens, tuning, len(tokens) - MIN_TOKENS, chain)
+            return None if entry is None else entry.presence
 
     def wants(self, tokens: Sequence[int], tuning: Tuning, n_lost: int, chain: Chain | None = None) -> bool:
         """Whether a state of `tokens` is worth saving when all but the first ones, `n_lost` of them, go."""
@@ -139,7 +199,42 @@ class Tier(Generic[E]):
 
     def fits(self, n_bytes: int) -> bool:
         """Whether an entry of so many bytes can be kept at all."""
-        return self.limit < 0 or n_bytes <= self.limit
+        return self.limit < 0 or self.besides.n_bytes + n_bytes <= self.limit
+
+    def reserve(self, n_bytes: int, now: float) -> list[E] | None:
+        """Before so many bytes more are held beside the entries: those that had to give way.
+
+        None, and nothing changed, when there is no room however many do. `release` takes it back.
+        """
+        with self._lock:
+            if 0 <= (self.limit or self.limit_besides) < self.besides.n_bytes + n_bytes:
+                return None
+            evicted = self.make_room(n_bytes, now)
+            self.besides.n_bytes += n_bytes
+            return evicted
+
+    def release(self, n_bytes: int) -> None:
+        """What was reserved is held by name now, or not needed."""
+        with self._lock:
+            self.besides.n_bytes -= n_bytes
+
+    def hold(self, states: Iterable[bytes]) -> None:
+        """Somebody beside the entries holds these; see `reserve`."""
+        with self._lock:
+            self.besides.add(states)
+
+    def let_go(self, states: Iterable[bytes]) -> None:
+        """And does no longer."""
+        with self._lock:
+            self.besides.remove(states)
+
+    def replace(self, tokens: Sequence[int], tuning: Tuning, chain: Chain | None = None) -> tuple[list[E], int]:
+        """Remove shorter states of the same text, as one of `tokens` is to come; and how often they were of use."""
+        with self._lock:
+            replaced = list(self._index.within(tokens, tuning, chain))
+            for other in replaced:
+                self.remove(other)
+        return replaced, max((other.n_used for other in replaced), default=0)
 
     def put(self, entry: E, now: float) -> tuple[list[E], list[E]]:
         """Keep `entry`. Shorter states of the same text go, then the least valuable: these two are returned.
@@ -149,12 +244,11 @@ class Tier(Generic[E]):
         with self._lock:
             if not self.fits(entry.size):
                 return [], [entry]
-            replaced = list(self._index.within(entry.tokens, entry.tuning, entry.chain))
-            for other in replaced:
-                entry.n_used = max(entry.n_used, other.n_used)
-                self.remove(other)
+            replaced, n_used = self.replace(entry.tokens, entry.tuning, entry.chain)
+            entry.n_used = max(entry.n_used, n_used)
             evicted = self.make_room(entry.size, now)
             self._entries[id(entry)] = entry
+            entry.presence.held = True
             self._index.add(entry)
             self.size += entry.size
             return replaced, evicted
@@ -169,7 +263,7 @@ class Tier(Generic[E]):
         """Remove the least valuable until there is room for `n_bytes` more; who they were."""
         evicted = []
         with self._lock:
-            while 0 <= self.limit < self.size + n_bytes and self._entries:
+            while 0 <= self.limit < self.n_bytes + n_bytes and self._entries:
                 evicted.append(min(self._entries.values(), key=lambda e: e.value(now)))
                 self.remove(evicted[-1])
         return evicted
@@ -199,6 +293,7 @@ class Tier(Generic[E]):
         """Forget `entry`."""
         with self._lock:
             del self._entries[id(entry)]
+            entry.presence.held = False
             self._index.remove(entry)
             self.size -= entry.size
 
@@ -206,4 +301,4 @@ class Tier(Generic[E]):
         """The bytes add up and keep to the limit; raises AssertionError."""
         with self._lock:
             assert self.size == sum(e.size for e in self._entries.values())
-            assert self.limit < 0 or self.size <= self.limit
+            assert self.limit < 0 or not self._entries or self.n_bytes <= self.limit

@@ -93,7 +93,7 @@ class Placer:
             pinned %= self.info.n_seq  # ids run on across instances
         if (pinned >= 0 and not self.slots[pinned].idle) or self._still_waits(sequence):
             return Skip.LATER
-        if sequence.saved is not None:
+        if sequence.parked is not None:
             return self._if_room(sequence, Placement(sequence, self._anywhere(pinned), None, 0))
         found = self._search(sequence)
         self._awaited.pop(sequence, None)

@@ -48,7 +48,9 @@ class Room:
 
     def fits(self, sequence: Sequence, n_kept: int) -> bool:
         """Whether there are cells for `sequence` without the first `n_kept` of its tokens."""
-        sequence.n_needed = max(len(sequence.target), len(sequence.saved_tokens)) - n_kept + RESERVE
+        sequence.n_needed = (
+            max(len(sequence.target), len(sequence.parked.tokens) if sequence.parked else 0) - n_kept + RESERVE
+        )
         sequence.looked_at = self._changes
         return self._fit(sequence)
 

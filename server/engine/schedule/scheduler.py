@@ -13,7 +13,7 @@ from server.engine.kv.checkpoints import Checkpoint
 from server.engine.kv.cost import Worth
 from server.engine.kv.disk_cache import DiskTier
 from server.engine.kv.eviction import least_valuable, look_for_cover, value_of
-from server.engine.kv.ram_cache import Stored, Tier, tier_limit
+from server.engine.kv.ram_cache import Stored, Tier, automatic_limit, tier_limit
 from server.engine.lora import BARE
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement, Placer, Skip
@@ -70,7 +70,7 @@ class Scheduler:
 
     def __init__(self, info: RunnerInfo, params: EngineParams) -> None:
         self.info = info
-        self.tier: Tier[Stored] = Tier(tier_limit(params.cache_ram, info.free_bytes))
+        self.tier: Tier[Stored] = Tier(tier_limit(params.cache_ram, info.free_bytes), automatic_limit(info.free_bytes))
         self.worth = Worth.unknown()
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
@@ -345,6 +345,8 @@ class Scheduler:
         """`sequence` has ended and gives its slot back; the cells stay as a cache."""
         if sequence.slot is None:
             self.waiting.remove(sequence)
+            if sequence.parked is not None:
+                self.tier.let_go(sequence.parked.states)
         else:
             self._leave(sequence, now)
             self._placer.room.left(sequence, ended=True)
@@ -359,7 +361,7 @@ class Scheduler:
             slot.chain, sequence.chain = sequence.chain, Chain()
             slot.chain.cut(len(slot.tokens))
         look_for_cover(slot, self.slots)
-        slot.kept = len(self.tier) > 0 and self.tier.holds(slot.tokens, slot.tuning, slot.chain)
+        slot.in_ram = self.tier.where(slot.tokens, slot.tuning, slot.chain)
 
     def park(self, sequence: Sequence, now: float) -> None:
         """Back to the head of the queue; what was generated must be in the cells again before it goes on."""

@@ -22,6 +22,11 @@ class SlotState:
     checkpoints: Checkpoints = ()
 
     @property
+    def states(self) -> list[bytes]:
+        """All that is bytes of the library's."""
+        return [self.state, *(c.state for c in self.checkpoints)]
+
+    @property
     def adapters(self) -> Adapters:
         """The LoRA set of its cells."""
         return self.tuning.adapters

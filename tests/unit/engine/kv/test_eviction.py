@@ -1,6 +1,7 @@
 """Whose cells go first."""
 
 from server.engine.kv.eviction import least_valuable, look_for_cover
+from server.engine.kv.ram_cache import Presence
 from server.engine.lora import Tuning
 from server.engine.sequence import Slot
 
@@ -58,5 +59,7 @@ def test_a_longer_one_that_can_not_be_cut_to_it_covers_nothing() -> None:
 
 def test_what_the_tier_holds_too_is_worth_nothing() -> None:
     slots = [slot(0, [1] * 5000, 9.0, n_used=5), slot(1, [2] * 50, 1.0)]
-    slots[0].kept = True
+    slots[0].in_ram = Presence(held=True)
     assert least_valuable(slots).id == 0
+    slots[0].in_ram.held = False  # it had to go
+    assert least_valuable(slots).id == 1

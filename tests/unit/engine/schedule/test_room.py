@@ -1,14 +1,18 @@
 """With unified cells, what comes back from RAM, disk or a parking takes the room of idle caches, and no more of it."""
 
+from dataclasses import replace
+
 import pytest
 
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
+from server.engine.lora import BARE
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from server.engine.step.slot_state import SlotState
 from tests.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 from tests.unit.engine.kv.test_disk import Files, on_disk, still
@@ -77,8 +81,12 @@ class Setup:
         one = FakeRunner(n_seq=1)
         one.cells[0], one.computed_by[0] = [9] * n, [()] * n
         sequence = self.sequence(n + 1)
-        sequence.saved, sequence.saved_tokens, sequence.saved_exact = one.seq_save(0), [9] * n, n
+        self.park(sequence, SlotState([9] * n, one.seq_save(0), BARE, n))
         return sequence
+
+    def park(self, sequence: Sequence, state: SlotState) -> None:
+        sequence.parked = state
+        self.scheduler.tier.hold(state.states)
 
     def bring_back(self, sequence: Sequence, slot: int) -> list[int]:
         """Into `slot`; what every slot holds then."""
@@ -116,7 +124,8 @@ def test_caches_stay_when_a_state_is_refused_for_something_else() -> None:
     setup = Setup()
     setup.fill(1, 100)
     sequence = setup.parked(100)
-    sequence.saved = b"not a state"
+    assert sequence.parked is not None
+    setup.park(sequence, replace(sequence.parked, state=b"not a state"))
     assert setup.bring_back(sequence, 3) == [0, 100, 0, 0]
 
 
@@ -127,7 +136,8 @@ def test_separate_cells_have_nothing_to_give() -> None:
     setup.cells = Cells(setup.runner, setup.scheduler, lambda: 0.0)
     setup.fill(0, 50)
     sequence = setup.parked(20)
-    sequence.saved = b"not a state"
+    assert sequence.parked is not None
+    setup.park(sequence, replace(sequence.parked, state=b"not a state"))
     assert setup.bring_back(sequence, 1) == [50, 0]
 
 

@@ -1,0 +1,159 @@
+"""What states take in RAM: entries, checkpoints of slots, and parked requests together keep to ``cache_ram``."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from server.engine.engine import Engine
+from server.engine.kv.checkpoints import Checkpoint
+from server.engine.kv.ram_cache import Held, Tier
+from server.engine.request import Request
+from server.engine.runner_api import BatchEntry
+from tests.fakes import IM_END, FakeRunner, FakeVocab
+from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
+from tests.unit.engine.kv.test_disk import still
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def bytes_held(engine: Engine) -> int:
+    """Of every distinct state that is anywhere, counted without asking the cache."""
+    found: dict[int, int] = {}
+    for instance in engine._instances:
+        for slot in instance.scheduler.slots:
+            found |= {id(c.state): len(c.state) for c in slot.checkpoints}
+        for sequence in list(instance.scheduler.waiting):
+            if sequence.parked is not None:
+                found |= {id(state): len(state) for state in sequence.parked.states}
+    for entry in engine._tier:
+        found |= {id(state): len(state) for state in entry.slot_state.states}
+    return sum(found.values())
+
+
+def chat(turns: Sequence[int], max_tokens: int) -> Request:
+    tokens = [FakeVocab.bos]
+    for turn in turns:
+        tokens += [ord("a") + turn] * (15 * turn + 20) + [IM_END]
+    return Request("chat", tokens, GREEDY, max_tokens=max_tokens)
+
+
+class Watched:
+    """Runners that look before each decode, and at each state, whether the limit is kept."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.engine: Engine | None = None
+        self.most = 0
+
+    def look(self, more: int = 0) -> None:
+        if self.engine is not None:
+            now = bytes_held(self.engine) + more
+            self.most = max(self.most, now)
+            assert now <= self.limit, f"{now} bytes of {self.limit}"
+
+    def runner(self, *, unified: bool, cut: bool) -> FakeRunner:
+        watched = self
+
+        class Runner(FakeRunner):
+            def decode(self, entries: Sequence[BatchEntry]) -> bool:
+                watched.look()
+                return super().decode(entries)
+
+            def seq_save(self, seq: int) -> bytes:
+                state = super().seq_save(seq)
+                watched.look(len(state))
+                return state
+
+            def seq_checkpoint(self, seq: int) -> bytes:
+                state = super().seq_checkpoint(seq)
+                watched.look(len(state))
+                return state
+
+        n_cells = 700 if unified else None
+        return Runner(n_seq=3, n_ctx_seq=600, n_cells=n_cells, unified=unified, partial_removal=cut)
+
+
+@pytest.mark.parametrize("n_instances", [1, 2])
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("limit", [3_000, 12_000])
+def test_random_load_keeps_to_the_limit(limit: int, *, unified: bool, cut: bool, n_instances: int) -> None:
+    async def scenario() -> Engine:
+        rng = random.Random(limit)
+        watched = Watched(limit)
+        runners = [watched.runner(unified=unified, cut=cut) for _ in range(n_instances)]
+        async with engine_over(*runners, clock=still, cache_ram=1, ctx_checkpoints=8, checkpoint_min_step=0) as engine:
+            engine._tier.limit = limit
+            if n_instances == 1:  # of another thread's slots the sum would not be of one moment
+                watched.engine = engine
+            for _ in range(8):
+                asked = [
+                    chat([rng.randrange(4) for _ in range(rng.randrange(1, 5))], rng.randrange(1, 150))
+                    for _ in range(rng.randrange(1, 7))
+                ]
+                replies = await run(engine, *asked)
+                assert [reply.error for reply in replies] == [None] * len(asked)
+                assert [reply.text for reply in replies] == [alone(one) for one in asked]
+                assert bytes_held(engine) <= limit
+            assert n_instances > 1 or watched.most > limit / 3, "the load is too light to tell"
+            held = [len(s.checkpoints) for i in engine._instances for s in i.scheduler.slots]
+            assert engine._tier.besides.n_bytes == 0 or any(held), "what nobody holds any more is still counted"
+        return engine
+
+    asyncio.run(scenario())
+
+
+async def test_a_parked_one_that_is_cancelled_gives_its_bytes_back() -> None:
+    runner = FakeRunner(n_seq=2, n_ctx_seq=1000, n_cells=1000, unified=True, n_batch=512)
+    async with engine_over(runner, cache_ram=1) as engine:
+        seen: list[int] = []
+
+        def look(_entries: Sequence[BatchEntry]) -> None:
+            parked = [s for s in engine._instances[0].scheduler.waiting if s.parked is not None]
+            seen.append(engine._tier.besides.n_bytes)
+            for sequence in parked:
+                engine.cancel(sequence.ticket)
+
+        runner.on_decode = look
+        for letter in "ab":
+            engine.submit(request(letter * 400, max_tokens=300), lambda events: None)
+        await engine.wait_idle()
+        assert max(seen) > 0
+        assert engine._tier.besides.n_bytes == 0
+
+
+async def test_without_room_in_ram_who_is_parked_is_computed_anew() -> None:
+    runner = FakeRunner(n_seq=2, n_ctx_seq=1000, n_cells=1000, unified=True, n_batch=512)
+    async with engine_over(runner, cache_ram=1) as engine:
+        engine._tier.limit = 100
+        asked = [request(letter * 400, max_tokens=300) for letter in "ab"]
+        replies = await run(engine, *asked)
+        assert engine.stats.n_parked
+        assert [reply.text for reply in replies] == [alone(one) for one in asked]
+        computed = sum(n for batch in runner.batches for _, n in batch)
+        assert computed > 2 * 700  # the state of neither was kept
+
+
+def test_a_state_that_several_hold_counts_once() -> None:
+    held = Held()
+    shared, own = bytes(100), bytes(range(50))
+    held.add([shared, own])
+    held.add([shared])
+    assert (held.n_bytes, held.of_new([shared, bytes(7)])) == (150, 7)
+    held.remove([shared, own])
+    assert held.n_bytes == 100
+    held.remove([shared])
+    assert held.n_bytes == 0
+
+
+def test_what_is_held_beside_the_entries_has_the_limit_too() -> None:
+    tier: Tier[object] = Tier(100)  # type: ignore[type-var]
+    old = Checkpoint(10, bytes(80))
+    assert tier.reserve(80, 0.0) == []
+    tier.hold([old.state])
+    tier.release(80)
+    assert tier.reserve(30, 0.0) is None
+    tier.let_go([old.state])
+    assert tier.reserve(30, 0.0) == []
