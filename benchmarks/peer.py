@@ -16,9 +16,12 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
+
+from tests.real_server import RealServer, free_port
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llamapool" / "peer"
 PACKAGE = "llama-cpp-python"
@@ -83,6 +86,13 @@ def build(folder: Path | None = None, sources: Path | None = None, jobs: int = 0
         compiled = list(several.map(lambda file: _compiled(file, objects, flags), files))
     _link(server, compiled, libraries)
     return server
+
+
+def llama_server(server: Path, model: Path, *flags: str, environment: Mapping[str, str] | None = None) -> RealServer:
+    """It on `model`; it takes the context as asked, whatever memory is free."""
+    port = free_port()
+    command = [str(server), "-m", str(model), "--host", "127.0.0.1", "--port", str(port), "--fit", "off", *flags]
+    return RealServer(command, port, environment)
 
 
 def _fingerprint(libraries: tuple[Path, ...]) -> str:

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.make_gguf import Shape, write_gguf
-from tests.oracle import oracle
+from benchmarks.peer import build, llama_server
 from tests.real_server import RealServer, llamapool
 
 MODEL = Path(__file__).with_name("models") / "bench-vocab-152k.gguf"
@@ -89,7 +89,7 @@ def report(found: Figures) -> str:
     ]
     for case in ("no schema, in all", *CASES):
         for which, clock in enumerate(("wall", "CPU")):
-            ours, theirs = (median(each[which] for each in found[name, case]) for name in ("llamapool", "oracle"))
+            ours, theirs = (median(each[which] for each in found[name, case]) for name in ("llamapool", "peer"))
             ratio = f"{theirs / ours:.1f}" if ours > 0 < theirs else "-"
             lines.append(f"| {case} | {clock} | {ours:.0f} | {theirs:.0f} | {ratio} |")
     return "\n".join(lines)
@@ -104,10 +104,11 @@ def main() -> None:
     if not MODEL.exists():
         MODEL.parent.mkdir(exist_ok=True)
         write_gguf(MODEL, SHAPE)
+    flags = ("-c", "1024", "-np", "1", "-t", "1")
     with ExitStack() as stack:
         servers = {
-            "llamapool": stack.enter_context(llamapool(MODEL, "-c", "1024", "-np", "1", "-t", "1")),
-            "oracle": stack.enter_context(oracle(MODEL, n_ctx=1024, n_parallel=1, n_threads=1)),
+            "llamapool": stack.enter_context(llamapool(MODEL, *flags)),
+            "peer": stack.enter_context(llama_server(build(), MODEL, *flags)),
         }
         print(report(measure(servers, chosen.rounds, chosen.tokens)))
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.noise import CALM, Others
+from benchmarks.peer import llama_server
 from benchmarks.resources import idle_percent, peak_mb, resident_mb
 from server.bench import probe
 from server.bench.figures import Figures
 from server.bench.scenarios import SCENARIOS, Scenario, Setting, named, run
 from server.bench.session import Session
 from server.bench.target import Target
-from tests.real_server import ROOT, RealServer, ServerStartError, free_port, llamapool
+from tests.real_server import ROOT, RealServer, ServerStartError, llamapool
 
 SERVERS = ("llamapool", "peer")
 YIELDING = {"OMP_WAIT_POLICY": "passive"}  # libgomp's threads sleep at once where they have to wait
@@ -108,9 +109,7 @@ def _start(server: str, unit: Unit, machine: Machine) -> RealServer:
     flags = ["-c", str(machine.ctx), "-np", str(slots), "-t", str(machine.threads), *machine.flags, *unit.flags]
     if server == "llamapool":
         return llamapool(model, *flags, *machine.llamapool_flags, environment=machine.environment)
-    port = free_port()
-    command = [str(machine.peer), "-m", str(model), "--host", "127.0.0.1", "--port", str(port), "--fit", "off", *flags]
-    return RealServer(command, port, {**machine.environment, **unit.peer_environment})
+    return llama_server(machine.peer, model, *flags, environment={**machine.environment, **unit.peer_environment})
 
 
 def _wait(running: RealServer) -> None:
