@@ -67,7 +67,9 @@ class Unit:
 UNITS = (
     Unit("rest", ("rest",)),
     Unit("main", ("one", "slots", "prefix", "long", "conversations", "rate", "contended")),
-    Unit("loads", ("partial", "half", "left")),
+    Unit("partial", ("partial",)),  # each of these in slots without a history but its own
+    Unit("half", ("half",)),
+    Unit("left", ("left",)),
     Unit("yielding", ("contended-yielding",), peer_environment=YIELDING),
     Unit("constrained", ("constrained",), model="large"),
     Unit("embeddings", ("embeddings",), flags=("--embeddings", "--pooling", "mean")),
