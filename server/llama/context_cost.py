@@ -22,9 +22,9 @@ class ContextCost:
 def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
     """Of an empty `context` with separate streams, which is empty again afterwards.
 
-    Sequences that stand side by side are decoded together, those that do not in an evaluation each; four where there are
-    slots for it, since many processors gain little by computing two tokens together. The library carries a copy out
-    inside the next decode.
+    Sequences that stand side by side are decoded together, those that do not in an evaluation each; four where there
+    are slots for it, since many processors gain little by computing two tokens together. The library carries a copy
+    out inside the next decode.
     """
     if n_seq < 2:
         return ContextCost()

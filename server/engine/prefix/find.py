@@ -19,6 +19,7 @@ from server.engine.schedule.evaluations import n_more_runs
 from server.engine.sequence import Phase, Sequence, Slot
 
 MIN_COPY = 16  # tokens; a shorter prefix of another slot is computed anew
+_MANY, _LEAST_LOST = 1000, 0.01  # tokens; share of a cache's value that is lost at least when it goes to RAM
 MIN_READ = 64  # tokens; less is computed rather than read from disk
 MOST_MOVED_FROM = 4  # slots whose cells are looked through for runs to move
 MIN_WAIT = 64  # tokens; a longer prefix that another slot is computing is waited for
@@ -272,9 +273,12 @@ class Placer:
 
     def _evaluation(self) -> float:
         """What one more evaluation in each step costs, in the unit of a cache's value: prompt tokens per second that
-        could be computed meanwhile."""
+        could be computed meanwhile. Who loses his slot goes to RAM, so that only what moving states takes is lost."""
         step_s = max(self.step_s, self.info.evaluation_s)
-        return self.worth.computed.value * self.info.evaluation_s / step_s if step_s else 0.0
+        if not step_s or not self.worth.computed.value:
+            return 0.0
+        lost = min(self.worth.round_trip_s(_MANY) / self.worth.compute_s(_MANY), 1.0) if self.tier.limit else 1.0
+        return self.worth.computed.value * self.info.evaluation_s / step_s / max(lost, _LEAST_LOST)
 
     def _worth_copying(self, source: Slot | None, n: int) -> bool:
         """Cells of a unified cache are shared. A separate stream is copied whole, however little of it is kept."""
