@@ -80,7 +80,7 @@ class Downloads:
             self._not_there(entry, download, error)
             return False
         entry.download = None
-        entry.spec, entry.described, entry.need = spec, None, None
+        entry.spec, entry.described, entry.need, entry.fit = spec, None, None, None
         log.info("the files of model '%s' are there: %s", entry.id, spec.path)
         self._lifecycle.move(entry, Status.UNLOADED)
         return True

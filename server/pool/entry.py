@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from server.engine.request import Adapters
 from server.pool.downloads import Download
+from server.pool.footprint import Fit
 from server.pool.lease import Lease
 from server.pool.loading import Load
 from server.pool.model import LoadedModel
@@ -52,6 +53,7 @@ class Entry:
     sizing: asyncio.Task[None] | None = None  # measures it
     need: Mapping[str, int] | None = None  # bytes by device that must be free for its load
     taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device that are its own, from the load's begin on
+    fit: Fit | None = None  # as what it was last loaded, of the same files
     fitting: bool = False  # its load has not said yet what it takes
 
     @property

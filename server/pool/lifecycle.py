@@ -90,7 +90,7 @@ class Lifecycle:
         factories = self._factories
         load = Load(
             *(entry.spec, self._loader, factories.template, report, self._clock),
-            *(factories.grammar, self._quiet, granted or {}),
+            *(factories.grammar, self._quiet, granted or {}, entry.fit),
         )
         entry.load = load
         entry.taken = granted or {}
@@ -169,6 +169,7 @@ class Lifecycle:
         if entry.adapters is not None and model.generator is not None:
             model.generator.set_adapter_scales(entry.adapters)
         entry.adapters = None
+        entry.fit = model.fit
         footprint = model.weights.footprint() or model.fit.footprint
         entry.facts = ModelFacts(
             *(model.info, model.template, model.n_ctx_seq, model.n_slots, model.loaded_at, footprint, model.fit)
@@ -193,7 +194,9 @@ class Lifecycle:
 
     def _not_loaded(self, entry: Entry, load: Load, error: BaseException) -> None:
         entry.progress = 0.0
-        entry.facts = entry.adapters = entry.need = None  # the file may be another one when it is tried again
+        entry.facts = entry.adapters = entry.need = entry.fit = (
+            None  # the file may be another one when it is tried again
+        )
         entry.taken, entry.fitting = {}, False
         if load.cancelled:
             log.info("the load of model '%s' was cancelled: %s", entry.id, error)

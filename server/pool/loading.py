@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.runner_api import Runner
 from server.errors import ModelFailed
-from server.pool.footprint import Fit
+from server.pool.footprint import Fit, totals
 from server.pool.model import GrammarFactory
 from server.pool.protocols import Loader, ModelInfo, Weights
 from server.pool.spec import ModelSpec
@@ -88,6 +88,7 @@ class Load:
     grammar: GrammarFactory
     quiet: Callable[[], bool]  # whether no other model has anything to do
     granted: Mapping[str, int] = field(default_factory=dict)  # bytes by device that it may take at most
+    before: Fit | None = None  # what fitted when it was loaded before
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _reported_at: float | None = None
     _fit: Fit | None = None
@@ -103,11 +104,22 @@ class Load:
 
     def fit(self) -> Fit:
         """What of it fits, which `run` then loads; blocking. Raises `ModelFailed`."""
-        self._fit = self.loader.fit(self.spec, self.granted)
+        if self.before is not None and self._fits_again(self.before):
+            self._fit = self.before
+        else:
+            self._fit = self.loader.fit(self.spec, self.granted)
         for note in self._fit.notes:
             log.info("model '%s': %s", self.spec.id, note)
         self._check_wanted()
         return self._fit
+
+    def _fits_again(self, before: Fit) -> bool:
+        """Whether it had all that it could have, and there is ample room for that again: then nothing is measured."""
+        memory, kept = self.loader.memory(), max(self.spec.native.fit_target) << 20
+        return not before.notes and all(
+            n <= self.granted.get(device, n) and (device not in memory or n <= memory[device].free - kept)
+            for device, n in totals(before.footprint).items()
+        )
 
     def run(self) -> Parts:
         """What fits of it: weights, ``instances`` contexts, and the chat template; raises whatever the native side

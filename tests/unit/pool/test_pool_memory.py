@@ -33,16 +33,19 @@ class Sized(Loader):
         self.sizes = sizes
         self.wishes = wishes
         self.wrong: dict[str, int] = {}
+        self.fitted: list[str] = []
 
     def least(self, spec: ModelSpec) -> Footprint:
         return {HOST: Bytes(weights=self.sizes[spec.id])}
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
+        self.fitted.append(spec.id)
         least, room = self.sizes[spec.id], (granted or {})[HOST]
         if least > room:
             raise ModelFailed(spec.id, f"it needs {least}, and {room} are free")
         n_ctx = min(self.wishes.get(spec.id, 0), room - least)
-        return Fit(replace(spec, native=replace(spec.native, n_ctx=n_ctx)), {HOST: Bytes(least, n_ctx)})
+        notes = ("less",) if n_ctx < self.wishes.get(spec.id, 0) else ()
+        return Fit(replace(spec, native=replace(spec.native, n_ctx=n_ctx)), {HOST: Bytes(least, n_ctx)}, notes)
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
         weights = super().load(spec, progress)
@@ -169,6 +172,22 @@ async def test_prompt_states_share_what_models_leave() -> None:
         (await loaded(s, "m0")).release()
         (await loaded(s, "m1")).release()
         assert [engine.cache_limit for engine in s.engines.made] == [10, 10]
+
+
+async def test_a_model_that_had_all_it_could_have_is_not_measured_again() -> None:
+    async with sized_pool("m4", "m0", budget=400) as s:
+        for model in ("m0", "m4", "m0"):
+            (await loaded(s, model)).release()
+            await s.pool.unload(model)
+            await s.work()
+        assert s.loader.fitted == ["m0", "m4"]
+        loader = s.loader
+    async with sized_pool("m4", "m0", loader=loader, budget=250) as s:
+        for _ in range(2):  # less than it could have: there may be more now
+            (await loaded(s, "m4")).release()
+            await s.pool.unload("m4")
+            await s.work()
+        assert loader.fitted == ["m0", "m4", "m4", "m4"]
 
 
 class MemoryMachine(RuleBasedStateMachine):
