@@ -121,7 +121,7 @@ def load_settings(
     path = config or _config_path(flags, variables)
     document = read_yaml(TABLE, path, MODEL_ONLY) if path else Document()
     named = bool(config or flags.config or variables.config)
-    inputs = Inputs(TABLE, flags, variables, document, named)
+    inputs = Inputs(TABLE, flags, variables, document, named, is_demo=not named and path == DEFAULT_CONFIGS[0])
     place = _hub_place(os.environ if env is None else env)
     without_models = _laid_over(inputs, Roster(), place)  # says where the models are
     roster = find_models(inputs, without_models.server, hub_of(without_models))

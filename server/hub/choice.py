@@ -73,7 +73,7 @@ def is_model(path: str) -> bool:
 def choose(files: Sequence[HubFile], repository: str, tag: str = "", file: str = "") -> Choice:
     """What is meant by `tag`, or by `file` in its place. Raises `NotFound`, which lists what there is."""
     by_path = {found.path: found for found in files}
-    if PRESET in by_path:
+    if PRESET in by_path and not file:
         return Choice(preset=by_path[PRESET])
     model = by_path.get(file) if file else _model(files, tag)
     if model is None:

@@ -237,7 +237,12 @@ class Hub:
                 fetch(content, open_content, self.cache.lock(repository, file.oid), remote.patience, report, wanted)
         places = {file.path: self.cache.link(repository, commit.id, file) for file in wished}
         self.cache.remember(repository, commit.branch, commit.id)
-        return _files(choice, places)
+        for kind, sibling in choice.siblings.items():
+            if sibling not in wished:
+                log.info("'%s' has %s (%s), which is not downloaded: not used yet", repository, sibling.path, kind)
+        found = _files(choice, places)
+        whole = self.find(reference, choice.model[0].path) if choice.model else None  # with siblings that were there
+        return whole if whole is not None and whole.model == found.model else found
 
     def _content(self, remote: "Remote", repository: str, commit: "Commit", file: HubFile) -> "Content":
         from server.hub.download import Content

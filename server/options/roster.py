@@ -42,6 +42,7 @@ class Inputs:
     variables: Variables
     document: Document
     config_named: bool = False  # the document is not merely the one that lies about
+    is_demo: bool = False  # but the one that a checkout has for those who have no model
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,9 @@ def find_models(inputs: Inputs, server: ServerSettings, hub: Hub) -> Roster:
             origins[model_id] = Origin(place, path_place=path.source if path else "")
     skipped: list[str] = []
     cached = hub.models() if serves_cache else []
+    if cached and inputs.is_demo and not where:  # the others are what its places are for
+        place = str(hub.cache.folder)
+        catalogued |= {name: {"load": Given("on_demand", place)} for name in inputs.document.models}
     for model_id, origin, layer in _catalogued(inputs.table, server.models_dir, preset, cached, hub, skipped):
         if model_id in origins and origin.kind == "cache":
             continue

@@ -385,4 +385,9 @@ def _is_stale(entry: Entry, spec: ModelSpec | None) -> bool:
         return False
     if spec is None or entry.status is Status.FAILED:
         return True
-    return replace(entry.spec, source="") != replace(spec, source="")
+    return _without_beginning(entry.spec) != _without_beginning(spec)
+
+
+def _without_beginning(spec: ModelSpec) -> ModelSpec:
+    """What a model is once the pool has started, whoever configured it."""
+    return replace(spec, source="", load="on_demand", args=(), preset="")

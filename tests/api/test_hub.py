@@ -280,6 +280,8 @@ async def test_without_autoload_nothing_is_downloaded(remote: StandInHub, tmp_pa
     preset = tmp_path / "p.ini"
     preset.write_text(f"[a]\nhf-repo = {MODEL_ID}\n")
     async with serving(remote, tmp_path, "--models-preset", str(preset)) as api:
-        reply = await api.client.get("/props", params={"model": "a", "autoload": "0"})
-        assert (reply.status_code, "not loaded" in reply.text) == (400, True)
+        for method, path in (("GET", "/props?model=a"), ("POST", "/v1/chat/completions?"), ("POST", "/tokenize?")):
+            body = {"model": "a", "content": "x", **CHAT}
+            reply = await api.client.request(method, f"{path}&autoload=false", json=body if method == "POST" else None)
+            assert (reply.status_code, "not loaded" in reply.text) == (400, True), path
         assert remote.contents_asked() == []

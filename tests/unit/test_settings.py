@@ -502,3 +502,17 @@ def test_files_are_checked_apart_from_reading(tmp_path: Path) -> None:
     bad.write_bytes(b"PK..")
     with pytest.raises(ConfigError, match="is not a GGUF file"):
         check_files(settings("-m", str(bad)))
+
+
+def test_a_checkouts_demo_waits_until_it_is_asked_for_beside_a_cache(tmp_path: Path) -> None:
+    def loads() -> dict[str, str]:
+        found = settings(env={"LLAMA_CACHE": str(tmp_path)})
+        return {model_id: model.load for model_id, model in found.models.items() if "embed" not in model_id}
+
+    assert loads()["demo"] == "startup"
+    commit = tmp_path / "models--org--name" / "snapshots" / ("1" * 40)
+    commit.mkdir(parents=True)
+    (commit / "name-Q8_0.gguf").write_bytes(b"GGUF")
+    (commit.parents[1] / "refs").mkdir()
+    (commit.parents[1] / "refs" / "main").write_text("1" * 40)
+    assert (loads()["demo"], loads()["org/name:Q8_0"]) == ("on_demand", "on_demand")
