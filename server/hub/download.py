@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -23,11 +24,11 @@ from huggingface_hub.utils import WeakFileLock
 
 from server.errors import DownloadFailed
 from server.hub.cache import PARTIAL
-from server.hub.remote import Interrupted, Patience, chunks_of
+from server.hub.remote import Interrupted, Patience, chunks_of, cut_off
 from server.pool.protocols import FileProgress
 
 REPORT_INTERVAL_S = 0.1  # as llama-server (server-models.cpp, server_download_state)
-_LOCK_WAIT_S = 0.2
+_LOOK_S = 0.2
 _READ_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
@@ -156,7 +157,9 @@ class _Transfer:
             if response.status_code == 416 or not self._fits(response, begun):
                 self._content.partial.unlink(missing_ok=True)
                 raise Interrupted("the hub can't go on where the last download ended")
-            with self._content.partial.open("ab" if response.status_code == 206 else "wb") as file:
+            if response.status_code != 206:
+                self._content.partial.unlink(missing_ok=True)
+            with self._content.partial.open("ab") as file, _ended_when_unwanted(response, self._wanted):
                 self._write(response, file)
         if self._total and _size_of(self._content.partial) != self._total:
             raise Interrupted("the connection ended early")
@@ -205,11 +208,31 @@ class _Transfer:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self._check_wanted()
-            time.sleep(min(left, _LOCK_WAIT_S))
+            time.sleep(min(left, _LOOK_S))
 
     def _check_wanted(self) -> None:
         if not self._wanted():
             raise Cancelled(f"the download of '{self._content.name}' was cancelled")
+
+
+@contextlib.contextmanager
+def _ended_when_unwanted(response: httpx2.Response, wanted: Wanted) -> Iterator[None]:
+    """Whoever cancels a download, or stops the server, doesn't wait for a hub that is silent."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK_S):
+            if not wanted():
+                cut_off(response)
+                return
+
+    watcher = threading.Thread(target=watch, name="download-watch")
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 @contextlib.contextmanager
@@ -218,7 +241,7 @@ def _alone(lock: Path, wanted: Wanted) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         while True:
             try:
-                held.enter_context(WeakFileLock(lock, timeout=_LOCK_WAIT_S))
+                held.enter_context(WeakFileLock(lock, timeout=_LOOK_S))
                 break
             except TimeoutError:
                 if not wanted():

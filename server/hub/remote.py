@@ -6,6 +6,7 @@ it doesn't check sums, goes on with no download that another process began, and 
 
 import contextlib
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -153,6 +154,15 @@ def chunks_of(response: httpx2.Response) -> Iterator[bytes]:
         yield from response.iter_bytes()
     except httpx2.TransportError as error:
         raise Interrupted(f"{host_of(str(response.url))}: {_words(error)}") from None
+
+
+def cut_off(response: httpx2.Response) -> None:
+    """End a connection that another thread reads from, which may be waiting for a packet that does not come."""
+    stream = response.extensions.get("network_stream")
+    connected = stream.get_extra_info("socket") if stream is not None else None
+    if connected is not None:
+        with contextlib.suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
 
 
 def patiently(ask: Callable[[], T], patience: Patience, what: str) -> T:
