@@ -223,27 +223,28 @@ class Instance:
 
     def _take_results(self, entries: list[Entry], seconds: float) -> None:
         """`entries` were decoded: their tokens are in the cells, and those with logits get their next ones."""
-        now = self._clock()
         prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
-        self._count_decode(entries, seconds)
+        n_prompt = sum([len(e.tokens) for e in prompts]) if prompts else 0
+        self._count_decode(entries, n_prompt, seconds)
         if self._speculation is not None:
-            n_prompt = sum([len(e.tokens) for e in prompts])
             self._speculation.observe(sum([len(e.tokens) for e in entries]) - n_prompt, n_prompt, seconds)
-            self._speculation.prepare(e.sequence for e in prompts)
+            if prompts:
+                self._speculation.prepare(e.sequence for e in prompts)
         self.scheduler.commit(entries, seconds)
         self._cells.tiers.begin_step()
         self._cells.decoded(entries)
-        for entry in prompts:
-            self._report_progress(entry.sequence, now)
+        if prompts:
+            now = self._clock()
+            for entry in prompts:
+                self._report_progress(entry.sequence, now)
         self._sampling.sample([e for e in entries if e.want_logits])
 
-    def _count_decode(self, entries: list[Entry], seconds: float) -> None:
+    def _count_decode(self, entries: list[Entry], n_prompt: int, seconds: float) -> None:
         """To be called before the commit. A slot that has a request is busy, with tokens in this decode or not."""
-        prompts = [len(e.tokens) for e in entries if e.sequence.phase is Phase.PREFILL]
-        if prompts:
-            self.scheduler.worth.computed.observe(sum(prompts), seconds)
+        if n_prompt:
+            self.scheduler.worth.computed.observe(n_prompt, seconds)
         longest = max([e.pos + len(e.tokens) for e in entries])
-        self.stats.add_decode(self.scheduler.n_active, longest, sum(prompts), seconds)
+        self.stats.add_decode(self.scheduler.n_active, longest, n_prompt, seconds)
 
     def _place(self) -> None:
         give_up_late(self.scheduler.waiting, self._clock())
