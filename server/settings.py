@@ -219,6 +219,9 @@ def _check_adapters(model_id: str, model: ModelSettings, origin: Origin) -> None
                 raise ConfigError(f"{origin.place}: models.{model_id}.{key}: {problem}")
     if model.draft_model is not None and (problem := problem_of(model.draft_model)):
         raise ConfigError(f"{origin.place}: models.{model_id}.draft_model: {problem}")
+    for key in ("lookup_cache_static", "lookup_cache_dynamic"):
+        if (path := getattr(model, key)) is not None and not path.is_file():
+            raise ConfigError(f"{origin.place}: models.{model_id}.{key}: no such file: {path}")
 
 
 def _check_devices(model_id: str, model: ModelSettings, origin: Origin) -> None:

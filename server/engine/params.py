@@ -25,8 +25,20 @@ class EngineParams:
     checkpoint_min_step: int = 8192  # tokens between those that are not at a prompt's ends
     cache_ram: int = -2  # MiB of prompt states in RAM, of all instances; -1 = no limit, -2 = automatic
     spec_type: str = "none"  # kinds of guesses, separated by commas
-    spec_ngram_size: int = 3  # tokens that must repeat for a guess from the text
-    spec_ngram_max: int = 16  # longest guess from the text
+    spec_lookup_size: int = 3  # tokens that must repeat for a guess that nobody asked for
+    spec_lookup_max: int = 16  # longest guess that nobody asked for
+    spec_ngram_simple_size_n: int = 12  # of llama-server's kinds of guesses from the text: see `speculate/ngrams.py`
+    spec_ngram_simple_size_m: int = 48
+    spec_ngram_map_k_size_n: int = 12
+    spec_ngram_map_k_size_m: int = 48
+    spec_ngram_map_k4v_size_n: int = 12
+    spec_ngram_map_k4v_size_m: int = 48
+    spec_ngram_map_k4v_min_hits: int = 1
+    spec_ngram_mod_n_match: int = 24
+    spec_ngram_mod_n_min: int = 48
+    spec_ngram_mod_n_max: int = 64
+    lookup_cache_static: Path | None = None
+    lookup_cache_dynamic: Path | None = None
     spec_draft_max: int = 16  # longest guess of the draft model
     spec_draft_min: int = 0  # a shorter one is not checked
     spec_draft_p_min: float = 0.0  # the draft model stops at a less probable token
@@ -54,4 +66,13 @@ class EngineParams:
     @property
     def n_guesses(self) -> int:
         """Tokens of a sequence that may be guessed at once."""
-        return max(self.spec_ngram_max * self.looks_up, self.spec_draft_max * self.drafts)
+        most = {
+            LOOKUP: self.spec_lookup_max,
+            "ngram-simple": self.spec_ngram_simple_size_m,
+            "ngram-map-k": self.spec_ngram_map_k_size_m,
+            "ngram-map-k4v": self.spec_ngram_map_k4v_size_m,
+            "ngram-mod": self.spec_ngram_mod_n_max,
+            "ngram-cache": 8,
+            "draft-simple": self.spec_draft_max,
+        }
+        return max(most.get(kind, 0) for kind in self.spec_type.split(","))

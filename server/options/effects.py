@@ -4,13 +4,26 @@ They are no mistakes: under the YAML's ``defaults`` they are for the models that
 """
 
 from collections.abc import Iterator
+from types import MappingProxyType
 
+from server.engine.params import LOOKUP
 from server.options.model import ModelDefaults
 from server.options.specs import spec_type
 from server.templates.built_in import complaint, is_name, names
 
 _DISK = ("cache_disk_path", "cache_disk is 0, so nothing is kept on disk")
 _NO_DRAFT = "there is no draft_model"
+_OF_KINDS = MappingProxyType(
+    {
+        "spec_lookup": LOOKUP,
+        "spec_ngram_simple": "ngram-simple",
+        "spec_ngram_map_k_": "ngram-map-k",
+        "spec_ngram_map_k4v": "ngram-map-k4v",
+        "spec_ngram_mod": "ngram-mod",
+        "lookup_cache": "ngram-cache",
+    }
+)
+"""The kind of guesses that options of these names are for."""
 
 
 def without_effect(model: ModelDefaults) -> Iterator[str]:
@@ -22,7 +35,8 @@ def without_effect(model: ModelDefaults) -> Iterator[str]:
     if model.cache_disk_path is not None and not model.cache_disk:
         yield _because(*_DISK)
     for name in sorted(given):
-        if name.startswith("spec_ngram") and "ngram" not in kinds:
+        kind = next((kind for start, kind in _OF_KINDS.items() if name.startswith(start)), "")
+        if kind and kind not in kinds.split(","):
             yield _because(name, no_guesses)
         elif name.startswith(("spec_draft", "draft_")) and name not in ("draft_model", "draft_hf"):
             if not model.has_draft:

@@ -14,12 +14,9 @@ from server.options.values import Bool, FilePath, Float, GpuLayers, Int, Proport
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 AUTO = "auto"
-KINDS = ("ngram-simple", "ngram-map-k", "draft-simple")
+KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "draft-simple")
 _NOT_HERE = {
-    "ngram-map-k4v": "use ngram-simple",
-    "ngram-mod": "use ngram-simple",
-    "ngram-cache": "use ngram-simple",
-    "draft-mtp": "the library's C interface does not give out the hidden states that a model's MTP heads need",
+    "draft-mtp": "a model's own MTP heads are not used yet",
     "draft-eagle3": "it needs hidden states that the library's C interface does not give out; use draft-simple",
     "draft-dflash": "it needs hidden states that the library's C interface does not give out; use draft-simple",
     "draft-dspark": "it needs hidden states that the library's C interface does not give out; use draft-simple",
@@ -83,21 +80,52 @@ class SpeculationSettings(SettingsModel):
         WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"enum": list(KINDS)}}]}),
         option("--spec-type", env="LLAMA_ARG_SPEC_TYPE", metavar="A,B"),
     ] = AUTO
-    """Where guesses come from: ngram-simple (the text so far; ngram-map-k is the same here), draft-simple (the draft
-    model); the first that has one is asked. none = no guesses; auto = the text so far, where that pays, and
-    draft-simple where there is a draft model. The output stays the same; see docs/speculation.md."""
-    spec_ngram_size: Annotated[
-        Int,
-        option("--spec-ngram-simple-size-n", "--spec-ngram-map-k-size-n", "--spec-ngram-size-n", metavar="N"),
-        Field(ge=1, le=64),
-    ] = 3
-    """Tokens that must repeat for a guess from the text."""
-    spec_ngram_max: Annotated[
-        Int,
-        option("--spec-ngram-simple-size-m", "--spec-ngram-map-k-size-m", "--spec-ngram-size-m", metavar="N"),
-        Field(ge=1, le=128),
-    ] = 16
-    """Most tokens that are guessed from the text at once."""
+    """Where guesses come from: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (the text so far, as
+    llama-server), draft-simple (the draft model); the first that has one is asked. none = no guesses; auto = the text
+    so far, where that pays, and draft-simple where there is a draft model. The output stays the same; see
+    docs/speculation.md."""
+    spec_lookup_size: Annotated[Int, option("--spec-lookup-size-n", metavar="N"), Field(ge=1, le=64)] = 3
+    """Tokens that must repeat for a guess from the text with spec_type auto."""
+    spec_lookup_max: Annotated[Int, option("--spec-lookup-size-m", metavar="N"), Field(ge=1, le=128)] = 16
+    """Most tokens that are guessed from the text at once with spec_type auto."""
+    spec_ngram_simple_size_n: Annotated[
+        Int, option("--spec-ngram-simple-size-n", metavar="N"), Field(ge=1, le=1024)
+    ] = 12
+    """Tokens that must repeat for a guess of ngram-simple."""
+    spec_ngram_simple_size_m: Annotated[
+        Int, option("--spec-ngram-simple-size-m", metavar="N"), Field(ge=1, le=1024)
+    ] = 48
+    """Most tokens of a guess of ngram-simple."""
+    spec_ngram_map_k_size_n: Annotated[Int, option("--spec-ngram-map-k-size-n", metavar="N"), Field(ge=1, le=1024)] = 12
+    """Tokens that must repeat for a guess of ngram-map-k."""
+    spec_ngram_map_k_size_m: Annotated[Int, option("--spec-ngram-map-k-size-m", metavar="N"), Field(ge=1, le=1024)] = 48
+    """Most tokens of a guess of ngram-map-k."""
+    spec_ngram_map_k4v_size_n: Annotated[
+        Int, option("--spec-ngram-map-k4v-size-n", metavar="N"), Field(ge=1, le=1024)
+    ] = 12
+    """Tokens that must repeat for a guess of ngram-map-k4v."""
+    spec_ngram_map_k4v_size_m: Annotated[
+        Int, option("--spec-ngram-map-k4v-size-m", metavar="N"), Field(ge=1, le=1024)
+    ] = 48
+    """Most tokens of a guess of ngram-map-k4v."""
+    spec_ngram_map_k4v_min_hits: Annotated[
+        Int, option("--spec-ngram-map-k4v-min-hits", metavar="N"), Field(ge=1, le=1 << 20)
+    ] = 1
+    """Times that the tokens must have been met for a guess of ngram-map-k4v."""
+    spec_ngram_mod_n_match: Annotated[Int, option("--spec-ngram-mod-n-match", metavar="N"), Field(ge=1, le=1024)] = 24
+    """Tokens that must repeat for a guess of ngram-mod."""
+    spec_ngram_mod_n_min: Annotated[Int, option("--spec-ngram-mod-n-min", metavar="N"), Field(ge=0, le=1024)] = 48
+    """Fewest tokens of a guess of ngram-mod."""
+    spec_ngram_mod_n_max: Annotated[Int, option("--spec-ngram-mod-n-max", metavar="N"), Field(ge=0, le=1024)] = 64
+    """Most tokens of a guess of ngram-mod."""
+    lookup_cache_static: Annotated[
+        FilePath | None, option("-lcs", "--lookup-cache-static", metavar="FILE", is_path=True)
+    ] = None
+    """File of llama-lookup-create with counts for ngram-cache."""
+    lookup_cache_dynamic: Annotated[
+        FilePath | None, option("-lcd", "--lookup-cache-dynamic", metavar="FILE", is_path=True)
+    ] = None
+    """File of llama-lookup-create with counts for ngram-cache, of texts like those that are expected; not written."""
     draft_model: Annotated[
         FilePath | None,
         option(

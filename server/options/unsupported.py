@@ -92,7 +92,6 @@ _FLAGS = """
 -cl --cache-list --completion-bash --cpu-strict --poll -Cb --cpu-mask-batch
 -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch --rpc -lzm --lazy-mode
 --grammar --grammar-file -j --json-schema -jf --json-schema-file
--lcs --lookup-cache-static -lcd --lookup-cache-dynamic
 -sp --special -mm --mmproj -mmu --mmproj-url
 --mmproj-offload --no-mmproj-offload -mmdev --mmproj-device --image-min-tokens --image-max-tokens
 --mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --reuse-port
@@ -106,10 +105,8 @@ _FLAGS = """
 --spec-draft-cpu-range-batch -Crbd --cpu-range-batch-draft --spec-draft-cpu-strict-batch --cpu-strict-batch-draft
 --spec-draft-prio-batch --prio-batch-draft --spec-draft-poll-batch --poll-batch-draft
 --spec-draft-p-split --draft-p-split
---spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match
---spec-ngram-simple-min-hits
---spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits
---spec-ngram-min-hits --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default
+--spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits --spec-ngram-simple-min-hits --spec-ngram-map-k-min-hits
+--embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default
 --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default
 --vision-gemma-4b-default --vision-gemma-12b-default --spec-default
 """

@@ -77,7 +77,7 @@ def runner(weights: LlamaWeights, monkeypatch: pytest.MonkeyPatch) -> LlamaRunne
 
 
 async def answers(runner: LlamaRunner, spec_type: str, requests: Sequence[Request]) -> list[Reply]:
-    params = EngineParams(spec_type=spec_type, spec_draft_max=8, spec_ngram_max=8, check_integrity=True)
+    params = EngineParams(spec_type=spec_type, spec_draft_max=8, spec_lookup_max=8, check_integrity=True)
     engine = Engine([runner], params, asyncio.get_running_loop(), runner.machine)  # type: ignore[attr-defined]
     try:
         return await run(engine, *requests)
@@ -117,7 +117,7 @@ def parted_by(weights: LlamaWeights, said: str, one: Reply, other: Reply) -> flo
     return abs(logits[tokens[0][n]] - logits[tokens[1][n]])
 
 
-@pytest.mark.parametrize("spec_type", ["draft-simple", "ngram-simple,draft-simple"])
+@pytest.mark.parametrize("spec_type", ["draft-simple", "lookup,draft-simple"])
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -23,7 +23,7 @@ from tests.unit.engine.builders import Reply, run
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 N_TOKENS = 90
 PROMPTS = ([5, 9, 300, 17] * 5, [*range(20, 180, 3)], [*range(60, 390)])
-ENGINE = EngineParams(spec_type="ngram-simple", check_integrity=True, cache_ram=0)
+ENGINE = EngineParams(spec_type="lookup", check_integrity=True, cache_ram=0)
 
 
 def load(path: Path, *, unified: bool) -> LlamaWeights:
@@ -67,7 +67,7 @@ async def test_what_is_guessed_changes_no_token(
         return guesses
 
     monkeypatch.setattr(Speculation, "guess", guess)
-    guessed, n_guessed = await answers(weights, n, "ngram-simple")
+    guessed, n_guessed = await answers(weights, n, "lookup")
     weights.close()
     for one, other in zip(plain, guessed, strict=True):
         assert token_ids(one) == token_ids(other)

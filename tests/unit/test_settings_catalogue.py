@@ -109,9 +109,10 @@ def test_an_incomplete_model_in_a_folder_does_not_stop_the_others(folder: Path) 
         (["--cache-disk-path", ".", "--cache-disk", "64"], []),
         (["--draft-max", "4", "-td", "1"], ["draft_n_threads", "spec_draft_max"]),
         (["--draft-max", "4", "-md", "models/one.gguf"], []),
-        (["--spec-type", "none", "--spec-ngram-size-n", "4"], ["spec_ngram_size"]),
-        (["--spec-ngram-size-n", "4"], ["spec_ngram_size"]),
-        (["--spec-type", "ngram-simple", "--spec-ngram-size-n", "4"], []),
+        (["--spec-type", "none", "--spec-lookup-size-n", "4"], ["spec_lookup_size"]),
+        (["--spec-lookup-size-n", "4"], []),
+        (["--spec-ngram-map-k4v-size-n", "4"], ["spec_ngram_map_k4v_size_n"]),
+        (["--spec-type", "ngram-map-k", "--spec-ngram-map-k-size-n", "4"], []),
         (["--spec-type", "none", "-md", "models/one.gguf"], ["draft_model"]),
     ],
 )

@@ -65,9 +65,28 @@ def test_the_variables_are_llama_servers() -> None:
     engine = found.engine
     assert (engine.spec_draft_max, engine.spec_draft_min, engine.spec_draft_p_min) == (8, 2, 0.5)
     assert engine.spec_type == "ngram-simple,draft-simple"
-    assert engine.n_guesses == 16
+    assert engine.n_guesses == 48
     assert found.draft is not None
     assert found.draft.native.n_gpu_layers == -2
+
+
+def test_the_kinds_have_llama_servers_sizes() -> None:
+    """common/common.h, common_params_speculative_ngram_map and its neighbours."""
+    engine = spec("--spec-type", "ngram-mod,ngram-map-k4v,ngram-cache", "-lcs", "a.bin", "-lcd", "b.bin").engine
+    assert engine.spec_type == "ngram-map-k4v,ngram-mod,ngram-cache"
+    assert (engine.spec_ngram_simple_size_n, engine.spec_ngram_simple_size_m) == (12, 48)
+    assert (engine.spec_ngram_map_k4v_size_n, engine.spec_ngram_map_k4v_size_m) == (12, 48)
+    assert (engine.spec_ngram_mod_n_match, engine.spec_ngram_mod_n_min, engine.spec_ngram_mod_n_max) == (24, 48, 64)
+    assert engine.n_guesses == 64
+    assert (engine.lookup_cache_static, engine.lookup_cache_dynamic) == (Path("a.bin"), Path("b.bin"))
+
+
+def test_a_lookup_cache_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF....")
+    flags = ["-m", str(model), "--spec-type", "ngram-cache", "-lcs", "gone.bin"]
+    with pytest.raises(ConfigError, match=r"lookup_cache_static: no such file: gone\.bin"):
+        check_files(load_settings(flags, {}))
 
 
 def test_none_leaves_the_draft_model_alone() -> None:
@@ -88,13 +107,13 @@ def test_a_draft_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
     [
         (("--spec-type", "draft-simple"), "needs draft_model"),
         (("--spec-type", "draft-mtp"), "'draft-mtp', a kind of llama-server that Llamapool does not have: .*MTP heads"),
-        (("--spec-type", "ngram-simple,ngram-cache"), "'ngram-cache', a kind of llama-server .*: use ngram-simple"),
+        (("--spec-ngram-mod-n-match", "0"), "spec_ngram_mod_n_match"),
         (("--spec-type", "ngram"), "unknown kind 'ngram'; known: auto, none, ngram-simple"),
         (("--spec-type", "none,ngram-simple"), "should be auto or none alone"),
         (("--spec-type", ""), "should be auto, none, or some of"),
         (("--spec-draft-p-min", "1.5"), "spec_draft_p_min"),
         (("-devd", "CUDA0;CUDA1"), "draft_device should be one set of devices"),
-        (("--spec-ngram-mod-n-max", "5"), "--spec-ngram-mod-n-max is an option of llama-server"),
+        (("--spec-ngram-map-k-min-hits", "5"), "--spec-ngram-map-k-min-hits is an option of llama-server"),
     ],
 )
 def test_what_can_not_be_is_refused_by_name(argv: tuple[str, ...], reason: str) -> None:

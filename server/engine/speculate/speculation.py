@@ -10,7 +10,8 @@ from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import Step, StepCost, lengths
 from server.engine.speculate.draft_model import DraftCells, Drafting, Wanted
-from server.engine.speculate.lookup import CHUNK, Lookup
+from server.engine.speculate.lookup import CHUNK
+from server.engine.speculate.ngrams import sources
 from server.engine.speculate.state import Speculating
 from server.engine.speculate.synthetic import conditional
 
@@ -20,7 +21,7 @@ _ENOUGH = 1.0  # tokens expected of a guess from the text that leave nothing to 
 
 
 def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]) -> "Speculation | None":
-    """None where guessing is off."""
+    """None where guessing is off. Raises `ConfigError` for a lookup cache that can't be read."""
     info, drafting = runner.info, None
     if not min(params.n_guesses, info.n_guesses):
         return None
@@ -37,6 +38,7 @@ class Speculation:
         self._info = info
         self._drafting = drafting
         self._synthetic = conditional(params.spec_synth)
+        self._sources = sources(params, info.n_ctx_seq)
         self._cost = StepCost()
         self._pause = 0
 
@@ -46,11 +48,9 @@ class Speculation:
         most = self._info.n_guesses if request.spec_n_max < 0 else min(request.spec_n_max, self._info.n_guesses)
         if most < 1:
             return
-        sequence.speculating = state = Speculating(min(most, params.spec_ngram_max))
-        if params.looks_up:
-            state.sources = (Lookup(params.spec_ngram_size, self._info.n_ctx_seq),)
-            for source in state.sources:
-                source.extend(request.prompt)
+        sequence.speculating = state = Speculating(most, self._sources())
+        for source in state.sources:
+            source.extend(request.prompt)
         if self._drafting is not None:
             state.right_drafted = self._drafting.mean_right
             state.most_drafted = min(most, params.spec_draft_max)

@@ -352,7 +352,7 @@ PROMPTS = st.lists(
     st.integers(1, 4),
     st.sets(st.integers(0, 11)),
     st.sampled_from([0, -1]),
-    st.sampled_from(["none", "ngram-simple", "draft-simple", "ngram-simple,draft-simple"]),
+    st.sampled_from(["none", "lookup", "draft-simple", "lookup,draft-simple"]),
     st.integers(0, 100),
 )
 def test_any_mix_of_requests_gives_each_what_it_gets_alone(
@@ -379,7 +379,7 @@ def test_any_mix_of_requests_gives_each_what_it_gets_alone(
         runner.draft = FakeDraft(runner, wrong=wrong, on_decode=machine.draft, n_cells=300)
         requests = [request(a + b, max_tokens=n, adapters=wanted) for a, b, n, wanted in prompts]
         async with engine_over(
-            runner, clock=machine, min_chunk=8, cache_ram=cache_ram, spec_type=spec_type, spec_ngram_size=1
+            runner, clock=machine, min_chunk=8, cache_ram=cache_ram, spec_type=spec_type, spec_lookup_size=1
         ) as engine:
             dropped = [events_of(engine, request(r.id * 10)) for i, r in enumerate(requests) if i in cancelled and r.id]
             for stream in dropped:

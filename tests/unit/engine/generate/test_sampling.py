@@ -40,7 +40,7 @@ async def test_a_right_guess_counts_also_when_it_ends_the_reply(
     monkeypatch.setattr(Speculation, "judge", lambda _self, _sequence, n: learned.append(n))
     runner = FakeRunner(n_seq=1, replies={"go": reply})
     wanted = request("go", **{"max_tokens": 20} | options)
-    async with engine_over(runner, spec_type="ngram-simple") as engine:
+    async with engine_over(runner, spec_type="lookup") as engine:
         (got,) = await run(engine, wanted)
         assert engine.stats.n_draft_accepted == n_accepted
         cells = list(runner.cells[0])

@@ -55,16 +55,16 @@ def novel(n: int) -> dict[str, str]:
 
 @pytest.mark.parametrize(("machine", "n", "least"), [("cpu", 1, 1.8), ("cpu", 6, 1.03), ("gpu", 6, 3.5)])
 async def test_copies_gain(machine: str, n: int, least: float) -> None:
-    assert await ratio("ngram-simple", MACHINES[machine], edits(n)) > least
+    assert await ratio("lookup", MACHINES[machine], edits(n)) > least
 
 
 @pytest.mark.parametrize(("machine", "n"), [("cpu", 1), ("cpu", 6), ("even", 6), ("gpu", 1)])
-@pytest.mark.parametrize("spec_type", ["ngram-simple", "ngram-simple,draft-simple"])
+@pytest.mark.parametrize("spec_type", ["lookup", "lookup,draft-simple"])
 async def test_where_nothing_can_be_guessed_next_to_nothing_is_lost(machine: str, n: int, spec_type: str) -> None:
     assert await ratio(spec_type, MACHINES[machine], novel(n), wrong=100) > 0.97
 
 
-@pytest.mark.parametrize("spec_type", ["ngram-simple", "draft-simple"])
+@pytest.mark.parametrize("spec_type", ["lookup", "draft-simple"])
 async def test_where_every_token_costs_the_same_little_is_lost_with_good_guesses(spec_type: str) -> None:
     assert await ratio(spec_type, EVEN, edits(4), wrong=10) > 0.97
 

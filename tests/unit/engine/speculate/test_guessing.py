@@ -12,7 +12,7 @@ VERSE = "row row row your boat, " * 6
 async def both(*, stop: tuple[str, ...] = (), sampling: SamplingParams | None = None, n: int = 1) -> list[list[Reply]]:
     """The same requests with and without guesses."""
     found = []
-    for spec_type in ("none", "ngram-simple"):
+    for spec_type in ("none", "lookup"):
         runner = FakeRunner(n_ctx_seq=512, replies=None if sampling else {"sing": VERSE})
         wanted = [request("sing", max_tokens=100, stop=stop, n=n, sampling=sampling or SamplingParams(temperature=0))]
         async with engine_over(runner, spec_type=spec_type, clock=ticking()) as engine:
@@ -46,7 +46,7 @@ async def test_seeds_and_choices_give_what_they_give_without_guesses() -> None:
 
 async def test_a_conversation_goes_on_from_cells_that_were_guessed() -> None:
     runner = FakeRunner(n_seq=1, n_ctx_seq=512, replies={"sing": VERSE})
-    async with engine_over(runner, spec_type="ngram-simple", clock=ticking()) as engine:
+    async with engine_over(runner, spec_type="lookup", clock=ticking()) as engine:
         (first,) = await run(engine, request("sing", max_tokens=60))
         (second,) = await run(engine, request("sing" + first.text + "!", max_tokens=5))
         assert second.started.n_cached == 1 + 4 + 59
@@ -57,7 +57,7 @@ async def test_a_conversation_goes_on_from_cells_that_were_guessed() -> None:
 async def test_a_model_that_cannot_forget_a_part_guesses_with_checkpoints(n: int) -> None:
     said = VERSE[:70] + "and merrily " + VERSE
     runner = FakeRunner(n_ctx_seq=512, replies={"sing": said}, partial_removal=False)
-    async with engine_over(runner, spec_type="ngram-simple", clock=ticking()) as engine:
+    async with engine_over(runner, spec_type="lookup", clock=ticking()) as engine:
         replies = await run(engine, *(request("sing", max_tokens=150) for _ in range(n)))
         for reply in replies:
             timings = reply.finished[0].timings
@@ -71,13 +71,13 @@ async def test_wrong_guesses_without_a_way_back_are_computed_again(monkeypatch: 
     said = VERSE[:70] + "and merrily " + VERSE
     runner = FakeRunner(n_ctx_seq=512, replies={"sing": said}, partial_removal=False)
     monkeypatch.setattr(FakeRunner, "seq_rewind", lambda self, seq, _state, _n: not self.seq_remove(seq, 0))
-    async with engine_over(runner, spec_type="ngram-simple", clock=ticking()) as engine:
+    async with engine_over(runner, spec_type="lookup", clock=ticking()) as engine:
         (reply,) = await run(engine, request("sing", max_tokens=150))
     assert reply.text == said[:150]
 
 
 async def test_a_slot_does_not_keep_the_index_of_its_last_request() -> None:
-    async with engine_over(FakeRunner(n_seq=1), spec_type="ngram-simple", clock=ticking()) as engine:
+    async with engine_over(FakeRunner(n_seq=1), spec_type="lookup", clock=ticking()) as engine:
         await run(engine, request("abc"))
         (slot,) = engine._instances[0].scheduler.slots
         assert slot.last is not None

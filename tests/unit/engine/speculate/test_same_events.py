@@ -88,7 +88,7 @@ async def everything(spec_type: str, wrong: int, unified: bool, wanted: list[Req
         on_decode=machine.step,
     )
     runner.draft = FakeDraft(runner, wrong=wrong, on_decode=machine.draft)
-    async with engine_over(runner, clock=machine, spec_type=spec_type, spec_ngram_size=2, cache_ram=0) as engine:
+    async with engine_over(runner, clock=machine, spec_type=spec_type, spec_lookup_size=2, cache_ram=0) as engine:
         replies = await run(engine, *wanted)
     assert [reply.error for reply in replies] == [None] * len(wanted)
     return [seen(reply.events) for reply in replies]
@@ -97,7 +97,7 @@ async def everything(spec_type: str, wrong: int, unified: bool, wanted: list[Req
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     WANTED,
-    st.sampled_from(["ngram-simple", "draft-simple", "ngram-simple,draft-simple"]),
+    st.sampled_from(["lookup", "draft-simple", "lookup,draft-simple"]),
     st.integers(0, 100),
     st.booleans(),
 )
