@@ -16,10 +16,11 @@ from math import log, log1p
 SHORTER, LONGER = 0.5, 0.1  # weight of a new measurement: what makes a step longer is mostly other processes
 UNKNOWN_SHARE = 0.5  # of a token's even share of the step: what one more is taken to cost before that was ever seen
 FORGET = 256  # steps after which a size that was not seen again is forgotten: it may have been disturbed
+_SAME = 8  # steps for which an answer holds
 _EXACT = 32  # sizes up to here are kept apart, larger ones by eighths of their power of two
 _PART = 16  # tokens of a prompt from which on they tell what one more costs
 
-_LEAST = 0.02  # guesses less likely than this are not even considered
+LEAST = 0.02  # guesses less likely than this are not even considered
 _MARGIN = 0.01  # the gain that is asked for, since what is known of costs and of guesses is never exact
 
 
@@ -43,6 +44,7 @@ class StepCost:
     _sizes: list[int] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)  # sizes of the last steps
     _n_seen: int = 0
+    _asked: dict[int, float] = field(default_factory=dict)  # what was said lately: every step asks for the same
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """A step of `n_tokens`, each with its logits, took `seconds`."""
@@ -55,6 +57,8 @@ class StepCost:
             self._seconds[size] = _learned(seen, seconds)
         self._seen.add(size)
         self._n_seen += 1
+        if seen is None or not self._n_seen % _SAME:
+            self._asked.clear()
         if self._n_seen >= FORGET:
             self._sizes = sorted(self._seen)
             self._seconds = {each: self._seconds[each] for each in self._sizes}
@@ -66,9 +70,16 @@ class StepCost:
         if n_tokens >= _PART:
             token_s = seconds / n_tokens
             self._prompt_token_s = _learned(self._prompt_token_s, token_s)
+            self._asked.clear()
 
     def of(self, n_tokens: int) -> float:
         """Seconds that a step of `n_tokens` takes; 0.0 before any was seen."""
+        seconds = self._asked.get(n_tokens)
+        if seconds is None:
+            self._asked[n_tokens] = seconds = self._of(n_tokens)
+        return seconds
+
+    def _of(self, n_tokens: int) -> float:
         size, sizes = _size(n_tokens), self._sizes
         if size in self._seconds or not sizes:
             return self._seconds.get(size, 0.0)
@@ -110,9 +121,11 @@ def lengths(
     best, n_best, gain = _MARGIN * (1 + n_tokens), 0, 0.0
     for n, (more, _) in enumerate(ranked, 1):
         gain += more
-        value = gain - n_tokens * log1p(extra_s(n) / base_s)
-        if value > best:
-            best, n_best = value, n
+        cost = n_tokens * log1p(extra_s(n) / base_s)
+        if gain - cost > best:
+            best, n_best = gain - cost, n
+        if gain + (len(ranked) - n) * more - cost <= best:  # gains fall, and costs rise
+            break
     for _, i in ranked[:n_best]:
         taken[i] += 1
     return taken
@@ -127,7 +140,7 @@ def _gains(reaches: Sequence[Sequence[float]]) -> list[tuple[float, int]]:
     for i, reach in enumerate(reaches):
         expected = 1.0
         for p in reach:
-            if p < _LEAST:
+            if p < LEAST:
                 break
             gains.append((log1p(p / expected), i))
             expected += p

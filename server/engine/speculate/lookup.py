@@ -96,10 +96,14 @@ class Lookup:
                 break
         if not at and not self._follows:
             return []
-        n_matching = self._matching(at) if at else 0
-        if not at or (n_matching < LONG_MATCH and self._matching(self._follows) >= n_matching):
-            at, n_matching = self._follows, self._matching(self._follows)
-        self._follows, self._n_apart = at, 0 if n_matching else self._n_apart
+        if at and at != self._follows:
+            n_matching = self._matching(at)
+            if self._follows and n_matching < LONG_MATCH and self._matching(self._follows) >= n_matching:
+                at = self._follows
+        self._follows = at or self._follows
+        at = self._follows
+        if tokens[at - 1] == tokens[-1]:
+            self._n_apart = 0
         period = len(tokens) - at
         found = tokens[at : at + most]
         while len(found) < most:  # the guess runs into its own beginning: what repeats goes on repeating

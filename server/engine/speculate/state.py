@@ -2,10 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import log
 from random import Random
 from typing import Protocol
 
+from server.engine.speculate.cost import LEAST
+
 SURE = 0.98  # no guess is taken to be more likely
+_FAR = [int(log(LEAST) / log(min(max(right, 1) / 100, SURE))) + 1 for right in range(101)]
+"""By percents of guesses that are right: tokens behind which nothing is likely enough to be looked at."""
 _WEIGHT = 0.2  # of one token in the average of those that were right
 _LOOKED_UP = 0.3  # of guesses from the text are taken to be right before any was seen: too few to pay on most machines
 
@@ -55,6 +60,7 @@ class Speculating:
     def look_up(self, most: int) -> list[int]:
         """What the text suggests, of the first source that has a suggestion."""
         self.drafted, self.source = False, None
+        most = min(most, _FAR[int(self.right * 100)])
         for source in self.sources:
             guess = source.guess(most)
             if guess:
