@@ -25,6 +25,7 @@ class RunnerInfo:
     n_guesses: int = 0  # most guessed tokens of a sequence in a batch
     n_more_outputs: int = 1  # that a batch has beside the next tokens of all sequences: of guesses and scored prompts
     free_bytes: int = 0  # memory left when the context was made; 0 = unknown
+    piece_s: float = 0.0  # guess: what each contiguous piece of unified cells costs a state's copy beside its bytes
     turn_ends: frozenset[int] = frozenset()  # tokens that end a turn in a chat's prompt
     evaluation_s: float = 0.0  # that each further evaluation of a step's graph takes; 0 = not measured, or never needed
     copy_s: float = 0.0  # that the copy of a sequence takes, however long it is: separate streams are copied whole

@@ -163,6 +163,7 @@ class Slot:
     sequence: Sequence | None = None
     last_used: float = 0.0
     n_shared: int = 0
+    n_pieces: int = 0  # contiguous ones of its unified cells, at most; 0 = not counted
     kin: object = field(default_factory=object)  # the same one in slots that may share cells
     n_requests: int = 0
     tuning: Tuning = BARE

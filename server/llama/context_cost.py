@@ -5,9 +5,14 @@ import time
 from dataclasses import dataclass
 
 from server.llama.batch import Batch, Run
+from server.llama.devices import offloads
 from server.llama.library import C
+from server.pool.spec import LoadParams
 
 REPEATS = 3  # of which the quickest counts
+HOST_COPY_S, DEVICE_COPY_S = 2e-8, 1e-5
+"""Of a few cells of one layer. Measured on a processor (8 to 10 ns); of a device, what a synchronous copy is known to
+take at least."""
 SLOW_S = 0.3  # a decode that takes longer is not repeated
 
 
@@ -17,6 +22,19 @@ class ContextCost:
 
     evaluation_s: float = 0.0  # each one more of a step, see `server.engine.schedule.evaluations`
     copy_s: float = 0.0  # of the stream of a sequence into another's
+
+
+def piece_s(model: int, native: LoadParams) -> float:
+    """A guess at what each contiguous piece of unified cells costs when a state is moved, beside its bytes.
+
+    One copy out of every layer for its keys and one for its values, or, where these lie transposed (without flash
+    attention), one for each of their elements (llama-kv-cache.cpp, state_write_data).
+    """
+    n_values = 1
+    if native.flash_attn == "off":
+        n_values = C.llama_model_n_embd(model) * C.llama_model_n_head_kv(model) // max(C.llama_model_n_head(model), 1)
+    copy_s = DEVICE_COPY_S if offloads(native) else HOST_COPY_S
+    return float(C.llama_model_n_layer(model) * (1 + n_values) * copy_s)
 
 
 def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:

@@ -12,7 +12,7 @@ from server.errors import InternalError, ModelFailed
 from server.llama.adapters import apply_configured, load_adapters
 from server.llama.breakdown import Taken
 from server.llama.chat_templates import built_in_template
-from server.llama.context_cost import ContextCost, measure
+from server.llama.context_cost import ContextCost, measure, piece_s
 from server.llama.context_params import can_cut, generator_params, stateful, windowed
 from server.llama.control_vectors import read_control_vectors
 from server.llama.devices import offloads
@@ -119,6 +119,7 @@ class LlamaWeights:
             n_guesses=min(self._spec.engine.n_guesses, n_more),
             n_more_outputs=n_more,
             free_bytes=available_bytes(),
+            piece_s=piece_s(model, self._spec.native),
             turn_ends=self.vocab.turn_ends(),
             evaluation_s=cost.evaluation_s,
             copy_s=cost.copy_s,

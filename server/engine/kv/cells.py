@@ -40,7 +40,7 @@ class Cells:
         self._runner.seq_remove(slot.id, 0)
         slot.tokens = []
         slot.chain.forget()
-        slot.n_shared, slot.kin = 0, object()
+        slot.n_shared, slot.n_pieces, slot.kin = 0, 0, object()
         slot.n_exact = NEVER
         slot.floor, slot.in_ram = 0, None
         self._checkpoints_are(slot, ())
@@ -207,7 +207,7 @@ class Cells:
             self.tiers.spend(self._runner.info.copy_s)
             slot.tokens = list(source.tokens)
             if self._runner.info.unified:
-                slot.n_shared, slot.kin = len(slot.tokens), source.kin
+                slot.n_shared, slot.n_pieces, slot.kin = len(slot.tokens), source.n_pieces, source.kin
             slot.n_exact = source.n_exact
             self._checkpoints_are(slot, source.checkpoints)
             self._look(slot)
@@ -280,7 +280,7 @@ class Cells:
         """
         if self._n_shared(slot) <= start:
             return True
-        if self.tiers.would_stop_others(2 * self._scheduler.worth.move_s(len(slot.tokens))):
+        if self.tiers.would_stop_others(2 * self._scheduler.worth.move_s(len(slot.tokens), 0, slot.n_pieces)):
             self.clear(slot)
             return False
         tokens, exact, checkpoints = slot.tokens, slot.n_exact, slot.checkpoints
@@ -387,7 +387,7 @@ class Cells:
         assert parked is not None
         n = len(parked.tokens)
         try:
-            if self.tiers.may_put_back(parked.state, n) and self._load(slot, parked.state, n, now):
+            if self.tiers.may_load(parked) and self._load(slot, parked.state, n, now):
                 slot.tokens, slot.n_exact = parked.tokens, parked.n_exact
                 self._checkpoints_are(slot, parked.checkpoints)
                 self._look(slot)

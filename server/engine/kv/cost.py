@@ -6,7 +6,7 @@ UNNOTICED_S = 0.005  # saving and loading in less time is always done
 GUESSED_RATE = 500e6  # bytes per second out of the cells before any were seen: a slow machine's
 MOST_RATE = 16e9  # no machine's
 GUESSED_BYTES = 128 << 10  # of a token's keys and values before any were seen: a model's of 8 B parameters
-LONG_PAYS = 10.0  # a move that holds others up for more than a step is done where it saves so many times its seconds
+FEW_PIECES = 16  # of a state whose time says what its bytes take
 
 
 @dataclass(slots=True)
@@ -31,33 +31,43 @@ class Worth:
     loaded: Rate  # bytes per second into the cells
     bytes_per_token: float = 0.0  # of the last state
     guessed_rate: float = GUESSED_RATE
+    piece_s: float = 0.0
+    """Seconds for each contiguous piece of cells beside its bytes: the library copies each of every layer by itself."""
 
     @classmethod
-    def unknown(cls) -> "Worth":
+    def unknown(cls, piece_s: float = 0.0) -> "Worth":
         """Before anything was seen."""
-        return cls(Rate(), Rate(), Rate())
+        return cls(Rate(), Rate(), Rate(), piece_s=piece_s)
 
-    def observe_state(self, n_tokens: int, n_bytes: int, seconds: float) -> None:
-        """A state was saved."""
+    def observe_state(self, n_tokens: int, n_bytes: int, seconds: float, n_pieces: int = 1) -> None:
+        """A state was saved, whose cells lay in so many pieces."""
         self.bytes_per_token = n_bytes / n_tokens
-        self.saved.observe(n_bytes, seconds)
+        if n_pieces < FEW_PIECES:
+            self.saved.observe(n_bytes, seconds)
+            return
+        seen_s = max(seconds - n_bytes / (self.saved.value or self.guessed_rate), 0.0) / n_pieces
+        self.piece_s += (seen_s - self.piece_s) / 2
 
-    def save_s(self, n_tokens: int) -> float:
-        """Seconds that saving so many tokens may take; 0 = unknown."""
-        return n_tokens * self.bytes_per_token / self.saved.value if self.saved.value else 0.0
+    def observe_load(self, n_bytes: int, seconds: float, n_pieces: int = 1) -> None:
+        """A state was loaded into so many pieces at most."""
+        if n_pieces < FEW_PIECES:
+            self.loaded.observe(n_bytes, seconds)
 
-    def load_s(self, n_bytes: int) -> float:
-        """Seconds that loading may take; 0 = unknown."""
+    def load_s(self, n_bytes: int, n_pieces: int = 1) -> float:
+        """Seconds that loading into so many pieces may take; 0 = unknown."""
         rate = self.loaded.value or self.saved.value
-        return n_bytes / rate if rate else 0.0
+        return n_bytes / rate + self._pieces_s(n_pieces) if rate else 0.0
 
-    def move_s(self, n_tokens: int, n_bytes: int = 0) -> float:
+    def move_s(self, n_tokens: int, n_bytes: int = 0, n_pieces: int = 1) -> float:
         """Seconds that moving a state out of the cells, or back in, may take; a careful guess where nothing was seen.
 
         `n_bytes` where they are known.
         """
         n_bytes = n_bytes or int(n_tokens * (self.bytes_per_token or GUESSED_BYTES))
-        return n_bytes / (self.saved.value or self.guessed_rate)
+        return n_bytes / (self.saved.value or self.guessed_rate) + self._pieces_s(n_pieces)
+
+    def _pieces_s(self, n: int) -> float:
+        return max(n - 1, 0) * self.piece_s
 
     def round_trip_s(self, n_tokens: int) -> float:
         """Seconds that taking a state of so many tokens out of the cells and putting it back may take, as `move_s`."""
@@ -71,11 +81,14 @@ class Worth:
         """Seconds that computing so many tokens may take; 0 = unknown."""
         return n_tokens / self.computed.value if self.computed.value else 0.0
 
-    def pays(self, n_tokens: int, n_lost: int) -> bool:
+    def pays(self, n_tokens: int, n_lost: int, n_pieces: int = 1) -> bool:
         """Whether saving `n_tokens`, and loading them once, takes less time than computing the `n_lost` again."""
         compute_s = self.compute_s(n_lost)
-        cost_s = self.save_s(n_tokens) + self.load_s(int(n_tokens * self.bytes_per_token))
-        return not (compute_s and cost_s) or cost_s < max(compute_s, UNNOTICED_S)
+        if not (compute_s and self.bytes_per_token):
+            return True
+        n_bytes = int(n_tokens * self.bytes_per_token)
+        cost_s = self.move_s(n_tokens, n_bytes, n_pieces) + (self.load_s(n_bytes) or self.move_s(n_tokens, n_bytes))
+        return cost_s < max(compute_s, UNNOTICED_S)
 
 
 def value(n_tokens: int, n_used: int, idle_s: float) -> float:

@@ -1,8 +1,8 @@
 """States out of the cells and back, between slots, RAM and disk. Used by the step thread.
 
-Moving a state stops every sequence of the instance, so it is done only where it pays, and in a step in which others
-generate for no longer than a step may take. A load, and a victim's saving, may take longer where they spare much more
-computing (`worth.LONG_PAYS`): computing it in pieces would cost the others more in all.
+Moving a state stops every sequence of the instance, and the library moves it in one piece. So it is done only where it
+pays, and where it is predicted to hold nobody up for longer than a step: streams for theirs, prompts for theirs, which
+is longer. What takes longer waits until nobody else is there, or is computed again.
 """
 
 import logging
@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Iterable
 
 from server.engine.kv import fetch
-from server.engine.kv.cost import LONG_PAYS, value
+from server.engine.kv.cost import value
 from server.engine.kv.disk_cache import DiskTier
 from server.engine.kv.ram_cache import Stored, size_of, stored
 from server.engine.runner_api import Runner
-from server.engine.schedule.scheduler import Scheduler
+from server.engine.schedule.scheduler import ALONE_S, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.step.slot_state import SlotState
 from server.errors import CONTAINED, InternalError
@@ -36,6 +36,7 @@ class Tiers:
         self._clock = clock
         self._can_cut = runner.info.can_cut
         self._step_s = scheduler.params.target_itl_ms / 1e3 or math.inf
+        self._prompt_step_s = max(self._step_s, ALONE_S)
         self._spent_s = 0.0
         self.n_refused = 0  # states that were lost because saving them would have held others up
         scheduler.ask_before_loading(self.may_load)
@@ -51,16 +52,29 @@ class Tiers:
 
     @property
     def busy(self) -> bool:
-        """Others generate, and states were moved in this step: what is left waits for the next one."""
-        return self._spent_s > self._step_s * SHARE and self._others_generate()
+        """Others wait, and states were moved in this step: what is left waits for the next one."""
+        return self._spent_s > 0 and self._spent_s > self._others_step_s() * SHARE
 
-    def would_stop_others(self, seconds: float) -> bool:
-        """Whether others generate and something that takes so long, with what this step has moved, would hold them up
-        for more than a step."""
-        return self._spent_s + seconds > self._step_s and self._others_generate()
+    def would_stop_others(self, seconds: float, besides: Sequence | None = None) -> bool:
+        """Whether something that takes so long, with what this step has moved, would hold others up for more than a
+        step."""
+        return self._spent_s + seconds > self._others_step_s(besides)
 
-    def _others_generate(self, besides: Sequence | None = None) -> bool:
-        return any(s.phase is Phase.DECODE and s is not besides for s in self._scheduler.active())
+    def _others_step_s(self, besides: Sequence | None = None) -> float:
+        """How long a step may take for those who hold slots: streams, or prompts where only these do; else endless."""
+        step_s = math.inf
+        for sequence in self._scheduler.active():
+            if sequence is not besides:
+                if sequence.phase is Phase.DECODE:
+                    return self._step_s
+                step_s = self._prompt_step_s
+        return step_s
+
+    def _pieces_to_load(self, slot: Slot | None, n: int) -> int:
+        """The most pieces that `n` tokens may come to lie in: unified cells are free between those of others."""
+        if not self._runner.info.unified:
+            return 1
+        return min(n, 1 + sum(other.n_pieces for other in self._scheduler.slots if other is not slot and other.tokens))
 
     def spend(self, seconds: float) -> None:
         """Others waited so long."""
@@ -75,7 +89,8 @@ class Tiers:
         seconds = self._clock() - started
         self._spent_s += seconds
         if slot.tokens:
-            self._scheduler.worth.observe_state(len(slot.tokens), len(state), seconds)
+            n_pieces = min(slot.n_pieces, len(slot.tokens)) or 1
+            self._scheduler.worth.observe_state(len(slot.tokens), len(state), seconds, n_pieces)
         return state
 
     def snapshot(self, slot: Slot) -> SlotState:
@@ -107,8 +122,7 @@ class Tiers:
         slot, tier = sequence.slot, self._scheduler.tier
         assert slot is not None
         n_bytes = self._size(slot)
-        seconds = self._scheduler.worth.move_s(sequence.n_computed, n_bytes)
-        if not n_bytes or (self._others_generate(sequence) and not self._pays(seconds, sequence.n_computed)):
+        if not n_bytes or self._refuses(self._scheduler.worth.move_s(0, n_bytes, slot.n_pieces), sequence):
             return None
         if not self.reserve(n_bytes, now):
             log.info("slot %d: no room in RAM for the state of a request that is parked", slot.id)
@@ -123,21 +137,18 @@ class Tiers:
             tier.release(n_bytes)
         return parked
 
-    def may_load(self, entry: Stored, n: int) -> bool:
-        """Whether `entry` is loaded for a gain of `n` tokens; else they are computed."""
-        return self.may_put_back(entry.state, n)
+    def may_load(self, kept: Stored | SlotState) -> bool:
+        """Whether `kept` is loaded; else its tokens are computed."""
+        worth, n_pieces = self._scheduler.worth, self._pieces_to_load(None, len(kept.tokens))
+        seconds = worth.load_s(len(kept.state), n_pieces) or worth.move_s(0, len(kept.state), n_pieces)
+        return not self._refuses(seconds)
 
-    def may_put_back(self, state: bytes, n: int) -> bool:
-        """As `may_load`, for any state."""
-        worth = self._scheduler.worth
-        return not self._others_generate() or self._pays(worth.load_s(len(state)) or worth.move_s(0, len(state)), n)
-
-    def _pays(self, seconds: float, n: int) -> bool:
-        """Whether a move that saves computing `n` tokens may hold others up: for no longer than a step, or for much."""
-        if seconds <= self._step_s or self._scheduler.worth.compute_s(n) > LONG_PAYS * seconds:
-            return True
+    def _refuses(self, seconds: float, besides: Sequence | None = None) -> bool:
+        """Whether a move would hold others up for longer than a step."""
+        if not self.would_stop_others(seconds, besides):
+            return False
         self._scheduler.worth.refused()
-        return False
+        return True
 
     def keep(self, slot: Slot, n_lost: int, now: float, coming: Stored | None = None) -> None:
         """Before `n_lost` tokens of an idle slot go: save them, if that is of use and quick enough.
@@ -145,15 +156,16 @@ class Tiers:
         `coming` is loaded after it in the same step.
         """
         worth, n = self._scheduler.worth, len(slot.tokens)
-        if not self._wants(slot, n_lost) or not worth.pays(n, n_lost):
+        if not self._wants(slot, n_lost) or not worth.pays(n, n_lost, slot.n_pieces):
             return
         n_bytes = self._size(slot)
         if not self._takes(slot, n_bytes):
             return
-        load_s = 0.0 if coming is None else worth.load_s(len(coming.state))
-        if self.would_stop_others(worth.move_s(n, n_bytes) + load_s):
+        load_s = 0.0
+        if coming is not None:
+            load_s = worth.load_s(len(coming.state), self._pieces_to_load(slot, len(coming.tokens)))
+        if self._refuses(worth.move_s(n, n_bytes, slot.n_pieces) + load_s):
             self.n_refused += 1
-            worth.refused()
             log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)
             return
         self._keep(slot, n_bytes, now)
@@ -176,14 +188,18 @@ class Tiers:
     def keep_ahead(self, now: float) -> bool:
         """While nobody runs or waits: save an idle slot that could not be saved in time while others generate.
 
-        Only where that was so before. False: there is none.
+        Only where that was so before, and where it takes no longer than a prompt's step: who comes meanwhile waits.
+        False: there is none.
         """
         scheduler, worth, tier = self._scheduler, self._scheduler.worth, self._scheduler.tier
         if not self.n_refused or tier.limit == 0 or scheduler.n_active or scheduler.waiting:
             return False
         for slot in scheduler.slots:
             n = len(slot.tokens)
-            if worth.move_s(n) <= self._step_s or not self._wants(slot, n) or not worth.pays(n, n):
+            seconds = worth.move_s(n, 0, slot.n_pieces)
+            if not self._step_s < seconds <= self._prompt_step_s:
+                continue
+            if not self._wants(slot, n) or not worth.pays(n, n, slot.n_pieces):
                 continue
             n_bytes = self._size(slot)
             if n_bytes and tier.fits(size_of(n_bytes, n, slot.checkpoints)):
@@ -233,7 +249,9 @@ class Tiers:
             return False
         seconds = self._clock() - started
         self._spent_s += seconds
-        self._scheduler.worth.loaded.observe(len(state), seconds)
+        n_pieces = self._pieces_to_load(slot, n)
+        self._scheduler.worth.observe_load(len(state), seconds, n_pieces)
+        slot.n_pieces = n_pieces
         return True
 
     def count_use(self, entry: Stored, now: float) -> None:

@@ -85,7 +85,7 @@ class Placer:
         self._awaited: dict[
             Sequence, tuple[Sequence, int]
         ] = {}  # who computes so many tokens of a waiting one's prompt
-        self.may_load: Callable[[Stored, int], bool] = lambda stored, n: True
+        self.may_load: Callable[[Stored], bool] = lambda stored: True
 
     def find(self, sequence: Sequence) -> Placement | Skip:
         """Where `sequence` can go now, with the most of its prompt that needs no computing."""
@@ -127,7 +127,7 @@ class Placer:
         slot, n = self._match(sequence)
         best = Found(n, slot)
         stored, n_stored = self._stored(sequence, n)
-        if stored is not None and self.may_load(stored, n_stored - n):
+        if stored is not None and self.may_load(stored):
             best = Found(n_stored, stored)
         return self._on_disk(sequence, best.n) or self._coming(sequence, max(best.n, MIN_WAIT - 1)) or best
 

@@ -71,7 +71,7 @@ class Scheduler:
     def __init__(self, info: RunnerInfo, params: EngineParams) -> None:
         self.info = info
         self.tier: Tier[Stored] = Tier(tier_limit(params.cache_ram, info.free_bytes), automatic_limit(info.free_bytes))
-        self.worth = Worth.unknown()
+        self.worth = Worth.unknown(info.piece_s)
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
         self._placer = Placer(self.slots, self.tier, info, params, self.worth)
@@ -82,6 +82,7 @@ class Scheduler:
         self.pace_alone = Pace(ALONE_S, self.pace.smallest, info.n_batch, min(512, info.n_batch))
         self.spent_s = 0.0  # of this step, before its decode: states that were moved
         self._limit = info.n_batch
+        self._alone: Slot | None = None  # who had the last batch for itself
         self._turns: dict[Turn, int] = {}  # when each last had one
         self._turn_now: Turn | None = None
         self._turn_s = self._last_s = 0.0  # what the steps of that took so far, and the last of them
@@ -96,8 +97,8 @@ class Scheduler:
         """Look for prefixes there, too."""
         self._placer.disk = disk
 
-    def ask_before_loading(self, may_load: Callable[[Stored, int], bool]) -> None:
-        """Whether a state of the tiers is loaded for a gain of so many tokens is `may_load`'s to say."""
+    def ask_before_loading(self, may_load: Callable[[Stored], bool]) -> None:
+        """Whether a kept state is loaded is `may_load`'s to say."""
         self._placer.may_load = may_load
 
     def active(self) -> Iterator[Sequence]:
@@ -316,10 +317,22 @@ class Scheduler:
             sequence.account.served += n
             if len(slot.tokens) == len(sequence.target):
                 sequence.phase = generating
+        if self.info.unified:
+            self._count_pieces(entries)
         if not n_prompts:
             self._placer.step_s = self._placer.step_s * 0.875 + seconds * 0.125 if self._placer.step_s else seconds
         else:
             (self.pace_alone if n_prompts == len(entries) else self.pace).observe(n_tokens, seconds)
+
+    def _count_pieces(self, entries: list[Entry]) -> None:
+        """Cells are taken in a batch's order: who is alone in two batches in a row goes on where it was."""
+        alone = entries[0].sequence.slot if len(entries) == 1 else None
+        if alone is not None and alone is self._alone and alone.n_pieces:
+            return
+        self._alone = alone
+        for entry in entries:
+            if entry.sequence.slot is not None:
+                entry.sequence.slot.n_pieces += 1
 
     def make_room(self, entries: list[Entry]) -> Slot | Sequence | None:
         """The cells ran out: whose cells to free (an idle slot's), or whom to park. None: a smaller batch, or nothing.

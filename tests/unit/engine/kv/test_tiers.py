@@ -4,13 +4,13 @@ import pytest
 
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
-from server.engine.kv.cost import GUESSED_RATE, LONG_PAYS, Rate
+from server.engine.kv.cost import GUESSED_RATE, Rate
 from server.engine.kv.disk_cache import DiskTier
 from server.engine.kv.moving import SHARE
 from server.engine.kv.ram_cache import size_of
 from server.engine.params import EngineParams
 from server.engine.request import Request
-from server.engine.schedule.scheduler import Scheduler
+from server.engine.schedule.scheduler import ALONE_S, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from tests.fakes import FakeRunner
 from tests.unit.engine.kv.test_disk import Files, still
@@ -55,9 +55,9 @@ class Setup:
     def slots(self) -> list[Slot]:
         return self.scheduler.slots
 
-    def generate(self) -> None:
+    def generate(self, phase: Phase = Phase.DECODE) -> None:
         ticket = Ticket(Request("r", [1, 2]), lambda events: None, 0.0)
-        sequence = Sequence(ticket, 0, TextStream(()), [1, 2], phase=Phase.DECODE, slot=self.slots[2])
+        sequence = Sequence(ticket, 0, TextStream(()), [1, 2], phase=phase, slot=self.slots[2])
         self.slots[2].sequence = sequence
 
     def keep(self, slot: int) -> bool:
@@ -196,18 +196,21 @@ def test_what_is_too_large_for_the_tier_is_not_saved_ahead_again_and_again(setup
     assert setup.runner.now == before
 
 
-@pytest.mark.parametrize(("compute_s", "loads"), [(STEP_S * 4, False), (STEP_S * 2 * LONG_PAYS * 1.1, True)])
-def test_a_load_holds_others_up_for_long_only_where_it_saves_much(
-    setup: Setup, compute_s: float, *, loads: bool
+@pytest.mark.parametrize("phase", [Phase.DECODE, Phase.PREFILL])
+@pytest.mark.parametrize(("steps", "loads"), [(0.9, True), (1.1, False)])
+def test_a_load_holds_nobody_up_for_longer_than_a_step(
+    setup: Setup, phase: Phase, steps: float, *, loads: bool
 ) -> None:
-    setup.computes(compute_s)
-    setup.runner.seconds = 2 * STEP_S
+    step_s = STEP_S if phase is Phase.DECODE else ALONE_S
+    setup.computes(1000.0)  # however much it saves
+    setup.runner.seconds = steps * step_s
     assert setup.keep(0)
     (entry,) = setup.scheduler.tier
-    assert setup.cells.tiers.may_load(entry, 200)
-    setup.generate()
-    assert setup.cells.tiers.may_load(entry, 200) == loads
-    assert not setup.cells.tiers.may_load(entry, 50)
+    setup.cells.tiers.begin_step()
+    assert setup.cells.tiers.may_load(entry)
+    setup.generate(phase)
+    assert setup.cells.tiers.may_load(entry) == loads
+    assert setup.keep(1) == loads
 
 
 def test_a_prompt_whose_state_takes_too_long_to_load_is_placed_to_be_computed(setup: Setup) -> None:
@@ -223,15 +226,31 @@ def test_a_prompt_whose_state_takes_too_long_to_load_is_placed_to_be_computed(se
     assert placement.stored is None
 
 
-@pytest.mark.parametrize(("compute_s", "saves"), [(STEP_S * 4, False), (STEP_S * 2 * LONG_PAYS * 1.1, True)])
-def test_a_victim_is_saved_for_long_only_where_it_saves_much(setup: Setup, compute_s: float, *, saves: bool) -> None:
-    setup.computes(compute_s)
-    setup.runner.seconds = 2 * STEP_S
+@pytest.mark.parametrize("phase", [Phase.DECODE, Phase.PREFILL])
+@pytest.mark.parametrize(("steps", "saves"), [(0.9, True), (1.1, False)])
+def test_a_victim_is_saved_only_where_that_takes_no_longer_than_a_step(
+    setup: Setup, phase: Phase, steps: float, *, saves: bool
+) -> None:
+    setup.computes(1000.0)
+    setup.runner.seconds = steps * (STEP_S if phase is Phase.DECODE else ALONE_S)
     setup.keep(1)
-    setup.generate()
+    setup.cells.tiers.begin_step()
+    setup.generate(phase)
     victim = setup.park()
     assert ([] if victim.parked is None else victim.parked.tokens) == ([0] * 200 if saves else [])
     assert not setup.slots[0].tokens
+
+
+def test_nobody_runs_and_what_would_take_too_long_for_who_comes_is_left(setup: Setup) -> None:
+    setup.runner.seconds = ALONE_S * 1.1
+    setup.keep(0)
+    setup.generate()
+    setup.keep(1)
+    assert setup.cells.tiers.n_refused == 1
+    setup.slots[2].sequence = None
+    before = setup.runner.now
+    assert not setup.cells.tiers.keep_ahead(0.0)
+    assert setup.runner.now == before
 
 
 def test_a_victim_is_saved_where_nobody_else_generates(setup: Setup) -> None:

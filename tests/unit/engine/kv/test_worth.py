@@ -1,5 +1,7 @@
 """When a state is worth saving."""
 
+import pytest
+
 from server.engine.kv.cost import Worth, value
 
 
@@ -27,6 +29,26 @@ def test_rates_follow_what_is_seen() -> None:
     assert worth.computed.value == 200
     worth.computed.observe(0, 1.0)
     assert worth.computed.value == 200
+
+
+def test_scattered_cells_take_longer_than_their_bytes() -> None:
+    worth = Worth.unknown(piece_s=1e-3)
+    worth.observe_state(100, 100_000, 0.001)  # 100 MB a second
+    assert worth.move_s(0, 100_000) == pytest.approx(0.001)
+    assert worth.move_s(0, 100_000, 1001) == pytest.approx(1.001)
+    assert worth.load_s(100_000, 1001) == pytest.approx(1.001)
+    worth.computed.observe(1000, 1.0)
+    assert worth.pays(100, 100)
+    assert not worth.pays(100, 100, 1001)
+
+
+def test_what_a_piece_takes_is_learned_and_does_not_spoil_what_a_byte_takes() -> None:
+    worth = Worth.unknown(piece_s=1e-3)
+    worth.observe_state(100, 100_000, 0.001)
+    for _ in range(20):
+        worth.observe_state(1000, 1_000_000, 0.01 + 1000 * 2e-6, n_pieces=1000)
+    assert worth.piece_s == pytest.approx(2e-6, rel=0.01)
+    assert worth.move_s(0, 100_000) == pytest.approx(0.001)
 
 
 def test_value_grows_with_length_and_use_and_falls_with_time() -> None:
