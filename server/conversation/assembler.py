@@ -151,19 +151,22 @@ class Assembler:
         return self.items[-1], True
 
 
-def whole_members(text: str) -> bytes | None:
+def whole_members(text: str) -> bytes:
     """A call's arguments as the JSON object that they are; of a text that was cut off, its whole members.
 
-    None when they are something else.
+    What is no object is the member ``arguments`` of one, as templates get it (`templates.adaptation`).
     """
     if not text.strip():
         return b"{}"
     try:
-        return text.encode() if isinstance(orjson.loads(text), dict) else None
+        value = orjson.loads(text)
+        return text.encode() if isinstance(value, dict) else b'{"arguments":%b}' % text.encode()
     except orjson.JSONDecodeError:
         pass
     try:
         members = pydantic_core.from_json(text, allow_partial=True)
     except ValueError:
-        return None
-    return pydantic_core.to_json(members, inf_nan_mode="null") if isinstance(members, dict) else None
+        members = None
+    if isinstance(members, dict):
+        return pydantic_core.to_json(members, inf_nan_mode="null")
+    return b'{"arguments":%b}' % orjson.dumps(text)

@@ -5,7 +5,8 @@ but is string``. Its numbers have limits of two kinds: soft ones, which values a
 ones, which are errors (`within`).
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -168,9 +169,30 @@ def wrong_type(path: str, wanted: str, value: object) -> InvalidRequest:
     return InvalidRequest(f"{path}: must be {wanted}, not {json_kind(value)}", path)
 
 
-def json_text(value: object, path: str) -> str:
-    """`value`, which stands at `path`, as JSON text."""
+def json_text(value: object) -> str:
+    """`value` as JSON text, however deeply it nests: what can be read may be deeper than what orjson can write."""
     try:
         return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:  # what can be read may be deeper than what can be written
-        raise InvalidRequest(f"{path}: nests too deeply", path) from None
+    except orjson.JSONEncodeError:
+        return "".join(_deep_text(value))
+
+
+def _deep_text(value: object) -> Iterator[str]:
+    waiting: list[tuple[str, object]] = [("", value)]  # what stands in front of a value, and the value
+    end = object()
+    while waiting:
+        opening, each = waiting.pop()
+        yield opening
+        if isinstance(each, dict):
+            members = [(f"{json.dumps(name, ensure_ascii=False)}:", member) for name, member in each.items()]
+            yield "{"
+            waiting.append(("}", end))
+        elif isinstance(each, list):
+            members = [("", member) for member in each]
+            yield "["
+            waiting.append(("]", end))
+        else:
+            if each is not end:
+                yield orjson.dumps(each).decode()
+            continue
+        waiting += [(f"{',' if n else ''}{name}", member) for n, (name, member) in enumerate(members)][::-1]

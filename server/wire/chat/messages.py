@@ -164,4 +164,4 @@ def _arguments(function: dict[str, Any], path: str) -> str:
     arguments = function["arguments"]
     if isinstance(arguments, str):
         return arguments
-    return "{}" if arguments is None else json_text(arguments, path)
+    return "{}" if arguments is None else json_text(arguments)

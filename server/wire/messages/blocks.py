@@ -74,7 +74,7 @@ def read_server_result(given: object, path: str) -> Content:
         return "".join(string(block, "text", f"{path}.{index}") for index, block in enumerate(given))
     if given is None or isinstance(given, str):
         return given or ""
-    return json_text(_readable(given), path)
+    return json_text(_readable(given))
 
 
 def skip(kind: str, warnings: list[str]) -> None:

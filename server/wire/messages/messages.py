@@ -160,7 +160,7 @@ class _Turn:
         given = block.get("input")
         if given is None:
             given = {}
-        arguments = given if isinstance(given, str) else json_text(given, f"{path}.input")
+        arguments = given if isinstance(given, str) else json_text(given)
         self.names[call_id] = name
         self.calls.append(Call(name, arguments, call_id))
 

@@ -46,7 +46,7 @@ class LaterTools:
     def _text(self, tool: Tool) -> str:
         self.told[tool.name] = tool
         shown = {"description": tool.description, "name": tool.name, "parameters": tool.parameters}
-        return f"<function>{json_text(shown, tool.at)}</function>\n"
+        return f"<function>{json_text(shown)}</function>\n"
 
 
 @dataclass(frozen=True, slots=True)

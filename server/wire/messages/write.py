@@ -49,19 +49,16 @@ class MessageReply:
         """The message, once it has finished."""
         end = self._said.finished
         content = [self._block(item) for item in self._said.items]
-        called = any(block["type"] == "tool_use" for block in content)
         counts = _usage(end.n_prompt, end.n_cached, end.n_predicted, self._said.n_thought_tokens)
-        return _message(self._header, content, _stop(end, called=called), counts)
+        return _message(self._header, content, _stop(end, called=self._said.called), counts)
 
     def _block(self, item: Item) -> Json:
         if item.kind is Kind.TEXT:
             return {"type": "text", "text": item.text}
         if item.kind is Kind.THOUGHTS:
             return {"type": "thinking", "thinking": item.text if self._show_thoughts else "", "signature": ""}
-        arguments = whole_members(item.text)
-        if arguments is None:
-            return {"type": "text", "text": f"{item.name} {item.text}"}
-        return {"type": "tool_use", "id": item.id, "name": item.name, "input": orjson.Fragment(arguments)}
+        members = orjson.Fragment(whole_members(item.text))
+        return {"type": "tool_use", "id": item.id, "name": item.name, "input": members}
 
 
 class MessageStream:
@@ -72,7 +69,7 @@ class MessageStream:
         self._said = Assembler(parser())
         self._show_thoughts = show_thoughts
         self._began = False
-        self._open: Kind | None = None  # of the block that is being written
+        self._open: Item | None = None  # whose block is being written
         self._index = -1
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
@@ -112,14 +109,15 @@ class MessageStream:
         for delta in deltas:
             if delta.begins:
                 events += self._next(delta.item)
-            if delta.text and (self._show_thoughts or delta.item.kind is not Kind.THOUGHTS):
+            shown = (self._show_thoughts or delta.item.kind is not Kind.THOUGHTS) and not _is_odd(delta.item)
+            if delta.text and shown:
                 events.append(self._delta(*_KEYS[delta.item.kind], delta.text))
         return events
 
     def _next(self, item: Item) -> list[bytes]:
         """The end of the block before, and the beginning of the item's."""
         ended = self._close()
-        self._open = item.kind
+        self._open = item
         self._index += 1
         empty: dict[Kind, Json] = {
             Kind.TEXT: {"type": "text", "text": ""},
@@ -130,15 +128,23 @@ class MessageStream:
         return [*ended, typed_event(begun)]
 
     def _close(self) -> list[bytes]:
-        if self._open is None:
+        item, self._open = self._open, None
+        if item is None:
             return []
-        # Anthropic signs its thoughts; clients wait for a signature before the block's end.
-        signed = [self._delta(b"signature_delta", b"signature", "")] if self._open is Kind.THOUGHTS else []
-        self._open = None
-        return [*signed, typed_event({"type": "content_block_stop", "index": self._index})]
+        rest: list[bytes] = []
+        if item.kind is Kind.THOUGHTS:  # Anthropic signs them; clients wait for a signature before the block's end
+            rest = [self._delta(b"signature_delta", b"signature", "")]
+        elif _is_odd(item):
+            rest = [self._delta(*_KEYS[item.kind], whole_members(item.text).decode())]
+        return [*rest, typed_event({"type": "content_block_stop", "index": self._index})]
 
     def _delta(self, kind: bytes, key: bytes, text: str) -> bytes:
         return _DELTA % (self._index, kind, key, orjson.dumps(text))
+
+
+def _is_odd(item: Item) -> bool:
+    """Whether it is a call whose arguments are no object, so that they are known once all of them are there."""
+    return item.kind is Kind.CALL and bool(item.texts) and item.texts[0][:1] not in ("{", "")
 
 
 def _message(header: Header, content: list[Json], end: Json, usage: Json) -> Json:

@@ -95,7 +95,7 @@ def _call(given: object, path: str, own_id: str) -> Call:
     if isinstance(arguments, str):  # OpenAI's way, which clients mix in
         text = arguments
     elif isinstance(arguments, dict | None):
-        text = json_text(arguments or {}, f"{path}.function.arguments")
+        text = json_text(arguments or {})
     else:
         raise wrong_type(f"{path}.function.arguments", "an object", arguments)
     name = _text(function, "name", f"{path}.function")

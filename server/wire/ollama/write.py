@@ -111,10 +111,8 @@ class _Lines:
         call, self._open = self._open, None
         if call is None:
             return []
-        arguments = whole_members(call.text)
-        if arguments is None:  # no object, so no call that a client could take
-            return [self._reply.line(f"{call.name} {call.text}")]
-        function = {"index": call.index, "name": call.name, "arguments": orjson.Fragment(arguments)}
+        arguments = orjson.Fragment(whole_members(call.text))
+        function = {"index": call.index, "name": call.name, "arguments": arguments}
         return [self._reply.line(tool_calls=[{"id": call.id, "function": function}])]
 
 

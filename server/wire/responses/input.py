@@ -247,7 +247,7 @@ def _as_json(value: Any, path: str) -> str:
         return value
     if isinstance(value, dict):
         value = {key: part for key, part in value.items() if part is not None}
-    return json_text(value, path)
+    return json_text(value)
 
 
 def _thoughts(item: Mapping[str, Any], key: str, path: str) -> str:

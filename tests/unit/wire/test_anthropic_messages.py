@@ -1,5 +1,6 @@
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -180,13 +181,10 @@ def test_a_wrong_system_prompt_is_named(system: object, named: str):
     assert caught.value.param == named
 
 
-def test_arguments_too_deep_to_be_written_are_the_clients_mistake():
-    deep: object = 1
-    for _ in range(500):
-        deep = {"a": deep}
-    with pytest.raises(InvalidRequest) as caught:
-        shown(None, [HI, assistant(use(input=deep))])
-    assert caught.value.param == "messages.1.content.0.input"
+def test_arguments_nest_as_deeply_as_can_be_read():
+    text = '{"a":[0,"é",' * 500 + '{"b":{},"c":[]}' + ",null]}" * 500
+    told = shown(None, [HI, assistant(use(input=orjson.loads(text)))])
+    assert told[1]["tool_calls"][0]["function"]["arguments"] == text
 
 
 @pytest.mark.parametrize("messages", [[], [user()], [assistant()], [{"role": "assistant"}]])

@@ -225,13 +225,13 @@ def test_thoughts_that_are_not_to_be_shown_leave_an_empty_block():
         ('{"a": [1, {"b": 2', b'{"a":[1,{"b":2}]}'),
         ('{"n": 123456789012345678901234567890, ', b'{"n":123456789012345678901234567890}'),
         ('{"n": 1e400, ', b'{"n":null}'),
-        ('{"a" 1}', None),
-        ("[1]", None),
-        ("[1", None),
-        ("[" * 5000, None),
+        ('{"a" 1}', b'{"arguments":"{\\"a\\" 1}"}'),
+        ("[1]", b'{"arguments":[1]}'),
+        ("[1", b'{"arguments":"[1"}'),
+        ("[" * 5000, b'{"arguments":"%b"}' % (b"[" * 5000)),
     ],
 )
-def test_arguments_are_read_as_they_were_written_or_up_to_where_they_were_cut_off(written: str, read: bytes | None):
+def test_arguments_are_read_as_they_were_written_or_up_to_where_they_were_cut_off(written: str, read: bytes):
     assert whole_members(written) == read
 
 
@@ -243,7 +243,12 @@ def test_arguments_deeper_than_json_writers_go_are_passed_on():
     assert deep.encode() in orjson.dumps(message.body())
 
 
-def test_arguments_that_are_no_object_are_shown_as_text_instead_of_calling_the_tool_with_others():
-    message = whole(lambda: Script([ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, '{"a" 1}')]), run())
-    assert message["content"] == [{"type": "text", "text": 'f {"a" 1}'}]
-    assert message["stop_reason"] == "end_turn"
+@pytest.mark.parametrize("written", ["[1, 2]", "5", '"a"', "a city"])
+def test_arguments_that_are_no_object_are_one_member_in_a_stream_and_in_one_piece(written: str):
+    def script() -> Script:
+        return Script([ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, written)])
+
+    message = whole(script, run())
+    assert gathered(streamed(script, run())) == message
+    (block,) = message["content"]
+    assert (block["type"], list(block["input"])) == ("tool_use", ["arguments"])
