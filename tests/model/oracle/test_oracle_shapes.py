@@ -39,7 +39,7 @@ def test_openais_lists_stand_beside_llama_servers_log_probabilities(pair: Pair) 
 
 def test_props(pair: Pair) -> None:
     ours, theirs = pair.get("/props")
-    assert shape_differences(ours, theirs) == {"+chat_template_caps.supports_thinking"}
+    assert shape_differences(ours, theirs) == {"+chat_template_caps.supports_thinking", "+memory"}
     assert ours["chat_template_caps"].items() >= theirs["chat_template_caps"].items()
     for name in ("total_slots", "model_alias", "model_ftype", "chat_template", "bos_token", "eos_token", "modalities"):
         assert ours[name] == theirs[name], name
@@ -51,9 +51,10 @@ def test_props(pair: Pair) -> None:
 def test_models(pair: Pair) -> None:
     """A model's entry is the same whether it is alone or one of several, as in llama-server's router."""
     ours, theirs = pair.get("/v1/models")
-    assert shape_differences(ours, theirs) == {"+data.0.status", "+data.0.can_remove"}
+    router = {"+data.0.status", "+data.0.can_remove", "+data.0.source"}
+    assert shape_differences(ours, theirs) == router | {"+data.0.meta.memory"}
     assert ours["data"][0]["id"] == theirs["data"][0]["id"]
-    assert ours["data"][0]["meta"] == theirs["data"][0]["meta"]
+    assert ours["data"][0]["meta"].items() >= theirs["data"][0]["meta"].items()
 
 
 def test_slots(tmp_path: Path) -> None:
