@@ -44,9 +44,12 @@ class Item:
         return "".join(self.texts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
-    """More text of `item`, with the log probabilities of the tokens that it came out of. A call ``begins`` without."""
+    """More text of `item`, with the log probabilities of the tokens that it came out of. A call ``begins`` without.
+
+    Not frozen, since one is made for every token.
+    """
 
     item: Item
     text: str

@@ -38,6 +38,7 @@ class Fast:
     def __init__(self) -> None:
         lib = ctypes.PyDLL(C._lib._name)
         ptr, i32, f32, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float, ctypes.c_size_t
+        self.get_logits = bind(lib, "llama_get_logits", ptr, ptr)
         self.get_logits_ith = bind(lib, "llama_get_logits_ith", ptr, ptr, i32)
         self.sampler_sample = bind(lib, "llama_sampler_sample", i32, ptr, ptr, i32)
         self.sampler_apply = bind(lib, "llama_sampler_apply", None, ptr, ptr)

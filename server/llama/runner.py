@@ -68,7 +68,7 @@ class LlamaRunner:
         self._candidates = Candidates(vocab.n_tokens, fast.sampler_apply if small else apply_unlocked)
         self._parallel = ParallelSampling(vocab.n_tokens)
         self._scratch = np.empty(vocab.n_tokens, np.float32)
-        self._logits_type = ctypes.c_float * vocab.n_tokens
+        self._rows: Logits | None = None  # of the last decode, once somebody has asked for any
 
     def _open(self) -> int:
         if self._context is None:
@@ -85,7 +85,7 @@ class LlamaRunner:
 
     def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
         context = self._open()
-        self._outputs = []
+        self._outputs, self._rows = [], None
         self._checked.clear()
         outputs = self._batch.fill(entries)
         if (threads := self._threads.change()) is not None:
@@ -274,15 +274,23 @@ class LlamaRunner:
         return logits
 
     def _view(self, output: int) -> Logits:
-        """A view into the context, valid until the next decode."""
+        """A view into the context, valid until the next decode.
+
+        The library keeps the rows of all outputs in one piece, in the batch's order (its `output_reorder`).
+        """
         context = self._open()
-        if not 0 <= output < len(self._outputs):
-            raise InternalError(f"output {output} of a decode with {len(self._outputs)}")
-        address = fast.get_logits_ith(context, self._outputs[output])
-        if not address:
-            raise InternalError("the library has no logits for a token that asked for them")
-        logits: Logits = np.frombuffer(memoryview(self._logits_type.from_address(address)), np.float32)
-        return logits
+        n = len(self._outputs)
+        if not 0 <= output < n:
+            raise InternalError(f"output {output} of a decode with {n}")
+        if self._rows is None:
+            address = fast.get_logits(context)
+            if not address:
+                raise InternalError("the library has no logits for a token that asked for them")
+            n_vocab = self.vocab.n_tokens
+            whole = (ctypes.c_float * (n * n_vocab)).from_address(address)
+            self._rows = np.frombuffer(memoryview(whole), np.float32).reshape(n, n_vocab)
+        row: Logits = self._rows[output]
+        return row
 
 
 def _refuse_unless_number(highest: float) -> None:
