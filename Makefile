@@ -14,7 +14,7 @@ TWO := -n 2 --dist loadfile
 
 CONFORMANCE := build/conformance/venv
 
-.PHONY: serve test quick nightly coverage check bench bench-gpu docs conformance clients clean
+.PHONY: serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients clean
 
 # MODEL=owner/name[:quantization], or smollm2, in place of the configuration: downloaded first where it is not there.
 serve: $(VENV)/.installed
@@ -37,7 +37,11 @@ quick: $(VENV)/.installed-dev $(VENV)/.templates
 # that people run.
 nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --hypothesis-profile=search --cov
-	$(MAKE) conformance clients
+	$(MAKE) kinds conformance clients
+
+# Every kind of memory and weight type, beside llama-server: five minutes.
+kinds: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q tests/kinds/kinds.py
 
 # Which lines of server/ no test reaches: build/coverage.
 coverage: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2
