@@ -54,12 +54,13 @@ class Commit:
 
 
 class Remote:
-    """One hub. ``endpoint`` is "" for Hugging Face's; a ``token`` of "" is the one that its own tools would use."""
+    """One hub. ``endpoint`` is "" for the one of Hugging Face's tools; there, a ``token`` of "" is their own."""
 
     def __init__(self, endpoint: str = "", token: str = "", patience: Patience | None = None) -> None:
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self.patience = patience or Patience()
-        self._token = token or None
+        # None = what `hf auth login` has left: for the hub that Hugging Face's tools use, and for no mirror
+        self._token = token or (None if self.endpoint == constants.ENDPOINT.rstrip("/") else False)
 
     def commit(self, repository: str) -> Commit:
         """The newest one of ``main``, or of the first branch. Raises `NotFound`, `DownloadFailed`."""

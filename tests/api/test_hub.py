@@ -43,7 +43,9 @@ async def serving(
     app = create_app(reread(), loader=FakeLoader(), reread=reread)
     transport = httpx.ASGITransport(app, client=(address, 1))
     async with run_app(app), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        yield Api(app, client, FakeLoader())
+        api = Api(app, client, FakeLoader())
+        yield api
+        api.pool.check_integrity()
 
 
 async def ids(api: Api, query: str = "") -> list[str]:

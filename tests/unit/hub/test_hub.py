@@ -152,6 +152,18 @@ def test_the_token_does_not_leave_the_hub(remote: StandInHub, tmp_path: Path) ->
         assert [asked.token for asked in elsewhere.asked] == [""]
 
 
+def test_a_token_that_lies_about_goes_to_no_mirror(
+    remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_of_somebody")
+    pulled(hub_of(remote, tmp_path / "mirror", token=""))
+    assert {asked.token for asked in remote.asked} == {""}
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", remote.url)
+    remote.asked.clear()
+    pulled(hub_of(remote, tmp_path / "own", token=""))
+    assert {asked.token for asked in remote.asked} == {"hf_of_somebody"}
+
+
 @pytest.mark.parametrize(
     ("wrong", "kind", "said"),
     [
