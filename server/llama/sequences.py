@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from server.engine.kv.new_bytes import new_bytes
 from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError
 from server.llama.batch import Run
@@ -12,13 +13,6 @@ from server.llama.library import C, fast
 
 _WHOLE, _PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_NONE, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
-
-# A bytes object that the library writes into before anybody else sees it, as CPython's C API allows: the pages of a
-# second copy would take as long as the library's own work.
-_uninitialized = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
-    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
-)
-_address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyBytes_AsString", ctypes.pythonapi))
 
 
 class Sequences:
@@ -105,10 +99,10 @@ class Sequences:
     def _state(self, seq: int, flags: int) -> bytes:
         size = self._size(seq, flags)
         try:
-            state: bytes = _uninitialized(None, size)
+            state, view = new_bytes(size)  # the pages of a copy would take as long as the library's own work
         except MemoryError:
             raise InternalError(f"there is no memory for the state of sequence {seq}, {size} bytes") from None
-        start = ctypes.cast(_address(state), _BYTE_POINTER)
+        start = ctypes.cast(ctypes.addressof(ctypes.c_uint8.from_buffer(view)), _BYTE_POINTER)
         if C.llama_state_seq_get_data_ext(self._context, start, size, seq, flags) != size:
             raise InternalError(f"the state of sequence {seq} could not be saved")
         return state

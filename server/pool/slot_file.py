@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import BinaryIO
 
 from server.engine.kv.checkpoints import Checkpoint, Checkpoints
+from server.engine.kv.new_bytes import new_bytes
 from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
 
@@ -112,8 +113,8 @@ class Opened:
         n_state = self.n_bytes - len(head) - len(words) - sum(sizes)
         if n_state < 0:
             raise InvalidRequest("it is damaged: its checkpoints are larger than it is")
-        state = DATA_PREFIX + bytes(4) + self.file.read(n_state)
-        states = [self.file.read(size) for size in sizes]
+        state = _read(self.file, n_state, DATA_PREFIX + bytes(4))
+        states = [_read(self.file, size) for size in sizes]
         parts: list[bytes | memoryview] = [head, words, memoryview(state)[_PREFIX_BYTES:], *states]
         for part in parts:
             content.update(part)
@@ -182,7 +183,20 @@ def read_foreign(file: BinaryIO, size: int, n_vocab: int) -> tuple[list[int], by
     n_tokens = struct.unpack_from("<I", words, _PACKED.size - 4)[0] if len(words) >= _PACKED.size else 0
     tokens = _tokens(words, n_tokens, n_vocab)
     file.seek(_HEAD.size + 4 * n_words)
-    return tokens, DATA_PREFIX + bytes(4) + file.read(n_state)
+    return tokens, _read(file, n_state, DATA_PREFIX + bytes(4))
+
+
+def _read(file: BinaryIO, n: int, prefix: bytes = b"") -> bytes:
+    """`prefix` and the next `n` bytes, without a copy of them. Raises `InvalidRequest` where the file ends before."""
+    made, view = new_bytes(len(prefix) + n)
+    view[: len(prefix)] = prefix
+    at = len(prefix)
+    while at < len(made):
+        n_read = file.readinto(view[at:])  # type: ignore[attr-defined]
+        if not n_read:
+            raise InvalidRequest(f"it is truncated: {len(made) - at} bytes are missing")
+        at += n_read
+    return made
 
 
 def _description_bytes(file: BinaryIO, size: int) -> int:

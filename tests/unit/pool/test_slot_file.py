@@ -4,11 +4,13 @@ import hashlib
 import io
 import json
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.engine.kv.checkpoints import Checkpoint
 from server.engine.lora import BARE, Tuning
 from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
@@ -46,6 +48,27 @@ def test_what_was_saved_comes_back(
     description = Description({"model": "m"}, tuple(scales), None, tuple(scales), len(tokens), exact)
     content = b"".join(encode(SlotState(tokens, PREFIX + state, BARE, 0), description))
     assert read(content) == (description, tokens, PREFIX + state)
+
+
+class Large(io.BytesIO):
+    """A file whose large parts must be read into their place: what `read` gives would be copied once more."""
+
+    def read(self, n: int | None = -1) -> bytes:
+        assert n is not None
+        assert 0 <= n < 10_000, f"{n} bytes were read into a place of their own"
+        return super().read(n)
+
+    def readinto(self, target: object) -> int:
+        return super().readinto(memoryview(target)[:7000])  # type: ignore[call-overload,no-any-return]
+
+
+def test_a_state_is_read_to_where_it_stays() -> None:
+    state = PREFIX + bytes(range(256)) * 200
+    checkpoints = (Checkpoint(1, b"c" * 20_000), Checkpoint(2, b""))
+    saved = SlotState([7, 8, 9], state, BARE, 3, checkpoints)
+    sizes = tuple((c.n_tokens, len(c.state)) for c in checkpoints)
+    content = b"".join(encode(saved, replace(DESCRIPTION, checkpoints=sizes)))
+    assert open_saved(Large(content), len(content)).read(100) == ([7, 8, 9], state, checkpoints)
 
 
 def test_the_file_begins_as_llama_server_writes_it() -> None:
