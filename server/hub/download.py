@@ -108,6 +108,8 @@ class _Transfer:
         self._wanted = wanted
         self._total = content.size
         self._reported_at = 0.0
+        self._sum = hashlib.sha256()  # of the first `_n_summed` bytes
+        self._n_summed = 0
 
     def run(self) -> None:
         try:
@@ -177,10 +179,15 @@ class _Transfer:
 
     def _write(self, response: httpx2.Response, file: BinaryIO) -> None:
         done = file.tell()
+        if not done:
+            self._sum, self._n_summed = hashlib.sha256(), 0
         self._say(done, at_once=True)
         for chunk in chunks_of(response):
             self._check_wanted()
             file.write(chunk)
+            if done == self._n_summed:  # on the way, so that nobody waits for it at the end
+                self._sum.update(chunk)
+                self._n_summed += len(chunk)
             done += len(chunk)
             if self._total and done > self._total:
                 raise Interrupted("more came than belongs to it")
@@ -191,8 +198,9 @@ class _Transfer:
         """Whether what was received has the announced sum."""
         if not self._content.sha256:
             return True
-        found = hashlib.sha256()
+        found = self._sum.copy()
         with self._content.partial.open("rb") as file:
+            file.seek(self._n_summed)
             while chunk := file.read(_READ_BYTES):
                 self._check_wanted()
                 found.update(chunk)
