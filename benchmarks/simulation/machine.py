@@ -32,6 +32,7 @@ class Machine:
     now: float = 0.0
     moved_s: float = 0.0  # spent on copies and states, of all
     n_evaluations: int = 0  # of streams
+    _copies_s: float = 0.0
 
     slots: list[Slot] = field(default_factory=list)  # the scheduler's own: what each sequence holds
 
@@ -52,6 +53,9 @@ class Machine:
         if n_prompt:
             n_evaluations = evaluations([(e.seq, len(e.tokens) - 1) for e in prompts], self.info.n_ubatch)
             seconds += self.gpu.part_s(n_evaluations, n_prompt, sum([e.pos for e in prompts]), pairs)
+        seconds += self._copies_s
+        self.moved_s += self._copies_s
+        self._copies_s = 0.0
         self.n_evaluations += n_runs
         self.now += seconds
         return seconds
@@ -64,7 +68,7 @@ class Machine:
         return True
 
     def seq_copy(self, source: int, target: int) -> None:
-        self._move(self.info.copy_s)
+        self._copies_s += self.info.copy_s  # the library copies inside the next decode
 
     def seq_size(self, seq: int) -> int:
         return len(StateBytes(len(self.slots[seq].tokens)))

@@ -204,7 +204,7 @@ class Cells:
         if source is not slot:
             self.clear(slot)
             self._runner.seq_copy(source.id, slot.id)
-            self.tiers.spend(self._runner.info.copy_s)
+            self._copied()
             slot.tokens = list(source.tokens)
             if self._runner.info.unified:
                 slot.n_shared, slot.n_pieces, slot.kin = len(slot.tokens), source.n_pieces, source.kin
@@ -234,12 +234,18 @@ class Cells:
         slot.tokens = kept
         slot.chain.cut(placement.n_reuse)
 
+    def _copied(self) -> None:
+        """The next decode carries a copy out."""
+        if not self._runner.info.unified:
+            self._scheduler.n_copies += 1
+            self.tiers.spend(self._scheduler.worth.copy_s)
+
     def relocate(self, source: Slot, target: Slot, cost: RelocationCost, now: float) -> None:
         """The sequence that runs in `source` goes on in the idle `target`, whose content is kept or worth nothing."""
         if cost.copies:
             self.clear(target)
             self._runner.seq_copy(source.id, target.id)
-            self.tiers.spend(self._runner.info.copy_s)
+            self._copied()
             target.trade(source)
             self.clear(source)
             self._look(target)

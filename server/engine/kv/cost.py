@@ -31,6 +31,7 @@ class Worth:
     loaded: Rate  # bytes per second into the cells
     bytes_per_token: float = 0.0  # of the last state
     guessed_rate: float = GUESSED_RATE
+    copy_s: float = 0.0  # of a separate stream into another, whatever it holds; 0 = unknown, or nothing is copied
     piece_s: float = 0.0
     """Seconds for each contiguous piece of cells beside its bytes: the library copies each of every layer by itself."""
 
@@ -72,6 +73,20 @@ class Worth:
     def round_trip_s(self, n_tokens: int) -> float:
         """Seconds that taking a state of so many tokens out of the cells and putting it back may take, as `move_s`."""
         return self.move_s(n_tokens) + (self.load_s(int(n_tokens * self.bytes_per_token)) or self.move_s(n_tokens))
+
+    def observe_copies(self, n: int, seconds: float) -> None:
+        """A step with `n` copies took so much longer than it would have without them."""
+        seen = max(seconds, 0.0) / n
+        self.copy_s += (0.5 if seen < self.copy_s else 0.05) * (seen - self.copy_s)  # longer is mostly other processes
+
+    def copy_pays(self, n_tokens: int) -> bool:
+        """Whether a copy takes less time than computing `n_tokens`. A refusal makes the next one a little bolder: what
+        was measured beside other processes must not hold for ever."""
+        compute_s = self.compute_s(n_tokens)
+        if not compute_s or self.copy_s < compute_s:
+            return True
+        self.copy_s *= 0.99
+        return False
 
     def refused(self) -> None:
         """A move was guessed to take too long: the next guess is bolder, so that one is seen in the end."""

@@ -1,5 +1,6 @@
 """Which slot a waiting sequence gets, and from where its prompt's beginning comes. Pure."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -274,18 +275,22 @@ class Placer:
     def _evaluation(self) -> float:
         """What one more evaluation in each step costs, in the unit of a cache's value: prompt tokens per second that
         could be computed meanwhile. Who loses his slot goes to RAM, so that only what moving states takes is lost."""
-        step_s = max(self.step_s, self.info.evaluation_s)
+        step_s = self.step_s
         if not step_s or not self.worth.computed.value:
             return 0.0
         lost = min(self.worth.round_trip_s(_MANY) / self.worth.compute_s(_MANY), 1.0) if self.tier.limit else 1.0
-        return self.worth.computed.value * self.info.evaluation_s / step_s / max(lost, _LEAST_LOST)
+        return self.worth.computed.value * self.evaluation_s / step_s / max(lost, _LEAST_LOST)
+
+    @property
+    def evaluation_s(self) -> float:
+        """What a further evaluation in a step takes: no more than a step that was seen, however it was measured."""
+        return min(self.info.evaluation_s, self.step_s or math.inf)
 
     def _worth_copying(self, source: Slot | None, n: int) -> bool:
         """Cells of a unified cache are shared. A separate stream is copied whole, however little of it is kept."""
         if source is None or n < MIN_COPY:
             return False
-        compute_s = self.worth.compute_s(n)
-        return self.info.unified or not compute_s or self.info.copy_s < compute_s
+        return self.info.unified or self.worth.copy_pays(n)
 
     def _if_room(self, sequence: Sequence, placement: Placement) -> Placement | Skip:
         n_kept = 0 if placement.stored is not None else placement.n_kept  # a state from the tier needs cells, too

@@ -72,6 +72,8 @@ class Scheduler:
         self.info = info
         self.tier: Tier[Stored] = Tier(tier_limit(params.cache_ram, info.free_bytes), automatic_limit(info.free_bytes))
         self.worth = Worth.unknown(info.piece_s)
+        self.worth.copy_s = info.copy_s
+        self.n_copies = 0  # of streams, that the next batch carries out
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
         self._placer = Placer(self.slots, self.tier, info, params, self.worth)
@@ -247,7 +249,7 @@ class Scheduler:
         fixed = fixed | {slot.id for slot in self.slots if slot.last is not None and slot.last.request.id_slot >= 0}
         fixed |= {s.slot.id for s in active if s.slot is not None and s.request.id_slot >= 0}
         self._may_be_apart = n_runs({s.slot.id for s in active if s.slot is not None}) > 1
-        return relocation(self.slots, self.info.evaluation_s, self._relocation_cost, step_s, fixed)
+        return relocation(self.slots, self._placer.evaluation_s, self._relocation_cost, step_s, fixed)
 
     def _relocation_cost(self, source: Slot, target: Slot) -> RelocationCost:
         now = max(slot.last_used for slot in self.slots)
@@ -255,7 +257,7 @@ class Scheduler:
         state_s = self.worth.round_trip_s(len(source.tokens))
         if keeps:
             return RelocationCost(state_s + self.worth.round_trip_s(len(target.tokens)), False, True)
-        return RelocationCost(min(self.info.copy_s, state_s), self.info.copy_s <= state_s, False)
+        return RelocationCost(min(self.worth.copy_s, state_s), self.worth.copy_s <= state_s, False)
 
     def _joining(self, generating: list[Sequence], prompts: list[Sequence], most: int) -> AbstractSet[int]:
         """At most so many slots of prompts that take part in the step with one token at least: then streams on both
@@ -319,7 +321,11 @@ class Scheduler:
                 sequence.phase = generating
         if self.info.unified:
             self._count_pieces(entries)
-        if not n_prompts:
+        if self.n_copies:
+            usual_s = max(self._placer.step_s, self.worth.compute_s(n_tokens))
+            self.worth.observe_copies(self.n_copies, seconds - usual_s)
+            self.n_copies = 0
+        elif not n_prompts:
             self._placer.step_s = self._placer.step_s * 0.875 + seconds * 0.125 if self._placer.step_s else seconds
         else:
             (self.pace_alone if n_prompts == len(entries) else self.pace).observe(n_tokens, seconds)

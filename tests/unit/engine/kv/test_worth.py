@@ -55,3 +55,19 @@ def test_value_grows_with_length_and_use_and_falls_with_time() -> None:
     assert value(200, 0, 10.0) > value(100, 0, 10.0)
     assert value(100, 2, 10.0) > value(100, 1, 10.0)
     assert value(100, 0, 10.0) > value(100, 0, 20.0)
+
+
+def test_what_copies_take_is_learned_from_the_steps_that_carry_them_out() -> None:
+    worth = Worth.unknown()
+    worth.copy_s = 3.0  # measured beside other processes
+    worth.computed.observe(1000, 1.0)
+    assert not worth.copy_pays(2000)
+    n_refused = 1
+    while not worth.copy_pays(2000):
+        n_refused += 1
+    assert n_refused < 100
+    for _ in range(8):
+        worth.observe_copies(2, 0.02)
+    assert worth.copy_pays(50)
+    worth.observe_copies(1, -0.1)
+    assert worth.copy_s >= 0.0

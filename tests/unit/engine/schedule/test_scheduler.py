@@ -283,3 +283,19 @@ def test_a_prompt_that_waits_for_its_beginning_is_not_compared_in_every_step() -
     placed = [place(s).sequence.target for _ in range(63)]
     assert sorted(map(id, placed)) == sorted(map(id, others))
     assert max(other.n_read for other in others) < 1000, "what is known to be there is compared again"
+
+
+def test_a_copy_takes_the_whole_stream_so_a_short_header_of_a_long_context_is_computed() -> None:
+    """On 8B with 128k a slot, 20 tokens would cost a copy of 16 GiB; it used to be made for 16 of them."""
+    info = RunnerInfo(2, 131_072, 262_144, 512, 512, False, copy_s=0.5)
+    s = Scheduler(info, EngineParams())
+    s.worth.computed.observe(1000, 1.0)
+    s.slots[0].tokens = list(range(100))
+    waiting(s, [*range(20), *[9] * 500])
+    placement = place(s)
+    assert (placement.slot, placement.source, placement.n_reuse) == (s.slots[1], None, 0)
+    s.slots[0].tokens = list(range(2000))
+    finish(s, placement.sequence, 0.0)
+    waiting(s, [*range(1500), *[8] * 20_000])
+    placement = place(s)
+    assert (placement.slot, placement.source, placement.n_reuse) == (s.slots[1], s.slots[0], 1500)
