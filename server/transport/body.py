@@ -109,31 +109,30 @@ async def read_body(request: Request) -> bytes:
         raise UnsupportedEncoding(encoding)
     if _declared_length(request) > options.max_body_bytes:
         raise BodyTooLarge(options.max_body_bytes)
-    try:
-        async with asyncio.timeout(options.timeout_s):
-            return await _receive(request, options)
-    except BodyTimeout:
-        raise
-    except TimeoutError:
-        raise BodyTimeout(options.timeout_s) from None
+    return await _receive(request, options)
 
 
 async def _receive(request: Request, options: HttpOptions) -> bytes:
+    """One limit of time for all of it and each piece: whichever ends first. A limit of its own for each costs more than
+    reading a short body does."""
     body = bytearray()  # not a list of pieces: a client may send a byte at a time
     share: BodyShare = request.scope[BODY_SHARE]
-    stream = aiter(request.stream())
-    while True:
-        try:
-            async with asyncio.timeout(options.idle_s):
-                piece = await anext(stream, None)
-        except TimeoutError:
-            raise BodyTimeout(options.idle_s) from None
-        if piece is None:
-            return bytes(body)
-        if len(body) + len(piece) > options.max_body_bytes:
-            raise BodyTooLarge(options.max_body_bytes)
-        share.take(len(piece))
-        body += piece
+    now = asyncio.get_running_loop().time
+    due = now() + options.timeout_s
+    limit = asyncio.timeout_at(min(due, now() + options.idle_s))
+    try:
+        async with limit:
+            async for piece in request.stream():
+                if len(body) + len(piece) > options.max_body_bytes:
+                    raise BodyTooLarge(options.max_body_bytes)
+                share.take(len(piece))
+                body += piece
+                limit.reschedule(min(due, now() + options.idle_s))
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise BodyTimeout(options.timeout_s if now() >= due else options.idle_s) from None
+    return bytes(body)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
