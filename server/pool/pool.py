@@ -96,6 +96,10 @@ class Pool:
         """The model that a request means; see `Names.resolve`."""
         return self._names.resolve(name, task)
 
+    def serves(self, name: str | None, task: Task = "generate") -> bool:
+        """Whether a request for it would not wait now. Raises `ModelNotFound`."""
+        return self._entries[self.resolve(name, task).id].serving
+
     def states(self) -> list[ModelState]:
         """Every model in the order of the configuration. Wakes and loads nothing."""
         return [self._state(e) for e in self._entries.values()]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -104,20 +105,28 @@ async def stream(
     keep_alive_s: float | None = None,
 ) -> Response:
     """A stream of events. It begins with the first event of the engine, so that what fails before has its status;
-    or, for a prompt that takes longer, when the first ping is due, so that proxies see life. `ping_s`: seconds
-    between pings while nothing else is sent, none below 1; None = as the server's options say."""
+    or, for a prompt or a load of the model that takes longer, when the first ping is due, so that proxies and agents
+    see life. `ping_s`: seconds between pings while nothing else is sent, none below 1; None = as the server's options
+    say."""
     session = session_of(request, keep_alive_s)
     if ping_s is None:
         ping_s = services(request).options.sse_ping_interval_s
+    patience_s = ping_s if ping_s > 0 else None
+    close: Callable[[], object] = session.close
     try:
-        writer, first = await while_connected(request, _begin(session, model, prepare, ping_s if ping_s > 0 else None))
+        if session.waits(model):  # seldom: a task of its own would cost every other request its time
+            starting = asyncio.create_task(_start(session, model, prepare))
+            close = functools.partial(_give_up, starting, session)
+            chunks = await while_connected(request, _patient(session, starting, patience_s, words))
+        else:
+            writer, first = await while_connected(request, _begin(session, model, prepare, patience_s))
+            chunks = _chunks(session, writer, first, words)
     except BaseException:
-        session.close()
+        close()
         raise
-    chunks = _chunks(session, writer, first, words)
     return event_stream(
         *(request, chunks),
-        on_close=session.close,
+        on_close=close,
         ping_s=ping_s,
         headers=headers,
         ping=words.ping,
@@ -129,11 +138,54 @@ async def _begin(
     session: Session, model: str | None, prepare: Prepare, patience_s: float | None
 ) -> tuple[StreamWriter, Batch | None]:
     generation = await _start(session, model, prepare)
-    first: Batch | None = None
+    return cast(StreamWriter, generation.writer), await _first(session, patience_s)
+
+
+async def _first(session: Session, patience_s: float | None) -> Batch | None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
-            first = await session.next()
-    return cast(StreamWriter, generation.writer), first
+            return await session.next()
+    return None
+
+
+async def _patient(
+    session: Session, starting: asyncio.Task[Generation], patience_s: float | None, words: StreamWords
+) -> AsyncGenerator[bytes, None]:
+    """The stream of a model that is being loaded, once it is or the first ping is due."""
+    await asyncio.wait((starting,), timeout=patience_s)
+    if not starting.done():
+        return _late(session, starting, words)
+    writer = cast(StreamWriter, starting.result().writer)
+    return _chunks(session, writer, await _first(session, patience_s), words)
+
+
+async def _late(
+    session: Session, starting: asyncio.Task[Generation], words: StreamWords
+) -> AsyncGenerator[bytes, None]:
+    """The events of a stream that has begun before its model was there."""
+    try:
+        yield words.ping()
+        generation = await starting
+    except Exception as error:  # noqa: BLE001 (as in `_chunks`)
+        status, body, _ = error_body(error)
+        yield words.error(status, body)
+        return
+    async with contextlib.aclosing(_chunks(session, cast(StreamWriter, generation.writer), None, words)) as chunks:
+        async for chunk in chunks:
+            yield chunk
+
+
+def _give_up(starting: asyncio.Task[Generation], session: Session) -> None:
+    """Close a session that may still be getting its model."""
+
+    def ended(task: asyncio.Task[Generation]) -> None:
+        if not task.cancelled():
+            task.exception()  # told, or of no interest any more
+        session.close()
+
+    starting.cancel()
+    starting.add_done_callback(ended)
+    session.close()
 
 
 async def _chunks(

@@ -18,7 +18,7 @@ from server.wire.generation import Generation
 from server.wire.responses.generation import response_generation, response_input_tokens
 from server.wire.responses.read import ResponseAsked, read_response
 from server.wire.responses.store import ClientResponses
-from server.wire.responses.write import ResponseStream
+from server.wire.responses.write import EARLY_PING, ResponseStream, failed_early
 from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["responses"])
@@ -44,10 +44,10 @@ async def create_response(request: Request) -> Response:
         return generation
 
     def failed(status: int, error: Json) -> bytes:
-        return b"".join(writers[0].fail(status, error["error"]))
+        return b"".join(writers[0].fail(status, error["error"])) if writers else failed_early(status, error["error"])
 
     def ping() -> bytes:
-        return writers[0].ping()
+        return writers[0].ping() if writers else EARLY_PING
 
     words = StreamWords(failed, ping)
     return await stream(request, body.model, prepare, ping_s=body.sse_ping_interval, headers=headers, words=words)

@@ -52,6 +52,10 @@ class Session:
         self._arrival: asyncio.Future[None] | None = None  # what `next` waits for
         self._n_open = 0
 
+    def waits(self, name: str | None) -> bool:
+        """Whether the model must be loaded or woken first. Raises `ModelNotFound`."""
+        return not self._services.pool.serves(name)
+
     async def prepare(self, name: str | None, work: Callable[[LoadedModel], T]) -> T:
         """Get the model and do `work` with it in a thread. Raises what the pool and `work` raise."""
         model = await self._acquire(name)

@@ -252,6 +252,19 @@ class ResponseStream:
         return self._n_events - 1
 
 
+EARLY_PING = wire.typed_event({"type": "keepalive"})
+"""What shows life while there is no response yet, since its model is being loaded."""
+
+
+def failed_early(status: int, error: Mapping[str, Any]) -> bytes:
+    """The end of a stream that has failed before there was a response."""
+    code, message = _code(status, error), error.get("message", "")
+    told = {"type": "error", "sequence_number": 0, "code": code, "message": message, "param": error.get("param")}
+    response = {"object": "response", "status": "failed", "output": [], "error": {"code": code, "message": message}}
+    failed = {"type": "response.failed", "sequence_number": 1, "response": response}
+    return wire.typed_event(told) + wire.typed_event(failed)
+
+
 _EMPTY: dict[ItemType, Json] = {
     "message": {},
     "reasoning": {},
