@@ -39,9 +39,9 @@ nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --hypothesis-profile=search --cov
 	$(MAKE) kinds conformance clients
 
-# Every kind of memory and weight type, beside llama-server: five minutes.
+# Every kind of memory and weight type, beside llama-server, and damaged headers: six minutes.
 kinds: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q tests/kinds/kinds.py
+	$(BIN)/python -m pytest -q tests/kinds/kinds.py tests/kinds/fuzz.py
 
 # Which lines of server/ no test reaches: build/coverage.
 coverage: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2

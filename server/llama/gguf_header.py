@@ -15,6 +15,7 @@ MAX_DIMS = 4
 DEFAULT_ALIGNMENT = 32
 
 _STRING, _ARRAY = 8, 9
+_TOKENS = "tokenizer.ggml.tokens"
 _NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
 _FIXED = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -142,7 +143,10 @@ class _Reader:
         kind, count = self._number("I"), self._number("Q")
         if kind == _STRING:
             lengths[key] = count
+            at = self._at
             self._skip_strings(count)
+            if key == _TOKENS and self._has_twins(at, count):
+                raise BrokenFileError(f"{_TOKENS} has the same token twice")
             return "[string]"
         if kind not in _FIXED:
             raise BrokenFileError(f"'{key}': arrays of type {kind} are not supported")
@@ -161,6 +165,20 @@ class _Reader:
         except (struct.error, OverflowError):
             at = self._size + 1
         self._take(at - self._at)
+
+    def _has_twins(self, at: int, count: int) -> bool:
+        """Whether two of these strings are equal: the library reads each up to a zero, gives empty ones names, and
+        asserts that all differ (src/llama-vocab.cpp)."""
+        view, length_at, seen, n_empty = self._view, struct.Struct("<Q").unpack_from, set[bytes](), 0
+        for _ in range(count):
+            end = at + 8 + length_at(view, at)[0]
+            text = view[at + 8 : end]
+            if 0 in text:
+                text = text[: text.index(0)]
+            seen.add(text)
+            n_empty += not text
+            at = end
+        return len(seen) + max(n_empty - 1, 0) < count
 
     def _tensors(
         self, count: int, metadata: Mapping[str, Scalar | tuple[Scalar, ...]]

@@ -9,6 +9,7 @@ from server.llama.gguf_header import GgufHeader
 
 _MOST_LAYERS, _MOST_EXPERTS = 512, 1024  # src/llama-hparams.h
 _ROPE_SCALING = ("none", "linear", "yarn", "longrope")
+_TWICE_AS_WIDE = ("jamba", "granitehybrid")
 _FORGET_ONE_EXPERT = ("hunyuan-dense", "hunyuan_vl")  # they count a single expert as none, used or not
 
 
@@ -18,6 +19,7 @@ def check_hyperparameters(model: str, path: Path, header: GgufHeader, architectu
         _out_of_range(header, architecture)
         or _bad_experts(header, architecture)
         or _bad_attention(header, architecture)
+        or _bad_states(header, architecture)
         or _no_vocabulary(header)
     )
     if problem:
@@ -81,6 +83,14 @@ def _bad_attention(header: GgufHeader, architecture: str) -> str | None:
     window = f"{architecture}.attention.sliding_window"
     if header.integer(window) and header.integer(f"{window}_pattern") == 1:
         return f"{window}_pattern is 1: no layer would have the window"
+    return None
+
+
+def _bad_states(header: GgufHeader, architecture: str) -> str | None:
+    """src/models/jamba.cpp, granite-hybrid.cpp."""
+    n_embd, key = header.integer(f"{architecture}.embedding_length"), f"{architecture}.ssm.inner_size"
+    if architecture in _TWICE_AS_WIDE and header.integer(key) != 2 * n_embd:
+        return f"{key} is {header.integer(key)}, not twice the embedding's {n_embd}"
     return None
 
 

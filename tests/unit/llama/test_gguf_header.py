@@ -1,5 +1,6 @@
 """The GGUF header reader on good, truncated and hostile bytes."""
 
+import struct
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from server.errors import ModelFailed
 from server.llama.gguf_header import BrokenFileError, read_header
 from server.llama.model_file import check_files
-from tests.ggufs import TinyModel, gguf_file
+from tests.ggufs import TinyModel, damaged, gguf_file
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +78,26 @@ def test_any_damage_is_read_or_refused_but_nothing_else(
     path.write_bytes(bytes(data))
     with suppress(ModelFailed):
         check_files("m", path)
+
+
+@pytest.mark.parametrize("changed", [b"x", b"\0"], ids=["equal", "cut at a zero"])
+def test_a_vocabulary_with_twins_is_refused(good: Path, changed: bytes) -> None:
+    """The library would end the process. What is behind a zero is not seen there, and what is empty gets a name."""
+    data = good.read_bytes()
+    at = {letter: data.index(struct.pack("<Q", 1) + letter) + 8 for letter in (b"x", b"y")}
+    file = damaged(good, at[b"y"], changed)
+    if changed == b"x":
+        with pytest.raises(BrokenFileError, match="has the same token twice"):
+            read_header(file)
+    else:
+        assert read_header(file).lengths["tokenizer.ggml.tokens"] == 300
+
+
+def test_states_of_another_width_than_the_library_takes_are_refused(folder: Path) -> None:
+    path = gguf_file(folder, TinyModel(arch="jamba", n_embd=32))
+    data = path.read_bytes()
+    key = b"jamba.ssm.inner_size"
+    at = data.index(key) + len(key) + 4
+    with pytest.raises(ModelFailed, match=r"jamba.ssm.inner_size is 65, not twice the embedding's 32"):
+        check_files("m", damaged(path, at, bytes([65])))
+    check_files("m", path)
