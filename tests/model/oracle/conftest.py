@@ -37,7 +37,10 @@ def start_pair(
     flags: Sequence[object] = (),
     params: Mapping[str, Value] | None = None,
 ) -> Pair:
-    """Start both, then wait for both; what `flags` say to Llamapool, `params` say to llama-server."""
+    """Start both, then wait for both; what `flags` say to Llamapool, `params` say to llama-server.
+
+    Nothing is guessed, unless `flags` say so: whether that pays depends on the machine, and replies tell of it.
+    """
     theirs = oracle(
         model,
         n_ctx=n_ctx,
@@ -48,7 +51,7 @@ def start_pair(
         environment=WAIT_QUIETLY,
     )
     stack.callback(theirs.stop)
-    every = ("-c", n_ctx, "-np", n_parallel, "-t", 1, "-a", "tiny", "--metrics", *EXACT, *flags)
+    every = ("-c", n_ctx, "-np", n_parallel, "-t", 1, "-a", "tiny", "--metrics", "--spec-type", "none", *EXACT, *flags)
     ours = llamapool(model, *map(str, every), environment=WAIT_QUIETLY)
     stack.callback(ours.stop)
     theirs.wait_until_ready()

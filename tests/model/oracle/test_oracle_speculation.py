@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from tests.ggufs import TinyModel, gguf_file
 from tests.model.oracle.comparison import Pair, shape_differences
-from tests.model.oracle.conftest import WAIT_QUIETLY
+from tests.model.oracle.conftest import WAIT_QUIETLY, start_pair
 from tests.oracle import oracle
 from tests.real_server import ROOT, RealServer, llamapool
 
@@ -75,3 +77,15 @@ def test_the_metrics_of_guesses_have_the_same_names(pair: Pair) -> None:
     assert set(ours) == set(theirs)
     position = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
     assert all('position="' in lines[position] for lines in (ours, theirs))
+
+
+def test_texts_that_repeat_are_the_same_with_guesses_that_nobody_asked_for(tmp_path: Path) -> None:
+    """Whether something is guessed depends on what this machine's steps cost; what is said does not."""
+    prompts = ("na na na na hey hey hey " * 12, "one two three, one two three, one two " * 8, "x " * 100)
+    with ExitStack() as stack:
+        pair = start_pair(stack, gguf_file(tmp_path, TinyModel()), flags=("--spec-type", "auto"))
+        for prompt in prompts:
+            body = {"prompt": prompt, "temperature": 0, "n_predict": 120, "ignore_eos": True, "return_tokens": True}
+            ours, theirs = pair.post("/completion", body)
+            assert ours["tokens"] == theirs["tokens"]
+            assert ours["generation_settings"]["speculative.types"] == "none"

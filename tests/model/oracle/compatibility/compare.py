@@ -61,7 +61,7 @@ def _pair(stack: ExitStack, model: Path, flags: list[str], params: dict[str, Any
         *(model,), n_ctx=N_CTX, n_parallel=N_SLOTS, n_threads=1, alias="tiny", params=params, environment=WAIT_QUIETLY
     )
     stack.callback(theirs.stop)
-    sizes = ["-c", str(N_CTX), "-np", str(N_SLOTS), "-t", "1", "-a", "tiny"]
+    sizes = ["-c", str(N_CTX), "-np", str(N_SLOTS), "-t", "1", "-a", "tiny", "--spec-type", "none"]
     ours = llamapool(model, *sizes, *flags, environment=WAIT_QUIETLY)
     stack.callback(ours.stop)
     return Pair(ours, theirs)
