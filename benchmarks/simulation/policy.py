@@ -3,7 +3,7 @@
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from server.engine.kv.eviction import least_valuable
+from server.engine.kv.cost import least_valuable
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Found, Placer
 from server.engine.runner_api import RunnerInfo

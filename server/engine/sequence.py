@@ -13,7 +13,7 @@ from server.engine.lora import BARE, NEVER, Tuning, reusable
 from server.engine.prefix.hashes import Chain
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
-from server.engine.schedule.accounts import Account
+from server.engine.schedule.queue import Account
 from server.engine.speculate.state import Speculating
 from server.engine.step.slot_state import SlotState
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from server.engine.kv.checkpoints import MIN_GAP, MIN_PROMPT, Checkpoint, Checkpoints, added, below, limit_bytes
-from server.engine.kv.eviction import least_valuable
+from server.engine.kv.cost import least_valuable
 from server.engine.kv.moving import Tiers
 from server.engine.kv.ram_cache import Stored
 from server.engine.lora import NEVER

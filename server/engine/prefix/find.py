@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from server.engine.kv.checkpoints import marks
-from server.engine.kv.cost import Worth
+from server.engine.kv.cost import Worth, least_valuable
 from server.engine.kv.disk_cache import DiskTier
-from server.engine.kv.eviction import least_valuable
 from server.engine.kv.fetch import Fetch
 from server.engine.kv.ram_cache import MIN_TOKENS, Stored, Tier
 from server.engine.lora import reusable

@@ -3,21 +3,70 @@
 Lower `priority` first, as in vLLM. Within one priority: who was parked comes back first, then the client that was
 served least, and the requests of a client as they came. So a single client that sets no priority has a plain queue.
 One placement in `BLIND` looks at no priority: a stream of urgent requests delays the others, and starves none.
+
+What each client was served are virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI
+2024): a client's counter grows with the tokens computed for it, and the smallest counter is served next. One that comes
+back after a pause begins at the present virtual time, as in start-time fair queueing (Goyal et al., SIGCOMM 1996), so
+that nobody saves up.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from server.engine.schedule.accounts import Account, Accounts
-from server.engine.sequence import Sequence
+if TYPE_CHECKING:  # a sequence has an account
+    from server.engine.sequence import Sequence
 
 BLIND = 8
+OUTPUT_WEIGHT = 2.0
+"""What a generated token counts in prompt tokens; the paper's choice, and about what providers charge."""
+MOST_ACCOUNTS = 4096
+"""Clients that are remembered; the one that asked longest ago is forgotten first."""
 
-Load = Callable[[Account], float]
+
+@dataclass(eq=False, slots=True)
+class Account:
+    """One client: ``served`` in weighted tokens."""
+
+    served: float = 0.0
+
+
+class Accounts:
+    """The clients of one instance, by opaque names."""
+
+    def __init__(self, most: int = MOST_ACCOUNTS) -> None:
+        self._accounts: OrderedDict[str, Account] = OrderedDict()
+        self._most = most
+        self._now = 0.0  # virtual: the counter of who was last chosen for being behind
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def of(self, client: str) -> Account:
+        """The account of `client`, seen now."""
+        account = self._accounts.get(client)
+        if account is None:
+            account = self._accounts[client] = Account(self._now)
+            if len(self._accounts) > self._most:
+                self._accounts.popitem(last=False)
+        self._accounts.move_to_end(client)
+        return account
+
+    def catch_up(self, account: Account) -> None:
+        """`account` asks again, with nothing waiting: what it left unused meanwhile is gone."""
+        account.served = max(account.served, self._now)
+
+    def chose(self, account: Account) -> None:
+        """`account` was behind the others and is served now: that is the present virtual time."""
+        self._now = max(self._now, account.served)
+
+
+Charge = Callable[[Account], float]
 """What a client was served, and what its slots have yet to compute; in weighted tokens."""
 
 
-class Waiting:
+class Queue:
     """The queue of one instance."""
 
     def __init__(self, accounts: Accounts) -> None:
@@ -33,7 +82,7 @@ class Waiting:
     def __contains__(self, sequence: object) -> bool:
         return any(sequence is one for one in self)
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> "Iterator[Sequence]":
         """Everybody; parked ones first, otherwise in no order of meaning."""
         for parked in self._parked.values():
             yield from parked
@@ -41,7 +90,7 @@ class Waiting:
             for line in lines.values():
                 yield from line
 
-    def append(self, sequence: Sequence) -> None:
+    def append(self, sequence: "Sequence") -> None:
         """A new choice: behind the others of its client and priority."""
         account = sequence.account = self._accounts.of(sequence.request.client)
         if not any(account in lines for lines in self._lines.values()):
@@ -50,7 +99,7 @@ class Waiting:
         lines.setdefault(account, deque()).append(sequence)
         self._n += 1
 
-    def appendleft(self, sequence: Sequence) -> None:
+    def appendleft(self, sequence: "Sequence") -> None:
         """A parked choice comes back, before all others of its priority; among parked ones the oldest is first."""
         parked = self._parked.setdefault(sequence.request.priority, deque())
         age = (sequence.ticket.submitted_at, sequence.index)
@@ -58,7 +107,7 @@ class Waiting:
         parked.insert(place, sequence)
         self._n += 1
 
-    def remove(self, sequence: Sequence) -> bool:
+    def remove(self, sequence: "Sequence") -> bool:
         """Take `sequence` out; whether it was there."""
         priority, account = sequence.request.priority, sequence.account
         parked, lines = self._parked.get(priority), self._lines.get(priority, {})
@@ -77,7 +126,7 @@ class Waiting:
         self._n -= 1
         return True
 
-    def candidates(self, load: Load, due: Iterable[Sequence] = ()) -> Iterator[Sequence]:
+    def candidates(self, charge: Charge, due: "Iterable[Sequence]" = ()) -> "Iterator[Sequence]":
         """In the order in which they are to be placed, `due` first; the queue must not change meanwhile."""
         first = list(due)
         yield from first
@@ -85,25 +134,25 @@ class Waiting:
         if len(priorities) > 1 and self._n_placed % BLIND == BLIND - 1:
             heads = [parked[0] for parked in self._parked.values()]
             heads += [line[0] for lines in self._lines.values() for line in lines.values()]
-            head = min(heads, key=lambda head: (load(head.account), head.ticket.submitted_at))
+            head = min(heads, key=lambda head: (charge(head.account), head.ticket.submitted_at))
             if head not in first:
                 first.append(head)
                 yield head
-        for sequence in self._in_order(priorities, load):
+        for sequence in self._in_order(priorities, charge):
             if not first or sequence not in first:
                 yield sequence
 
-    def _in_order(self, priorities: list[int], load: Load) -> Iterator[Sequence]:
+    def _in_order(self, priorities: list[int], charge: Charge) -> "Iterator[Sequence]":
         for priority in priorities:
             yield from self._parked.get(priority, ())
             lines = self._lines.get(priority, {})
             if len(lines) == 1:
                 yield from next(iter(lines.values()))
                 continue
-            for account in sorted(lines, key=lambda one: (load(one), lines[one][0].ticket.submitted_at)):
+            for account in sorted(lines, key=lambda one: (charge(one), lines[one][0].ticket.submitted_at)):
                 yield from lines[account]
 
-    def place(self, sequence: Sequence) -> None:
+    def place(self, sequence: "Sequence") -> None:
         """`sequence` gets a slot now."""
         self.remove(sequence)
         self._accounts.chose(sequence.account)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from server.engine.kv.checkpoints import Checkpoint
-from server.engine.kv.cost import Worth
+from server.engine.kv.cost import Worth, least_valuable, look_for_cover, value_of
 from server.engine.kv.disk_cache import DiskTier
-from server.engine.kv.eviction import least_valuable, look_for_cover, value_of
 from server.engine.kv.ram_cache import Stored, Tier, automatic_limit, tier_limit
 from server.engine.lora import BARE
 from server.engine.params import EngineParams
@@ -20,12 +19,11 @@ from server.engine.prefix.find import Placement, Placer, Skip
 from server.engine.prefix.hashes import Chain
 from server.engine.request import Adapters
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.accounts import OUTPUT_WEIGHT, Account, Accounts
 from server.engine.schedule.evaluations import Relocation, RelocationCost, between, n_runs, relocation
 from server.engine.schedule.integrity import check_slots, check_waiting
 from server.engine.schedule.prefill_order import PromptOrder
-from server.engine.schedule.queue import Load, Waiting
-from server.engine.schedule.step_size import Pace
+from server.engine.schedule.queue import OUTPUT_WEIGHT, Account, Accounts, Charge, Queue
+from server.engine.schedule.step_size import StepSize
 from server.engine.sequence import Phase, Sequence, Slot
 
 Turn = tuple[Adapters, int]
@@ -78,10 +76,10 @@ class Scheduler:
         self.slots = [Slot(i) for i in range(info.n_seq)]
         self._placer = Placer(self.slots, self.tier, info, params, self.worth)
         self._accounts = Accounts()
-        self.waiting = Waiting(self._accounts)
+        self.waiting = Queue(self._accounts)
         self._prompt_order = PromptOrder(info.n_batch)
-        self.pace = Pace(params.target_itl_ms / 1e3, min(params.min_chunk, info.n_batch), info.n_batch)
-        self.pace_alone = Pace(ALONE_S, self.pace.smallest, info.n_batch, min(512, info.n_batch))
+        self.step_size = StepSize(params.target_itl_ms / 1e3, min(params.min_chunk, info.n_batch), info.n_batch)
+        self.step_size_alone = StepSize(ALONE_S, self.step_size.smallest, info.n_batch, min(512, info.n_batch))
         self.spent_s = 0.0  # of this step, before its decode: states that were moved
         self._limit = info.n_batch
         self._alone: Slot | None = None  # who had the last batch for itself
@@ -122,7 +120,7 @@ class Scheduler:
         before: list[Sequence] = []  # those that don't fit
         self.without_room = before
         n_looks = LOOKS
-        for sequence in self.waiting.candidates(self._loads(), room.due):
+        for sequence in self.waiting.candidates(self._charges(), room.due):
             if before and room.full:
                 return None
             if room.refuses(sequence):
@@ -142,20 +140,20 @@ class Scheduler:
 
     def in_turn(self) -> list[Sequence]:
         """Who waits, in the order in which they are to be placed."""
-        candidates = self.waiting.candidates(self._loads(), self._placer.room.due)
+        candidates = self.waiting.candidates(self._charges(), self._placer.room.due)
         return [s for s in candidates if s.phase is Phase.WAITING and s.slot is None]
 
-    def _loads(self) -> Load:
+    def _charges(self) -> Charge:
         """What a client was served, and what it holds slots for; asked for only where there are several."""
         held: dict[Account, int] = {}
 
-        def load(account: Account) -> float:
+        def charge(account: Account) -> float:
             if not held:
                 for s in self.active():
                     held[s.account] = held.get(s.account, 0) + len(s.target) - s.n_computed + 1
             return account.served + held.get(account, 0)
 
-        return load
+        return charge
 
     def occupy(self, placement: Placement, now: float) -> None:
         """Record that `placement` was carried out; ``slot.tokens`` already says what its cells hold."""
@@ -205,7 +203,7 @@ class Scheduler:
             entries = [Entry(s.slot.id, len(s.slot.tokens), s.output[-1:], True, s) for s in generating if s.slot]
             n_tokens = len(entries)
         streams = entries or (len(members) < self.n_active and any(s.phase is Phase.DECODE for s in self.active()))
-        size = self.pace.after(self.spent_s) if streams else self.pace_alone.size
+        size = self.step_size.after(self.spent_s) if streams else self.step_size_alone.size
         budget = max(size - n_tokens, self.params.min_chunk if entries else 1)
         budget = min(budget, self._limit - n_tokens, self.info.n_batch - n_tokens)
         prompts = [s for s in members if s.phase is prefill] if len(generating) < len(members) else []
@@ -288,7 +286,7 @@ class Scheduler:
             return active
         now = self._turn_now
         waited_s = (self._turn_s + self._last_s) * (len(sets) - 1)
-        if now in sets and all(alone < 0 for _, alone in sets) and waited_s <= self.pace.target_s * TURN:
+        if now in sets and all(alone < 0 for _, alone in sets) and waited_s <= self.step_size.target_s * TURN:
             return [s for s in active if _turn_of(s) == now]
         turn = max(self._turns.values(), default=0) + 1
         # one that is new joins as the last: before the others, a stream of new sets would keep them waiting for ever
@@ -328,7 +326,7 @@ class Scheduler:
         elif not n_prompts:
             self._placer.step_s = self._placer.step_s * 0.875 + seconds * 0.125 if self._placer.step_s else seconds
         else:
-            (self.pace_alone if n_prompts == len(entries) else self.pace).observe(n_tokens, seconds)
+            (self.step_size_alone if n_prompts == len(entries) else self.step_size).observe(n_tokens, seconds)
 
     def _count_pieces(self, entries: list[Entry]) -> None:
         """Cells are taken in a batch's order: who is alone in two batches in a row goes on where it was."""

@@ -13,7 +13,7 @@ FORGET = 0.3  # weight of a new measurement
 
 
 @dataclass(slots=True)
-class Pace:
+class StepSize:
     """Decides the tokens of one step in all, prompt and generated.
 
     ``target_s`` is the step time to stay under; 0 = no matter how long, then every step may be as large as it can.

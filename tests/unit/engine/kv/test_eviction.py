@@ -1,6 +1,6 @@
 """Whose cells go first."""
 
-from server.engine.kv.eviction import least_valuable, look_for_cover
+from server.engine.kv.cost import least_valuable, look_for_cover
 from server.engine.kv.ram_cache import Presence
 from server.engine.lora import Tuning
 from server.engine.sequence import Slot

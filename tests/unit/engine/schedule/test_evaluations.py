@@ -297,7 +297,7 @@ def test_prompts_between_streams_take_part_with_a_token_though_another_one_is_co
     bench.end(six[1:4])
     for slot in bench.scheduler.slots[1:4]:
         bench.cells.clear(slot)
-    bench.scheduler.pace.size = 64
+    bench.scheduler.step_size.size = 64
     for n in (400, 300, 200):  # the shortest is computed first
         prompt = [bench._next() % 256 for _ in range(n)]
         bench.scheduler.waiting.append(

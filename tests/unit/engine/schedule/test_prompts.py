@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from server.engine.generate.text import TextStream
 from server.engine.request import Request
-from server.engine.schedule.accounts import Account
 from server.engine.schedule.prefill_order import OLDEST, PromptOrder
+from server.engine.schedule.queue import Account
 from server.engine.sequence import Sequence, Slot, Ticket
 
 QUANTUM = 1000

@@ -143,7 +143,7 @@ def test_nothing_is_remembered_of_who_waited_for_a_prefix(leaves: bool) -> None:
 
 def test_generated_tokens_come_before_prompts_and_prompts_by_age() -> None:
     s = scheduler(3, min_chunk=8)
-    s.pace.size = 12
+    s.step_size.size = 12
     young, old, running = waiting(s, [2] * 10, at=2.0), waiting(s, [1] * 10, at=1.0), waiting(s, [3], at=3.0)
     for _ in range(3):
         place(s)

@@ -4,8 +4,7 @@ import pytest
 
 from server.engine.generate.text import TextStream
 from server.engine.request import Request
-from server.engine.schedule.accounts import Account, Accounts
-from server.engine.schedule.queue import BLIND, Waiting
+from server.engine.schedule.queue import BLIND, Account, Accounts, Queue
 from server.engine.sequence import Sequence, Ticket
 
 
@@ -13,12 +12,12 @@ def served(account: Account) -> float:
     return account.served
 
 
-class Queue:
+class Named:
     """A queue whose requests are named by their prompts."""
 
     def __init__(self, most: int = 100) -> None:
         self.accounts = Accounts(most)
-        self.waiting = Waiting(self.accounts)
+        self.waiting = Queue(self.accounts)
         self.n = 0
 
     def ask(self, client: str = "", *, priority: int = 0) -> Sequence:
@@ -40,7 +39,7 @@ class Queue:
 
 
 def test_one_client_without_priorities_has_a_plain_queue() -> None:
-    q = Queue()
+    q = Named()
     asked = [q.ask() for _ in range(20)]
     assert list(q.waiting.candidates(served)) == asked
     assert q.drain(cost=100.0) == asked
@@ -48,13 +47,13 @@ def test_one_client_without_priorities_has_a_plain_queue() -> None:
 
 
 def test_a_lower_number_goes_first() -> None:
-    q = Queue()
+    q = Named()
     late, normal, urgent = q.ask(priority=5), q.ask(), q.ask(priority=-1)
     assert q.drain() == [urgent, normal, late]
 
 
 def test_who_floods_the_queue_shares_with_who_comes_later() -> None:
-    q = Queue()
+    q = Named()
     flood = [q.ask("flood") for _ in range(50)]
     assert [q.take(100.0) for _ in range(10)] == flood[:10]
     few = [q.ask("few") for _ in range(3)]
@@ -63,7 +62,7 @@ def test_who_floods_the_queue_shares_with_who_comes_later() -> None:
 
 
 def test_a_client_that_asks_for_more_gets_no_larger_share() -> None:
-    q = Queue()
+    q = Named()
     for _ in range(30):
         q.ask("long")
     short = [q.ask("short") for _ in range(30)]
@@ -77,7 +76,7 @@ def test_a_client_that_asks_for_more_gets_no_larger_share() -> None:
 
 
 def test_a_pause_saves_up_nothing() -> None:
-    q = Queue()
+    q = Named()
     q.ask("pauses")
     q.take(1.0)
     for _ in range(10):
@@ -89,7 +88,7 @@ def test_a_pause_saves_up_nothing() -> None:
 
 
 def test_a_parked_choice_comes_back_before_others_of_its_priority() -> None:
-    q = Queue()
+    q = Named()
     parked = q.ask("a")
     q.take(1000.0)
     other, urgent = q.ask("b"), q.ask("b", priority=-1)
@@ -99,7 +98,7 @@ def test_a_parked_choice_comes_back_before_others_of_its_priority() -> None:
 
 
 def test_urgent_requests_without_end_do_not_starve_the_rest() -> None:
-    q = Queue()
+    q = Named()
     patient = q.ask(priority=100)
     parked = q.ask(priority=100)
     q.waiting.remove(parked)
@@ -113,7 +112,7 @@ def test_urgent_requests_without_end_do_not_starve_the_rest() -> None:
 
 
 def test_who_leaves_is_gone_and_leaving_twice_is_harmless() -> None:
-    q = Queue()
+    q = Named()
     first, second = q.ask("a", priority=3), q.ask("a", priority=3)
     assert q.waiting.remove(first)
     assert not q.waiting.remove(first)
@@ -125,7 +124,7 @@ def test_who_leaves_is_gone_and_leaving_twice_is_harmless() -> None:
 
 @pytest.mark.parametrize("n", [5, 500])
 def test_clients_are_remembered_up_to_a_bound(n: int) -> None:
-    q = Queue(most=100)
+    q = Named(most=100)
     for i in range(n):
         q.ask(f"client {i}")
     assert len(q.accounts) == min(n, 100)

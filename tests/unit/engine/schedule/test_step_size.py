@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from server.engine.schedule.step_size import Pace
+from server.engine.schedule.step_size import StepSize
 
 
-def settle(pace: Pace, seconds: Callable[[int], float], steps: int = 60) -> list[int]:
+def settle(pace: StepSize, seconds: Callable[[int], float], steps: int = 60) -> list[int]:
     sizes = []
     for _ in range(steps):
         sizes.append(pace.size)
@@ -17,21 +17,21 @@ def settle(pace: Pace, seconds: Callable[[int], float], steps: int = 60) -> list
 
 
 def test_a_fast_machine_gets_the_whole_batch() -> None:
-    assert settle(Pace(0.25, 32, 2048), lambda n: n / 100_000)[-1] == 2048
+    assert settle(StepSize(0.25, 32, 2048), lambda n: n / 100_000)[-1] == 2048
 
 
 def test_a_slow_machine_gets_small_steps() -> None:
-    assert settle(Pace(0.25, 32, 2048), lambda n: n / 300)[-1] <= 128
+    assert settle(StepSize(0.25, 32, 2048), lambda n: n / 300)[-1] <= 128
 
 
 def test_the_knee_is_found_and_kept() -> None:
     """A batch below 128 costs as much as one of 128: shrinking would only lose throughput."""
-    sizes = settle(Pace(0.25, 32, 2048), lambda n: max(n, 128) / 200)
+    sizes = settle(StepSize(0.25, 32, 2048), lambda n: max(n, 128) / 200)
     assert sizes[10:].count(128) > 40
 
 
 def test_a_step_that_was_not_filled_teaches_nothing() -> None:
-    pace = Pace(0.25, 32, 2048)
+    pace = StepSize(0.25, 32, 2048)
     before = pace.size
     pace.observe(4, 10.0)
     assert pace.size == before
@@ -39,27 +39,27 @@ def test_a_step_that_was_not_filled_teaches_nothing() -> None:
 
 @pytest.mark.parametrize("largest", [1, 16, 64])
 def test_the_size_stays_within_the_batch(largest: int) -> None:
-    pace = Pace(0.25, min(32, largest), largest)
+    pace = StepSize(0.25, min(32, largest), largest)
     assert all(size <= largest for size in settle(pace, lambda n: n / 100_000))
 
 
 def test_without_a_target_every_step_may_be_as_large_as_it_can() -> None:
-    assert set(settle(Pace(0.0, 32, 2048), lambda n: n / 10)) == {2048}
+    assert set(settle(StepSize(0.0, 32, 2048), lambda n: n / 10)) == {2048}
 
 
 @pytest.mark.parametrize(("spent_s", "size"), [(0.0, 128), (0.025, 96), (0.1, 32), (5.0, 32)])
 def test_what_a_step_has_spent_before_its_decode_is_taken_from_its_size(spent_s: float, size: int) -> None:
-    assert Pace(0.1, 32, 2048).after(spent_s) == size
+    assert StepSize(0.1, 32, 2048).after(spent_s) == size
 
 
 def test_without_a_target_nothing_is_taken_from_a_step() -> None:
-    assert Pace(0.0, 32, 2048).after(5.0) == 2048
+    assert StepSize(0.0, 32, 2048).after(5.0) == 2048
 
 
 def step_gaps(target_s: float, seconds: Callable[[int], float], steps: int = 2000) -> list[float]:
     """The time between two tokens of 8 streams while prompts without end are computed beside them; a twentieth of the
     steps is half as long again, as on a machine that has other things to do."""
-    pace, draw, gaps = Pace(target_s, 32, 2048), random.Random(5), []
+    pace, draw, gaps = StepSize(target_s, 32, 2048), random.Random(5), []
     for _ in range(steps):
         took = seconds(pace.size) * (1.5 if draw.random() < 0.05 else draw.uniform(0.97, 1.03))
         pace.observe(pace.size, took)
