@@ -23,9 +23,9 @@ class Ends:
     A later run with the same hash replaces an earlier one; who reads compares the tokens.
     """
 
-    def __init__(self, size: int, n_ctx: int) -> None:
+    def __init__(self, size: int, n_text: int) -> None:
         self.size = size
-        n_entries = min(1 << (4 * n_ctx).bit_length(), _MOST_ENTRIES)
+        n_entries = min(1 << (2 * n_text).bit_length(), _MOST_ENTRIES)
         self._mask = n_entries - 1
         self._table: NDArray[np.int32] = np.zeros(n_entries, np.int32)
         self._entries = memoryview(self._table.data)  # the same, for one at a time: five times as fast
@@ -52,11 +52,11 @@ class Ends:
 
 
 class Lookup:
-    """Index of the text of one sequence of at most about `n_ctx` tokens, by runs of `size` tokens."""
+    """Index of the text of one sequence of about `n_text` tokens, by runs of `size` tokens; of more, the last ones."""
 
-    def __init__(self, size: int, n_ctx: int) -> None:
+    def __init__(self, size: int, n_text: int) -> None:
         sizes = (size,) if size >= LONG_MATCH else (LONG_MATCH, size)
-        self._ends = [Ends(each, n_ctx) for each in sizes]
+        self._ends = [Ends(each, n_text) for each in sizes]
         self._tokens: list[int] = []
         self._n_indexed = 0
         self._follows = 0  # where the text goes on that the last guess was taken from; 0 = nowhere

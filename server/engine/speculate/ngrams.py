@@ -40,29 +40,31 @@ Counts = dict[tuple[int, ...], dict[int, int]]
 """How often each token followed these."""
 
 
-def sources(params: EngineParams, n_ctx: int) -> Callable[[], tuple[TextSource, ...]]:
-    """Makes the sources of one sequence; what all of an instance share is made once, here.
+def sources(params: EngineParams) -> Callable[[int], tuple[TextSource, ...]]:
+    """Makes the sources of one sequence of about so many tokens; what all of an instance share is made once, here.
 
     Raises `ConfigError` for a lookup cache that can't be read.
     """
     kinds = params.spec_type.split(",")
-    makers: list[Callable[[], TextSource]] = []
+    makers: list[Callable[[int], TextSource]] = []
     if LOOKUP in kinds:
-        makers.append(lambda: Lookup(params.spec_lookup_size, n_ctx))
+        makers.append(lambda n_text: Lookup(params.spec_lookup_size, n_text))
     if "ngram-simple" in kinds:
-        makers.append(lambda: NgramSimple(params.spec_ngram_simple_size_n, params.spec_ngram_simple_size_m, n_ctx))
+        makers.append(
+            lambda n_text: NgramSimple(params.spec_ngram_simple_size_n, params.spec_ngram_simple_size_m, n_text)
+        )
     if "ngram-map-k" in kinds:
-        makers.append(lambda: NgramMap(params.spec_ngram_map_k_size_n, params.spec_ngram_map_k_size_m))
+        makers.append(lambda _: NgramMap(params.spec_ngram_map_k_size_n, params.spec_ngram_map_k_size_m))
     if "ngram-map-k4v" in kinds:
         n, m = params.spec_ngram_map_k4v_size_n, params.spec_ngram_map_k4v_size_m
-        makers.append(lambda: NgramMap(n, m, params.spec_ngram_map_k4v_min_hits))
+        makers.append(lambda _: NgramMap(n, m, params.spec_ngram_map_k4v_min_hits))
     if "ngram-mod" in kinds:
         pool = Pool(params.spec_ngram_mod_n_match)
-        makers.append(lambda: NgramMod(pool, params.spec_ngram_mod_n_min, params.spec_ngram_mod_n_max))
+        makers.append(lambda _: NgramMod(pool, params.spec_ngram_mod_n_min, params.spec_ngram_mod_n_max))
     if "ngram-cache" in kinds:
         static, dynamic = read_counts(params.lookup_cache_static), read_counts(params.lookup_cache_dynamic)
-        makers.append(lambda: NgramCache(static, dynamic))
-    return lambda: tuple(make() for make in makers)
+        makers.append(lambda _: NgramCache(static, dynamic))
+    return lambda n_text: tuple(make(n_text) for make in makers)
 
 
 @dataclass(slots=True)
@@ -97,10 +99,10 @@ class _Text:
 class NgramSimple(_Text):
     """`ngram-simple`."""
 
-    def __init__(self, size_n: int, size_m: int, n_ctx: int) -> None:
+    def __init__(self, size_n: int, size_m: int, n_text: int) -> None:
         super().__init__()
         self._n, self._m = size_n, size_m
-        self._ends = Ends(size_n, n_ctx)
+        self._ends = Ends(size_n, n_text)
 
     def _index(self, start: int, stop: int) -> None:
         self._ends.add(self.tokens, start, stop)

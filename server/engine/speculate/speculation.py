@@ -17,6 +17,8 @@ from server.engine.speculate.synthetic import conditional
 
 _PAUSE = 32  # steps without guesses after a batch found no room
 _AGAIN = 1.5  # times what guesses cost where right ones, too, are computed again when those behind them are wrong
+_USUAL = 1024  # tokens of a reply that an index has room for; of a longer one it loses what is old
+_SHORT = 3  # tokens of a reply that leave nothing to guess: the token behind a guess is the model's
 _ENOUGH = 1.0  # tokens expected of a guess from the text that leave nothing to do for a draft model
 
 
@@ -38,7 +40,7 @@ class Speculation:
         self._info = info
         self._drafting = drafting
         self._synthetic = conditional(params.spec_synth)
-        self._sources = sources(params, info.n_ctx_seq)
+        self._sources = sources(params)
         self._cost = StepCost()
         self._pause = 0
 
@@ -46,9 +48,10 @@ class Speculation:
         """`sequence` has got a slot for the first time."""
         params, request, slot = self._params, sequence.request, sequence.slot
         most = self._info.n_guesses if request.spec_n_max < 0 else min(request.spec_n_max, self._info.n_guesses)
-        if most < 1:
+        if most < 1 or 0 <= request.max_tokens < _SHORT:
             return
-        sequence.speculating = state = Speculating(most, self._sources())
+        n_more = _USUAL if request.max_tokens < 0 else min(request.max_tokens, _USUAL)
+        sequence.speculating = state = Speculating(most, self._sources(len(request.prompt) + n_more))
         for source in state.sources:
             source.extend(request.prompt)
         if self._drafting is not None:

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from server.engine.speculate.lookup import CHUNK, Ends, Lookup
 
 
-def over(tokens: list[int], size: int = 2, n_ctx: int = 4096) -> Lookup:
-    lookup = Lookup(size, n_ctx)
+def over(tokens: list[int], size: int = 2, n_text: int = 4096) -> Lookup:
+    lookup = Lookup(size, n_text)
     lookup.extend(tokens)
     return lookup
 
@@ -46,7 +46,7 @@ def test_a_text_without_repetition_gives_nothing() -> None:
 
 
 def test_a_long_prompt_is_indexed_in_parts() -> None:
-    lookup = over([*range(3 * CHUNK), 5, 6], n_ctx=4 * CHUNK)
+    lookup = over([*range(3 * CHUNK), 5, 6], n_text=4 * CHUNK)
     assert lookup.catch_up(10) == 10
     found = [bool(lookup.guess(1)) for _ in range(4)]
     assert found == [False, False, True, True]
@@ -54,8 +54,8 @@ def test_a_long_prompt_is_indexed_in_parts() -> None:
     assert lookup.catch_up() == 0
 
 
-def test_more_text_than_the_context_holds_is_no_trouble() -> None:
-    lookup = over([i % 50 for i in range(10_000)], n_ctx=64)
+def test_more_text_than_was_expected_is_no_trouble() -> None:
+    lookup = over([i % 50 for i in range(10_000)], n_text=64)
     assert lookup.guess(3) == []
     while lookup.catch_up():
         pass

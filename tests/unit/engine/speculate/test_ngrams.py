@@ -100,7 +100,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, numbers: list[int]) -
     file = tmp_path / "counts.bin"
     np.array(numbers, "<i4").tofile(file)
     with pytest.raises(ConfigError, match=r"counts\.bin is damaged"):
-        sources(EngineParams(spec_type="ngram-cache", lookup_cache_dynamic=file), 256)
+        sources(EngineParams(spec_type="ngram-cache", lookup_cache_dynamic=file))
 
 
 @pytest.mark.parametrize("kind", KINDS)
