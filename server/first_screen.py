@@ -28,7 +28,7 @@ async def show_first_screen(pool: Pool, addresses: Sequence[str], *, has_keys: b
             except StopAsyncIteration:
                 return
     memory = await pool.memory()
-    for line in first_screen(pool.states(), memory, pool.budget, addresses, has_keys=has_keys):
+    for line in first_screen(pool.states(), memory, pool.budget_of(memory), addresses, has_keys=has_keys):
         logger.info("%s", line, extra={BARE: True})
 
 

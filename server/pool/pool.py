@@ -130,6 +130,11 @@ class Pool:
         """Bytes by device that models may take together; empty while none was measured, or without a budget."""
         return self._turns.budget
 
+    def budget_of(self, memory: Mapping[str, Memory]) -> Mapping[str, int]:
+        """As `budget`; while none was measured what it would be with this `memory`."""
+        limit = self.limits.budget
+        return self.budget or (limit.limits(memory) if limit is not None else {})
+
     async def memory(self) -> Mapping[str, Memory]:
         """Of the machine and its devices, now."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._loader.memory)

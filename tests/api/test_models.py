@@ -195,3 +195,11 @@ async def reached(api, events, model: str, status: Status) -> None:
     """Wait until the model has this status."""
     while api.pool.state(model).status is not status:
         await anext(events)
+
+
+async def test_who_finds_no_room_for_a_model_is_told_when_to_come_back(serve: Serve):
+    async with serve(models=TWO, server={"models_max": 1, "models_wait_s": 0.05}) as api:
+        with await api.pool.acquire("first"):
+            reply = await api.client.post("/v1/completions", json={"model": "b", "prompt": "Hi"})
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "10")
+        assert "model 'b' waited 0 s for room beside the models at work" in reply.json()["error"]["message"]

@@ -56,6 +56,7 @@ def test_a_prompt_too_long_carries_both_counts():
 
 def test_a_full_queue_says_when_to_come_back():
     assert error_body(errors.QueueFull(3, 7))[2] == {"Retry-After": "7"}
+    assert error_body(errors.NoRoom("demo", 60.0, 10))[2] == {"Retry-After": "10"}
 
 
 def test_a_wrong_field_is_named():
