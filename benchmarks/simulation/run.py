@@ -131,14 +131,14 @@ class Simulation:
 
     def _step(self) -> None:
         scheduler, cells, clock = self.scheduler, self.cells, self.machine
-        cells.tiers.begin_step()
-        while not cells.tiers.busy and (placement := scheduler.place()) is not None:
+        cells.moving.begin_step()
+        while not cells.moving.busy and (placement := scheduler.place()) is not None:
             cells.prepare(placement, clock.now)
             scheduler.occupy(placement, clock.now)
         if (move := scheduler.relocation(frozenset(), self._longest_s)) is not None:
             cells.relocate(move.source, move.target, move.cost, clock.now)
             self.seen.n_relocations += 1
-        scheduler.spent_s = cells.tiers.spent_s
+        scheduler.spent_s = cells.moving.spent_s
         entries = scheduler.plan()
         if not entries:
             clock.now = max(clock.now, self._asking[0][0])
@@ -148,7 +148,7 @@ class Simulation:
         n_streams = len(entries) - len(prompts)
         seconds = clock.decode(entries, prompts)
         n_prompt = sum(len(e.tokens) for e in prompts)
-        scheduler.worth.computed.observe(n_prompt, seconds)
+        scheduler.move_cost.computed.observe(n_prompt, seconds)
         self._record(n_streams, n_prompt)
         scheduler.commit(entries, seconds)
         self._sample(entries, prompts)

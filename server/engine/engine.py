@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from server.engine.group import InstanceGroup
-from server.engine.kv.disk_cache import DiskTier, StateFiles
+from server.engine.kv.disk_cache import DiskCache, StateFiles
 from server.engine.kv.ram_cache import MIB, min_limit
 from server.engine.lora import Tuning, default_set, tuning
 from server.engine.params import EngineParams
@@ -40,7 +40,7 @@ class Engine(InstanceGroup[Instance]):
         self.n_ctx_seq = runners[0].info.n_ctx_seq
         self.adapters = runners[0].adapters
         self._can_cut = runners[0].info.can_cut
-        self._disk: DiskTier | None = None
+        self._disk: DiskCache | None = None
         instances = [
             Instance(
                 runner,
@@ -52,10 +52,10 @@ class Engine(InstanceGroup[Instance]):
             )
             for i, runner in enumerate(runners)
         ]
-        self._tier = instances[0].scheduler.tier  # a state that one instance computed is of use in every other
-        self._own_cache_limit = self._tier.limit
+        self._ram = instances[0].scheduler.ram  # a state that one instance computed is of use in every other
+        self._own_cache_limit = self._ram.limit
         for instance in instances[1:]:
-            instance.scheduler.use_tier(self._tier)
+            instance.scheduler.use_ram(self._ram)
         self._router = Router(instances, self.n_slots_each, params.max_queue, loop, clock)
         self._start(instances)
 
@@ -64,7 +64,7 @@ class Engine(InstanceGroup[Instance]):
 
         Returns when it is known what is there.
         """
-        self._disk = DiskTier(files, self.params.cache_disk * MIB, self._clock, self._wake_all, can_cut=self._can_cut)
+        self._disk = DiskCache(files, self.params.cache_disk * MIB, self._clock, self._wake_all, can_cut=self._can_cut)
         for instance in self._instances:
             instance.use_disk(self._disk)
         await asyncio.wrap_future(self._disk.ready)
@@ -72,7 +72,7 @@ class Engine(InstanceGroup[Instance]):
     def limit_ram_cache(self, n_bytes: int) -> None:
         """Keep at most so many bytes of prompt states in RAM from now on (-1 = any), and no more than ``cache_ram``
         says. What is too much goes to the disk, or is forgotten. Safe in any thread."""
-        evicted = self._tier.limit_to(min_limit(n_bytes, self._own_cache_limit), self._clock())
+        evicted = self._ram.limit_to(min_limit(n_bytes, self._own_cache_limit), self._clock())
         if self._disk is not None:
             for entry in evicted:
                 self._disk.put(entry)
@@ -94,8 +94,8 @@ class Engine(InstanceGroup[Instance]):
     def stats(self) -> EngineStats:
         """Totals over the instances; a copy."""
         total = super().stats
-        total.cache_ram_bytes, total.cache_ram_states = self._tier.n_bytes, len(self._tier)
-        total.n_ram_hits = self._tier.n_hits
+        total.cache_ram_bytes, total.cache_ram_states = self._ram.n_bytes, len(self._ram)
+        total.n_ram_hits = self._ram.n_hits
         if self._disk is not None:
             total.cache_disk_bytes, total.cache_disk_states = self._disk.n_bytes, self._disk.n_entries
             total.n_disk_hits, total.n_disk_dropped = self._disk.n_hits, self._disk.n_dropped

@@ -7,7 +7,7 @@ from enum import Enum
 from server.constrain.constraint import Constraint
 from server.engine.generate.text import IndentLimit, TextStream
 from server.engine.kv.checkpoints import Checkpoints, reach
-from server.engine.kv.fetch import Fetch
+from server.engine.kv.disk_cache import Fetch
 from server.engine.kv.ram_cache import Presence
 from server.engine.lora import BARE, NEVER, Tuning, reusable
 from server.engine.prefix.hashes import Chain

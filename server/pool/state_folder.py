@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from server.engine.kv.disk_cache import FolderInUse, OnDisk
+from server.engine.kv.disk_cache import DiskState, FolderInUse
 from server.engine.lora import NEVER, Tuning
 from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest, LlamapoolError
@@ -67,7 +67,7 @@ class StateFolder:
         self._locked: int | None = None
         self._ours: set[str] = set()  # names of files that are in use
 
-    def index(self) -> list[OnDisk]:
+    def index(self) -> list[DiskState]:
         """What is there and fits this model; damaged files are removed. Raises `FolderInUse` when another process uses
         the folder, and `InternalError`."""
         try:
@@ -91,7 +91,7 @@ class StateFolder:
             self.close()
             raise FolderInUse(f"{self._path} is used by another process") from None
 
-    def _entry(self, name: str) -> OnDisk | None:
+    def _entry(self, name: str) -> DiskState | None:
         try:
             with self._files.opened(name) as (file, size):
                 age_s = max(time.time() - os.fstat(file.fileno()).st_mtime, 0.0)
@@ -105,7 +105,7 @@ class StateFolder:
             self.remove(name)
             return None
         n_exact = found.description.n_exact
-        return OnDisk(
+        return DiskState(
             *(tokens, tuning, NEVER if n_exact is None else n_exact, size, -age_s),
             places=tuple(n_tokens for n_tokens, _ in found.description.checkpoints),
             name=name,

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 
 from server.engine.kv.checkpoints import MIN_GAP, MIN_PROMPT, Checkpoint, Checkpoints, added, below, limit_bytes
 from server.engine.kv.cost import least_valuable
-from server.engine.kv.moving import Tiers
-from server.engine.kv.ram_cache import Stored
+from server.engine.kv.moving import Moving
+from server.engine.kv.ram_cache import RamState
 from server.engine.lora import NEVER
 from server.engine.prefix.find import Placement
 from server.engine.prefix.match import common_prefix
@@ -27,7 +27,7 @@ class Cells:
     def __init__(self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._runner = runner
         self._scheduler = scheduler
-        self.tiers = Tiers(runner, scheduler, clock)
+        self.moving = Moving(runner, scheduler, clock)
         self._can_cut = runner.info.can_cut
         self._n_checkpoints = scheduler.params.ctx_checkpoints
         self._clock = clock
@@ -116,7 +116,7 @@ class Cells:
     def count(self, stats: EngineStats) -> None:
         """What became of caches so far."""
         stats.n_checkpoints, stats.n_checkpoint_hits = self._n_checkpoints_made, self._n_rewound
-        stats.n_cache_refused = self.tiers.n_refused
+        stats.n_cache_refused = self.moving.n_refused
 
     def _look(self, slot: Slot) -> None:
         """After its cells changed: how far back it can be cut now."""
@@ -141,7 +141,7 @@ class Cells:
             return
         if any(abs(n - c.n_tokens) < MIN_GAP for c in slot.checkpoints):
             return
-        if self.tiers.would_stop_others(self._checkpoint_s):
+        if self.moving.would_stop_others(self._checkpoint_s):
             return
         started, n_reserved = self._clock(), 0
         try:
@@ -154,15 +154,15 @@ class Cells:
             log.warning("slot %d: no checkpoint at %d tokens: %r", slot.id, n, error)
             return
         finally:
-            self._scheduler.tier.release(n_reserved)
+            self._scheduler.ram.release(n_reserved)
         self._checkpoint_s = self._clock() - started
-        self.tiers.spend(self._checkpoint_s)
+        self.moving.spend(self._checkpoint_s)
         self._n_checkpoints_made += 1
         self._checkpoints_are(slot, added(slot.checkpoints, new, self._n_checkpoints, self._checkpoint_bytes))
 
     def _reserve(self, slot: Slot, n_bytes: int, now: float) -> bool:
         """Room in RAM for a checkpoint of `slot`; idle slots lose theirs for it, the least valuable first."""
-        while not self.tiers.reserve(n_bytes, now):
+        while not self.moving.reserve(n_bytes, now):
             others = [other for other in self._others(slot) if other.idle and other.checkpoints]
             if not others:
                 return False
@@ -174,16 +174,16 @@ class Cells:
         before, slot.checkpoints = slot.checkpoints, ()
         if not (before or checkpoints):
             return
-        if checkpoints and self.tiers.hold([c.state for c in checkpoints], slot.last_used):
+        if checkpoints and self.moving.hold([c.state for c in checkpoints], slot.last_used):
             slot.checkpoints = checkpoints
-        self._scheduler.tier.let_go([c.state for c in before])
+        self._scheduler.ram.let_go([c.state for c in before])
 
     def prepare(self, placement: Placement, now: float) -> None:
         """Bring the slot's cells to the placement's prefix; less than promised when the model cannot share it, and
         nothing when that fails."""
         slot = placement.slot
         n_lost = len(slot.tokens) - (placement.n_kept if placement.source is slot else 0)
-        self.tiers.keep(slot, n_lost, now, placement.stored)
+        self.moving.keep(slot, n_lost, now, placement.stored)
         try:
             self._bring(placement, now)
         except CONTAINED as error:
@@ -238,7 +238,7 @@ class Cells:
         """The next decode carries a copy out."""
         if not self._runner.info.unified:
             self._scheduler.n_copies += 1
-            self.tiers.spend(self._scheduler.worth.copy_s)
+            self.moving.spend(self._scheduler.move_cost.copy_s)
 
     def relocate(self, source: Slot, target: Slot, cost: RelocationCost, now: float) -> None:
         """The sequence that runs in `source` goes on in the idle `target`, whose content is kept or worth nothing."""
@@ -250,12 +250,12 @@ class Cells:
             self.clear(source)
             self._look(target)
             return
-        state = self.tiers.save(source)
-        other = self.tiers.save(target) if cost.keeps else b""
+        state = self.moving.save(source)
+        other = self.moving.save(target) if cost.keeps else b""
         target.trade(source)
         for slot, kept in ((target, state), (source, other)):
             self._runner.seq_remove(slot.id, 0)
-            if (kept or slot is target) and self.tiers.load(slot, kept, len(slot.tokens)):
+            if (kept or slot is target) and self.moving.load(slot, kept, len(slot.tokens)):
                 self._look(slot)
                 continue
             if slot.sequence is not None:  # it is computed anew
@@ -286,12 +286,12 @@ class Cells:
         """
         if self._n_shared(slot) <= start:
             return True
-        if self.tiers.would_stop_others(2 * self._scheduler.worth.move_s(len(slot.tokens), 0, slot.n_pieces)):
+        if self.moving.would_stop_others(2 * self._scheduler.move_cost.move_s(len(slot.tokens), 0, slot.n_pieces)):
             self.clear(slot)
             return False
         tokens, exact, checkpoints = slot.tokens, slot.n_exact, slot.checkpoints
         try:
-            state = self.tiers.save(slot)
+            state = self.moving.save(slot)
             self.clear(slot)
             if not self._load(slot, state, len(tokens), now):
                 return False
@@ -313,7 +313,7 @@ class Cells:
 
     def save(self, slot: Slot) -> SlotState:
         """What `slot` holds, to be kept elsewhere."""
-        return self.tiers.snapshot(slot)
+        return self.moving.take_out(slot)
 
     def restore(self, slot: Slot, saved: SlotState, now: float) -> None:
         """Put a saved state in the place of what `slot` holds; caches of other idle slots make room for it.
@@ -338,7 +338,7 @@ class Cells:
 
         False, and the slot is empty, when it finds none. The caller says what the slot holds then.
         """
-        while self._surely_full(slot, n) or not self.tiers.load(slot, state, n):
+        while self._surely_full(slot, n) or not self.moving.load(slot, state, n):
             if not self._make_room(slot, n, now):
                 return False
         return True
@@ -359,20 +359,20 @@ class Cells:
         if n + _own_cells(s for s in others if not s.idle) > info.n_cells:
             return False
         victim = least_valuable(cached)
-        self.tiers.keep(victim, len(victim.tokens), now)
+        self.moving.keep(victim, len(victim.tokens), now)
         self.clear(victim)
         return True
 
     def _others(self, slot: Slot) -> list[Slot]:
         return [s for s in self._scheduler.slots if s is not slot and s.tokens]
 
-    def _bring_back(self, slot: Slot, stored: Stored, n: int, now: float) -> None:
+    def _bring_back(self, slot: Slot, stored: RamState, n: int, now: float) -> None:
         """A kept state, cut to `n` tokens; nothing is reused when it finds no room."""
         self.clear(slot)
         if not self._load(slot, stored.state, len(stored.tokens), now):
             log.info("slot %d: no room for a kept state of %d tokens", slot.id, len(stored.tokens))
             return
-        self.tiers.count_use(stored, now)
+        self.moving.count_use(stored, now)
         slot.tokens, slot.n_exact = list(stored.tokens), stored.n_exact
         self._checkpoints_are(slot, stored.checkpoints)
         self._look(slot)
@@ -382,7 +382,7 @@ class Cells:
         """Move a running sequence out of the cells; it waits for its turn again."""
         slot = sequence.slot
         assert slot is not None
-        sequence.parked = self.tiers.park(sequence, now)
+        sequence.parked = self.moving.park(sequence, now)
         self._scheduler.park(sequence, now)
         self.clear(slot)
 
@@ -393,7 +393,7 @@ class Cells:
         assert parked is not None
         n = len(parked.tokens)
         try:
-            if self.tiers.may_load(parked) and self._load(slot, parked.state, n, now):
+            if self.moving.may_load(parked) and self._load(slot, parked.state, n, now):
                 slot.tokens, slot.n_exact = parked.tokens, parked.n_exact
                 self._checkpoints_are(slot, parked.checkpoints)
                 self._look(slot)
@@ -401,7 +401,7 @@ class Cells:
                 log.info("slot %d: a parked state of %d tokens does not fit, computing it again", slot.id, n)
                 self.clear(slot)
         finally:
-            self._scheduler.tier.let_go(parked.states)
+            self._scheduler.ram.let_go(parked.states)
 
 
 def _own_cells(slots: Iterable[Slot]) -> int:

@@ -33,7 +33,7 @@ class Rate:
 
 
 @dataclass(slots=True)
-class Worth:
+class MoveCost:
     """What was seen on this machine with this model. Where nothing was seen yet, it is tried."""
 
     computed: Rate  # prompt tokens per second
@@ -46,7 +46,7 @@ class Worth:
     """Seconds for each contiguous piece of cells beside its bytes: the library copies each of every layer by itself."""
 
     @classmethod
-    def unknown(cls, piece_s: float = 0.0) -> "Worth":
+    def unknown(cls, piece_s: float = 0.0) -> "MoveCost":
         """Before anything was seen."""
         return cls(Rate(), Rate(), Rate(), piece_s=piece_s)
 
@@ -141,7 +141,7 @@ def least_valuable(
 
 
 def value_of(slot: "Slot", now: float) -> float:
-    """By length, recency and reuse; nothing when another slot or the tier holds all of it."""
+    """By length, recency and reuse; nothing when another slot or RAM holds all of it."""
     if not slot.tokens or slot.kept or (slot.covered_by is not None and _covers(slot.covered_by, slot)):
         return 0.0
     return value(len(slot.tokens), slot.n_used, now - slot.last_used)

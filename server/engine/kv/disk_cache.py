@@ -1,5 +1,8 @@
-"""Prompt states on disk (``cache_disk``): what the RAM tier gave up, back when a prompt begins with it, also after a
+"""Prompt states on disk (``cache_disk``): what RAM gave up, back when a prompt begins with it, also after a
 restart.
+
+States that waiting requests want are read once each, while others go on, and for a bounded time: in the order of the
+queue, as many at a time as there are slots, of at most `READ_AHEAD` bytes.
 
 Files are read, written and hashed by threads of this module's; a step thread only takes states out of cells and puts
 them there. `match`, `put` and `read` may be called by several step threads.
@@ -8,27 +11,35 @@ them there. `match`, `put` and `read` may be called by several step threads.
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from server.engine.kv.ram_cache import MIB, Entry, Stored, Tier, stored
+from server.engine.kv.cost import MoveCost
+from server.engine.kv.ram_cache import MIB, KeptState, RamState, StateCache, ram_state
 from server.engine.lora import Tuning
 from server.engine.prefix.hashes import Chain
 from server.engine.step.slot_state import SlotState
 from server.errors import CONTAINED, InternalError, LlamapoolError
+
+if TYPE_CHECKING:  # a sequence knows its fetch
+    from server.engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 512 * MIB  # bytes that wait to be written; what comes then is lost
 RETRY_S = 1.0
 CLOSE_S = 5.0  # longest time to write what is still in RAM when the model is unloaded
+LEAST_S = 0.05
+UNKNOWN_S = 2.0  # longest wait where nobody knows yet how long computing would take
+READ_AHEAD = 512 * MIB  # of the states that are read or held for an instance's queue, where that are more than two
 _DESCRIPTION_BYTES = 4096  # more than a file has beside tokens and states
 
 
 @dataclass(eq=False, slots=True)
-class OnDisk(Entry):
+class DiskState(KeptState):
     """One whose bytes are in the file ``name``."""
 
     name: str = ""
@@ -41,7 +52,7 @@ class FolderInUse(InternalError):
 class StateFiles(Protocol):
     """Where they are kept; `server.pool` implements it. Every method blocks and may raise `LlamapoolError`."""
 
-    def index(self) -> Iterable[OnDisk]:
+    def index(self) -> Iterable[DiskState]:
         """What is there and fits this model. ``used_at`` is minus the age in seconds. Raises `FolderInUse`."""
 
     def write(self, name: str, saved: SlotState) -> int:
@@ -58,7 +69,7 @@ class StateFiles(Protocol):
     def close(self) -> None: ...
 
 
-class DiskTier:
+class DiskCache:
     """At most `limit` bytes in `files`, shared by the instances of a model."""
 
     def __init__(
@@ -75,7 +86,7 @@ class DiskTier:
         self._clock = clock
         self._wake = wake
         self._can_cut = can_cut
-        self._tier: Tier[OnDisk] = Tier(limit)
+        self._states: StateCache[DiskState] = StateCache(limit)
         self._lock = threading.Condition(threading.Lock())  # told when less waits to be written
         self._writer = ThreadPoolExecutor(1, "llamapool-disk-write")
         self._reader = ThreadPoolExecutor(1, "llamapool-disk-read")
@@ -83,36 +94,36 @@ class DiskTier:
         self._usable = True
         self._closing = threading.Event()
         self._close_by: float | None = None
-        self._reading: dict[str, Future[Stored | None]] = {}
+        self._reading: dict[str, Future[RamState | None]] = {}
         self.n_dropped = 0  # files that were damaged, or not this model's
         self.ready = self._writer.submit(self._begin)
 
     @property
     def n_bytes(self) -> int:
         """Of all files."""
-        return self._tier.size
+        return self._states.size
 
     @property
     def n_entries(self) -> int:
         """Files."""
-        return len(self._tier)
+        return len(self._states)
 
     @property
     def n_hits(self) -> int:
         """States that were read and found to be whole."""
-        return self._tier.n_hits
+        return self._states.n_hits
 
     def match(
-        self, prompt: Sequence[int], wanted: Tuning, at_least: int, chain: Chain | None = None, most: int | None = None
-    ) -> tuple[OnDisk | None, int]:
-        """As `Tier.match`."""
+        self, prompt: Seq[int], wanted: Tuning, at_least: int, chain: Chain | None = None, most: int | None = None
+    ) -> tuple[DiskState | None, int]:
+        """As `StateCache.match`."""
         with self._lock:
-            return self._tier.match(prompt, wanted, at_least, chain, most)
+            return self._states.match(prompt, wanted, at_least, chain, most)
 
-    def wants(self, tokens: Sequence[int], tuning: Tuning, n_lost: int, chain: Chain | None = None) -> bool:
-        """As `Tier.wants`."""
+    def wants(self, tokens: Seq[int], tuning: Tuning, n_lost: int, chain: Chain | None = None) -> bool:
+        """As `StateCache.wants`."""
         with self._lock:
-            return self._usable and self._tier.wants(tokens, tuning, n_lost, chain)
+            return self._usable and self._states.wants(tokens, tuning, n_lost, chain)
 
     def takes(self, n_bytes: int) -> bool:
         """Whether a state of so many bytes would be written: it is not too large, and not too much waits already."""
@@ -120,22 +131,22 @@ class DiskTier:
             return self._takes(n_bytes)
 
     def _takes(self, n_bytes: int) -> bool:
-        return self._usable and self._has_room(n_bytes) and self._tier.fits(n_bytes)
+        return self._usable and self._has_room(n_bytes) and self._states.fits(n_bytes)
 
     def _has_room(self, n_bytes: int) -> bool:
         return not self._pending or self._pending + n_bytes <= MAX_PENDING
 
-    def put(self, state: Stored) -> None:
+    def put(self, state: RamState) -> None:
         """Write `state` soon, unless it is there, too large, or too much waits already."""
         with self._lock:
             if not self._takes(state.size):
                 return
-            if self._tier.holds(state.tokens, state.tuning):
+            if self._states.holds(state.tokens, state.tuning):
                 return
             self._pending += state.size
         self._writer.submit(self._write, state)
 
-    def read(self, entry: OnDisk) -> "Future[Stored | None]":
+    def read(self, entry: DiskState) -> "Future[RamState | None]":
         """The state of `entry`; None when its file is not what was written, it is dropped then."""
         with self._lock:
             future = self._reading.get(entry.name)
@@ -153,7 +164,7 @@ class DiskTier:
         """After `begin_close`: wait until `put` takes a state of so many bytes; blocking. False: it never will."""
         assert self._close_by is not None
         with self._lock:
-            while self._usable and self._tier.fits(n_bytes) and (left_s := self._close_by - self._clock()) > 0:
+            while self._usable and self._states.fits(n_bytes) and (left_s := self._close_by - self._clock()) > 0:
                 if self._has_room(n_bytes):
                     return True
                 self._lock.wait(left_s)
@@ -204,11 +215,11 @@ class DiskTier:
             for entry in entries:
                 entry.used_at += now
                 entry.floor = 0 if self._can_cut else len(entry.tokens)
-                for group in self._tier.put(entry, now):
+                for group in self._states.put(entry, now):
                     gone += group
         self._remove(gone)
 
-    def _write(self, state: Stored) -> None:
+    def _write(self, state: RamState) -> None:
         try:
             if self._usable and (self._close_by is None or self._clock() < self._close_by):
                 self._write_file(state)
@@ -221,33 +232,33 @@ class DiskTier:
                 self._pending -= state.size
                 self._lock.notify_all()
 
-    def _write_file(self, state: Stored) -> None:
+    def _write_file(self, state: RamState) -> None:
         now = self._clock()
         with self._lock:
-            if self._tier.holds(state.tokens, state.tuning):
+            if self._states.holds(state.tokens, state.tuning):
                 return
-            gone = self._tier.make_room(state.size + _DESCRIPTION_BYTES, now)
+            gone = self._states.make_room(state.size + _DESCRIPTION_BYTES, now)
         self._remove(gone)
         name = f"{secrets.token_hex(8)}.state"
         n_bytes = self._files.write(name, state.slot_state)
-        entry = OnDisk(
+        entry = DiskState(
             *(state.tokens, state.tuning, state.n_exact, n_bytes, state.used_at, state.n_used),
             floor=state.floor,
             places=state.places,
             name=name,
         )
         with self._lock:
-            replaced, evicted = self._tier.put(entry, now)
+            replaced, evicted = self._states.put(entry, now)
         self._remove([*replaced, *evicted])
 
-    def _read(self, entry: OnDisk) -> Stored | None:
+    def _read(self, entry: DiskState) -> RamState | None:
         try:
             saved = self._files.read(entry.name)
             if (saved.tokens, saved.tuning) == (entry.tokens, entry.tuning):
                 with self._lock:
-                    self._tier.touch(entry, self._clock())
+                    self._states.touch(entry, self._clock())
                 self._files.used(entry.name)
-                return stored(saved, entry.used_at, entry.n_used, can_cut=self._can_cut)
+                return ram_state(saved, entry.used_at, entry.n_used, can_cut=self._can_cut)
             log.warning("%s: it has other tokens than when it was found; it is dropped", entry.name)
         except LlamapoolError as error:
             log.warning("%s: %s; it is dropped", entry.name, error)
@@ -262,12 +273,12 @@ class DiskTier:
                 self._reading.pop(entry.name, None)
         with self._lock:
             self.n_dropped += 1
-            if entry in self._tier:
-                self._tier.remove(entry)
+            if entry in self._states:
+                self._states.remove(entry)
         self._remove([entry])
         return None
 
-    def _remove(self, entries: Sequence[OnDisk]) -> None:
+    def _remove(self, entries: Seq[DiskState]) -> None:
         for entry in entries:
             self._files.remove(entry.name)
 
@@ -276,5 +287,102 @@ class DiskTier:
         log.error("prompt states are no longer kept on disk: %s", error, exc_info=None if expected else error)
         with self._lock:
             self._usable = False
-            self._tier = Tier(0)
+            self._states = StateCache(0)
             self._lock.notify_all()
+
+
+# ---- who waits for a file
+
+
+@dataclass(eq=False, slots=True)
+class Fetch:
+    """What one sequence waits for: ``n`` tokens of ``entry``. It has no ``future`` until its turn comes."""
+
+    entry: DiskState
+    n: int
+    future: Future[RamState | None] | None = None
+    wait_until: float = 0.0
+    given_up: bool = False
+
+    @property
+    def pending(self) -> bool:
+        """It may still come."""
+        return not self.given_up and (self.future is None or not self.future.done())
+
+    @property
+    def found(self) -> RamState | None:
+        """The state, once it is there."""
+        if self.given_up or self.future is None or not self.future.done() or self.future.cancelled():
+            return None
+        return self.future.result()
+
+
+def start_reading(queue: "Iterable[Sequence]", disk: DiskCache, cost: MoveCost, now: float, most: int) -> None:
+    """Begin to read what the scheduler has found on disk: as long as computing would take, or less.
+
+    `queue` is in the order of placement; of at most `most` states at a time. For its first and its oldest, what is held
+    for the last gives way, and is read again when their turn comes: whatever the order does, nobody starves.
+    """
+    live = _live(queue)
+    held = [entry for entry, fetches in live.items() if any(f.future is not None for _, f in fetches)]
+    oldest = min(live, key=lambda entry: min(at for at, _ in live[entry]), default=None)
+    urgent, full = {*list(live)[:1], oldest}, False
+    for entry, fetches in live.items():
+        if entry not in held:
+            full = full or not _has_room(held, entry, most)
+            if full and entry not in urgent:
+                continue
+            while not _has_room(held, entry, most) and (last := _last(live, held, urgent)) is not None:
+                held.remove(last)
+                for _, fetch in live[last]:
+                    fetch.future = None
+            held.append(entry)
+        future = next((f.future for _, f in fetches if f.future is not None), None) or disk.read(entry)
+        for _, fetch in fetches:
+            if fetch.future is None:
+                fetch.future = future
+                fetch.wait_until = now + max(cost.compute_s(fetch.n) or UNKNOWN_S, LEAST_S)
+
+
+def _live(queue: "Iterable[Sequence]") -> dict[DiskState, list[tuple[float, Fetch]]]:
+    """What may come or is there, in the order of `queue`, with the time at which each who wants it was submitted."""
+    live: dict[DiskState, list[tuple[float, Fetch]]] = {}
+    for sequence in queue:
+        fetch = sequence.fetch
+        if fetch is not None and (fetch.pending or fetch.found is not None):
+            live.setdefault(fetch.entry, []).append((sequence.ticket.submitted_at, fetch))
+    return live
+
+
+def _has_room(held: list[DiskState], entry: DiskState, most: int) -> bool:
+    return not held or (len(held) < most and sum(e.size for e in held) + entry.size <= READ_AHEAD)
+
+
+def _last(live: Iterable[DiskState], held: list[DiskState], urgent: set[DiskState | None]) -> DiskState | None:
+    """What is held for the last in the queue."""
+    late = [entry for entry in live if entry in held and entry not in urgent]
+    return late[-1] if late else None
+
+
+def wait_s(waiting: "Iterable[Sequence]", now: float) -> float | None:
+    """Seconds until somebody has waited long enough; None when nobody waits."""
+    return min((max(fetch.wait_until - now, 0.0) for fetch in _reading(waiting)), default=None)
+
+
+def any_to_read(waiting: "Iterable[Sequence]") -> bool:
+    """Whether there is something to read."""
+    return any(s.fetch is not None and s.fetch.future is None and not s.fetch.given_up for s in waiting)
+
+
+def give_up_late(waiting: "Iterable[Sequence]", now: float) -> None:
+    """Who has waited long enough goes on without it."""
+    for fetch in _reading(waiting):
+        if now >= fetch.wait_until:
+            fetch.given_up, fetch.future = True, None  # what still comes is not kept
+
+
+def _reading(waiting: "Iterable[Sequence]") -> "Iterator[Fetch]":
+    for sequence in waiting:
+        fetch = sequence.fetch
+        if fetch is not None and fetch.future is not None and fetch.pending:
+            yield fetch

@@ -9,10 +9,9 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 
-from server.engine.kv import fetch
 from server.engine.kv.cost import value
-from server.engine.kv.disk_cache import DiskTier
-from server.engine.kv.ram_cache import Stored, size_of, stored
+from server.engine.kv.disk_cache import DiskCache, any_to_read, start_reading
+from server.engine.kv.ram_cache import RamState, ram_state, size_of
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import ALONE_S, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
@@ -26,11 +25,11 @@ SHARE = 0.1
 is half of what it is with 1.0, and neither throughput nor the time to the first token is worse."""
 
 
-class Tiers:
-    """The RAM tier and, where it is configured, the disk."""
+class Moving:
+    """Between the cells of one instance, RAM and, where it is configured, the disk."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, clock: Callable[[], float]) -> None:
-        self.disk: DiskTier | None = None
+        self.disk: DiskCache | None = None
         self._runner = runner
         self._scheduler = scheduler
         self._clock = clock
@@ -90,81 +89,81 @@ class Tiers:
         self._spent_s += seconds
         if slot.tokens:
             n_pieces = min(slot.n_pieces, len(slot.tokens)) or 1
-            self._scheduler.worth.observe_state(len(slot.tokens), len(state), seconds, n_pieces)
+            self._scheduler.move_cost.observe_state(len(slot.tokens), len(state), seconds, n_pieces)
         return state
 
-    def snapshot(self, slot: Slot) -> SlotState:
+    def take_out(self, slot: Slot) -> SlotState:
         """What `slot` holds. Raises as `save`."""
         return SlotState(list(slot.tokens), self.save(slot), slot.tuning, slot.n_exact, slot.checkpoints)
 
     def reserve(self, n_bytes: int, now: float) -> bool:
         """Before so many bytes more are held beside the entries in RAM: these give way. False: there is no room.
 
-        `release` of the tier takes it back.
+        `release` of the cache takes it back.
         """
-        evicted = self._scheduler.tier.reserve(n_bytes, now)
+        evicted = self._scheduler.ram.reserve(n_bytes, now)
         self._to_disk(evicted or ())
         return evicted is not None
 
     def hold(self, states: list[bytes], now: float) -> bool:
         """Hold `states` beside the entries. False: there is no room for those of them that nobody holds."""
-        tier = self._scheduler.tier
-        n_new = tier.besides.of_new(states)
+        ram = self._scheduler.ram
+        n_new = ram.besides.of_new(states)
         if not self.reserve(n_new, now):
             return False
-        tier.hold(states)
-        tier.release(n_new)
+        ram.hold(states)
+        ram.release(n_new)
         return True
 
     def park(self, sequence: Sequence, now: float) -> SlotState | None:
         """The state of a running sequence; None, and its tokens are computed again, where that would hold others up or
         there is no memory for it."""
-        slot, tier = sequence.slot, self._scheduler.tier
+        slot, ram = sequence.slot, self._scheduler.ram
         assert slot is not None
         n_bytes = self._size(slot)
-        if not n_bytes or self._refuses(self._scheduler.worth.move_s(0, n_bytes, slot.n_pieces), sequence):
+        if not n_bytes or self._refuses(self._scheduler.move_cost.move_s(0, n_bytes, slot.n_pieces), sequence):
             return None
         if not self.reserve(n_bytes, now):
             log.info("slot %d: no room in RAM for the state of a request that is parked", slot.id)
             return None
         try:
-            parked = self.snapshot(slot)
-            tier.hold(parked.states)  # the checkpoints are the slot's, and held already
+            parked = self.take_out(slot)
+            ram.hold(parked.states)  # the checkpoints are the slot's, and held already
         except CONTAINED as error:
             log.warning("slot %d: its state could not be saved: %s", slot.id, _words(error))
             return None
         finally:
-            tier.release(n_bytes)
+            ram.release(n_bytes)
         return parked
 
-    def may_load(self, kept: Stored | SlotState) -> bool:
+    def may_load(self, kept: RamState | SlotState) -> bool:
         """Whether `kept` is loaded; else its tokens are computed."""
-        worth, n_pieces = self._scheduler.worth, self._pieces_to_load(None, len(kept.tokens))
-        seconds = worth.load_s(len(kept.state), n_pieces) or worth.move_s(0, len(kept.state), n_pieces)
+        cost, n_pieces = self._scheduler.move_cost, self._pieces_to_load(None, len(kept.tokens))
+        seconds = cost.load_s(len(kept.state), n_pieces) or cost.move_s(0, len(kept.state), n_pieces)
         return not self._refuses(seconds)
 
     def _refuses(self, seconds: float, besides: Sequence | None = None) -> bool:
         """Whether a move would hold others up for longer than a step."""
         if not self.would_stop_others(seconds, besides):
             return False
-        self._scheduler.worth.refused()
+        self._scheduler.move_cost.refused()
         return True
 
-    def keep(self, slot: Slot, n_lost: int, now: float, coming: Stored | None = None) -> None:
+    def keep(self, slot: Slot, n_lost: int, now: float, coming: RamState | None = None) -> None:
         """Before `n_lost` tokens of an idle slot go: save them, if that is of use and quick enough.
 
         `coming` is loaded after it in the same step.
         """
-        worth, n = self._scheduler.worth, len(slot.tokens)
-        if not self._wants(slot, n_lost) or not worth.pays(n, n_lost, slot.n_pieces):
+        cost, n = self._scheduler.move_cost, len(slot.tokens)
+        if not self._wants(slot, n_lost) or not cost.pays(n, n_lost, slot.n_pieces):
             return
         n_bytes = self._size(slot)
         if not self._takes(slot, n_bytes):
             return
         load_s = 0.0
         if coming is not None:
-            load_s = worth.load_s(len(coming.state), self._pieces_to_load(slot, len(coming.tokens)))
-        if self._refuses(worth.move_s(n, n_bytes, slot.n_pieces) + load_s):
+            load_s = cost.load_s(len(coming.state), self._pieces_to_load(slot, len(coming.tokens)))
+        if self._refuses(cost.move_s(n, n_bytes, slot.n_pieces) + load_s):
             self.n_refused += 1
             log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)
             return
@@ -181,8 +180,8 @@ class Tiers:
     def _takes(self, slot: Slot, n_bytes: int) -> bool:
         """Whether there is a place for the state of `slot`, of `n_bytes`: RAM, or else the disk."""
         size = size_of(n_bytes, len(slot.tokens), slot.checkpoints)
-        tier = self._scheduler.tier
-        fits = (tier.limit != 0 and tier.fits(size)) or (self.disk is not None and self.disk.takes(size))
+        ram = self._scheduler.ram
+        fits = (ram.limit != 0 and ram.fits(size)) or (self.disk is not None and self.disk.takes(size))
         return n_bytes > 0 and fits
 
     def keep_ahead(self, now: float) -> bool:
@@ -191,53 +190,53 @@ class Tiers:
         Only where that was so before, and where it takes no longer than a prompt's step: who comes meanwhile waits.
         False: there is none.
         """
-        scheduler, worth, tier = self._scheduler, self._scheduler.worth, self._scheduler.tier
-        if not self.n_refused or tier.limit == 0 or scheduler.n_active or scheduler.waiting:
+        scheduler, cost, ram = self._scheduler, self._scheduler.move_cost, self._scheduler.ram
+        if not self.n_refused or ram.limit == 0 or scheduler.n_active or scheduler.waiting:
             return False
         for slot in scheduler.slots:
             n = len(slot.tokens)
-            seconds = worth.move_s(n, 0, slot.n_pieces)
+            seconds = cost.move_s(n, 0, slot.n_pieces)
             if not self._step_s < seconds <= self._prompt_step_s:
                 continue
-            if not self._wants(slot, n) or not worth.pays(n, n, slot.n_pieces):
+            if not self._wants(slot, n) or not cost.pays(n, n, slot.n_pieces):
                 continue
             n_bytes = self._size(slot)
-            if n_bytes and tier.fits(size_of(n_bytes, n, slot.checkpoints)):
+            if n_bytes and ram.fits(size_of(n_bytes, n, slot.checkpoints)):
                 self._keep(slot, n_bytes, now)
-                slot.in_ram = tier.where(slot.tokens, slot.tuning, slot.chain)
+                slot.in_ram = ram.where(slot.tokens, slot.tuning, slot.chain)
                 return slot.kept
         return False
 
     def _keep(self, slot: Slot, n_bytes: int, now: float) -> None:
         """Take the state of `slot` out, of `n_bytes`, once there is room for it."""
-        tier, size = self._scheduler.tier, size_of(n_bytes, len(slot.tokens), slot.checkpoints)
+        ram, size = self._scheduler.ram, size_of(n_bytes, len(slot.tokens), slot.checkpoints)
         n_used, reserved = slot.n_used, 0
-        if tier.limit != 0 and tier.fits(size):
-            _, n_times = tier.replace(slot.tokens, slot.tuning, slot.chain)
+        if ram.limit != 0 and ram.fits(size):
+            _, n_times = ram.replace(slot.tokens, slot.tuning, slot.chain)
             n_used = max(n_used, n_times)
             if not self.reserve(size, now):
                 return
             reserved = size
         try:
-            saved = self.snapshot(slot)
-            entry = stored(saved, slot.last_used, n_used, can_cut=self._can_cut, chain=slot.chain)
+            saved = self.take_out(slot)
+            entry = ram_state(saved, slot.last_used, n_used, can_cut=self._can_cut, chain=slot.chain)
         except CONTAINED as error:
             log.warning("slot %d: its state could not be kept: %s", slot.id, _words(error))
             return
         finally:
-            tier.release(reserved)
+            ram.release(reserved)
         if reserved:
-            _, evicted = tier.put(entry, now)
+            _, evicted = ram.put(entry, now)
             self._to_disk(evicted)
         else:
             self._to_disk((entry,))
 
     def _wants(self, slot: Slot, n_lost: int) -> bool:
-        if self._scheduler.tier.limit == 0:
+        if self._scheduler.ram.limit == 0:
             return self.disk is not None and self.disk.wants(slot.tokens, slot.tuning, n_lost, slot.chain)
-        return self._scheduler.tier.wants(slot.tokens, slot.tuning, n_lost, slot.chain)
+        return self._scheduler.ram.wants(slot.tokens, slot.tuning, n_lost, slot.chain)
 
-    def _to_disk(self, entries: Iterable[Stored]) -> None:
+    def _to_disk(self, entries: Iterable[RamState]) -> None:
         if self.disk is not None:
             for entry in entries:
                 self.disk.put(entry)
@@ -250,20 +249,20 @@ class Tiers:
         seconds = self._clock() - started
         self._spent_s += seconds
         n_pieces = self._pieces_to_load(slot, n)
-        self._scheduler.worth.observe_load(len(state), seconds, n_pieces)
+        self._scheduler.move_cost.observe_load(len(state), seconds, n_pieces)
         slot.n_pieces = n_pieces
         return True
 
-    def count_use(self, entry: Stored, now: float) -> None:
+    def count_use(self, entry: RamState, now: float) -> None:
         """`entry` saved computing."""
-        if entry in self._scheduler.tier:
-            self._scheduler.tier.touch(entry, now)
+        if entry in self._scheduler.ram:
+            self._scheduler.ram.touch(entry, now)
 
     def start_reading(self) -> None:
         """Let the disk read what waiting sequences were found to begin with there."""
         scheduler = self._scheduler
-        if self.disk is not None and fetch.wanted(scheduler.waiting):
-            fetch.start(scheduler.in_turn(), self.disk, scheduler.worth, self._clock(), most=len(scheduler.slots))
+        if self.disk is not None and any_to_read(scheduler.waiting):
+            start_reading(scheduler.in_turn(), self.disk, scheduler.move_cost, self._clock(), most=len(scheduler.slots))
 
     def save_all(self, now: float) -> None:
         """The cells and RAM are about to be freed: to the disk with it, the most valuable first.
@@ -274,7 +273,7 @@ class Tiers:
             return
         self.disk.begin_close()
         slots = [slot for slot in self._scheduler.slots if self._wants(slot, len(slot.tokens))]
-        wanted: list[tuple[float, Stored | Slot]] = [(e.value(now), e) for e in self._scheduler.tier]
+        wanted: list[tuple[float, RamState | Slot]] = [(e.value(now), e) for e in self._scheduler.ram]
         wanted += [(value(len(slot.tokens), slot.n_used, now - slot.last_used), slot) for slot in slots]
         wanted.sort(key=lambda one: one[0])
         while wanted:
@@ -284,16 +283,16 @@ class Tiers:
             elif self.disk.wait_for_room(one.size):
                 self.disk.put(one)
 
-    def _save_last(self, slot: Slot, disk: DiskTier) -> None:
+    def _save_last(self, slot: Slot, disk: DiskCache) -> None:
         n_bytes = self._size(slot)
         if not n_bytes or not disk.wait_for_room(size_of(n_bytes, len(slot.tokens), slot.checkpoints)):
             return
         try:
-            saved = self.snapshot(slot)
+            saved = self.take_out(slot)
         except CONTAINED as error:
             log.warning("slot %d: its state could not be kept: %s", slot.id, _words(error))
             return
-        disk.put(stored(saved, max(slot.last_used, 0.0), slot.n_used, can_cut=self._can_cut))
+        disk.put(ram_state(saved, max(slot.last_used, 0.0), slot.n_used, can_cut=self._can_cut))
 
 
 def _words(error: Exception) -> str:

@@ -18,7 +18,7 @@ from server.engine.prefix.index import PrefixIndex
 from server.engine.step.slot_state import SlotState
 
 MIN_TOKENS = 16
-"""Fewer are computed anew; for more, `worth.Worth` compares the times. A turn of a short conversation is 20 to 60."""
+"""Fewer are computed anew; for more, `MoveCost` compares the times. A turn of a short conversation is 20 to 60."""
 
 
 AUTOMATIC = -2
@@ -26,7 +26,7 @@ MIB = 1 << 20
 _DEFAULT_MIB = 8192
 
 
-def tier_limit(cache_ram: int, free_bytes: int) -> int:
+def ram_limit(cache_ram: int, free_bytes: int) -> int:
     """Bytes from the setting in MiB: automatic is `automatic_limit`."""
     if cache_ram != AUTOMATIC:
         return cache_ram * MIB
@@ -79,7 +79,7 @@ class Held:
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
+class KeptState:
     """One kept state, wherever its bytes are; ``size`` are these.
 
     ``n_exact``: as in `SlotState`; ``floor``: as in `Slot`; ``places``: of its checkpoints, in tokens. ``used_at`` and
@@ -108,7 +108,7 @@ class Entry:
 
 
 @dataclass(eq=False, slots=True)
-class Stored(Entry):
+class RamState(KeptState):
     """One whose bytes are in RAM."""
 
     state: bytes = b""
@@ -125,11 +125,11 @@ def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
     return n_state + 8 * n_tokens + sum(len(c.state) for c in checkpoints)
 
 
-def stored(
+def ram_state(
     saved: SlotState, used_at: float, n_used: int = 0, *, can_cut: bool = True, chain: Chain | None = None
-) -> Stored:
+) -> RamState:
     """`saved` as an entry; `chain` is that of its tokens, where somebody has it."""
-    return Stored(
+    return RamState(
         saved.tokens,
         saved.tuning,
         saved.n_exact,
@@ -144,11 +144,11 @@ def stored(
     )
 
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=KeptState)
 
 
 @dataclass(slots=True)
-class Tier(Generic[E]):
+class StateCache(Generic[E]):
     """At most `limit` bytes of states; 0 keeps nothing, negative is unbounded.
 
     What others hold in the same memory, checkpoints of slots and states of parked requests, counts to the limit, and
@@ -239,7 +239,7 @@ class Tier(Generic[E]):
     def put(self, entry: E, now: float) -> tuple[list[E], list[E]]:
         """Keep `entry`. Shorter states of the same text go, then the least valuable: these two are returned.
 
-        One that is larger than the tier is not kept, and the only one of the second.
+        One that is larger than the limit is not kept, and the only one of the second.
         """
         with self._lock:
             if not self.fits(entry.size):

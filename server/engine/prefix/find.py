@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from server.engine.kv.checkpoints import marks
-from server.engine.kv.cost import Worth, least_valuable
-from server.engine.kv.disk_cache import DiskTier
-from server.engine.kv.fetch import Fetch
-from server.engine.kv.ram_cache import MIN_TOKENS, Stored, Tier
+from server.engine.kv.cost import MoveCost, least_valuable
+from server.engine.kv.disk_cache import DiskCache, Fetch
+from server.engine.kv.ram_cache import MIN_TOKENS, RamState, StateCache
 from server.engine.lora import reusable
 from server.engine.params import EngineParams
 from server.engine.prefix.match import Move, common_prefix, longest_match, moves
@@ -38,7 +37,7 @@ class Placement:
     source: Slot | None
     n_reuse: int
     moves: tuple[Move, ...] = ()
-    stored: Stored | None = None
+    stored: RamState | None = None
 
     @property
     def n_kept(self) -> int:
@@ -55,7 +54,7 @@ class Found:
     """
 
     n: int = 0
-    where: Slot | Stored | Fetch | Sequence | None = None
+    where: Slot | RamState | Fetch | Sequence | None = None
 
 
 NOTHING = Found()
@@ -69,23 +68,23 @@ class Skip(Enum):
 
 
 class Placer:
-    """Chooses among the slots of one instance, and what its tier keeps."""
+    """Chooses among the slots of one instance, and what RAM keeps."""
 
     def __init__(
-        self, slots: list[Slot], tier: Tier[Stored], info: RunnerInfo, params: EngineParams, worth: Worth
+        self, slots: list[Slot], ram: StateCache[RamState], info: RunnerInfo, params: EngineParams, cost: MoveCost
     ) -> None:
         self.slots = slots
-        self.tier = tier
+        self.ram = ram
         self.info = info
         self.params = params
-        self.worth = worth
+        self.move_cost = cost
         self.step_s = 0.0  # of a step in which all generate, as seen lately
-        self.disk: DiskTier | None = None
+        self.disk: DiskCache | None = None
         self.room = Room(slots, info)
         self._awaited: dict[
             Sequence, tuple[Sequence, int]
         ] = {}  # who computes so many tokens of a waiting one's prompt
-        self.may_load: Callable[[Stored], bool] = lambda stored: True
+        self.may_load: Callable[[RamState], bool] = lambda stored: True
 
     def find(self, sequence: Sequence) -> Placement | Skip:
         """Where `sequence` can go now, with the most of its prompt that needs no computing."""
@@ -103,7 +102,7 @@ class Placer:
         if isinstance(found.where, Sequence):
             self._awaited[sequence] = (found.where, found.n)
             return Skip.LATER
-        if isinstance(found.where, Stored):
+        if isinstance(found.where, RamState):
             slot = self._anywhere(pinned)
             return self._if_room(sequence, Placement(sequence, slot, None, found.n, stored=found.where))
         return self._if_room(sequence, self._in_cells(sequence, found.where, found.n, pinned))
@@ -181,10 +180,10 @@ class Placer:
         n = min(common_prefix(sequence.target, slot.tokens), sequence.n_reusable)
         return slot.reusable(n, sequence.tuning)
 
-    def _stored(self, sequence: Sequence, n: int) -> tuple[Stored | None, int]:
+    def _stored(self, sequence: Sequence, n: int) -> tuple[RamState | None, int]:
         """A kept state that saves much more computing than the `n` tokens of a slot."""
         prompt, most = sequence.target, sequence.n_reusable
-        stored, n_stored = self.tier.match(prompt, sequence.tuning, n + MIN_TOKENS, sequence.chain, most)
+        stored, n_stored = self.ram.match(prompt, sequence.tuning, n + MIN_TOKENS, sequence.chain, most)
         fetched = sequence.fetch.found if sequence.fetch is not None else None
         if fetched is not None:
             n_fetched = fetched.reusable(min(common_prefix(prompt, fetched.tokens), most), sequence.tuning)
@@ -247,7 +246,7 @@ class Placer:
         target, tuning, slot = placement.sequence.target, placement.sequence.tuning, placement.slot
         others = (s for s in self.slots if s is not slot and s.tuning == tuning)
         parted = max((common_prefix(target, s.tokens) for s in others), default=0)
-        parted = max(parted, self.tier.parted(target, tuning, placement.sequence.chain))
+        parted = max(parted, self.ram.parted(target, tuning, placement.sequence.chain))
         return marks(target, len(slot.tokens), self.info.turn_ends, self.params.checkpoint_min_step, parted)
 
     def _choose(self, sequence: Sequence, source: Slot | None, n: int) -> Slot:
@@ -275,10 +274,10 @@ class Placer:
         """What one more evaluation in each step costs, in the unit of a cache's value: prompt tokens per second that
         could be computed meanwhile. Who loses his slot goes to RAM, so that only what moving states takes is lost."""
         step_s = self.step_s
-        if not step_s or not self.worth.computed.value:
+        if not step_s or not self.move_cost.computed.value:
             return 0.0
-        lost = min(self.worth.round_trip_s(_MANY) / self.worth.compute_s(_MANY), 1.0) if self.tier.limit else 1.0
-        return self.worth.computed.value * self.evaluation_s / step_s / max(lost, _LEAST_LOST)
+        lost = min(self.move_cost.round_trip_s(_MANY) / self.move_cost.compute_s(_MANY), 1.0) if self.ram.limit else 1.0
+        return self.move_cost.computed.value * self.evaluation_s / step_s / max(lost, _LEAST_LOST)
 
     @property
     def evaluation_s(self) -> float:
@@ -289,8 +288,8 @@ class Placer:
         """Cells of a unified cache are shared. A separate stream is copied whole, however little of it is kept."""
         if source is None or n < MIN_COPY:
             return False
-        return self.info.unified or self.worth.copy_pays(n)
+        return self.info.unified or self.move_cost.copy_pays(n)
 
     def _if_room(self, sequence: Sequence, placement: Placement) -> Placement | Skip:
-        n_kept = 0 if placement.stored is not None else placement.n_kept  # a state from the tier needs cells, too
+        n_kept = 0 if placement.stored is not None else placement.n_kept  # a kept state needs cells, too
         return placement if self.room.fits(sequence, n_kept) else Skip.NO_ROOM

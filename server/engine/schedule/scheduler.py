@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from server.engine.kv.checkpoints import Checkpoint
-from server.engine.kv.cost import Worth, least_valuable, look_for_cover, value_of
-from server.engine.kv.disk_cache import DiskTier
-from server.engine.kv.ram_cache import Stored, Tier, automatic_limit, tier_limit
+from server.engine.kv.cost import MoveCost, least_valuable, look_for_cover, value_of
+from server.engine.kv.disk_cache import DiskCache
+from server.engine.kv.ram_cache import RamState, StateCache, automatic_limit, ram_limit
 from server.engine.lora import BARE
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement, Placer, Skip
@@ -68,13 +68,15 @@ class Scheduler:
 
     def __init__(self, info: RunnerInfo, params: EngineParams) -> None:
         self.info = info
-        self.tier: Tier[Stored] = Tier(tier_limit(params.cache_ram, info.free_bytes), automatic_limit(info.free_bytes))
-        self.worth = Worth.unknown(info.piece_s)
-        self.worth.copy_s = info.copy_s
+        self.ram: StateCache[RamState] = StateCache(
+            ram_limit(params.cache_ram, info.free_bytes), automatic_limit(info.free_bytes)
+        )
+        self.move_cost = MoveCost.unknown(info.piece_s)
+        self.move_cost.copy_s = info.copy_s
         self.n_copies = 0  # of streams, that the next batch carries out
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
-        self._placer = Placer(self.slots, self.tier, info, params, self.worth)
+        self._placer = Placer(self.slots, self.ram, info, params, self.move_cost)
         self._accounts = Accounts()
         self.waiting = Queue(self._accounts)
         self._prompt_order = PromptOrder(info.n_batch)
@@ -89,15 +91,15 @@ class Scheduler:
         self._may_be_apart = False  # slots in use have changed
         self.without_room: list[Sequence] = []  # who found too few free cells, though slots are idle
 
-    def use_tier(self, tier: Tier[Stored]) -> None:
+    def use_ram(self, ram: StateCache[RamState]) -> None:
         """Share another instance's."""
-        self.tier = self._placer.tier = tier
+        self.ram = self._placer.ram = ram
 
-    def use_disk(self, disk: DiskTier) -> None:
+    def use_disk(self, disk: DiskCache) -> None:
         """Look for prefixes there, too."""
         self._placer.disk = disk
 
-    def ask_before_loading(self, may_load: Callable[[Stored], bool]) -> None:
+    def ask_before_loading(self, may_load: Callable[[RamState], bool]) -> None:
         """Whether a kept state is loaded is `may_load`'s to say."""
         self._placer.may_load = may_load
 
@@ -252,10 +254,10 @@ class Scheduler:
     def _relocation_cost(self, source: Slot, target: Slot) -> RelocationCost:
         now = max(slot.last_used for slot in self.slots)
         keeps = bool(target.tokens) and value_of(target, now) > 0
-        state_s = self.worth.round_trip_s(len(source.tokens))
+        state_s = self.move_cost.round_trip_s(len(source.tokens))
         if keeps:
-            return RelocationCost(state_s + self.worth.round_trip_s(len(target.tokens)), False, True)
-        return RelocationCost(min(self.worth.copy_s, state_s), self.worth.copy_s <= state_s, False)
+            return RelocationCost(state_s + self.move_cost.round_trip_s(len(target.tokens)), False, True)
+        return RelocationCost(min(self.move_cost.copy_s, state_s), self.move_cost.copy_s <= state_s, False)
 
     def _joining(self, generating: list[Sequence], prompts: list[Sequence], most: int) -> AbstractSet[int]:
         """At most so many slots of prompts that take part in the step with one token at least: then streams on both
@@ -320,8 +322,8 @@ class Scheduler:
         if self.info.unified:
             self._count_pieces(entries)
         if self.n_copies:
-            usual_s = max(self._placer.step_s, self.worth.compute_s(n_tokens))
-            self.worth.observe_copies(self.n_copies, seconds - usual_s)
+            usual_s = max(self._placer.step_s, self.move_cost.compute_s(n_tokens))
+            self.move_cost.observe_copies(self.n_copies, seconds - usual_s)
             self.n_copies = 0
         elif not n_prompts:
             self._placer.step_s = self._placer.step_s * 0.875 + seconds * 0.125 if self._placer.step_s else seconds
@@ -363,7 +365,7 @@ class Scheduler:
         if sequence.slot is None:
             self.waiting.remove(sequence)
             if sequence.parked is not None:
-                self.tier.let_go(sequence.parked.states)
+                self.ram.let_go(sequence.parked.states)
         else:
             self._leave(sequence, now)
             self._placer.room.left(sequence, ended=True)
@@ -378,7 +380,7 @@ class Scheduler:
             slot.chain, sequence.chain = sequence.chain, Chain()
             slot.chain.cut(len(slot.tokens))
         look_for_cover(slot, self.slots)
-        slot.in_ram = self.tier.where(slot.tokens, slot.tuning, slot.chain)
+        slot.in_ram = self.ram.where(slot.tokens, slot.tuning, slot.chain)
 
     def park(self, sequence: Sequence, now: float) -> None:
         """Back to the head of the queue; what was generated must be in the cells again before it goes on."""
@@ -395,7 +397,7 @@ class Scheduler:
         """Prove that every slot and every cell is accounted for once; raises AssertionError."""
         check_slots(self.slots, self.info.n_ctx_seq)
         check_waiting(list(self.waiting))
-        self.tier.check_integrity()
+        self.ram.check_integrity()
 
 
 _NONE: frozenset[int] = frozenset()

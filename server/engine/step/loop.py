@@ -7,8 +7,7 @@ from collections.abc import Callable
 from server.engine.generate.output import Outputs
 from server.engine.generate.sample import Sampling
 from server.engine.kv.cells import Cells, span
-from server.engine.kv.disk_cache import DiskTier
-from server.engine.kv.fetch import give_up_late, wait_s
+from server.engine.kv.disk_cache import DiskCache, give_up_late, wait_s
 from server.engine.params import EngineParams
 from server.engine.request import FinishReason, Progress
 from server.engine.runner_api import Runner
@@ -142,18 +141,18 @@ class Instance:
         self._count()
         self.mailbox.post()
 
-    def use_disk(self, disk: DiskTier) -> None:
+    def use_disk(self, disk: DiskCache) -> None:
         """Keep there what RAM has no room for; to be called before the first request."""
-        self._cells.tiers.disk = disk
+        self._cells.moving.disk = disk
         self.scheduler.use_disk(disk)
 
     def _keep_ahead(self) -> None:
-        while self.mailbox.empty and not self._stopping and self._cells.tiers.keep_ahead(self._clock()):
+        while self.mailbox.empty and not self._stopping and self._cells.moving.keep_ahead(self._clock()):
             pass
 
     def _save_all(self) -> None:
         try:
-            self._cells.tiers.save_all(self._clock())
+            self._cells.moving.save_all(self._clock())
         except Exception:  # the runner must be closed, whatever happens to its caches
             log.exception("prompt states could not be saved")
 
@@ -186,18 +185,18 @@ class Instance:
         interpreter's lock: posted earlier, it would have the event loop wake up only to wait for the lock, or take it
         from this thread in the middle. Before what may take long it is posted at once.
         """
-        if self.params.drafts or self.scheduler.waiting or self._cells.tiers.busy:
+        if self.params.drafts or self.scheduler.waiting or self._cells.moving.busy:
             self.mailbox.post()
         self._place()
         self._relocate()
-        if not self._cells.tiers.busy:
+        if not self._cells.moving.busy:
             self._tickets.give_back()
-        self.scheduler.spent_s = self._cells.tiers.spent_s
+        self.scheduler.spent_s = self._cells.moving.spent_s
         if self._shifts:
             self._shift()
         entries = self.scheduler.plan(self._speculation.guess if self._speculation is not None else None)
         if not entries:
-            self._cells.tiers.begin_step()
+            self._cells.moving.begin_step()
             return False
         self.mailbox.post()
         started = self._clock()
@@ -231,7 +230,7 @@ class Instance:
             if prompts:
                 self._speculation.prepare(e.sequence for e in prompts)
         self.scheduler.commit(entries, seconds)
-        self._cells.tiers.begin_step()
+        self._cells.moving.begin_step()
         self._cells.decoded(entries)
         if prompts:
             now = self._clock()
@@ -242,13 +241,13 @@ class Instance:
     def _count_decode(self, entries: list[Entry], n_prompt: int, seconds: float) -> None:
         """To be called before the commit. A slot that has a request is busy, with tokens in this decode or not."""
         if n_prompt:
-            self.scheduler.worth.computed.observe(n_prompt, seconds)
+            self.scheduler.move_cost.computed.observe(n_prompt, seconds)
         longest = max([e.pos + len(e.tokens) for e in entries])
         self.stats.add_decode(self.scheduler.n_active, longest, n_prompt, seconds)
 
     def _place(self) -> None:
         give_up_late(self.scheduler.waiting, self._clock())
-        while not self._cells.tiers.busy and (placement := self.scheduler.place()) is not None:
+        while not self._cells.moving.busy and (placement := self.scheduler.place()) is not None:
             sequence = placement.sequence
             now = self._clock()
             try:
@@ -265,11 +264,11 @@ class Instance:
                 if placement.slot.idle:
                     self._cells.clear(placement.slot)
                 self._tickets.fail(sequence.ticket, error)
-        self._cells.tiers.start_reading()
+        self._cells.moving.start_reading()
 
     def _relocate(self) -> None:
         """Bring a sequence to where steps need fewer evaluations, if there is one that it pays for."""
-        if self._cells.tiers.busy:
+        if self._cells.moving.busy:
             return
         move = self.scheduler.relocation(self._commands.slots, self.params.target_itl_ms / 1e3)
         if move is None:
@@ -303,7 +302,7 @@ class Instance:
         victim = self.scheduler.make_room(entries)
         now = self._clock()
         if isinstance(victim, Slot):
-            self._cells.tiers.keep(victim, len(victim.tokens), now)
+            self._cells.moving.keep(victim, len(victim.tokens), now)
             self._cells.clear(victim)
         elif isinstance(victim, Sequence):
             self.stats.n_parked += 1

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from server.engine.kv.disk_cache import DiskTier, FolderInUse, OnDisk
-from server.engine.kv.ram_cache import Stored, stored
+from server.engine.kv.disk_cache import DiskCache, DiskState, FolderInUse
+from server.engine.kv.ram_cache import RamState, ram_state
 from server.engine.lora import BARE, NEVER
 from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
@@ -38,10 +38,10 @@ class Files:
         self.n_reads = 0
         self.closed = False
 
-    def index(self) -> list[OnDisk]:
+    def index(self) -> list[DiskState]:
         if self.failing:
             raise self.failing
-        return [OnDisk(s.tokens, s.tuning, s.n_exact, SIZE, -10.0, name=name) for name, s in self.saved.items()]
+        return [DiskState(s.tokens, s.tuning, s.n_exact, SIZE, -10.0, name=name) for name, s in self.saved.items()]
 
     def write(self, name: str, saved: SlotState) -> int:
         if self.failing:
@@ -68,8 +68,8 @@ class Files:
 
 
 @contextmanager
-def tier_over(files: Files, limit: int = 10 * SIZE, *, can_cut: bool = True) -> Iterator[DiskTier]:
-    disk = DiskTier(files, limit, lambda: 100.0, lambda: None, can_cut=can_cut)
+def tier_over(files: Files, limit: int = 10 * SIZE, *, can_cut: bool = True) -> Iterator[DiskCache]:
+    disk = DiskCache(files, limit, lambda: 100.0, lambda: None, can_cut=can_cut)
     disk.ready.result(60)
     try:
         yield disk
@@ -78,11 +78,11 @@ def tier_over(files: Files, limit: int = 10 * SIZE, *, can_cut: bool = True) -> 
         assert files.closed
 
 
-def state(tokens: list[int], used_at: float = 0.0) -> Stored:
-    return stored(SlotState(tokens, bytes(100), BARE, NEVER), used_at)
+def state(tokens: list[int], used_at: float = 0.0) -> RamState:
+    return ram_state(SlotState(tokens, bytes(100), BARE, NEVER), used_at)
 
 
-def put(files: Files, *states: Stored, limit: int = 10 * SIZE) -> None:
+def put(files: Files, *states: RamState, limit: int = 10 * SIZE) -> None:
     """Write them, and wait until they are written."""
     with tier_over(files, limit) as disk:
         for one in states:
@@ -293,7 +293,7 @@ def test_files_of_another_process_are_taken_up_when_it_has_ended(monkeypatch: py
     files, woken = Files(), threading.Event()
     put(files, state([1] * 40))
     files.failing = FolderInUse("the folder is used by another process")
-    disk = DiskTier(files, 10 * SIZE, lambda: 100.0, woken.set, can_cut=True)
+    disk = DiskCache(files, 10 * SIZE, lambda: 100.0, woken.set, can_cut=True)
     disk.ready.result(60)
     assert not disk.takes(1)
     assert disk.n_entries == 0

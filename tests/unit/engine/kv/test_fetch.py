@@ -4,11 +4,10 @@ from concurrent.futures import Future
 from typing import cast
 
 from server.engine.generate.text import TextStream
-from server.engine.kv import fetch
-from server.engine.kv.cost import Worth
-from server.engine.kv.disk_cache import DiskTier, OnDisk
-from server.engine.kv.fetch import LEAST_S, READ_AHEAD, Fetch
-from server.engine.kv.ram_cache import Stored, stored
+from server.engine.kv import disk_cache
+from server.engine.kv.cost import MoveCost
+from server.engine.kv.disk_cache import LEAST_S, READ_AHEAD, DiskCache, DiskState, Fetch
+from server.engine.kv.ram_cache import RamState, ram_state
 from server.engine.lora import BARE, NEVER
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Ticket
@@ -22,16 +21,16 @@ class Disk:
     """Reads nothing until a test says that it is there."""
 
     def __init__(self) -> None:
-        self.reading: dict[str, Future[Stored | None]] = {}
+        self.reading: dict[str, Future[RamState | None]] = {}
         self.asked: list[str] = []
 
-    def read(self, entry: OnDisk) -> "Future[Stored | None]":
+    def read(self, entry: DiskState) -> "Future[RamState | None]":
         self.asked.append(entry.name)
         future = self.reading[entry.name] = Future()
         return future
 
     def came(self, name: str) -> None:
-        self.reading[name].set_result(stored(SlotState([1], b"", BARE, NEVER), 0.0))
+        self.reading[name].set_result(ram_state(SlotState([1], b"", BARE, NEVER), 0.0))
 
 
 class Queue:
@@ -41,11 +40,11 @@ class Queue:
         self.disk = Disk()
         self.most = most
         self.size = size
-        self.entries: dict[str, OnDisk] = {}
+        self.entries: dict[str, DiskState] = {}
         self.sequences = [self.wants(name, float(at)) for at, name in enumerate(names)]
 
     def wants(self, name: str, at: float) -> Sequence:
-        entry = self.entries.setdefault(name, OnDisk([1], BARE, NEVER, self.size, 0.0, name=name))
+        entry = self.entries.setdefault(name, DiskState([1], BARE, NEVER, self.size, 0.0, name=name))
         sequence = Sequence(Ticket(Request(name, [1]), lambda events: None, at), 0, TextStream(()), [1])
         sequence.fetch = Fetch(entry, 100)
         return sequence
@@ -53,7 +52,7 @@ class Queue:
     def start(self, now: float = 0.0) -> list[str]:
         """Whose reading begins."""
         before = len(self.disk.asked)
-        fetch.start(self.sequences, cast(DiskTier, self.disk), Worth.unknown(), now, self.most)
+        disk_cache.start_reading(self.sequences, cast(DiskCache, self.disk), MoveCost.unknown(), now, self.most)
         return self.disk.asked[before:]
 
     def held(self) -> list[str]:
@@ -66,7 +65,7 @@ def test_as_many_are_read_as_there_are_slots_and_the_next_when_one_is_placed() -
     assert queue.start() == ["a", "b"]
     queue.disk.came("a")
     assert queue.start() == []
-    assert fetch.wanted(queue.sequences)
+    assert disk_cache.any_to_read(queue.sequences)
     del queue.sequences[0]
     assert queue.start() == ["c"]
 
@@ -113,11 +112,11 @@ def test_the_oldest_is_read_though_others_always_come_first() -> None:
 def test_what_was_waited_for_in_vain_is_let_go_and_makes_room() -> None:
     queue = Queue("a", "b", "c", most=1)
     queue.start()
-    assert fetch.wait_s(queue.sequences, 1.0) == 1.0
-    fetch.give_up_late(queue.sequences, 100.0)
+    assert disk_cache.wait_s(queue.sequences, 1.0) == 1.0
+    disk_cache.give_up_late(queue.sequences, 100.0)
     assert queue.held() == []
     assert queue.start(100.0) == ["b"]
-    assert (fetch.wait_s(queue.sequences, 100.0) or 0.0) >= LEAST_S
+    assert (disk_cache.wait_s(queue.sequences, 100.0) or 0.0) >= LEAST_S
 
 
 def test_a_file_that_was_damaged_holds_nothing() -> None:

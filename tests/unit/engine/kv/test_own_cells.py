@@ -138,12 +138,12 @@ async def test_pieces_of_cells_are_counted() -> None:
 
 async def test_scattered_cells_are_not_saved_where_that_would_hold_others_up(setup: Setup) -> None:
     slot = setup.slots[0]
-    setup.scheduler.tier.limit = -1
-    setup.scheduler.worth.piece_s = setup.cells.tiers._step_s / 50
+    setup.scheduler.ram.limit = -1
+    setup.scheduler.move_cost.piece_s = setup.cells.moving._step_s / 50
     setup.slots[1].sequence = setup.sequence(setup.slots[1], [1])
     slot.n_pieces = 100
-    setup.cells.tiers.keep(slot, 100, 0.0)
-    assert (setup.runner.n_saved, setup.cells.tiers.n_refused) == (0, 1)
+    setup.cells.moving.keep(slot, 100, 0.0)
+    assert (setup.runner.n_saved, setup.cells.moving.n_refused) == (0, 1)
     slot.n_pieces = 10
-    setup.cells.tiers.keep(slot, 100, 0.0)
-    assert (setup.runner.n_saved, setup.cells.tiers.n_refused) == (1, 1)
+    setup.cells.moving.keep(slot, 100, 0.0)
+    assert (setup.runner.n_saved, setup.cells.moving.n_refused) == (1, 1)

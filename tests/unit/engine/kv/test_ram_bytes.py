@@ -8,7 +8,7 @@ import pytest
 
 from server.engine.engine import Engine
 from server.engine.kv.checkpoints import Checkpoint
-from server.engine.kv.ram_cache import Held, Tier
+from server.engine.kv.ram_cache import Held, StateCache
 from server.engine.request import Request
 from server.engine.runner_api import BatchEntry
 from tests.fakes import IM_END, FakeRunner, FakeVocab
@@ -27,7 +27,7 @@ def bytes_held(engine: Engine) -> int:
         for sequence in list(instance.scheduler.waiting):
             if sequence.parked is not None:
                 found |= {id(state): len(state) for state in sequence.parked.states}
-    for entry in engine._tier:
+    for entry in engine._ram:
         found |= {id(state): len(state) for state in entry.slot_state.states}
     return sum(found.values())
 
@@ -85,7 +85,7 @@ def test_random_load_keeps_to_the_limit(limit: int, *, unified: bool, cut: bool,
         watched = Watched(limit)
         runners = [watched.runner(unified=unified, cut=cut) for _ in range(n_instances)]
         async with engine_over(*runners, clock=still, cache_ram=1, ctx_checkpoints=8, checkpoint_min_step=0) as engine:
-            engine._tier.limit = limit
+            engine._ram.limit = limit
             if n_instances == 1:  # of another thread's slots the sum would not be of one moment
                 watched.engine = engine
             for _ in range(8):
@@ -99,7 +99,7 @@ def test_random_load_keeps_to_the_limit(limit: int, *, unified: bool, cut: bool,
                 assert bytes_held(engine) <= limit
             assert n_instances > 1 or watched.most > limit / 3, "the load is too light to tell"
             held = [len(s.checkpoints) for i in engine._instances for s in i.scheduler.slots]
-            assert engine._tier.besides.n_bytes == 0 or any(held), "what nobody holds any more is still counted"
+            assert engine._ram.besides.n_bytes == 0 or any(held), "what nobody holds any more is still counted"
         return engine
 
     asyncio.run(scenario())
@@ -112,7 +112,7 @@ async def test_a_parked_one_that_is_cancelled_gives_its_bytes_back() -> None:
 
         def look(_entries: Sequence[BatchEntry]) -> None:
             parked = [s for s in engine._instances[0].scheduler.waiting if s.parked is not None]
-            seen.append(engine._tier.besides.n_bytes)
+            seen.append(engine._ram.besides.n_bytes)
             for sequence in parked:
                 engine.cancel(sequence.ticket)
 
@@ -121,13 +121,13 @@ async def test_a_parked_one_that_is_cancelled_gives_its_bytes_back() -> None:
             engine.submit(request(letter * 400, max_tokens=300), lambda events: None)
         await engine.wait_idle()
         assert max(seen) > 0
-        assert engine._tier.besides.n_bytes == 0
+        assert engine._ram.besides.n_bytes == 0
 
 
 async def test_without_room_in_ram_who_is_parked_is_computed_anew() -> None:
     runner = FakeRunner(n_seq=2, n_ctx_seq=1000, n_cells=1000, unified=True, n_batch=512)
     async with engine_over(runner, cache_ram=1) as engine:
-        engine._tier.limit = 100
+        engine._ram.limit = 100
         asked = [request(letter * 400, max_tokens=300) for letter in "ab"]
         replies = await run(engine, *asked)
         assert engine.stats.n_parked
@@ -149,7 +149,7 @@ def test_a_state_that_several_hold_counts_once() -> None:
 
 
 def test_what_is_held_beside_the_entries_has_the_limit_too() -> None:
-    tier: Tier[object] = Tier(100)  # type: ignore[type-var]
+    tier: StateCache[object] = StateCache(100)  # type: ignore[type-var]
     old = Checkpoint(10, bytes(80))
     assert tier.reserve(80, 0.0) == []
     tier.hold([old.state])

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.kv.ram_cache import Entry
+from server.engine.kv.ram_cache import KeptState
 from server.engine.lora import BARE, NEVER, Tuning
 from server.engine.prefix.hashes import BLOCK, Chain
 from server.engine.prefix.index import MOST, PrefixIndex
@@ -13,8 +13,8 @@ LORA = Tuning(((0, 1.0),), 0)
 HALF = BLOCK // 2
 
 
-def entry(tokens: list[int], tuning: Tuning = BARE, floor: int = 0, places: tuple[int, ...] = ()) -> Entry:
-    return Entry(tokens, tuning, NEVER, 1, 0.0, floor=floor, places=places)
+def entry(tokens: list[int], tuning: Tuning = BARE, floor: int = 0, places: tuple[int, ...] = ()) -> KeptState:
+    return KeptState(tokens, tuning, NEVER, 1, 0.0, floor=floor, places=places)
 
 
 def text(*parts: int) -> list[int]:
@@ -32,9 +32,9 @@ entries = st.builds(
 )
 
 
-def index_of(kept: list[Entry], gone: list[int]) -> PrefixIndex[Entry]:
+def index_of(kept: list[KeptState], gone: list[int]) -> PrefixIndex[KeptState]:
     """Of `kept`; those at the places `gone` have left it again, and the list, too."""
-    index: PrefixIndex[Entry] = PrefixIndex()
+    index: PrefixIndex[KeptState] = PrefixIndex()
     for e in kept:
         index.add(e)
     for i in sorted(set(gone), reverse=True):
@@ -44,7 +44,9 @@ def index_of(kept: list[Entry], gone: list[int]) -> PrefixIndex[Entry]:
 
 
 @given(st.lists(entries, max_size=12), st.lists(st.integers(0, 11), max_size=4), texts, tunings, st.integers(0, 100))
-def test_it_finds_the_longest(kept: list[Entry], gone: list[int], prompt: list[int], wanted: Tuning, n: int) -> None:
+def test_it_finds_the_longest(
+    kept: list[KeptState], gone: list[int], prompt: list[int], wanted: Tuning, n: int
+) -> None:
     index = index_of(kept, gone)
     same_start = [e for e in kept if e.tuning.at(0) == wanted.at(0)]
     longest = max((e.reusable(common_prefix(prompt, e.tokens), wanted) for e in same_start), default=0)
@@ -56,7 +58,7 @@ def test_it_finds_the_longest(kept: list[Entry], gone: list[int], prompt: list[i
 
 
 def test_many_with_the_same_beginning_cost_a_bounded_look_up() -> None:
-    index: PrefixIndex[Entry] = PrefixIndex()
+    index: PrefixIndex[KeptState] = PrefixIndex()
     system = list(range(10 * BLOCK))
     for i in range(1000):
         index.add(entry([*system, *[i + 5000] * BLOCK]))
@@ -71,7 +73,7 @@ def test_many_with_the_same_beginning_cost_a_bounded_look_up() -> None:
 
 
 def test_the_first_turns_of_many_short_conversations_are_told_apart() -> None:
-    index: PrefixIndex[Entry] = PrefixIndex()
+    index: PrefixIndex[KeptState] = PrefixIndex()
     turns = [entry([*range(100 * i, 100 * i + 25)]) for i in range(4 * MOST)]
     for turn in turns:
         index.add(turn)
@@ -80,7 +82,7 @@ def test_the_first_turns_of_many_short_conversations_are_told_apart() -> None:
 
 
 def test_nothing_is_left_of_what_was_removed() -> None:
-    index: PrefixIndex[Entry] = PrefixIndex()
+    index: PrefixIndex[KeptState] = PrefixIndex()
     one, other = entry(text(1, 1, 1)), entry(text(1, 1, 2))
     index.add(one)
     index.add(other)
@@ -91,7 +93,7 @@ def test_nothing_is_left_of_what_was_removed() -> None:
 
 
 @given(st.lists(entries, max_size=12), st.lists(st.integers(0, 11), max_size=8))
-def test_who_has_left_leaves_no_places_where_others_part(kept: list[Entry], gone: list[int]) -> None:
+def test_who_has_left_leaves_no_places_where_others_part(kept: list[KeptState], gone: list[int]) -> None:
     index = index_of(kept, gone)
     runs = [*index._root.children.values()]
     for run in runs:
@@ -103,9 +105,9 @@ def test_who_has_left_leaves_no_places_where_others_part(kept: list[Entry], gone
 
 @given(st.lists(entries, max_size=6), texts, tunings, st.integers(0, 5 * BLOCK))
 def test_a_prompt_of_which_not_all_may_be_reused_is_one_that_is_shorter(
-    kept: list[Entry], prompt: list[int], wanted: Tuning, most: int
+    kept: list[KeptState], prompt: list[int], wanted: Tuning, most: int
 ) -> None:
-    index: PrefixIndex[Entry] = PrefixIndex()
+    index: PrefixIndex[KeptState] = PrefixIndex()
     for e in kept:
         index.add(e)
     most = min(most, len(prompt))
@@ -116,7 +118,7 @@ def test_a_prompt_of_which_not_all_may_be_reused_is_one_that_is_shorter(
 def test_hashes_that_a_prompt_has_already_change_nothing(
     kept: list[tuple[list[int], Tuning]], prompt: list[int], wanted: Tuning
 ) -> None:
-    index: PrefixIndex[Entry] = PrefixIndex()
+    index: PrefixIndex[KeptState] = PrefixIndex()
     for tokens, tuning in kept:
         index.add(entry(tokens, tuning))
     chain = Chain()

@@ -114,7 +114,7 @@ class Bench:
         """So many steps, as the instance takes them."""
         for _ in range(n):
             self.now += 0.05
-            self.cells.tiers.begin_step()
+            self.cells.moving.begin_step()
             while (placement := self.scheduler.place()) is not None:
                 self.cells.prepare(placement, self.now)
                 self.scheduler.occupy(placement, self.now)
@@ -129,7 +129,7 @@ class Bench:
             self.n_evaluations = evaluations([(e.seq, len(e.tokens)) for e in entries], 512)
             self.runner.decode(entries)
             self.scheduler.commit(entries, 0.05)
-            self.scheduler.worth.computed.observe(150, 1.0)
+            self.scheduler.move_cost.computed.observe(150, 1.0)
             for entry in entries:
                 if entry.sequence.phase is Phase.DECODE:
                     entry.sequence.output.append(self._next() % 256)
@@ -206,7 +206,7 @@ def test_a_stream_that_is_about_to_end_stays() -> None:
 
 def test_a_copy_that_costs_more_than_the_gap_is_not_made() -> None:
     bench = Bench(4, copy_s=60.0)
-    bench.scheduler.worth.guessed_rate = 1.0  # nor are states moved
+    bench.scheduler.move_cost.guessed_rate = 1.0  # nor are states moved
     three = bench.ask(3)
     bench.steps(20)
     bench.end(three[1:2])
@@ -242,7 +242,7 @@ def test_without_a_measurement_nothing_moves() -> None:
 def test_a_valuable_cache_is_not_given_up_for_a_neighbours_place() -> None:
     info = RunnerInfo(3, 10_000, 30_000, 512, 512, False, evaluation_s=0.001, copy_s=0.001)
     scheduler = Scheduler(info, EngineParams())
-    scheduler.worth.computed.observe(1000, 1.0)
+    scheduler.move_cost.computed.observe(1000, 1.0)
     ticket = Ticket(Request(id="", prompt=[1, 2, 3]), lambda events: None, 0.0, n_open=1)
     running = Sequence(ticket, 0, TextStream(), [1, 2, 3], phase=Phase.DECODE)
     scheduler.slots[0].sequence, running.slot = running, scheduler.slots[0]

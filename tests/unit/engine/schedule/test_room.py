@@ -86,7 +86,7 @@ class Setup:
 
     def park(self, sequence: Sequence, state: SlotState) -> None:
         sequence.parked = state
-        self.scheduler.tier.hold(state.states)
+        self.scheduler.ram.hold(state.states)
 
     def bring_back(self, sequence: Sequence, slot: int) -> list[int]:
         """Into `slot`; what every slot holds then."""
@@ -100,7 +100,7 @@ def test_a_parked_sequence_comes_back_in_place_of_the_least_valuable_cache() -> 
     for slot, used_at in ((0, 5.0), (1, 1.0), (2, 9.0)):
         setup.fill(slot, 300, used_at=used_at)
     assert setup.bring_back(setup.parked(200), 3) == [300, 0, 300, 200]
-    (kept,) = setup.scheduler.tier
+    (kept,) = setup.scheduler.ram
     assert kept.tokens == [1] * 300
 
 

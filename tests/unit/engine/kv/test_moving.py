@@ -5,7 +5,7 @@ import pytest
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.kv.cost import GUESSED_RATE, Rate
-from server.engine.kv.disk_cache import DiskTier
+from server.engine.kv.disk_cache import DiskCache
 from server.engine.kv.moving import SHARE
 from server.engine.kv.ram_cache import size_of
 from server.engine.params import EngineParams
@@ -61,9 +61,9 @@ class Setup:
         self.slots[2].sequence = sequence
 
     def keep(self, slot: int) -> bool:
-        before = len(self.scheduler.tier)
-        self.cells.tiers.keep(self.slots[slot], 200, self.runner.now)
-        return len(self.scheduler.tier) > before
+        before = len(self.scheduler.ram)
+        self.cells.moving.keep(self.slots[slot], 200, self.runner.now)
+        return len(self.scheduler.ram) > before
 
     def park(self) -> Sequence:
         """What slot 0 holds, with the sequence that it is of."""
@@ -76,7 +76,7 @@ class Setup:
 
     def computes(self, seconds: float) -> None:
         """The 200 tokens of a slot take so long to compute."""
-        self.scheduler.worth.computed = Rate(200 / seconds)
+        self.scheduler.move_cost.computed = Rate(200 / seconds)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_what_is_quick_is_saved_while_others_generate(setup: Setup) -> None:
 def test_a_step_that_has_saved_for_long_enough_leaves_the_rest_to_the_next(setup: Setup) -> None:
     setup.runner.seconds = STEP_S * SHARE * 0.6
     setup.generate()
-    tiers = setup.cells.tiers
+    tiers = setup.cells.moving
     tiers.begin_step()
     setup.keep(0)
     assert not tiers.busy
@@ -114,14 +114,14 @@ def test_a_step_that_has_saved_for_long_enough_leaves_the_rest_to_the_next(setup
 def test_without_others_everything_is_saved_in_one_step(setup: Setup) -> None:
     setup.runner.seconds = 2 * STEP_S
     setup.keep(0)
-    assert not setup.cells.tiers.busy
+    assert not setup.cells.moving.busy
     assert setup.keep(1)
 
 
 def test_what_computing_does_faster_is_not_saved(setup: Setup) -> None:
     setup.runner.seconds = STEP_S / 2
     assert setup.keep(0)
-    setup.scheduler.worth.computed.observe(100_000, 1.0)  # tokens in a second: 200 in 2 ms
+    setup.scheduler.move_cost.computed.observe(100_000, 1.0)  # tokens in a second: 200 in 2 ms
     assert not setup.keep(1)
 
 
@@ -142,7 +142,7 @@ def test_moves_of_one_step_hold_others_up_for_no_longer_than_a_step_together(set
     setup.generate()
     assert setup.keep(0)
     assert not setup.keep(1)
-    setup.cells.tiers.begin_step()
+    setup.cells.moving.begin_step()
     assert setup.keep(1)
 
 
@@ -151,16 +151,16 @@ def test_a_first_save_is_guessed_to_be_slow_and_tried_in_the_end(setup: Setup, m
     slot = setup.slots[0]
     slot.tokens = [0] * too_many
     monkeypatch.setattr(setup.runner, "seq_size", lambda seq: int(2.5 * STEP_S * GUESSED_RATE))
-    setup.scheduler.tier.limit = -1
+    setup.scheduler.ram.limit = -1
     setup.generate()
-    tiers = setup.cells.tiers
+    tiers = setup.cells.moving
     kept = []
     for _ in range(4):
         tiers.keep(slot, too_many, 0.0)
-        kept.append(len(setup.scheduler.tier))
+        kept.append(len(setup.scheduler.ram))
     assert kept == [0, 0, 1, 1]
     assert tiers.n_refused == 2
-    assert setup.scheduler.worth.bytes_per_token > 0
+    assert setup.scheduler.move_cost.bytes_per_token > 0
 
 
 def test_a_first_save_of_few_tokens_is_not_held_back(setup: Setup) -> None:
@@ -171,7 +171,7 @@ def test_a_first_save_of_few_tokens_is_not_held_back(setup: Setup) -> None:
 def test_what_was_refused_gets_its_chance_when_nobody_runs(setup: Setup) -> None:
     setup.runner.seconds = 2 * STEP_S
     setup.keep(0)
-    tiers = setup.cells.tiers
+    tiers = setup.cells.moving
     assert not tiers.keep_ahead(0.0)  # nothing was lost so far: it would cost, and perhaps for nothing
     setup.generate()
     setup.keep(1)
@@ -180,7 +180,7 @@ def test_what_was_refused_gets_its_chance_when_nobody_runs(setup: Setup) -> None
     setup.slots[2].sequence = None
     assert tiers.keep_ahead(0.0)
     assert setup.slots[1].kept
-    assert len(setup.scheduler.tier) == 2
+    assert len(setup.scheduler.ram) == 2
     assert not tiers.keep_ahead(0.0)
 
 
@@ -190,9 +190,9 @@ def test_what_is_too_large_for_the_tier_is_not_saved_ahead_again_and_again(setup
     setup.generate()
     setup.keep(1)
     setup.slots[2].sequence = None
-    setup.scheduler.tier.limit = 100
+    setup.scheduler.ram.limit = 100
     before = setup.runner.now
-    assert not setup.cells.tiers.keep_ahead(0.0)
+    assert not setup.cells.moving.keep_ahead(0.0)
     assert setup.runner.now == before
 
 
@@ -205,11 +205,11 @@ def test_a_load_holds_nobody_up_for_longer_than_a_step(
     setup.computes(1000.0)  # however much it saves
     setup.runner.seconds = steps * step_s
     assert setup.keep(0)
-    (entry,) = setup.scheduler.tier
-    setup.cells.tiers.begin_step()
-    assert setup.cells.tiers.may_load(entry)
+    (entry,) = setup.scheduler.ram
+    setup.cells.moving.begin_step()
+    assert setup.cells.moving.may_load(entry)
     setup.generate(phase)
-    assert setup.cells.tiers.may_load(entry) == loads
+    assert setup.cells.moving.may_load(entry) == loads
     assert setup.keep(1) == loads
 
 
@@ -234,7 +234,7 @@ def test_a_victim_is_saved_only_where_that_takes_no_longer_than_a_step(
     setup.computes(1000.0)
     setup.runner.seconds = steps * (STEP_S if phase is Phase.DECODE else ALONE_S)
     setup.keep(1)
-    setup.cells.tiers.begin_step()
+    setup.cells.moving.begin_step()
     setup.generate(phase)
     victim = setup.park()
     assert ([] if victim.parked is None else victim.parked.tokens) == ([0] * 200 if saves else [])
@@ -246,10 +246,10 @@ def test_nobody_runs_and_what_would_take_too_long_for_who_comes_is_left(setup: S
     setup.keep(0)
     setup.generate()
     setup.keep(1)
-    assert setup.cells.tiers.n_refused == 1
+    assert setup.cells.moving.n_refused == 1
     setup.slots[2].sequence = None
     before = setup.runner.now
-    assert not setup.cells.tiers.keep_ahead(0.0)
+    assert not setup.cells.moving.keep_ahead(0.0)
     assert setup.runner.now == before
 
 
@@ -262,7 +262,7 @@ def test_a_victim_is_saved_where_nobody_else_generates(setup: Setup) -> None:
 
 @pytest.mark.parametrize("limit", [0, 1000])
 def test_a_state_larger_than_its_tier_is_never_copied(setup: Setup, limit: int) -> None:
-    setup.scheduler.tier.limit = limit
+    setup.scheduler.ram.limit = limit
     setup.runner.seconds = 1.0
     assert not setup.keep(0)
     assert setup.runner.now == 0.0
@@ -271,22 +271,22 @@ def test_a_state_larger_than_its_tier_is_never_copied(setup: Setup, limit: int) 
 def test_the_sizes_that_are_asked_for_first_are_those_of_the_states(setup: Setup) -> None:
     slot = setup.slots[0]
     size = size_of(setup.runner.seq_size(slot.id), len(slot.tokens), slot.checkpoints)
-    setup.scheduler.tier.limit = size - 1
+    setup.scheduler.ram.limit = size - 1
     assert not setup.keep(0)
-    setup.scheduler.tier.limit = size
+    setup.scheduler.ram.limit = size
     assert setup.keep(0)
-    assert setup.scheduler.tier.size == size
+    assert setup.scheduler.ram.size == size
 
 
 def test_what_is_too_large_for_both_tiers_is_never_copied_and_what_the_disk_has_room_for_goes_there() -> None:
     setup = Setup(Slow())
     files = Files()
-    setup.scheduler.tier.limit = 100
+    setup.scheduler.ram.limit = 100
     setup.runner.seconds = 1.0
     for limit, n_files in ((1000, 0), (1 << 20, 1)):
-        disk = DiskTier(files, limit, still, lambda: None, can_cut=True)
+        disk = DiskCache(files, limit, still, lambda: None, can_cut=True)
         disk.ready.result(60)
-        setup.cells.tiers.disk = disk
+        setup.cells.moving.disk = disk
         setup.keep(0)
         disk.close()
         assert len(files.saved) == n_files

@@ -2,18 +2,18 @@
 
 import pytest
 
-from server.engine.kv.cost import Worth, value
+from server.engine.kv.cost import MoveCost, value
 
 
 def test_what_was_never_seen_is_tried() -> None:
-    worth = Worth.unknown()
+    worth = MoveCost.unknown()
     assert worth.pays(1000, 1000)
     worth.computed.observe(1000, 1.0)
     assert worth.pays(1000, 1000)
 
 
 def test_saving_that_takes_longer_than_computing_is_not_done() -> None:
-    worth = Worth.unknown()
+    worth = MoveCost.unknown()
     worth.computed.observe(1000, 1.0)  # 1,000 tokens a second
     worth.observe_state(100, 100_000, 0.001)  # 100 MB a second, 1,000 bytes a token
     assert worth.pays(1000, 1000)  # 20 ms against a second
@@ -23,7 +23,7 @@ def test_saving_that_takes_longer_than_computing_is_not_done() -> None:
 
 
 def test_rates_follow_what_is_seen() -> None:
-    worth = Worth.unknown()
+    worth = MoveCost.unknown()
     worth.computed.observe(100, 1.0)
     worth.computed.observe(500, 1.0)
     assert worth.computed.value == 200
@@ -32,7 +32,7 @@ def test_rates_follow_what_is_seen() -> None:
 
 
 def test_scattered_cells_take_longer_than_their_bytes() -> None:
-    worth = Worth.unknown(piece_s=1e-3)
+    worth = MoveCost.unknown(piece_s=1e-3)
     worth.observe_state(100, 100_000, 0.001)  # 100 MB a second
     assert worth.move_s(0, 100_000) == pytest.approx(0.001)
     assert worth.move_s(0, 100_000, 1001) == pytest.approx(1.001)
@@ -43,7 +43,7 @@ def test_scattered_cells_take_longer_than_their_bytes() -> None:
 
 
 def test_what_a_piece_takes_is_learned_and_does_not_spoil_what_a_byte_takes() -> None:
-    worth = Worth.unknown(piece_s=1e-3)
+    worth = MoveCost.unknown(piece_s=1e-3)
     worth.observe_state(100, 100_000, 0.001)
     for _ in range(20):
         worth.observe_state(1000, 1_000_000, 0.01 + 1000 * 2e-6, n_pieces=1000)
@@ -58,7 +58,7 @@ def test_value_grows_with_length_and_use_and_falls_with_time() -> None:
 
 
 def test_what_copies_take_is_learned_from_the_steps_that_carry_them_out() -> None:
-    worth = Worth.unknown()
+    worth = MoveCost.unknown()
     worth.copy_s = 3.0  # measured beside other processes
     worth.computed.observe(1000, 1.0)
     assert not worth.copy_pays(2000)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.kv.ram_cache import AUTOMATIC, MIN_TOKENS, Stored, Tier, tier_limit
+from server.engine.kv.ram_cache import AUTOMATIC, MIN_TOKENS, RamState, StateCache, ram_limit
 from server.engine.lora import BARE, NEVER, Tuning
 from tests.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
@@ -11,13 +11,13 @@ from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 MIB = 1 << 20
 
 
-def stored(tokens: list[int], size: int = 1000, used_at: float = 0.0, tuning: Tuning = BARE) -> Stored:
-    return Stored(tokens, tuning, NEVER, size, used_at)
+def ram_state(tokens: list[int], size: int = 1000, used_at: float = 0.0, tuning: Tuning = BARE) -> RamState:
+    return RamState(tokens, tuning, NEVER, size, used_at)
 
 
 def test_a_conversation_beyond_the_slots_comes_back_from_the_tier() -> None:
-    tier: Tier[Stored] = Tier(10_000)
-    tier.put(stored([1, 2, 3]), 0.0)
+    tier: StateCache[RamState] = StateCache(10_000)
+    tier.put(ram_state([1, 2, 3]), 0.0)
     entry, n = tier.match([1, 2, 3, 4], BARE, 0)
     assert entry is not None
     assert n == 3
@@ -26,31 +26,31 @@ def test_a_conversation_beyond_the_slots_comes_back_from_the_tier() -> None:
 
 
 def test_a_later_turn_takes_the_place_of_an_earlier_one() -> None:
-    tier: Tier[Stored] = Tier(10_000)
-    tier.put(stored([1, 2]), 0.0)
-    tier.put(stored([1, 2, 3]), 1.0)
+    tier: StateCache[RamState] = StateCache(10_000)
+    tier.put(ram_state([1, 2]), 0.0)
+    tier.put(ram_state([1, 2, 3]), 1.0)
     assert [e.tokens for e in tier] == [[1, 2, 3]]
 
 
 def test_what_was_of_use_stays_and_the_old_goes() -> None:
-    tier: Tier[Stored] = Tier(2500)
-    tier.put(stored([1] * 9), 0.0)
-    tier.put(stored([2] * 9), 0.0)
+    tier: StateCache[RamState] = StateCache(2500)
+    tier.put(ram_state([1] * 9), 0.0)
+    tier.put(ram_state([2] * 9), 0.0)
     tier.touch(next(e for e in tier if e.tokens[0] == 1), 10.0)
-    tier.put(stored([3] * 9, used_at=11.0), 11.0)
+    tier.put(ram_state([3] * 9, used_at=11.0), 11.0)
     assert {e.tokens[0] for e in tier} == {1, 3}
 
 
 def test_a_state_larger_than_the_tier_is_not_kept() -> None:
-    tier: Tier[Stored] = Tier(500)
-    entry = stored([1] * 9)
+    tier: StateCache[RamState] = StateCache(500)
+    entry = ram_state([1] * 9)
     assert tier.put(entry, 0.0) == ([], [entry])
     assert not len(tier)
 
 
 def test_a_model_that_cannot_be_cut_only_takes_whole_states() -> None:
-    tier: Tier[Stored] = Tier(-1)
-    entry = stored([1, 2, 3])
+    tier: StateCache[RamState] = StateCache(-1)
+    entry = ram_state([1, 2, 3])
     entry.floor = 3
     tier.put(entry, 0.0)
     assert tier.match([1, 2, 9], BARE, 0) == (None, 0)
@@ -58,23 +58,23 @@ def test_a_model_that_cannot_be_cut_only_takes_whole_states() -> None:
 
 
 def test_nothing_is_kept_where_it_is_off_or_hardly_anything_is_lost() -> None:
-    assert not Tier[Stored](0).wants([1] * 500, BARE, 500)
-    assert not Tier[Stored](-1).wants([1] * 500, BARE, MIN_TOKENS - 1)
-    assert Tier[Stored](-1).wants([1] * 500, BARE, 500)
+    assert not StateCache[RamState](0).wants([1] * 500, BARE, 500)
+    assert not StateCache[RamState](-1).wants([1] * 500, BARE, MIN_TOKENS - 1)
+    assert StateCache[RamState](-1).wants([1] * 500, BARE, 500)
 
 
 def test_the_automatic_limit_leaves_the_machine_its_memory() -> None:
-    assert tier_limit(AUTOMATIC, 400 * MIB) == 100 * MIB
-    assert tier_limit(AUTOMATIC, 0) == 8192 * MIB
-    assert tier_limit(16, 0) == 16 * MIB
-    assert tier_limit(-1, 0) < 0
+    assert ram_limit(AUTOMATIC, 400 * MIB) == 100 * MIB
+    assert ram_limit(AUTOMATIC, 0) == 8192 * MIB
+    assert ram_limit(16, 0) == 16 * MIB
+    assert ram_limit(-1, 0) < 0
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(200, 900)), max_size=20))
 def test_the_bytes_add_up_and_keep_to_the_limit(puts: list[tuple[list[int], int]]) -> None:
-    tier: Tier[Stored] = Tier(2000)
+    tier: StateCache[RamState] = StateCache(2000)
     for now, (tokens, size) in enumerate(puts):
-        entry = stored(tokens, size, float(now))
+        entry = ram_state(tokens, size, float(now))
         tier.put(entry, float(now))
         assert entry in tier
         tier.check_integrity()
@@ -128,9 +128,9 @@ async def test_a_state_of_one_instance_is_of_use_in_another() -> None:
 
 
 def test_a_smaller_limit_costs_the_least_valuable_at_once() -> None:
-    tier: Tier[Stored] = Tier(3000)
+    tier: StateCache[RamState] = StateCache(3000)
     for token in (1, 2, 3):
-        tier.put(stored([token] * 9, used_at=float(token)), float(token))
+        tier.put(ram_state([token] * 9, used_at=float(token)), float(token))
     assert [entry.tokens[0] for entry in tier.limit_to(1500, 4.0)] == [1, 2]
     assert (tier.size, tier.limit) == (1000, 1500)
     tier.check_integrity()
@@ -140,4 +140,4 @@ async def test_states_share_what_the_pool_leaves_and_never_more_than_their_own_s
     async with engine_over(FakeRunner(), cache_ram=1) as engine:
         for limit, expected in ((2 * MIB, MIB), (1000, 1000), (0, 0), (-1, MIB)):
             engine.limit_ram_cache(limit)
-            assert engine._tier.limit == expected
+            assert engine._ram.limit == expected
