@@ -8,7 +8,8 @@ from fastapi.responses import Response
 from server.routes.generate import answer, compute
 from server.routes.services import services
 from server.transport.body import read_as
-from server.wire.chat.read import Chat, apply_template, chat_generation, count_tokens, read_chat
+from server.wire.chat.read import Chat, apply_template, chat_generation, read_chat
+from server.wire.job import count_tokens
 from server.wire.verbose import verbosely
 from server.wire.warnings import warning_headers
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from server.conversation.form import Conversation, Thinking
-from server.conversation.prepare import Prepared, prepare, prompt_of
-from server.engine.request import Request
+from server.conversation.prepare import prompt_of
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
 from server.wire.chat.functions import read_functions
@@ -20,20 +19,16 @@ from server.wire.chat.tools import ChatTools, read_tools
 from server.wire.chat.write import ChatReply, ChatStream, ChatWords
 from server.wire.common import Header, Json
 from server.wire.constraints import read_shape
-from server.wire.fields import Whole, parse, wrong_type
+from server.wire.fields import Whole, parse
 from server.wire.generation import (
     MAX_PROBS,
-    NO_LOGPROBS,
     Generation,
-    GenerationFields,
     Logprobs,
-    check_alternatives,
-    engine_request,
 )
+from server.wire.job import asked_to_think, prepare_job, template_kwargs
 from server.wire.reasoning_budget import BudgetFields
 
 DEFAULT_TOP_LOGPROBS = 20  # llama-server's, for logprobs without top_logprobs
-_SWITCH = "enable_thinking"
 _REFUSED = {
     "audio": "audio output is not supported",
     "web_search_options": "web search is not supported",
@@ -76,14 +71,6 @@ class Chat:
     body: ChatBody
     conversation: Conversation
     custom: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class ChatJob:
-    """What the engine gets, and what it was made of."""
-
-    request: Request
-    prepared: Prepared
 
 
 def read_chat(given: object) -> Chat:
@@ -134,19 +121,6 @@ def read_thinking(body: ChatBody) -> Thinking:
     )
 
 
-def asked_to_think(kwargs: Json | None, *fields: bool | None) -> bool | None:
-    """Whether to think, by the first field that says, or by the template's variable. Raises `InvalidRequest`."""
-    given = (kwargs or {}).get(_SWITCH)
-    if given is not None and not isinstance(given, bool):
-        raise wrong_type(f"chat_template_kwargs.{_SWITCH}", "a boolean", given)
-    return next((each for each in (*fields, given) if each is not None), None)
-
-
-def template_kwargs(given: Json | None) -> Json:
-    """The template's variables, but for the one that `asked_to_think` reads."""
-    return {name: value for name, value in (given or {}).items() if name != _SWITCH}
-
-
 def _read_tools(body: ChatBody, warnings: list[str]) -> ChatTools:
     """Tools, or the functions that were before them."""
     if not body.old:
@@ -160,7 +134,7 @@ def _read_tools(body: ChatBody, warnings: list[str]) -> ChatTools:
 def chat_generation(chat: Chat, model: LoadedModel) -> Generation:
     """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
     header, body = Header(model.spec.id), chat.body
-    job = prepare_chat(chat.conversation, body, model, header.id, logprobs=chat_logprobs(body))
+    job = prepare_job(chat.conversation, body, model, header.id, logprobs=chat_logprobs(body))
     output, prefilled = job.prepared.output, job.prepared.prompt.prefilled
     # Of a continued message llama-server repeats the beginning in whole replies, in streams only with "echo".
     words = ChatWords(body.old, job.request.post_sampling_probs, chat.custom)
@@ -176,34 +150,6 @@ def chat_generation(chat: Chat, model: LoadedModel) -> Generation:
 def apply_template(chat: Chat, model: LoadedModel) -> Json:
     """The reply of ``POST /apply-template``."""
     return {"prompt": prompt_of(chat.conversation, model).rendered.text}
-
-
-def count_tokens(conversation: Conversation, model: LoadedModel) -> Json:
-    """The reply of ``POST /v1/chat/completions/input_tokens``: the tokens of the prompt."""
-    return {"input_tokens": len(prompt_of(conversation, model).tokens(model)), "object": "response.input_tokens"}
-
-
-def prepare_chat(
-    conversation: Conversation,
-    fields: GenerationFields,
-    model: LoadedModel,
-    request_id: str,
-    *,
-    logprobs: Logprobs = NO_LOGPROBS,
-) -> ChatJob:
-    """The engine request of a conversation; blocking, for a thread. Raises `InvalidRequest`."""
-    prepared = prepare(conversation, model)
-    request = engine_request(
-        fields,
-        model,
-        request_id=request_id,
-        prompt=prepared.tokens,
-        logprobs=logprobs,
-        constraint=prepared.output.constraint,
-        print_special=prepared.output.shown,
-    )
-    check_alternatives([request], model.engine.n_ctx_seq)
-    return ChatJob(request, prepared)
 
 
 def chat_logprobs(body: ChatBody) -> Logprobs:

@@ -15,10 +15,10 @@ from server.engine.request import Adapters
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
 from server.wire.adapters import read_adapters
-from server.wire.chat.read import asked_to_think, count_tokens, prepare_chat, template_kwargs
 from server.wire.common import Header, Json, random_id
 from server.wire.fields import Body, Count, CountOrAll, parse
 from server.wire.generation import Generation, GenerationFields, Priority, read_stop
+from server.wire.job import asked_to_think, count_tokens, prepare_job, template_kwargs
 from server.wire.messages.messages import read_conversation
 from server.wire.messages.tools import read_tools
 from server.wire.messages.write import MessageReply, MessageStream
@@ -154,7 +154,7 @@ def _shape(given: dict[str, Any] | None, at: str) -> Shape | None:
 def message_generation(wanted: MessagesRequest, model: LoadedModel) -> Generation:
     """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
     header = Header(model.spec.id, f"msg_{random_id()}")
-    job = prepare_chat(wanted.conversation, _fields(wanted.body), model, header.id)
+    job = prepare_job(wanted.conversation, _fields(wanted.body), model, header.id)
     writer = MessageStream if wanted.body.stream else MessageReply
     output = job.prepared.output
     return Generation([job.request], writer(header, output.parser, show_thoughts=wanted.show_thoughts))

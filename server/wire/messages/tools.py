@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from server.conversation.form import NO_PARAMETERS, Tool, Tools
 from server.errors import InvalidRequest
-from server.wire.chat.tools import callable_tools, is_strict, name_and_description, tool_list
 from server.wire.fields import json_text, wrong_type
+from server.wire.tools import callable_tools, is_strict, name_and_description, tool_list
 from server.wire.warnings import NO_TOOL_LEFT, left_out, shown
 
 _CHOICES: dict[str, Literal["none", "auto", "required"]] = {

@@ -2,9 +2,10 @@
 
 from server.conversation.assembler import Assembler
 from server.pool.model import LoadedModel
-from server.wire.chat.read import ChatJob, chat_logprobs, count_tokens, prepare_chat
+from server.wire.chat.read import chat_logprobs
 from server.wire.common import Header, Json, random_id
 from server.wire.generation import Generation
+from server.wire.job import Job, count_tokens, prepare_job
 from server.wire.responses.items import OutputItems
 from server.wire.responses.read import (
     ReasoningOptions,
@@ -18,7 +19,7 @@ from server.wire.responses.write import ResponseFrame, ResponseReply, ResponseSt
 def response_generation(asked: ResponseAsked, model: LoadedModel, stored: ClientResponses) -> Generation:
     """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
     header = Header(model.spec.id, f"resp_{random_id()}")
-    job = prepare_chat(asked.conversation, asked.fields, model, header.id, logprobs=chat_logprobs(asked.fields))
+    job = prepare_job(asked.conversation, asked.fields, model, header.id, logprobs=chat_logprobs(asked.fields))
     prefilled = job.prepared.prompt.prefilled
     frame = _frame(asked, job, header, stored)
     output = OutputItems(
@@ -33,7 +34,7 @@ def response_input_tokens(asked: ResponseAsked, model: LoadedModel) -> Json:
     return count_tokens(asked.conversation, model)
 
 
-def _frame(asked: ResponseAsked, job: ChatJob, header: Header, stored: ClientResponses) -> ResponseFrame:
+def _frame(asked: ResponseAsked, job: Job, header: Header, stored: ClientResponses) -> ResponseFrame:
     # A message that is continued is a part of the output.
     before = asked.messages[:-1] if job.prepared.prompt.prefilled else asked.messages
 
@@ -45,7 +46,7 @@ def _frame(asked: ResponseAsked, job: ChatJob, header: Header, stored: ClientRes
     return ResponseFrame(_repeated(asked, job, header), kept, stored=asked.body.stored, generates=asked.body.generates)
 
 
-def _repeated(asked: ResponseAsked, job: ChatJob, header: Header) -> Json:
+def _repeated(asked: ResponseAsked, job: Job, header: Header) -> Json:
     """What was asked for, as OpenAI repeats it; sampling with the values that hold."""
     body, reasoning = asked.body, asked.body.reasoning or ReasoningOptions()
     text = asked.body.text or TextOptions()

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from server.conversation.form import NO_PARAMETERS, Tool, Tools
 from server.errors import InvalidRequest
-from server.wire.chat.tools import MAX_TOOLS, is_strict, name_and_description
 from server.wire.common import Json
 from server.wire.custom_tools import custom_tool
 from server.wire.fields import wrong_type
+from server.wire.tools import MAX_TOOLS, is_strict, name_and_description
 from server.wire.warnings import NO_TOOL_LEFT, left_out
 
 NO_NAMESPACE = "functions"

@@ -22,7 +22,7 @@ from tests.fakes import FakeLoader, FakeRunner, FakeSampler, FakeWeights
 
 N_BATCH = 4096
 N_SEQ = 4
-SLOW_S = 0.005  # of a step in which somebody speaks slowly
+SLOW_S = 0.005  # of a token of somebody who speaks slowly
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class ScriptedRunner(FakeRunner):
         if any(entry.pos + len(entry.tokens) > self.info.n_ctx_seq for entry in entries):
             return False
         self.wanted = []
-        if any(part.slow for entry in entries if (part := self.parts.get(entry.seq)) is not None):
-            time.sleep(SLOW_S)
+        slow = (entry for entry in entries if (part := self.parts.get(entry.seq)) is not None and part.slow)
+        time.sleep(SLOW_S * max((len(entry.tokens) for entry in slow), default=0))  # guesses take their time, too
         for entry in entries:
             cells = self.cells[entry.seq]
             assert entry.pos == len(cells), f"position {entry.pos} of a sequence of {len(cells)}"
