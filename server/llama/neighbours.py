@@ -45,7 +45,8 @@ def measured() -> Use:
 class ComputeThreads:
     """Of one context; asked by its step thread before each decode.
 
-    Never more than asked for, nor less than half: neighbours that take all they can get would else drive us out.
+    Never more than asked for, nor less than half: neighbours that take all they can get would else drive us out. All of
+    them where the step thread is more urgent than usual (a nice value below zero): then it is the neighbours who wait.
     """
 
     def __init__(self, n: int, n_batch: int, look: Callable[[], Use] = measured) -> None:
@@ -65,7 +66,7 @@ class ComputeThreads:
         if before is None or use.at - before.at > FORGET_S:
             return None
         others = max(0.0, (use.others_s - before.others_s) / (use.at - before.at))
-        now = self._fitting(use.n_cpus - others)
+        now = self._most if os.getpriority(os.PRIO_PROCESS, 0) < 0 else self._fitting(use.n_cpus - others)
         if now == self._now:
             return None
         self._now = now

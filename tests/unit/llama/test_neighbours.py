@@ -47,6 +47,12 @@ def test_each_thread_has_a_processor_to_itself(
     assert machine.after(ComputeThreads(n, n, machine.look), *shares) == changes
 
 
+def test_who_is_urgent_gives_way_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, urgency = Machine(monkeypatch, 2), [0, -5]
+    monkeypatch.setattr(neighbours.os, "getpriority", lambda *_: urgency.pop(0))
+    assert machine.after(ComputeThreads(2, 2, machine.look), 0, 1.0, 1.0) == [None, (1, 1), (2, 2)]
+
+
 def test_prompts_may_have_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 8)
     assert machine.after(ComputeThreads(4, 8, machine.look), 0, 3.0, 4.0) == [None, (4, 5), (4, 4)]
