@@ -39,7 +39,7 @@ class Unsorted(Scheduler):
     def _joining(self, generating: list[Sequence], prompts: list[Sequence], most: int) -> AbstractSet[int]:
         return frozenset()
 
-    def relocation(self, fixed: AbstractSet[int], step_s: float) -> Relocation | None:
+    def relocation(self, fixed: AbstractSet[int]) -> Relocation | None:
         return None
 
 

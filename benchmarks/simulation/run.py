@@ -85,7 +85,6 @@ class Simulation:
         self.machine.slots = self.scheduler.slots
         self.cells = Cells(self.machine.as_runner(), self.scheduler, lambda: self.machine.now)
         self.seen = Seen()
-        self._longest_s = policy.target_itl_ms / 1e3
         self._client = client
         self._trace = Trace(seed, self.machine.info.n_ctx_seq)
         self._asking: list[tuple[float, int, Session]] = []
@@ -124,7 +123,7 @@ class Simulation:
             while ask is None:
                 session = self._trace.session()
                 ask = self._trace.ask(session)
-            request = Request(id="", prompt=ask.prompt, max_tokens=ask.n_reply, client=self._client(number))
+            request = Request(id="", prompt=ask.prompt, client=self._client(number))
             sequence = Sequence(Ticket(request, _nobody, at), number, TextStream(), ask.prompt)
             self._asks[number] = ask
             self.scheduler.waiting.append(sequence)
@@ -135,7 +134,7 @@ class Simulation:
         while not cells.moving.busy and (placement := scheduler.place()) is not None:
             cells.prepare(placement, clock.now)
             scheduler.occupy(placement, clock.now)
-        if (move := scheduler.relocation(frozenset(), self._longest_s)) is not None:
+        if not cells.tiers.busy and (move := scheduler.relocation(frozenset())) is not None:
             cells.relocate(move.source, move.target, move.cost, clock.now)
             self.seen.n_relocations += 1
         scheduler.spent_s = cells.moving.spent_s
@@ -172,7 +171,7 @@ class Simulation:
         for entry in prompts:
             if not entry.want_logits:
                 continue
-            sequence, n_reply = entry.sequence, entry.sequence.ticket.request.max_tokens
+            sequence, n_reply = entry.sequence, self._asks[entry.sequence.index].n_reply
             self.seen.first_token.append(now - sequence.ticket.submitted_at)
             self.seen.who.append(sequence.index)
             self.seen.n_prompt += len(sequence.target)

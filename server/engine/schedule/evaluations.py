@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from server.engine.sequence import Phase, Sequence, Slot
 
 MOST_LOOKED_AT = 8  # sources and targets of a relocation; each pair of them is compared
-STEPS_ABOVE = 10.0
-"""A relocation that takes longer than a step may is made where it saves so many times its seconds."""
 
 
 def evaluations(runs: Iterable[tuple[int, int]], n_ubatch: int) -> int:
@@ -87,13 +85,13 @@ def relocation(
     slots: Collection[Slot],
     evaluation_s: float,
     cost_of: Callable[[Slot, Slot], RelocationCost],
-    step_s: float,
+    longest_s: float,
     fixed: AbstractSet[int] = frozenset(),
 ) -> Relocation | None:
     """The relocation that saves most, if any saves more than it takes; no slot of `fixed` has a part in it.
 
-    A stream is expected to go on for as long as it has gone on, but not past its limit. What takes longer than
-    `step_s` must pay `STEPS_ABOVE` times.
+    A stream is expected to go on for as long as it has gone on, but not past its limit. Nobody is held up for more than
+    `longest_s`.
     """
     running = {slot.id for slot in slots if slot.sequence is not None}
     if n_runs(running) < 2:
@@ -119,8 +117,7 @@ def relocation(
                 continue
             cost = cost_of(source, target)
             gain_s = n_saved * n_steps * evaluation_s
-            least_s = cost.seconds * (1.0 if cost.seconds <= step_s else STEPS_ABOVE)
-            if gain_s > least_s and gain_s - cost.seconds > most_s:
+            if cost.seconds <= longest_s and gain_s - cost.seconds > most_s:
                 best, most_s = Relocation(source, target, cost), gain_s - cost.seconds
     return best
 

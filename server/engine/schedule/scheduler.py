@@ -4,6 +4,7 @@ A step of the instance is: `place` until nobody can be placed, `plan`, decode, `
 cells ran out), sample, `release` who ended.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -238,10 +239,10 @@ class Scheduler:
             entries.sort(key=_by_slot)  # see `evaluations`
         return entries
 
-    def relocation(self, fixed: AbstractSet[int], step_s: float) -> Relocation | None:
+    def relocation(self, fixed: AbstractSet[int]) -> Relocation | None:
         """Which running sequence another slot is better for, as `evaluations.relocation`; who holds a slot in `fixed`,
         or asked for a certain one, stays."""
-        if not self._may_be_apart or not self.info.evaluation_s:
+        if not self._may_be_apart or not self.info.evaluation_s or self.waiting:  # who waits fills the gaps
             return None
         active = list(self.active())
         if len({_turn_of(s) for s in active}) > 1:  # they don't share a step
@@ -249,7 +250,8 @@ class Scheduler:
         fixed = fixed | {slot.id for slot in self.slots if slot.last is not None and slot.last.request.id_slot >= 0}
         fixed |= {s.slot.id for s in active if s.slot is not None and s.request.id_slot >= 0}
         self._may_be_apart = n_runs({s.slot.id for s in active if s.slot is not None}) > 1
-        return relocation(self.slots, self._placer.evaluation_s, self._relocation_cost, step_s, fixed)
+        longest_s = self.params.target_itl_ms / 2e3 or math.inf  # others wait for it, beside their step
+        return relocation(self.slots, self._placer.evaluation_s, self._relocation_cost, longest_s, fixed)
 
     def _relocation_cost(self, source: Slot, target: Slot) -> RelocationCost:
         now = max(slot.last_used for slot in self.slots)

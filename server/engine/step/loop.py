@@ -270,7 +270,7 @@ class Instance:
         """Bring a sequence to where steps need fewer evaluations, if there is one that it pays for."""
         if self._cells.moving.busy:
             return
-        move = self.scheduler.relocation(self._commands.slots, self.params.target_itl_ms / 1e3)
+        move = self.scheduler.relocation(self._commands.slots)
         if move is None:
             return
         self.mailbox.post()

@@ -118,7 +118,7 @@ class Bench:
             while (placement := self.scheduler.place()) is not None:
                 self.cells.prepare(placement, self.now)
                 self.scheduler.occupy(placement, self.now)
-            move = self.scheduler.relocation(self.fixed, 0.25)
+            move = self.scheduler.relocation(self.fixed)
             if move is not None:
                 self.n_relocations += 1
                 self.cells.relocate(move.source, move.target, move.cost, self.now)
