@@ -75,6 +75,9 @@ class Lifecycle:
                 least = self._loader.least(entry.spec)
             except LlamapoolError:
                 least = {}
+            except Exception:  # not tried again: who asks for the model would wait for ever
+                log.exception("model '%s' could not be measured", entry.id)
+                least = {}
             return least, self._loader.memory()
 
         return await self._in_thread(measured)

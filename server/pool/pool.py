@@ -277,13 +277,15 @@ class Pool:
     async def remove(self, name: str) -> None:
         """Unload a model of the cache, or stop its download, and delete its files, as ``DELETE /models`` does.
 
-        Raises `ModelNotFound`, `InvalidRequest` for one that is not of the cache, `Unavailable`.
+        Raises `ModelNotFound`, `InvalidRequest` for one that is not of the cache, `Unavailable`, `ShuttingDown`.
         """
         entry = self._entries[self._names.exact(name).id]
         if self._fetcher is None or entry.spec.origin != "cache":
             raise InvalidRequest(f"model '{entry.id}' is not removable: it is not of the hub's cache", "model")
-        if entry.status not in (Status.UNLOADED, Status.FAILED) or entry.id in self._turns.queue:
-            await self.unload(entry.id, wait=True)
+        while entry.status not in (Status.UNLOADED, Status.FAILED) or entry.id in self._turns.queue:
+            if self._turns.stopped:
+                raise ShuttingDown
+            await self.unload(entry.id, wait=True)  # again where somebody has asked for it meanwhile
         self._drop(entry)  # so that nobody loads it meanwhile
         await self._beside(self._fetcher.remove, entry.id)
         self._fan_out.publish(ModelRemoved(entry.id))

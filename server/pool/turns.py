@@ -119,6 +119,8 @@ class Turns:
     def enqueue(self, entry: Entry) -> None:
         """Put a wanted model in the queue, unless a load that will serve is under way; its files are fetched first."""
         if entry.download is None and entry.status in LOADABLE and self._downloads is not None and entry.spec.missing:
+            if entry.status is Status.SLEEPING:
+                self._lifecycle.forget(entry)
             self._downloads.begin(entry)
             self._spawn(entry, self._download(entry))
         if entry.download is not None:

@@ -16,6 +16,7 @@ from server.pool.footprint import HOST, Fit, Footprint, Memory
 from server.pool.lease import Lease
 from server.pool.lifecycle import EmbedderFactory, Factories
 from server.pool.pool import Pool, PoolLimits
+from server.pool.protocols import Fetcher
 from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import Status
 from tests.fakes import FakeRunner, FakeWeights
@@ -168,7 +169,9 @@ async def spin(n: int = 25) -> None:
 class Setup:
     """A pool with all its fakes."""
 
-    def __init__(self, *specs: ModelSpec, loader: Loader | None = None, **limits: Any) -> None:
+    def __init__(
+        self, *specs: ModelSpec, loader: Loader | None = None, fetcher: Fetcher | None = None, **limits: Any
+    ) -> None:
         self.clock = Clock()
         self.threads = ManualExecutor()
         self.loader = loader or Loader()
@@ -180,7 +183,11 @@ class Setup:
             template=lambda info, spec: cast(Any, object()),
             grammar=lambda vocab: cast(Any, Grammar()),
         )
-        self.pool = Pool(specs, self.loader, PoolLimits(**limits), self.clock, self.factories, threads=self.threads)
+        self.pool = Pool(
+            *(specs, self.loader, PoolLimits(**limits), self.clock, self.factories),
+            threads=self.threads,
+            fetcher=fetcher,
+        )
 
     async def work(self) -> None:
         """Run blocking jobs until there is nothing left to do."""
@@ -204,9 +211,11 @@ class Setup:
 
 
 @asynccontextmanager
-async def pool_of(*models: ModelSpec | str, loader: Loader | None = None, **limits: Any) -> AsyncIterator[Setup]:
+async def pool_of(
+    *models: ModelSpec | str, loader: Loader | None = None, fetcher: Fetcher | None = None, **limits: Any
+) -> AsyncIterator[Setup]:
     """A pool, closed at the end; nothing may be left in memory."""
-    setup = Setup(*(spec(m) if isinstance(m, str) else m for m in models), loader=loader, **limits)
+    setup = Setup(*(spec(m) if isinstance(m, str) else m for m in models), loader=loader, fetcher=fetcher, **limits)
     yield setup
     closing = asyncio.ensure_future(setup.pool.close(0.0))
     await setup.work()
