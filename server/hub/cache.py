@@ -35,6 +35,7 @@ _PREFIX = "models--"
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}")
 _OID = re.compile(r"[0-9a-fA-F]{40}|[0-9a-fA-F]{64}")
 PARTIAL = ".incomplete"
+_LOOK_S = 0.01
 
 
 home = Path.home
@@ -179,17 +180,20 @@ class Cache:
         os.replace(draft, ref)
 
     def discard(self, repository: str) -> None:
-        """Drop what downloads of a repository have left unfinished, and the repository if nothing else is there."""
+        """Drop what downloads of a repository have left unfinished, and the repository if nothing else is there. What
+        somebody is downloading stays."""
         base = self._base(repository)
         for partial in (base / "blobs").glob("*" + PARTIAL):
-            partial.unlink(missing_ok=True)
+            if not _is_held(self.lock(repository, partial.name.removesuffix(PARTIAL))):
+                partial.unlink(missing_ok=True)
         if base.is_dir() and not any(path.is_file() for path in (base / "blobs").glob("*")):
             shutil.rmtree(base, ignore_errors=True)
 
     def remove(self, reference: Reference) -> int:
         """Delete a model's files, or the whole repository where no quantization is named. Returns the bytes freed.
 
-        Contents that other names refer to stay. Raises OSError; 0 where there was nothing.
+        Contents that other names refer to stay, and unfinished ones where a quantization is named. Raises OSError;
+        0 where there was nothing.
         """
         base = self._base(reference.repository)
         if not base.is_dir():
@@ -197,7 +201,7 @@ class Cache:
         before = _bytes_below(base)
         if reference.tag:
             self._remove_tag(base, reference)
-        if not reference.tag or not _has_names(base):
+        if not reference.tag or not (_has_names(base) or any((base / "blobs").glob("*" + PARTIAL))):
             shutil.rmtree(base)
             return before
         return before - _bytes_below(base)
@@ -218,6 +222,19 @@ class Cache:
 def _beside(path: Path) -> Path:
     """A new name from which it can be put in its place at once."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a download is under way, of this process or another."""
+    from huggingface_hub.utils import WeakFileLock  # takes its time to import
+
+    if not lock.exists():
+        return False
+    try:
+        with WeakFileLock(lock, timeout=_LOOK_S):
+            return False
+    except TimeoutError:
+        return True
 
 
 def _last_commit(refs: Path) -> str:

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import urlsplit, urlunsplit
 
 import httpx2
 from huggingface_hub.utils import WeakFileLock
@@ -57,6 +58,12 @@ class Content:
     sha256: str = ""  # "" where nobody announced it
 
     @property
+    def shown(self) -> str:
+        """Its address for everybody's eyes: without what may be a password or a signature."""
+        parts = urlsplit(self.url)
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+    @property
     def partial(self) -> Path:
         """Where it grows."""
         return self.place.with_name(self.place.name + PARTIAL)
@@ -92,7 +99,7 @@ def fetch(content: Content, open_content: Open, lock: Path, patience: Patience, 
         if not content.place.exists():
             _Transfer(content, open_content, patience, report, wanted).run()
     size = _size_of(content.place)
-    report(FileProgress(content.url, size, size))
+    report(FileProgress(content.shown, size, size))
 
 
 class _Transfer:
@@ -210,7 +217,7 @@ class _Transfer:
         now = time.monotonic()
         if at_once or now - self._reported_at >= REPORT_INTERVAL_S:
             self._reported_at = now
-            self._report(FileProgress(self._content.url, done, self._total))
+            self._report(FileProgress(self._content.shown, done, self._total))
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds

@@ -66,9 +66,14 @@ class HubFetcher:
         return spec
 
     def remove(self, name: str) -> None:
-        """See `Fetcher.remove`. Of a download that was stopped there is nothing but its beginning."""
+        """See `Fetcher.remove`. A name without a quantization is one of a download that was stopped, whose beginning is
+        all there is of it: what else the cache has of the repository are other models."""
+        reference = Reference.parse(name)
         try:
-            self._hub.remove(Reference.parse(name))
+            if reference.tag:
+                self._hub.remove(reference)
+            else:
+                self._hub.cache.discard(reference.repository)
         except OSError as error:
             raise Unavailable(f"'{name}' could not be deleted: {error.strerror}") from None
 

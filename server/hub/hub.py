@@ -1,8 +1,9 @@
 """The door: models by their names, from the cache or the hub. See `Hub`."""
 
+import contextlib
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -181,9 +182,10 @@ class Hub:
         if content.place.exists():
             return
         self._check_online(content.name)
-        check_space([content], content.place.parent)
         lock = content.place.with_name(content.place.name + ".lock")
-        fetch(content, open_content, lock, remote.patience, report, wanted)
+        with _written(content.name, self.cache.folder):
+            check_space([content], content.place.parent)
+            fetch(content, open_content, lock, remote.patience, report, wanted)
 
     def _check_online(self, what: str) -> None:
         if self.offline:
@@ -230,13 +232,14 @@ class Hub:
 
         repository = reference.repository
         contents = [self._content(remote, repository, commit, file) for file in wished]
-        check_space(contents, self.cache.folder)
-        for file, content in zip(wished, contents, strict=True):
-            if not self.cache.place(repository, commit.id, file.path).exists():
-                open_content = partial(remote.get, content.url, content.name)
-                fetch(content, open_content, self.cache.lock(repository, file.oid), remote.patience, report, wanted)
-        places = {file.path: self.cache.link(repository, commit.id, file) for file in wished}
-        self.cache.remember(repository, commit.branch, commit.id)
+        with _written(repository, self.cache.folder):
+            check_space(contents, self.cache.folder)
+            for file, content in zip(wished, contents, strict=True):
+                if not self.cache.place(repository, commit.id, file.path).exists():
+                    open_content = partial(remote.get, content.url, content.name)
+                    fetch(content, open_content, self.cache.lock(repository, file.oid), remote.patience, report, wanted)
+            places = {file.path: self.cache.link(repository, commit.id, file) for file in wished}
+            self.cache.remember(repository, commit.branch, commit.id)
         for kind, sibling in choice.siblings.items():
             if sibling not in wished:
                 log.info("'%s' has %s (%s), which is not downloaded: not used yet", repository, sibling.path, kind)
@@ -254,6 +257,15 @@ class Hub:
             size=file.size,
             sha256=file.oid if len(file.oid) == 64 else "",
         )
+
+
+@contextlib.contextmanager
+def _written(what: str, folder: Path) -> Iterator[None]:
+    """Raises `DownloadFailed` where the disk, or what a hub calls its files, does not let us."""
+    try:
+        yield
+    except OSError as error:
+        raise DownloadFailed(f"'{what}': {folder} can't be written: {error.strerror}: {error.filename}") from None
 
 
 def _files(choice: Choice, places: Mapping[str, Path]) -> Files:

@@ -76,7 +76,7 @@ def _json(url: str, image: Image, patience: Patience, headers: Mapping[str, str]
 
     try:
         return patiently(ask, patience, image.name)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DownloadFailed(f"'{image.name}': {image.registry} does not speak as a registry") from None
 
 

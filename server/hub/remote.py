@@ -111,7 +111,7 @@ class Remote:
                 link = response.links.get("next", {}).get("url")
             try:
                 return json.loads(body), link
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise DownloadFailed(f"'{what}': the reply of {host_of(url)} is not JSON: is it a hub?") from None
 
         return patiently(ask, self.patience, what)

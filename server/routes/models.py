@@ -24,6 +24,7 @@ from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.services import services
 from server.transport.body import read_json
+from server.transport.cors import host_of
 from server.transport.reply import json_reply
 from server.transport.sse import event_stream
 from server.wire import common as wire
@@ -121,12 +122,16 @@ def changes_the_disk(request: Request) -> None:
     address = request.client.host if request.client else ""
     if address and not is_local(address):
         raise AuthenticationFailed("models are downloaded and removed by clients of this machine, or with an API key")
-    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+    origin = request.headers.get("origin")
+    foreign = origin is not None and not is_local(host_of(origin))  # its name may lead here: DNS can be made to lie
+    if foreign or request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         raise AuthenticationFailed("models are not downloaded or removed for pages of other sites without an API key")
 
 
 def is_local(address: str) -> bool:
-    """Whether a client's address is of this machine."""
+    """Whether an address, or a name, is of this machine."""
+    if address == "localhost":
+        return True
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

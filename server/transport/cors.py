@@ -45,12 +45,13 @@ class CorsPolicy:
             return True
         text = origin.decode("latin-1")
         if self._only_local:
-            return _host(text) in _LOCAL
+            return host_of(text) in _LOCAL
         return text in self._origins
 
 
-def _host(origin: str) -> str | None:
+def host_of(origin: str) -> str:
+    """Without its port; "" where it has none."""
     try:
-        return urlsplit(origin).hostname
+        return urlsplit(origin).hostname or ""
     except ValueError:  # e.g. an unclosed bracket of an IPv6 address
-        return None
+        return ""

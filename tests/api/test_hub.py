@@ -1,5 +1,6 @@
 """Models of a hub behind the API: downloads that are seen, stopped and removed, and what is served of the cache."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -125,6 +126,43 @@ async def test_a_download_under_way_is_shown_and_can_be_stopped(remote: StandInH
         assert await ids(api) == []
 
 
+async def test_a_stopped_download_takes_no_other_model_with_it(remote: StandInHub, tmp_path: Path) -> None:
+    async with serving(remote, tmp_path) as api:
+        remote.hold = held = threading.Event()
+        with api.pool.subscribe() as events:
+            await api.client.post("/models", json={"model": REPOSITORY})  # the other quantization
+            async for event in events:
+                if isinstance(event, DownloadProgress):
+                    break
+        assert await asyncio.to_thread(remote.holding.wait, 60)
+        remote.hold = None
+        await download(api, f"{REPOSITORY}:F16")
+        removed = await api.client.request("DELETE", "/models", params={"model": REPOSITORY})
+        held.set()
+        assert removed.json() == {"success": True}
+        assert await ids(api, "?reload=1") == [f"{REPOSITORY}:F16"]
+        assert [path.name for path in tmp_path.rglob("*.gguf")] == ["model-F16.gguf"]  # noqa: ASYNC240 (nobody waits)
+        assert not list(tmp_path.rglob("*.incomplete"))  # noqa: ASYNC240
+
+
+async def test_a_removed_model_stops_no_download_of_its_repository(remote: StandInHub, tmp_path: Path) -> None:
+    async with serving(remote, tmp_path) as api:
+        await download(api, f"{REPOSITORY}:F16")
+        remote.hold = threading.Event()
+        with api.pool.subscribe() as events:
+            await api.client.post("/models", json={"model": MODEL_ID})
+            async for event in events:
+                if isinstance(event, DownloadProgress):
+                    break
+            n_asked = len(remote.contents_asked())
+            removed = await api.client.request("DELETE", "/models", params={"model": f"{REPOSITORY}:F16"})
+            assert removed.json() == {"success": True}
+            remote.hold.set()
+            assert (await ended(events))[-1] == DownloadEnded(MODEL_ID, ok=True)
+        assert len(remote.contents_asked()) == n_asked
+        assert await ids(api) == [MODEL_ID]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
@@ -168,6 +206,9 @@ async def test_a_failed_download_leaves_nothing_and_may_be_tried_again(remote: S
         ("::ffff:127.0.0.1", {}, [], 200),
         ("127.0.0.1", {"sec-fetch-site": "cross-site"}, [], 401),
         ("127.0.0.1", {"sec-fetch-site": "same-origin"}, [], 200),
+        ("127.0.0.1", {"origin": "http://localhost:8080"}, [], 200),
+        ("127.0.0.1", {"origin": "http://rebound.example:8080"}, [], 401),
+        ("127.0.0.1", {"origin": "null"}, [], 401),
         ("192.0.2.7", {"authorization": "Bearer key"}, ["--api-key", "key"], 200),
         ("127.0.0.1", {}, ["--api-key", "key"], 401),
     ],

@@ -302,3 +302,25 @@ def test_a_removed_model_frees_only_what_nobody_else_has(remote: StandInHub, tmp
 )
 def test_the_cache_is_the_one_of_other_tools(env: dict[str, str], folder: str) -> None:
     assert cache_folder(env) == Path(folder)
+
+
+def test_a_cache_that_can_not_be_written_is_a_failure_of_the_download(remote: StandInHub, tmp_path: Path) -> None:
+    (tmp_path / "models--org--model-GGUF").write_text("in the way")
+    with pytest.raises(DownloadFailed, match="can't be written"):
+        pulled(hub_of(remote, tmp_path))
+
+
+def test_names_that_no_disk_takes_are_a_failure_of_the_download(remote: StandInHub, tmp_path: Path) -> None:
+    long = "x" * 300
+    remote.repositories["org/long"] = {f"{long}-Q8_0.gguf": MODEL}
+    with pytest.raises(DownloadFailed, match="can't be written"):
+        pulled(hub_of(remote, tmp_path), "org/long")
+
+
+def test_progress_shows_no_passwords_and_no_signatures(remote: StandInHub, tmp_path: Path) -> None:
+    seen: list[FileProgress] = []
+    address = f"{remote.url}/{REPOSITORY}/resolve/main/model-Q8_0.gguf"
+    hub = hub_of(remote, tmp_path)
+    signed = address.replace("http://", "http://user:secret@") + "?signature=secret"
+    hub.fetch_url(signed, hub.url_place(signed), seen.append, lambda: True)
+    assert {progress.url for progress in seen} == {address}
