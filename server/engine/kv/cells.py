@@ -255,9 +255,12 @@ class Cells:
         target.trade(source)
         for slot, kept in ((target, state), (source, other)):
             self._runner.seq_remove(slot.id, 0)
-            if (kept or slot is target) and self.moving.load(slot, kept, len(slot.tokens)):
-                self._look(slot)
-                continue
+            try:
+                if (kept or slot is target) and self.moving.load(slot, kept, len(slot.tokens)):
+                    self._look(slot)
+                    continue
+            except CONTAINED as error:
+                log.warning("slot %d: what was brought there could not be loaded: %r", slot.id, error)
             if slot.sequence is not None:  # it is computed anew
                 self._scheduler.park(slot.sequence, now)
             self.clear(slot)

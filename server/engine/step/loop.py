@@ -276,7 +276,7 @@ class Instance:
         self.mailbox.post()
         try:
             self._cells.relocate(move.source, move.target, move.cost, self._clock())
-        except CONTAINED as error:  # its cells are as they were
+        except CONTAINED as error:  # it was not begun: its cells are as they were
             log.warning(
                 "slot %d: its sequence could not be brought to slot %d: %s", move.source.id, move.target.id, error
             )

@@ -1,5 +1,6 @@
 """How many graph evaluations a step takes, and where sequences are put and brought so that there are fewer."""
 
+import contextlib
 import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -131,7 +132,7 @@ class Bench:
             self.scheduler.commit(entries, 0.05)
             self.scheduler.move_cost.computed.observe(150, 1.0)
             for entry in entries:
-                if entry.sequence.phase is Phase.DECODE:
+                if entry.want_logits and entry.sequence.phase is Phase.DECODE:
                     entry.sequence.output.append(self._next() % 256)
             self.check()
 
@@ -181,6 +182,37 @@ def test_streams_that_are_left_over_are_brought_together() -> None:
     assert [s.slot.tokens for s in eight[1::2] if s.slot] == [s.content[:-1] for s in eight[1::2]]
     left = [slot.tokens for slot in bench.scheduler.slots if slot.idle and slot.tokens]
     assert all(tokens in left for tokens in contents), "a cache was lost by it"
+
+
+@pytest.mark.parametrize("n_before", [0, 1])
+def test_a_state_that_finds_no_memory_where_it_is_brought_to_is_computed_anew(
+    n_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    eight = bench.ask(8)
+    bench.steps(20)
+    bench.end(eight[::2])
+    load, n_loads = bench.runner.seq_load, 0
+
+    def no_memory(seq: int, state: bytes, n_tokens: int) -> bool:
+        nonlocal n_loads
+        n_loads += 1
+        if n_loads > n_before:
+            raise MemoryError
+        return load(seq, state, n_tokens)
+
+    monkeypatch.setattr(bench.runner, "seq_load", no_memory)
+    move = bench.scheduler.relocation(frozenset())
+    assert move is not None
+    assert move.cost.keeps
+    bench.now += 1
+    with contextlib.suppress(MemoryError):  # as the step thread does
+        bench.cells.relocate(move.source, move.target, move.cost, bench.now)
+    assert n_loads == 2
+    bench.check()
+    monkeypatch.undo()
+    bench.steps(4)
+    assert [s.slot.tokens for s in eight[1::2] if s.slot] == [s.content[:-1] for s in eight[1::2]]
 
 
 def test_what_holds_nothing_new_is_copied_over() -> None:
