@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.engine.kv import fetch
+from server.engine.kv import disk_cache
 from tests.api.conftest import Api, Serve
 from tests.fakes import FakeLoader, FakeRunner
 
@@ -32,7 +32,7 @@ def one_slot() -> FakeLoader:
 async def test_a_conversation_outlives_the_application(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "UNKNOWN_S", 60.0)  # that reading takes too long is for other tests
+    monkeypatch.setattr(disk_cache, "UNKNOWN_S", 60.0)  # that reading takes too long is for other tests
     disk = {"cache_disk": 1, "cache_disk_path": str(tmp_path / "states")}
     models = {"demo": {"path": "demo.gguf", "load": "startup", **disk}}
     answers = []

@@ -21,6 +21,7 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInH
     with stand_in_hub({"org/model": {"m-Q8_0.gguf": MODEL, "mmproj-F16.gguf": b"eyes"}}) as hub:
         monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "cache"))
         monkeypatch.setenv("MODEL_ENDPOINT", hub.url)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)  # where somebody works offline
         yield hub
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from tests.unit.templates.conversations import Chat
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would tell that there is no torch
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra dev)")
 
