@@ -11,7 +11,11 @@ from server.client.errors import ApiError, UnexpectedReply, api_error
 from server.client.shape import as_object
 from server.client.stream import EventStream
 
-STREAM_HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}  # compression would hold events back
+STREAM_HEADERS = {
+    "Accept": "text/event-stream",
+    "Accept-Encoding": "identity",  # compression would hold events back
+    "Connection": "close",  # llama-server closes it behind a stream without a word: another request would meet that
+}
 PLACEHOLDER_MODELS = ("gpt-codex-5.3", "text-embedding-ada-002")  # defaults of `model`, which name no model
 
 _IDLE_S = 3.0  # llama-server closes idle connections after 5 s, httpx' own default: a request may meet the end of one

@@ -51,6 +51,7 @@ def test_a_stream_is_not_compressed_and_asks_for_events() -> None:
     asked, _ = streaming(b"")
     list(chat(asked))
     assert asked.last.headers["accept-encoding"] == "identity"
+    assert asked.last.headers["connection"] == "close"
     assert asked.last.headers["accept"] == "text/event-stream"
 
 
