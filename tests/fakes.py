@@ -18,7 +18,7 @@ from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, DraftRunner, RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.pool.footprint import HOST, Bytes, Fit, Footprint, Memory
-from server.pool.protocols import ModelInfo
+from server.pool.protocols import MediaReader, ModelInfo
 from server.pool.spec import ModelSpec
 
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
@@ -386,6 +386,7 @@ class FakeWeights:
         self.make_embedder = embedder or (lambda: FakeEmbeddingRunner(pooling=Pooling(spec.native.pooling or "mean")))
         self.embedders: list[FakeEmbeddingRunner] = []
         self.vocab = FakeVocab(fim)
+        self.media: MediaReader | None = None
         self.make = runner
         self.runners: list[FakeRunner] = []
         self.closed = False

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from server.constrain.constraint import Constraint
+from server.engine.media import Spans
 
 if TYPE_CHECKING:  # llguidance takes its time to import
     pass
@@ -171,7 +172,8 @@ Event = Started | Progress | PromptLogprobs | Text | Finished | Failed
 class Request:
     """One piece of client work.
 
-    ``prompt`` is never empty. ``max_tokens`` < 0 means until the context ends. ``n_probs`` > 0 asks for that many
+    ``prompt`` is never empty; ``media`` are what its negative tokens stand for.
+    ``max_tokens`` < 0 means until the context ends. ``n_probs`` > 0 asks for that many
     log probabilities beside each token's own, 0 for none; ``want_logprobs`` with 0 gives the token's own only.
     ``prompt_logprobs``: those of the prompt's tokens, too; then all of it is computed, whatever a cache holds.
     ``deadline_s`` limits the time spent generating, checked at new lines (llama-server's ``t_max_predict_ms``);
@@ -213,6 +215,7 @@ class Request:
     spec_p_min: float = -1.0
     priority: int = 0
     client: str = ""
+    media: Spans = ()
 
 
 Sink = Callable[[list[Event]], None]

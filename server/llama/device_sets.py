@@ -7,7 +7,7 @@ from dataclasses import replace
 from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.runner_api import Runner
 from server.pool.footprint import Footprint, added
-from server.pool.protocols import ModelInfo, Weights
+from server.pool.protocols import MediaReader, ModelInfo, Weights
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab
 
@@ -57,6 +57,11 @@ class WeightsByInstance:
     def vocab(self) -> Vocab:
         """Its vocabulary."""
         return self._loaded[0].vocab
+
+    @property
+    def media(self) -> MediaReader | None:
+        """The projector, of which there is one."""
+        return self._loaded[0].media
 
     def runner(self) -> Runner:
         """The next instance's context, over the weights on its devices; blocking. Raises `ModelFailed`."""

@@ -29,7 +29,7 @@ from server.llama.roles import Roles, is_encoder, roles
 from server.llama.runner import LlamaRunner
 from server.llama.vocab import LlamaVocab
 from server.pool.footprint import Footprint, added
-from server.pool.protocols import ModelInfo
+from server.pool.protocols import MediaReader, ModelInfo
 from server.pool.spec import ModelSpec
 
 
@@ -52,6 +52,7 @@ class LlamaWeights:
         n_embd, n_layer = C.llama_model_n_embd(model), C.llama_model_n_layer(model)
         self._control = read_control_vectors(spec.id, spec.native, n_embd, n_layer)
         self.vocab = LlamaVocab(model)
+        self.media: MediaReader | None = None
         self.info = replace(
             _info(model, self.vocab, roles(files.header, spec.native)),
             built_in_template=built_in_template(spec.chat.template or _template(model, None)),

@@ -13,7 +13,7 @@ from server.engine.stats import EngineStats, combined
 from server.engine.step.snapshot import SlotSnapshot
 from server.errors import NotSupported
 from server.pool.footprint import Fit
-from server.pool.protocols import ModelEngine, ModelInfo, Weights
+from server.pool.protocols import MediaReader, ModelEngine, ModelInfo, Weights
 from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate
 from server.vocab import Vocab
@@ -88,6 +88,11 @@ class LoadedModel:
         if self.embedding is None:
             raise cannot_embed(self.spec.id)
         return self.embedding
+
+    @property
+    def media(self) -> MediaReader | None:
+        """What reads pictures and sounds for it; None: it reads text only."""
+        return self.weights.media
 
     @property
     def engines(self) -> list[ModelEngine]:

@@ -1,13 +1,15 @@
 """What the pool needs of the native side, and what a loaded model is."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from server.engine.embedding.vectors import EmbeddingRunner
+from server.engine.media import MediaPrompt
 from server.engine.runner_api import Runner
 from server.engine.stats import EngineStats
 from server.engine.step.snapshot import SlotSnapshot
+from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab
@@ -69,6 +71,31 @@ class ModelEngine(Protocol):
         """Give running requests `drain_s` seconds, then fail them and free the contexts."""
 
 
+class MediaReader(Protocol):
+    """A loaded projector, as far as prompts are concerned. Safe in any thread."""
+
+    @property
+    def kinds(self) -> frozenset[BitmapKind]:
+        """What the model sees or hears."""
+
+    @property
+    def marker(self) -> str:
+        """What stands for a medium in a text, for those who write it so: a rendered prompt is cut there."""
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second that audio must have; 0 where the model hears none."""
+
+    def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
+        """A prompt of texts, in which markers are text, and media; blocking, as long as preprocessing takes.
+
+        Raises `server.errors.InvalidRequest` for a medium that the model can't take.
+        """
+
+    def count(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> int:
+        """How many tokens `tokenize` would give; media need no data for it, only their sizes."""
+
+
 class Weights(Protocol):
     """Loaded weights, shared by all instances of a model."""
 
@@ -76,6 +103,9 @@ class Weights(Protocol):
     def info(self) -> ModelInfo: ...
     @property
     def vocab(self) -> Vocab: ...
+    @property
+    def media(self) -> MediaReader | None:
+        """What reads pictures and sounds for the model, where it has a projector."""
 
     def runner(self) -> Runner:
         """A new context over these weights; blocking. Raises `server.errors.ModelFailed` when memory is short."""

@@ -1,0 +1,88 @@
+"""Media spans: which tokens stand for them, where positions go on, and that no cut goes through one."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.media import (
+    MediaSpan,
+    Spans,
+    below,
+    check_spans,
+    dropped,
+    last_position,
+    media_tokens,
+    n_up_to,
+    position,
+    span_at,
+    whole,
+)
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> tuple[list[int], list[int], Spans]:
+    """Tokens, the position of each, and their spans."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    spans: list[MediaSpan] = []
+    at = 0
+    for i, n_text in enumerate(draw(st.lists(st.integers(0, 5), max_size=5))):
+        tokens += range(n_text)
+        positions += range(at, at + n_text)
+        at += n_text
+        n, linear = draw(st.integers(1, 9)), draw(st.booleans())
+        n_pos = n if linear else draw(st.integers(1, n))
+        spans.append(MediaSpan(len(tokens), n, n_pos, linear, f"medium {i}", i % 3))
+        tokens += media_tokens(f"medium {i}", i % 3, n)
+        positions += range(at, at + n) if linear else [at] * n
+        at += n_pos
+    n_text = draw(st.integers(1, 5))
+    return tokens + list(range(n_text)), positions + list(range(at, at + n_text)), tuple(spans)
+
+
+@given(texts())
+def test_positions_are_those_of_a_walk_through_the_text(text: tuple[list[int], list[int], Spans]) -> None:
+    tokens, positions, spans = text
+    check_spans(spans, tokens)
+    for n in range(len(tokens)):
+        if whole(spans, n) == n:
+            assert position(spans, n) == positions[n]
+        assert last_position(spans, n + 1) == positions[n] == max(positions[: n + 1])
+    assert last_position(spans, 0) == -1
+
+
+@given(texts(), st.integers(0, 60))
+def test_a_cut_keeps_media_whole(text: tuple[list[int], list[int], Spans], n: int) -> None:
+    tokens, _, spans = text
+    n = min(n, len(tokens))
+    kept = whole(spans, n)
+    assert 0 <= n - kept < max([span.n_tokens for span in spans], default=1)
+    check_spans(below(spans, kept), tokens[:kept])
+    assert all(span.end <= kept for span in below(spans, kept))
+    least = n_up_to(spans, n)
+    assert whole(spans, least) == least
+    assert position(spans, least) >= n
+    assert all(position(spans, fewer) < n for fewer in range(least) if whole(spans, fewer) == fewer)
+
+
+@given(texts(), st.data())
+def test_what_is_dropped_moves_what_follows(text: tuple[list[int], list[int], Spans], data: st.DataObject) -> None:
+    tokens, _, spans = text
+    places = [n for n in range(len(tokens) + 1) if whole(spans, n) == n]
+    start = data.draw(st.sampled_from(places))
+    end = data.draw(st.sampled_from([n for n in places if n >= start]))
+    check_spans(dropped(spans, start, end), tokens[:start] + tokens[end:])
+
+
+def test_numbers_tell_media_apart() -> None:
+    one = media_tokens("a", 0, 300)
+    assert all(token < -1 for token in one)
+    assert all(token >= -(1 << 31) for token in one)
+    assert one == media_tokens("a", 0, 300)
+    assert not set(one) & set(media_tokens("b", 0, 300))
+    assert one[:10] != media_tokens("a", 1, 300)[:10]
+    assert one[:10] != media_tokens("a", 0, 10)
+
+
+def test_the_span_at_a_place_is_its_own_or_the_next() -> None:
+    spans = (MediaSpan(2, 3, 3, True, "a"), MediaSpan(5, 2, 1, False, "b"))
+    assert [span_at(spans, at) for at in range(8)] == [spans[0]] * 5 + [spans[1]] * 2 + [None]
