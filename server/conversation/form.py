@@ -20,6 +20,7 @@ from server.constrain.grammar.text_grammar import TextGrammar
 from server.constrain.lazy import Lazy
 from server.constrain.shape import Shape
 from server.errors import InvalidRequest
+from server.media.source import Source
 from server.templates.continuation import Continued
 
 MediaKind = Literal["image", "audio", "video", "file"]
@@ -35,11 +36,15 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A part that is none; ``what`` says more of it, such as its type or name."""
+    """A part that is none; ``what`` says more of it, such as its type or name.
+
+    ``source``: the file, or where it is; None for what no model can be shown. Nothing of it is fetched or decoded yet.
+    """
 
     kind: MediaKind
     what: str = ""
     at: str = ""
+    source: Source | None = field(default=None, repr=False)
 
     @property
     def placeholder(self) -> str:
