@@ -1,4 +1,4 @@
-"""The formats of tool calls and thoughts, one file each in `families`.
+"""The formats of tool calls and thoughts, one file each in `families`, in folders by how calls write their arguments.
 
 A format is a generator over a `turn`, which is a `reader` that writes `pieces`; they share `json_calls` (over
 `json_text`), `python_calls`, `typed` (with `invokes`) and `frame`. `call_form` describes how calls are written: of that
@@ -10,57 +10,63 @@ The order decides: the first that a template speaks is its. Formats whose signs 
 them (`hermes` last of those with <tool_call>).
 """
 
-from server.formats.families import (
-    apertus,
+from server.formats.families.json_objects import (
     command_r,
     command_r_plus,
-    deepseek,
-    deepseek_dsml,
-    dots,
     ernie,
     firefunction,
-    function_gemma,
-    functionary31,
-    functionary32,
-    gemma3,
-    gemma4,
     generic,
     gigachat,
-    gigachat35,
-    glm,
-    glm4,
     granite3,
     granite20b,
-    harmony,
     hermes,
-    hunyuan,
     hunyuan_a13b,
     inkling,
     internlm,
-    k2_horizon,
-    kimi_k2,
-    kimi_k3,
-    lfm2,
     llama3,
-    longcat,
+    mistral,
+    nemotron,
+    pangu,
+    phi4_mini,
+    tool_calls_tag,
+    xlam,
+)
+from server.formats.families.named_json import (
+    apertus,
+    deepseek,
+    functionary31,
+    functionary32,
+    glm4,
+    harmony,
+    kimi_k2,
     mcp_tool,
+    mistral_args,
+    solar,
+)
+from server.formats.families.notations import (
+    function_gemma,
+    gemma3,
+    gemma4,
+    lfm2,
+    olmo3,
+    pythonic,
+)
+from server.formats.families.parameters import (
+    deepseek_dsml,
+    dots,
+    gigachat35,
+    glm,
+    hunyuan,
+    k2_horizon,
+    kimi_k3,
+    longcat,
     minicpm5,
     minimax_m2,
     minimax_m3,
-    mistral,
-    mistral_args,
     muse,
-    nemotron,
-    olmo3,
-    pangu,
-    phi4_mini,
-    pythonic,
     qwen3_coder,
-    solar,
     solar2,
     step3,
-    tool_calls_tag,
-    xlam,
 )
 from server.formats.form import ToolFormat
 

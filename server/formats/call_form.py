@@ -1,4 +1,4 @@
-"""How a format writes calls, for grammars that hold a model to it. Each file in `families` describes its own.
+"""How a format writes calls, for grammars that hold a model to it. Each file under `families` describes its own.
 
 A call is ``before``, the name, ``behind``, the arguments, ``after``; calls stand between ``open`` and ``close`` with
 ``joint`` between them.
@@ -153,3 +153,17 @@ def json_list(open: str, close: str = "", *, key: str = "arguments", **options: 
         **options,
     }
     return CallForm('{"name": "', (f'", "{key}": ',), "}", **given)
+
+
+def python_list(open: str, close: str, *, joint: str = ", ", **options: Any) -> CallForm:  # noqa: A002
+    """Python calls one behind the other, ``get_weather(city="Paris")``."""
+    given: dict[str, Any] = {
+        "open": open,
+        "close": close,
+        "joint": joint,
+        "arguments": Keywords(),
+        "trigger": open,
+        "rest_of_list": True,
+        **options,
+    }
+    return CallForm("", ("(",), **given)

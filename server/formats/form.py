@@ -1,4 +1,4 @@
-"""What describes a format of calls; each file in `families` holds one as ``FORMAT``."""
+"""What describes a format of calls; each file under `families` holds one as ``FORMAT``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

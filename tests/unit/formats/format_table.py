@@ -53,8 +53,8 @@ _NO_DAYS = {**PARAMETERS, "properties": {**PARAMETERS["properties"], "days": {"t
 def modules() -> dict[str, ModuleType]:
     """The file of each format."""
     found = {}
-    for info in pkgutil.iter_modules(families.__path__):
-        module = importlib.import_module(f"{families.__name__}.{info.name}")
+    for info in pkgutil.walk_packages(families.__path__, f"{families.__name__}."):
+        module = importlib.import_module(info.name)
         if isinstance(getattr(module, "FORMAT", None), ToolFormat):
             found[module.FORMAT.name] = module
     return found

@@ -26,7 +26,10 @@ def blocks() -> dict[str, str]:
 def family(monkeypatch: pytest.MonkeyPatch) -> ToolFormat:
     """The format of the page's file, in its place."""
     module = ModuleType("otter")
-    exec(compile(blocks()["server/formats/families/otter"], "docs/adding.md: otter.py", "exec"), module.__dict__)
+    exec(
+        compile(blocks()["server/formats/families/named_json/otter"], "docs/adding.md: otter.py", "exec"),
+        module.__dict__,
+    )
     made = module.FORMAT
     assert isinstance(made, ToolFormat)
     monkeypatch.setitem(formats.BY_NAME, made.name, made)
@@ -49,9 +52,9 @@ def test_one_file_and_a_sample_make_a_family(family: ToolFormat) -> None:
 def test_everything_that_the_page_points_to_is_there() -> None:
     page = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
     _, _, walk = page.partition("## A new model family")
-    folder = ROOT / "server" / "formats"
+    formats_folder = ROOT / "server" / "formats"
+    folders = (formats_folder, ROOT / "tests" / "unit" / "formats", *(formats_folder / "families").iterdir())
     for path in re.findall(r"`((?:server|tests)/\S+\.py)`", page):
         assert (ROOT / path).is_file(), path
-    for name in re.findall(r"`(?:families/)?(\w+\.py)`", walk):
-        places = (folder / "families", folder, ROOT / "tests" / "unit" / "formats")
-        assert any((place / name).is_file() for place in places), name
+    for folder, name in re.findall(r"`(?:families/)?(?:(\w+)/)?(\w+\.py)`", walk):
+        assert any((place / name).is_file() for place in folders if folder in ("", place.name)), name

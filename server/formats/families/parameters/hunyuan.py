@@ -8,7 +8,7 @@
 </tool_calls:opensource>
 """
 
-from server.formats.families.glm import GlmCalls
+from server.formats.families.parameters.glm import GlmCalls
 from server.formats.form import ToolFormat
 
 _CALLS = GlmCalls(":opensource", sections=True)

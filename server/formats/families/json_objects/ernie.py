@@ -15,7 +15,7 @@ It is sunny.
 
 from server.formats.answer_tags import AnswerTags
 from server.formats.call_form import json_calls
-from server.formats.families.hermes import CLOSE, OPEN
+from server.formats.families.json_objects.hermes import CLOSE, OPEN
 from server.formats.form import ToolFormat
 from server.formats.json_calls import JsonCalls
 

@@ -9,7 +9,7 @@ Text for ``python`` is code.
 """
 
 from server.formats.call_form import CallForm
-from server.formats.families.functionary31 import code
+from server.formats.families.named_json.functionary31 import code
 from server.formats.form import ToolFormat
 from server.formats.json_calls import json_arguments
 from server.formats.reader import NotMarkup, Steps

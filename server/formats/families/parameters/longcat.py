@@ -11,7 +11,7 @@
 """
 
 from server.formats.call_form import json_calls
-from server.formats.families.glm import GlmCalls
+from server.formats.families.parameters.glm import GlmCalls
 from server.formats.form import ToolFormat
 from server.formats.json_calls import JsonCalls
 from server.formats.reader import Steps

@@ -7,7 +7,7 @@
 </｜GCML｜tool_calls>
 """
 
-from server.formats.families.deepseek_dsml import marked_form
+from server.formats.families.parameters.deepseek_dsml import marked_form
 from server.formats.form import ToolFormat
 from server.formats.invokes import Invokes
 

@@ -5,7 +5,7 @@
 """
 
 from server.formats import python_calls
-from server.formats.call_form import CallForm, Keywords
+from server.formats.call_form import python_list
 from server.formats.form import ToolFormat
 from server.formats.reader import Steps
 from server.formats.turn import Turn
@@ -24,23 +24,10 @@ def parse(turn: Turn) -> Steps[None]:
         yield from turn.attempt(opening, python_calls.calls(turn))
 
 
-_FORM = CallForm(
-    "",
-    ("(",),
-    open="[",
-    close="]",
-    joint=", ",
-    arguments=Keywords(),
-    trigger="[",
-    elsewhere=("<|python_start|>[",),
-    by_name=True,
-    at_start=True,
-    rest_of_list=True,
-)
 FORMAT = ToolFormat(
     name="pythonic",
     parse=parse,
     recognised_by=(("[func_name1(",), ("[func1(params_name1=",)),
     tags=_TAGS,
-    forced=_FORM,
+    forced=python_list("[", "]", elsewhere=("<|python_start|>[",), by_name=True, at_start=True),
 )

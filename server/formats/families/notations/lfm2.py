@@ -4,7 +4,7 @@
 """
 
 from server.formats import python_calls
-from server.formats.call_form import CallForm, Keywords
+from server.formats.call_form import python_list
 from server.formats.form import ToolFormat
 from server.formats.reader import Steps
 from server.formats.turn import Turn
@@ -20,20 +20,10 @@ def parse(turn: Turn) -> Steps[None]:
             yield from turn.attempt(opening, python_calls.calls(turn))
 
 
-_FORM = CallForm(
-    "",
-    ("(",),
-    open=f"{_OPEN}[",
-    close=f"]{_CLOSE}",
-    joint=", ",
-    arguments=Keywords(),
-    trigger=_OPEN,
-    rest_of_list=True,
-)
 FORMAT = ToolFormat(
     name="lfm2",
     parse=parse,
     recognised_by=(("<|tool_list_start|>", "<|tool_list_end|>"), ("List of tools: [",), (_OPEN,)),
     tags=(_OPEN, _CLOSE),
-    forced=_FORM,
+    forced=python_list(f"{_OPEN}[", f"]{_CLOSE}", trigger=_OPEN),
 )

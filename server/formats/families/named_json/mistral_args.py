@@ -9,7 +9,7 @@ The older list (see `mistral`) is read as well.
 import re
 
 from server.formats.call_form import CallForm
-from server.formats.families.mistral import LIST, OPEN
+from server.formats.families.json_objects.mistral import LIST, OPEN
 from server.formats.form import ToolFormat
 from server.formats.json_calls import json_arguments
 from server.formats.reader import Steps

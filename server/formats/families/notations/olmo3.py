@@ -5,7 +5,7 @@ get_time(zone="Europe/Paris", exact=true)</function_calls>
 """
 
 from server.formats import python_calls
-from server.formats.call_form import CallForm, Keywords
+from server.formats.call_form import python_list
 from server.formats.form import ToolFormat
 from server.formats.reader import Steps
 from server.formats.turn import Turn
@@ -26,9 +26,10 @@ def _calls(turn: Turn) -> Steps[None]:
     yield from python_calls.calls(turn)
 
 
-_FORM = CallForm(
-    "", ("(",), open=_OPEN, close=_CLOSE, joint="\n", arguments=Keywords(), trigger=_OPEN, rest_of_list=True
-)
 FORMAT = ToolFormat(
-    name="olmo3", parse=parse, recognised_by=((_OPEN, _CLOSE, "<functions>"),), tags=(_OPEN, _CLOSE), forced=_FORM
+    name="olmo3",
+    parse=parse,
+    recognised_by=((_OPEN, _CLOSE, "<functions>"),),
+    tags=(_OPEN, _CLOSE),
+    forced=python_list(_OPEN, _CLOSE, joint="\n"),
 )

@@ -8,7 +8,7 @@ get_weather(city="Paris")
 """
 
 from server.formats import python_calls
-from server.formats.call_form import CallForm, Keywords
+from server.formats.call_form import python_list
 from server.formats.form import ToolFormat
 from server.formats.reader import NotMarkup, Steps
 from server.formats.turn import Turn
@@ -42,19 +42,9 @@ def _fence(turn: Turn) -> Steps[None]:
                 raise NotMarkup
 
 
-_FORM = CallForm(
-    "",
-    ("(",),
-    open=f"{_OPEN}\n",
-    close=f"\n{_CLOSE}",
-    joint="\n",
-    arguments=Keywords(),
-    trigger=_OPEN,
-    rest_of_list=True,
-)
 FORMAT = ToolFormat(
     name="gemma3",
     parse=parse,
     recognised_by=(("<start_of_turn>", "tool_code"), ("<start_of_turn>", "[func_name1(")),
-    forced=_FORM,
+    forced=python_list(f"{_OPEN}\n", f"\n{_CLOSE}", joint="\n", trigger=_OPEN),
 )

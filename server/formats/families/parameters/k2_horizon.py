@@ -9,7 +9,7 @@
 </ifm|tool_calls>
 """
 
-from server.formats.families.glm import GlmCalls
+from server.formats.families.parameters.glm import GlmCalls
 from server.formats.form import ToolFormat
 
 _CALLS = GlmCalls(prefix="ifm|", sections=True)

@@ -1,0 +1,1 @@
+"""Families whose calls say the name in markup, and the arguments as one JSON object."""
