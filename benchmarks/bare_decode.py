@@ -15,10 +15,10 @@ from itertools import product
 from pathlib import Path
 
 from server.engine.request import SamplingParams
+from server.llama.context.runner import LlamaRunner
 from server.llama.library import C, system_info
 from server.llama.loader import LlamaLoader
-from server.llama.runner import LlamaRunner
-from server.llama.weights import LlamaWeights
+from server.llama.weights.model import LlamaWeights
 from server.pool.spec import LoadParams, ModelSpec
 
 

@@ -19,8 +19,8 @@ from server.engine.kv.cells import Cells
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.step.loop import Instance
 from server.engine.step.mailbox import Mailbox
-from server.llama.batch import Batch
-from server.llama.runner import LlamaRunner
+from server.llama.context.batch import Batch
+from server.llama.context.runner import LlamaRunner
 from server.llama.vocab import LlamaVocab
 from server.routes import chat, generate
 from server.routes.session import Session

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 
 from server.app import create_app
-from server.cli import _uvicorn_config
+from server.cli.command_line import _uvicorn_config
 from server.routes.health import is_pending
 from server.settings import load_settings
 

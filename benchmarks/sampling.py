@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from server.llama.candidates import Candidates, Logits, apply_unlocked
 from server.llama.library import fast
-from server.llama.parallel_sampling import ParallelSampling, threads_for
-from server.llama.sampler import NativeSampler, new_chain
+from server.llama.sampling.candidates import Candidates, Logits, apply_unlocked
+from server.llama.sampling.parallel import ParallelSampling, threads_for
+from server.llama.sampling.sampler import NativeSampler, new_chain
 
 
 def default_chain(seed: int) -> NativeSampler:

@@ -35,10 +35,10 @@ from benchmarks.make_gguf import SHAPES, write_gguf
 from server.engine.engine import Engine
 from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Started
+from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
-from server.llama.runner import LlamaRunner
-from server.llama.sampler import NativeSampler
-from server.llama.weights import LlamaWeights
+from server.llama.sampling.sampler import NativeSampler
+from server.llama.weights.model import LlamaWeights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,8 +47,8 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 ASKED = ("Tell me a story about a {}.", "Tell me a long story about a {} and its friend.", "Write a story with a {}.")
 REAL = ("file", "quote", "other")
 RENAMED = (  # a function; its new name; the file
-    ("fingerprint", "digest", "server/llama/fingerprint.py"),
-    ("turn_ends", "ends_of_turns", "server/llama/roles.py"),
+    ("fingerprint", "digest", "server/llama/files/fingerprint.py"),
+    ("turn_ends", "ends_of_turns", "server/llama/files/roles.py"),
     ("spec_type", "kinds", "server/options/effects.py"),
 )
 QUOTED = ("0001-separate-slots-by-default", "0004-one-step-thread-and-a-mailbox", "0007-prompt-states-on-disk")

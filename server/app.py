@@ -24,14 +24,14 @@ from server.errors import ConfigError
 from server.first_screen import show_first_screen
 from server.hub.fetcher import HubFetcher
 from server.metrics.exposition import Metrics
-from server.options.server import VERBOSITY_DETAILED
+from server.options.table.server import VERBOSITY_DETAILED
 from server.pool.budget import read_budget
-from server.pool.lifecycle import Factories
-from server.pool.loading import chat_template
+from server.pool.load.lifecycle import Factories
+from server.pool.load.loading import chat_template
+from server.pool.load.progress import show_load_progress
 from server.pool.pool import Pool, PoolLimits
-from server.pool.progress import show_load_progress
 from server.pool.protocols import Loader
-from server.pool.slot_files import SlotFiles
+from server.pool.saved.slot_files import SlotFiles
 from server.pool.spec import ModelSpec
 from server.pool.turns import log_failure
 from server.routes import ROUTERS, include_routes

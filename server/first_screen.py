@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from server import __version__
 from server.logs import BARE
 from server.pool.footprint import Memory, readable
-from server.pool.lifecycle import described
+from server.pool.load.lifecycle import described
 from server.pool.pool import Pool
 from server.pool.state import ModelFacts, ModelState, Status
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.errors import ConfigError
-from server.options.server import ListenSettings
+from server.options.table.server import ListenSettings
 
 UNIX_SUFFIX = ".sock"  # as llama-server's --host
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from server.errors import ConfigError
-from server.options.server import LogSettings
+from server.options.table.server import LogSettings
 
 _ERRORS_ONLY, _WARNINGS, _INFORMATION, _DEBUG = range(1, 5)
 _LIBRARY_DEBUG = logging.DEBUG - 5  # what the native library says at its own debug level

@@ -1,7 +1,7 @@
 """The settings: what flags, environment, YAML and defaults together say, through the one option table.
 
 The table's rows are the fields of `ServerSettings` and `ModelSettings` (server/options/). Strongest first: flags,
-environment, YAML, defaults; pydantic-settings lays these sources over each other (server/options/sources.py) and
+environment, YAML, defaults; pydantic-settings lays these sources over each other (server/options/read/sources.py) and
 checks what comes out. A flag or ``LLAMA_ARG_*`` variable of a model's option holds for every model; ``-m`` serves one
 model in place of the YAML's. docs/configuration.md is generated from the table.
 """
@@ -19,19 +19,19 @@ from server.errors import ConfigError
 from server.hub.cache import cache_folder
 from server.hub.fetcher import HubFetcher
 from server.hub.hub import Hub
-from server.options.devices import device_sets
 from server.options.effects import without_effect
-from server.options.environment import Variables, check_model_names, read_environment
-from server.options.flags import Flags, read_flags
-from server.options.layers import mistake
-from server.options.model import WHERE, ModelDefaults, ModelSettings
-from server.options.option import SettingsModel, Table
-from server.options.overrides import tensor_override
-from server.options.roster import Inputs, Origin, Roster, find_models, named_source
-from server.options.server import ServerSettings
-from server.options.sources import LayerSource, stacked
+from server.options.read.environment import Variables, check_model_names, read_environment
+from server.options.read.flags import Flags, read_flags
+from server.options.read.layers import mistake
+from server.options.read.roster import Inputs, Origin, Roster, find_models, named_source
+from server.options.read.sources import LayerSource, stacked
+from server.options.read.yaml_file import Document, read_yaml
 from server.options.specs import model_spec
-from server.options.yaml_file import Document, read_yaml
+from server.options.table.devices import device_sets
+from server.options.table.model import WHERE, ModelDefaults, ModelSettings
+from server.options.table.option import SettingsModel, Table
+from server.options.table.overrides import tensor_override
+from server.options.table.server import ServerSettings
 from server.pool.catalogue import problem_of
 from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate

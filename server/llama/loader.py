@@ -6,20 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from server.errors import InternalError, ModelFailed
-from server.llama.breakdown import can_tell
-from server.llama.description import describe
-from server.llama.device_sets import load_by_devices
-from server.llama.draft_weights import DraftWeights
-from server.llama.fit import choose, least_context
+from server.llama.files.description import describe
+from server.llama.files.metadata_overrides import without_effect
+from server.llama.files.model_file import ModelFiles, check_files
+from server.llama.files.roles import roles
+from server.llama.fit.breakdown import can_tell
+from server.llama.fit.choose import choose, least_context
+from server.llama.fit.measure import Measure
+from server.llama.fit.memory import machine_memory, room, shape_of
 from server.llama.library import C, collect_errors, hear_log, reason, start_backend
-from server.llama.measure import Measure
-from server.llama.memory import machine_memory, room, shape_of
-from server.llama.metadata_overrides import without_effect
-from server.llama.model_file import ModelFiles, check_files
-from server.llama.model_params import model_params, warn_of_no_effect
-from server.llama.roles import roles
 from server.llama.threads import bound
-from server.llama.weights import LlamaWeights
+from server.llama.weights.device_sets import load_by_devices
+from server.llama.weights.draft import DraftWeights
+from server.llama.weights.model import LlamaWeights
+from server.llama.weights.params import model_params, warn_of_no_effect
 from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.protocols import ModelInfo, Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from types import MappingProxyType
 
 from server.engine.params import LOOKUP
-from server.options.model import ModelDefaults
 from server.options.specs import spec_type
+from server.options.table.model import ModelDefaults
 from server.templates.built_in import complaint, is_name, names
 
 _DISK = ("cache_disk_path", "cache_disk is 0, so nothing is kept on disk")

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from server.options.environment import CONFIG_VARIABLE
-from server.options.flags import CONFIG_FLAG, DEVICES_FLAG
-from server.options.option import Entry, Table
+from server.options.read.environment import CONFIG_VARIABLE
+from server.options.read.flags import CONFIG_FLAG, DEVICES_FLAG
+from server.options.table.option import Entry, Table
 from server.options.unsupported import DEAD_FLAGS, FIXED, FLAGS
 
 USAGE = """llamapool [serve] [flags]

@@ -7,14 +7,14 @@ from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import SamplingParams
 from server.engine.speculate.synthetic import rates_of_length
 from server.errors import ConfigError
-from server.options.cpus import instance_cpus
-from server.options.devices import device_sets
-from server.options.model import ModelDefaults, ModelSettings
-from server.options.option import Table
-from server.options.overrides import metadata_override, tensor_override
-from server.options.roster import Origin
-from server.options.speculation import AUTO
-from server.options.values import SAMPLERS
+from server.options.read.roster import Origin
+from server.options.table.cpus import instance_cpus
+from server.options.table.devices import device_sets
+from server.options.table.model import ModelDefaults, ModelSettings
+from server.options.table.option import Table
+from server.options.table.overrides import metadata_override, tensor_override
+from server.options.table.speculation import AUTO
+from server.options.table.values import SAMPLERS
 from server.options.written import flags_of, preset_of
 from server.pool.spec import NOT_HERE, ChatParams, DraftFile, LoadParams, ModelSpec, RemoteFiles
 

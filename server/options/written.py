@@ -5,9 +5,9 @@ from typing import Any
 
 import orjson
 
-from server.options.model import ModelSettings
-from server.options.option import Entry, Table
-from server.options.presets import LOAD_ON_STARTUP
+from server.options.read.presets import LOAD_ON_STARTUP
+from server.options.table.model import ModelSettings
+from server.options.table.option import Entry, Table
 from server.pool.spec import ScaledFile
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from server.engine.request import Adapters
-from server.pool.downloads import Download
 from server.pool.footprint import Fit
 from server.pool.lease import Lease
-from server.pool.loading import Load
+from server.pool.load.downloads import Download
+from server.pool.load.loading import Load
 from server.pool.model import LoadedModel
 from server.pool.policy import Candidate
 from server.pool.spec import ModelSpec

@@ -10,11 +10,11 @@ from functools import partial
 from server.errors import ModelFailed, NoRoom
 from server.pool import policy
 from server.pool.budget import Budget, needed
-from server.pool.downloads import Downloads
 from server.pool.entry import Entry
 from server.pool.events import DownloadEnded, FanOut
 from server.pool.lease import Lease
-from server.pool.lifecycle import Lifecycle
+from server.pool.load.downloads import Downloads
+from server.pool.load.lifecycle import Lifecycle
 from server.pool.state import LOADABLE, OCCUPYING, Status
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from fastapi import Request
 
 from server.metrics.exposition import Metrics
 from server.pool.pool import Pool
-from server.pool.slot_files import SlotFiles
+from server.pool.saved.slot_files import SlotFiles
 from server.routes.running import Running
 from server.transport.options import HttpOptions
 from server.wire.responses.store import ResponseStore

@@ -6,9 +6,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from server.errors import InvalidRequest, NotSupported
-from server.pool import saved_slots
 from server.pool.model import LoadedModel
-from server.pool.slot_files import SlotFiles, check_name
+from server.pool.saved import slots as saved_slots
+from server.pool.saved.slot_files import SlotFiles, check_name
 from server.routes.services import services, wants_load
 from server.transport.body import read_json, read_optional_json
 from server.transport.disconnect import while_connected

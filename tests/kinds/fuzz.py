@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from server.errors import ModelFailed
-from server.llama.gguf_header import read_header
+from server.llama.files.gguf_header import read_header
 from tests.ggufs import MODELS, damaged, gguf_file
 
 KINDS = ("plain", "experts", "sliding-window", "recurrent", "hybrid", "bert", "template-reranker")

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pytest
 
 from server.engine.request import SamplingParams
+from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
-from server.llama.runner import LlamaRunner
 from server.llama.vocab import LlamaVocab
-from server.llama.weights import LlamaWeights
+from server.llama.weights.model import LlamaWeights
 from server.pool.spec import LoadParams, ModelSpec
 from tests.ggufs import TinyModel, gguf_file
 

@@ -10,10 +10,10 @@ import pytest
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.errors import ModelFailed
-from server.llama import model_params as loading
 from server.llama.devices import devices
 from server.llama.library import C
 from server.llama.loader import LlamaLoader
+from server.llama.weights import params as loading
 from server.pool.protocols import Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 from tests.model.native_fixtures import generate, load, open_runner, prefill, prompt_tokens

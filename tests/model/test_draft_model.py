@@ -15,10 +15,10 @@ from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams, Text
 from server.engine.runner_api import BatchEntry
 from server.errors import ModelFailed
-from server.llama.batch import Run
+from server.llama.context.batch import Run
+from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
-from server.llama.runner import LlamaRunner
-from server.llama.weights import LlamaWeights
+from server.llama.weights.model import LlamaWeights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 from tests.closeness import LOGPROB_SPREAD
 from tests.ggufs import TinyModel, gguf_file

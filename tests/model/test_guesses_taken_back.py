@@ -13,7 +13,7 @@ from server.engine.request import Request, SamplingParams
 from server.engine.sequence import Sequence
 from server.engine.speculate.speculation import Speculation
 from server.llama.loader import LlamaLoader
-from server.llama.weights import LlamaWeights
+from server.llama.weights.model import LlamaWeights
 from server.pool.spec import LoadParams, ModelSpec
 from tests.ggufs import TinyModel, gguf_file
 from tests.ggufs.catalogue import HYBRID, PLAIN, RECURRENT, SLIDING_WINDOW

@@ -11,10 +11,10 @@ from gguf import GGUFWriter
 
 from server.engine.request import Adapters
 from server.errors import ModelFailed
-from server.llama.fingerprint import fingerprint
-from server.llama.gguf_header import read_header
+from server.llama.context.runner import LlamaRunner
+from server.llama.files.fingerprint import fingerprint
+from server.llama.files.gguf_header import read_header
 from server.llama.library import C
-from server.llama.runner import LlamaRunner
 from server.pool.spec import ScaledFile
 from tests.closeness import same_vectors
 from tests.ggufs import TinyModel, control_vector_file, gguf_file, lora_file, truncated

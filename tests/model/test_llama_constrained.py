@@ -10,8 +10,8 @@ import pytest
 
 from server.engine.request import SamplingParams
 from server.errors import InternalError
-from server.llama.runner import LlamaRunner
-from server.llama.sampler import NativeSampler
+from server.llama.context.runner import LlamaRunner
+from server.llama.sampling.sampler import NativeSampler
 from tests.ggufs import TinyModel, gguf_file
 from tests.model.native_fixtures import PLAIN, Entry, generate, open_runner, prefill, prompt_tokens, raw_probabilities
 

@@ -10,9 +10,9 @@ import pytest
 
 from server.engine.embedding.vectors import Pooling
 from server.errors import InternalError, ModelFailed
-from server.llama.embedding_context import embedding_params
-from server.llama.embedding_runner import LlamaEmbeddingRunner
-from server.llama.weights import LlamaWeights
+from server.llama.context.embedding_params import embedding_params
+from server.llama.context.embedding_runner import LlamaEmbeddingRunner
+from server.llama.weights.model import LlamaWeights
 from server.pool.spec import LoadParams
 from tests.closeness import same_vectors
 from tests.ggufs import (

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from server.errors import InternalError, ModelFailed
-from server.llama.context_params import CACHE_TYPES
-from server.llama.gguf_header import BLOCKS, read_header
+from server.llama.context.params import CACHE_TYPES
+from server.llama.files.gguf_header import BLOCKS, read_header
+from server.llama.fit.memory import kv_bytes_per_cell
 from server.llama.library import C
 from server.llama.loader import LlamaLoader
-from server.llama.memory import kv_bytes_per_cell
 from server.pool.spec import ModelSpec
 from tests.ggufs import CHATML, TinyModel, damaged, gguf_file, truncated
 from tests.model.native_fixtures import Entry, generate, load, open_runner, prompt_tokens
@@ -154,7 +154,7 @@ def test_the_library_log_reaches_logging_in_whole_lines(tiny_path: Path, caplog:
 def test_settings_that_the_library_would_abort_on_are_refused(
     tiny_path: Path, native: dict[str, object], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.llama.memory.available_bytes", lambda: 8 << 30)  # whatever this machine has
+    monkeypatch.setattr("server.llama.fit.memory.available_bytes", lambda: 8 << 30)  # whatever this machine has
     assert expected in failure(tiny_path, **native)
 
 

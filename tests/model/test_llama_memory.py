@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.llama.runner import LlamaRunner
+from server.llama.context.runner import LlamaRunner
 from tests.ggufs import MODELS, gguf_file
 from tests.model.native_fixtures import Entry, open_runner, raw_logits
 

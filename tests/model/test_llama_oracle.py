@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from server.engine.request import SamplingParams
-from server.llama.runner import LlamaRunner
+from server.llama.context.runner import LlamaRunner
 from tests.closeness import LOGPROB_SPREAD
 from tests.model.native_fixtures import GREEDY, generate, open_runner, prefill, prompt_tokens
 from tests.oracle import oracle

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from server.errors import InternalError
-from server.llama.runner import LlamaRunner
+from server.llama.context.runner import LlamaRunner
 from tests.closeness import same_vectors
 from tests.ggufs import TinyModel, gguf_file
 from tests.model.native_fixtures import GREEDY, Entry, generate, open_runner, prefill, prompt_tokens, raw_logits
@@ -52,7 +52,7 @@ def test_a_device_is_waited_for_only_where_there_are_logits(
 ) -> None:
     tokens, waits = prompt_tokens(runner.vocab), []
     monkeypatch.setattr(runner, "_deferred", True)
-    monkeypatch.setattr("server.llama.runner.C.llama_synchronize", waits.append)
+    monkeypatch.setattr("server.llama.context.runner.C.llama_synchronize", waits.append)
     assert runner.decode([Entry(0, 0, tokens[:3], want_logits=False)])
     assert waits == []
     assert runner.decode([Entry(0, 3, tokens[3:4])])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from server.engine.request import RANDOM_SEED, SamplingParams
-from server.llama.runner import LlamaRunner
+from server.llama.context.runner import LlamaRunner
 from tests.model.native_fixtures import PLAIN, Probabilities, generate, prompt_tokens, raw_probabilities
 
 

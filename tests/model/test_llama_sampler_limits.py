@@ -8,7 +8,7 @@ import pytest
 
 from server.engine.request import SamplingParams
 from server.errors import InvalidRequest
-from server.llama.runner import LlamaRunner
+from server.llama.context.runner import LlamaRunner
 from tests.model.native_fixtures import PLAIN
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from server.errors import ModelFailed
-from server.llama.gguf_header import GgufHeader
-from server.llama.model_file import check_files
-from server.llama.tensor_placement import override_array, overrides
-from server.options.overrides import metadata_override, tensor_override
+from server.llama.files.gguf_header import GgufHeader
+from server.llama.files.model_file import check_files
+from server.llama.weights.tensor_placement import override_array, overrides
+from server.options.table.overrides import metadata_override, tensor_override
 from server.pool.spec import LoadParams, MetadataOverride, TensorOverride
 from tests.ggufs import EXPERTS, SLIDING_WINDOW, gguf_file
 from tests.model.native_fixtures import generate, load, open_runner, prompt_tokens
@@ -95,7 +95,7 @@ def test_the_worst_patterns_are_searched_in_a_moment(tiny_path: Path) -> None:
     """In a process of its own: neither `re` nor the library can be stopped. 21 tensors take milliseconds."""
     names = [f"blk.{n}.ffn_gate_up_exps_and_attn_sub_norm_extended_ex.weight" for n in range(1000)]
     code = (
-        "import sys; from pathlib import Path; from server.options.overrides import tensor_override\n"
+        "import sys; from pathlib import Path; from server.options.table.overrides import tensor_override\n"
         "from server.pool.tensor_patterns import compiled; from tests.model.native_fixtures import load\n"
         f"for pattern in {WORST!r}:\n"
         "    wanted = tensor_override(pattern + '=CPU')\n"
@@ -121,8 +121,8 @@ def test_what_the_library_cannot_place_is_refused_and_the_process_lives(
 
 
 def test_rows_are_looked_up_on_the_processor_only(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from server.llama import tensor_placement as placement
     from server.llama.devices import Device, buffer_types
+    from server.llama.weights import tensor_placement as placement
 
     gpu = Device("CUDA0", 1, 1)
     here = buffer_types()

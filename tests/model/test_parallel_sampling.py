@@ -9,8 +9,8 @@ import pytest
 
 from server.engine.request import SamplingParams
 from server.errors import InternalError
-from server.llama import parallel_sampling
-from server.llama.runner import LlamaRunner
+from server.llama.context.runner import LlamaRunner
+from server.llama.sampling import parallel as parallel_sampling
 from tests.ggufs import TinyModel, gguf_file
 from tests.model.native_fixtures import GREEDY, PLAIN, Entry, open_runner, prompt_tokens
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from server.llama.runner import LlamaRunner
+from server.llama.context.runner import LlamaRunner
 from tests.ggufs import MODELS, gguf_file
 from tests.model.native_fixtures import GREEDY, generate, open_runner
 from tests.real_server import RealServer, llamapool

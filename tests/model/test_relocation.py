@@ -12,7 +12,7 @@ from server.engine.request import Request
 from server.engine.schedule.evaluations import RelocationCost
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
-from server.llama.runner import LlamaRunner
+from server.llama.context.runner import LlamaRunner
 from tests.ggufs import MODELS, gguf_file
 from tests.model.native_fixtures import GREEDY, generate, open_runner, prompt_tokens
 

@@ -24,8 +24,8 @@ from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams
 from server.engine.runner_api import BatchEntry
+from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
-from server.llama.runner import LlamaRunner
 from server.pool.spec import LoadParams, ModelSpec
 from tests.closeness import LOGPROB_SPREAD
 from tests.downloads import SMOLLM2, needs_smollm2

@@ -22,11 +22,11 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from server.cli import effective_yaml, main, reference_files
+from server.cli.command_line import effective_yaml, main, reference_files
 from server.errors import ConfigError
 from server.listen import check_tls, open_listeners
 from server.logs import LineFormatter, level_of, log_config
-from server.options.server import VERBOSITY_ALL, ServerSettings
+from server.options.table.server import VERBOSITY_ALL, ServerSettings
 from server.settings import TABLE, load_settings
 
 ROOT = Path(__file__).parents[2]

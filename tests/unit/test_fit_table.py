@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from server.cli.fit_table import fit_table
 from server.errors import ModelFailed
 from server.first_screen import first_screen
-from server.fit_table import fit_table
 from server.pool.footprint import HOST, Bytes, Fit, Memory
 from server.pool.protocols import ModelInfo
 from server.pool.spec import LoadParams, ModelSpec

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
 from server.errors import ConfigError
-from server.options.model import WHERE
-from server.options.option import Entry
-from server.options.sources import SOURCES
+from server.options.read.sources import SOURCES
+from server.options.table.model import WHERE
+from server.options.table.option import Entry
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
 from server.settings import (
     DEFAULT_CONFIGS,

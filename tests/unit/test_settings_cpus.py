@@ -3,7 +3,7 @@
 import pytest
 
 from server.errors import ConfigError
-from server.options.cpus import instance_cpus, mask_cpus, range_cpus
+from server.options.table.cpus import instance_cpus, mask_cpus, range_cpus
 from server.pool.spec import ModelSpec
 from server.settings import load_settings, model_specs
 

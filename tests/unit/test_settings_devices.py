@@ -7,7 +7,7 @@ import pytest
 
 from server.cli import main
 from server.errors import ConfigError
-from server.options.devices import device_sets, read_device_sets, read_one_device_set
+from server.options.table.devices import device_sets, read_device_sets, read_one_device_set
 from server.pool.spec import ModelSpec
 from server.settings import check_files, load_settings, model_specs
 

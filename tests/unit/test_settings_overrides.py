@@ -3,7 +3,7 @@
 import pytest
 
 from server.errors import ConfigError
-from server.options.overrides import metadata_override, tensor_override
+from server.options.table.overrides import metadata_override, tensor_override
 from server.pool.spec import LoadParams, MetadataOverride, ModelSpec, TensorOverride
 from server.settings import load_settings, model_specs
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import InternalError
-from server.llama.candidates import allowed_tokens
+from server.llama.sampling.candidates import allowed_tokens
 
 
 @given(st.sets(st.integers(0, 2047), min_size=1), st.integers(0, 40))

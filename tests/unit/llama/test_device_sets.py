@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from server.errors import ModelFailed
-from server.llama.device_sets import load_by_devices
+from server.llama.weights.device_sets import load_by_devices
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import ModelFailed
-from server.llama.fit import Choice, Room, Shape, choose, holds
+from server.llama.fit.choose import Choice, Room, Shape, choose, holds
 from server.pool.footprint import HOST, Bytes, Footprint, totals
 from server.pool.spec import ALL_LAYERS, LoadParams, TensorOverride
 

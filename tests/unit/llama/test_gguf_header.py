@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.errors import ModelFailed
-from server.llama.gguf_header import BrokenFileError, read_header
-from server.llama.model_file import check_files
+from server.llama.files.gguf_header import BrokenFileError, read_header
+from server.llama.files.model_file import check_files
 from tests.ggufs import TinyModel, damaged, gguf_file
 
 

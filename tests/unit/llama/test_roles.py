@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from server.engine.embedding.vectors import Pooling
-from server.llama.gguf_header import GgufHeader
-from server.llama.roles import Roles, pooling_of, roles
+from server.llama.files.gguf_header import GgufHeader
+from server.llama.files.roles import Roles, pooling_of, roles
 from server.pool.spec import LoadParams
 
 GENERATES, EMBEDS, BOTH = Roles(True, False), Roles(False, True), Roles(True, True)

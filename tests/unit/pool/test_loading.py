@@ -4,7 +4,7 @@ from typing import Any, cast
 import pytest
 
 from server.errors import ModelFailed
-from server.pool.loading import Load
+from server.pool.load.loading import Load
 from server.pool.spec import LoadParams, ModelSpec
 from tests.unit.pool.fakes import Clock, Grammar, Loader, spec
 

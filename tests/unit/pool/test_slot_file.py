@@ -14,7 +14,7 @@ from server.engine.kv.checkpoints import Checkpoint
 from server.engine.lora import BARE, Tuning
 from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
-from server.pool.slot_file import DATA_PREFIX, Description, encode, open_saved, read_foreign
+from server.pool.saved.slot_file import DATA_PREFIX, Description, encode, open_saved, read_foreign
 
 DESCRIPTION = Description({"model": "abc", "n_ctx": 256}, (("lora", 0.5),), 3, (), 3, 2)
 PREFIX = DATA_PREFIX + bytes(4)

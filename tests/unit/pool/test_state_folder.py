@@ -16,9 +16,9 @@ from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo
-from server.pool.slot_file import DATA_PREFIX
+from server.pool.saved.slot_file import DATA_PREFIX
+from server.pool.saved.state_folder import StateFolder, folder_name
 from server.pool.spec import LoadParams, ModelSpec
-from server.pool.state_folder import StateFolder, folder_name
 
 STATE = DATA_PREFIX + bytes(4) + b"state of the library"
 SAVED = SlotState([7, 8, 9], STATE, BARE, NEVER, (Checkpoint(2, b"two"),))

@@ -1,0 +1,1 @@
+"""Native contexts: those that generate (`runner`), draft and embed; their batches and sequences."""

@@ -1,0 +1,75 @@
+"""What a context's further graph evaluations and copies of sequences take, measured once when it is made."""
+
+import time
+from dataclasses import dataclass
+
+from server.llama.context.batch import Batch, Run
+from server.llama.devices import offloads
+from server.llama.library import C
+from server.pool.spec import LoadParams
+
+REPEATS = 5  # of which the quickest counts: beside other processes a decode may take a hundred times as long
+LEAST_REPEATS = 2
+SLOW_S = 1.0  # no further repeats, when they have taken so long
+HOST_COPY_S, DEVICE_COPY_S = 2e-8, 1e-5
+"""Of a few cells of one layer. Measured on a processor (8 to 10 ns); of a device, what a synchronous copy is known to
+take at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextCost:
+    """Seconds; 0 = never needed, or not to be had."""
+
+    evaluation_s: float = 0.0  # each one more of a step, see `server.engine.schedule.evaluations`
+    copy_s: float = 0.0  # of the stream of a sequence into another's
+
+
+def piece_s(model: int, native: LoadParams) -> float:
+    """A guess at what each contiguous piece of unified cells costs when a state is moved, beside its bytes.
+
+    One copy out of every layer for its keys and one for its values, or, where these lie transposed (without flash
+    attention), one for each of their elements (llama-kv-cache.cpp, state_write_data).
+    """
+    n_values = 1
+    if native.flash_attn == "off":
+        n_values = C.llama_model_n_embd(model) * C.llama_model_n_head_kv(model) // max(C.llama_model_n_head(model), 1)
+    copy_s = DEVICE_COPY_S if offloads(native) else HOST_COPY_S
+    return float(C.llama_model_n_layer(model) * (1 + n_values) * copy_s)
+
+
+def measure(context: int, n_seq: int, n_vocab: int, token: int) -> ContextCost:
+    """Of an empty `context` with separate streams, which is empty again afterwards.
+
+    Sequences that stand side by side are decoded together, those that do not in an evaluation each; four where there
+    are slots for it, since many processors gain little by computing two tokens together. The library carries a copy
+    out inside the next decode.
+    """
+    if n_seq < 2:
+        return ContextCost()
+    memory, batch = C.llama_get_memory(context), Batch(n_seq, n_seq, n_vocab)
+
+    def decode_s(pos: int, *seqs: int) -> float:
+        batch.fill([Run(seq, pos, (token,)) for seq in seqs])
+        started = time.perf_counter()
+        status = C.llama_decode(context, batch.native)
+        C.llama_synchronize(context)
+        return time.perf_counter() - started if status == 0 else 0.0
+
+    def quickest_s(*seqs: int, copies: bool = False) -> float:
+        C.llama_memory_clear(memory, False)
+        decode_s(0, *seqs)  # the graph is built
+        times: list[float] = []
+        while len(times) < LEAST_REPEATS or (sum(times) < SLOW_S and len(times) < REPEATS):
+            if copies:
+                C.llama_memory_seq_rm(memory, 1, -1, -1)
+                C.llama_memory_seq_cp(memory, 0, 1, -1, -1)
+            times.append(decode_s(1 + len(times), *seqs))
+        return min(times)
+
+    evaluation_s, n = 0.0, min((n_seq + 1) // 2, 4)
+    if n > 1:
+        apart_s, together_s = quickest_s(*range(0, 2 * n, 2)), quickest_s(*range(n))
+        evaluation_s = max(apart_s - together_s, 0.0) / (n - 1)
+    copy_s = max(quickest_s(0, copies=True) - quickest_s(0), 0.0)
+    C.llama_memory_clear(memory, False)
+    return ContextCost(evaluation_s, copy_s)

@@ -1,0 +1,149 @@
+"""One native context that embeds."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from server.engine.embedding.vectors import EmbedderInfo, Pooling, Vectors
+from server.errors import InternalError, ModelFailed
+from server.llama.context.batch import Batch, Run
+from server.llama.files.roles import POOLING_TYPES
+from server.llama.library import C, collect_errors, reason
+from server.llama.vocab import LlamaVocab
+from server.pool.spec import LoadParams, ModelSpec
+
+
+class LlamaEmbeddingRunner:
+    """`server.engine.embedding.vectors.EmbeddingRunner` over a native context. Every call comes from one thread."""
+
+    def __init__(
+        self,
+        context: int,
+        vocab: LlamaVocab,
+        info: EmbedderInfo,
+        on_close: "Callable[[LlamaEmbeddingRunner], None]",
+    ) -> None:
+        self._context: int | None = context
+        self.vocab = vocab
+        self.info = info
+        self._on_close = on_close
+        self._memory = C.llama_get_memory(context)
+        self._batch = Batch(C.llama_n_batch(context), info.n_seq, vocab.n_tokens)
+
+    def embed(self, inputs: Sequence[Sequence[int]]) -> list[Vectors]:
+        """The vectors of each input, computed together; an input longer than ``n_pack`` must be the only one.
+
+        Raises `InternalError` for what the library would abort on, and for what it refuses.
+        """
+        context = self._context
+        if context is None:
+            raise InternalError("a context was used after it was closed")
+        self._check(inputs)
+        try:
+            if len(inputs) == 1:
+                return [self._embed_one(context, inputs[0])]
+            self._decode(context, [Run(seq, 0, tokens, want_logits=True) for seq, tokens in enumerate(inputs)])
+            return self._read(context, [len(tokens) for tokens in inputs])
+        finally:
+            if self._memory:
+                C.llama_memory_clear(self._memory, False)
+
+    def _check(self, inputs: Sequence[Sequence[int]]) -> None:
+        """What `Batch` does not see: it would be an assertion inside the library, or a read past a table's end."""
+        info, longest = self.info, max(map(len, inputs), default=0)
+        if longest > (min(info.n_ubatch, info.n_ctx_seq) if info.whole else info.n_ctx_seq):
+            raise InternalError(f"an input of {longest} tokens in a context of {info.n_ctx_seq}")
+        if len(inputs) > info.n_seq:
+            raise InternalError(f"{len(inputs)} inputs at once; at most {info.n_seq} are possible")
+        if info.whole and sum(map(len, inputs)) > info.n_ubatch:
+            raise InternalError(f"more than the {info.n_ubatch} tokens that can be computed at once")
+
+    def _embed_one(self, context: int, tokens: Sequence[int]) -> Vectors:
+        rows: list[Vectors] = []
+        step = self.info.n_ubatch  # a window's small cache loses tokens where one decode is computed in parts
+        for start in range(0, max(len(tokens), 1), step):
+            part = tokens[start : start + step]
+            self._decode(context, [Run(0, start, part, want_logits=True)])
+            rows += self._read(context, [len(part)])
+        return np.concatenate(rows) if self.info.pooling is Pooling.NONE else rows[-1]
+
+    def _decode(self, context: int, runs: Sequence[Run]) -> None:
+        self._batch.fill(runs)
+        self._batch.want_all()
+        with collect_errors(quiet=True) as errors:
+            status = C.llama_decode(context, self._batch.native)
+        if status != 0:
+            raise InternalError(f"llama_decode returned {status}: {reason(errors, 'no reason given')}")
+
+    def _read(self, context: int, sizes: Sequence[int]) -> list[Vectors]:
+        """The results of sequences 0.. with so many tokens each; waits for the device."""
+        n_embd = self.info.n_embd
+        if self.info.pooling is Pooling.NONE:
+            rows = _copied(C.llama_get_embeddings(context), sum(sizes), n_embd)
+            ends = np.cumsum(sizes)
+            return list(np.split(rows, ends[:-1]))
+        return [_copied(C.llama_get_embeddings_seq(context, seq), 1, n_embd) for seq in range(len(sizes))]
+
+    def close(self) -> None:
+        """Free the context; every later call raises. Once is enough."""
+        context, self._context = self._context, None
+        if context is None:
+            return
+        C.llama_free(context)
+        self._on_close(self)
+
+
+def _copied(pointer: "ctypes._Pointer[ctypes.c_float]", n_rows: int, n_embd: int) -> Vectors:
+    if not pointer:
+        raise InternalError("the library has no vector for an input that was computed")
+    return np.ctypeslib.as_array(pointer, shape=(n_rows, n_embd)).astype(np.float32, copy=True)
+
+
+def open_embedding_runner(
+    model: int,
+    spec: ModelSpec,
+    params: ctypes.Structure,
+    vocab: LlamaVocab,
+    on_close: Callable[[LlamaEmbeddingRunner], None],
+    adapt: Callable[[int], None],
+) -> LlamaEmbeddingRunner:
+    """A new context that `adapt` may change; blocking. Raises `ModelFailed` when the library refuses it, or the first
+    computation."""
+    with collect_errors() as errors:
+        context = C.llama_init_from_model(model, params)
+    if not context:
+        raise ModelFailed(spec.id, f"no context that embeds: {reason(errors, 'the library gave no reason')}")
+    try:
+        adapt(context)
+        info = embedder_info(context, model, spec.native)
+        runner = LlamaEmbeddingRunner(context, vocab, info, on_close)
+        if spec.native.warmup:
+            with ThreadPoolExecutor(1, "warm-up") as once:  # see `server.llama.weights.model`: its threads end with it
+                once.submit(runner.embed, [[max(vocab.bos, 0)]]).result()
+    except BaseException as error:
+        C.llama_free(context)
+        if isinstance(error, InternalError):
+            raise ModelFailed(spec.id, f"the first computation failed: {error.message}") from error
+        raise
+    return runner
+
+
+def embedder_info(context: int, model: int, native: LoadParams) -> EmbedderInfo:
+    """The facts of a new context. Inputs are put together up to the configured ``n_ubatch``; a context that takes
+    longer ones computes them alone, since every token attends over all that is computed with it."""
+    by_type = {number: pooling for pooling, number in POOLING_TYPES.items()}
+    pooling = by_type[C.llama_pooling_type(context)]
+    causal = bool(C.llama_get_memory(context)) and bool(C.llama_get_causal_attn(context))
+    n_ctx = C.llama_n_ctx(context)
+    n_ubatch = C.llama_n_ubatch(context)
+    return EmbedderInfo(
+        pooling=pooling,
+        n_embd=C.llama_model_n_cls_out(model) if pooling is Pooling.RANK else C.llama_model_n_embd_out(model),
+        n_seq=C.llama_n_seq_max(context),
+        n_pack=min(native.n_ubatch, n_ubatch),
+        n_ubatch=n_ubatch,
+        n_ctx_seq=min(native.n_ctx or n_ctx, n_ctx, C.llama_model_n_ctx_train(model)),
+        whole=not causal or pooling in (Pooling.MEAN, Pooling.CLS),
+    )

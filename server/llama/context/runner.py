@@ -1,0 +1,309 @@
+"""One native context: decoding, sampling, log probabilities, and the sequences of its KV cache."""
+
+import ctypes
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from server.engine.lora import Adapter
+from server.engine.request import Adapters, SamplingParams, TokenLogprob
+from server.engine.runner_api import BatchEntry, RunnerInfo
+from server.errors import InternalError
+from server.llama.context.batch import Batch
+from server.llama.context.draft_runner import LlamaDraftRunner
+from server.llama.context.sequences import Sequences
+from server.llama.library import C, collect_errors, fast, reason
+from server.llama.neighbours import ComputeThreads
+from server.llama.sampling.candidates import Candidates, Logits, allowed_tokens, apply_unlocked
+from server.llama.sampling.parallel import ParallelSampling
+from server.llama.sampling.sampler import NativeSampler, SamplerFactory
+from server.llama.vocab import LlamaVocab
+
+# a chain over more candidates takes longer than getting the GIL back: let other threads run meanwhile
+_HOLD_GIL_UP_TO = 1 << 16
+_ADAPTER = ctypes.POINTER(ctypes.c_void_p)  # the bindings' type of a llama_adapter_lora
+_LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability of 0
+
+
+class LlamaRunner:
+    """`server.engine.runner_api.Runner` over a native context. Every call comes from one thread.
+
+    ``adapters`` are those loaded with the weights, each with its native pointer. ``deferred``: the device computes
+    on after `llama_decode` returned (a GPU); `decode` waits for it where there are logits to read, else the next one
+    does. ``draft`` is freed with this one.
+    """
+
+    def __init__(
+        self,
+        context: int,
+        vocab: LlamaVocab,
+        info: RunnerInfo,
+        *,
+        n_swa: int,
+        stateful: bool = False,
+        deferred: bool,
+        threads: ComputeThreads,
+        on_close: Callable[["LlamaRunner"], None],
+        adapters: Sequence[tuple[Adapter, int]] = (),
+        draft: LlamaDraftRunner | None = None,
+    ) -> None:
+        self._context: int | None = context
+        self.vocab = vocab
+        self.info = info
+        self.draft = draft
+        self.adapters = tuple(adapter for adapter, _ in adapters)
+        self._adapter_pointers = [pointer for _, pointer in adapters]
+        self._adapters_now: Adapters = ()
+        self._deferred = deferred
+        self._threads = threads
+        self._on_close = on_close
+        self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens, info.n_more_outputs)
+        self._outputs: list[int] = []
+        self._checked: dict[int, Logits] = {}  # by output: those of this decode that are known to be numbers
+        self._sequences = Sequences(context, info, n_swa, self._decode_entries, stateful=stateful)
+        self._samplers = SamplerFactory(vocab, info.n_ctx_seq)
+        small = vocab.n_tokens <= _HOLD_GIL_UP_TO
+        self._sample = fast.sampler_sample if small else C.llama_sampler_sample
+        self._candidates = Candidates(vocab.n_tokens, fast.sampler_apply if small else apply_unlocked)
+        self._parallel = ParallelSampling(vocab.n_tokens)
+        self._scratch = np.empty(vocab.n_tokens, np.float32)
+        self._rows: Logits | None = None  # of the last decode, once somebody has asked for any
+
+    def _open(self) -> int:
+        if self._context is None:
+            raise InternalError("a context was used after it was closed")
+        return self._context
+
+    def decode(self, entries: Sequence[BatchEntry]) -> bool:
+        """Decode in one call. True: done. False: no KV room, and nothing was changed.
+
+        Raises `InternalError` for a batch that cannot be, before or inside the library; after the latter, positions
+        of this batch may be in the cache: remove them.
+        """
+        return self._decode_entries(entries)
+
+    def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
+        context = self._open()
+        self._outputs, self._rows = [], None
+        self._checked.clear()
+        outputs = self._batch.fill(entries)
+        if (threads := self._threads.change()) is not None:
+            C.llama_set_n_threads(context, *threads)
+        with collect_errors(quiet=True) as errors:
+            status = C.llama_decode(context, self._batch.native)
+            if self._deferred and outputs:  # nobody reads anything of the others: the next decode waits for them
+                C.llama_synchronize(context)
+        self._sequences.decoded(status)
+        if status == 1:
+            return False
+        if status != 0:
+            raise InternalError(f"llama_decode returned {status}: {reason(errors, 'no reason given')}")
+        self._outputs = outputs
+        return True
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
+        """A new chain that has seen the prompt's tokens. Raises `InvalidRequest` for impossible parameters."""
+        self._open()
+        return self._samplers.build(params, prompt)
+
+    def sample(self, output: int, sampler: NativeSampler) -> int:
+        """Sample from the `output`-th wanted logits of the last decode and accept the token."""
+        if sampler.lowered is not None and (best := self._highest(output)) not in sampler.lowered:
+            return best
+        self._logits(output)
+        token: int = self._sample(sampler.chain, self._context, self._outputs[output])
+        return token
+
+    def sample_together(self, wanted: Sequence[tuple[int, NativeSampler]]) -> Mapping[int, int | Exception]:
+        """`sample` for several outputs on several cores: the token of each, or why there is none. What is missing is
+        left to `sample`: everything where one after the other is as fast, and chains that take the highest logit."""
+        return self._parallel.sample(wanted, self._logits)
+
+    def sample_constrained(self, output: int, sampler: NativeSampler, mask: bytes | memoryview | bytearray) -> int:
+        """Sample and accept, among the tokens whose bit is set; raises `InternalError` when none is left."""
+        logits, allowed = self._logits(output), allowed_tokens(mask, self.vocab.n_tokens)
+        if sampler.lowered is not None and (best := int(allowed[logits[allowed].argmax()])) not in sampler.lowered:
+            return best
+        token = self._candidates.choose(sampler, logits, allowed)
+        fast.sampler_accept(sampler.chain, token)
+        return token
+
+    def propose(self, output: int, sampler: NativeSampler) -> int:
+        """Sample without accepting."""
+        if not sampler.remembers:  # then accepting changes nothing, and the library's own loop is the faster one
+            return self.sample(output, sampler)
+        return self._candidates.choose(sampler, self._logits(output))
+
+    def accept(self, sampler: NativeSampler, token: int) -> None:
+        """Tell the chain that `token` was taken."""
+        self._check_token(token)
+        fast.sampler_accept(sampler.chain, token)
+
+    def propose_probs(
+        self, output: int, sampler: NativeSampler, n_top: int, mask: bytes | memoryview | bytearray | None = None
+    ) -> TokenLogprob:
+        """Sample without accepting, with log probabilities of what the chain left over (``post_sampling_probs``)."""
+        allowed = None if mask is None else allowed_tokens(mask, self.vocab.n_tokens)
+        token = self._candidates.choose(sampler, self._logits(output), allowed)
+        probability, best = self._candidates.probabilities(token, n_top)
+        top = tuple(TokenLogprob(t, self._plain(t), _log(p)) for t, p in best)
+        return TokenLogprob(token, self._plain(token), _log(probability), top)
+
+    def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
+        """From the raw logits of that output: the token's log probability and the `n_top` best, best first."""
+        self._check_token(token)
+        logits = self._logits(output)
+        highest = logits.max()
+        np.subtract(logits, highest, out=self._scratch)
+        np.exp(self._scratch, out=self._scratch)
+        log_sum = float(highest) + math.log(float(self._scratch.sum(dtype=np.float64)))
+        top = tuple(self._entry(t, logits, log_sum) for t in _best(logits, min(n_top, len(logits))))
+        return self._entry(token, logits, log_sum, top)
+
+    def _entry(self, token: int, logits: Logits, log_sum: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        return TokenLogprob(token, self._plain(token), max(float(logits[token]) - log_sum, _LOWEST), top)
+
+    def _plain(self, token: int) -> bytes:
+        # llama-server prints the pieces of its probabilities without control tokens (unless started with --special)
+        return self.vocab.piece(token, special=False)
+
+    def seq_remove(self, seq: int, pos: int) -> bool:
+        """Forget positions >= `pos`; False, and nothing changed, when what would be left cannot be continued from."""
+        self._open()
+        return self._sequences.remove(seq, pos)
+
+    def clear(self, seq: int) -> None:
+        """Forget the whole sequence; never fails."""
+        self.seq_remove(seq, 0)
+
+    def seq_copy(self, source: int, target: int) -> None:
+        """Make `target` a copy of the whole of `source`; the target must be empty."""
+        self._open()
+        self._sequences.copy(source, target)
+
+    def seq_drop(self, seq: int, start: int, end: int) -> None:
+        """Forget positions `start` up to `end` of `seq` and move what follows down to `start`.
+
+        Raises `InternalError` where the memory can't do that; the cells must be this sequence's own.
+        """
+        self._open()
+        if not self.info.can_shift:
+            raise InternalError("this model's cells can't get other positions")
+        self._sequences.drop(seq, start, end)
+
+    def use_adapters(self, adapters: Adapters) -> None:
+        """Compute the following batches under this LoRA set. Raises `InternalError` when the library refuses it."""
+        if adapters == self._adapters_now:
+            return
+        context, n = self._open(), len(adapters)
+        pointers = (_ADAPTER * n)(*(ctypes.cast(self._adapter_pointers[id_], _ADAPTER) for id_, _ in adapters))
+        scales = (ctypes.c_float * n)(*(scale for _, scale in adapters))
+        if C.llama_set_adapters_lora(context, pointers, n, scales) != 0:
+            raise InternalError(f"the library refused the LoRA set {adapters}")
+        self._adapters_now = adapters
+
+    def seq_size(self, seq: int, *, partial: bool = False) -> int:
+        """Bytes that `seq_save`, or `seq_checkpoint` where `partial`, would give; nothing is copied for it."""
+        self._open()
+        return self._sequences.size(seq, partial=partial)
+
+    def seq_save(self, seq: int) -> bytes:
+        """The library's own state of one sequence, for `seq_load` of this runner or of one with the same settings.
+
+        The logits of the last decode may be gone after it, as after `seq_load`.
+        """
+        self._open()
+        return self._sequences.save(seq)
+
+    def seq_load(self, seq: int, state: bytes, n_tokens: int) -> bool:
+        """Replace what `seq` holds; False when there is no room or it is no state of `n_tokens`, `seq` is empty then.
+
+        The library trusts the state: what comes from outside must be checked before.
+        """
+        self._open()
+        return self._sequences.load(seq, state, n_tokens)
+
+    def seq_floor(self, seq: int) -> int:
+        """The least number of tokens that `seq_remove` can surely bring `seq` to, beside none."""
+        self._open()
+        return self._sequences.floor(seq)
+
+    def seq_checkpoint(self, seq: int) -> bytes:
+        """What `seq_remove` can't bring back, as it is now."""
+        self._open()
+        return self._sequences.checkpoint(seq)
+
+    def seq_rewind(self, seq: int, checkpoint: bytes, n_tokens: int) -> bool:
+        """Bring `seq`, which goes on from where `checkpoint` was made, back to there; False: it is empty now."""
+        self._open()
+        return self._sequences.rewind(seq, checkpoint, n_tokens)
+
+    def close(self) -> None:
+        """Free the context; every later call raises. Once is enough."""
+        context, self._context = self._context, None
+        if context is None:
+            return
+        self._samplers.close()
+        self._parallel.close()
+        if self.draft is not None:
+            self.draft.close()
+        C.llama_free(context)
+        self._on_close(self)
+
+    def _check_token(self, token: int) -> None:
+        if not 0 <= token < self.vocab.n_tokens:
+            raise InternalError(f"token {token} is outside the vocabulary of {self.vocab.n_tokens}")
+
+    def _highest(self, output: int) -> int:
+        """The token with the highest logit, without building candidates."""
+        logits = self._view(output)
+        token = int(logits.argmax())
+        _refuse_unless_number(float(logits[token]))
+        self._checked[output] = logits
+        return token
+
+    def _logits(self, output: int) -> Logits:
+        """As `_view`. Logits that are no numbers would make samplers read out of bounds, so they are refused here."""
+        self._open()
+        logits = self._checked.get(output)
+        if logits is None:
+            logits = self._view(output)
+            _refuse_unless_number(np.maximum.reduce(logits))
+            self._checked[output] = logits
+        return logits
+
+    def _view(self, output: int) -> Logits:
+        """A view into the context, valid until the next decode.
+
+        The library keeps the rows of all outputs in one piece, in the batch's order (its `output_reorder`).
+        """
+        context = self._open()
+        n = len(self._outputs)
+        if not 0 <= output < n:
+            raise InternalError(f"output {output} of a decode with {n}")
+        if self._rows is None:
+            address = fast.get_logits(context)
+            if not address:
+                raise InternalError("the library has no logits for a token that asked for them")
+            n_vocab = self.vocab.n_tokens
+            whole = (ctypes.c_float * (n * n_vocab)).from_address(address)
+            self._rows = np.frombuffer(memoryview(whole), np.float32).reshape(n, n_vocab)
+        row: Logits = self._rows[output]
+        return row
+
+
+def _refuse_unless_number(highest: float) -> None:
+    if not math.isfinite(highest):  # also when any logit is no number: numpy's maximum is not either, then
+        raise InternalError("the model computed logits that are not numbers")
+
+
+def _best(logits: Logits, n: int) -> list[int]:
+    if n <= 1:
+        return [int(logits.argmax())] * n
+    candidates = np.argpartition(logits, -n)[-n:]
+    return [int(i) for i in candidates[np.lexsort((candidates, -logits[candidates]))]]
+
+
+def _log(probability: float) -> float:
+    return math.log(probability) if probability > 0.0 else _LOWEST

@@ -1,0 +1,183 @@
+"""The sequences of one context's KV cache: forgetting, copying, saving and loading them."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from server.engine.kv.new_bytes import new_bytes
+from server.engine.runner_api import BatchEntry, RunnerInfo
+from server.errors import InternalError
+from server.llama.context.batch import Run
+from server.llama.library import C, fast
+
+_WHOLE, _PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_NONE, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+_BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
+
+
+class Sequences:
+    """Between separate KV streams a copy's cells move inside the *next* decode, while saving and loading take place
+    at once: `_pending` holds the copies that are still to come, and `_settle` brings them about."""
+
+    def __init__(
+        self,
+        context: int,
+        info: RunnerInfo,
+        n_swa: int,
+        decode: Callable[[Sequence[BatchEntry]], bool],
+        *,
+        stateful: bool = False,
+    ) -> None:
+        """``stateful``: recurrent or hybrid."""
+        self._context = context
+        self._memory = C.llama_get_memory(context)
+        self._info = info
+        self._n_swa = n_swa
+        self._stateful = stateful
+        self._decode = decode
+        self._pending: set[int] = set()
+
+    def decoded(self, status: int) -> None:
+        """A decode was tried; only a batch refused at once (-1) leaves the pending copies undone."""
+        if status != -1:
+            self._pending.clear()
+
+    def remove(self, seq: int, pos: int) -> bool:
+        """Forget positions >= `pos`. False, with nothing changed, when the rest cannot be continued from.
+
+        A sliding window's cache keeps the last positions only, so what remains must still cover the window of `pos`
+        (llama-server: server-context.cpp, pos_min_thold); recurrent states know no way back.
+        """
+        self._check(seq)
+        if pos <= 0:
+            return bool(fast.memory_seq_rm(self._memory, seq, -1, -1))
+        if pos > fast.memory_seq_pos_max(self._memory, seq):
+            return True
+        if self._n_swa:
+            oldest = fast.memory_seq_pos_min(self._memory, seq)
+            if oldest > max(0, pos - self._n_swa):
+                return False
+        return bool(fast.memory_seq_rm(self._memory, seq, pos, -1))
+
+    def copy(self, source: int, target: int) -> None:
+        """The whole of `source` into the empty `target`."""
+        self._check(source)
+        self._check(target)
+        if source == target or fast.memory_seq_pos_max(self._memory, target) >= 0:
+            raise InternalError(f"sequence {source} cannot be copied into {target}, which is not empty")
+        fast.memory_seq_cp(self._memory, source, target, -1, -1)
+        if not self._info.unified:
+            self._pending |= {source, target}
+
+    def drop(self, seq: int, start: int, end: int) -> None:
+        """Forget positions `start` up to `end`; what follows moves down. Needs cells that can shift, of its own."""
+        self._check(seq)
+        if not 0 <= start < end:
+            raise InternalError(f"positions {start} to {end} of sequence {seq} cannot be dropped")
+        self._settle(seq)
+        if not fast.memory_seq_rm(self._memory, seq, start, end):
+            raise InternalError(f"sequence {seq} cannot forget positions {start} to {end}")
+        fast.memory_seq_add(self._memory, seq, end, -1, start - end)
+
+    def save(self, seq: int) -> bytes:
+        """Raises `InternalError` when the library fails."""
+        self._check(seq)
+        self._settle(seq)
+        return self._state(seq, _WHOLE)
+
+    def size(self, seq: int, *, partial: bool = False) -> int:
+        """Bytes that `save`, or `checkpoint` where `partial`, would give. Raises `InternalError` as they do."""
+        self._check(seq)
+        return self._size(seq, _PARTIAL if partial else _WHOLE)
+
+    def _size(self, seq: int, flags: int) -> int:
+        size: int = C.llama_state_seq_get_size_ext(self._context, seq, flags)
+        if not size:  # the library has caught an exception of its own; even an empty sequence has a head
+            raise InternalError(f"the library can't tell the size of the state of sequence {seq}")
+        return size
+
+    def _state(self, seq: int, flags: int) -> bytes:
+        size = self._size(seq, flags)
+        try:
+            state, view = new_bytes(size)  # the pages of a copy would take as long as the library's own work
+        except MemoryError:
+            raise InternalError(f"there is no memory for the state of sequence {seq}, {size} bytes") from None
+        start = ctypes.cast(ctypes.addressof(ctypes.c_uint8.from_buffer(view)), _BYTE_POINTER)
+        if C.llama_state_seq_get_data_ext(self._context, start, size, seq, flags) != size:
+            raise InternalError(f"the state of sequence {seq} could not be saved")
+        return state
+
+    def load(self, seq: int, state: bytes, n_tokens: int) -> bool:
+        """False for something else than a state of `n_tokens`, or when the cache has no room; `seq` is empty then."""
+        self._check(seq)
+        self._settle(seq)
+        fast.memory_seq_rm(self._memory, seq, -1, -1)
+        if not state:
+            return False
+        if self._set_state(seq, state, _WHOLE) and fast.memory_seq_pos_max(self._memory, seq) + 1 == n_tokens:
+            return True
+        fast.memory_seq_rm(self._memory, seq, -1, -1)
+        return False
+
+    def _set_state(self, seq: int, state: bytes, flags: int) -> bool:
+        start = ctypes.cast(np.frombuffer(state, np.uint8).ctypes.data, _BYTE_POINTER)
+        size: int = C.llama_state_seq_set_data_ext(self._context, start, len(state), seq, flags)
+        return size == len(state)
+
+    def floor(self, seq: int) -> int:
+        """The least number of tokens that `remove` can bring `seq` to, beside none."""
+        self._check(seq)
+        if self._info.can_cut:
+            return 0
+        if self._n_swa and not self._stateful:
+            oldest: int = fast.memory_seq_pos_min(self._memory, seq)
+            return oldest + self._n_swa if oldest > 0 else 0
+        return int(fast.memory_seq_pos_max(self._memory, seq)) + 1
+
+    def checkpoint(self, seq: int) -> bytes:
+        """What `remove` can't bring back: recurrent states, a sliding window's cells. For `rewind`."""
+        self._check(seq)
+        if self._n_swa:
+            self._settle(seq)
+        return self._state(seq, _PARTIAL)
+
+    def rewind(self, seq: int, state: bytes, n_tokens: int) -> bool:
+        """Back to the `n_tokens` that it had when `state` was made; what can be cut is still in its cells.
+
+        A recurrent state is there at once also after a copy between streams; a window's cells are not.
+        """
+        self._check(seq)
+        if self._n_swa:
+            self._settle(seq)
+        back = (
+            self._set_state(seq, state, _PARTIAL)
+            and fast.memory_seq_rm(self._memory, seq, n_tokens, -1)
+            and fast.memory_seq_pos_max(self._memory, seq) + 1 == n_tokens
+        )
+        if not back:
+            fast.memory_seq_rm(self._memory, seq, -1, -1)
+        return bool(back)
+
+    def _settle(self, seq: int) -> None:
+        """Make pending copies from or to `seq` happen, by decoding one token where it disturbs nobody."""
+        if seq not in self._pending:
+            return
+        last = [fast.memory_seq_pos_max(self._memory, s) for s in range(self._info.n_seq)]
+        # an empty sequence if there is one; else the end of one with room, which is cut again
+        order = sorted(range(self._info.n_seq), key=last.__getitem__)
+        for candidate in order:
+            pos = last[candidate] + 1
+            if pos >= self._info.n_ctx_seq:
+                break
+            before = self._state(candidate, _PARTIAL) if pos and self._stateful else b""
+            self._decode([Run(candidate, pos, (0,))])
+            if before and not self._set_state(candidate, before, _PARTIAL):
+                raise InternalError("a recurrent state could not be put back")
+            if not fast.memory_seq_rm(self._memory, candidate, pos if pos else -1, -1):
+                raise InternalError("a pending copy could not be settled")
+            return
+        raise InternalError("a pending copy could not be settled: every sequence is full")
+
+    def _check(self, seq: int) -> None:
+        if not 0 <= seq < self._info.n_seq:
+            raise InternalError(f"sequence {seq} of {self._info.n_seq}")

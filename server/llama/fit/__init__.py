@@ -1,0 +1,1 @@
+"""What fits: what a model would take of memory (`measure`), what there is (`memory`), what is chosen (`choose`)."""

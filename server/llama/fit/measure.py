@@ -1,0 +1,124 @@
+"""What a model would take of each device's memory: the library loads it without allocating (``no_alloc``), as its own
+``common_fit_params`` does, and says how large each buffer would be. Reads the header and the vocabulary only."""
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from server.errors import ModelFailed
+from server.llama.context.embedding_params import embedding_params
+from server.llama.context.params import context_params, generator_params
+from server.llama.files.model_file import ModelFiles, check_files
+from server.llama.files.roles import roles
+from server.llama.fit.breakdown import breakdown, without_weights
+from server.llama.library import C, collect_errors, reason, start_backend
+from server.llama.weights.params import model_params
+from server.pool.footprint import HOST, Bytes, Footprint, added
+from server.pool.spec import DraftFile, LoadParams, ModelSpec
+
+_LOAD_PLAIN = 0  # enum llama_load_mode: nothing is mapped
+
+
+class Measure:
+    """Measures one specification with different parameters, which are all that is asked for. A context manager.
+
+    Each file stays open between measurements that differ in their contexts alone.
+    """
+
+    def __init__(self, spec: ModelSpec, files: ModelFiles, draft: DraftFile | None) -> None:
+        """`draft`: where the specification's is loaded."""
+        self._spec = spec
+        self._files = files
+        self._draft = draft
+        self._open: dict[Path, tuple[LoadParams, int]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _placed, model in self._open.values():
+            C.llama_model_free(model)
+
+    def __call__(self, native: LoadParams) -> Footprint:
+        """Of all instances, on all their sets of devices, with the draft model. Raises `ModelFailed`."""
+        sets = native.devices * native.instances if len(native.devices) == 1 else native.devices
+        parts: list[Footprint] = []
+        counted: Counter[tuple[str, ...] | None] = Counter(sets)
+        for devices, n_instances in counted.items():
+            one = replace(native, devices=(devices,))
+            parts += self._target(replace(self._spec, native=one), n_instances)
+            if self._draft is not None:
+                parts += self._guesser(self._draft, one, n_instances)
+        return added(parts)
+
+    def _target(self, spec: ModelSpec, n_instances: int) -> list[Footprint]:
+        what, model = roles(self._files.header, spec.native), self._model(self._files, spec.native)
+        params = [generator_params(model, spec)] if what.generates else []
+        if what.embeds:
+            params.append(embedding_params(model, spec.id, self._files.header, spec.native))
+        taken = _of_contexts(spec.id, model, params, n_instances)
+        return [*taken, adapters(spec.native, taken[0])]
+
+    def _guesser(self, draft: DraftFile, target: LoadParams, n_instances: int) -> list[Footprint]:
+        """Its contexts are as large as the target's."""
+        native = replace(draft.native, n_ctx=target.n_ctx)
+        if native.devices == (None,):
+            native = replace(native, devices=target.devices)
+        name = f"{self._spec.id}, draft_model"
+        model = self._model(check_files(name, draft.path, native.metadata_overrides), native)
+        return _of_contexts(name, model, [context_params(name, native)], n_instances)
+
+    def _model(self, files: ModelFiles, native: LoadParams) -> int:
+        placed = replace(native, n_ctx=0)
+        before = self._open.get(files.path)
+        if before is not None and before[0] == placed:
+            return before[1]
+        if before is not None:
+            del self._open[files.path]
+            C.llama_model_free(before[1])
+        model = _opened(self._spec.id, files, native)
+        self._open[files.path] = placed, model
+        return model
+
+
+def _opened(name: str, files: ModelFiles, native: LoadParams) -> int:
+    start_backend(native.numa)
+    params = model_params(name, native, files)
+    params.no_alloc, params.load_mode = True, _LOAD_PLAIN
+    model: int | None = _quietly(name, lambda: C.llama_model_load_from_file(str(files.path).encode(), params))
+    assert model is not None
+    return model
+
+
+def _of_contexts(name: str, model: int, params: list[ctypes.Structure], n_instances: int) -> list[Footprint]:
+    """The weights count with the first one only."""
+    taken = [footprint for each in params for footprint in [_of_context(name, model, each)] * n_instances]
+    return [*taken[:1], *map(without_weights, taken[1:])]
+
+
+def _of_context(name: str, model: int, params: ctypes.Structure) -> Footprint:
+    context = _quietly(name, lambda: C.llama_init_from_model(model, params))
+    try:
+        return breakdown(context)
+    finally:
+        C.llama_free(context)
+
+
+def _quietly(name: str, make: Callable[[], int | None]) -> int:
+    """What `make` makes; what it complains of is this failure's reason, or will be said at the load. Raises
+    `ModelFailed`."""
+    with collect_errors(quiet=True) as errors:
+        made = make()
+    if not made:
+        raise ModelFailed(name, reason(errors, "the native library gave no reason"))
+    return made
+
+
+def adapters(native: LoadParams, target: Footprint) -> Footprint:
+    """LoRA's tensors lie beside those that they change."""
+    device = max(target, key=lambda name: target[name].weights, default=HOST)
+    n_bytes = sum(file.path.stat().st_size for file in native.lora)
+    return {device: Bytes(weights=n_bytes)} if n_bytes else {}

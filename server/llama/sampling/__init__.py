@@ -1,0 +1,1 @@
+"""Sampler chains of the library, one or several at a time."""

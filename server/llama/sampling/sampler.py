@@ -1,0 +1,197 @@
+"""One sequence's sampler chain, in llama-server's order and with its rules (llama.cpp common/sampling.cpp)."""
+
+import ctypes
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from server.engine.request import RANDOM_SEED, SamplingParams
+from server.errors import InternalError, InvalidRequest
+from server.llama.library import C, fast
+from server.llama.sampling.params import check_sampling
+from server.llama.vocab import LlamaVocab
+
+_MIROSTAT_M = 100  # as llama-server
+_KEPT_DRY = 16
+
+
+class NativeSampler:
+    """Native memory: `close` it. ``seed`` is the one in use, also where the request asked for a random one.
+
+    ``remembers``: accepting a token changes what comes after. ``lowered``: None in general; else the chain takes the
+    highest logit, unless it is of one of these tokens, whose logits it lowers first.
+    """
+
+    def __init__(self, chain: int, seed: int, remembers: bool, lowered: frozenset[int] | None = None) -> None:
+        self._chain: int | None = chain
+        self.seed = seed
+        self.remembers = remembers
+        self.lowered = lowered
+
+    @property
+    def chain(self) -> int:
+        """The native chain; raises `InternalError` after `close`."""
+        if self._chain is None:
+            raise InternalError("a sampler was used after it was closed")
+        return self._chain
+
+    def close(self) -> None:
+        """Free the chain; once is enough."""
+        chain, self._chain = self._chain, None
+        if chain is not None:
+            fast.sampler_free(chain)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class SamplerFactory:
+    """Builds the chains of one context. Used by its step thread alone."""
+
+    def __init__(self, vocab: LlamaVocab, n_ctx: int) -> None:
+        self._vocab = vocab
+        self._n_ctx = n_ctx
+        self._dry: OrderedDict[tuple[object, ...], NativeSampler] = OrderedDict()
+
+    def build(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
+        """A chain that has seen `prompt`. Raises `InvalidRequest` for parameters that cannot be."""
+        check_sampling(params, self._vocab.n_tokens)
+        if "infill" in params.samplers and self._vocab.eot == self._vocab.eos == -1:  # else the library aborts
+            raise InvalidRequest("the sampler 'infill' needs a model with an end token", "samplers")
+        seed = _fresh_seed() if params.seed == RANDOM_SEED else params.seed
+        n_penalized, n_dry = self._windows(params)
+        remembers = bool(n_penalized or n_dry or (params.mirostat == 0 and "adaptive_p" in params.samplers))
+        biases = self._biases(params)
+        greedy = not remembers and _takes_the_highest(params) and all(bias <= 0.0 for _, bias in biases)
+        lowered = frozenset(token for token, _ in biases) if greedy else None
+        sampler = NativeSampler(new_chain(), seed, remembers, lowered)
+        for member in self._members(params, seed, biases):
+            fast.chain_add(sampler.chain, member)
+        history = max(n_penalized, n_dry)
+        for token in prompt[-history:] if history else ():
+            fast.sampler_accept(sampler.chain, self._known(token))
+        return sampler
+
+    def close(self) -> None:
+        """Free the kept prototypes."""
+        while self._dry:
+            self._dry.popitem()[1].close()
+
+    def _known(self, token: int) -> int:
+        if not 0 <= token < self._vocab.n_tokens:
+            raise InternalError(f"token {token} is outside the vocabulary of {self._vocab.n_tokens}")
+        return token
+
+    def _windows(self, params: SamplingParams) -> tuple[int, int]:
+        """How many tokens the penalties and DRY look back; 0 where they are off, -1 in a request is the context."""
+        if params.mirostat:
+            return 0, 0
+        neutral = params.repeat_penalty == 1.0 and not params.presence_penalty and not params.frequency_penalty
+        penalties = 0 if neutral or "penalties" not in params.samplers else self._window(params.repeat_last_n)
+        off = not params.dry_multiplier or params.dry_base < 1.0 or "dry" not in params.samplers
+        return penalties, 0 if off else self._window(params.dry_penalty_last_n)
+
+    def _window(self, last_n: int) -> int:
+        return self._n_ctx if last_n < 0 else min(last_n, self._n_ctx)
+
+    def _members(self, params: SamplingParams, seed: int, biases: list[tuple[int, float]]) -> Iterator[int]:
+        if biases:
+            array = (C.llama_logit_bias * len(biases))(*biases)
+            yield C.llama_sampler_init_logit_bias(self._vocab.n_tokens, len(biases), array)
+        if params.mirostat:
+            yield fast.init_temp(params.temperature)
+            yield self._mirostat(params, seed)
+            return
+        for name in params.samplers:
+            if name != "adaptive_p":
+                yield self._member(name, params, seed)
+        if "adaptive_p" in params.samplers:
+            yield fast.init_adaptive_p(params.adaptive_target, params.adaptive_decay, seed)
+        else:
+            yield fast.init_dist(seed)
+
+    def _biases(self, params: SamplingParams) -> list[tuple[int, float]]:
+        biases = list(params.logit_bias)
+        if params.ignore_eos and self._vocab.eos != -1:
+            biases.extend((token, float("-inf")) for token in sorted(self._vocab.eog))
+        biases.extend((token, float("-inf")) for token in self._vocab.suppressed)
+        return biases
+
+    def _mirostat(self, params: SamplingParams, seed: int) -> int:
+        if params.mirostat == 1:
+            n_vocab = self._vocab.n_tokens
+            chain: int = fast.init_mirostat(n_vocab, seed, params.mirostat_tau, params.mirostat_eta, _MIROSTAT_M)
+            return chain
+        second: int = fast.init_mirostat_v2(seed, params.mirostat_tau, params.mirostat_eta)
+        return second
+
+    def _member(self, name: str, p: SamplingParams, seed: int) -> int:
+        member: int
+        match name:
+            case "penalties":
+                window, n_vocab = self._window(p.repeat_last_n), self._vocab.n_tokens
+                penalties = (p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
+                member = fast.init_penalties(n_vocab, window, *penalties)
+            case "dry":
+                member = self._dry_clone(p)
+            case "top_n_sigma":
+                member = fast.init_top_n_sigma(p.top_n_sigma)
+            case "top_k":
+                member = fast.init_top_k(p.top_k)
+            case "typ_p":
+                member = fast.init_typical(p.typical_p, p.min_keep)
+            case "top_p":
+                member = fast.init_top_p(p.top_p, p.min_keep)
+            case "min_p":
+                member = fast.init_min_p(p.min_p, p.min_keep)
+            case "xtc":
+                member = fast.init_xtc(p.xtc_probability, p.xtc_threshold, p.min_keep, seed)
+            case "temperature":
+                member = fast.init_temp_ext(p.temperature, p.dynatemp_range, p.dynatemp_exponent)
+            case "infill":
+                member = C.llama_sampler_init_infill(self._vocab.pointer)
+            case _:
+                raise InternalError(f"unknown sampler '{name}'")
+        return member
+
+    def _dry_clone(self, p: SamplingParams) -> int:
+        """DRY reads the whole vocabulary once for each breaker (0.1 s and more): do it once, then copy."""
+        window = self._window(p.dry_penalty_last_n)
+        key = (p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, p.dry_sequence_breakers)
+        if p.dry_multiplier == 0.0:
+            return self._new_dry(p, window)
+        kept = self._dry.pop(key, None) or NativeSampler(self._new_dry(p, window), 0, True)
+        self._dry[key] = kept
+        if len(self._dry) > _KEPT_DRY:
+            self._dry.popitem(last=False)[1].close()
+        clone: int = C.llama_sampler_clone(kept.chain)
+        return clone
+
+    def _new_dry(self, p: SamplingParams, window: int) -> int:
+        breakers = [text.encode("utf-8", "replace") for text in p.dry_sequence_breakers]
+        array = (ctypes.c_char_p * len(breakers))(*breakers)
+        dry: int = C.llama_sampler_init_dry(
+            *(self._vocab.pointer, p.dry_multiplier, p.dry_base, p.dry_allowed_length, window),
+            *(array, len(breakers)),
+        )
+        return dry
+
+
+def _takes_the_highest(p: SamplingParams) -> bool:
+    """Whether the chain, apart from biases and what it remembers, takes the highest logit: no member drops that."""
+    members = p.samplers
+    certain = p.mirostat == 0 and "temperature" in members and p.temperature <= 0.0 and p.dynatemp_range <= 0.0
+    drops = ("xtc" in members and p.xtc_probability > 0.0) or ("typ_p" in members and p.typical_p < 1.0)
+    return certain and not drops and "infill" not in members and "adaptive_p" not in members
+
+
+def new_chain() -> int:
+    """An empty native chain; whoever holds it frees it."""
+    params = C.llama_sampler_chain_default_params()
+    params.no_perf = True
+    chain: int = C.llama_sampler_chain_init(params)
+    return chain
+
+
+def _fresh_seed() -> int:
+    return secrets.randbelow(RANDOM_SEED)

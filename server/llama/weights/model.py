@@ -1,0 +1,249 @@
+"""Loaded weights: the facts of their file, and new contexts over them."""
+
+import ctypes
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+from server.engine.runner_api import RunnerInfo
+from server.errors import InternalError, ModelFailed
+from server.llama.context.cost import ContextCost, measure, piece_s
+from server.llama.context.embedding_params import embedding_params
+from server.llama.context.embedding_runner import LlamaEmbeddingRunner, open_embedding_runner
+from server.llama.context.params import can_cut, generator_params, stateful, windowed
+from server.llama.context.runner import LlamaRunner
+from server.llama.devices import offloads
+from server.llama.files.chat_templates import built_in_template
+from server.llama.files.fingerprint import fingerprint
+from server.llama.files.model_file import ModelFiles
+from server.llama.files.roles import Roles, is_encoder, roles
+from server.llama.fit.breakdown import Taken
+from server.llama.fit.measure import adapters
+from server.llama.fit.memory import available_bytes, check_kv_fits
+from server.llama.library import C, collect_errors, reason
+from server.llama.neighbours import ComputeThreads
+from server.llama.vocab import LlamaVocab
+from server.llama.weights.adapters import apply_configured, load_adapters
+from server.llama.weights.control_vectors import read_control_vectors
+from server.llama.weights.draft import DraftWeights
+from server.pool.footprint import Footprint, added
+from server.pool.protocols import MediaReader, ModelInfo
+from server.pool.spec import ModelSpec
+
+
+class LlamaWeights:
+    """`server.pool.protocols.Weights`: one native model, shared by the contexts that `runner` makes."""
+
+    def __init__(self, model: int, spec: ModelSpec, files: ModelFiles, draft: DraftWeights | None = None) -> None:
+        if C.llama_model_has_encoder(model) or not C.llama_model_has_decoder(model):
+            raise ModelFailed(spec.id, "the model has an encoder; only decoder models generate text here")
+        if not C.llama_vocab_n_tokens(C.llama_model_get_vocab(model)):
+            raise ModelFailed(spec.id, "the model has no vocabulary")
+        self._model: int | None = model
+        self._spec = spec
+        self._header = files.header
+        self._draft = draft
+        self._lock = threading.Lock()
+        self._taken = Taken()
+        self._runners: set[LlamaRunner | LlamaEmbeddingRunner] = set()
+        self._adapters = load_adapters(model, spec.id, files, spec.native)  # before any context
+        n_embd, n_layer = C.llama_model_n_embd(model), C.llama_model_n_layer(model)
+        self._control = read_control_vectors(spec.id, spec.native, n_embd, n_layer)
+        self.vocab = LlamaVocab(model)
+        self.media: MediaReader | None = None
+        self.info = replace(
+            _info(model, self.vocab, roles(files.header, spec.native)),
+            built_in_template=built_in_template(spec.chat.template or _template(model, None)),
+            fingerprint=fingerprint(files.parts, spec.native.metadata_overrides),
+            adapter_fingerprints=tuple(native.fingerprint for native in self._adapters),
+            control_vectors=self._control.fingerprint if self._control else "",
+        )
+
+    def runner(self) -> LlamaRunner:
+        """A new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
+        with self._lock:
+            if self._model is None:
+                raise InternalError(f"model '{self._spec.id}' was unloaded")
+            model = self._model
+        name, native = self._spec.id, self._spec.native
+        params = generator_params(model, self._spec)
+        check_kv_fits(name, self._header, params, self.info.n_ctx_train, offloaded=offloads(native))
+        with collect_errors() as errors:
+            context = C.llama_init_from_model(model, params)
+        if not context:
+            raise ModelFailed(
+                name, f"no context of n_ctx {params.n_ctx}: {reason(errors, 'the library gave no reason')}"
+            )
+        try:
+            runner = self._wrap(context, model, params)
+        except BaseException:
+            C.llama_free(context)
+            raise
+        with self._lock:
+            self._runners.add(runner)
+        return runner
+
+    def footprint(self) -> Footprint:
+        """Of the contexts made so far, with the weights once; with the draft model's."""
+        own = self._taken.footprint()
+        drafts = self._draft.footprint() if self._draft is not None else {}
+        return added([own, adapters(self._spec.native, own), drafts])
+
+    def _wrap(self, context: int, model: int, params: ctypes.Structure) -> LlamaRunner:
+        if not C.llama_get_memory(context):
+            raise ModelFailed(self._spec.id, "the model keeps no memory of its context, so it cannot generate text")
+        self._taken.count(context)
+        self._add_control_vectors(context)
+        unified, n_seq, cost = bool(params.kv_unified), int(params.n_seq_max), ContextCost()
+        if self._spec.native.warmup:
+            # libgomp keeps a team of compute threads for each thread that ever decoded, and stops spinning when
+            # teams outnumber the cores: a step of 13.8 ms becomes one of 17.4. So this team ends with its thread.
+            with ThreadPoolExecutor(1, "warm-up") as once:
+                once.submit(_warm_up, self._spec.id, context, self.vocab).result()
+                if not unified:
+                    cost = once.submit(measure, context, n_seq, self.vocab.n_tokens, max(self.vocab.bos, 0)).result()
+        n_more = int(params.n_outputs_max) - n_seq
+        # llama-server's n_ctx_slot(): never more than the model was trained for; YaRN may have raised that by now
+        n_ctx_seq = min(C.llama_n_ctx_seq(context), C.llama_model_n_ctx_train(model))
+        n_ctx_seq = min(n_ctx_seq, self._spec.native.n_ctx_slot or n_ctx_seq)
+        info = RunnerInfo(
+            n_seq=n_seq,
+            n_ctx_seq=n_ctx_seq,
+            n_cells=C.llama_n_ctx(context) if unified else n_ctx_seq * n_seq,
+            n_batch=self._largest_batch(context, model),
+            n_ubatch=C.llama_n_ubatch(context),
+            unified=unified,
+            can_shift=bool(C.llama_memory_can_shift(C.llama_get_memory(context))),
+            can_cut=can_cut(model, self._spec.native),
+            n_guesses=min(self._spec.engine.n_guesses, n_more),
+            n_more_outputs=n_more,
+            free_bytes=available_bytes(),
+            piece_s=piece_s(model, self._spec.native),
+            turn_ends=self.vocab.turn_ends(),
+            evaluation_s=cost.evaluation_s,
+            copy_s=cost.copy_s,
+        )
+        draft = self._draft.runner(C.llama_n_ctx(context)) if self._draft is not None and info.n_guesses else None
+        return LlamaRunner(
+            *(context, self.vocab, info),
+            draft=draft,
+            n_swa=C.llama_model_n_swa(model),
+            stateful=stateful(model),
+            threads=ComputeThreads(params.n_threads, params.n_threads_batch),
+            deferred=offloads(self._spec.native),
+            on_close=self._forget,
+            adapters=[(native.adapter, native.pointer) for native in self._adapters],
+        )
+
+    def _add_control_vectors(self, context: int) -> None:
+        if self._control is not None:
+            self._control.apply(context, self._spec.id)
+
+    def _adapt(self, context: int) -> None:
+        """Embeddings are computed with the scales of the configuration."""
+        self._taken.count(context)
+        self._add_control_vectors(context)
+        apply_configured(context, self._spec.id, self._adapters)
+
+    def _largest_batch(self, context: int, model: int) -> int:
+        """Tokens of one decode. With a sliding window's small cache no more than one micro-batch: the library places
+        a batch's micro-batches one after the other to see whether they fit, and does not bring back the older tokens
+        that it drops for the later ones (llama-kv-cache.cpp, prepare and apply_ubatch), so the first lack them."""
+        n_batch, n_ubatch, n_seq = C.llama_n_batch(context), C.llama_n_ubatch(context), C.llama_n_seq_max(context)
+        return int(max(min(n_batch, n_ubatch), n_seq) if windowed(model, self._spec.native) else n_batch)
+
+    def embedding_runner(self) -> LlamaEmbeddingRunner:
+        """As `runner`, a context that embeds."""
+        with self._lock:
+            if self._model is None:
+                raise InternalError(f"model '{self._spec.id}' was unloaded")
+            model = self._model
+        params = embedding_params(model, self._spec.id, self._header, self._spec.native)
+        if not is_encoder(self._header):
+            offloaded = offloads(self._spec.native)
+            check_kv_fits(self._spec.id, self._header, params, self.info.n_ctx_train, offloaded=offloaded)
+        runner = open_embedding_runner(model, self._spec, params, self.vocab, self._forget, self._adapt)
+        with self._lock:
+            self._runners.add(runner)
+        return runner
+
+    def _forget(self, runner: LlamaRunner | LlamaEmbeddingRunner) -> None:
+        with self._lock:
+            self._runners.discard(runner)
+
+    def close(self) -> None:
+        """Free the weights. Raises `InternalError` while a context is open; once is enough."""
+        with self._lock:
+            if self._runners:
+                raise InternalError(f"model '{self._spec.id}' still has {len(self._runners)} open contexts")
+            model, self._model = self._model, None
+        if model is not None:
+            if self._draft is not None:
+                self._draft.close()
+            self.vocab.close()
+            C.llama_model_free(model)
+
+
+def _warm_up(name: str, context: int, vocab: LlamaVocab) -> None:
+    """An empty run, as llama-server's: pages in the weights, builds the graph (common_init_from_params)."""
+    tokens = [token for token in (vocab.bos, vocab.eos) if token != -1] or [0]
+    tokens = tokens[: C.llama_n_batch(context)]
+    array = (ctypes.c_int32 * len(tokens))(*tokens)
+    with collect_errors() as errors:
+        status = C.llama_decode(context, C.llama_batch_get_one(array, len(tokens)))
+        C.llama_synchronize(context)
+    if status != 0:
+        raise ModelFailed(name, f"the first decode failed ({status}): {reason(errors, 'the library gave no reason')}")
+    C.llama_memory_clear(C.llama_get_memory(context), True)
+
+
+def _info(model: int, vocab: LlamaVocab, what: Roles) -> ModelInfo:
+    return ModelInfo(
+        description=_text(partial(C.llama_model_desc, model)),
+        ftype=(C.llama_ftype_name(C.llama_model_ftype(model)) or b"").decode(),
+        vocab_type=vocab.type,
+        n_vocab=vocab.n_tokens,
+        n_ctx_train=C.llama_model_n_ctx_train(model),
+        n_embd=C.llama_model_n_embd(model),
+        n_params=C.llama_model_n_params(model),
+        size=C.llama_model_size(model),
+        bos_token=_piece(vocab, vocab.bos),
+        add_bos=vocab.add_bos,
+        eos_token=_piece(vocab, vocab.eos),
+        chat_template=_template(model, None),
+        chat_template_tool_use=_template(model, b"tool_use"),
+        metadata=_metadata(model),
+        generates=what.generates,
+        embeds=what.embeds,
+        rerank_template=_template(model, b"rerank"),
+    )
+
+
+def _piece(vocab: LlamaVocab, token: int) -> str:
+    return "" if token == -1 else vocab.piece(token).decode("utf-8", "replace")
+
+
+def _template(model: int, name: bytes | None) -> str:
+    return (C.llama_model_chat_template(model, name) or b"").decode("utf-8", "replace")
+
+
+def _metadata(model: int) -> dict[str, str]:
+    """The file's scalar values as the library prints them; arrays are left out there."""
+    values = {}
+    for i in range(C.llama_model_meta_count(model)):
+        key = _text(partial(C.llama_model_meta_key_by_index, model, i))
+        values[key] = _text(partial(C.llama_model_meta_val_str_by_index, model, i))
+    return values
+
+
+def _text(read: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
+    """What one of the library's snprintf-like functions writes, however long; "" when it has nothing."""
+    size = 256
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        n = read(buffer, size)
+        if n < size:
+            return buffer.raw[: max(n, 0)].decode("utf-8", "replace")
+        size = n + 1

@@ -1,0 +1,61 @@
+"""Values with their origin, laid over each other, and the line that says what is wrong with one."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from server.options.table.option import Entry, Option, Section, SettingsModel, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What one source says of one field; ``source`` is a flag, a variable, or ``file:line``."""
+
+    value: Any
+    source: str
+
+
+Layer = Mapping[str, Given]
+"""Field name -> what was given."""
+
+
+def laid_over(table: Table, section: Section, *layers: Layer) -> dict[str, Given]:
+    """One layer out of several, the weakest first."""
+    merged: dict[str, Given] = {}
+    for layer in layers:
+        dropped = {name for key in layer for name in table.entries[section, key].option.replaces}
+        merged = {key: given for key, given in merged.items() if key not in dropped}
+        merged.update(layer)
+    return merged
+
+
+def from_text(entry: Entry, text: str, flag: str = "") -> Any:
+    """What a variable's text stands for, or that of `flag`."""
+    reader = entry.option.forms[flag][1] if flag in entry.option.forms else entry.option.text
+    return reader(text) if reader else text
+
+
+def mistake(details: ErrorDetails, where: str, layer: Layer, fallback: str, model: type[SettingsModel]) -> str:
+    """The line for what pydantic found in section ``where``: its source, the key and the remedy.
+
+    ``details["loc"]`` is relative to the section; ``fallback`` names the source of what nobody gave.
+    """
+    message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if not details["loc"]:  # about several fields together
+        named = [given.source for key, given in layer.items() if re.search(rf"\b{key}\b", message)]
+        return f"{', '.join(dict.fromkeys(named)) or fallback}: {where}: {message}"
+    key = str(details["loc"][0])
+    if details["type"] == "missing":
+        return f"{fallback}: {where}.{key} is missing; {model.model_fields[key].description}"
+    given = layer[key]
+    if details["type"] == "extra_forbidden":
+        return f"{given.source}: {where}.{key} belongs to one model; set models.<id>.{key}"
+    shown = repr(str(given.value) if isinstance(given.value, Path) else given.value)
+    if any(isinstance(item, Option) and item.secret for item in model.model_fields[key].metadata):
+        shown = "a value that is not shown"
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return f"{given.source}: {where}.{key} {message[0].lower()}{message[1:]}, not {shown}"

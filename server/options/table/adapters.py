@@ -1,0 +1,124 @@
+"""The models' part of the option table that is about LoRA adapters and control vectors."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from server.options.table.option import SettingsModel, option
+from server.options.table.values import Bool, split_list
+from server.pool.spec import ScaledFile
+
+MAX_FILES = 256
+MAX_SCALE = 1e6  # as in requests
+_FORM = "should be a list of paths, or of mappings of path and scale"
+
+
+def split_scaled(text: str) -> list[dict[str, str]]:
+    """``FILE:SCALE,...`` of a flag; of several colons the last one counts. Without one, the scale is missing."""
+    pairs = [part.rpartition(":") if ":" in part else (part, ":", "") for part in split_list(text)]
+    return [{"path": path, "scale": scale} for path, _, scale in pairs]
+
+
+def read_scaled_files(value: object) -> tuple[ScaledFile, ...]:
+    """A path, or a list of paths and of mappings ``{path: ..., scale: 0.5}``."""
+    items = [value] if isinstance(value, (str, Path, Mapping)) else value
+    if not isinstance(items, (list, tuple)):
+        raise ValueError(_FORM)
+    return tuple(_scaled_file(item) for item in items)
+
+
+def _scaled_file(item: object) -> ScaledFile:
+    if isinstance(item, ScaledFile):
+        return item
+    if isinstance(item, Mapping) and {"path"} <= item.keys() <= {"path", "scale"}:
+        return ScaledFile(_path(item["path"]), _scale(item.get("scale", 1.0)))
+    return ScaledFile(_path(item))
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise ValueError(_FORM)
+    return Path(value)
+
+
+def _scale(value: Any) -> float:
+    try:
+        scale = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        scale = math.nan
+    if not abs(scale) <= MAX_SCALE:
+        raise ValueError(f"should have a number within {-MAX_SCALE:g} and {MAX_SCALE:g} as scale, as in FILE:0.5")
+    return scale
+
+
+def read_layer_range(value: object) -> object:
+    """``[START, END]``, or both in one text."""
+    if not isinstance(value, str):
+        return value
+    return tuple(value.replace(",", " ").split())
+
+
+_ONE_FILE = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "object",
+            "properties": {"path": {"type": "string"}, "scale": {"type": "number"}},
+            "required": ["path"],
+            "additionalProperties": False,
+        },
+    ]
+}
+ScaledFiles = Annotated[
+    tuple[ScaledFile, ...],
+    BeforeValidator(read_scaled_files),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _ONE_FILE}]}),
+    Field(max_length=MAX_FILES),
+]
+Layer = Annotated[int, Field(ge=-1, le=1 << 20)]
+LayerRange = Annotated[
+    tuple[Layer, Layer] | None,
+    BeforeValidator(read_layer_range),
+    WithJsonSchema({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),
+]
+
+
+class AdapterSettings(SettingsModel):
+    """What is added to a model's weights."""
+
+    group: ClassVar[str] = "LoRA adapters and control vectors"
+
+    lora: Annotated[
+        ScaledFiles,
+        option(
+            "--lora",
+            metavar="FILE,...",
+            text=split_list,
+            forms={"--lora-scaled": ("FILE:SCALE,...", split_scaled)},
+            repeat=True,
+            is_path=True,
+        ),
+    ] = ()
+    """LoRA adapters (GGUF), each at scale 1 unless given as FILE:SCALE, or in the YAML as {path: ..., scale: 0.5}.
+    Their places in this list are their ids in /lora-adapters."""
+    lora_init_without_apply: Annotated[Bool, option("--lora-init-without-apply")] = False
+    """Load adapters at scale 0; POST /lora-adapters or a request's lora switches them on."""
+    control_vectors: Annotated[
+        ScaledFiles,
+        option(
+            "--control-vector",
+            metavar="FILE,...",
+            text=split_list,
+            forms={"--control-vector-scaled": ("FILE:SCALE,...", split_scaled)},
+            repeat=True,
+            is_path=True,
+        ),
+    ] = ()
+    """Control vectors (GGUF), added up; given as lora is."""
+    control_vector_layer_range: Annotated[
+        LayerRange, option("--control-vector-layer-range", metavar="START END", n_words=2)
+    ] = None
+    """First and last layer that control vectors work in; none or 0 = from layer 1 to the last."""

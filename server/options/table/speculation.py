@@ -1,0 +1,242 @@
+"""Options of speculative decoding: where guesses come from, and how long they are."""
+
+from itertools import pairwise
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from server.options.table.devices import AUTO as AUTO_DEVICES
+from server.options.table.devices import OneDeviceSet
+from server.options.table.hub import RepositoryName
+from server.options.table.option import SettingsModel, option
+from server.options.table.overrides import MAX_LAYERS, TensorOverrides
+from server.options.table.values import Bool, FilePath, Float, GpuLayers, Int, Proportions, split_list
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+AUTO = "auto"
+KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "draft-simple")
+_NOT_HERE = {
+    "draft-mtp": "a model's own MTP heads are not used yet",
+    "draft-eagle3": "it needs hidden states that the library's C interface does not give out; use draft-simple",
+    "draft-dflash": "it needs hidden states that the library's C interface does not give out; use draft-simple",
+    "draft-dspark": "it needs hidden states that the library's C interface does not give out; use draft-simple",
+}
+
+
+def read_kinds(value: object) -> str:
+    """Kinds separated by commas, or a list, as the one text that llama-server shows for them."""
+    items = split_list(value) if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)) or not items:
+        raise ValueError(f"should be auto, none, or some of {', '.join(KINDS)}")
+    names = [str(item).strip().lower() for item in items]
+    for name in names:
+        if name in _NOT_HERE:
+            raise ValueError(f"has '{name}', a kind of llama-server that Llamapool does not have: {_NOT_HERE[name]}")
+        if name not in (AUTO, "none", *KINDS):
+            raise ValueError(f"has the unknown kind '{name}'; known: auto, none, {', '.join(KINDS)}")
+    if len(names) > 1 and (AUTO in names or "none" in names):
+        raise ValueError("should be auto or none alone, or a list of kinds")
+    return ",".join(name for name in (AUTO, "none", *KINDS) if name in names)
+
+
+class SpeculationSettings(SettingsModel):
+    """Tokens that are guessed and checked several at a time."""
+
+    group: ClassVar[str] = "Speculative decoding"
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a draft model is named, as a file or out of the hub."""
+        return self.draft_model is not None or bool(self.draft_hf)
+
+    @model_validator(mode="after")
+    def _a_draft_needs_its_model(self) -> "SpeculationSettings":
+        if "draft-simple" in self.spec_type and not self.has_draft:
+            raise ValueError("spec_type has draft-simple, which needs draft_model (-md); add it")
+        if self.has_draft and self.spec_type not in (AUTO, "none") and "draft-simple" not in self.spec_type:
+            raise ValueError(f"draft_model is given, but spec_type {self.spec_type} does not use it; add draft-simple")
+        return self
+
+    @model_validator(mode="after")
+    def _synthetic_rates_fit(self) -> "SpeculationSettings":
+        rates, length, most = self.spec_synth_rates, self.spec_synth_len, self.spec_draft_max
+        if not rates and not length:
+            return self
+        if rates and length:
+            raise ValueError("spec_synth_rates and spec_synth_len exclude each other; give one")
+        if not self.has_draft:
+            raise ValueError("spec_synth_rates and spec_synth_len need draft_model (-md); add it")
+        if rates and len(rates) != most:
+            raise ValueError(f"spec_synth_rates should be as many as spec_draft_max, {most}, not {len(rates)}")
+        if any(not 0 <= rate <= before for before, rate in pairwise((1.0, *rates))):
+            raise ValueError("spec_synth_rates should be between 0 and 1, none above the one before it")
+        if length and not 1 <= length <= most + 1:
+            raise ValueError(f"spec_synth_len should be between 1 and {most + 1}, or 0")
+        return self
+
+    spec_type: Annotated[
+        str,
+        BeforeValidator(read_kinds),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"enum": list(KINDS)}}]}),
+        option("--spec-type", env="LLAMA_ARG_SPEC_TYPE", metavar="A,B"),
+    ] = AUTO
+    """Where guesses come from: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (the text so far, as
+    llama-server), draft-simple (the draft model); the first that has one is asked. none = no guesses; auto = the text
+    so far, where that pays, and draft-simple where there is a draft model. The output stays the same; see
+    docs/speculation.md."""
+    spec_lookup_size: Annotated[Int, option("--spec-lookup-size-n", metavar="N"), Field(ge=1, le=64)] = 3
+    """Tokens that must repeat for a guess from the text with spec_type auto."""
+    spec_lookup_max: Annotated[Int, option("--spec-lookup-size-m", metavar="N"), Field(ge=1, le=128)] = 16
+    """Most tokens that are guessed from the text at once with spec_type auto."""
+    spec_ngram_simple_size_n: Annotated[
+        Int, option("--spec-ngram-simple-size-n", metavar="N"), Field(ge=1, le=1024)
+    ] = 12
+    """Tokens that must repeat for a guess of ngram-simple."""
+    spec_ngram_simple_size_m: Annotated[
+        Int, option("--spec-ngram-simple-size-m", metavar="N"), Field(ge=1, le=1024)
+    ] = 48
+    """Most tokens of a guess of ngram-simple."""
+    spec_ngram_map_k_size_n: Annotated[Int, option("--spec-ngram-map-k-size-n", metavar="N"), Field(ge=1, le=1024)] = 12
+    """Tokens that must repeat for a guess of ngram-map-k."""
+    spec_ngram_map_k_size_m: Annotated[Int, option("--spec-ngram-map-k-size-m", metavar="N"), Field(ge=1, le=1024)] = 48
+    """Most tokens of a guess of ngram-map-k."""
+    spec_ngram_map_k4v_size_n: Annotated[
+        Int, option("--spec-ngram-map-k4v-size-n", metavar="N"), Field(ge=1, le=1024)
+    ] = 12
+    """Tokens that must repeat for a guess of ngram-map-k4v."""
+    spec_ngram_map_k4v_size_m: Annotated[
+        Int, option("--spec-ngram-map-k4v-size-m", metavar="N"), Field(ge=1, le=1024)
+    ] = 48
+    """Most tokens of a guess of ngram-map-k4v."""
+    spec_ngram_map_k4v_min_hits: Annotated[
+        Int, option("--spec-ngram-map-k4v-min-hits", metavar="N"), Field(ge=1, le=1 << 20)
+    ] = 1
+    """Times that the tokens must have been met for a guess of ngram-map-k4v."""
+    spec_ngram_mod_n_match: Annotated[Int, option("--spec-ngram-mod-n-match", metavar="N"), Field(ge=1, le=1024)] = 24
+    """Tokens that must repeat for a guess of ngram-mod."""
+    spec_ngram_mod_n_min: Annotated[Int, option("--spec-ngram-mod-n-min", metavar="N"), Field(ge=0, le=1024)] = 48
+    """Fewest tokens of a guess of ngram-mod."""
+    spec_ngram_mod_n_max: Annotated[Int, option("--spec-ngram-mod-n-max", metavar="N"), Field(ge=0, le=1024)] = 64
+    """Most tokens of a guess of ngram-mod."""
+    lookup_cache_static: Annotated[
+        FilePath | None, option("-lcs", "--lookup-cache-static", metavar="FILE", is_path=True)
+    ] = None
+    """File of llama-lookup-create with counts for ngram-cache."""
+    lookup_cache_dynamic: Annotated[
+        FilePath | None, option("-lcd", "--lookup-cache-dynamic", metavar="FILE", is_path=True)
+    ] = None
+    """File of llama-lookup-create with counts for ngram-cache, of texts like those that are expected; not written."""
+    draft_model: Annotated[
+        FilePath | None,
+        option(
+            *("-md", "--model-draft", "--spec-draft-model"),
+            env="LLAMA_ARG_SPEC_DRAFT_MODEL",
+            metavar="FILE",
+            is_path=True,
+            replaces=("draft_hf",),
+        ),
+    ] = None
+    """GGUF of a small model with the same vocabulary that guesses what this one will say."""
+    draft_hf: Annotated[
+        RepositoryName,
+        option(
+            *("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"),
+            env="LLAMA_ARG_SPEC_DRAFT_HF_REPO",
+            metavar="OWNER/NAME[:QUANT]",
+            replaces=("draft_model",),
+        ),
+    ] = ""
+    """The same out of the hub: a repository, and of which quantization; as hf."""
+    spec_draft_max: Annotated[
+        Int,
+        option(
+            *("--spec-draft-n-max", "--draft", "--draft-n", "--draft-max"),
+            env="LLAMA_ARG_SPEC_DRAFT_N_MAX",
+            metavar="N",
+        ),
+        Field(ge=1, le=128),
+    ] = 16
+    """Most tokens that the draft model guesses at once; how many it does follows from what pays."""
+    spec_draft_min: Annotated[
+        Int,
+        option(*("--spec-draft-n-min", "--draft-min", "--draft-n-min"), env="LLAMA_ARG_SPEC_DRAFT_N_MIN", metavar="N"),
+        Field(ge=0, le=128),
+    ] = 0
+    """Fewer tokens of the draft model are not checked at all."""
+    spec_draft_p_min: Annotated[
+        Float,
+        option("--spec-draft-p-min", "--draft-p-min", env="LLAMA_ARG_SPEC_DRAFT_P_MIN", metavar="P"),
+        Field(ge=0, le=1),
+    ] = 0.0
+    """The draft model stops at a token that it gives less than this probability."""
+    spec_synth_rates: Annotated[
+        Proportions, option("--spec-synth-rates", env="LLAMA_ARG_SPEC_SYNTH_RATES", metavar="P0,P1,...")
+    ] = ()
+    """For benchmarks: how often the first, second, ... guess of the draft model is taken, by chance and whatever the
+    model says, so that the text is worth nothing. As many as spec_draft_max, none above the one before it."""
+    spec_synth_len: Annotated[
+        Float, option("--spec-synth-len", env="LLAMA_ARG_SPEC_SYNTH_LEN", metavar="L"), Field(ge=0)
+    ] = 0.0
+    """For benchmarks, in place of spec_synth_rates: tokens of a step in the mean, 1 to spec_draft_max + 1; 0 = off."""
+    draft_n_threads: Annotated[
+        Int, option("-td", "--threads-draft", "--spec-draft-threads", metavar="N"), Field(ge=-1)
+    ] = -1
+    """CPU threads of the draft model for generation; -1 = as n_threads, 0 = all."""
+    draft_n_threads_batch: Annotated[
+        Int, option("-tbd", "--threads-batch-draft", "--spec-draft-threads-batch", metavar="N"), Field(ge=-1)
+    ] = -1
+    """CPU threads of the draft model for prompts; -1 = as draft_n_threads, 0 = all."""
+    draft_device: Annotated[
+        OneDeviceSet, option("-devd", "--device-draft", "--spec-draft-device", metavar="NAME,...")
+    ] = (AUTO_DEVICES,)
+    """Devices that the draft model is offloaded to, of all instances: names with commas, none, or auto = as device."""
+    draft_n_gpu_layers: Annotated[
+        GpuLayers,
+        option(
+            *("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"),
+            env="LLAMA_ARG_N_GPU_LAYERS_DRAFT",
+        ),
+        Field(ge=-2),
+    ] = -1
+    """Layers of the draft model on the GPU: a number, auto (-1) or all (-2)."""
+    draft_override_tensor: Annotated[
+        TensorOverrides,
+        option(
+            *("-otd", "--override-tensor-draft", "--spec-draft-override-tensor"),
+            metavar="PATTERN=TYPE,...",
+            text=split_list,
+            repeat=True,
+        ),
+    ] = ()
+    """Buffer types for tensors of the draft model, as override_tensor."""
+    draft_cpu_moe: Annotated[
+        Bool, option("-cmoed", "--cpu-moe-draft", "--spec-draft-cpu-moe", env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE")
+    ] = False
+    """The weights of the draft model's experts (MoE) stay on the CPU."""
+    draft_n_cpu_moe: Annotated[
+        Int,
+        option(
+            *("-ncmoed", "--n-cpu-moe-draft", "--spec-draft-n-cpu-moe", "--spec-draft-ncmoe"),
+            env="LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE",
+        ),
+        Field(ge=0, le=MAX_LAYERS),
+    ] = 0
+    """Layers of the draft model, from the first, whose experts stay on the CPU."""
+    draft_cache_type_k: Annotated[
+        CacheType,
+        option(
+            *("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"),
+            env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
+            metavar="TYPE",
+        ),
+    ] = "f16"
+    """Type of the keys in the draft model's KV cache."""
+    draft_cache_type_v: Annotated[
+        CacheType,
+        option(
+            *("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"),
+            env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+            metavar="TYPE",
+        ),
+    ] = "f16"
+    """Type of the values in the draft model's KV cache; a quantized one needs flash attention."""

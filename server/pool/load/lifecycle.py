@@ -1,0 +1,327 @@
+"""Carries out loads and frees: threads, engines, state transitions, events. Decides nothing."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from server.engine.embedding.engine import EmbeddingEngine
+from server.engine.embedding.vectors import EmbeddingRunner
+from server.engine.engine import Engine
+from server.engine.kv.ram_cache import MIB
+from server.engine.lora import default_set
+from server.engine.params import EngineParams
+from server.engine.runner_api import Runner
+from server.errors import LlamapoolError, ModelFailed
+from server.pool.entry import Entry
+from server.pool.events import FanOut, LoadProgress, StatusChanged
+from server.pool.footprint import Footprint, Memory, readable, totals
+from server.pool.load.loading import Load, Parts, TemplateFactory, chat_template
+from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
+from server.pool.protocols import Loader
+from server.pool.saved.state_folder import StateFolder
+from server.pool.state import ModelFacts, Status, check_transition
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+EngineFactory = Callable[[Sequence[Runner], EngineParams, asyncio.AbstractEventLoop], Engine]
+EmbedderFactory = Callable[[Sequence[EmbeddingRunner], EngineParams, asyncio.AbstractEventLoop], EmbeddingEngine]
+
+
+@dataclass(frozen=True, slots=True)
+class Factories:
+    """What a loaded model is put together from."""
+
+    engine: EngineFactory = Engine
+    embedder: EmbedderFactory = EmbeddingEngine
+    template: TemplateFactory = chat_template
+    grammar: GrammarFactory = compile_grammars
+
+
+class Lifecycle:
+    """Moves one entry at a time through `TRANSITIONS`; every move is an event."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        factories: Factories,
+        fan_out: FanOut,
+        threads: Executor,
+        clock: Callable[[], float],
+        quiet: Callable[[], bool],
+    ) -> None:
+        """`quiet`: whether no model has anything to do; asked from other threads."""
+        self._loader = loader
+        self._factories = factories
+        self._fan_out = fan_out
+        self._threads = threads
+        self._clock = clock
+        self._quiet = quiet
+
+    # ---- loading
+
+    async def size(self, entry: Entry) -> tuple[Footprint, Mapping[str, Memory]]:
+        """What a model takes at least, and the memory there is; nothing of one that can't be read, whose load will say
+        why."""
+
+        def measured() -> tuple[Footprint, Mapping[str, Memory]]:
+            try:
+                least = self._loader.least(entry.spec)
+            except LlamapoolError:
+                least = {}
+            except Exception:  # not tried again: who asks for the model would wait for ever
+                log.exception("model '%s' could not be measured", entry.id)
+                least = {}
+            return least, self._loader.memory()
+
+        return await self._in_thread(measured)
+
+    def begin_load(self, entry: Entry, granted: Mapping[str, int] | None = None) -> None:
+        """Take the model's place, and all the memory that is `granted`, until it is known what it takes; `load` must
+        follow."""
+        loop = asyncio.get_running_loop()
+
+        def report(value: float) -> None:
+            loop.call_soon_threadsafe(self._progressed, entry, load, value)
+
+        factories = self._factories
+        load = Load(
+            *(entry.spec, self._loader, factories.template, report, self._clock),
+            *(factories.grammar, self._quiet, granted or {}, entry.fit),
+        )
+        entry.load = load
+        entry.taken = granted or {}
+        entry.fitting = granted is not None
+        entry.after_drain = Status.UNLOADED
+        entry.progress = 0.0
+        entry.failure = ""
+        self._to(entry, Status.LOADING)
+
+    async def load(self, entry: Entry, fitted: Callable[[], None] = lambda: None) -> None:
+        """Load; the entry ends READY, FAILED with the reason, or UNLOADED when the load was cancelled. `fitted` is
+        called between, where memory was granted, once it is known how much of it the model takes."""
+        load = entry.load
+        assert load is not None
+        try:
+            if entry.fitting:
+                taken = totals((await self._in_thread(load.fit)).footprint)
+                entry.taken = {device: min(n, load.granted.get(device, n)) for device, n in taken.items()}
+                entry.fitting = False
+                fitted()
+            parts = await self._in_thread(load.run)
+            model = await self._assemble(load, parts)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            load.cancel()
+            raise
+        except BaseException as error:  # noqa: BLE001 (a Rust library's panic, too, is the model's failure)
+            entry.load = None
+            self._not_loaded(entry, load, error)
+        else:
+            entry.load = None
+            self._loaded(entry, model)
+
+    async def _assemble(self, load: Load, parts: Parts) -> LoadedModel:
+        """Put engines over the runners; frees the parts when that fails or the load was cancelled."""
+        spec, loop = load.spec, asyncio.get_running_loop()
+        generator: Engine | None = None
+        embedder: EmbeddingEngine | None = None
+        try:
+            if load.cancelled:
+                raise ModelFailed(spec.id, "the load was cancelled")
+            if parts.runners:
+                generator = self._factories.engine(parts.runners, spec.engine, loop)
+            if parts.embedders:
+                embedder = self._factories.embedder(parts.embedders, spec.engine, loop)
+        except BaseException:
+            if generator is not None:
+                await generator.close()
+                parts.runners.clear()
+            await self._in_thread(parts.close)
+            raise
+        model = LoadedModel(
+            load.spec,
+            parts.weights.info,
+            parts.weights.vocab,
+            generator,
+            embedder,
+            parts.template,
+            parts.weights,
+            parts.fit,
+            loaded_at=time.time(),
+            make_grammar=self._factories.grammar,
+            _grammar=parts.grammar,
+        )
+        try:
+            if generator is not None and spec.engine.cache_disk and spec.engine.cache_disk_path is not None:
+                await generator.use_disk(StateFolder(model, spec.engine.cache_disk_path, spec.engine.cache_disk * MIB))
+        except BaseException:
+            await model.close()
+            await self._in_thread(parts.weights.close)
+            raise
+        return model
+
+    def _loaded(self, entry: Entry, model: LoadedModel) -> None:
+        woke = entry.facts is not None
+        entry.loaded = model
+        if entry.adapters is not None and model.generator is not None:
+            model.generator.set_adapter_scales(entry.adapters)
+        entry.adapters = None
+        entry.fit = model.fit
+        footprint = model.weights.footprint() or model.fit.footprint
+        entry.facts = ModelFacts(
+            *(model.info, model.template, model.n_ctx_seq, model.n_slots, model.loaded_at, footprint, model.fit)
+        )
+        if entry.taken:
+            entry.taken = self._measured(entry, model)
+        entry.progress = 1.0
+        entry.last_used = self._clock()
+        log.info("model '%s' is %s: %s", entry.id, "awake" if woke else "loaded", described(entry.facts))
+        self._to(entry, Status.READY, first_load=not woke)
+
+    def _measured(self, entry: Entry, model: LoadedModel) -> Mapping[str, int]:
+        """What it has really taken; of one that is loaded whatever it takes, no more than it was granted."""
+        measured = totals(model.weights.footprint())
+        if not measured or not entry.spec.native.fit:
+            return entry.taken
+        for device, n in measured.items():
+            if n > 1.1 * entry.taken.get(device, n):
+                guessed, taken = readable(entry.taken[device]), readable(n)
+                log.warning("model '%s' took %s of %s, %s were expected", entry.id, taken, device, guessed)
+        return measured
+
+    def _not_loaded(self, entry: Entry, load: Load, error: BaseException) -> None:
+        entry.progress = 0.0
+        entry.facts = entry.adapters = entry.need = entry.fit = (
+            None  # the file may be another one when it is tried again
+        )
+        entry.taken, entry.fitting = {}, False
+        if load.cancelled:
+            log.info("the load of model '%s' was cancelled: %s", entry.id, error)
+            self._to(entry, Status.UNLOADED)
+            return
+        expected = isinstance(error, LlamapoolError)
+        log.error("model '%s' failed to load: %s", entry.id, error, exc_info=None if expected else error)
+        self._failed(entry, _reason(error))
+
+    def _progressed(self, entry: Entry, load: Load, value: float) -> None:
+        if entry.load is load and not load.cancelled:
+            entry.progress = min(max(value, 0.0), 1.0)
+            self._fan_out.publish(LoadProgress(entry.id, entry.progress))
+
+    async def describe(self, entry: Entry) -> ModelFacts:
+        """What is known of a model without loading it: its file's facts and its template. Raises `ModelFailed`."""
+
+        def read() -> ModelFacts:
+            info = self._loader.describe(entry.spec)
+            return ModelFacts(info, self._factories.template(info, entry.spec), n_ctx_seq=0, n_slots=0, loaded_at=0.0)
+
+        if entry.described is None:
+            entry.described = await self._in_thread(read)
+        return entry.described
+
+    # ---- freeing
+
+    def begin_drain(self, entry: Entry, target: Status) -> None:
+        """No lease from now on; `drain` must follow."""
+        entry.after_drain = target
+        entry.giving_way = entry.cut_off = False
+        entry.keep_alive_s = None
+        self._to(entry, Status.DRAINING)
+
+    async def drain(self, entry: Entry, grace_s: float) -> None:
+        """Free a draining model: the engine first, then the weights, and these never under a lease.
+
+        Leases get `grace_s` seconds. Then the engine fails what still runs, which makes its holders let go. If
+        they don't within ``entry.abandon_s`` (None = wait for ever), the weights stay in memory and the model
+        stays DRAINING: better a leak than freed memory in use.
+        """
+        model = entry.loaded
+        assert model is not None
+        try:
+            if not await self._vacated(entry, grace_s):
+                log.warning("model '%s': %d requests are cancelled", entry.id, len(entry.leases))
+            entry.cut_off = True
+            await model.close()
+            if not await self._vacated(entry, entry.abandon_s):
+                log.error("model '%s': %d leases were never released", entry.id, len(entry.leases))
+                return
+            await self._in_thread(model.weights.close)
+        except Exception as error:
+            log.exception("model '%s' could not be freed", entry.id)
+            entry.loaded = None
+            entry.taken = {}
+            entry.leases.clear()  # of a model that stays in memory: nothing waits for them any more
+            entry.vacant.set()
+            self._failed(entry, f"could not be freed: {_reason(error)}")
+            return
+        entry.loaded = None
+        entry.taken = {}
+        entry.progress = 0.0
+        if entry.after_drain is Status.UNLOADED:
+            entry.facts = None
+        elif model.generator is not None:
+            entry.adapters = default_set(model.generator.adapters)
+        log.info("model '%s' is %s", entry.id, entry.after_drain)
+        self._to(entry, entry.after_drain)
+
+    async def _vacated(self, entry: Entry, timeout_s: float | None) -> bool:
+        """Wait until no lease is left; False when the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s) as entry.grace:
+                await entry.vacant.wait()
+        entry.grace = None
+        return not entry.leases
+
+    def forget(self, entry: Entry) -> None:
+        """Make a sleeping model an unloaded one."""
+        entry.facts = entry.adapters = None
+        self._to(entry, Status.UNLOADED)
+
+    # ---- both
+
+    def move(self, entry: Entry, status: Status) -> None:
+        """To another state, where nothing is in memory."""
+        self._to(entry, status)
+
+    def fail(self, entry: Entry, reason: str) -> None:
+        """What is not in memory can't come there."""
+        self._failed(entry, reason)
+
+    def _failed(self, entry: Entry, reason: str) -> None:
+        entry.failure = reason
+        entry.failed_at = self._clock()
+        entry.facts = None
+        self._to(entry, Status.FAILED)
+
+    def _to(self, entry: Entry, status: Status, *, first_load: bool = False) -> None:
+        previous = entry.status
+        check_transition(entry.id, previous, status)
+        entry.status = status
+        info = entry.facts.info if first_load and entry.facts else None
+        self._fan_out.publish(StatusChanged(entry.id, status, previous, entry.failure, info))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def described(facts: ModelFacts) -> str:
+    """Context, slots and memory of a loaded model, in a line."""
+    shared = facts.fit is not None and facts.fit.spec.native.unified
+    n, each = facts.n_slots, facts.n_ctx_seq
+    slots = "1 slot" if n == 1 else f"{n} slots"
+    said = f"{each} tokens that {slots} share" if shared and n > 1 else f"{slots} of {each} tokens"
+    return ", ".join([said, *(f"{readable(taken.total)} of {name}" for name, taken in facts.footprint.items())])
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ModelFailed):
+        return error.reason
+    if isinstance(error, LlamapoolError):
+        return error.message
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,74 @@
+"""Saves a slot of a model to a file and brings it back, here or in another process of the same configuration."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from server.engine.lora import NEVER, Tuning, default_set
+from server.engine.step.slot_state import SlotState
+from server.errors import InvalidRequest
+from server.pool.model import LoadedModel
+from server.pool.saved.slot_file import encode, open_saved, read_foreign
+from server.pool.saved.slot_files import SlotFiles
+from server.pool.saved.slot_origin import describe, tuning_here
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What was saved or restored; ``ms`` with the wait for the slot."""
+
+    n_tokens: int
+    n_bytes: int
+    ms: float
+
+
+async def save(model: LoadedModel, id_slot: int, files: SlotFiles, name: str) -> Moved:
+    """Save what the slot holds, once it is idle. Raises `InvalidRequest` and `InternalError`."""
+    started = time.perf_counter()
+    saved = await model.engine.save_slot(id_slot)
+    description = describe(model, saved)
+    n_bytes = await asyncio.to_thread(lambda: files.write(name, encode(saved, description)))
+    return Moved(len(saved.tokens), n_bytes, _ms_since(started))
+
+
+async def restore(model: LoadedModel, id_slot: int, files: SlotFiles, name: str) -> Moved:
+    """Replace what the slot holds, once it is idle.
+
+    Raises `InvalidRequest` that says why the file is refused; the slot is as before then, or empty when it was the
+    library that refused.
+    """
+    started = time.perf_counter()
+    saved, n_bytes = await asyncio.to_thread(_read, model, files, name)
+    try:
+        await model.engine.restore_slot(id_slot, saved)
+    except InvalidRequest as error:
+        raise _refusal(error) from None
+    return Moved(len(saved.tokens), n_bytes, _ms_since(started))
+
+
+def _read(model: LoadedModel, files: SlotFiles, name: str) -> tuple[SlotState, int]:
+    with files.opened(name) as (file, size):
+        try:
+            foreign = read_foreign(file, size, model.vocab.n_tokens)
+            if foreign is not None:
+                logger.warning("%s was not saved here: nothing proves that this model and these settings fit it", name)
+                return SlotState(*foreign, Tuning(default_set(model.engine.adapters), NEVER), NEVER), size
+            file.seek(0)
+            found = open_saved(file, size)
+            tuning = tuning_here(model, found.description)
+            tokens, state, checkpoints = found.read(model.vocab.n_tokens)
+        except InvalidRequest as error:
+            raise _refusal(error) from None
+    n_exact = found.description.n_exact
+    return SlotState(tokens, state, tuning, NEVER if n_exact is None else n_exact, checkpoints), size
+
+
+def _refusal(error: InvalidRequest) -> InvalidRequest:
+    return InvalidRequest(f"Unable to restore slot: {error.message}", error.param or "filename")
+
+
+def _ms_since(started: float) -> float:
+    return (time.perf_counter() - started) * 1e3

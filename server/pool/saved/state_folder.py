@@ -1,0 +1,178 @@
+"""The folder of a model's prompt states on disk (``cache_disk``): saved slots' files, see `slot_file`.
+
+A model's folder has one in it for everything that its cells depend on (`slot_origin.origin_of_cells`), which one
+process at a time uses. So nothing of what other settings, adapters or versions can use is lost when this one begins; it
+goes, the oldest first, when all of the model's files together become too many. All blocking.
+"""
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from server.engine.kv.disk_cache import DiskState, FolderInUse
+from server.engine.lora import NEVER, Tuning
+from server.engine.step.slot_state import SlotState
+from server.errors import InternalError, InvalidRequest, LlamapoolError
+from server.pool.model import LoadedModel
+from server.pool.saved.slot_file import Description, encode, open_saved
+from server.pool.saved.slot_files import SlotFiles
+from server.pool.saved.slot_origin import adapters_here, describe, origin_of_cells
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".state"
+_LOCK = ".lock"
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def folder_name(model_id: str) -> str:
+    """A folder of its own for each model id, whatever characters it has."""
+    return f"{_NOT_PLAIN.sub('_', model_id)[:64].strip('.')}-{_digest(model_id)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether no process uses a folder of states."""
+    try:
+        with (folder / _LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    return True
+
+
+class StateFolder:
+    """`server.engine.kv.disk_cache.StateFiles` for one loaded model."""
+
+    def __init__(self, model: LoadedModel, root: Path, limit: int) -> None:
+        """`limit`: most bytes of all the model's files."""
+        self._model = model
+        self._limit = limit
+        self._origin = origin_of_cells(model, importlib.metadata.version("llama_cpp_python"))
+        self._of_model = root / folder_name(model.spec.id)
+        self._path = self._of_model / _digest(json.dumps(self._origin))
+        self._files = SlotFiles(self._path)
+        self._locked: int | None = None
+        self._ours: set[str] = set()  # names of files that are in use
+
+    def index(self) -> list[DiskState]:
+        """What is there and fits this model; damaged files are removed. Raises `FolderInUse` when another process uses
+        the folder, and `InternalError`."""
+        try:
+            for folder in (self._of_model, self._path):  # states tell what was said
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock()
+            names = sorted(os.listdir(self._path))
+        except OSError as error:
+            raise InternalError(f"{self._path}: {error.strerror or error}") from error
+        self._files.remove_unfinished()
+        found = [self._entry(name) for name in names if name.endswith(SUFFIX)]
+        entries = [entry for entry in found if entry is not None]
+        self._ours = {entry.name for entry in entries}
+        return entries
+
+    def _lock(self) -> None:
+        self._locked = os.open(self._path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise FolderInUse(f"{self._path} is used by another process") from None
+
+    def _entry(self, name: str) -> DiskState | None:
+        try:
+            with self._files.opened(name) as (file, size):
+                age_s = max(time.time() - os.fstat(file.fileno()).st_mtime, 0.0)
+                found = open_saved(file, size)
+                if found.description.origin != self._origin or not self._fits(found.description):
+                    return None
+                tuning = self._tuning(found.description)
+                tokens = found.read_tokens(self._model.vocab.n_tokens)
+        except LlamapoolError as error:
+            log.warning("%s is removed: %s", self._path / name, error)
+            self.remove(name)
+            return None
+        n_exact = found.description.n_exact
+        return DiskState(
+            *(tokens, tuning, NEVER if n_exact is None else n_exact, size, -age_s),
+            places=tuple(n_tokens for n_tokens, _ in found.description.checkpoints),
+            name=name,
+        )
+
+    def _fits(self, found: Description) -> bool:
+        """Whether it can be used now: its adapters are loaded, and a slot has room for it."""
+        return adapters_here(self._model, found.lora) is not None and found.n_tokens <= self._model.engine.n_ctx_seq
+
+    def _tuning(self, found: Description) -> Tuning:
+        """Raises `InvalidRequest` for a file of another model, other settings, or adapters that are not loaded."""
+        if found.origin != self._origin:
+            raise InvalidRequest("it was saved under another model, other settings or another library")
+        adapters = adapters_here(self._model, found.lora)
+        if adapters is None:
+            raise InvalidRequest("it was computed with LoRA adapters that are not loaded")
+        return Tuning(adapters, NEVER if found.lora_start is None else found.lora_start)
+
+    def write(self, name: str, saved: SlotState) -> int:
+        """Whole or not at all; its bytes. Raises `InternalError` with the system's reason."""
+        description = replace(describe(self._model, saved), origin=self._origin)
+        n_bytes = self._files.write(name, encode(saved, description))
+        self._ours.add(name)
+        self._forget_others()
+        return n_bytes
+
+    def _forget_others(self) -> None:
+        """Remove the oldest files that nobody uses now, as long as there are too many bytes of all."""
+        try:
+            every = [(path, path.stat()) for path in self._of_model.rglob(f"*{SUFFIX}")]
+            others = [each for each in every if each[0].parent != self._path or each[0].name not in self._ours]
+            n_bytes = sum(found.st_size for _, found in every)
+            for path, found in sorted(others, key=lambda each: each[1].st_mtime):
+                if n_bytes <= self._limit:
+                    return
+                if path.parent == self._path or _is_free(path.parent):
+                    path.unlink(missing_ok=True)
+                    n_bytes -= found.st_size
+        except OSError as error:  # another process does the same
+            log.warning("%s: %s", self._of_model, error)
+
+    def read(self, name: str) -> SlotState:
+        """Raises `LlamapoolError` unless every byte is what was written, under the same model and settings."""
+        with self._files.opened(name) as (file, size):
+            found = open_saved(file, size)
+            tuning = self._tuning(found.description)
+            tokens, state, checkpoints = found.read(self._model.vocab.n_tokens)
+        n_exact = found.description.n_exact
+        return SlotState(tokens, state, tuning, NEVER if n_exact is None else n_exact, checkpoints)
+
+    def used(self, name: str) -> None:
+        """Its time of last use is the file's."""
+        try:
+            os.utime(self._path / name)
+        except OSError as error:
+            log.warning("%s: %s", self._path / name, error)
+
+    def remove(self, name: str) -> None:
+        """Remove a file; one that is gone already is no error."""
+        self._ours.discard(name)
+        try:
+            (self._path / name).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s cannot be removed: %s", self._path / name, error)
+
+    def close(self) -> None:
+        """Let another process use the folder."""
+        locked, self._locked = self._locked, None
+        if locked is not None:
+            os.close(locked)
