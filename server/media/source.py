@@ -15,8 +15,6 @@ class Link:
 
 
 Source: TypeAlias = bytes | Link
-"""Where the files of a request are, and what became of them."""
-
-
+"""The bytes of a file, or where they are."""
 Seen: TypeAlias = Mapping[Source, Bitmap]
-"""Where the files of a request are, and what became of them."""
+"""The files of a request that its model can be shown, decoded."""

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from server.confined.process import Limits, Process
 from server.errors import ConfigError, InvalidRequest
-from server.templates.isolated import IsolatedRenderer, RenderLimits, _Worker
+from server.templates.isolated import ANSWERER, IsolatedRenderer
 from server.templates.rendering import InProcess, Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 from server.templates.template import ChatTemplate
 
@@ -26,14 +27,14 @@ LONG = "{% set long = 'x' * 4000000 %}"
 
 @pytest.fixture(scope="module")
 def isolated() -> Iterator[IsolatedRenderer]:
-    renderer = IsolatedRenderer(RenderLimits(cpu_s=100, wall_s=200, memory_bytes=256 << 20))
+    renderer = IsolatedRenderer(Limits(cpu_s=100, wall_s=200, memory_bytes=256 << 20))
     yield renderer
     renderer.close()
 
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[IsolatedRenderer]:
-    renderer = IsolatedRenderer(RenderLimits(cpu_s=1, wall_s=200))  # a busy machine takes long to give it a second
+    renderer = IsolatedRenderer(Limits(cpu_s=1, wall_s=200))  # a busy machine takes long to give it a second
     yield renderer
     renderer.close()
 
@@ -163,14 +164,14 @@ def test_time_has_an_end_and_costs_this_process_nothing(hasty: IsolatedRenderer,
 
 
 def test_a_rendering_that_only_waits_ends_too() -> None:
-    renderer = IsolatedRenderer(RenderLimits(cpu_s=30, wall_s=0.5))
+    renderer = IsolatedRenderer(Limits(cpu_s=30, wall_s=0.5))
     with pytest.raises(RenderStopped, match=r"more than 0\.5 s"):
         renderer.render(GROWN + "{{ n.a == n.b }}", GIVEN)
     renderer.close()
 
 
 def test_text_has_an_end() -> None:
-    renderer = IsolatedRenderer(RenderLimits(text_bytes=1000))
+    renderer = IsolatedRenderer(Limits(answer_bytes=1000))
     with pytest.raises(RenderFault, match="1000 bytes"):
         renderer.render("{{ 'ä' * 501 }}", {})
     assert renderer.render("{{ 'ä' * 500 }}", {}) == "ä" * 500
@@ -205,7 +206,7 @@ def test_threads_render_at_the_same_time(isolated: IsolatedRenderer) -> None:
 def test_a_process_that_has_died_is_replaced() -> None:
     renderer = IsolatedRenderer()
     assert renderer.render("{{ 1 }}", {}) == "1"
-    (worker,) = renderer._idle
+    (worker,) = renderer._processes._idle
     worker._process.kill()
     worker._process.wait()
     assert renderer.render("{{ 2 }}", {}) == "2"
@@ -215,22 +216,22 @@ def test_a_process_that_has_died_is_replaced() -> None:
 def test_a_process_that_is_killed_at_work_costs_a_second_try() -> None:
     renderer = IsolatedRenderer()
     renderer.render("{{ 1 }}", {})
-    (worker,) = renderer._idle
-    os.kill(worker._process.pid, signal.SIGSTOP)
+    (worker,) = renderer._processes._idle
+    os.kill(worker.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(renderer.render, "{{ text | length }}", {"text": "x" * 1_000_000})
-        while renderer._idle:  # until it is taken
+        while renderer._processes._idle:  # until it is taken
             threading.Event().wait(0.001)
-        os.kill(worker._process.pid, signal.SIGKILL)
+        os.kill(worker.pid, signal.SIGKILL)
         assert answer.result(60) == "1000000"
     renderer.close()
 
 
 def test_a_process_that_takes_nothing_in_is_waited_for_so_long_and_no_longer() -> None:
-    renderer = IsolatedRenderer(RenderLimits(wall_s=0.2))
-    worker = _Worker(RenderLimits(wall_s=0.2))
-    os.kill(worker._process.pid, signal.SIGSTOP)
-    renderer._idle.append(worker)
+    renderer = IsolatedRenderer(Limits(wall_s=0.2))
+    worker = Process(ANSWERER, Limits(wall_s=0.2))
+    os.kill(worker.pid, signal.SIGSTOP)
+    renderer._processes._idle.append(worker)
     with pytest.raises(RenderStopped, match=r"it took more than 0\.2 s"):
         renderer.render("{{ text }}", {"text": "x" * 1_000_000})
     renderer.close()
@@ -241,21 +242,21 @@ def test_the_process_knows_the_time_zone_and_no_secret(monkeypatch: pytest.Monke
     monkeypatch.setenv("LLAMA_API_KEY", "secret")
     renderer = IsolatedRenderer()
     assert renderer.render("{{ strftime_now('%z %Z') }}", {}) == "+1130 XXX"
-    (worker,) = renderer._idle
-    assert b"secret" not in Path(f"/proc/{worker._process.pid}/environ").read_bytes()
+    (worker,) = renderer._processes._idle
+    assert b"secret" not in Path(f"/proc/{worker.pid}/environ").read_bytes()
     renderer.close()
 
 
 def test_no_process_is_left_behind() -> None:
     renderer = IsolatedRenderer()
     renderer.render("{{ 1 }}", {})
-    (worker,) = renderer._idle
+    (worker,) = renderer._processes._idle
     renderer.close()
     assert not worker.lives
     with pytest.raises(ProcessLookupError):
-        os.kill(worker._process.pid, 0)
+        os.kill(worker.pid, 0)
     assert renderer.render("{{ 2 }}", {}) == "2"  # a late request is answered, too
-    assert not renderer._idle
+    assert not renderer._processes._idle
 
 
 def test_a_model_with_an_endless_template_is_refused_when_it_is_loaded(hasty: IsolatedRenderer) -> None:
