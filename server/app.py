@@ -25,6 +25,7 @@ from server.first_screen import show_first_screen
 from server.hub.fetcher import HubFetcher
 from server.metrics.exposition import Metrics
 from server.options.table.server import VERBOSITY_DETAILED
+from server.page.serving import page_of
 from server.pool.budget import read_budget
 from server.pool.load.lifecycle import Factories
 from server.pool.load.loading import chat_template
@@ -101,9 +102,12 @@ def create_app(
     app.state.services = services
     include_routes(app, server.api_prefix)
     add_error_handlers(app, server.api_prefix)
-    served = Compression(DirectRoutes(app, app.build_middleware_stack(), ROUTERS, server.api_prefix))
+    page = page_of(ui=server.ui, folder=server.path, prefix=server.api_prefix)
+    served = page.around(Compression(DirectRoutes(app, app.build_middleware_stack(), ROUTERS, server.api_prefix)))
     # Around everything, Starlette's own middlewares too: it talks to the server's `send` itself.
-    app.middleware_stack = Gateway(served, services.options, services.draining, services.metrics.count_request)
+    app.middleware_stack = Gateway(
+        served, services.options, services.draining, services.metrics.count_request, page.has
+    )
     return app
 
 
@@ -137,6 +141,7 @@ def http_options(server: ServerSettings) -> HttpOptions:
         metrics=server.metrics,
         slots=server.slots,
         props=server.props,
+        ui=server.ui,
         verbose=server.verbosity >= VERBOSITY_DETAILED,
         timeout_s=server.timeout_s,
         idle_s=server.idle_s,

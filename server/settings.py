@@ -178,7 +178,7 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
     others unless `strict`: its problem is returned, and what has no effect.
     """
     settings.server.all_api_keys()
-    _check_slot_folder(settings.server)
+    _check_folders(settings.server)
     specs = model_specs(settings)
     for spec in specs:
         _check_template(spec)
@@ -205,10 +205,10 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
     return warnings
 
 
-def _check_slot_folder(server: ServerSettings) -> None:
-    folder = server.slot_save_path
-    if folder is not None and not folder.is_dir():
-        raise ConfigError(f"server.slot_save_path: {folder} is not a folder; create it or correct the path")
+def _check_folders(server: ServerSettings) -> None:
+    for key, folder in (("slot_save_path", server.slot_save_path), ("path", server.path)):
+        if folder is not None and not folder.is_dir():
+            raise ConfigError(f"server.{key}: {folder} is not a folder; create it or correct the path")
 
 
 def _check_adapters(model_id: str, model: ModelSettings, origin: Origin) -> None:

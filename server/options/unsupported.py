@@ -35,7 +35,6 @@ FIXED = (
         True,
         "always batches continuously",
     ),
-    Fixed(("--ui", "--webui"), ("--no-ui", "--no-webui"), "LLAMA_ARG_UI", False, "has no web UI"),
     Fixed(("-ag", "--agent"), ("-no-ag", "--no-agent"), "LLAMA_ARG_AGENT", False, "has no built-in tools"),
     Fixed(
         ("--ui-mcp-proxy", "--webui-mcp-proxy"),
@@ -95,7 +94,7 @@ _FLAGS = """
 -sp --special -mm --mmproj -mmu --mmproj-url
 --mmproj-offload --no-mmproj-offload -mmdev --mmproj-device --image-min-tokens --image-max-tokens
 --mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --reuse-port
---path --ui-config --webui-config --ui-config-file --webui-config-file --tools --tools-runtime
+--ui-config --webui-config --ui-config-file --webui-config-file --tools --tools-runtime
 --mcp-servers-config --mcp-servers-json
 --media-path
 --log-prompts-dir
@@ -115,7 +114,7 @@ _VARIABLES = """
 RPC LAZY_MODE
 MMPROJ
 MMPROJ_URL MMPROJ_OFFLOAD IMAGE_MIN_TOKENS IMAGE_MAX_TOKENS MTMD_BATCH_MAX_TOKENS VIDEO_FPS
-VIDEO_TIMESTAMP_INTERVAL VIDEO_FFMPEG_DIR REUSE_PORT STATIC_PATH UI_CONFIG UI_CONFIG_FILE TOOLS TOOLS_RUNTIME
+VIDEO_TIMESTAMP_INTERVAL VIDEO_FFMPEG_DIR REUSE_PORT UI_CONFIG UI_CONFIG_FILE TOOLS TOOLS_RUNTIME
 MCP_SERVERS_CONFIG MCP_SERVERS_JSON
 SPEC_DRAFT_P_SPLIT
 DRAFT_MAX DRAFT_MIN

@@ -1,7 +1,8 @@
 """The whole API on one screen.
 
 ==================================================  =============================================
-``GET  /  /health  /v1/health  /livez  /readyz``    `health`: open without a key
+``GET  /``                                          the web page: `server.page`, before any route; open without a key
+``GET  /health  /v1/health  /livez  /readyz``       `health`: open without a key
 ``GET  /v1/models  /v1/models/{id}  /models``       `models`: every model, its status and facts
 ``POST /models/load  /models/unload``
 ``GET  /models/sse``                                events: status changes, load progress
@@ -25,6 +26,7 @@
 ``POST /api/chat  /api/generate``                   `ollama`: Ollama's API
 ``POST /api/embed  /api/embeddings``
 ``GET  /api/tags  /api/ps  /api/version``           its models; ``POST /api/show`` has one model's facts
+``GET/POST /tools  /cors-proxy``                    `page`: what llama-server's page asks for; 403
 ``GET  /docs  /openapi.json``                       `openapi`: this API, as a page and described; open without a key
 ==================================================  =============================================
 """
@@ -44,6 +46,7 @@ from server.routes import (
     native,
     ollama,
     openapi,
+    page,
     props,
     rerank,
     responses,
@@ -71,6 +74,7 @@ ROUTERS = (
     tokens.router,
     ollama.router,
     openapi.router,
+    page.router,
 )
 
 

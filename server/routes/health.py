@@ -9,6 +9,7 @@ from server.pool.pool import Pool
 from server.pool.state import ModelState, Status
 from server.routes.services import services
 from server.transport.reply import json_reply
+from server.transport.sse import HEAD_ONLY
 
 router = APIRouter(tags=["health"])
 
@@ -48,9 +49,12 @@ async def health(request: Request, model: str = "", fail_on_no_slot: str = "") -
 
 
 @router.get("/")
-async def root() -> Response:
-    """That there is a server. llama-server shows its page here; Ollama's clients ask for it before anything else."""
-    return Response("Llamapool is running", media_type="text/plain")
+async def root(request: Request) -> Response:
+    """The web page; 404 with ``--no-ui``. A HEAD always finds a server here: Ollama's clients send one before
+    anything else."""
+    if request.scope.get(HEAD_ONLY):
+        return Response("Llamapool is running", media_type="text/plain")
+    raise NotFound("File Not Found")
 
 
 @router.get("/livez")

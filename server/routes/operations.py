@@ -91,7 +91,7 @@ class Operation:
 _FEW: Json = {"options": {"num_predict": 16}, "stream": False}
 HI: Json = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16}
 OPERATIONS: Mapping[Callable[..., Any], Operation] = {
-    health.root: Operation(media=TEXT),
+    health.root: Operation(media="text/html", errors=(404,)),
     health.health: Operation(r.Health, errors=FINDS),
     health.livez: Operation(r.Health),
     health.readyz: Operation(r.Health, errors=(503,)),

@@ -97,7 +97,7 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
         "endpoint_slots": options.slots,
         "endpoint_props": options.props,
         "endpoint_metrics": options.metrics,
-        "ui": False,
+        "ui": options.ui,
         "ui_settings": {},
         "chat_template": template.source,
         "chat_template_caps": template_caps(template.capabilities, thinking=template.supports_thinking),

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import AuthenticationFailed, LlamapoolError, NotFound, ShuttingDown
-from server.transport.auth import OPEN_PATHS, ApiKeys
+from server.transport.auth import OPEN_PATHS, ApiKeys, IsOpen
 from server.transport.body_memory import BODY_SHARE, BodyMemory
 from server.transport.cors import CorsPolicy
 from server.transport.event_socket import PATHS as SOCKET_PATHS
@@ -79,14 +79,22 @@ class _Exchange:
 
 
 class Gateway:
-    """Wraps the application; `draining` set means that new requests are refused."""
+    """Wraps the application; `draining` set means that new requests are refused. `is_page`: of a page's files."""
 
-    def __init__(self, app: ASGIApp, options: HttpOptions, draining: asyncio.Event, count: CountRequest) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        options: HttpOptions,
+        draining: asyncio.Event,
+        count: CountRequest,
+        is_page: IsOpen = lambda _: False,
+    ) -> None:
         self._app = app
         self._cors = CorsPolicy(options.cors)
-        self._keys = ApiKeys(options.api_keys, options.api_prefix)
+        self._keys = ApiKeys(options.api_keys, options.api_prefix, is_page)
         self._open = frozenset(options.api_prefix + path for path in OPEN_PATHS)
         self._prefix = options.api_prefix
+        self._is_page = is_page
         self._quiet = frozenset(options.api_prefix + path for path in _QUIET)
         self._bodies = BodyMemory(options.max_bodies_bytes)
         self._draining = draining
@@ -181,7 +189,7 @@ class Gateway:
     def _record(self, scope: Scope, exchange: _Exchange) -> None:
         status = exchange.status or CLIENT_GONE
         self._count(path_template(scope), exchange.method, status)
-        level = logging.DEBUG if scope["path"] in self._quiet else logging.INFO
+        level = logging.DEBUG if scope["path"] in self._quiet or self._is_page(scope["path"]) else logging.INFO
         if access.isEnabledFor(level):
             elapsed_ms = (time.perf_counter() - exchange.started_at) * 1000
             cut = "" if exchange.finished else " (cut off)"

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from server.errors import ConfigError
 from server.options.table.hub import HubSettings
 from server.options.table.option import SettingsModel, option
+from server.options.table.page import PageSettings
 from server.options.table.values import Bool, FilePath, Float, Int, Switch, TextList, split_list
 from server.pool.budget import read_budget
 
@@ -200,7 +201,7 @@ class LogSettings(SettingsModel):
     """Time in front of each line."""
 
 
-class ServerSettings(LogSettings, HubSettings, PoolSettings, AccessSettings, ListenSettings):
+class ServerSettings(LogSettings, HubSettings, PoolSettings, PageSettings, AccessSettings, ListenSettings):
     """The YAML's ``server``."""
 
     def all_api_keys(self) -> tuple[str, ...]:
