@@ -1,14 +1,13 @@
-"""What the tools of all wire formats have in common: the list, the names, and that the one that is chosen is there."""
+"""What the tools of all wire formats have in common: the list and the names."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.conversation.form import Tool, Tools
+from server.conversation.form import Tool
 from server.errors import InvalidRequest
 from server.wire.fields import wrong_type
 
 MAX_TOOLS = 1024
-_SHOWN_CHARS = 64
 
 
 def tool_list(given: object, read: Callable[[object, str], Tool | None], name_key: str) -> tuple[Tool, ...]:
@@ -29,16 +28,6 @@ def tool_list(given: object, read: Callable[[object, str], Tool | None], name_ke
             path = f"tools.{index}.{name_key}"
             raise InvalidRequest(f"{path}: two tools have the same name", path)
     return tuple(tools.values())
-
-
-def callable_tools(tools: Tools, name_key: str) -> Tools:
-    """`tools`, where the one that must be called is among them. Raises `InvalidRequest`."""
-    if tools.choice == "required" and not tools.tools:
-        raise InvalidRequest("tool_choice: asks for a tool, but tools is empty", "tool_choice")
-    if tools.name and tools.name not in {tool.name for tool in tools.tools}:
-        path = f"tool_choice.{name_key}"
-        raise InvalidRequest(f"{path}: no tool is called {tools.name[:_SHOWN_CHARS]!r}", path)
-    return tools
 
 
 def name_and_description(given: Mapping[str, Any], path: str) -> tuple[str, str]:

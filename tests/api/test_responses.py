@@ -225,7 +225,7 @@ async def test_a_stored_response_is_not_streamed_again(client: httpx.AsyncClient
     ("fields", "named"),
     [
         ({"input": None}, "input"),
-        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "sound"}}}, "text.format.type"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
     ],

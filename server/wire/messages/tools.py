@@ -6,20 +6,15 @@ skipped, and an error only where `tool_choice` names one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from server.conversation.form import NO_PARAMETERS, Tool, Tools
 from server.errors import InvalidRequest
 from server.wire.fields import json_text, wrong_type
-from server.wire.tools import callable_tools, is_strict, name_and_description, tool_list
-from server.wire.warnings import NO_TOOL_LEFT, left_out, shown
+from server.wire.tool_choice import ToolChoice, choose, read_choice
+from server.wire.tools import is_strict, name_and_description, tool_list
+from server.wire.warnings import left_out, shown
 
-_CHOICES: dict[str, Literal["none", "auto", "required"]] = {
-    "auto": "auto",
-    "any": "required",
-    "tool": "required",
-    "none": "none",
-}
 _SEARCH = "tool_search_tool"
 
 
@@ -55,9 +50,7 @@ class DeclaredTools:
 
     offered: tuple[Tool, ...]
     waiting: Mapping[str, Tool]
-    choice: Literal["none", "auto", "required"]
-    name: str
-    parallel: bool | None
+    choice: ToolChoice
     warnings: list[str]
     given: bool  # whether there is a tool that could be told of later, or that was left out
 
@@ -68,16 +61,13 @@ class DeclaredTools:
     def tools(self, told: Mapping[str, Tool]) -> Tools:
         """With those that the messages told of, which are not told again where templates tell of tools; unless nothing
         else is, since that is where templates say how to call them. Raises `InvalidRequest`."""
-        named = {self.name: self.waiting[self.name]} if self.name in self.waiting else {}
+        one = self.choice.one.name if self.choice.one is not None else ""
+        named = {one: self.waiting[one]} if one in self.waiting else {}
         known = {tool.name for tool in self.offered}
         added = {name: tool for name, tool in {**named, **told}.items() if name not in known}
         deferred = bool(self.offered) and not named
         tools = (*self.offered, *(replace(tool, deferred=deferred) for tool in added.values()))
-        choice = self.choice
-        if self.given and not tools and choice == "required" and not self.name:
-            self.warnings.append(NO_TOOL_LEFT)
-            choice = "auto"
-        return callable_tools(Tools(tools, choice, self.name, self.parallel), "name")
+        return choose(tools, self.choice, None, self.warnings, skipped=self.given)
 
 
 def read_tools(tools: object, choice: object, warnings: list[str]) -> DeclaredTools:
@@ -86,19 +76,20 @@ def read_tools(tools: object, choice: object, warnings: list[str]) -> DeclaredTo
     Tools with ``defer_loading`` wait until the messages tell of them, unless it were Anthropic's servers that search
     them. Raises `InvalidRequest` that names the place.
     """
-    mode, name, parallel = _choice(choice)
+    wanted = read_choice(choice)
     reader = _Reader(warnings)
     found = tool_list(tools, reader.read, "name")
-    if name in reader.kinds and all(tool.name != name for tool in found):
+    one = wanted.one
+    if one is not None and one.name in reader.kinds and all(tool.name != one.name for tool in found):
         raise InvalidRequest(
-            f"tool_choice.name: {shown(name)} is a tool of type {shown(reader.kinds[name])}, which only "
+            f"{one.at}: {shown(one.name)} is a tool of type {shown(reader.kinds[one.name])}, which only "
             "Anthropic's servers have; tools with an input_schema of their own are supported",
-            "tool_choice.name",
+            one.at,
         )
     waits = set() if any(kind.startswith(_SEARCH) for kind in reader.kinds.values()) else reader.deferred
     waiting = {tool.name: tool for tool in found if tool.name in waits}
     offered = tuple(tool for tool in found if tool.name not in waits)
-    return DeclaredTools(offered, waiting, mode, name, parallel, warnings, reader.skips or bool(waiting))
+    return DeclaredTools(offered, waiting, wanted, warnings, reader.skips or bool(waiting))
 
 
 @dataclass(slots=True)
@@ -133,20 +124,3 @@ class _Reader:
         self.warnings.append(left_out("tools", kind, 1))
         if isinstance(name, str):
             self.kinds[name] = kind
-
-
-def _choice(given: object) -> tuple[Literal["none", "auto", "required"], str, bool | None]:
-    """What may be called, the one tool that must be, and whether several calls may come (None: as the template can)."""
-    if given is None:
-        return "auto", "", None
-    if not isinstance(given, dict):
-        raise wrong_type("tool_choice", 'an object such as {"type": "auto"}', given)
-    kind, name = given.get("type"), given.get("name")
-    if not isinstance(kind, str) or kind not in _CHOICES:
-        raise InvalidRequest('tool_choice.type: must be "auto", "any", "tool" or "none"', "tool_choice.type")
-    if kind == "tool" and (not isinstance(name, str) or not name):
-        raise wrong_type("tool_choice.name", "the name of a tool", name)
-    single = given.get("disable_parallel_tool_use")
-    if not isinstance(single, bool | None):
-        raise wrong_type("tool_choice.disable_parallel_tool_use", "a boolean", single)
-    return _CHOICES[kind], str(name) if kind == "tool" else "", False if single else None

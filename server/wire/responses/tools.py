@@ -6,20 +6,20 @@ no namespace, so it is left out of the name. A ``custom`` tool is a function of 
 runs itself are skipped with a warning, and are an error only where ``tool_choice`` names one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from server.conversation.form import NO_PARAMETERS, Tool, Tools
 from server.errors import InvalidRequest
 from server.wire.common import Json
 from server.wire.custom_tools import custom_tool
 from server.wire.fields import wrong_type
+from server.wire.tool_choice import Named, choose, no_tool, read_choice
 from server.wire.tools import MAX_TOOLS, is_strict, name_and_description
-from server.wire.warnings import NO_TOOL_LEFT, left_out
+from server.wire.warnings import left_out
 
 NO_NAMESPACE = "functions"
-Choice = Literal["none", "auto", "required"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,16 @@ def read_tools(
     for listed, where in additional:
         for entry, path in _entries(listed, where):
             found.read(entry, path, fresh=False)
-    mode, name, allowed = _choice(choice, found)
-    tools = tuple(tool for tool in found.tools.values() if allowed is None or tool.name in allowed)
     warnings = found.warnings()
-    if mode == "required" and not tools:
-        if not found.skipped:
-            raise InvalidRequest("tool_choice: asks for a tool, but tools is empty", "tool_choice")
-        mode = "auto"
-        warnings.append(NO_TOOL_LEFT)
-    return ClientTools(Tools(tools, mode, name, parallel), found.names, found.shown, warnings)
+    tools = choose(
+        tuple(found.tools.values()),
+        read_choice(choice),
+        parallel,
+        warnings,
+        skipped=bool(found.skipped),
+        find=found.meant,
+    )
+    return ClientTools(tools, found.names, found.shown, warnings)
 
 
 def _entries(given: object, path: str) -> Iterator[tuple[object, str]]:
@@ -128,6 +129,18 @@ class _Found:
             f"{left_out('tools', kind, number)}: no model can use them here" for kind, number in self.skipped.items()
         ]
 
+    def meant(self, named: Named) -> Collection[str]:
+        """The model's name of what the client calls so; a namespace may be left out where one tool only is meant."""
+        if not named.name:
+            return [here for here, known in self.names.items() if known.namespace == named.namespace]
+        name = model_name(named.name, named.namespace)
+        if name in self.tools:
+            return (name,)
+        meant = [here for here, known in self.names.items() if known.name == name]
+        if len(meant) != 1:
+            raise no_tool(named)
+        return meant
+
     def _namespace(self, entry: Mapping[str, Any], path: str, *, fresh: bool) -> None:
         name, about = name_and_description(entry, path)
         for tool, where in _entries(entry.get("tools"), f"{path}.tools"):
@@ -157,57 +170,3 @@ class _Found:
             tool = Tool(name, description, parameters or NO_PARAMETERS, is_strict(entry, path), f"{path}.parameters")
         self.tools[name] = tool
         self.names[name] = ClientName(own, namespace, custom)
-
-
-def _choice(given: object, found: _Found) -> tuple[Choice, str, frozenset[str] | None]:
-    """Mode, the one function, and which may be called; None for all."""
-    match given:
-        case None | "auto":
-            return "auto", "", None
-        case "none":
-            return "none", "", None
-        case "required" | "any":
-            return "required", "", None
-        case {"type": "function", "function": {"name": str(name)}}:  # a chat's form
-            return "required", _known(name, "tool_choice.name", found), None
-        case {"type": "function" | "custom", "name": str(name)}:
-            named = model_name(name, given.get("namespace")) if isinstance(given, dict) else name
-            return "required", _known(named, "tool_choice.name", found), None
-        case {"type": "allowed_tools", "tools": list(allowed)}:
-            mode = given.get("mode", "auto") if isinstance(given, dict) else "auto"
-            if mode not in ("auto", "required"):
-                raise InvalidRequest('tool_choice.mode: must be "auto" or "required"', "tool_choice.mode")
-            return "required" if mode == "required" else "auto", "", frozenset(_allowed(allowed, found))
-        case {"type": str(kind)} if kind in found.skipped or kind not in ("function", "custom", "allowed_tools"):
-            raise InvalidRequest(f"tool_choice.type: no model here can use tools of type {kind[:40]!r}", "tool_choice")
-    raise InvalidRequest(
-        'tool_choice: must be "none", "auto", "required", {"type": "function", "name": ...} or '
-        '{"type": "allowed_tools", "mode": ..., "tools": [...]}',
-        "tool_choice",
-    )
-
-
-def _allowed(given: Sequence[object], found: _Found) -> Iterator[str]:
-    """The functions that are named; tools that were skipped can't be called anyway."""
-    for index, entry in enumerate(given):
-        path = f"tool_choice.tools.{index}"
-        if not isinstance(entry, dict):
-            raise wrong_type(path, "an object", entry)
-        if entry.get("type") in ("function", "custom"):
-            inner = entry.get(str(entry["type"]))
-            name = inner.get("name") if isinstance(inner, dict) else entry.get("name")
-            if not isinstance(name, str):
-                raise wrong_type(f"{path}.name", "a name", name)
-            yield _known(model_name(name, entry.get("namespace")), f"{path}.name", found)
-        elif entry.get("type") == "namespace":
-            yield from (name for name, known in found.names.items() if known.namespace == entry.get("name"))
-
-
-def _known(name: str, path: str, found: _Found) -> str:
-    """The model's name of what the client calls so; a namespace may be left out where one tool only is meant."""
-    if name in found.tools:
-        return name
-    meant = [here for here, known in found.names.items() if known.name == name]
-    if len(meant) != 1:
-        raise InvalidRequest(f"{path}: no tool is called {name[:64]!r}", path)
-    return meant[0]

@@ -61,6 +61,8 @@ def test_an_empty_schema_takes_nothing_and_a_description_may_be_missing():
         ({"type": "any"}, "required", ""),
         ({"type": "tool", "name": "f"}, "required", "f"),
         ({"type": "none"}, "none", ""),
+        ("required", "required", ""),
+        ({"type": "function", "function": {"name": "f"}}, "required", "f"),
     ],
 )
 def test_a_choice_says_what_may_be_called(choice: object, mode: str, name: str):
@@ -93,10 +95,10 @@ def test_a_choice_that_asks_for_nothing_needs_no_tools(kind: str):
         ([TOOL, TOOL], None, "tools.1.name"),
         ([{**TOOL, "type": 5}], None, "tools.0.type"),
         ([TOOL, SEARCH], {"type": "tool", "name": "web_search"}, "tool_choice.name"),
-        ([TOOL], "auto", "tool_choice"),
+        ([TOOL], "sometimes", "tool_choice"),
         ([TOOL], {}, "tool_choice.type"),
         ([TOOL], {"type": ["auto"]}, "tool_choice.type"),
-        ([TOOL], {"type": "required"}, "tool_choice.type"),
+        ([TOOL], {"type": "sometimes"}, "tool_choice.type"),
         ([TOOL], {"type": "tool"}, "tool_choice.name"),
         ([TOOL], {"type": "tool", "name": "g"}, "tool_choice.name"),
         ([TOOL], {"type": "any", "disable_parallel_tool_use": "yes"}, "tool_choice.disable_parallel_tool_use"),

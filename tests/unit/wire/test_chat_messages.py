@@ -122,7 +122,9 @@ def test_a_choice_is_a_mode_or_a_name(choice: object, expected: tuple[str, str])
         ([TOOL, TOOL], None, "tools.1.function.name"),
         ([TOOL], "sometimes", "tool_choice"),
         ([TOOL], {"type": "function", "function": {"name": "g"}}, "tool_choice.function.name"),
-        ([TOOL], {"type": "function"}, "tool_choice"),
+        ([TOOL], {"type": "function"}, "tool_choice.name"),
+        ([TOOL], {"type": "function", "function": "f"}, "tool_choice.function"),
+        ([TOOL], {}, "tool_choice.type"),
         ([TOOL], 5, "tool_choice"),
         (None, "required", "tool_choice"),
     ],
@@ -201,6 +203,8 @@ def test_tools_that_no_model_can_use_are_skipped_and_told() -> None:
     ("choice", "expected"),
     [
         ("any", ("required", "", ["f", "patch"])),
+        ({"type": "any"}, ("required", "", ["f", "patch"])),
+        ({"type": "tool", "name": "f"}, ("required", "f", ["f", "patch"])),
         ({"type": "function", "name": "f"}, ("required", "f", ["f", "patch"])),
         ({"type": "custom", "custom": {"name": "patch"}}, ("required", "patch", ["f", "patch"])),
         (
@@ -215,9 +219,12 @@ def test_a_choice_in_other_words(choice: object, expected: tuple[str, str, list[
     assert (got.choice, got.name, [tool.name for tool in got.tools]) == expected
 
 
-@pytest.mark.parametrize("entry", [{"type": "function", "function": {"name": "g"}}, {"type": "function"}, "f"])
-def test_a_tool_that_is_allowed_but_not_there_is_an_error(entry: object) -> None:
+@pytest.mark.parametrize(
+    ("entry", "where"),
+    [({"type": "function", "function": {"name": "g"}}, ".function.name"), ({"type": "function"}, ".name"), ("f", "")],
+)
+def test_a_tool_that_is_allowed_but_not_there_is_an_error(entry: object, where: str) -> None:
     choice = {"type": "allowed_tools", "allowed_tools": {"tools": [TOOL, entry]}}
     with pytest.raises(InvalidRequest) as caught:
         tools_of([TOOL, PATCH], choice)
-    assert caught.value.param == "tool_choice.allowed_tools.tools.1"
+    assert caught.value.param == "tool_choice.allowed_tools.tools.1" + where
