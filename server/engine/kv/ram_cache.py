@@ -8,6 +8,7 @@ request whose prompt begins with more of an entry than of any slot gets the entr
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop
 from typing import Generic, TypeVar
 
 from server.engine.kv.checkpoints import Checkpoints, reach
@@ -261,10 +262,15 @@ class StateCache(Generic[E]):
 
     def make_room(self, n_bytes: int, now: float) -> list[E]:
         """Remove the least valuable until there is room for `n_bytes` more; who they were."""
-        evicted = []
+        evicted: list[E] = []
         with self._lock:
-            while 0 <= self.limit < self.n_bytes + n_bytes and self._entries:
-                evicted.append(min(self._entries.values(), key=lambda e: e.value(now)))
+            if not self._entries or not 0 <= self.limit < self.n_bytes + n_bytes:
+                return evicted
+            entries = list(self._entries.values())
+            order = [(value(len(e.tokens), e.n_used, now - e.used_at), i) for i, e in enumerate(entries)]
+            heapify(order)
+            while order and 0 <= self.limit < self.n_bytes + n_bytes:
+                evicted.append(entries[heappop(order)[1]])
                 self.remove(evicted[-1])
         return evicted
 
