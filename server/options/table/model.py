@@ -230,8 +230,9 @@ class SchedulingSettings(SettingsModel):
     cache_ram: Annotated[
         Int, option("-cram", "--cache-ram", env="LLAMA_ARG_CACHE_RAM", metavar="MIB"), Field(ge=-2)
     ] = -2
-    """MiB of RAM for prompts that lost their slot; 0 = off, -1 = no limit, -2 = automatic: 8192, at
-    most a quarter of the memory that is free when the model is loaded."""
+    """MiB of RAM for prompt states: of prompts that lost their slot, checkpoints, parked requests; 0 = none of the
+    first, the others as with -2; -1 = no limit; -2 = automatic: 8192, at most a quarter of the memory that is free when
+    the model is loaded. All models together have what `caches_ram` says."""
     ctx_checkpoints: Annotated[
         Int,
         option("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", env="LLAMA_ARG_CTX_CHECKPOINTS"),

@@ -31,7 +31,7 @@ async def seconds(spec_type: str, step_ms: tuple[float, float], replies: dict[st
     runner = FakeRunner(n_seq=len(replies), n_ctx_seq=2048, n_batch=2048, replies=replies, on_decode=machine.step)
     runner.draft = FakeDraft(runner, wrong=wrong, on_decode=machine.draft)
     wanted = [request(prompt, max_tokens=len(reply) + 1) for prompt, reply in replies.items()]
-    async with engine_over(runner, clock=machine, spec_type=spec_type) as engine:
+    async with engine_over(runner, clock=machine, spec_type=spec_type, gather_ms=60_000.0) as engine:  # all at once
         found = await run(engine, *wanted)
     assert [reply.text for reply in found] == list(replies.values())
     return machine()
