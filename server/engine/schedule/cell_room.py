@@ -36,7 +36,7 @@ class Room:
     def measure(self) -> None:
         """What is free now; to be called before anybody is looked at."""
         if not self._info.unified:  # each slot has its own: nothing is asked of what is free
-            self.empty = all([slot.sequence is None for slot in self._slots])
+            self.empty = all(slot.sequence is None for slot in self._slots)
             return
         taken = [_cells(s) for slot in self._slots if (s := slot.sequence) is not None]
         self.empty = not taken
