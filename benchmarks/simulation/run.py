@@ -135,7 +135,7 @@ class Simulation:
             cells.prepare(placement, clock.now)
             scheduler.occupy(placement, clock.now)
         if not cells.moving.busy and (move := scheduler.relocation(frozenset())) is not None:
-            cells.relocate(move.source, move.target, move.cost, clock.now)
+            cells.relocate(move.source, move.target, copies=move.cost.copies, now=clock.now)
             self.seen.n_relocations += 1
         scheduler.spent_s = cells.moving.spent_s
         entries = scheduler.plan()

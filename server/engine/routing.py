@@ -46,8 +46,11 @@ class Footprints:
         self._most = most
 
     def add(self, prompt: list[int], wanted: Tuning, instance: int, chain: Chain | None = None) -> None:
-        """`prompt` goes to `instance`. Here and below, `chain` is the prompt's, so that it is hashed once."""
-        for at in _links(prompt, wanted, chain or Chain()):
+        """`prompt` goes to `instance`. Here and below, `chain` is the prompt's, so that it is hashed once.
+
+        The end is forgotten before the beginning, without which it would be of no use.
+        """
+        for at in reversed(_links(prompt, wanted, chain or Chain())):
             self._seen[at] = self._seen.get(at, 0) | 1 << instance
             self._seen.move_to_end(at)
         while len(self._seen) > self._most:

@@ -154,7 +154,7 @@ class Sequence:
 class Slot:
     """One native sequence. ``tokens`` are exactly the tokens in its cells, also when nobody holds it.
 
-    ``n_shared`` of them lie in cells that another slot held when they were copied (unified KV only); the first
+    The first ``n_shared`` of them lie in cells that ``shares_with`` holds, too (unified KV only); the first
     ``n_exact`` are what a fresh computation under ``tuning`` would give, those behind were moved.
     """
 
@@ -163,8 +163,8 @@ class Slot:
     sequence: Sequence | None = None
     last_used: float = 0.0
     n_shared: int = 0
+    shares_with: "Slot | None" = None  # whose copy it is
     n_pieces: int = 0  # contiguous ones of its unified cells, at most; 0 = not counted
-    kin: object = field(default_factory=object)  # the same one in slots that may share cells
     n_requests: int = 0
     tuning: Tuning = BARE
     n_exact: int = NEVER

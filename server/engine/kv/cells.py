@@ -9,9 +9,7 @@ from server.engine.kv.moving import Moving
 from server.engine.kv.ram_cache import RamState
 from server.engine.lora import NEVER
 from server.engine.prefix.find import Placement
-from server.engine.prefix.match import common_prefix
 from server.engine.runner_api import Runner
-from server.engine.schedule.evaluations import RelocationCost
 from server.engine.schedule.scheduler import Entry, Scheduler
 from server.engine.sequence import Sequence, Slot
 from server.engine.stats import EngineStats
@@ -38,9 +36,10 @@ class Cells:
     def clear(self, slot: Slot) -> None:
         """Forget everything in `slot`."""
         self._runner.seq_remove(slot.id, 0)
+        self._share(slot, 0)
         slot.tokens = []
         slot.chain.forget()
-        slot.n_shared, slot.n_pieces, slot.kin = 0, 0, object()
+        slot.n_pieces = 0
         slot.n_exact = NEVER
         slot.floor, slot.in_ram = 0, None
         self._checkpoints_are(slot, ())
@@ -49,9 +48,9 @@ class Cells:
         """Keep the first `n` tokens. False, and nothing changed, when the model cannot forget a part."""
         if not self._runner.seq_remove(slot.id, n):
             return False
+        self._share(slot, n)
         del slot.tokens[n:]
         slot.chain.cut(n)
-        slot.n_shared = min(slot.n_shared, n)
         if n <= slot.n_exact:
             slot.n_exact = NEVER
         self._checkpoints_are(slot, below(slot.checkpoints, n))
@@ -73,9 +72,9 @@ class Cells:
         n = checkpoint.n_tokens
         if not self._runner.seq_rewind(slot.id, checkpoint.state, n):
             return False
+        self._share(slot, n)
         del slot.tokens[n:]
         slot.chain.cut(n)
-        slot.n_shared = min(slot.n_shared, n)
         self._checkpoints_are(slot, below(slot.checkpoints, n))
         self._look(slot)
         return True
@@ -207,7 +206,7 @@ class Cells:
             self._copied()
             slot.tokens = list(source.tokens)
             if self._runner.info.unified:
-                slot.n_shared, slot.n_pieces, slot.kin = len(slot.tokens), source.n_pieces, source.kin
+                slot.n_shared, slot.shares_with, slot.n_pieces = len(slot.tokens), source, source.n_pieces
             slot.n_exact = source.n_exact
             self._checkpoints_are(slot, source.checkpoints)
             self._look(slot)
@@ -228,7 +227,8 @@ class Cells:
             self._runner.seq_drop(slot.id, move.target, move.source - shift)
             kept += slot.tokens[move.source : move.source + move.n]
             shift = move.source - move.target
-        slot.n_exact, slot.n_shared = min(slot.n_exact, placement.n_reuse), min(slot.n_shared, placement.n_reuse)
+        slot.n_exact = min(slot.n_exact, placement.n_reuse)
+        self._share(slot, placement.n_reuse)
         self._checkpoints_are(slot, below(slot.checkpoints, placement.n_reuse))
         self._runner.seq_remove(slot.id, len(kept))
         slot.tokens = kept
@@ -240,30 +240,31 @@ class Cells:
             self._scheduler.n_copies += 1
             self.moving.spend(self._scheduler.move_cost.copy_s)
 
-    def relocate(self, source: Slot, target: Slot, cost: RelocationCost, now: float) -> None:
-        """The sequence that runs in `source` goes on in the idle `target`, whose content is kept or worth nothing."""
-        if cost.copies:
-            self.clear(target)
+    def relocate(self, source: Slot, target: Slot, *, copies: bool, now: float) -> bool:
+        """The sequence that runs in `source` goes on in the idle `target`, whose content goes as it does for any other.
+
+        False: it stays where it is, since its state can't be loaded there.
+        """
+        self.moving.keep(target, len(target.tokens), now)
+        self.clear(target)
+        if copies:
             self._runner.seq_copy(source.id, target.id)
             self._copied()
-            target.trade(source)
-            self.clear(source)
-            self._look(target)
-            return
-        state = self.moving.save(source)
-        other = self.moving.save(target) if cost.keeps else b""
+        elif not self._carry(source, target):
+            return False
         target.trade(source)
-        for slot, kept in ((target, state), (source, other)):
-            self._runner.seq_remove(slot.id, 0)
-            try:
-                if (kept or slot is target) and self.moving.load(slot, kept, len(slot.tokens)):
-                    self._look(slot)
-                    continue
-            except CONTAINED as error:
-                log.warning("slot %d: what was brought there could not be loaded: %r", slot.id, error)
-            if slot.sequence is not None:  # it is computed anew
-                self._scheduler.park(slot.sequence, now)
-            self.clear(slot)
+        self.clear(source)
+        self._look(target)
+        return True
+
+    def _carry(self, source: Slot, target: Slot) -> bool:
+        """The state of `source` into the empty `target`, too. False: `target` is as empty as it was."""
+        try:
+            return self.moving.load(target, self.moving.save(source), len(source.tokens))
+        except CONTAINED as error:
+            log.warning("slot %d: its sequence could not be brought to slot %d: %r", source.id, target.id, error)
+            self.clear(target)
+            return False
 
     def shift(self, sequence: Sequence, keep: int, discard: int, now: float) -> None:
         """Drop `discard` tokens behind the first `keep`; what follows moves up, and generation goes on."""
@@ -276,7 +277,8 @@ class Cells:
             self._scheduler.park(sequence, now)
             return
         self._runner.seq_drop(slot.id, keep, keep + discard)
-        slot.n_exact, slot.n_shared = min(slot.n_exact, keep), min(slot.n_shared, keep)
+        slot.n_exact = min(slot.n_exact, keep)
+        self._share(slot, keep)
         self._checkpoints_are(slot, below(slot.checkpoints, keep))
         slot.tokens = list(sequence.base)
         slot.chain.cut(keep)
@@ -287,7 +289,7 @@ class Cells:
 
         Where nothing that moves is shared, the library only changes what it knows of the cells, as in llama-server.
         """
-        if self._n_shared(slot) <= start:
+        if self.n_shared(slot) <= start:
             return True
         if self.moving.would_stop_others(2 * self._scheduler.move_cost.move_s(len(slot.tokens), 0, slot.n_pieces)):
             self.clear(slot)
@@ -307,12 +309,27 @@ class Cells:
         self._look(slot)
         return True
 
-    def _n_shared(self, slot: Slot) -> int:
-        """The most of its first tokens that another slot may hold in the same cells."""
-        if not self._runner.info.unified:
-            return 0
-        kin = [other for other in self._others(slot) if other.kin is slot.kin]
-        return max((common_prefix(slot.tokens, other.tokens) for other in kin), default=0)
+    def n_shared(self, slot: Slot) -> int:
+        """How many of its first tokens another slot holds in the same cells."""
+        return max([slot.n_shared, *(o.n_shared for o in self._scheduler.slots if o.shares_with is slot)])
+
+    def _share(self, slot: Slot, n: int) -> None:
+        """`slot` keeps no more than its first `n` cells: what its copies share beyond is the longest one's from now
+        on, and the others share it with that one."""
+        copies = [other for other in self._scheduler.slots if other.shares_with is slot and other.n_shared > n]
+        n_shared, source = slot.n_shared, slot.shares_with
+        slot.n_shared = min(n_shared, n)
+        if not slot.n_shared:
+            slot.shares_with = None
+        if not copies:
+            return
+        heir = max(copies, key=lambda other: other.n_shared)
+        for other in copies:
+            other.shares_with = heir
+        if n_shared > n:  # it was a copy itself, and the heir is one of the same cells now
+            heir.n_shared, heir.shares_with = min(heir.n_shared, n_shared), source
+        else:
+            heir.n_shared, heir.shares_with = n, slot if n else None
 
     def save(self, slot: Slot) -> SlotState:
         """What `slot` holds, to be kept elsewhere."""

@@ -35,14 +35,14 @@ class Room:
 
     def measure(self) -> None:
         """What is free now; to be called before anybody is looked at."""
+        if self.due:
+            self.due = [s for s in self.due if s.phase is Phase.WAITING and s.slot is None]
         if not self._info.unified:  # each slot has its own: nothing is asked of what is free
             self.empty = all(slot.sequence is None for slot in self._slots)
             return
         taken = [_cells(s) for slot in self._slots if (s := slot.sequence) is not None]
         self.empty = not taken
         self.free = self._info.n_cells - self._lost - sum(taken)
-        if self.due:
-            self.due = [s for s in self.due if s.phase is Phase.WAITING and s.slot is None]
 
     @property
     def full(self) -> bool:

@@ -77,8 +77,7 @@ class RelocationCost:
     """What a relocation is expected to take, and how it is done."""
 
     seconds: float
-    copies: bool  # the library copies the whole stream; else states are saved and loaded
-    keeps: bool  # what the target holds goes to the source in exchange; else it is worth nothing
+    copies: bool  # the library copies the whole stream; else its state is saved and loaded
 
 
 def relocation(

@@ -13,7 +13,9 @@ def check_slots(slots: Sequence[Slot], n_ctx: int) -> None:
     for slot in slots:
         assert len(slot.tokens) <= n_ctx, f"slot {slot.id} holds more than its context"
         assert slot.chain.fits(slot.tokens, slot.tuning), f"slot {slot.id} has another text's hashes"
-        assert 0 <= slot.n_shared <= len(slot.tokens), f"slot {slot.id} shares more than it holds"
+        source = slot.shares_with
+        n_there = 0 if source is None else len(source.tokens)
+        assert 0 <= slot.n_shared <= min(len(slot.tokens), n_there), f"slot {slot.id} shares more than is held"
         assert all(0 < c.n_tokens <= len(slot.tokens) for c in slot.checkpoints), f"slot {slot.id}: checkpoints"
         s = slot.sequence
         if s is None:

@@ -253,13 +253,18 @@ class Scheduler:
         longest_s = self.params.target_itl_ms / 2e3 or math.inf  # others wait for it, beside their step
         return relocation(self.slots, self._placer.evaluation_s, self._relocation_cost, longest_s, fixed)
 
+    def stay_apart(self) -> None:
+        """A relocation failed: none is tried again before other slots are in use."""
+        self._may_be_apart = False
+
     def _relocation_cost(self, source: Slot, target: Slot) -> RelocationCost:
-        now = max(slot.last_used for slot in self.slots)
-        keeps = bool(target.tokens) and value_of(target, now) > 0
-        state_s = self.move_cost.round_trip_s(len(source.tokens))
-        if keeps:
-            return RelocationCost(state_s + self.move_cost.round_trip_s(len(target.tokens)), False, True)
-        return RelocationCost(min(self.move_cost.copy_s, state_s), self.move_cost.copy_s <= state_s, False)
+        cost, state_s = self.move_cost, self.move_cost.round_trip_s(len(source.tokens))
+        copies = cost.copy_s <= state_s
+        seconds = cost.copy_s if copies else state_s
+        n_lost = len(target.tokens) if value_of(target, max(slot.last_used for slot in self.slots)) > 0 else 0
+        if n_lost:  # to RAM, or computed again some day
+            seconds += cost.round_trip_s(n_lost) if self.ram.limit else cost.compute_s(n_lost)
+        return RelocationCost(seconds, copies)
 
     def _joining(self, generating: list[Sequence], prompts: list[Sequence], most: int) -> AbstractSet[int]:
         """At most so many slots of prompts that take part in the step with one token at least: then streams on both

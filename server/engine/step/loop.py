@@ -274,12 +274,8 @@ class Instance:
         if move is None:
             return
         self.mailbox.post()
-        try:
-            self._cells.relocate(move.source, move.target, move.cost, self._clock())
-        except CONTAINED as error:  # it was not begun: its cells are as they were
-            log.warning(
-                "slot %d: its sequence could not be brought to slot %d: %s", move.source.id, move.target.id, error
-            )
+        if not self._cells.relocate(move.source, move.target, copies=move.cost.copies, now=self._clock()):
+            self.scheduler.stay_apart()
 
     def _shift(self) -> None:
         """Make room in the contexts that are full."""

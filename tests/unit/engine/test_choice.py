@@ -87,6 +87,14 @@ def test_footprints_are_forgotten_the_oldest_first() -> None:
     assert seen.known(old, BARE, 1) == [0]
 
 
+def test_the_end_of_a_prompt_is_forgotten_before_its_beginning() -> None:
+    seen, first, second = Footprints(most=4), [1] * 4 * BLOCK, [2] * 2 * BLOCK
+    seen.add(first, BARE, 0)
+    seen.add(second, BARE, 1)
+    assert seen.known(first, BARE, 2) == [2 * BLOCK, 0]
+    assert seen.known(second, BARE, 2) == [0, 2 * BLOCK]
+
+
 def two(**options: int) -> list[FakeRunner]:
     return [FakeRunner(n_seq=4, n_ctx_seq=2000, n_batch=512, steps=threading.Semaphore(0)) for _ in range(2)]
 

@@ -3,13 +3,15 @@
 The fake runner refuses to move what another sequence holds.
 """
 
+import random
+
 import pytest
 
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement
-from server.engine.prefix.match import Move
+from server.engine.prefix.match import Move, common_prefix
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
@@ -30,8 +32,8 @@ class Counting(FakeRunner):
 class Setup:
     """Slot 0 holds 100 tokens, computed alone; slot 1 others."""
 
-    def __init__(self) -> None:
-        self.runner = Counting(n_seq=3, n_ctx_seq=200, n_cells=600, unified=True)
+    def __init__(self, n_seq: int = 3) -> None:
+        self.runner = Counting(n_seq=n_seq, n_ctx_seq=200, n_cells=600, unified=True)
         self.scheduler = Scheduler(self.runner.info, EngineParams(cache_ram=0))
         self.cells = Cells(self.runner, self.scheduler, lambda: 0.0)
         self.fill(0, list(range(100)))
@@ -147,3 +149,30 @@ async def test_scattered_cells_are_not_saved_where_that_would_hold_others_up(set
     slot.n_pieces = 10
     setup.cells.moving.keep(slot, 100, 0.0)
     assert (setup.runner.n_saved, setup.cells.moving.n_refused) == (1, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shared_cells_are_counted_once_whoever_leaves(seed: int) -> None:
+    """Beside what is counted by the slots, the cells themselves: one object each."""
+    draw, bench = random.Random(seed), Setup(n_seq=6)
+    slots, held = bench.slots, [[object() for _ in range(100)], [object() for _ in range(100)], [], [], [], []]
+    for _ in range(60):
+        at, other = draw.sample(range(6), 2)
+        n, what = draw.randint(0, 100), draw.choice(["copy", "cut", "clear", "decode"])
+        if what == "copy" and held[other]:
+            n = min(n + 1, len(held[other]))
+            bench.copy(other, at, n)
+            held[at] = held[other][:n]
+        elif what == "cut" and n < len(held[at]):
+            bench.cells.truncate(slots[at], n)
+            del held[at][n:]
+        elif what == "clear":
+            bench.cells.clear(slots[at])
+            held[at] = []
+        elif what == "decode" and len(held[at]) < 150:
+            bench.fill(at, [*slots[at].tokens, *range(at, at + 10)])
+            held[at] += [object() for _ in range(10)]
+        assert sum(len(slot.tokens) - slot.n_shared for slot in slots) == len(set().union(*held))
+        for i, slot in enumerate(slots):
+            shared = [common_prefix(held[i], theirs) for j, theirs in enumerate(held) if j != i]
+            assert bench.cells.n_shared(slot) == max(shared)
