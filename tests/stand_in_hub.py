@@ -45,6 +45,8 @@ class StandInHub:
     lfs: bool = True
     hold: threading.Event | None = None  # contents stop after their first half until it is set
     holding: threading.Event = field(default_factory=threading.Event)
+    silent: str = ""  # requests whose path has this in it get no answer until the hub ends
+    ended: threading.Event = field(default_factory=threading.Event)
     page: int = 0  # entries of one page of a listing; 0 = all
     asked: list[Asked] = field(default_factory=list)
 
@@ -79,6 +81,7 @@ def stand_in_hub(repositories: dict[str, dict[str, bytes]] | None = None) -> Ite
     try:
         yield hub
     finally:
+        hub.ended.set()
         if hub.hold is not None:
             hub.hold.set()
         server.shutdown()
@@ -97,6 +100,9 @@ def _handler(hub: StandInHub) -> type[http.server.BaseHTTPRequestHandler]:
             path = unquote(urlsplit(self.path).path)
             given = self.headers.get("Authorization", "").removeprefix("Bearer ")
             hub.asked.append(Asked(self.command, self.path, self.headers.get("Range", ""), given))
+            if hub.silent and hub.silent in path:
+                hub.holding.set()
+                hub.ended.wait()
             if hub.busy:
                 hub.busy -= 1
                 return self._say(503, b"busy")

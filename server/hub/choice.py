@@ -15,7 +15,8 @@ from server.errors import NotFound
 PRESET = "preset.ini"
 SUFFIX = ".gguf"
 USUAL = ("Q4_K_M", "Q8_0")
-SIBLINGS = {"mmproj": "mmproj", "mtp": "mtp-", "eagle3": "eagle3-", "dflash": "dflash-", "dspark": "dspark-"}
+MMPROJ = "mmproj"
+SIBLINGS = {MMPROJ: "mmproj", "mtp": "mtp-", "eagle3": "eagle3-", "dflash": "dflash-", "dspark": "dspark-"}
 """Kind of sibling -> what its name contains."""
 _NO_MODEL = (*SIBLINGS.values(), "imatrix")
 _SPLIT = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})")

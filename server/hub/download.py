@@ -25,7 +25,17 @@ from huggingface_hub.utils import WeakFileLock
 
 from server.errors import DownloadFailed
 from server.hub.cache import PARTIAL
-from server.hub.remote import Interrupted, Patience, chunks_of, cut_off
+from server.hub.remote import (
+    Cancelled,
+    Interrupted,
+    Patience,
+    Wanted,
+    check_wanted,
+    chunks_of,
+    cut_off,
+    entered_while_wanted,
+    pause,
+)
 from server.pool.protocols import FileProgress
 
 REPORT_INTERVAL_S = 0.1  # as llama-server (server-models.cpp, server_download_state)
@@ -34,15 +44,7 @@ _READ_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 
-class Cancelled(DownloadFailed):
-    """Nobody wants it any more."""
-
-
 Report = Callable[[FileProgress], None]
-Wanted = Callable[[], bool]
-"""Whether the download should go on; asked often."""
-
-
 Open = Callable[[Mapping[str, str]], AbstractContextManager[httpx2.Response]]
 """Opens the content's address with further headers; raises `Interrupted`."""
 
@@ -153,7 +155,7 @@ class _Transfer:
                     raise DownloadFailed(
                         f"'{self._content.name}': {error}; what was received is kept, the next download goes on with it"
                     ) from None
-                self._pause(self._patience.wait_s * 2 ** max(failures - 1, 0))
+                pause(self._patience.wait_s * 2 ** max(failures - 1, 0), self._wanted, self._content.name)
 
     def _receive(self, begun: int) -> None:
         """One connection. Raises `Interrupted` unless it brings all that is missing."""
@@ -162,7 +164,8 @@ class _Transfer:
                 self._content.partial.unlink()
                 raise Interrupted("more was there than belongs to it")
             return
-        with self._open({"Range": f"bytes={begun}-"} if begun else {}) as response:
+        opening = self._open({"Range": f"bytes={begun}-"} if begun else {})
+        with entered_while_wanted(opening, self._wanted, self._content.name) as response:
             if response.status_code == 416 or not self._fits(response, begun):
                 self._content.partial.unlink(missing_ok=True)
                 raise Interrupted("the hub can't go on where the last download ended")
@@ -219,15 +222,8 @@ class _Transfer:
             self._reported_at = now
             self._report(FileProgress(self._content.shown, done, self._total))
 
-    def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            self._check_wanted()
-            time.sleep(min(left, _LOOK_S))
-
     def _check_wanted(self) -> None:
-        if not self._wanted():
-            raise Cancelled(f"the download of '{self._content.name}' was cancelled")
+        check_wanted(self._wanted, self._content.name)
 
 
 @contextlib.contextmanager

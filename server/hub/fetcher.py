@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from server.errors import InvalidRequest, NotFound, NotSupported, Unavailable
+from server.hub.choice import MMPROJ
 from server.hub.hub import Files, Hub
 from server.hub.reference import SHORT, Reference
 from server.pool.protocols import FileProgress
@@ -33,7 +34,7 @@ class HubFetcher:
             return replace(spec, path=self._hub.url_place(remote.url))
         return replace(spec, path=self._hub.image_place(remote.docker)) if remote.docker else spec
 
-    def check(self, name: str) -> None:
+    def check(self, name: str, wanted: Callable[[], bool]) -> None:
         """See `Fetcher.check`. A client names a repository of the configured hub, never an address."""
         try:
             reference = Reference.parse(name)
@@ -43,7 +44,7 @@ class HubFetcher:
             raise NotSupported("This server does not download models: HF_HUB_OFFLINE is set")
         if name in SHORT:
             return
-        if self._asked.look(reference).preset is not None:
+        if self._asked.look(reference, wanted=wanted).preset is not None:
             raise InvalidRequest(f"model: '{name}' is a preset of several models; serve it with -hf {name}", "model")
 
     def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:
@@ -52,7 +53,8 @@ class HubFetcher:
         assert remote is not None, "only such models miss files"
         if remote.hf:
             hub = self._asked if remote.asked else self._hub
-            files = hub.fetch(Reference.parse(remote.hf), remote.file, report, wanted)
+            siblings = (MMPROJ,) if remote.mmproj else ()
+            files = hub.fetch(Reference.parse(remote.hf), remote.file, report, wanted, siblings=siblings)
             if files.model is None:
                 raise NotFound(f"'{remote.hf}' is a preset of several models; serve it with -hf")
             spec = _placed(spec, files)
@@ -81,7 +83,8 @@ class HubFetcher:
 def _placed(spec: ModelSpec, files: Files | None) -> ModelSpec:
     if files is None or files.model is None:
         return spec
-    return replace(spec, path=files.model, mmproj=files.siblings.get("mmproj"))
+    projector = files.siblings.get(MMPROJ) if spec.remote is not None and spec.remote.mmproj else None
+    return replace(spec, path=files.model, mmproj=spec.mmproj or projector)
 
 
 def _placed_draft(spec: ModelSpec, files: Files | None) -> ModelSpec:

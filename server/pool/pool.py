@@ -19,7 +19,7 @@ from server.errors import (
     Unavailable,
 )
 from server.pool.entry import Entry
-from server.pool.events import DownloadEnded, FanOut, ModelRemoved, ModelsReloaded, Subscription
+from server.pool.events import FanOut, ModelRemoved, ModelsReloaded, Subscription
 from server.pool.footprint import Memory
 from server.pool.integrity import check_integrity
 from server.pool.lease import Lease
@@ -240,20 +240,18 @@ class Pool:
 
         Raises `InvalidRequest` for a name that is none or known already, `NotSupported`, and what `Fetcher.check` does.
         """
-        if self._fetcher is None or self._downloads is None:
+        if self._fetcher is None:
             raise NotSupported("This server does not download models")
         if not self._may_download:
             raise NotSupported("This server does not serve the models of its cache. Start it with `--models-cache`")
         self._check_new(name)
-        await self._beside(self._fetcher.check, name)
+        await self._beside(self._fetcher.check, name, lambda: not self._turns.stopped)
         self._check_new(name)  # another request may have been quicker
         spec = ModelSpec(name, NOT_HERE, remote=RemoteFiles(hf=name, asked=True), origin="cache", source="POST /models")
         entry = Entry(spec, self._clock(), transient=True)
         self._entries[name] = entry
         self._rename()
-        self._downloads.begin(entry)
-        entry.task = asyncio.create_task(self._download(entry, self._downloads), name=f"pool: download {name}")
-        entry.task.add_done_callback(log_failure)
+        self._turns.fetch(entry, self._downloaded)
 
     def _check_new(self, name: str) -> None:
         if self._turns.stopped:
@@ -261,18 +259,14 @@ class Pool:
         if name in self._entries:
             raise InvalidRequest(f"model '{name}' already exists", "model")
 
-    async def _download(self, entry: Entry, downloads: Downloads) -> None:
-        ok = False
-        try:
-            ok = await downloads.run(entry)
-        finally:
-            self._drop(entry)
+    async def _downloaded(self, entry: Entry, ok: bool) -> None:
+        """What was there while it was downloaded makes place for what the cache has now."""
+        self._drop(entry)
         if ok and not self._turns.stopped:
             try:
                 await self.reload()
             except ConfigError as error:
                 log.error("model '%s' is in the cache, but not served: %s", entry.id, error)
-        self._fan_out.publish(DownloadEnded(entry.id, ok))
 
     async def remove(self, name: str) -> None:
         """Unload a model of the cache, or stop its download, and delete its files, as ``DELETE /models`` does.

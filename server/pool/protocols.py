@@ -132,10 +132,11 @@ class FileProgress:
 class Fetcher(Protocol):
     """Gets the files of models that are not on this machine; blocking, called in threads."""
 
-    def check(self, name: str) -> None:
+    def check(self, name: str, wanted: Callable[[], bool]) -> None:
         """Whether a client may have the model of this name downloaded, and there is one.
 
-        Raises `server.errors.InvalidRequest` for a name that is none, `NotFound`, `NotSupported`, `DownloadFailed`.
+        Raises `server.errors.InvalidRequest` for a name that is none, `NotFound`, `NotSupported`, `DownloadFailed`,
+        which it also does soon after the answer is not `wanted` any more.
         """
 
     def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:

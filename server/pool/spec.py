@@ -115,6 +115,7 @@ class RemoteFiles:
     url: str = ""
     docker: str = ""  # ``[registry/]repository[:tag]``
     draft: str = ""
+    mmproj: bool = True  # with the multimodal projector that lies beside the model, as llama-server has it
     asked: bool = False  # by a client, just now, so that --offline doesn't forbid it
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -121,8 +121,7 @@ class Turns:
         if entry.download is None and entry.status in LOADABLE and self._downloads is not None and entry.spec.missing:
             if entry.status is Status.SLEEPING:
                 self._lifecycle.forget(entry)
-            self._downloads.begin(entry)
-            self._spawn(entry, self._download(entry))
+            self.fetch(entry, self._fetched)
         if entry.download is not None:
             return
         if entry.load is None or entry.load.cancelled:
@@ -210,18 +209,29 @@ class Turns:
 
     # ---- downloading, loading and freeing
 
-    async def _download(self, entry: Entry) -> None:
-        assert self._downloads is not None
+    def fetch(self, entry: Entry, then: Callable[[Entry, bool], Awaitable[None]]) -> None:
+        """Begin to download a model's files; `then` is told whether they are there."""
+        assert self._downloads is not None, "there is a fetcher"
+        self._downloads.begin(entry)
+        self._spawn(entry, self._download(entry, self._downloads, then))
+
+    async def _download(
+        self, entry: Entry, downloads: Downloads, then: Callable[[Entry, bool], Awaitable[None]]
+    ) -> None:
         ok = False
         try:
-            ok = await self._downloads.run(entry)
+            ok = await downloads.run(entry)
         finally:
-            if entry.status is Status.FAILED:
-                entry.starting = False
-                entry.refuse(lambda: ModelFailed(entry.id, entry.failure))
+            await then(entry, ok)
             self._fan_out.publish(DownloadEnded(entry.id, ok))
-            if entry.wanted and not self.stopped:
-                self.enqueue(entry)
+
+    async def _fetched(self, entry: Entry, ok: bool) -> None:
+        """Of a model that is loaded now, where it is still wanted."""
+        if entry.status is Status.FAILED:
+            entry.starting = False
+            entry.refuse(lambda: ModelFailed(entry.id, entry.failure))
+        if entry.wanted and not self.stopped:
+            self.enqueue(entry)
 
     def _begin_load(self, entry: Entry) -> None:
         self._lifecycle.begin_load(entry, self._granted(entry))

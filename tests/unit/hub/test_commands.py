@@ -18,7 +18,8 @@ MODEL_ID = "org/model:Q8_0"
 
 @pytest.fixture
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
-    with stand_in_hub({"org/model": {"m-Q8_0.gguf": MODEL, "mmproj-F16.gguf": b"eyes"}}) as hub:
+    files = {"m-Q8_0.gguf": MODEL, "mmproj-F16.gguf": b"eyes", "mtp-F16.gguf": b"draft"}
+    with stand_in_hub({"org/model": files}) as hub:
         monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "cache"))
         monkeypatch.setenv("MODEL_ENDPOINT", hub.url)
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)  # where somebody works offline
@@ -28,13 +29,17 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInH
 def test_pull_list_and_rm(remote: StandInHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     assert "no models in" in capsys.readouterr().err
-    assert main(["pull", MODEL_ID]) == 0
+    assert main(["pull", MODEL_ID, "--no-mmproj"]) == 0
     out, err = capsys.readouterr()
     assert f"{MODEL_ID}: " in out
-    assert "mmproj mmproj-F16.gguf (0 MiB) is not downloaded: not used yet (--siblings)" in out
+    assert "mmproj mmproj-F16.gguf (0 MiB) is not downloaded (--siblings)" in out
     assert "m-Q8_0.gguf (2.0 MB)" in err
+    assert main(["pull", MODEL_ID]) == 0
+    out = capsys.readouterr().out
+    assert "  mmproj: " in out
+    assert "mtp mtp-F16.gguf (0 MiB) is not downloaded (--siblings)" in out
     assert main(["pull", MODEL_ID, "--siblings"]) == 0
-    assert "  mmproj: " in capsys.readouterr().out
+    assert "  mtp: " in capsys.readouterr().out
     assert main(["list"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:3] == [MODEL_ID, "2.0", "MB"]
     assert main(["rm", "org/model"]) == 0

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import namedtuple
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import pytest
 
 from server.errors import DownloadFailed, LlamapoolError, NotFound
 from server.hub.cache import cache_folder
-from server.hub.download import Cancelled
+from server.hub.fetcher import HubFetcher
 from server.hub.hub import Files, Hub
 from server.hub.reference import Reference
-from server.hub.remote import Patience
+from server.hub.remote import Cancelled, Patience
 from server.pool.protocols import FileProgress
+from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
 from tests.stand_in_hub import COMMIT, StandInHub, stand_in_hub
 
 MODEL = bytes(range(256)) * 1024  # 256 KiB
@@ -259,8 +261,51 @@ def test_an_unreachable_hub_leaves_what_the_cache_has(remote: StandInHub, tmp_pa
 
 def test_siblings_come_when_asked_for(remote: StandInHub, tmp_path: Path) -> None:
     assert not pulled(hub_of(remote, tmp_path)).siblings
-    eyes = pulled(hub_of(remote, tmp_path), siblings=True).siblings["mmproj"]
+    eyes = pulled(hub_of(remote, tmp_path), siblings=["mmproj"]).siblings["mmproj"]
     assert eyes.read_bytes() == b"eyes"
+
+
+@pytest.mark.parametrize("eyes", [True, False])
+def test_a_model_comes_with_its_projector_unless_that_is_not_wanted(
+    remote: StandInHub, tmp_path: Path, eyes: bool
+) -> None:
+    fetcher = HubFetcher(hub_of(remote, tmp_path))
+    spec = ModelSpec("a", NOT_HERE, remote=RemoteFiles(hf=REPOSITORY, mmproj=eyes))
+    fetched = fetcher.fetch(spec, lambda _: None, lambda: True)
+    assert fetched == fetcher.found(spec)
+    assert (fetched.mmproj and fetched.mmproj.name) == ("mmproj-F16.gguf" if eyes else None)
+    own = tmp_path / "own.gguf"
+    assert fetcher.found(replace(spec, mmproj=own)).mmproj == own
+
+
+def test_the_projector_goes_with_the_last_model_of_its_repository(remote: StandInHub, tmp_path: Path) -> None:
+    remote.repositories[REPOSITORY]["model-Q4_0.gguf"] = b"four"
+    hub = hub_of(remote, tmp_path)
+    for name in (f"{REPOSITORY}:Q8_0", f"{REPOSITORY}:Q4_0"):
+        pulled(hub, name, siblings=["mmproj"])
+    assert hub.remove(Reference.parse(f"{REPOSITORY}:Q4_0")) == len(b"four")
+    found = hub.find(Reference.parse(f"{REPOSITORY}:Q8_0"))
+    assert found
+    assert "mmproj" in found.siblings
+    hub.remove(Reference.parse(f"{REPOSITORY}:Q8_0"))
+    assert not (tmp_path / "models--org--model-GGUF").exists()
+
+
+@pytest.mark.parametrize("question", ["/refs", "/tree", "/resolve/"])
+def test_nobody_who_stops_waits_for_a_silent_hub(remote: StandInHub, tmp_path: Path, question: str) -> None:
+    remote.silent = question
+    with pytest.raises(Cancelled):
+        hub_of(remote, tmp_path).pull(
+            Reference.parse(REPOSITORY), "", lambda _: None, lambda: not remote.holding.is_set()
+        )
+    assert not remote.ended.is_set()
+
+
+def test_nobody_who_stops_waits_for_the_next_attempt(remote: StandInHub, tmp_path: Path) -> None:
+    remote.busy = 1
+    hub = hub_of(remote, tmp_path, patience=Patience(retries=1, wait_s=3600))
+    with pytest.raises(Cancelled):
+        hub.look(Reference.parse(REPOSITORY), wanted=lambda: not remote.asked)
 
 
 def test_small_files_and_split_models(remote: StandInHub, tmp_path: Path) -> None:
