@@ -11,6 +11,8 @@ from server.pool.state import LOADABLE, OCCUPYING, Status
 
 Amounts = Mapping[str, int]
 _PLACES = "places"
+MEASURING_S = 5.0
+"""So long a model that is not measured yet holds up the others, so that all are given their share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Waiting:
 
     id: str
     since: float
+    at_start: bool = False  # only the settings want it: nobody leaves for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Decision:
     """What to do now."""
 
     load: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # loads of the start that find no room beside the others of the start
     evict: tuple[str, ...] = ()
     give_way: frozenset[str] = frozenset()  # ready models that take no new lease for now
 
@@ -63,7 +67,8 @@ def decide(
     when the first that is short has waited for `patience_s` and every model is busy, the least recently used ones take
     no new lease, so that steady traffic on one model cannot keep another out for ever.
 
-    With a `budget` (bytes by device) one load is begun at a time, since it may take all that is free.
+    With a `budget` (bytes by device) one load is begun at a time, since it may take all that is free. A model whose
+    needs are not known after `MEASURING_S` (a slow disk) is passed until they are.
     """
     return _Deciding(models, models_max, budget or {}).decided(queue, now, patience_s)
 
@@ -83,16 +88,18 @@ class _Deciding:
         self._idle = least_recently_used(m for m in stayers if m.idle)
         self._busy = least_recently_used(m for m in stayers if not m.idle)
         self._load: list[str] = []
+        self._left_out: list[str] = []
         self._evict: list[str] = []
         self._give_way: list[str] = []
 
     def decided(self, queue: Sequence[Waiting], now: float, patience_s: float) -> Decision:
         self._give_back()
         asking = [w for w in queue if self._by_id[w.id].status in LOADABLE or self._by_id[w.id].leaving]
-        if any(self._by_id[w.id].need is None for w in asking):
+        unknown = [w for w in asking if self._by_id[w.id].need is None]
+        if any(now - w.since < MEASURING_S for w in unknown):
             return self._decision()
         n_short = 0
-        for waiting in asking:
+        for waiting in (w for w in asking if w not in unknown):
             model = self._by_id[waiting.id]
             need = self._need(model)
             may_load = model.status in LOADABLE and not self._busy_loading
@@ -100,6 +107,10 @@ class _Deciding:
                 self._load.append(model.id)
                 self._busy_loading = self._one_at_a_time
                 self._free = _minus(self._free, need)
+            elif waiting.at_start and not _fits(need, self._future):
+                if not self._busy_loading:  # that one may take less than it was given
+                    self._left_out.append(model.id)
+                continue
             elif not _fits(need, self._future):
                 impatient = n_short == 0 and now - waiting.since >= patience_s
                 self._make_room(need, impatient=impatient)
@@ -108,7 +119,7 @@ class _Deciding:
         return self._decision()
 
     def _decision(self) -> Decision:
-        return Decision(tuple(self._load), tuple(self._evict), frozenset(self._give_way))
+        return Decision(tuple(self._load), tuple(self._left_out), tuple(self._evict), frozenset(self._give_way))
 
     def _need(self, model: Candidate) -> Amounts:
         """One that never fits asks for a place alone: its load fails, and says why."""

@@ -140,12 +140,16 @@ class Turns:
             self._measure(self._entries[model])
         decision = policy.decide(
             self._candidates(),
-            [policy.Waiting(model, since) for model, since in self.queue.items()],
+            [self._waiting(model, since) for model, since in self.queue.items()],
             models_max=self._limits.models_max,
             now=self._clock(),
             patience_s=self._limits.patience_s,
             budget=self.budget,
         )
+        for model in decision.left_out:
+            log.warning("'%s' is not loaded at the start, as the others leave no room; a request loads it", model)
+            del self.queue[model]
+            self._entries[model].asked = self._entries[model].starting = False
         for model in decision.evict:
             log.info("unloading '%s', which is idle: other models have no room", model)
             self.drain(self._entries[model], Status.UNLOADED, 0.0)
@@ -156,6 +160,10 @@ class Turns:
         for model in decision.load:
             del self.queue[model]
             self._begin_load(self._entries[model])
+
+    def _waiting(self, model: str, since: float) -> policy.Waiting:
+        entry = self._entries[model]
+        return policy.Waiting(model, since, at_start=entry.starting and not entry.waiters)
 
     def _candidates(self) -> list[policy.Candidate]:
         sized = self._limits.budget is not None

@@ -67,6 +67,20 @@ def test_who_gives_way_keeps_doing_so_while_it_is_needed():
     assert not decide(models, queue("b"), models_max=2, now=50, patience_s=PATIENCE_S).give_way
 
 
+def test_a_model_of_the_start_that_finds_no_room_is_left_out_once_the_others_are_loaded():
+    start = [Waiting("x", 0, at_start=True)]
+    others = [
+        Candidate("a", Status.LOADING, taken={"CPU": 60}, fitting=True),
+        Candidate("x", Status.UNLOADED, need={"CPU": 60}),
+    ]
+    decision = decide(others, start, models_max=0, now=0, patience_s=PATIENCE_S, budget={"CPU": 100})
+    assert (decision.load, decision.left_out) == ((), ())
+    others[0] = ready("a", taken={"CPU": 60})
+    decision = decide(others, start, models_max=0, now=99, patience_s=PATIENCE_S, budget={"CPU": 100})
+    assert (decision.load, decision.left_out, decision.evict) == ((), ("x",), ())
+    assert decide(others, queue("x"), models_max=0, now=0, patience_s=PATIENCE_S, budget={"CPU": 100}).evict == ("a",)
+
+
 def test_sleep_is_due_after_idling_long_enough():
     models = [
         ready("a", 10, sleep_idle_s=5),

@@ -15,6 +15,7 @@ from server.errors import InvalidRequest, LlamapoolError, ModelFailed, NoRoom
 from server.pool.budget import Amount, Budget
 from server.pool.footprint import HOST, Bytes, Fit, Footprint
 from server.pool.lease import Lease
+from server.pool.policy import MEASURING_S
 from server.pool.spec import ModelSpec
 from server.pool.state import Status
 from tests.fakes import FakeWeights
@@ -104,6 +105,37 @@ async def test_what_can_never_fit_fails_with_the_numbers_and_costs_nobody_a_plac
         with pytest.raises(ModelFailed, match="needs 250, and 100 are free"):
             await waiting
         assert s.status("m1") is Status.READY
+
+
+async def test_models_of_the_start_that_do_not_fit_together_do_not_evict_one_another() -> None:
+    startup = [spec(model, load="startup") for model in ("m0", "m1", "m2", "m8")]
+    async with sized_pool(*startup) as s:
+        await s.pool.start()
+        await s.work()
+        assert [s.status(m) for m in ("m0", "m1", "m2", "m8")] == [Status.READY] * 3 + [Status.UNLOADED]
+        assert not s.pool.starting
+        (await loaded(s, "m8")).release()
+        assert s.status("m8") is Status.READY
+
+
+async def test_a_model_that_takes_long_to_measure_holds_up_the_others_for_a_while_only() -> None:
+    async with sized_pool("m0", "m1") as s:
+        slow = acquiring(s, "m0")
+        await spin()
+        quick = acquiring(s, "m1")
+        await spin()
+        s.threads.run(1)  # the slow one's measure waits for its disk
+        await spin()
+        assert not s.threads.jobs[1:]
+        s.clock.now += MEASURING_S
+        s.pool.tick()
+        for _ in range(2):  # fits, loads
+            await spin()
+            s.threads.run(1)
+        await spin()
+        (await asyncio.wait_for(quick, 60)).release()
+        await s.work()
+        (await asyncio.wait_for(slow, 60)).release()
 
 
 async def test_requests_wait_in_order_for_models_at_work() -> None:
