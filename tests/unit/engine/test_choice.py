@@ -78,21 +78,14 @@ def test_footprints_know_whole_blocks_of_each_instance() -> None:
     assert seen.known(prompt, Tuning(((0, 1.0),), 0), 2) == [0, 0]
 
 
-def test_footprints_are_forgotten_the_oldest_first() -> None:
-    seen = Footprints(most=4)
-    old, new = [1] * BLOCK * 2, [2] * BLOCK * 3
-    seen.add(old, BARE, 0)
-    seen.add(new, BARE, 0)
-    assert seen.known(new, BARE, 1) == [3 * BLOCK]
-    assert seen.known(old, BARE, 1) == [0]
-
-
 def test_the_end_of_a_prompt_is_forgotten_before_its_beginning() -> None:
     seen, first, second = Footprints(most=4), [1] * 4 * BLOCK, [2] * 2 * BLOCK
     seen.add(first, BARE, 0)
     seen.add(second, BARE, 1)
     assert seen.known(first, BARE, 2) == [2 * BLOCK, 0]
     assert seen.known(second, BARE, 2) == [0, 2 * BLOCK]
+    seen.add([3] * 4 * BLOCK, BARE, 0)
+    assert seen.known(first, BARE, 2) == seen.known(second, BARE, 2) == [0, 0]
 
 
 def two(**options: int) -> list[FakeRunner]:
