@@ -140,7 +140,7 @@ class _Collecting:
 
 
 _log = _Log()
-_log_callback = C.llama_log_callback(_log)  # the library calls it until the process ends, so it must stay referenced
+log_callback = C.llama_log_callback(_log)  # the library calls it until the process ends, so it must stay referenced
 collect_errors = _log.collecting
 hear_log = _log.hearing
 
@@ -148,7 +148,7 @@ hear_log = _log.hearing
 @cache
 def start_backend(numa: str = "") -> None:
     """Initialize the library; only the first call of each kind does something. `numa` is a process-wide choice."""
-    C.llama_log_set(_log_callback, None)
+    C.llama_log_set(log_callback, None)
     atexit.register(_silence)
     C.llama_backend_init()
     if numa:

@@ -1,0 +1,1 @@
+"""Projectors: pictures and sounds to embeddings, by libmtmd (llama.cpp tools/mtmd)."""

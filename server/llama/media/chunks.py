@@ -1,0 +1,198 @@
+"""A prompt with media as the library tokenizes it: pieces of text, and of media what is to be encoded."""
+
+import ctypes
+import hashlib
+import struct
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.errors import InternalError, InvalidRequest
+from server.llama.library import collect_errors, reason
+from server.llama.media.bindings import AUDIO, TEXT, M
+from server.media.bitmap import Bitmap
+
+Positions = NDArray[np.int32]
+_NO_NUMBERS = "the library gave no tokens for a medium"
+
+
+class NativeChunk:
+    """One medium, or a slice of one, preprocessed; `server.engine.media.MediaChunk`."""
+
+    def __init__(self, owner: "Chunks", pointer: int, name: "_Name", place: int, *, causal: bool, salt: bytes) -> None:
+        """``place``: among the slices of its medium. ``salt``: what embeddings depend on besides the medium."""
+        self._owner = owner  # whose memory it lies in
+        self.pointer = pointer
+        self.causal = causal
+        self.is_audio = M.mtmd_input_chunk_get_type(pointer) == AUDIO
+        self.n_tokens: int = M.mtmd_input_chunk_get_n_tokens(pointer)
+        self.n_pos: int = M.mtmd_input_chunk_get_n_pos(pointer)
+        self.id = name.id.decode("utf-8", "replace")
+        self.record = name.taken_from(_record(pointer))
+        if self.n_tokens <= 0 or self.n_pos <= 0:
+            raise InternalError(_NO_NUMBERS)
+        self.key = hashlib.blake2b(b"%b%d\0%b" % (salt, place, self.record), digest_size=32).digest()
+
+    def positions(self, first: int) -> Positions:
+        """Of each token in M-RoPE's four coordinates, [4, n_tokens], when the first one's is `first`.
+
+        Their order is mtmd-helper-common.h's, set_position_mrope_2d and _1d.
+        """
+        if self.is_audio:
+            return np.tile(np.arange(first, first + self.n_tokens, dtype=np.int32), (4, 1))
+        places = (M.mtmd_decoder_pos * self.n_tokens)()
+        tokens = M.mtmd_input_chunk_get_tokens_image(self.pointer)
+        M.mtmd_helper_image_get_decoder_pos(tokens, first, places)
+        found = np.frombuffer(places, np.uint32).reshape(self.n_tokens, 4)
+        return np.ascontiguousarray(found[:, (0, 2, 1, 3)].T).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class TextChunk:
+    """Tokens of text."""
+
+    tokens: list[int]
+
+
+class Chunks:
+    """What `mtmd_tokenize_from_parts` made of a prompt."""
+
+    def __init__(self, context: int, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> None:
+        """Raises `InvalidRequest` for a medium that preprocessing refuses."""
+        pointer = M.mtmd_input_chunks_init()
+        if not pointer:
+            raise InternalError("libmtmd has no memory for a prompt")
+        self._pointer: int = pointer
+        weakref.finalize(self, M.mtmd_input_chunks_free, pointer)
+        native = _Parts(parts, parse_special)
+        try:
+            with collect_errors(quiet=True) as errors:
+                status = M.mtmd_tokenize_from_parts(context, pointer, native.array, len(parts), add_special)
+        finally:
+            native.free()
+        if status != 0:
+            raise InvalidRequest(f"a medium can't be read: {reason(errors, 'the library gave no reason')}")
+
+    def read(self, *, causal: "Causal", salt: bytes) -> Iterator[TextChunk | NativeChunk]:
+        """All of them in order."""
+        last, place = None, 0
+        for i in range(M.mtmd_input_chunks_size(self._pointer)):
+            chunk = M.mtmd_input_chunks_get(self._pointer, i)
+            if M.mtmd_input_chunk_get_type(chunk) == TEXT:
+                yield TextChunk(_text_tokens(chunk))
+                continue
+            name = _Name(M.mtmd_input_chunk_get_id(chunk) or b"")
+            place = place + 1 if name == last else 0
+            last = name
+            yield NativeChunk(self, chunk, name, place, causal=causal(chunk), salt=salt)
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """What a bitmap is called while the library tokenizes: its place among the parts, and its id. So slices of one
+    medium are told from the same medium once more."""
+
+    whole: bytes
+
+    @staticmethod
+    def of(part: int, id_: str) -> bytes:
+        return b"%d/%b" % (part, id_.encode())
+
+    @property
+    def id(self) -> bytes:
+        """The bitmap's own."""
+        return self.whole.partition(b"/")[2]
+
+    def taken_from(self, record: bytes) -> bytes:
+        """The chunk's description with the bitmap's own id in it (mtmd.cpp, mtmd_serialization: length and bytes)."""
+        there, own = (struct.pack("<Q", len(name)) + name for name in (self.whole, self.id))
+        if record.count(there) != 1:
+            raise InternalError("libmtmd describes a medium in an unknown form")
+        return record.replace(there, own)
+
+
+class Causal:
+    """Whether a chunk's embeddings are decoded as text is."""
+
+    def __init__(self, context: int) -> None:
+        self._context = context
+
+    def __call__(self, chunk: int) -> bool:
+        return not M.mtmd_decode_use_non_causal(self._context, chunk)
+
+
+class _Parts:
+    """The array that the library reads, and all that it points to."""
+
+    def __init__(self, parts: Sequence[str | Bitmap], parse_special: bool) -> None:
+        self._bitmaps: list[int] = []
+        self._kept: list[object] = []
+        structures = []
+        try:
+            for place, part in enumerate(parts):
+                one = M.mtmd_input_part()
+                if isinstance(part, str):
+                    raw = part.encode("utf-8", "replace")
+                    text = M.mtmd_input_text(raw, len(raw), False, parse_special)
+                    self._kept += [raw, text]
+                    one.text = ctypes.pointer(text)
+                else:
+                    one.bitmap = self._bitmap(part, _Name.of(place, part.id))
+                structures.append(one)
+        except BaseException:
+            self.free()
+            raise
+        self._kept += structures
+        self.array = (ctypes.POINTER(M.mtmd_input_part) * len(structures))(*map(ctypes.pointer, structures))
+
+    def _bitmap(self, bitmap: Bitmap, name: bytes) -> int:
+        data = np.frombuffer(bitmap.data, np.uint8) if bitmap.data else None
+        self._kept.append(data)
+        if bitmap.kind == "audio":
+            _check(bitmap, bitmap.width > 1 and bitmap.height == 1, 4 * bitmap.width)
+            floats = None if data is None else data.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            pointer = M.mtmd_bitmap_init_from_audio(bitmap.width, floats)
+        else:
+            _check(bitmap, bitmap.width > 0 and bitmap.height > 0, 3 * bitmap.width * bitmap.height)
+            pixels = None if data is None else data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+            pointer = M.mtmd_bitmap_init(bitmap.width, bitmap.height, pixels)
+        if not pointer:
+            raise InternalError("libmtmd has no memory for a medium")
+        self._bitmaps.append(pointer)
+        M.mtmd_bitmap_set_id(pointer, name)
+        if bitmap.mergeable:
+            M.mtmd_bitmap_set_mergeable(pointer, True)
+        return int(pointer)
+
+    def free(self) -> None:
+        """The library has copied what it needs."""
+        for pointer in self._bitmaps:
+            M.mtmd_bitmap_free(pointer)
+        self._bitmaps = []
+
+
+def _check(bitmap: Bitmap, sized: bool, n_bytes: int) -> None:
+    """The library reads as many bytes as the sizes say, and asserts that there is something."""
+    if not sized:
+        raise InvalidRequest(f"{bitmap.kind} of {bitmap.width} x {bitmap.height} holds nothing to read")
+    if bitmap.data and len(bitmap.data) != n_bytes:
+        raise InternalError(f"a bitmap of {len(bitmap.data)} bytes, {n_bytes} were promised")
+
+
+def _text_tokens(chunk: int) -> list[int]:
+    n = ctypes.c_size_t()
+    tokens = M.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(n))
+    return list(tokens[: n.value]) if n.value else []
+
+
+def _record(chunk: int) -> bytes:
+    n = ctypes.c_size_t()
+    if M.mtmd_input_chunk_save(chunk, None, 0, ctypes.byref(n)) != 0:
+        raise InternalError(_NO_NUMBERS)
+    buffer = ctypes.create_string_buffer(n.value)
+    if M.mtmd_input_chunk_save(chunk, buffer, n.value, None) != 0:
+        raise InternalError(_NO_NUMBERS)
+    return buffer.raw

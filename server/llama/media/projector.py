@@ -1,0 +1,180 @@
+"""A loaded projector: what of a prompt's media the model reads, and their embeddings."""
+
+import ctypes
+import logging
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from server.engine.media import MediaPrompt, MediaSpan, media_tokens
+from server.errors import InternalError, InvalidRequest, ModelFailed
+from server.llama.devices import find_devices, offloads
+from server.llama.fingerprint import fingerprint
+from server.llama.gguf_header import GgufHeader
+from server.llama.library import C, collect_errors, reason
+from server.llama.media.bindings import M, start_media
+from server.llama.media.chunks import Causal, Chunks, NativeChunk, TextChunk
+from server.llama.model_file import read_gguf
+from server.llama.threads import n_threads
+from server.media.bitmap import Bitmap, BitmapKind
+from server.pool.spec import LoadParams
+
+logger = logging.getLogger("llamapool.llama")
+
+_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
+_MROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, _IMROPE
+_FULL, _INCOMPATIBLE = 2, 3  # mtmd_batch_add_chunk
+
+
+class Projector:
+    """`server.pool.protocols.MediaReader` and `server.engine.runner_api.MediaEncoder` over one native projector.
+
+    `tokenize` may be called in any thread, `encode` in one at a time.
+    """
+
+    def __init__(self, name: str, path: Path, model: int, native: LoadParams) -> None:
+        """Blocking. Raises `ModelFailed` in one line for a file that is no projector of this model."""
+        header = read_gguf(name, path)
+        check_projector(name, path, header, {C.llama_model_n_embd(model), C.llama_model_n_embd_inp(model)})
+        start_media()
+        self.marker = native.media_marker or f"<__media_{secrets.token_hex(16)}__>"
+        params = _params(name, native, self.marker)
+        with ThreadPoolExecutor(1, "open-projector") as once:  # the warm-up's compute threads end with it
+            context, why = once.submit(_opened, path, model, params).result()
+        if not context:
+            raise ModelFailed(name, f"mmproj {path}: {why}")
+        self._context: int | None = context
+        self._users = threading.Condition()
+        self._n_users = 0
+        self._n_embd = C.llama_model_n_embd_inp(model)
+        self.mrope = C.llama_model_rope_type(model) in _MROPE
+        self.fingerprint = fingerprint([(path, header)])
+        limits = f"{native.image_min_tokens} {native.image_max_tokens}"
+        self._salt = f"{self.fingerprint} {limits}\0".encode()
+        sees, hears = M.mtmd_support_vision(context), M.mtmd_support_audio(context)
+        kinds: list[BitmapKind] = [*["image" for _ in [1] if sees], *["audio" for _ in [1] if hears]]
+        self.kinds: frozenset[BitmapKind] = frozenset(kinds)
+        self.sample_rate = max(M.mtmd_get_audio_sample_rate(context), 0) if hears else 0
+        self._causal = Causal(context)
+
+    @contextmanager
+    def _open(self) -> Iterator[int]:
+        """The native context, which is not freed meanwhile."""
+        with self._users:
+            if self._context is None:
+                raise InternalError("the model was unloaded while it was in use")
+            self._n_users += 1
+        try:
+            yield self._context
+        finally:
+            with self._users:
+                self._n_users -= 1
+                self._users.notify_all()
+
+    def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
+        """A prompt of texts and media; raises `InvalidRequest` for a medium that the model can't take."""
+        for part in parts:
+            if isinstance(part, Bitmap) and part.kind not in self.kinds:
+                raise InvalidRequest(f"{part.kind} input is not supported by this model's projector")
+        tokens: list[int] = []
+        spans: list[MediaSpan] = []
+        n_with: Counter[str] = Counter()
+        with self._open() as context:
+            chunks = Chunks(context, parts, add_special=add_special, parse_special=parse_special)
+            for chunk in chunks.read(causal=self._causal, salt=self._salt):
+                if isinstance(chunk, TextChunk):
+                    tokens += chunk.tokens
+                    continue
+                span = self._span(chunk, len(tokens), n_with[chunk.id])
+                n_with[chunk.id] += 1
+                spans.append(span)
+                tokens += media_tokens(span.id, span.nth, span.n_tokens)
+        return MediaPrompt(tokens, tuple(spans))
+
+    def _span(self, chunk: NativeChunk, start: int, nth: int) -> MediaSpan:
+        linear = not self.mrope or chunk.is_audio or int(chunk.positions(0)[0, -1]) == chunk.n_tokens - 1 > 0
+        return MediaSpan(start, chunk.n_tokens, chunk.n_pos, linear, chunk.id, nth, chunk.record, chunk)
+
+    def count(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> int:
+        """How many tokens `tokenize` would give."""
+        return len(self.tokenize(parts, add_special=add_special, parse_special=parse_special).tokens)
+
+    def encode(self, chunks: Sequence[NativeChunk]) -> list[bytes]:
+        """Embeddings of as many of the first chunks as can be computed together, of one at least: each
+        [n_tokens, n_embd] 32-bit floats. Raises `InternalError`."""
+        with self._open() as context, collect_errors() as errors:
+            batch = M.mtmd_batch_init(context)
+            try:
+                n = _fill(batch, chunks)
+                if not n or M.mtmd_batch_encode(batch) != 0:
+                    raise InternalError(f"a medium can't be encoded: {reason(errors, 'the library gave no reason')}")
+                return [self._embeddings(batch, chunk) for chunk in chunks[:n]]
+            finally:
+                M.mtmd_batch_free(batch)
+
+    def _embeddings(self, batch: int, chunk: NativeChunk) -> bytes:
+        start = M.mtmd_batch_get_output_embd(batch, chunk.pointer)
+        if not start:
+            raise InternalError("the library has no embeddings for a medium")
+        return ctypes.string_at(start, 4 * self._n_embd * chunk.n_tokens)
+
+    def close(self) -> None:
+        """Free it once nobody is inside; once is enough."""
+        with self._users:
+            context, self._context = self._context, None
+            self._users.wait_for(lambda: not self._n_users)
+        if context is not None:
+            M.mtmd_free(context)
+
+
+def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) -> None:
+    """That the file is a projector, and that its last layer may give what a model with embeddings of one of these
+    `sizes` takes: the library finds out only after it has loaded all, and keeps the memory then. Raises `ModelFailed`."""
+    if header.metadata.get("general.architecture") != "clip":
+        found = header.metadata.get("general.architecture", "nothing")
+        raise ModelFailed(name, f"mmproj {path} is no projector: its architecture is {found}, a projector's is clip")
+    if not any(sizes & set(tensor.shape) for tensor in header.tensors):
+        dims = [header.integer(f"clip.{kind}.projection_dim") for kind in ("vision", "audio")]
+        made_for = next((f" for {dim}" for dim in dims if dim), "")
+        wanted = " or ".join(map(str, sorted(sizes)))
+        raise ModelFailed(
+            name, f"mmproj {path} is another model's: this one has embeddings of {wanted} numbers, no layer of it{made_for}"
+        )
+
+
+def _params(name: str, native: LoadParams, marker: str) -> ctypes.Structure:
+    params: ctypes.Structure = M.mtmd_context_params_default()
+    params.use_gpu = native.mmproj_offload and offloads(native) and native.mmproj_device != ()
+    wanted = native.mmproj_device or (native.devices[0] or ())[:1]
+    if params.use_gpu and wanted:
+        try:
+            params.device = find_devices(wanted)[0].pointer
+        except ValueError as error:
+            raise ModelFailed(name, f"mmproj_device: {error}") from None
+    params.print_timings = False
+    params.n_threads = n_threads(native.n_threads)
+    params.flash_attn_type = _FLASH_ATTENTION[native.flash_attn]
+    params.warmup = native.warmup
+    params.image_min_tokens = native.image_min_tokens
+    params.image_max_tokens = native.image_max_tokens
+    params.batch_max_tokens = native.mtmd_batch_max_tokens
+    params.media_marker = marker.encode()
+    return params
+
+
+def _opened(path: Path, model: int, params: ctypes.Structure) -> tuple[int | None, str]:
+    with collect_errors() as errors:
+        context = M.mtmd_init_from_file(str(path).encode(), model, params)
+    return context, reason(errors, "the native library gave no reason")
+
+
+def _fill(batch: int, chunks: Sequence[NativeChunk]) -> int:
+    """How many of the first chunks are in `batch` now."""
+    for n, chunk in enumerate(chunks):
+        if M.mtmd_batch_add_chunk(batch, chunk.pointer) != 0:  # full, or of another size
+            return n
+    return len(chunks)
