@@ -190,8 +190,8 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
         _check_adapters(model_id, model, origin)
         _check_devices(model_id, model, origin)
         warnings += [f"{origin.place}: models.{model_id}: {text}" for text in without_effect(model)]
-        if spec.mmproj is not None:
-            warnings.append(f"{origin.place}: '{model_id}' is served without {spec.mmproj.name}: no images yet")
+        if spec.mmproj is not None and (problem := problem_of(spec.mmproj)):
+            raise ConfigError(f"{origin.place}: models.{model_id}.mmproj: {problem}")
         if spec.missing:
             if settings.server.offline:
                 warnings.append(f"{origin.place}: '{model_id}' is not in {settings.cache}, and --offline is set")

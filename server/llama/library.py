@@ -100,7 +100,7 @@ class _Log:
         if heard is not None:
             heard.append(line)
         errors = getattr(self._local, "errors", None)
-        if errors is not None and level == 4:
+        if errors is not None and level == 4 and line:
             errors.append(line)
         if line:
             quiet = getattr(self._local, "quiet", False)

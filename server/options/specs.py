@@ -32,7 +32,7 @@ def model_spec(table: Table, model_id: str, settings: ModelSettings, origin: Ori
         path=settings.path or NOT_HERE,
         aliases=settings.aliases,
         tags=settings.tags,
-        mmproj=origin.mmproj,
+        mmproj=settings.mmproj or (origin.mmproj if settings.mmproj_auto else None),
         load=settings.load,
         pinned=settings.pinned,
         native=_load_params(settings),
@@ -61,8 +61,9 @@ def _remote(settings: ModelSettings) -> RemoteFiles | None:
         url=settings.model_url,
         docker=settings.docker_repo,
         draft=settings.draft_hf if "draft-simple" in spec_type(settings) else "",
+        mmproj=settings.mmproj_auto and settings.mmproj is None,
     )
-    return None if found == RemoteFiles() else found
+    return None if replace(found, mmproj=True) == RemoteFiles() else found
 
 
 def _same_names(inside: type, settings: ModelSettings) -> dict[str, Any]:
@@ -83,6 +84,7 @@ def _load_params(settings: ModelSettings) -> LoadParams:
     if settings.n_ctx == 0:
         values["fit_ctx"] = WHOLE
     values["devices"] = device_sets(settings.device)
+    values["mmproj_device"] = device_sets(settings.mmproj_device)[0]
     values["tensor_overrides"] = tuple(map(tensor_override, settings.override_tensor))
     values["metadata_overrides"] = tuple(map(metadata_override, settings.override_kv))
     for name in ("n_threads", "n_threads_batch"):

@@ -71,13 +71,6 @@ FIXED = (
         "always parses chat replies",
     ),
     Fixed(
-        ("--mmproj-auto",),
-        ("--no-mmproj", "--no-mmproj-auto"),
-        "LLAMA_ARG_MMPROJ_AUTO",
-        False,
-        "does not take images or audio yet",
-    ),
-    Fixed(
         ("--spec-draft-backend-sampling",),
         ("--no-spec-draft-backend-sampling",),
         "LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING",
@@ -91,9 +84,8 @@ _FLAGS = """
 -cl --cache-list --completion-bash --cpu-strict --poll -Cb --cpu-mask-batch
 -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch --rpc -lzm --lazy-mode
 --grammar --grammar-file -j --json-schema -jf --json-schema-file
--sp --special -mm --mmproj -mmu --mmproj-url
---mmproj-offload --no-mmproj-offload -mmdev --mmproj-device --image-min-tokens --image-max-tokens
---mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --reuse-port
+-sp --special -mmu --mmproj-url
+--video-fps --video-timestamp-interval --video-ffmpeg-dir --reuse-port
 --ui-config --webui-config --ui-config-file --webui-config-file --tools --tools-runtime
 --mcp-servers-config --mcp-servers-json
 --media-path
@@ -112,8 +104,7 @@ _FLAGS = """
 
 _VARIABLES = """
 RPC LAZY_MODE
-MMPROJ
-MMPROJ_URL MMPROJ_OFFLOAD IMAGE_MIN_TOKENS IMAGE_MAX_TOKENS MTMD_BATCH_MAX_TOKENS VIDEO_FPS
+MMPROJ_URL VIDEO_FPS
 VIDEO_TIMESTAMP_INTERVAL VIDEO_FFMPEG_DIR REUSE_PORT UI_CONFIG UI_CONFIG_FILE TOOLS TOOLS_RUNTIME
 MCP_SERVERS_CONFIG MCP_SERVERS_JSON
 SPEC_DRAFT_P_SPLIT

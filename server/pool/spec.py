@@ -90,6 +90,12 @@ class LoadParams:
     lora_init_without_apply: bool = False  # every scale is 0 until /lora-adapters or a request says otherwise
     control_vectors: tuple[ScaledFile, ...] = ()
     control_vector_layer_range: tuple[int, int] | None = None  # first and last layer; None or 0 = from 1 to the last
+    mmproj_offload: bool = True
+    mmproj_device: tuple[str, ...] | None = None  # None = the model's first
+    image_min_tokens: int = -1
+    image_max_tokens: int = -1
+    mtmd_batch_max_tokens: int = 1024
+    media_marker: str = ""  # "" = new at each load
 
     @property
     def n_slots(self) -> int:

@@ -16,6 +16,8 @@ RECURRENT = TinyModel(arch="mamba")
 """Mamba: one state for all that was read, which can't be cut in the middle."""
 HYBRID = TinyModel(arch="jamba")
 """Jamba: a recurrent layer, then one with attention; can't be cut in the middle either."""
+MROPE = TinyModel(arch="qwen2vl")
+"""Qwen2-VL: M-RoPE, where a picture has fewer positions than cells."""
 SLIDING_WINDOW = TinyModel(arch="gemma3", n_swa=32, swa_pattern=2)
 """Gemma 3: a layer that sees the last 32 tokens, then one that sees all. Its cache is padded to multiples of 256 cells,
 so tokens are forgotten from there on only, and only where ``swa_full`` is off and the context is larger."""

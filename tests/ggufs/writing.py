@@ -90,6 +90,9 @@ def _write_attention(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_value_length(model.head_size)
     writer.add_rope_dimension_count(model.head_size)
     writer.add_rope_freq_base(10000.0)
+    if model.arch == "qwen2vl":  # M-RoPE: of each head, so much for time, height and width
+        n = model.head_size // 8
+        writer.add_rope_dimension_sections([2 * n, n, n, 0])
     if model.arch == "gemma3":
         writer.add_sliding_window(model.n_swa)
         writer.add_uint32("gemma3.attention.sliding_window_pattern", model.swa_pattern)

@@ -13,12 +13,12 @@ from pathlib import Path
 from server.engine.media import MediaPrompt, MediaSpan, media_tokens
 from server.errors import InternalError, InvalidRequest, ModelFailed
 from server.llama.devices import find_devices, offloads
-from server.llama.fingerprint import fingerprint
-from server.llama.gguf_header import GgufHeader
+from server.llama.files.fingerprint import fingerprint
+from server.llama.files.gguf_header import GgufHeader
+from server.llama.files.model_file import read_gguf
 from server.llama.library import C, collect_errors, reason
 from server.llama.media.bindings import M, start_media
 from server.llama.media.chunks import Causal, Chunks, NativeChunk, TextChunk
-from server.llama.model_file import read_gguf
 from server.llama.threads import n_threads
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.spec import LoadParams
@@ -56,8 +56,8 @@ class Projector:
         limits = f"{native.image_min_tokens} {native.image_max_tokens}"
         self._salt = f"{self.fingerprint} {limits}\0".encode()
         sees, hears = M.mtmd_support_vision(context), M.mtmd_support_audio(context)
-        kinds: list[BitmapKind] = [*["image" for _ in [1] if sees], *["audio" for _ in [1] if hears]]
-        self.kinds: frozenset[BitmapKind] = frozenset(kinds)
+        kinds: dict[BitmapKind, bool] = {"image": sees, "audio": hears}
+        self.kinds = frozenset(kind for kind, taken in kinds.items() if taken)
         self.sample_rate = max(M.mtmd_get_audio_sample_rate(context), 0) if hears else 0
         self._causal = Causal(context)
 
@@ -132,8 +132,8 @@ class Projector:
 
 
 def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) -> None:
-    """That the file is a projector, and that its last layer may give what a model with embeddings of one of these
-    `sizes` takes: the library finds out only after it has loaded all, and keeps the memory then. Raises `ModelFailed`."""
+    """That the file is a projector, and that a layer of it may give what a model with embeddings of these `sizes` takes:
+    the library finds out only after it has loaded all, and keeps the memory then. Raises `ModelFailed`."""
     if header.metadata.get("general.architecture") != "clip":
         found = header.metadata.get("general.architecture", "nothing")
         raise ModelFailed(name, f"mmproj {path} is no projector: its architecture is {found}, a projector's is clip")
@@ -142,7 +142,8 @@ def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) 
         made_for = next((f" for {dim}" for dim in dims if dim), "")
         wanted = " or ".join(map(str, sorted(sizes)))
         raise ModelFailed(
-            name, f"mmproj {path} is another model's: this one has embeddings of {wanted} numbers, no layer of it{made_for}"
+            name,
+            f"mmproj {path} is another model's: this one has embeddings of {wanted} numbers, no layer of it{made_for}",
         )
 
 
@@ -169,7 +170,15 @@ def _params(name: str, native: LoadParams, marker: str) -> ctypes.Structure:
 def _opened(path: Path, model: int, params: ctypes.Structure) -> tuple[int | None, str]:
     with collect_errors() as errors:
         context = M.mtmd_init_from_file(str(path).encode(), model, params)
-    return context, reason(errors, "the native library gave no reason")
+    return context, _first_reason(errors, str(path))
+
+
+def _first_reason(errors: list[str], path: str) -> str:
+    """What was wrong, without who said so: libmtmd says it first, and then that it gives up."""
+    words = (errors or ["the native library gave no reason"])[0].replace(f"failed to load model '{path}': ", "")
+    while (parts := words.partition(": "))[0].isidentifier() and parts[2]:
+        words = parts[2]
+    return words
 
 
 def _fill(batch: int, chunks: Sequence[NativeChunk]) -> int:

@@ -26,7 +26,8 @@ def load_by_devices(spec: ModelSpec, load_one: LoadOne, progress: Progress) -> W
     with contextlib.ExitStack() as undo:
         loaded: list[Weights] = []
         for i, devices in enumerate(distinct):
-            one = replace(spec, native=replace(spec.native, devices=(devices,)))
+            projector = None if loaded else spec.mmproj  # one serves them all
+            one = replace(spec, native=replace(spec.native, devices=(devices,)), mmproj=projector)
             loaded.append(load_one(one, _share(progress, i, len(distinct))))
             undo.callback(loaded[-1].close)
         undo.pop_all()

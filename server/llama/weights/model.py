@@ -23,13 +23,14 @@ from server.llama.fit.breakdown import Taken
 from server.llama.fit.measure import adapters
 from server.llama.fit.memory import available_bytes, check_kv_fits
 from server.llama.library import C, collect_errors, reason
+from server.llama.media.projector import Projector
 from server.llama.neighbours import ComputeThreads
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.adapters import apply_configured, load_adapters
 from server.llama.weights.control_vectors import read_control_vectors
 from server.llama.weights.draft import DraftWeights
 from server.pool.footprint import Footprint, added
-from server.pool.protocols import MediaReader, ModelInfo
+from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
 
 
@@ -52,7 +53,6 @@ class LlamaWeights:
         n_embd, n_layer = C.llama_model_n_embd(model), C.llama_model_n_layer(model)
         self._control = read_control_vectors(spec.id, spec.native, n_embd, n_layer)
         self.vocab = LlamaVocab(model)
-        self.media: MediaReader | None = None
         self.info = replace(
             _info(model, self.vocab, roles(files.header, spec.native)),
             built_in_template=built_in_template(spec.chat.template or _template(model, None)),
@@ -60,6 +60,7 @@ class LlamaWeights:
             adapter_fingerprints=tuple(native.fingerprint for native in self._adapters),
             control_vectors=self._control.fingerprint if self._control else "",
         )
+        self.media = Projector(spec.id, spec.mmproj, model, spec.native) if spec.mmproj is not None else None
 
     def runner(self) -> LlamaRunner:
         """A new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
@@ -182,6 +183,8 @@ class LlamaWeights:
         if model is not None:
             if self._draft is not None:
                 self._draft.close()
+            if self.media is not None:
+                self.media.close()
             self.vocab.close()
             C.llama_model_free(model)
 

@@ -15,6 +15,7 @@ from server.options.table.cpus import known_masks, known_ranges
 from server.options.table.devices import AUTO, DeviceSets
 from server.options.table.embedding import EmbeddingSettings
 from server.options.table.hub import ImageName, RepositoryName, Url
+from server.options.table.media import MediaSettings, ProjectorSettings
 from server.options.table.option import SettingsModel, option
 from server.options.table.overrides import OverrideSettings
 from server.options.table.sampling import SamplingSettings
@@ -268,6 +269,7 @@ class SchedulingSettings(SettingsModel):
 class ModelDefaults(
     AdapterSettings,
     EmbeddingSettings,
+    MediaSettings,
     SamplingSettings,
     ChatSettings,
     SpeculationSettings,
@@ -281,7 +283,7 @@ class ModelDefaults(
     group: ClassVar[str] = "Model"
 
 
-class ModelSettings(ModelDefaults):
+class ModelSettings(ProjectorSettings, ModelDefaults):
     """One model: an entry of the YAML's ``models``, keyed by its id."""
 
     model_config = ConfigDict(

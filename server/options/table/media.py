@@ -1,0 +1,56 @@
+"""The models' part of the option table that is about pictures and sounds."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, model_validator
+
+from server.options.table.devices import AUTO, OneDeviceSet
+from server.options.table.option import SettingsModel, option
+from server.options.table.values import Bool, FilePath, Int
+
+
+class MediaSettings(SettingsModel):
+    """How a projector is loaded, and what becomes of media."""
+
+    group: ClassVar[str] = "Images and audio"
+
+    @model_validator(mode="after")
+    def _one_device_and_a_range(self) -> "MediaSettings":
+        if "," in self.mmproj_device[0]:
+            raise ValueError("mmproj_device names several devices; a projector is on one")
+        if 0 < self.image_max_tokens < self.image_min_tokens:
+            raise ValueError("image_min_tokens is more than image_max_tokens")
+        return self
+
+    mmproj_auto: Annotated[
+        Bool, option("--mmproj-auto", env="LLAMA_ARG_MMPROJ_AUTO", off=("--no-mmproj", "--no-mmproj-auto"))
+    ] = True
+    """Load the projector that lies beside a model of a folder or of the hub, so that it sees or hears."""
+    mmproj_offload: Annotated[
+        Bool, option("--mmproj-offload", env="LLAMA_ARG_MMPROJ_OFFLOAD", off=("--no-mmproj-offload",))
+    ] = True
+    """The projector computes on a GPU, where there is one."""
+    mmproj_device: Annotated[OneDeviceSet, option("-mmdev", "--mmproj-device", metavar="NAME")] = (AUTO,)
+    """The device of the projector: a name of --list-devices, none, or auto for the model's first."""
+    image_min_tokens: Annotated[Int, option("--image-min-tokens", env="LLAMA_ARG_IMAGE_MIN_TOKENS"), Field(ge=-1)] = -1
+    """Least tokens of an image, where the projector takes images of any size; -1 = as its file says."""
+    image_max_tokens: Annotated[Int, option("--image-max-tokens", env="LLAMA_ARG_IMAGE_MAX_TOKENS"), Field(ge=-1)] = -1
+    """Most tokens of an image, likewise: larger images are made smaller; -1 = as its file says."""
+    mtmd_batch_max_tokens: Annotated[
+        Int, option("--mtmd-batch-max-tokens", env="LLAMA_ARG_MTMD_BATCH_MAX_TOKENS"), Field(ge=1)
+    ] = 1024
+    """Most tokens of images that are encoded together."""
+    media_marker: Annotated[str, option(env="LLAMA_MEDIA_MARKER")] = ""
+    """What stands for a medium in the prompt of /completion with multimodal_data, as /props tells; empty = a text that
+    nobody can guess, new at each load."""
+
+
+class ProjectorSettings(SettingsModel):
+    """Of one model."""
+
+    group: ClassVar[str] = "Model"
+
+    mmproj: Annotated[
+        FilePath | None, option("-mm", "--mmproj", env="LLAMA_ARG_MMPROJ", metavar="FILE", is_path=True)
+    ] = None
+    """The model's projector, a GGUF: with it, it takes images or audio."""

@@ -1,0 +1,118 @@
+"""Projectors with random weights for a `TinyModel`, small enough that a picture takes a few milliseconds."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from gguf import GGUFWriter
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class TinyProjector:
+    """Options of one file.
+
+    ``mlp``: LLaVA's, pictures of one size, decoded as text is. ``gemma3``: of one size, each embedding sees all.
+    ``qwen2vl``: of any size, with M-RoPE. ``n_embd_text``: the model's. Heads have 16 numbers.
+    """
+
+    kind: Literal["mlp", "gemma3", "qwen2vl"] = "mlp"
+    n_embd_text: int = 64
+    n_embd: int = 64
+    n_layer: int = 2
+    image_size: int = 64
+    patch_size: int = 8
+    n_merge: int = 2  # gemma3 only: patches of a row that become one embedding
+    seed: int = 31
+
+    @property
+    def n_tokens(self) -> int:
+        """Of a picture, where all have the same number."""
+        n = self.image_size // self.patch_size // (self.n_merge if self.kind == "gemma3" else 1)
+        return n * n
+
+
+def projector_file(folder: Path, projector: TinyProjector) -> Path:
+    """The path of the file, written if it is not there."""
+    source = Path(__file__).read_bytes()
+    digest = hashlib.sha256(repr(projector).encode() + source).hexdigest()[:12]
+    path = folder / f"mmproj-{projector.kind}-{digest}.gguf"
+    if not path.exists():
+        part = path.with_suffix(".part")
+        _write(part, projector)
+        part.rename(path)
+    return path
+
+
+def _write(path: Path, projector: TinyProjector) -> None:
+    writer = GGUFWriter(path, "clip")
+    writer.add_type("mmproj")
+    writer.add_name(f"tiny {projector.kind}")
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_string("clip.projector_type", {"qwen2vl": "qwen2vl_merger"}.get(projector.kind, projector.kind))
+    writer.add_bool("clip.use_gelu", True)
+    numbers = {
+        "image_size": projector.image_size,
+        "patch_size": projector.patch_size,
+        "embedding_length": projector.n_embd,
+        "feed_forward_length": 2 * projector.n_embd,
+        "block_count": projector.n_layer,
+        "projection_dim": projector.n_embd_text,
+        "attention.head_count": projector.n_embd // 16,
+    }
+    if projector.kind == "gemma3":
+        numbers["projector.scale_factor"] = projector.n_merge
+    for name, number in numbers.items():
+        writer.add_uint32(f"clip.vision.{name}", number)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    for name in ("image_mean", "image_std"):
+        writer.add_array(f"clip.vision.{name}", [0.5, 0.5, 0.5])
+    rng = np.random.default_rng(projector.seed)
+    for name, shape in _shapes(projector).items():
+        writer.add_tensor(name, _weights(rng, name, shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _weights(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> "np.typing.NDArray[np.float32]":
+    if len(shape) == 1:
+        norm = name.endswith(("ln1.weight", "ln2.weight", "ln.weight", "norm.weight"))
+        return np.ones(shape, np.float32) if norm else np.zeros(shape, np.float32)
+    n_in = shape[0] if name == "mm.input_projection.weight" else int(np.prod(shape[1:]))
+    return rng.standard_normal(shape, np.float32) * np.float32(1.5 / np.sqrt(n_in))
+
+
+def _shapes(projector: TinyProjector) -> Shapes:
+    """numpy's order: GGUF's, reversed."""
+    n, n_text, patch = projector.n_embd, projector.n_embd_text, projector.patch_size
+    shapes: Shapes = {"v.patch_embd.weight": (n, 3, patch, patch)}
+    if projector.kind == "qwen2vl":
+        shapes |= {"v.patch_embd.weight.1": (n, 3, patch, patch)}
+        shapes |= _affine("v.post_ln", n) | _linear("mm.0", 4 * n, 4 * n) | _linear("mm.2", 4 * n, n_text)
+    else:
+        shapes |= {"v.patch_embd.bias": (n,), "v.position_embd.weight": ((projector.image_size // patch) ** 2, n)}
+        shapes |= _affine("v.post_ln", n)
+    if projector.kind == "gemma3":
+        shapes |= {"mm.soft_emb_norm.weight": (n,), "mm.input_projection.weight": (n, n_text)}
+    elif projector.kind == "mlp":
+        shapes |= _linear("mm.0", n, n_text) | _linear("mm.2", n_text, n_text)
+    for layer in range(projector.n_layer):
+        name = f"v.blk.{layer}"
+        for part in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            shapes |= _linear(f"{name}.{part}", n, n)
+        shapes |= _affine(f"{name}.ln1", n) | _affine(f"{name}.ln2", n)
+        shapes |= _linear(f"{name}.ffn_up", n, 2 * n) | _linear(f"{name}.ffn_down", 2 * n, n)
+    return shapes
+
+
+def _linear(name: str, n_in: int, n_out: int) -> Shapes:
+    return {f"{name}.weight": (n_out, n_in), f"{name}.bias": (n_out,)}
+
+
+def _affine(name: str, n: int) -> Shapes:
+    return {f"{name}.weight": (n,), f"{name}.bias": (n,)}
