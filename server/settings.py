@@ -190,15 +190,17 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
         _check_adapters(model_id, model, origin)
         _check_devices(model_id, model, origin)
         warnings += [f"{origin.place}: models.{model_id}: {text}" for text in without_effect(model)]
-        if spec.mmproj is not None and (problem := problem_of(spec.mmproj)):
-            raise ConfigError(f"{origin.place}: models.{model_id}.mmproj: {problem}")
         if spec.missing:
             if settings.server.offline:
                 warnings.append(f"{origin.place}: '{model_id}' is not in {settings.cache}, and --offline is set")
             continue
-        problem = problem_of(spec.path)
-        if problem:
-            message = f"{origin.path_place or origin.place}: models.{model_id}.path {problem}"
+        problems = {"path": problem_of(spec.path)}
+        if spec.mmproj is not None:
+            problems["mmproj"] = problem_of(spec.mmproj)
+        for key, problem in problems.items():
+            if not problem:
+                continue
+            message = f"{origin.path_place or origin.place}: models.{model_id}.{key} {problem}"
             if strict or not origin.scanned:
                 raise ConfigError(message)
             warnings.append(message)

@@ -304,6 +304,8 @@ SAMPLES = {
     "tags": "a,b",
     "api_keys": "a,b",
     "path": "other.gguf",
+    "mmproj": "eyes.gguf",
+    "mmproj_device": "none",
     "hf_file": "b.gguf",
     "draft_hf": "owner/name:Q8_0",
     "model_url": "http://127.0.0.1/m.gguf",

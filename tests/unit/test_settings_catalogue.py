@@ -125,9 +125,21 @@ def test_what_has_no_effect_beside_other_settings_is_said(
     assert found == named
 
 
-def test_a_projector_that_is_not_used_is_said_so(folder: Path) -> None:
-    warnings = check_files(load_settings(["--models-dir", str(folder)], {}))
-    assert [text for text in warnings if "mmproj" in text and "no images yet" in text]
+def test_a_projector_is_used_unless_told_otherwise(folder: Path) -> None:
+    beside = folder / "gemma" / "mmproj-F16.gguf"
+    for flags, expected in [([], beside), (["--no-mmproj"], None)]:
+        specs = {spec.id: spec for spec in model_specs(load_settings(["--models-dir", str(folder), *flags], {}))}
+        assert specs["gemma"].mmproj == expected
+
+
+def test_a_projector_that_is_none_is_said_so(folder: Path) -> None:
+    (folder / "gemma" / "mmproj-F16.gguf").write_bytes(b"text")
+    (warning,) = check_files(load_settings(["--models-dir", str(folder)], {}))
+    assert "models.gemma.mmproj" in warning
+    eyes = folder / "gemma" / "mmproj-F16.gguf"
+    named = load_settings(["-m", str(folder / "one.gguf"), "-a", "own", "--mmproj", str(eyes)], {})
+    with pytest.raises(ConfigError, match=r"models\.own\.mmproj .*mmproj-F16\.gguf"):
+        check_files(named)
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:

@@ -132,8 +132,8 @@ class Projector:
 
 
 def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) -> None:
-    """That the file is a projector, and that a layer of it may give what a model with embeddings of these `sizes` takes:
-    the library finds out only after it has loaded all, and keeps the memory then. Raises `ModelFailed`."""
+    """That the file is a projector, and that a layer of it may give what a model with embeddings of these `sizes`
+    takes: the library finds out only after it has loaded all, and keeps the memory then. Raises `ModelFailed`."""
     if header.metadata.get("general.architecture") != "clip":
         found = header.metadata.get("general.architecture", "nothing")
         raise ModelFailed(name, f"mmproj {path} is no projector: its architecture is {found}, a projector's is clip")
