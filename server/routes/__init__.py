@@ -14,6 +14,8 @@
 ``POST /v1/chat/completions  /apply-template``      `chat`: OpenAI chat; also without ``/v1``
 ``POST /v1/chat/completions/input_tokens``          `chat`: count a prompt's tokens
 ``POST /v1/chat/completions/control``               `control`: end a running chat's thoughts
+``GET/DELETE /v1/stream``                           `streams`: replies that go on without their client
+``POST /v1/streams/lookup``
 ``POST /v1/messages  /v1/messages/count_tokens``    `messages`: Anthropic's Messages API
 ``POST /v1/responses  /v1/responses/input_tokens``  `responses`: OpenAI's Responses API; also without ``/v1``
 ``GET/DELETE /v1/responses/{id}``                   those that are stored
@@ -52,6 +54,7 @@ from server.routes import (
     responses,
     slot_actions,
     slots,
+    streams,
     tokens,
 )
 
@@ -65,6 +68,7 @@ ROUTERS = (
     metrics.router,
     chat.router,
     control.router,
+    streams.router,
     messages.router,
     responses.router,
     completions.router,

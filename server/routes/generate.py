@@ -14,6 +14,7 @@ from fastapi.responses import Response
 from server.pool.model import LoadedModel
 from server.routes.services import services
 from server.routes.session import Batch, Session, session_of
+from server.routes.streams import owner_of
 from server.transport.disconnect import while_connected
 from server.transport.handlers import error_body
 from server.transport.reply import JSON_TYPE, json_reply
@@ -21,6 +22,7 @@ from server.transport.sse import EVENTS_TYPE, PING, event_stream
 from server.wire.common import Json, event, openai_error
 from server.wire.generation import Generation, GenerationFields, ReplyWriter, StreamWriter
 
+CONVERSATION = "X-Conversation-Id"
 Prepare = Callable[[LoadedModel], Generation]
 
 
@@ -111,6 +113,9 @@ async def stream(
     session = session_of(request, keep_alive_s)
     if ping_s is None:
         ping_s = services(request).options.sse_ping_interval_s
+    conversation = request.headers.get(CONVERSATION)
+    if conversation:
+        return await _kept(request, conversation, session, model, prepare, ping_s=ping_s, headers=headers, words=words)
     patience_s = ping_s if ping_s > 0 else None
     close: Callable[[], object] = session.close
     try:
@@ -132,6 +137,43 @@ async def stream(
         ping=words.ping,
         media_type=words.media_type,
     )
+
+
+async def _kept(
+    request: Request,
+    conversation: str,
+    session: Session,
+    model: str | None,
+    prepare: Prepare,
+    *,
+    ping_s: float,
+    headers: Mapping[str, str] | None,
+    words: StreamWords,
+) -> Response:
+    """A stream that goes on when its client has gone (`transport.replay`). It begins as another one does."""
+    streams, owner = services(request).streams, owner_of(request)
+    stream = streams.open(owner, conversation)
+    stream.is_loading = functools.partial(session.waits, model)
+
+    async def produce() -> None:
+        try:
+            generation = await _start(session, model, prepare)
+            writer = cast(StreamWriter, generation.writer)
+            async with contextlib.aclosing(_chunks(session, writer, await session.next(), words)) as chunks:
+                async for chunk in chunks:
+                    stream.append(chunk)
+        finally:
+            session.close()
+
+    stream.produce(
+        produce(),
+        error=lambda error: words.error(*error_body(error)[:2]),
+        ping=words.ping(),
+        ping_s=ping_s,
+        ended=functools.partial(streams.ended, owner, stream),
+    )
+    await while_connected(request, stream.begin())
+    return event_stream(request, stream.read(0), ping_s=0, headers=headers, media_type=words.media_type)
 
 
 async def _begin(

@@ -188,8 +188,10 @@ def _fill(shown: Json, route: APIRoute, operation: Operation, schemas: _Schemas)
 
 
 def _responses(path: str, operation: Operation, schemas: _Schemas) -> Iterator[tuple[str, Json]]:
-    if operation.ok:
-        yield "200", {"description": "OK", "content": _content(operation, schemas)}
+    if operation.status == 204:
+        yield "204", {"description": "Done"}
+    elif operation.status is not None:
+        yield str(operation.status), {"description": "OK", "content": _content(operation, schemas)}
     errors = set(operation.errors) if path in OPEN_PATHS else {*operation.errors, 401}
     for status in sorted(errors):
         shape, example = _error(path, status)

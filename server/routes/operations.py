@@ -27,6 +27,7 @@ from server.routes import (
     responses,
     slot_actions,
     slots,
+    streams,
     tokens,
 )
 from server.routes import replies as r
@@ -65,6 +66,12 @@ class SlotFile(TypedDict, total=False):
     model: str
 
 
+class StreamNames(TypedDict):
+    """The conversations that a client has streams of."""
+
+    conversation_ids: list[str]
+
+
 class Scale(TypedDict):
     """How strongly a LoRA adapter works on all requests."""
 
@@ -85,7 +92,7 @@ class Operation:
     stream: Any = None
     media: str = SSE
     errors: tuple[int, ...] = ()
-    ok: bool = True
+    status: int | None = 200  # of success; None = never
 
 
 _FEW: Json = {"options": {"num_predict": 16}, "stream": False}
@@ -114,6 +121,9 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
     chat.chat_completions: Operation(r.ChatCompletion, ChatBody, HI, r.ChatCompletionChunk, errors=RUNS),
     chat.chat_input_tokens: Operation(r.InputTokens, ChatBody, HI, errors=RUNS),
     chat.post_apply_template: Operation(r.Rendered, ChatBody, HI, errors=RUNS),
+    streams.read_stream: Operation(stream=dict[str, Any], errors=(400, 404, 503)),
+    streams.look_up_streams: Operation(list[r.KeptStream], StreamNames, {"conversation_ids": ["c1"]}, errors=READS),
+    streams.stop_stream: Operation(errors=(400,), status=204),
     control.control: Operation(
         r.Success, ControlBody, {"id": "chatcmpl-1", "action": "reasoning_end"}, errors=(*READS, 404)
     ),
@@ -168,8 +178,8 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
     ollama.post_embed: Operation(r.OllamaVectors, EmbedBody, {"input": ["Hi", "Hello"]}, errors=RUNS),
     ollama.post_embeddings: Operation(r.OllamaVector, OldEmbedBody, {"prompt": "Hi"}, errors=RUNS),
     ollama.pull: Operation(r.OllamaStatus, NamedModel, {"model": "demo"}, errors=(*READS, 501)),
-    ollama.manage: Operation(ok=False, errors=(501,)),
-    ollama.blobs: Operation(ok=False, errors=(501,)),
+    ollama.manage: Operation(status=None, errors=(501,)),
+    ollama.blobs: Operation(status=None, errors=(501,)),
 }
 
 _STRING: Json = {"type": "string"}

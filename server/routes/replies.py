@@ -396,6 +396,16 @@ class Models(TypedDict):
     models: list[Json]
 
 
+class KeptStream(TypedDict):
+    """Times are unix seconds, 0 = not yet."""
+
+    conversation_id: str
+    is_done: bool
+    total_bytes: int
+    started_at: int
+    completed_at: int
+
+
 class ModelEvent(TypedDict):
     model: str
     event: Literal[

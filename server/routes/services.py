@@ -11,6 +11,7 @@ from server.pool.pool import Pool
 from server.pool.saved.slot_files import SlotFiles
 from server.routes.running import Running
 from server.transport.options import HttpOptions
+from server.transport.replay import KeptStreams
 from server.wire.responses.store import ResponseStore
 
 
@@ -31,6 +32,7 @@ class Services:
     slot_files: SlotFiles | None = None  # where slots are saved; None = nowhere
     running: Running = field(default_factory=Running)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    streams: KeptStreams = field(default_factory=KeptStreams)
     draining: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server begins to stop
 
 

@@ -1,7 +1,7 @@
 """A client below httpx, which would collect a stream before it shows any of it: one ASGI call, chunk by chunk."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,9 @@ TIMEOUT_S = 100.0
 class Exchange:
     """One POST under way: `start` is the reply's first message, `chunk` the next part of its body."""
 
-    def __init__(self, app: FastAPI, path: str, body: object, prefix: str = "") -> None:
+    def __init__(
+        self, app: FastAPI, path: str, body: object, prefix: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
         self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.gone = asyncio.Event()
         self._unread = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
@@ -28,7 +30,10 @@ class Exchange:
             "raw_path": (prefix + path).encode(),
             "query_string": b"",
             "root_path": "",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [
+                (b"content-type", b"application/json"),
+                *((name.lower().encode(), value.encode()) for name, value in (headers or {}).items()),
+            ],
             "client": ("127.0.0.1", 1),
             "server": ("test", 80),
             "state": {},
@@ -68,10 +73,12 @@ class Exchange:
 
 
 @asynccontextmanager
-async def posting(app: FastAPI, path: str, body: object) -> AsyncIterator[Exchange]:
+async def posting(
+    app: FastAPI, path: str, body: object, headers: Mapping[str, str] | None = None
+) -> AsyncIterator[Exchange]:
     """A POST that ends, by disconnecting if need be, with the block."""
     async with asyncio.timeout(TIMEOUT_S):
-        exchange = Exchange(app, path, body)
+        exchange = Exchange(app, path, body, headers=headers)
         try:
             yield exchange
         finally:

@@ -1,0 +1,231 @@
+"""Streams that go on without their client and can be read again: llama-server's, by the header ``X-Conversation-Id``
+(llama.cpp tools/server/server-stream.cpp; README-dev, "Resumable streaming").
+
+A reply to a request with that header is written into a `KeptStream`; the client that asked reads it from there, as does
+whoever comes back for it. Offsets count bytes as they were sent, pings included. A conversation has one stream: a new
+one stops the one before. A stream belongs to the API key that asked for it; no other one finds it.
+
+Used on the event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+
+from sse_starlette.sse import SendTimeoutError
+
+from server.errors import InvalidRequest
+
+MAX_ID_CHARS = 1024
+KEPT_S = 300.0  # after its end; llama-server's, as the next
+MAX_STREAM_BYTES = 4 * 1024 * 1024
+MAX_STREAMS = 1000
+MAX_BYTES = 64 * 1024 * 1024
+"""The last two: of all streams that have ended. The oldest go first."""
+STOPPED = "request cancelled by a stop before its reply began"
+
+
+class KeptStream:
+    """The bytes of one reply: all, or, when they are too many, the newest."""
+
+    def __init__(self, conversation: str, max_bytes: int = MAX_STREAM_BYTES) -> None:
+        self.conversation = conversation
+        self.started_at = int(time.time())  # unix seconds, as the next
+        self.completed_at = 0  # 0 while it goes on
+        self.is_loading: Callable[[], bool] = lambda: False  # whether its model is not there yet
+        self._loop = asyncio.get_running_loop()
+        self._begun: asyncio.Future[None] = self._loop.create_future()
+        self._begun.add_done_callback(lambda begun: begun.exception())  # perhaps nobody is left to hear of it
+        self._buffer = bytearray()
+        self._first = 0  # offset of the first byte that is kept
+        self._max_bytes = max_bytes
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._pinging: asyncio.TimerHandle | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """How many are kept."""
+        return len(self._buffer)
+
+    @property
+    def total_bytes(self) -> int:
+        """How many there ever were: the offset of the next one."""
+        return self._first + len(self._buffer)
+
+    @property
+    def done(self) -> bool:
+        """Nothing more comes."""
+        return self.completed_at > 0
+
+    @property
+    def begun(self) -> bool:
+        """A byte has come."""
+        return self._begun.done()
+
+    def holds(self, offset: int) -> bool:
+        """Whether what follows `offset` is still there."""
+        return offset >= self._first
+
+    def produce(
+        self,
+        work: Coroutine[object, object, None],
+        *,
+        error: Callable[[Exception], bytes],
+        ping: bytes,
+        ping_s: float,
+        ended: Callable[[], object],
+    ) -> None:
+        """Start `work`, which appends. Where it fails the reply ends with `error`'s bytes, unless it has not begun:
+        then `begin` raises. `ping` comes after each `ping_s` of silence; 0 = never. `ended` is called at the end."""
+        self._task = asyncio.create_task(self._run(work, error))
+        self._task.add_done_callback(lambda _: ended())
+        self._ping_after(ping, ping_s)
+
+    async def _run(self, work: Coroutine[object, object, None], error: Callable[[Exception], bytes]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            self._fail(InvalidRequest(STOPPED))  # by `stop`
+        except Exception as fault:  # noqa: BLE001 (told to whoever reads; `error` logs what is unexpected)
+            if self.begun:
+                self.append(error(fault))
+            else:
+                self._fail(fault)
+        finally:
+            self._finish()
+
+    def _fail(self, error: Exception) -> None:
+        if not self._begun.done():
+            self._begun.set_exception(error)
+
+    def _finish(self) -> None:
+        if self._pinging is not None:
+            self._pinging.cancel()
+        if not self._begun.done():
+            self._begun.set_result(None)
+        if not self.done:
+            self.completed_at = int(time.time())
+            self._tell()
+
+    def _ping_after(self, ping: bytes, ping_s: float) -> None:
+        if ping_s <= 0:
+            return
+        at = self.total_bytes
+
+        def look() -> None:
+            if self.total_bytes == at:
+                self.append(ping)
+            if not self.done:
+                self._ping_after(ping, ping_s)
+
+        self._pinging = self._loop.call_later(ping_s, look)
+
+    def append(self, chunk: bytes) -> None:
+        """Add what comes next; of too much the oldest is forgotten."""
+        if self.done:
+            return
+        self._buffer += chunk
+        excess = len(self._buffer) - self._max_bytes
+        if excess > 0:
+            del self._buffer[:excess]
+            self._first += excess
+        if not self._begun.done():
+            self._begun.set_result(None)
+        self._tell()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def begin(self) -> None:
+        """Return when there is something to read. Raises what kept it from beginning."""
+        await asyncio.shield(self._begun)
+
+    async def read(self, offset: int) -> AsyncGenerator[bytes, None]:
+        """The bytes from `offset` on, as they come. Raises `SendTimeoutError` for a reader who is so slow that they
+        are forgotten meanwhile."""
+        while True:
+            if not self.holds(offset):
+                raise SendTimeoutError
+            news = self._news
+            chunk = bytes(self._buffer[offset - self._first :])
+            if chunk:
+                offset += len(chunk)
+                yield chunk
+            elif self.done:
+                return
+            else:
+                await news.wait()
+
+    def stop(self) -> None:
+        """End it: its readers see the end, and what produces it is cancelled; `stopped` waits for that."""
+        self._fail(InvalidRequest(STOPPED))
+        if self._task is not None:
+            self._task.cancel()
+        self._finish()
+
+    async def stopped(self) -> None:
+        """Return when nothing produces it any more."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
+
+class KeptStreams:
+    """The streams of all clients, by who asked and for which conversation."""
+
+    def __init__(self, max_streams: int = MAX_STREAMS, max_bytes: int = MAX_BYTES, kept_s: float = KEPT_S) -> None:
+        self._max_streams = max_streams
+        self._max_bytes = max_bytes
+        self._kept_s = kept_s
+        self._streams: dict[tuple[bytes, str], KeptStream] = {}
+        self._ended: dict[KeptStream, asyncio.TimerHandle] = {}  # the oldest first
+
+    def open(self, owner: bytes, conversation: str) -> KeptStream:
+        """A new stream; the conversation's last one is stopped. Raises `InvalidRequest`."""
+        if len(conversation) > MAX_ID_CHARS:
+            raise InvalidRequest(f"X-Conversation-Id: at most {MAX_ID_CHARS} characters")
+        self.stop(owner, conversation)
+        stream = self._streams[owner, conversation] = KeptStream(conversation)
+        return stream
+
+    def find(self, owner: bytes, conversation: str) -> KeptStream | None:
+        """The conversation's stream."""
+        return self._streams.get((owner, conversation))
+
+    def of(self, owner: bytes, conversations: Iterable[str]) -> list[KeptStream]:
+        """Those of these conversations, and of each one's variants ``{id}::{model}``."""
+        wanted = list(conversations)
+        found = [(name, stream) for (who, name), stream in self._streams.items() if who == owner]
+        return [s for wish in wanted for name, s in found if name == wish or name.startswith(wish + "::")]
+
+    def stop(self, owner: bytes, conversation: str) -> KeptStream | None:
+        """Stop and forget a stream, if there is one."""
+        stream = self._streams.pop((owner, conversation), None)
+        if stream is not None:
+            self._drop_timer(stream)
+            stream.stop()
+        return stream
+
+    def ended(self, owner: bytes, stream: KeptStream) -> None:
+        """`stream` has ended: it is kept for a while, if it has begun and is still the conversation's."""
+        key = (owner, stream.conversation)
+        if self._streams.get(key) is not stream:
+            return
+        if not stream.total_bytes:
+            del self._streams[key]
+            return
+        loop = asyncio.get_running_loop()
+        self._ended[stream] = loop.call_later(self._kept_s, self._forget, key, stream)
+        while len(self._ended) > self._max_streams or sum(s.n_bytes for s in self._ended) > self._max_bytes:
+            oldest = next(iter(self._ended))
+            self._forget(next(k for k, s in self._streams.items() if s is oldest), oldest)
+
+    def _forget(self, key: tuple[bytes, str], stream: KeptStream) -> None:
+        self._drop_timer(stream)
+        del self._streams[key]
+
+    def _drop_timer(self, stream: KeptStream) -> None:
+        timer = self._ended.pop(stream, None)
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,235 @@
+"""Streams that go on without their client: read again, looked up, stopped; each client its own."""
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from server.pool.state import Status
+from server.transport.replay import KeptStream, KeptStreams
+from tests.api.conftest import Api, Serve, until
+from tests.api.streams import events, posting
+from tests.fakes import FakeLoader, FakeRunner
+
+HI = [{"role": "user", "content": "Hi"}]
+CHAT = {"messages": HI, "stream": True, "max_tokens": 8, "temperature": 0}
+ID = "conv::some/model:Q8_0"
+AT = f"/v1/stream?conv_id={quote(ID, safe='')}"
+NAMED = {"X-Conversation-Id": ID}
+LATE = {"late": {"path": "late.gguf"}}
+
+
+def stepwise() -> tuple[FakeLoader, threading.Semaphore]:
+    """A model whose steps are let through one by one."""
+    steps = threading.Semaphore(0)
+    return FakeLoader(runner=lambda: FakeRunner(steps=steps, replies={"assistant\n": "one two three"})), steps
+
+
+def let_all_through(steps: threading.Semaphore) -> None:
+    steps.release(1000)
+
+
+async def lookup(api: Api, *names: str, **headers: str) -> list[dict[str, Any]]:
+    reply = await api.client.post("/v1/streams/lookup", json={"conversation_ids": list(names)}, headers=headers)
+    assert reply.status_code == 200
+    found: list[dict[str, Any]] = reply.json()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"prompt": "Hi", "stream": True, "max_tokens": 4}),
+        ("/completion", {"prompt": "Hi", "stream": True, "n_predict": 4}),
+        ("/v1/messages", CHAT),
+        ("/v1/responses", {"input": "Hi", "stream": True, "max_output_tokens": 4}),
+        ("/api/chat", {"model": "demo", "messages": HI, "options": {"num_predict": 4}}),
+    ],
+)
+async def test_what_was_sent_can_be_read_again_from_any_byte(client: httpx.AsyncClient, path: str, body: Any) -> None:
+    sent = (await client.post(path, json=body, headers=NAMED)).content
+    assert sent
+    for offset in ("", "&from=0", "&from=7"):
+        again = await client.get(AT + offset)
+        assert again.status_code == 200
+        assert again.content == sent[7 if "7" in offset else 0 :]
+    assert (await client.get(f"{AT}&from={len(sent)}")).content == b""
+
+
+async def test_a_stream_goes_on_when_its_client_leaves(serve: Serve) -> None:
+    loader, steps = stepwise()
+    async with serve(loader) as api:
+        async with posting(api.app, "/v1/chat/completions", CHAT, NAMED) as exchange:
+            steps.release(3)
+            assert await exchange.start() == 200
+            begun = await exchange.chunk()
+        (shown,) = await lookup(api, "conv")
+        assert (shown["conversation_id"], shown["is_done"], shown["completed_at"]) == (ID, False, 0)
+        reading = asyncio.create_task(api.client.get(AT))
+        let_all_through(steps)
+        whole = (await reading).content
+        assert whole.startswith(begun)
+        said = "".join(e["choices"][0]["delta"].get("content") or "" for e in events(whole.decode()) if e["choices"])
+        assert said == "one two "  # eight tokens, a byte each
+        (shown,) = await lookup(api, ID)
+        assert (shown["is_done"], shown["total_bytes"]) == (True, len(whole))
+        assert shown["completed_at"] >= shown["started_at"] > 0
+
+
+async def test_without_the_header_a_client_that_leaves_ends_its_request(serve: Serve) -> None:
+    loader, steps = stepwise()
+    async with serve(loader) as api:
+        async with posting(api.app, "/v1/chat/completions", CHAT) as exchange:
+            steps.release(3)
+            assert await exchange.start() == 200
+        loaded = api.pool.state("demo").loaded
+        assert loaded is not None
+        let_all_through(steps)
+        await until(lambda: not loaded.busy)
+        assert await lookup(api, "conv") == []
+
+
+async def test_a_stop_ends_the_computing_and_forgets_the_stream(serve: Serve) -> None:
+    loader, steps = stepwise()
+    async with serve(loader) as api:
+        loaded = api.pool.state("demo").loaded
+        assert loaded is not None
+        endless = {**CHAT, "max_tokens": 200}
+        async with posting(api.app, "/v1/chat/completions", endless, NAMED) as exchange:
+            steps.release(3)
+            assert await exchange.start() == 200
+            reading = asyncio.create_task(api.client.get(AT))
+            for _ in range(2):  # the second finds nothing, which is as good
+                assert (await api.client.delete(AT)).status_code == 204
+            steps.release(1)  # the step that had begun
+            await until(lambda: not loaded.busy)
+            assert [part async for part in exchange.chunks()]  # what there was, and the end
+            await reading
+        assert (await api.client.get(AT)).status_code == 404
+        assert await lookup(api, ID) == []
+
+
+async def test_a_stop_while_the_model_is_loaded_ends_the_request(serve: Serve) -> None:
+    gate = threading.Event()
+    async with serve(FakeLoader(gate=gate), models=LATE) as api:
+        asking = asyncio.create_task(api.client.post("/v1/chat/completions", json=CHAT, headers=NAMED))
+        await until(lambda: api.pool.state("late").status is Status.LOADING)
+        early = await api.client.get(AT)
+        assert (early.status_code, early.headers["retry-after"]) == (503, "1")
+        assert (await api.client.delete(AT)).status_code == 204
+        told = await asking
+        assert told.status_code == 400
+        assert "cancelled" in told.json()["error"]["message"]
+        assert (await api.client.get(AT)).status_code == 404
+        gate.set()
+
+
+async def test_a_client_that_leaves_while_the_model_is_loaded_finds_the_answer(serve: Serve) -> None:
+    gate = threading.Event()
+    async with serve(FakeLoader(gate=gate), models=LATE) as api:
+        async with posting(api.app, "/v1/chat/completions", CHAT, NAMED):
+            await until(lambda: api.pool.state("late").status is Status.LOADING)
+        gate.set()
+        await until(lambda: api.pool.state("late").status is Status.READY)
+        reply = await api.client.get(AT)
+        assert reply.status_code == 200
+        assert events(reply.text)
+
+
+async def test_what_fails_before_it_begins_leaves_no_stream(client: httpx.AsyncClient) -> None:
+    wrong = {**CHAT, "temperature": "hot"}
+    too_long = {**CHAT, "messages": [{"role": "user", "content": "x" * 5000}]}
+    for body in (wrong, too_long):
+        assert (await client.post("/v1/chat/completions", json=body, headers=NAMED)).status_code == 400
+        assert (await client.get(AT)).status_code == 404
+    long = {"X-Conversation-Id": "x" * 1025}
+    assert (await client.post("/v1/chat/completions", json=CHAT, headers=long)).status_code == 400
+
+
+async def test_a_conversation_has_one_stream(serve: Serve) -> None:
+    loader, steps = stepwise()
+    async with serve(loader) as api:
+        async with posting(api.app, "/v1/chat/completions", {**CHAT, "max_tokens": 200}, NAMED) as first:
+            steps.release(3)
+            assert await first.start() == 200
+            asking = asyncio.create_task(api.client.post("/v1/chat/completions", json=CHAT, headers=NAMED))
+            assert [part async for part in first.chunks()]  # ended by the other one
+            let_all_through(steps)
+            second = (await asking).content
+        assert (await api.client.get(AT)).content == second
+
+
+async def test_a_stream_belongs_to_its_key(serve: Serve) -> None:
+    async with serve(server={"api_keys": ["one", "two"]}) as api:
+        mine, other = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
+        assert (await api.client.post("/v1/chat/completions", json=CHAT, headers=NAMED | mine)).status_code == 200
+        assert (await api.client.get(AT, headers=other)).status_code == 404
+        assert await lookup(api, ID, **other) == []
+        assert (await api.client.delete(AT, headers=other)).status_code == 204
+        assert (await api.client.get(AT, headers=mine)).status_code == 200
+        assert len(await lookup(api, "conv", **mine)) == 1
+
+
+@pytest.mark.parametrize("query", ["", "?conv_id=", f"{AT[10:]}&from=-1", f"{AT[10:]}&from=x", f"{AT[10:]}&from=1e3"])
+async def test_a_wrong_question_is_told_so(client: httpx.AsyncClient, query: str) -> None:
+    await client.post("/v1/chat/completions", json=CHAT, headers=NAMED)
+    assert (await client.get("/v1/stream" + query)).status_code == 400
+
+
+@pytest.mark.parametrize("body", [{}, {"conversation_ids": None}, {"conversation_ids": [1, "", "unknown"]}])
+async def test_a_lookup_of_nothing_finds_nothing(client: httpx.AsyncClient, body: Any) -> None:
+    await client.post("/v1/chat/completions", json=CHAT, headers=NAMED)
+    assert (await client.post("/v1/streams/lookup", json=body)).json() == []
+
+
+async def test_pings_count_as_bytes(serve: Serve) -> None:
+    gate = threading.Event()
+    async with serve(FakeLoader(gate=gate), models=LATE) as api:
+        used = api.app.state.services
+        api.app.state.services = replace(used, options=replace(used.options, sse_ping_interval_s=0.02))
+        async with posting(api.app, "/v1/chat/completions", CHAT, NAMED) as exchange:
+            assert await exchange.start() == 200
+            assert (await exchange.chunk()).startswith(b":\n\n")
+            gate.set()
+            rest = b"".join([part async for part in exchange.chunks()])
+        again = (await api.client.get(AT)).content
+        assert again.startswith(b":\n\n")
+        assert again.endswith(rest)
+
+
+async def test_of_a_long_stream_the_newest_is_kept() -> None:
+    stream = KeptStream("c", max_bytes=10)
+    for chunk in (b"0123", b"4567", b"89ab"):
+        stream.append(chunk)
+    assert (stream.total_bytes, stream.n_bytes) == (12, 10)
+    assert (stream.holds(1), stream.holds(2)) == (False, True)
+    stream.stop()
+    assert b"".join([part async for part in stream.read(2)]) == b"23456789ab"
+
+
+async def kept(streams: KeptStreams, name: str, body: bytes) -> KeptStream:
+    stream = streams.open(b"me", name)
+    stream.append(body)
+    stream.stop()
+    streams.ended(b"me", stream)
+    return stream
+
+
+async def test_the_oldest_streams_are_forgotten_first() -> None:
+    streams = KeptStreams(max_streams=2, max_bytes=10)
+    for name in "abc":
+        await kept(streams, name, b"123")
+    assert [s.conversation for s in streams.of(b"me", "abc")] == ["b", "c"]
+    await kept(streams, "d", b"12345678")
+    assert [s.conversation for s in streams.of(b"me", "abcd")] == ["d"]
+
+
+async def test_a_stream_is_forgotten_after_its_time() -> None:
+    streams = KeptStreams(kept_s=0.001)
+    await kept(streams, "a", b"123")
+    await until(lambda: streams.find(b"me", "a") is None)
