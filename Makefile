@@ -14,7 +14,7 @@ TWO := -n 2 --dist loadfile
 
 CONFORMANCE := build/conformance/venv
 
-.PHONY: serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients clean
+.PHONY: fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients clean
 
 # MODEL=owner/name[:quantization], or smollm2, in place of the configuration: downloaded first where it is not there.
 serve: $(VENV)/.installed
@@ -42,6 +42,10 @@ nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 # Every kind of memory and weight type, beside llama-server, and damaged headers: six minutes.
 kinds: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/kinds/kinds.py tests/kinds/fuzz.py
+
+# Damaged pictures and sounds, thousands of each kind.
+fuzz-media: $(VENV)/.installed-dev
+	FUZZ_ROUNDS=5000 $(BIN)/python -m pytest -q tests/unit/media/test_decode.py -k damaged
 
 # Which lines of server/ no test reaches: build/coverage.
 coverage: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2

@@ -1,0 +1,46 @@
+"""Pictures as the library decodes them (libmtmd, which has stb_image): a model sees what it sees in llama-server.
+
+For the processes of `server.media.decode`.
+"""
+
+import ctypes
+from typing import Any
+
+import llama_cpp.llama_cpp as _llama
+import llama_cpp.mtmd_cpp as _bindings
+
+from server.confined.worker import Answer
+from server.media.decode import answering
+from server.media.header import Unreadable
+
+_mtmd: Any = _bindings
+_silence = _llama.llama_log_callback(lambda level, text, data: None)  # what is wrong with a client's file is its affair
+
+ANSWERER = "server.llama.pictures:answerer"
+
+
+def answerer() -> Answer:
+    """What answers in a process for decoding."""
+    _mtmd.mtmd_helper_log_set(_silence, None)
+    return answering(pixels)
+
+
+def pixels(data: bytes) -> tuple[int, int, bytes]:
+    """Width, height, and red, green and blue of each pixel. Raises `Unreadable`."""
+    found = _mtmd.mtmd_helper_bitmap_init_from_buf_wrapper(
+        None,
+        (ctypes.c_uint8 * len(data)).from_buffer_copy(data),
+        len(data),
+        False,
+        _mtmd.mtmd_helper_init_opt_default(),
+    )
+    if not found.bitmap:
+        raise Unreadable("the picture can't be decoded")
+    try:
+        n_bytes = _mtmd.mtmd_bitmap_get_n_bytes(found.bitmap)
+        width, height = _mtmd.mtmd_bitmap_get_nx(found.bitmap), _mtmd.mtmd_bitmap_get_ny(found.bitmap)
+        if n_bytes != width * height * 3:
+            raise Unreadable("the picture can't be decoded")
+        return width, height, ctypes.string_at(_mtmd.mtmd_bitmap_get_data(found.bitmap), n_bytes)
+    finally:
+        _mtmd.mtmd_bitmap_free(found.bitmap)

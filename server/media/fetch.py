@@ -1,0 +1,258 @@
+"""Files from where a request says that they are.
+
+A client that names an address makes the server ask there: so by default no address is asked (`Sites`), and of those
+that may be, none that leads to the inside of a network. What is resolved is what is connected to, a redirect is checked
+as the first address was, and size, time and number have bounds.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+import httpcore2
+
+from server.media.header import Unreadable
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_FILE = "file://"
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_SHOWN_CHARS = 200
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""A host and a port to the addresses that the name has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """Which sites may be asked: none, ``anywhere``, or those of these names.
+
+    A name may begin with ``*.``, for all that end so. An IP address stands for itself, whatever network it is of; a
+    name never leads to an inner one. ``folder``: where ``file://`` addresses lead; None = nowhere.
+    """
+
+    anywhere: bool = False
+    hosts: tuple[str, ...] = ()
+    folder: Path | None = None
+
+    def allow(self, host: str) -> bool:
+        """Whether it may be asked at all."""
+        if self.anywhere or host in self.hosts:
+            return True
+        return any(name.startswith("*.") and host.endswith(name[1:]) for name in self.hosts)
+
+    def trust(self, host: str) -> bool:
+        """Whether it is an address that was named as such."""
+        return host in self.hosts and _address(host) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """Of one file: llama-server's (tools/server/server-common.cpp, handle_media), and ``redirects``."""
+
+    file_bytes: int = 10 << 20
+    seconds: float = 10.0
+    redirects: int = 3
+
+
+async def resolved(host: str, port: int) -> Sequence[str]:
+    """By the system."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+class Fetcher:
+    """Gets files; on the event loop."""
+
+    def __init__(
+        self,
+        sites: Sites,
+        limits: FetchLimits = FetchLimits(),
+        *,
+        resolve: Resolve = resolved,
+        backend: httpcore2.AsyncNetworkBackend | None = None,
+    ) -> None:
+        self._sites, self._limits, self._resolve = sites, limits, resolve
+        self._backend = backend or httpcore2.AnyIOBackend()
+
+    async def fetch(self, url: str) -> bytes:
+        """The bytes at an ``http``, ``https`` or ``file`` address. Raises `Unreadable`."""
+        if url.startswith(_FILE):
+            return await asyncio.to_thread(self._local, url)
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                return await self._remote(url)
+        except TimeoutError:
+            raise Unreadable(f"{_shown(url)} took more than {self._limits.seconds:g} s") from None
+
+    def _local(self, url: str) -> bytes:
+        """A file below the folder (llama-server's rules and words)."""
+        folder = self._sites.folder
+        if folder is None:
+            raise Unreadable("file:// URLs are not allowed unless --media-path is specified")
+        name = url[len(_FILE) :]
+        try:
+            base = folder.resolve(strict=True)
+            place = (base / name.lstrip("/")).resolve()
+            if ".." in name or "\0" in name or not place.is_relative_to(base):
+                raise Unreadable(f"file path is not allowed: {_shown(name)}")
+            if not place.is_file():
+                raise Unreadable(f"file does not exist or cannot be opened: {_shown(name)}")
+            with place.open("rb") as file:
+                found = file.read(self._limits.file_bytes + 1)
+        except (OSError, ValueError):
+            raise Unreadable(f"file does not exist or cannot be opened: {_shown(name)}") from None
+        return self._bounded(found, url)
+
+    async def _remote(self, url: str) -> bytes:
+        for _ in range(self._limits.redirects + 1):
+            target = await self._checked(url)
+            moved, found = await self._ask(url, target)
+            if not moved:
+                return found
+            url = urljoin(url, moved)
+        raise Unreadable(f"{_shown(url)} is behind more than {self._limits.redirects} redirects")
+
+    async def _checked(self, url: str) -> str:
+        """The address to connect to for `url`."""
+        try:
+            parts = urlsplit(url)
+            host, port = (parts.hostname or "").rstrip("."), parts.port
+        except ValueError:
+            raise Unreadable(f"{_shown(url)} is no address") from None
+        if parts.scheme not in ("http", "https") or not host or "%" in host:
+            raise Unreadable(f"{_shown(url)} is no http or https address")
+        if parts.username is not None or parts.password is not None:
+            raise Unreadable("an address with a user's name in it is not asked")
+        if not self._sites.allow(host):
+            raise Unreadable(
+                f"files of {_shown(host)} are not fetched: this server's option media_fetch does not allow it; "
+                "send the file itself, as a data URL"
+            )
+        try:
+            addresses = await self._resolve(host, port or (443 if parts.scheme == "https" else 80))
+        except (OSError, UnicodeError):
+            addresses = ()
+        if not addresses:
+            raise Unreadable(f"{_shown(host)} is not known")
+        if not self._sites.trust(host):
+            refuse_inner(addresses, host)
+        return addresses[0]
+
+    async def _ask(self, url: str, address: str) -> tuple[str, bytes]:
+        """Where it has moved to, "" for nowhere, and what is there."""
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        target = httpcore2.URL(
+            scheme=parts.scheme.encode(),
+            host=_ascii(parts.hostname or "").encode(),
+            port=parts.port,
+            target=_quoted(path).encode(),
+        )
+        headers = [
+            (b"Host", _ascii(f"{host}{port}").encode()),
+            (b"User-Agent", b"llamapool"),
+            (b"Accept", b"image/*, audio/*, */*;q=0.1"),
+            (b"Accept-Encoding", b"identity"),  # nothing that could become a thousand times as much
+            (b"Connection", b"close"),
+        ]
+        backend = _Pinned(self._backend, address)
+        try:
+            async with (
+                httpcore2.AsyncConnectionPool(network_backend=backend) as pool,
+                pool.stream("GET", target, headers=headers) as reply,
+            ):
+                given = {name.lower(): value for name, value in reply.headers}
+                if reply.status in _REDIRECTS and given.get(b"location"):
+                    return given[b"location"].decode("latin-1"), b""
+                return "", await self._body(url, reply, given)
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError):
+            raise Unreadable(f"{_shown(url)} can't be fetched") from None
+
+    async def _body(self, url: str, reply: httpcore2.Response, headers: dict[bytes, bytes]) -> bytes:
+        if not 200 <= reply.status < 300:
+            raise Unreadable(f"{_shown(url)} can't be fetched: HTTP status {reply.status}")
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise Unreadable(f"{_shown(url)} can't be fetched: it comes compressed")
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self._limits.file_bytes:
+            raise self._too_large(url)
+        found = bytearray()
+        async for part in reply.aiter_stream():
+            found += part
+            if len(found) > self._limits.file_bytes:
+                raise self._too_large(url)
+        return bytes(found)
+
+    def _bounded(self, found: bytes, url: str) -> bytes:
+        if len(found) > self._limits.file_bytes:
+            raise self._too_large(url)
+        return found
+
+    def _too_large(self, url: str) -> Unreadable:
+        return Unreadable(f"{_shown(url)} has more than {self._limits.file_bytes} bytes")
+
+
+class _Pinned(httpcore2.AsyncNetworkBackend):
+    """Connects to one address, whatever the name would be resolved to now; TLS is still asked for the name."""
+
+    def __init__(self, backend: httpcore2.AsyncNetworkBackend, address: str) -> None:
+        self._backend, self._address = backend, address
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the interface's
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        return await self._backend.connect_tcp(self._address, port, timeout, local_address, socket_options)
+
+    async def sleep(self, seconds: float) -> None:
+        await self._backend.sleep(seconds)
+
+
+def refuse_inner(addresses: Iterable[str], host: str) -> None:
+    """Raise `Unreadable` where one of them is not an address of the open internet."""
+    for written in addresses:
+        address = _address(written)
+        if address is None or not is_outer(address):
+            raise Unreadable(f"{_shown(host)} is, or leads to, an address that is not of the open internet")
+
+
+def is_outer(address: Address) -> bool:
+    """Whether it is one of the open internet, also looking into what carries an IPv4 address in it."""
+    if isinstance(address, ipaddress.IPv6Address):
+        mapped = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address.ipv4_mapped
+        if mapped is not None:
+            return is_outer(mapped)
+        if not all(inner is None or is_outer(inner) for inner in (address.sixtofour, *(address.teredo or ()))):
+            return False
+    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+def _address(written: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(written.partition("%")[0])
+    except ValueError:
+        return None
+
+
+def _ascii(host: str) -> str:
+    return host if host.isascii() else host.encode("idna").decode()
+
+
+def _quoted(target: str) -> str:
+    """With what can't stand in a request's line in per cent."""
+    return "".join(char if "!" <= char <= "~" else "".join(f"%{byte:02X}" for byte in char.encode()) for char in target)
+
+
+def _shown(text: str) -> str:
+    return ascii(text[:_SHOWN_CHARS])

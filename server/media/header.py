@@ -1,0 +1,111 @@
+"""What a file says of itself in its first bytes: what it is, and of a picture how large, before anybody decodes it.
+
+The type is told by the content, whatever a client or a server calls it, as llama.cpp does (tools/mtmd/mtmd-helper.cpp).
+"""
+
+import struct
+from dataclasses import dataclass
+
+from server.media.bitmap import BitmapKind
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_JPEG_SIZES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))  # SOF0..15
+_JPEG_ALONE = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a segment
+_UNREAD = (  # what clients send although no model here can be shown it: a name, and bytes at a place
+    ("WebP", 8, (b"WEBP",)),
+    ("AVIF or HEIC", 8, (b"avif", b"avis", b"heic", b"heix", b"mif1")),
+    ("a video", 4, (b"ftyp",)),
+    ("a video", 0, (b"\x1aE\xdf\xa3",)),
+    ("a video", 8, (b"AVI ",)),
+    ("TIFF", 0, (b"II*\0", b"MM\0*")),
+    ("Ogg", 0, (b"OggS",)),
+    ("PDF", 0, (b"%PDF-",)),
+    ("SVG", 0, (b"<svg",)),
+)
+
+
+class Unreadable(Exception):
+    """What is wrong with a file, in words for whoever sent it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """``form``: PNG, JPEG, GIF, BMP, WAV, MP3 or FLAC; a picture's ``width`` and ``height`` in pixels, else 0."""
+
+    kind: BitmapKind
+    form: str
+    width: int = 0
+    height: int = 0
+
+
+def read_header(data: bytes) -> Header:
+    """Raises `Unreadable` for a file of another type, and for one that is cut off before it says its size."""
+    if data.startswith(_PNG):
+        return _picture("PNG", _png_size(data))
+    if data.startswith(b"\xff\xd8\xff"):
+        return _picture("JPEG", _jpeg_size(data))
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return _picture("GIF", _unpacked("<HH", data, 6))
+    if data.startswith(b"BM"):
+        return _picture("BMP", _bmp_size(data))
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        return Header("audio", "WAV")
+    if data.startswith(b"fLaC"):
+        return Header("audio", "FLAC")
+    if data.startswith(b"ID3") or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0):
+        return Header("audio", "MP3")
+    for name, at, words in _UNREAD:
+        if data.startswith(words, at):
+            raise Unreadable(f"it is {name}; send PNG, JPEG, GIF or BMP, WAV, MP3 or FLAC")
+    raise Unreadable("it is neither PNG, JPEG, GIF or BMP nor WAV, MP3 or FLAC" if data else "it is empty")
+
+
+def _picture(form: str, size: tuple[int, int]) -> Header:
+    width, height = size
+    if width <= 0 or height <= 0:
+        raise Unreadable(f"it is a {form} of {width} x {height} pixels")
+    return Header("image", form, width, height)
+
+
+def _unpacked(form: str, data: bytes, at: int) -> tuple[int, int]:
+    try:
+        first, second = struct.unpack_from(form, data, at)
+    except struct.error:
+        raise Unreadable("it is cut off before it says how large it is") from None
+    return first, second
+
+
+def _png_size(data: bytes) -> tuple[int, int]:
+    at = len(_PNG)
+    if data[at + 4 : at + 8] == b"CgBI":  # Apple's, which stands in front of the header
+        at += 12 + _unpacked(">II", data, at)[0]
+    if data[at + 4 : at + 8] != b"IHDR":
+        raise Unreadable("it is a PNG without a header")
+    return _unpacked(">II", data, at + 8)
+
+
+def _bmp_size(data: bytes) -> tuple[int, int]:
+    header_size, _ = _unpacked("<II", data, 14)
+    if header_size == 12:  # OS/2's
+        return _unpacked("<HH", data, 18)
+    width, height = _unpacked("<ii", data, 18)
+    return width, abs(height)  # rows may come from the top
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    at = 2
+    while at + 4 <= len(data):
+        if data[at] != 0xFF:
+            at += 1  # stb_image looks for the next marker, too
+            continue
+        marker = data[at + 1]
+        if marker == 0xFF:
+            at += 1
+        elif marker in _JPEG_SIZES:
+            height, width = _unpacked(">HH", data, at + 5)
+            return width, height
+        elif marker in _JPEG_ALONE or marker == 0:
+            at += 2
+        else:
+            at += 2 + max(2, int.from_bytes(data[at + 2 : at + 4]))
+    raise Unreadable("it is cut off before it says how large it is")

@@ -1,0 +1,128 @@
+"""What a model is shown of a request's media: each fetched where it has to be, told from base64, decoded."""
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Protocol
+
+from server.errors import InvalidRequest
+from server.media.bitmap import Bitmap
+from server.media.decode import Decoder
+from server.media.fetch import Fetcher
+from server.media.header import Unreadable
+from server.media.source import Link, Seen, Source
+
+MAX_FILES = 256
+"""Of one request; llama-server has no limit."""
+MAX_LINKS = 32
+"""Of those the ones that are fetched."""
+MAX_DECODED_BYTES = 1 << 30
+"""Of all files of a request together."""
+_AT_ONCE = 4  # fetched for one request
+_DATA_TYPES = ("data:image/", "data:video/", "data:audio/")
+_FAILED = "Failed to load image or audio file"  # llama-server's words
+
+
+class Shown(Protocol):
+    """A medium of a request (`conversation.form.Media`)."""
+
+    @property
+    def at(self) -> str:
+        """Where it stands in the client's body."""
+
+    @property
+    def source(self) -> Source | None:
+        """Its file."""
+
+
+class Ears(Protocol):
+    """What a model takes (`pool.protocols.MediaReader`)."""
+
+    @property
+    def sample_rate(self) -> int:
+        """Of sound; 0 for a model that hears none."""
+
+
+class Sight:
+    """Reads the media of requests; on the event loop. Decoding is other threads' wait for other processes' work."""
+
+    def __init__(self, decoder: Decoder, fetcher: Fetcher, n_at_once: int = 2) -> None:
+        self._decoder, self._fetcher = decoder, fetcher
+        self._threads: Executor = ThreadPoolExecutor(n_at_once, thread_name_prefix="media")
+
+    async def see(self, media: Iterable[Shown], reader: Ears) -> Seen:
+        """Every source of `media`, decoded for `reader`'s model; equal ones once. Raises `InvalidRequest`."""
+        wanted: dict[Source, str] = {}
+        for each in media:
+            if each.source is not None:
+                wanted.setdefault(each.source, each.at)
+        _check_number(wanted, MAX_FILES, "files")
+        _check_number([source for source in wanted if _is_fetched(source)], MAX_LINKS, "addresses of files")
+        turns = asyncio.Semaphore(_AT_ONCE)
+        async with asyncio.TaskGroup() as tasks:  # the first that fails ends the others
+            found = [tasks.create_task(self._one(source, at, reader, turns)) for source, at in wanted.items()]
+        seen = {source: task.result() for source, task in zip(wanted, found, strict=True)}
+        if sum(len(bitmap.data) for bitmap in seen.values()) > MAX_DECODED_BYTES:
+            raise InvalidRequest(f"all media of a request may have {MAX_DECODED_BYTES} bytes when they are decoded")
+        return seen
+
+    def close(self) -> None:
+        """End the processes that decode."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._decoder.close()
+
+    async def _one(self, source: Source, at: str, reader: Ears, turns: asyncio.Semaphore) -> Bitmap:
+        loop = asyncio.get_running_loop()
+        try:
+            if isinstance(source, Link) and _is_fetched(source):
+                async with turns:
+                    data = await self._fetcher.fetch(source.url)
+            else:
+                data = (
+                    source
+                    if isinstance(source, bytes)
+                    else await loop.run_in_executor(self._threads, inline, source.url)
+                )
+            return await loop.run_in_executor(self._threads, self._decoder.decode, data, reader.sample_rate)
+        except Unreadable as fault:
+            raise InvalidRequest(f"{at}: {_FAILED}: {fault}", at) from None
+
+
+def inline(url: str) -> bytes:
+    """The file in a ``data:`` address, or in base64 alone (tools/server/server-common.cpp, handle_media).
+
+    Raises `Unreadable`, in llama-server's words where it has some.
+    """
+    text = url
+    if url.startswith("data:"):
+        head, comma, text = url.partition(",")
+        if not comma or "," in text:
+            raise Unreadable("Invalid uri-encoded base64 value")
+        if not head.startswith(_DATA_TYPES):
+            raise Unreadable(f"Invalid uri format: {head[:80]}")
+        if not head.endswith("base64"):
+            raise Unreadable("uri must be base64 encoded")
+    try:
+        found = base64.b64decode(_padded("".join(text.split())), validate=True)
+    except (binascii.Error, ValueError):
+        found = b""
+    if not found:
+        raise Unreadable("Invalid base64 value")
+    return found
+
+
+def _padded(text: str) -> str:
+    """Some clients leave the end out, and others use the alphabet of addresses."""
+    text = text.rstrip("=").replace("-", "+").replace("_", "/")
+    return text + "=" * (-len(text) % 4)
+
+
+def _is_fetched(source: Source) -> bool:
+    return isinstance(source, Link) and source.url.startswith(("http", "file://"))
+
+
+def _check_number(found: Sequence[Source] | dict[Source, str], most: int, what: str) -> None:
+    if len(found) > most:
+        raise InvalidRequest(f"a request may have at most {most} {what}, this one has {len(found)}")

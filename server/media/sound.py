@@ -1,0 +1,65 @@
+"""WAV, MP3 and FLAC as samples of one channel, by miniaudio, as libmtmd does it (tools/mtmd/mtmd-helper.cpp,
+decode_audio_from_buf): so many samples as the file's own count makes at the wanted rate, silence where it has fewer.
+
+libmtmd's own decoder can't be had without a loaded projector. Not for the server's process: `decode` runs it elsewhere.
+"""
+
+from typing import Any
+
+import miniaudio as _bindings
+
+from server.media.header import Unreadable
+
+_STEP = 1 << 16  # samples at a time
+_FLOAT_BYTES = 4
+_miniaudio: Any = _bindings  # it has no types
+_lib, _ffi = _miniaudio.lib, _miniaudio.ffi
+_INFOS = {"WAV": _miniaudio.wav_get_info, "MP3": _miniaudio.mp3_get_info, "FLAC": _miniaudio.flac_get_info}
+
+
+def samples(data: bytes, form: str, rate: int, max_seconds: float) -> bytes:
+    """Little-endian 32-bit floats at that rate. Raises `Unreadable`."""
+    try:
+        info = _INFOS[form](data)
+    except (_miniaudio.DecodeError, ZeroDivisionError):
+        raise Unreadable(f"it is no {form} that can be read") from None
+    if info.num_frames > max_seconds * info.sample_rate:
+        raise Unreadable(f"it lasts {info.num_frames / info.sample_rate:.0f} s, at most {max_seconds:g} are possible")
+    n_samples = resampled_length(rate, info.sample_rate, info.num_frames)
+    if not n_samples:
+        raise Unreadable("it is silent: there is no sample in it")
+    return _read(data, rate, n_samples)
+
+
+def resampled_length(rate_out: int, rate_in: int, n_in: int) -> int:
+    """How many samples miniaudio makes of `n_in` (ma_calculate_frame_count_after_resampling)."""
+    if not (rate_in and n_in):
+        return 0
+    if rate_in == rate_out:
+        return n_in
+    n_out = n_in * rate_out // rate_in
+    needed = n_out * (rate_in % rate_out) + n_out * (rate_in // rate_out) // rate_out
+    return n_out + 1 if needed <= n_in else n_out
+
+
+def _read(data: bytes, rate: int, n_samples: int) -> bytes:
+    config = _lib.ma_decoder_config_init(_miniaudio.SampleFormat.FLOAT32.value, 1, rate)
+    decoder = _ffi.new("ma_decoder *")
+    held = _ffi.from_buffer(data)  # the decoder reads from it
+    if _lib.ma_decoder_init_memory(held, len(data), _ffi.addressof(config), decoder) != _lib.MA_SUCCESS:
+        raise Unreadable("its sound can't be decoded")
+    try:
+        read = bytearray(n_samples * _FLOAT_BYTES)
+        place, done = _ffi.from_buffer(read), 0
+        n_read = _ffi.new("ma_uint64 *")
+        while done < n_samples:
+            wanted = min(_STEP, n_samples - done)
+            result = _lib.ma_decoder_read_pcm_frames(decoder, place + done * _FLOAT_BYTES, wanted, n_read)
+            if result != _lib.MA_SUCCESS or not n_read[0]:
+                break
+            done += n_read[0]
+    finally:
+        _lib.ma_decoder_uninit(decoder)
+    if not done:
+        raise Unreadable("its sound can't be decoded")
+    return bytes(read)

@@ -1,0 +1,260 @@
+"""Fetching: what may be asked, what an address leads to, and where it ends."""
+
+import asyncio
+import ipaddress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpcore2
+import pytest
+
+from server.media.fetch import Fetcher, FetchLimits, Sites, is_outer
+from server.media.header import Unreadable
+
+OUTER = "93.184.215.14"
+ANYWHERE = Sites(anywhere=True)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.0.0.1", "172.16.5.5", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
+        *("224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1"),
+        *("::1", "::", "fe80::1", "fc00::1", "fd12::1", "ff02::1", "2001:db8::1"),
+        *("::ffff:127.0.0.1", "::ffff:10.1.2.3", "::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a00:1", "64:ff9b:1::1"),
+        *("2002:7f00:1::", "2002:a00:1::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2"),
+    ],
+)
+def test_inner_addresses_are_told(address: str) -> None:
+    assert not is_outer(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize("address", [OUTER, "1.1.1.1", "2606:4700:4700::1111", "64:ff9b::101:101", "::ffff:8.8.8.8"])
+def test_outer_addresses_are_told(address: str) -> None:
+    assert is_outer(ipaddress.ip_address(address))
+
+
+async def test_nothing_is_asked_by_default() -> None:
+    with pytest.raises(Unreadable, match=r"'example\.com' are not fetched: this server's option media_fetch"):
+        await fetcher(Sites()).fetch("http://example.com/a.png")
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        *(("a.example.com", True), ("b.a.example.com", True), ("example.com", False), ("evilexample.com", False)),
+        *(("pics.org", True), ("www.pics.org", False), ("pics.org.evil.net", False)),
+    ],
+)
+def test_names_of_sites_hold_for_themselves_or_for_what_is_below(host: str, allowed: bool) -> None:
+    assert Sites(hosts=("*.example.com", "pics.org")).allow(host) is allowed
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("ftp://a/b", "http://", "http:///x", "httpx://a/b", "http://user:pw@a/b", "http://a:b@c/", "http://a:99999/"),
+        *("http://[::1", "http://fe80::1%25eth0/", "gopher://a", "http", "http:a"),
+    ],
+)
+async def test_what_is_no_address_is_not_asked(url: str) -> None:
+    with pytest.raises(Unreadable):
+        await fetcher(ANYWHERE).fetch(url)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "0x7f.1", "2130706433", "[::ffff:127.0.0.1]"])
+async def test_this_machine_is_not_asked_however_it_is_written(host: str) -> None:
+    async with site(ok(b"secret")) as port:
+        with pytest.raises(Unreadable, match=r"not of the open internet|not known"):
+            await Fetcher(ANYWHERE).fetch(f"http://{host}:{port}/")
+
+
+async def test_a_name_with_one_inner_address_is_not_asked() -> None:
+    async with site(ok(b"secret")) as port:
+        with pytest.raises(Unreadable, match="not of the open internet"):
+            await fetcher(ANYWHERE, [OUTER, "10.0.0.1"]).fetch(f"http://example.com:{port}/")
+        with pytest.raises(Unreadable, match="not of the open internet"):
+            await fetcher(Sites(hosts=("example.com",)), ["10.0.0.1"]).fetch(f"http://example.com:{port}/")
+
+
+async def test_an_address_that_is_named_as_one_is_asked_whatever_it_is() -> None:
+    async with site(ok(b"picture")) as port:
+        assert await Fetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/") == b"picture"
+
+
+async def test_what_was_resolved_is_what_is_connected_to() -> None:
+    resolved: list[str] = []
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        resolved.append(host)
+        return [OUTER] if len(resolved) == 1 else ["127.0.0.1"]  # a name that leads elsewhere the next time
+
+    backend = Recording(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\npicture")
+    found = await Fetcher(ANYWHERE, resolve=resolve, backend=backend).fetch("http://example.com:8080/a b?c=ä")
+    assert found == b"picture"
+    assert resolved == ["example.com"]
+    assert backend.connected == [(OUTER, 8080)]
+    assert backend.sent.startswith(b"GET /a%20b?c=%C3%A4 HTTP/1.1\r\nHost: example.com:8080\r\n")
+
+
+async def test_tls_is_asked_for_the_name_and_not_for_the_address() -> None:
+    backend = Recording(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
+    await Fetcher(ANYWHERE, resolve=leading_to([OUTER]), backend=backend).fetch("https://example.com/")
+    assert backend.connected == [(OUTER, 443)]
+    assert backend.tls_names == ["example.com"]
+
+
+async def test_a_redirect_is_followed_and_checked_like_the_first_address() -> None:
+    async with site(ok(b"picture")) as inner, site(moved(f"http://127.0.0.1:{inner}/")) as outer:
+        trusted = Fetcher(Sites(hosts=("127.0.0.1",)))
+        assert await trusted.fetch(f"http://127.0.0.1:{outer}/") == b"picture"
+    async with site(moved("http://127.0.0.2/")) as port:
+        with pytest.raises(Unreadable, match=r"'127\.0\.0\.2' are not fetched"):
+            await Fetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
+    async with site(moved("file:///etc/passwd")) as port:
+        with pytest.raises(Unreadable, match="no http or https address"):
+            await Fetcher(Sites(hosts=("127.0.0.1",), folder=Path("/etc"))).fetch(f"http://127.0.0.1:{port}/")
+
+
+async def test_redirects_end() -> None:
+    async with site(moved("/again")) as port:
+        with pytest.raises(Unreadable, match="more than 3 redirects"):
+            await Fetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 3\r\n\r\nabc", "HTTP status 404"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n", "more than 100 bytes"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n65\r\n" + b"x" * 101 + b"\r\n", "more than 100 bytes"),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc", "compressed"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nabc", "can't be fetched"),
+        (b"220 mail.example.com ESMTP\r\n", "can't be fetched"),
+        (b"", "can't be fetched"),
+    ],
+)
+async def test_what_a_site_answers_is_read_within_bounds(reply: bytes, said: str) -> None:
+    limits = FetchLimits(file_bytes=100)
+    async with site(lambda _: reply) as port:
+        with pytest.raises(Unreadable, match=said):
+            await Fetcher(Sites(hosts=("127.0.0.1",)), limits).fetch(f"http://127.0.0.1:{port}/")
+
+
+async def test_a_site_that_says_nothing_is_waited_for_so_long_and_no_longer() -> None:
+    async with site(None) as port:
+        with pytest.raises(Unreadable, match=r"took more than 0\.2 s"):
+            await Fetcher(Sites(hosts=("127.0.0.1",)), FetchLimits(seconds=0.2)).fetch(f"http://127.0.0.1:{port}/")
+
+
+async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "media"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "a b.png").write_bytes(b"picture")
+    (tmp_path / "secret").write_bytes(b"secret")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "inside").symlink_to(folder / "sub" / "a b.png")
+    inside = Fetcher(Sites(folder=folder), FetchLimits(file_bytes=7))
+    for good in ("file://sub/a b.png", "file:///sub//a b.png", "file://inside"):
+        assert await inside.fetch(good) == b"picture"
+    for url, said in {
+        "file://../secret": "not allowed",
+        "file://sub/../../secret": "not allowed",
+        "file://link": "not allowed",
+        "file://sub": "does not exist",
+        "file://": "does not exist",
+        "file://none.png": "does not exist",
+        "file://sub/a b.png/x": "does not exist",
+        "file://a\0b": "not allowed|does not exist",
+        f"file://{'x' * 5000}": "does not exist",
+    }.items():
+        with pytest.raises(Unreadable, match=said):
+            await inside.fetch(url)
+    with pytest.raises(Unreadable, match="more than 6 bytes"):
+        await Fetcher(Sites(folder=folder), FetchLimits(file_bytes=6)).fetch("file://inside")
+    with pytest.raises(Unreadable, match="unless --media-path"):
+        await Fetcher(ANYWHERE).fetch("file://inside")
+
+
+Replies = Callable[[bytes], bytes]
+
+
+def ok(body: bytes) -> Replies:
+    return lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def moved(url: str) -> Replies:
+    return lambda _: b"HTTP/1.1 302 Found\r\nLocation: %b\r\nContent-Length: 0\r\n\r\n" % url.encode()
+
+
+@asynccontextmanager
+async def site(replies: Replies | None) -> AsyncIterator[int]:
+    """A server on this machine, by its port; None says nothing."""
+    over = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if replies is None:
+            await over.wait()
+        else:
+            writer.write(replies(await reader.readuntil(b"\r\n\r\n")))
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        over.set()
+        server.close()
+
+
+def leading_to(addresses: Sequence[str]) -> Callable[[str, int], "asyncio.Future[Sequence[str]]"]:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return addresses
+
+    return resolve  # type: ignore[return-value]
+
+
+def fetcher(sites: Sites, addresses: Sequence[str] = (OUTER,)) -> Fetcher:
+    return Fetcher(sites, resolve=leading_to(addresses), backend=Recording(b""))
+
+
+class Recording(httpcore2.AsyncNetworkBackend):
+    """Connects to nothing and keeps what it was asked for."""
+
+    def __init__(self, reply: bytes) -> None:
+        self.reply = reply
+        self.connected: list[tuple[str, int]] = []
+        self.tls_names: list[str | None] = []
+        self.sent = b""
+
+    async def connect_tcp(self, host: str, port: int, *_: object, **__: object) -> httpcore2.AsyncNetworkStream:
+        self.connected.append((host, port))
+        return _Stream(self)
+
+
+class _Stream(httpcore2.AsyncNetworkStream):
+    def __init__(self, backend: Recording) -> None:
+        self._backend, self._left = backend, backend.reply
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        found, self._left = self._left, b""
+        return found
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        self._backend.sent += buffer
+
+    async def aclose(self) -> None:
+        pass
+
+    async def start_tls(
+        self,
+        ssl_context: object,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> "_Stream":
+        self._backend.tls_names.append(server_hostname)
+        return self
+
+    def get_extra_info(self, info: str) -> object:
+        return None
