@@ -1,25 +1,32 @@
 """Ollama's API (github.com/ollama/ollama, docs/api.md). What only Ollama's own store of models can do is refused."""
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing, suppress
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.errors import InvalidRequest, NotSupported
+from server.errors import DownloadFailed, InvalidRequest, LlamapoolError, NotSupported
+from server.pool.events import Subscription
 from server.pool.names import LATEST
+from server.pool.pool import Pool
 from server.pool.spec import Task
-from server.pool.state import Status
+from server.pool.state import ModelState, Status
 from server.routes.embed import embed, read_able
 from server.routes.generate import StreamWords, reply, stream
+from server.routes.models import changes_the_disk
 from server.routes.services import services, wants_load
 from server.transport.body import read_as, read_json
 from server.transport.disconnect import while_connected
 from server.transport.reply import JSON_TYPE, json_reply
-from server.transport.sse import NDJSON_TYPE
+from server.transport.sse import NDJSON_TYPE, event_stream
+from server.wire.common import Json
 from server.wire.ollama.errors import error_line
 from server.wire.ollama.fields import without_effect
 from server.wire.ollama.models import running, shown, tags
+from server.wire.ollama.pull import SUCCESS, hub_name, pull_lines
 from server.wire.ollama.read import Ask, Options, generation, read_chat, read_generate
 from server.wire.ollama.vectors import Embed, embed_job, read_embed, read_old_embed
 from server.wire.warnings import as_header
@@ -116,32 +123,102 @@ async def _embed(request: Request, wanted: Embed, unused: list[str]) -> Response
 
 @router.post("/pull")
 async def pull(request: Request) -> Response:
-    """Nothing to do for a model that is there; no other can be fetched."""
-    name = _model(await read_json(request)) or ""
-    for state in services(request).pool.states():
-        if name.removesuffix(LATEST) in (state.spec.id, *state.spec.aliases):
-            return Response(b'{"status":"success"}\n', media_type=NDJSON_TYPE)
-    raise _managed_elsewhere(f"pull '{name[:_SHOWN_CHARS]}'")
+    """Download ``owner/name[:quantization]`` of the hub: lines of its progress, or the last with ``"stream": false``.
+
+    Nothing to do for a model that is there. A download that is under way is followed; one that was begun here stops
+    when its client leaves, and goes on from there with the next pull.
+    """
+    given = await read_json(request)
+    streams = given.get("stream")
+    if not isinstance(streams, bool | None):
+        raise InvalidRequest("stream: must be a boolean", "stream")
+    name = _model(given)
+    if name is None:
+        raise InvalidRequest("model: is required", "model")
+    pool = services(request).pool
+    events = pool.subscribe()
+    try:
+        model = _downloading(pool.states(), name)
+        begins = model is None
+        if model is None:
+            changes_the_disk(request)
+            await pool.download(model := hub_name(name))
+    except BaseException:
+        events.close()
+        raise
+    lines = _pulled(pool, model, events, begins=begins) if model else _nothing_to_pull()
+    if streams is not False:
+        return event_stream(request, _encoded(lines), on_close=events.close, ping_s=0, media_type=NDJSON_TYPE)
+    with events:
+        last = await while_connected(request, _last(lines))
+    if "error" in last:
+        raise DownloadFailed(last["error"])
+    return json_reply(last)
+
+
+def _downloading(states: Iterable[ModelState], name: str) -> str | None:
+    """The model of that name, "" where its files are there; None where there is no such model."""
+    names = (name, name.removesuffix(LATEST), hub_name(name))
+    found = next((each for each in states if not {each.spec.id, *each.spec.aliases}.isdisjoint(names)), None)
+    if found is None:
+        return None
+    return found.spec.id if found.status is Status.DOWNLOADING else ""
+
+
+async def _nothing_to_pull() -> AsyncGenerator[Json, None]:
+    yield SUCCESS
+
+
+async def _pulled(pool: Pool, model: str, events: Subscription, *, begins: bool) -> AsyncGenerator[Json, None]:
+    line: Json = {}
+    try:
+        async for line in pull_lines(model, events):
+            yield line
+    finally:
+        if begins and line != SUCCESS and "error" not in line:
+            with suppress(LlamapoolError):  # it may have ended meanwhile
+                await pool.unload(model)
+
+
+async def _encoded(lines: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(lines):
+        async for line in lines:
+            yield orjson.dumps(line) + b"\n"
+
+
+async def _last(lines: AsyncGenerator[Json, None]) -> Json:
+    async with aclosing(lines):
+        return [line async for line in lines][-1]
+
+
+@router.delete("/delete")
+async def delete(request: Request) -> Response:
+    """Unload a model of the hub's cache, or stop its download, and delete its files."""
+    name = _model(await read_json(request))
+    if name is None:
+        raise InvalidRequest("model: is required", "model")
+    changes_the_disk(request)
+    await services(request).pool.remove(hub_name(name))
+    return Response()
 
 
 @router.post("/push")
 @router.post("/create")
 @router.post("/copy")
-@router.delete("/delete")
 async def manage(request: Request) -> Response:
-    """Refused: the server's models are what its configuration names."""
-    raise _managed_elsewhere(request.url.path.rpartition("/")[2])
+    """Refused: models are files of a hub or of the configuration, not layers of Ollama's own store."""
+    raise _only_ollamas(request.url.path.rpartition("/")[2])
 
 
 @router.post("/blobs/{digest}")
 @router.get("/blobs/{digest}")
 async def blobs(digest: str) -> Response:
     """Refused, as what would be made of them is."""
-    raise _managed_elsewhere(f"blobs/{digest[:_SHOWN_CHARS]}")
+    raise _only_ollamas(f"blobs/{digest[:_SHOWN_CHARS]}")
 
 
-def _managed_elsewhere(what: str) -> NotSupported:
-    return NotSupported(f"{what}: this server's models are the files that its configuration names; change them there")
+def _only_ollamas(what: str) -> NotSupported:
+    return NotSupported(f"{what}: this server's models are files of a hub or of its configuration; change them there")
 
 
 async def stay(request: Request, model: str | None, keep_alive_s: float | None, task: Task = "generate") -> bool:

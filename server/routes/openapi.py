@@ -37,6 +37,13 @@ _ABOUT = (
     "ignored; null is the same as absent. `model` may be left out where one model can do it; a "
     "request with `?autoload=false` loads none."
 )
+_AUTOLOAD: Json = {
+    "name": "autoload",
+    "in": "query",
+    "required": False,
+    "schema": {"type": "boolean"},
+    "description": "false: an error where the model is not loaded; true: load it. Absent: as the server was started.",
+}
 _WHEN = {
     400: "The request is wrong; the message names the field.",
     401: "No API key, or a wrong one.",
@@ -179,6 +186,8 @@ def _fill(shown: Json, route: APIRoute, operation: Operation, schemas: _Schemas)
     text = _markdown(shown.pop("description", ""))
     shown["summary"] = re.split(r"(?<=[.;:]) ", text.split("\n\n")[0], maxsplit=1)[0].rstrip(".;:")
     shown["description"] = text
+    if operation.loads:
+        shown["parameters"] = [*shown.get("parameters", ()), _AUTOLOAD]
     if operation.body is not None:
         content = {"schema": schemas.of(operation.body), "example": operation.example}
         shown["requestBody"] = {"required": True, "content": {_JSON: content}}

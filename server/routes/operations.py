@@ -59,6 +59,12 @@ class NamedModel(TypedDict):
     model: str
 
 
+class PulledModel(NamedModel, total=False):
+    """``model`` as ``owner/name[:quantization]`` of the hub, also behind ``hf.co/``."""
+
+    stream: bool
+
+
 class SlotFile(TypedDict, total=False):
     """``filename`` is required for save and restore."""
 
@@ -83,7 +89,8 @@ class Scale(TypedDict):
 class Operation:
     """``body`` and `example`: of the request. ``reply``: of 200, None where there is only text, or none at all.
 
-    ``stream``: of each event or line of `media`, where the reply may come as such.
+    ``stream``: of each event or line of `media`, where the reply may come as such. ``loads``: whether a model is loaded
+    for it, unless ``autoload`` in its query says otherwise.
     """
 
     reply: Any = None
@@ -93,6 +100,7 @@ class Operation:
     media: str = SSE
     errors: tuple[int, ...] = ()
     status: int | None = 200  # of success; None = never
+    loads: bool = False
 
 
 _FEW: Json = {"options": {"num_predict": 16}, "stream": False}
@@ -111,32 +119,33 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
     models.load_model: Operation(r.Success, NamedModel, {"model": "demo"}, errors=(*READS, *FINDS)),
     models.unload_model: Operation(r.Success, NamedModel, {"model": "demo"}, errors=(*READS, *FINDS)),
     models.model_events: Operation(stream=r.ModelEvent),
-    props.props: Operation(r.Props, errors=(400, *FINDS)),
+    props.props: Operation(r.Props, errors=(400, *FINDS), loads=True),
     props.change_props: Operation(r.Success, dict[str, Any], {}, errors=(*READS, 404, 501)),
     slots.slots: Operation(list[r.Slot], errors=(400, *FINDS, 501)),
-    slot_actions.act_on_slot: Operation(r.SlotAction, SlotFile, {"filename": "talk.bin"}, errors=RUNS),
-    lora.adapters: Operation(list[r.LoraAdapter], errors=(400, *FINDS, 501)),
-    lora.set_adapters: Operation(r.Success, list[Scale], [], errors=RUNS),
+    slot_actions.act_on_slot: Operation(r.SlotAction, SlotFile, {"filename": "talk.bin"}, errors=RUNS, loads=True),
+    lora.adapters: Operation(list[r.LoraAdapter], errors=(400, *FINDS, 501), loads=True),
+    lora.set_adapters: Operation(r.Success, list[Scale], [], errors=RUNS, loads=True),
     metrics.metrics: Operation(media=TEXT, errors=(404, 501)),
-    chat.chat_completions: Operation(r.ChatCompletion, ChatBody, HI, r.ChatCompletionChunk, errors=RUNS),
-    chat.chat_input_tokens: Operation(r.InputTokens, ChatBody, HI, errors=RUNS),
-    chat.post_apply_template: Operation(r.Rendered, ChatBody, HI, errors=RUNS),
+    chat.chat_completions: Operation(r.ChatCompletion, ChatBody, HI, r.ChatCompletionChunk, errors=RUNS, loads=True),
+    chat.chat_input_tokens: Operation(r.InputTokens, ChatBody, HI, errors=RUNS, loads=True),
+    chat.post_apply_template: Operation(r.Rendered, ChatBody, HI, errors=RUNS, loads=True),
     streams.read_stream: Operation(stream=dict[str, Any], errors=(400, 404, 503)),
     streams.look_up_streams: Operation(list[r.KeptStream], StreamNames, {"conversation_ids": ["c1"]}, errors=READS),
     streams.stop_stream: Operation(errors=(400,), status=204),
     control.control: Operation(
         r.Success, ControlBody, {"id": "chatcmpl-1", "action": "reasoning_end"}, errors=(*READS, 404)
     ),
-    messages.post_messages: Operation(r.AnthropicMessage, MessagesBody, HI, r.AnthropicEvent, errors=RUNS),
-    messages.post_count_tokens: Operation(r.InputTokens, MessagesBody, HI, errors=RUNS),
+    messages.post_messages: Operation(r.AnthropicMessage, MessagesBody, HI, r.AnthropicEvent, errors=RUNS, loads=True),
+    messages.post_count_tokens: Operation(r.InputTokens, MessagesBody, HI, errors=RUNS, loads=True),
     responses.create_response: Operation(
         r.OpenAIResponse,
         ResponsesBody,
         {"input": "Hi", "max_output_tokens": 16},
         r.ResponseEvent,
         errors=RUNS,
+        loads=True,
     ),
-    responses.count_input_tokens: Operation(r.InputTokens, ResponsesBody, {"input": "Hi"}, errors=RUNS),
+    responses.count_input_tokens: Operation(r.InputTokens, ResponsesBody, {"input": "Hi"}, errors=RUNS, loads=True),
     responses.get_response: Operation(r.OpenAIResponse, errors=(404,)),
     responses.delete_response: Operation(r.Deleted, errors=(404,)),
     completions.completions: Operation(
@@ -151,22 +160,31 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
         {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_predict": 16},
         r.NativeChunk,
         errors=RUNS,
+        loads=True,
     ),
-    embeddings.openai_embeddings: Operation(r.Embeddings, EmbeddingsBody, {"input": ["Hi", "Hello"]}, errors=RUNS),
-    embeddings.native_embeddings: Operation(list[r.NativeEmbedding], EmbeddingsBody, {"content": "Hi"}, errors=RUNS),
+    embeddings.openai_embeddings: Operation(
+        r.Embeddings, EmbeddingsBody, {"input": ["Hi", "Hello"]}, errors=RUNS, loads=True
+    ),
+    embeddings.native_embeddings: Operation(
+        list[r.NativeEmbedding], EmbeddingsBody, {"content": "Hi"}, errors=RUNS, loads=True
+    ),
     rerank.rerank: Operation(
         r.Reranked | list[r.TeiRank],
         RerankBody,
         {"query": "a planet", "documents": ["Mars", "a panda"]},
         errors=RUNS,
+        loads=True,
     ),
-    tokens.post_tokenize: Operation(r.Tokens, TokenizeBody, {"content": "Hi"}, errors=(*READS, *FINDS)),
-    tokens.tokenizer_info: Operation(r.TokenizerInfo, errors=FINDS),
-    tokens.post_detokenize: Operation(r.Detokenized, DetokenizeBody, {"tokens": [72, 105]}, errors=(*READS, *FINDS)),
+    tokens.post_tokenize: Operation(r.Tokens, TokenizeBody, {"content": "Hi"}, errors=(*READS, *FINDS), loads=True),
+    tokens.tokenizer_info: Operation(r.TokenizerInfo, errors=FINDS, loads=True),
+    tokens.post_detokenize: Operation(
+        r.Detokenized, DetokenizeBody, {"tokens": [72, 105]}, errors=(*READS, *FINDS), loads=True
+    ),
     ollama.post_chat: Operation(
         *(r.OllamaAnswer, OllamaChatBody, {"messages": [{"role": "user", "content": "Hi"}], **_FEW}, r.OllamaChunk),
         media=NDJSON,
         errors=RUNS,
+        loads=True,
     ),
     ollama.post_generate: Operation(
         *(r.OllamaText, OllamaGenerateBody, {"prompt": "Hi", **_FEW}, r.OllamaTextChunk), media=NDJSON, errors=RUNS
@@ -175,9 +193,12 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
     ollama.list_tags: Operation(r.OllamaTags),
     ollama.list_running: Operation(r.OllamaPs),
     ollama.show: Operation(r.OllamaShown, NamedModel, {"model": "demo"}, errors=(*READS, 404)),
-    ollama.post_embed: Operation(r.OllamaVectors, EmbedBody, {"input": ["Hi", "Hello"]}, errors=RUNS),
-    ollama.post_embeddings: Operation(r.OllamaVector, OldEmbedBody, {"prompt": "Hi"}, errors=RUNS),
-    ollama.pull: Operation(r.OllamaStatus, NamedModel, {"model": "demo"}, errors=(*READS, 501)),
+    ollama.post_embed: Operation(r.OllamaVectors, EmbedBody, {"input": ["Hi", "Hello"]}, errors=RUNS, loads=True),
+    ollama.post_embeddings: Operation(r.OllamaVector, OldEmbedBody, {"prompt": "Hi"}, errors=RUNS, loads=True),
+    ollama.pull: Operation(
+        r.OllamaStatus, PulledModel, {"model": "demo"}, r.OllamaPulled, media=NDJSON, errors=(*READS, *FINDS, 501)
+    ),
+    ollama.delete: Operation(None, NamedModel, {"model": "org/model-GGUF:Q8_0"}, media=TEXT, errors=(*READS, *FINDS)),
     ollama.manage: Operation(status=None, errors=(501,)),
     ollama.blobs: Operation(status=None, errors=(501,)),
 }

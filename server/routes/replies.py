@@ -586,6 +586,16 @@ class OllamaStatus(TypedDict):
     status: str
 
 
+class OllamaPulled(TypedDict):
+    """Of a file that is under way its name, and how many bytes of it are there."""
+
+    status: NotRequired[str]
+    digest: NotRequired[str]
+    total: NotRequired[int]
+    completed: NotRequired[int]
+    error: NotRequired[str]
+
+
 class OllamaVectors(TypedDict):
     model: str
     embeddings: list[list[float]]

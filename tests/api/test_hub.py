@@ -1,6 +1,7 @@
 """Models of a hub behind the API: downloads that are seen, stopped and removed, and what is served of the cache."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from server.app import create_app
 from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, StatusChanged, Subscription
 from server.pool.state import Status
 from server.settings import load_settings
-from tests.api.conftest import Api, run_app
+from tests.api.conftest import Api, run_app, until
 from tests.fakes import FakeLoader
 from tests.stand_in_hub import StandInHub, stand_in_hub
 
@@ -328,3 +329,56 @@ async def test_without_autoload_nothing_is_downloaded(remote: StandInHub, tmp_pa
             reply = await api.client.request(method, f"{path}&autoload=false", json=body if method == "POST" else None)
             assert (reply.status_code, "not loaded" in reply.text) == (400, True), path
         assert remote.contents_asked() == []
+
+
+async def pulled(api: Api, **fields: Any) -> list[dict[str, Any]]:
+    reply = await api.client.post("/api/pull", json=fields)
+    assert reply.status_code == 200, reply.text
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+async def test_ollamas_clients_pull_and_delete(remote: StandInHub, tmp_path: Path) -> None:
+    async with serving(remote, tmp_path) as api:
+        lines = await pulled(api, model=f"hf.co/{MODEL_ID}")
+        assert (lines[0], lines[-1]) == ({"status": "pulling manifest"}, {"status": "success"})
+        assert lines[-2].items() >= {"total": len(GGUF), "completed": len(GGUF)}.items()
+        assert await ids(api) == [MODEL_ID]
+        assert await pulled(api, model=MODEL_ID) == [{"status": "success"}]
+        assert await pulled(api, model=f"{REPOSITORY}:F16", stream=False) == [{"status": "success"}]
+        deleted = await api.client.request("DELETE", "/api/delete", json={"model": f"hf.co/{MODEL_ID}"})
+        assert (deleted.status_code, deleted.content) == (200, b"")
+        assert await ids(api) == [f"{REPOSITORY}:F16"]
+        unknown = await api.client.post("/api/pull", json={"model": "llama3"})
+        assert (unknown.status_code, unknown.json()["error"].startswith("model: should be owner/name")) == (400, True)
+
+
+async def test_a_pull_that_fails_says_why(remote: StandInHub, tmp_path: Path) -> None:
+    remote.repositories["org/broken"] = {"model-Q8_0.gguf": GGUF}
+    remote.wrong = b"no model"
+    async with serving(remote, tmp_path) as api:
+        assert "error" in (await pulled(api, model="org/broken"))[-1]
+        whole = await api.client.post("/api/pull", json={"model": "org/broken", "stream": False})
+        assert (whole.status_code, list(whole.json())) == (503, ["error"])
+    async with serving(remote, tmp_path, address="192.0.2.7") as api:
+        for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete")):
+            reply = await api.client.request(method, path, json={"model": MODEL_ID})
+            assert (reply.status_code, "API key" in reply.json()["error"]) == (401, True)
+
+
+async def test_a_pull_whose_client_leaves_stops_and_another_follows(remote: StandInHub, tmp_path: Path) -> None:
+    remote.hold = threading.Event()
+    async with serving(remote, tmp_path) as api:
+        first = asyncio.create_task(pulled(api, model=MODEL_ID, stream=False))
+        with api.pool.subscribe() as events:
+            assert await asyncio.to_thread(remote.holding.wait, 60)
+            listeners = api.pool._fan_out._subscriptions
+            n_before = len(listeners)
+            second = asyncio.create_task(pulled(api, model=MODEL_ID))
+            await until(lambda: len(listeners) > n_before)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            remote.hold.set()
+            assert (await ended(events))[-1] == DownloadEnded(MODEL_ID, ok=False)
+        assert (await second)[-1] == {"error": f"the download of '{MODEL_ID}' was stopped"}
+        assert await ids(api) == []

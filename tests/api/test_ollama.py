@@ -127,7 +127,6 @@ async def test_an_unknown_model_and_what_a_body_may_not_be_are_said_in_ollamas_s
         ("POST", "/api/push"),
         ("POST", "/api/create"),
         ("POST", "/api/copy"),
-        ("DELETE", "/api/delete"),
         ("POST", "/api/blobs/sha256:00"),
         ("HEAD", "/api/blobs/sha256:00"),
     ],
@@ -142,9 +141,21 @@ async def test_ollamas_store_is_refused_in_its_shape(client: httpx.AsyncClient, 
 async def test_a_model_that_is_there_needs_no_pull(serve: Serve) -> None:
     async with serve(models=BOTH) as api:
         assert await post(api, "/api/pull", model="demo:latest") == {"status": "success"}
+        assert await post(api, "/api/pull", name="demo", stream=False) == {"status": "success"}
         other = await api.client.post("/api/pull", json={"model": "llama3"})
-    assert other.status_code == 501
-    assert other.json()["error"].startswith("pull 'llama3': this server's models")
+        wrong = await api.client.post("/api/pull", json={"model": "demo", "stream": "no"})
+        nameless = await api.client.post("/api/pull", json={})
+    assert (other.status_code, other.json()["error"].startswith("model: should be owner/name")) == (400, True)
+    assert (wrong.status_code, wrong.json()) == (400, {"error": "stream: must be a boolean"})
+    assert (nameless.status_code, nameless.json()) == (400, {"error": "model: is required"})
+
+
+async def test_what_is_configured_is_not_deleted(serve: Serve) -> None:
+    async with serve(models=BOTH) as api:
+        kept = await api.client.request("DELETE", "/api/delete", json={"model": "demo"})
+        gone = await api.client.request("DELETE", "/api/delete", json={"model": "llama3"})
+    assert (kept.status_code, "not removable" in kept.json()["error"]) == (400, True)
+    assert (gone.status_code, gone.json()["error"].startswith("model 'llama3' not found")) == (404, True)
 
 
 async def test_errors_behind_a_prefix_keep_their_apis_shape(serve: Serve) -> None:

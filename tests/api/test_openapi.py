@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from server.pool.state import Status
 from server.routes import ROUTERS
 from server.routes.operations import FIELDS, OPERATIONS
 from tests.api.conftest import Api, Serve
@@ -36,6 +37,7 @@ EXPECTED = {  # what an example can't do without a stored response, a saved slot
     ("POST", "/models"): 501,  # tests have no network
     ("DELETE", "/models"): 400,
     ("DELETE", "/v1/stream"): 204,
+    ("DELETE", "/api/delete"): 404,
 }
 PLACES = {"{response_id}": "resp_x", "{model_id:path}": "demo", "{id_slot}": "0", "{digest}": "sha256:0"}
 SSE = "text/event-stream"
@@ -136,6 +138,22 @@ async def test_examples_work_and_their_replies_have_the_shapes(api: Api) -> None
             assert kind in content
 
 
+async def test_what_loads_a_model_says_so_and_reads_autoload(serve: Serve) -> None:
+    async with serve(models={"demo": {"path": "d.gguf"}}, server={"slot_save_path": ".", "props": True}) as api:
+        document = await described(api)
+        for method, path in ROUTES:
+            operation = document["paths"][path.replace(":path", "")][method.lower()]
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("example")
+            if not any(each["name"] == "autoload" for each in operation.get("parameters", ())):
+                continue
+            url = place(path)
+            reply = await api.client.request(method, f"{url}{'&' if '?' in url else '?'}autoload=false", json=body)
+            assert (reply.status_code, "not loaded" in reply.text) == (400, True), (method, path, reply.text)
+        assert api.pool.state("demo").status is Status.UNLOADED
+        loading = {operation for operation, each in OPERATIONS.items() if each.loads}
+        assert all(503 in OPERATIONS[operation].errors for operation in loading)
+
+
 async def test_a_broken_body_fails_in_the_shape_that_is_described(api: Api) -> None:
     document = await described(api)
     for method, path in ROUTES:
@@ -167,7 +185,7 @@ async def test_streams_have_the_events_that_are_described(api: Api) -> None:
             if line != "[DONE]":
                 last = path in ("/completion", "/completions", "/infill") and line == lines[-1]
                 check(json.loads(line), whole if last else schema, document)
-        assert len(lines) > 2
+        assert len(lines) > (0 if path == "/api/pull" else 2)  # of a model that is there
     assert {"/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions", "/completion"} <= found
 
 

@@ -157,9 +157,9 @@ def test_what_the_client_raises(client: Client, guarded: RealServer) -> None:
         client.chat("tiny", [{"role": "user", "content": "?", "images": [b"\x89PNG"]}])
     with pytest.raises(ollama.ResponseError, match="does not support thinking"):
         client.generate("tiny", "hello", think="high")
-    with pytest.raises(ollama.ResponseError, match="this server's models") as caught:
+    with pytest.raises(ollama.ResponseError, match="not removable") as caught:
         client.delete("tiny")
-    assert caught.value.status_code == 501
+    assert caught.value.status_code == 400
     with Client(host=guarded.base_url) as keyless, pytest.raises(ollama.ResponseError, match="Invalid API Key"):
         keyless.list()
 
