@@ -22,7 +22,12 @@
 `transport.handlers` gives each class its status and llama-server's ``type``.
 """
 
-_SHOWN_CHARS = 100  # of a client's own words in a message
+_SHOWN_CHARS = 100
+
+
+def short(words: str) -> str:
+    """A client's own words as a message repeats them."""
+    return words if len(words) <= _SHOWN_CHARS else words[:_SHOWN_CHARS] + "…"
 
 
 class LlamapoolError(Exception):
@@ -73,8 +78,7 @@ class ModelNotFound(NotFound):
     """No model of that id or alias; the message lists the known ones."""
 
     def __init__(self, name: str, known: list[str]) -> None:
-        shown = name if len(name) <= _SHOWN_CHARS else name[:_SHOWN_CHARS] + "…"
-        super().__init__(f"model '{shown}' not found; known models: {', '.join(sorted(known)) or 'none'}")
+        super().__init__(f"model '{short(name)}' not found; known models: {', '.join(sorted(known)) or 'none'}")
         self.name = name
 
 

@@ -14,7 +14,7 @@ from server.errors import InternalError
 from server.vocab import Vocab
 
 if TYPE_CHECKING:  # llguidance takes its time to import
-    from server.constrain.grammar.constraint import MatcherConstraint
+    from server.constrain.grammar.matcher import MatcherConstraint
 
 MAX_SPACES = 8  # white-space tokens between the thoughts and the answer
 

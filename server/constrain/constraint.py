@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # llguidance takes its time to import
-    from server.constrain.grammar.constraint import MatcherConstraint
+    from server.constrain.grammar.matcher import MatcherConstraint
 
 
 class Constraint(Protocol):

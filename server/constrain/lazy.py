@@ -14,8 +14,8 @@ from server.vocab import Vocab
 
 if TYPE_CHECKING:  # llguidance takes its time to import
     from server.constrain.grammar.compiler import GrammarCompiler
-    from server.constrain.grammar.constraint import MatcherConstraint
-    from server.constrain.grammar.lazy import Triggers
+    from server.constrain.grammar.from_trigger import Triggers
+    from server.constrain.grammar.matcher import MatcherConstraint
 
 TOKEN, WORD = 0, 1
 _FIELD = "grammar_triggers"
@@ -63,7 +63,7 @@ class Lazy:
             raise _refused("Error: no triggers set for lazy grammar!")
         if constraint is None:
             return None
-        from server.constrain.grammar.lazy import LazyGrammar
+        from server.constrain.grammar.from_trigger import LazyGrammar
 
         lazy = LazyGrammar(constraint, _triggers(shown, vocab, grammar))
         for trigger in shown:
@@ -85,7 +85,7 @@ def _refused(reason: str) -> InvalidRequest:
 
 
 def _triggers(shown: list[dict[str, Any]], vocab: Vocab, grammar: "GrammarCompiler") -> "Triggers":
-    from server.constrain.grammar.lazy import Triggers
+    from server.constrain.grammar.from_trigger import Triggers
 
     words = tuple(trigger["value"].encode() for trigger in shown if trigger["type"] == WORD)
     tokens = frozenset(trigger["token"] for trigger in shown if trigger["type"] == TOKEN)

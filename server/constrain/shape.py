@@ -7,7 +7,7 @@ from server.errors import InvalidRequest
 
 if TYPE_CHECKING:  # llguidance takes its time to import
     from server.constrain.grammar.compiler import GrammarCompiler
-    from server.constrain.grammar.constraint import MatcherConstraint
+    from server.constrain.grammar.matcher import MatcherConstraint
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _COMPILERS_NAME = "json_schema"

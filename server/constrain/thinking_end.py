@@ -13,7 +13,7 @@ from server.constrain.constraint import Constraint
 from server.vocab import Vocab
 
 if TYPE_CHECKING:  # llguidance takes its time to import
-    from server.constrain.grammar.constraint import MatcherConstraint
+    from server.constrain.grammar.matcher import MatcherConstraint
 
 UNLIMITED = -1
 

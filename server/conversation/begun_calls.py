@@ -7,9 +7,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.constrain.grammar.constraint import MatcherConstraint
 from server.constrain.grammar.limits import MAX_CALLS_CHARS
 from server.constrain.grammar.markers import Markers
+from server.constrain.grammar.matcher import MatcherConstraint
 from server.constrain.grammar.triggered import Begun, Rules, Triggered
 from server.conversation.form import Tools
 from server.conversation.speech import Function, Speech

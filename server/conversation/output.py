@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from server.constrain.after_thinking import AfterThinking, Framing
 from server.constrain.constraint import Constraint
-from server.constrain.grammar.constraint import MatcherConstraint
 from server.constrain.grammar.limits import MAX_CALLS_CHARS
+from server.constrain.grammar.matcher import MatcherConstraint
 from server.constrain.grammar.triggered import Triggered
 from server.constrain.lazy import compiled, preserved
 from server.constrain.thinking_end import UNLIMITED, ReasoningSwitch

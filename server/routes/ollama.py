@@ -8,7 +8,7 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.errors import DownloadFailed, InvalidRequest, LlamapoolError, NotSupported
+from server.errors import DownloadFailed, InvalidRequest, LlamapoolError, NotSupported, short
 from server.pool.events import Subscription
 from server.pool.names import LATEST
 from server.pool.pool import Pool
@@ -34,7 +34,6 @@ from server.wire.warnings import as_header
 router = APIRouter(prefix="/api", tags=["ollama"])
 
 _WORDS = StreamWords(error_line, media_type=NDJSON_TYPE)
-_SHOWN_CHARS = 100  # of a client's own words in a message
 VERSION = "0.24.0"
 """The Ollama whose API this is; its clients ask before they use what is new."""
 
@@ -214,7 +213,7 @@ async def manage(request: Request) -> Response:
 @router.get("/blobs/{digest}")
 async def blobs(digest: str) -> Response:
     """Refused, as what would be made of them is."""
-    raise _only_ollamas(f"blobs/{digest[:_SHOWN_CHARS]}")
+    raise _only_ollamas(f"blobs/{short(digest)}")
 
 
 def _only_ollamas(what: str) -> NotSupported:

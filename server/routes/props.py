@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from server.errors import InvalidRequest, NotSupported
+from server.errors import InvalidRequest, NotSupported, short
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.models import memory_object
 from server.routes.services import Services, services, wants_load
@@ -18,7 +18,6 @@ from server.wire.native.settings import generation_settings
 router = APIRouter(tags=["models"])
 
 MEDIA_MARKER = "<__media__>"
-_SHOWN_CHARS = 100  # of a client's own words in a message
 
 
 @router.get("/props")
@@ -54,7 +53,7 @@ async def change_props(request: Request) -> Response:
             raise InvalidRequest("model: must be a string", "model")
         used.pool.resolve(name)
     for field in wanted:
-        raise InvalidRequest(f"{field[:_SHOWN_CHARS]}: is not a property that can be changed", field[:_SHOWN_CHARS])
+        raise InvalidRequest(f"{short(field)}: is not a property that can be changed", short(field))
     return json_reply({"success": True})
 
 

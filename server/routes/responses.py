@@ -5,24 +5,25 @@ from typing import Any, cast
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.errors import InvalidRequest, NotFound
+from server.errors import InvalidRequest, NotFound, short
 from server.pool.model import LoadedModel
 from server.routes.generate import StreamWords, compute, reply, stream
 from server.routes.services import services
 from server.transport.auth import client_name
 from server.transport.body import read_as
-from server.transport.event_socket import CONNECTION_RESPONSES
+from server.transport.event_socket import CONNECTION
 from server.transport.reply import json_reply
 from server.wire.common import Json
 from server.wire.generation import Generation
 from server.wire.responses.generation import response_generation, response_input_tokens
 from server.wire.responses.read import ResponseAsked, read_response
-from server.wire.responses.store import ClientResponses
+from server.wire.responses.store import ClientResponses, ResponseStore
 from server.wire.responses.write import EARLY_PING, ResponseStream, failed_early
 from server.wire.warnings import warning_headers
 
 router = APIRouter(tags=["responses"])
-_SHOWN_CHARS = 80
+OWN_RESPONSES, OWN_BYTES = 32, 16 * 1024 * 1024
+"""Of one WebSocket, for those that are not stored."""
 
 
 @router.post("/v1/responses")
@@ -91,8 +92,10 @@ async def delete_response(request: Request, response_id: str) -> Response:
 def _stored(request: Request) -> ClientResponses:
     headers = dict(request.scope["headers"])
     owner = client_name(headers.get(b"authorization"), headers.get(b"x-api-key"))
-    return services(request).responses.of(owner, request.scope.get(CONNECTION_RESPONSES))
+    kept: dict[str, Any] | None = request.scope.get(CONNECTION)
+    own = None if kept is None else kept.setdefault("responses", ResponseStore(OWN_RESPONSES, OWN_BYTES))
+    return services(request).responses.of(owner, own)
 
 
 def _not_found(response_id: str) -> NotFound:
-    return NotFound(f"Response with id '{response_id[:_SHOWN_CHARS]}' not found.")
+    return NotFound(f"Response with id '{short(response_id)}' not found.")

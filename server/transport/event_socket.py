@@ -12,15 +12,11 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.wire.responses.store import ResponseStore
-
-CONNECTION_RESPONSES = "llamapool.connection_responses"
-"""A key in the ASGI scope of a request that came over a WebSocket: the responses that only its connection knows."""
+CONNECTION = "llamapool.connection"
+"""A key in the ASGI scope of a request that came over a WebSocket: what endpoints keep for its connection, a dict."""
 PATHS = ("/v1/responses", "/responses")
 MAX_WAITING = 32
 """Messages of one connection that wait for those before them."""
-MAX_RESPONSES = 32
-MAX_BYTES = 16 * 1024 * 1024
 _TOO_MUCH = 1008  # RFC 6455, 7.4.1: a policy is violated
 _OWN_HEADERS = (b"connection", b"upgrade", b"content-length", b"content-type", b"accept-encoding")
 
@@ -35,7 +31,7 @@ class EventSocket:
         self._send = send
         self._waiting: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self._gone = asyncio.Event()
-        self._responses = ResponseStore(MAX_RESPONSES, MAX_BYTES)
+        self._kept: dict[str, Any] = {}
 
     async def serve(self) -> None:
         """Accept, and answer until the client goes."""
@@ -79,7 +75,7 @@ class EventSocket:
         kept = {key: value for key, value in self._scope.items() if key not in ("subprotocols", "extensions")}
         scheme = "https" if self._scope.get("scheme") == "wss" else "http"
         own = {"type": "http", "method": "POST", "scheme": scheme, "http_version": "1.1", "headers": headers}
-        return {**kept, **own, CONNECTION_RESPONSES: self._responses}
+        return {**kept, **own, CONNECTION: self._kept}
 
     async def _fail(self, status: int, message: str, param: str | None = None) -> None:
         error = {"code": status, "message": message, "type": "invalid_request_error", "param": param}

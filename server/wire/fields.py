@@ -13,14 +13,13 @@ import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, short
 
 INT32_MAX = 2**31 - 1
 MAX_MAGNITUDE = 1e6
 """Largest absolute value of a sampling number: far past any use, far from float32's overflow."""
 MAX_MESSAGES = 16384
 """Of one conversation, in every wire format."""
-_SHOWN_CHARS = 60
 _WANTED = {  # pydantic's word for a wrong type: nlohmann::json's for the one that is wanted
     "int_type": "number",
     "float_type": "number",
@@ -59,7 +58,7 @@ def within(low: N, high: N) -> Callable[[N], N]:
 def out_of_range(low: float, high: float, value: float) -> str:
     """llama-server's words for a value past a hard limit."""
     shown = [f"{number:.6f}" if isinstance(low, float) else str(number) for number in (low, high, value)]
-    return f"Value must be between {shown[0]} <= value <= {shown[1]}, but got {shown[2][:_SHOWN_CHARS]}"
+    return f"Value must be between {shown[0]} <= value <= {shown[1]}, but got {short(shown[2])}"
 
 
 Whole = Annotated[int, BeforeValidator(_whole_number)]
@@ -127,18 +126,13 @@ def _reason(kind: str, message: str, value: object) -> str:
     if kind == "missing":
         return "is required"
     if kind == "int_type" and isinstance(value, float):
-        return f"must be a whole number, got {_shown(value)}"
+        return f"must be a whole number, got {short(repr(value))}"
     if kind in _WANTED:
         return f"type must be {_WANTED[kind]}, but is {json_type(value)}"
     if kind == "value_error":
         return message.removeprefix("Value error, ")
-    shown = "" if isinstance(value, dict | list) else f", got {_shown(value)}"
+    shown = "" if isinstance(value, dict | list) else f", got {short(repr(value))}"
     return message.replace("Input should be", "must be") + shown
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 
 
 def json_type(value: object) -> str:

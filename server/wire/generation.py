@@ -30,16 +30,6 @@ MAX_CLOSING_CHARS = 4096
 MAX_ALTERNATIVES = 400_000
 """Most in one reply with more than `FEW_PROBS` per token: about 40 MB."""
 
-WITHOUT_EFFECT = (
-    # llama-server's: where sampling happens, native replies and debugging
-    *("backend_sampling", "response_fields"),
-    "chat_format",
-    # OpenAI's: accounting and routing at OpenAI, hints
-    *("metadata", "store", "service_tier", "prompt_cache_key"),
-    *("prompt_cache_retention", "prediction", "verbosity"),
-)
-"""Fields that clients send, and that may be ignored since no reply would be another one."""
-
 Limit = CountOrAll
 Priority = Annotated[Whole, AfterValidator(within(-(2**31), 2**31 - 1))]
 """vLLM's ``priority``: lower is served earlier."""
@@ -52,7 +42,10 @@ class StreamOptions(Body):
 
 
 class GenerationFields(SamplingFields, ConstraintFields):
-    """Fields of every wire format that generates (llama.cpp tools/server/server-schema.cpp, make_llama_cmpl_schema)."""
+    """Fields of every wire format that generates (llama.cpp tools/server/server-schema.cpp, make_llama_cmpl_schema).
+
+    Not among them are those that change no reply: where sampling happens, hints, accounting and routing at OpenAI.
+    """
 
     model: str | None = None
     stream: bool | None = None

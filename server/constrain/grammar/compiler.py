@@ -9,13 +9,13 @@ from typing import TypeVar, cast
 import llguidance
 
 from server.constrain.grammar.cache import Cache
-from server.constrain.grammar.constraint import MatcherConstraint, first_line
 from server.constrain.grammar.gbnf import parse_gbnf
 from server.constrain.grammar.gbnf_lark import to_lark
 from server.constrain.grammar.json_schema import ANY_OBJECT, grammar_text, unsupported, written
 from server.constrain.grammar.lark import checked_lark, literal
 from server.constrain.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
 from server.constrain.grammar.markers import MarkerIndex, Markers
+from server.constrain.grammar.matcher import MatcherConstraint, first_line
 from server.constrain.grammar.panics import contained
 from server.constrain.grammar.tokens import TokenBytes, build_tokenizer, end_tokens
 from server.constrain.grammar.unique_items import ItemEnds, UniqueItems

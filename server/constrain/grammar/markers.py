@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from server.constrain.grammar.constraint import MatcherConstraint
+from server.constrain.grammar.matcher import MatcherConstraint
 from server.constrain.grammar.tokens import TokenBytes
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import llguidance
 import numpy as np
 
-from server.constrain.grammar.constraint import MatcherConstraint
+from server.constrain.grammar.matcher import MatcherConstraint
 from server.constrain.grammar.panics import contained
 from server.errors import InvalidRequest
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from server.constrain.grammar.constraint import MatcherConstraint
 from server.constrain.grammar.markers import Markers
+from server.constrain.grammar.matcher import MatcherConstraint
 
 Thoughts: TypeAlias = tuple[bytes, tuple[bytes, ...]]
 """What opens thoughts, and what ends them."""

@@ -8,7 +8,7 @@ with an error, for the output can't be taken back.
 import numpy as np
 from numpy.typing import NDArray
 
-from server.constrain.grammar.constraint import MatcherConstraint
+from server.constrain.grammar.matcher import MatcherConstraint
 from server.constrain.grammar.tokens import TokenBytes
 from server.constrain.grammar.unique_cursor import Cursor
 from server.constrain.grammar.unique_places import UniquePlaces

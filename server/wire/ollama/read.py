@@ -15,7 +15,7 @@ from server.constrain.shape import ANY_OBJECT, Shape
 from server.conversation.form import Conversation, Message, Thinking, refuse_unseen
 from server.conversation.prepare import Prepared, prepare
 from server.engine.request import Request
-from server.errors import InvalidRequest, NotSupported
+from server.errors import InvalidRequest, NotSupported, short
 from server.formats.reading import PlainParser
 from server.pool.model import LoadedModel
 from server.wire.common import random_id
@@ -36,8 +36,6 @@ from server.wire.ollama.messages import content_of, read_functions, read_message
 from server.wire.ollama.models import can_think
 from server.wire.ollama.write import Ending, OllamaReply, OllamaStream, Reply
 from server.wire.sampling import SamplingFields
-
-_SHOWN_CHARS = 40
 
 
 class Options(SamplingFields):
@@ -164,8 +162,9 @@ def _shape(given: object) -> Shape | None:
     if given == "json":
         return Shape("schema", ANY_OBJECT, "format")
     if not isinstance(given, dict):
-        shown = repr(given)[:_SHOWN_CHARS]
-        raise InvalidRequest(f'format: must be "json" or a valid JSON Schema object, not {shown}', "format")
+        raise InvalidRequest(
+            f'format: must be "json" or a valid JSON Schema object, not {short(repr(given))}', "format"
+        )
     return Shape("schema", given or ANY_OBJECT, "format")
 
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable
 
 from server.constrain.grammar.compiler import GrammarCompiler
-from server.constrain.grammar.constraint import MatcherConstraint
+from server.constrain.grammar.matcher import MatcherConstraint
 from tests.fakes import FakeVocab
 
 BYTES = GrammarCompiler(FakeVocab())

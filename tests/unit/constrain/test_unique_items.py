@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from server.constrain.grammar.constraint import MatcherConstraint
+from server.constrain.grammar.matcher import MatcherConstraint
 from server.errors import InvalidRequest
 from tests.unit.constrain.builders import BYTES, WORDS, WordVocab, allowed, matches, walk
 

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from server import formats
-from server.constrain.grammar.constraint import MatcherConstraint
+from server.constrain.grammar.matcher import MatcherConstraint
 from server.conversation.speech import speech_of
 from server.formats.call_form import Arguments, Braces, Elements
 from tests.unit.constrain.builders import WORDS, WordVocab, allowed

@@ -6,7 +6,7 @@ from server.engine.lora import Adapter
 from server.engine.request import Request
 from server.errors import InvalidRequest
 from server.wire.fields import parse
-from server.wire.generation import WITHOUT_EFFECT, GenerationFields, engine_request
+from server.wire.generation import GenerationFields, engine_request
 from tests.unit.wire.builders import make_model
 
 
@@ -159,6 +159,17 @@ def test_the_rest_of_the_fields_reaches_the_engine() -> None:
 
 def test_progress_is_only_for_streams() -> None:
     assert not request(return_progress=True).return_progress
+
+
+WITHOUT_EFFECT = (
+    # llama-server's: where sampling happens, native replies and debugging
+    *("backend_sampling", "response_fields"),
+    "chat_format",
+    # OpenAI's: accounting and routing at OpenAI, hints
+    *("metadata", "store", "service_tier", "prompt_cache_key"),
+    *("prompt_cache_retention", "prediction", "verbosity"),
+)
+"""Fields that clients send, and that may be ignored since no reply would be another one."""
 
 
 def test_fields_without_effect_are_taken_whatever_they_hold() -> None:

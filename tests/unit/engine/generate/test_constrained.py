@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from server.constrain.grammar.constraint import MatcherConstraint
 from server.constrain.grammar.masks import Masks
+from server.constrain.grammar.matcher import MatcherConstraint
 from server.engine.request import Request, SamplingParams
 from server.errors import InvalidRequest
 from tests.fakes import FakeRunner

@@ -6,8 +6,8 @@ grammar would refuse behind a trigger is not sampled, instead of failing the req
 
 from dataclasses import dataclass
 
-from server.constrain.grammar.constraint import MatcherConstraint
 from server.constrain.grammar.markers import Markers
+from server.constrain.grammar.matcher import MatcherConstraint
 
 
 @dataclass(frozen=True, slots=True)
