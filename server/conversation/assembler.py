@@ -8,9 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-import orjson
-import pydantic_core
-
 from server.conversation.form import Call, Message
 from server.conversation.speech import OutputParser
 from server.engine.request import Finished, FinishReason, Text, TokenLogprob
@@ -152,24 +149,3 @@ class Assembler:
             return self.items[-1], False
         self.items.append(Item(kind))
         return self.items[-1], True
-
-
-def whole_members(text: str) -> bytes:
-    """A call's arguments as the JSON object that they are; of a text that was cut off, its whole members.
-
-    What is no object is the member ``arguments`` of one, as templates get it (`templates.adaptation`).
-    """
-    if not text.strip():
-        return b"{}"
-    try:
-        value = orjson.loads(text)
-        return text.encode() if isinstance(value, dict) else b'{"arguments":%b}' % text.encode()
-    except orjson.JSONDecodeError:
-        pass
-    try:
-        members = pydantic_core.from_json(text, allow_partial=True)
-    except ValueError:
-        members = None
-    if isinstance(members, dict):
-        return pydantic_core.to_json(members, inf_nan_mode="null")
-    return b'{"arguments":%b}' % orjson.dumps(text)

@@ -12,7 +12,6 @@ llama.cpp's forms (common/chat.cpp: `messages_inp_normalizer`, `workaround`):
 Thoughts of earlier turns are the template's own affair: most leave them out, and their models are trained so.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +19,7 @@ from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
-import pydantic_core
-
+from server.formats.arguments import object_of
 from server.templates.capabilities import EFFORTS, Capabilities
 
 Message = Mapping[str, Any]
@@ -96,15 +94,6 @@ def joined(contents: Iterable[Any], joint: str = _JOINT) -> Any:
 def result_as_text(result: Message, name: str) -> dict[str, Any]:
     """The result of a call of that function, as the user would tell it."""
     return {"role": "user", "content": joined((f"Result of {name}:", result.get("content")))}
-
-
-def whole_arguments(text: str) -> str:
-    """The arguments of a call as JSON of an object: as they are, or what was written of them."""
-    try:
-        is_object = isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    return text if is_object else json.dumps(_object(text), ensure_ascii=False)
 
 
 def _message(given: Message, caps: Capabilities) -> dict[str, Any]:
@@ -303,33 +292,8 @@ def _with_arguments(call: Mapping[str, Any], caps: Capabilities) -> dict[str, An
     function = call["function"]
     arguments = function.get("arguments")
     if caps.object_arguments and isinstance(arguments, str):
-        return {**call, "function": {**function, "arguments": _object(arguments)}}
+        return {**call, "function": {**function, "arguments": object_of(arguments)}}
     return dict(call)
-
-
-def _object(text: str) -> dict[str, Any]:
-    """The arguments of a call, as far as they were written; what is no object becomes the member ``arguments``."""
-    if not text.strip():
-        return {}
-    value: Any
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        goes_on = error.msg in ("Extra data", "Expecting ',' delimiter") and text[error.pos :].strip()
-        value = text if goes_on else _closed(text)
-    except (ValueError, RecursionError):  # a number of thousands of digits; too deep
-        value = _closed(text)
-    if value is None:
-        return {}
-    return value if isinstance(value, dict) else {"arguments": value}
-
-
-def _closed(text: str) -> Any:
-    """What JSON that was cut off has begun; the text itself when its end is not what it lacks."""
-    try:
-        return pydantic_core.from_json(text, allow_partial="trailing-strings")
-    except ValueError:
-        return text
 
 
 def _in_turn(messages: _Messages, caps: Capabilities, *, tools: bool) -> _Messages:

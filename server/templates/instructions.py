@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from server.formats.arguments import object_text
 from server.formats.call_form import CallForm
 from server.formats.written import calls_text
-from server.templates.adaptation import joined, result_as_text, whole_arguments
+from server.templates.adaptation import joined, result_as_text
 
 Message = Mapping[str, Any]
 
@@ -53,7 +54,7 @@ def calls_as_text(messages: Sequence[Message], form: CallForm, *, results: bool 
         said = []
         if message.get("tool_calls"):
             called = [call["function"] for call in message["tool_calls"]]
-            functions = [(each["name"], whole_arguments(each["arguments"])) for each in called]
+            functions = [(each["name"], object_text(each["arguments"])) for each in called]
             names |= {call.get("id", ""): call["function"]["name"] for call in message["tool_calls"]}
             plain = {key: value for key, value in message.items() if key != "tool_calls"}
             told.append(_with_text(plain, calls_text(form, functions)))

@@ -15,8 +15,9 @@ message is not repeated.
 
 import orjson
 
-from server.conversation.assembler import Assembler, Delta, Item, Kind, NewParser, whole_members
+from server.conversation.assembler import Assembler, Delta, Item, Kind, NewParser
 from server.engine.request import Event, Finished, FinishReason, Started, Text
+from server.formats.arguments import object_text
 from server.wire.common import Header, Json, typed_event
 
 PING = typed_event({"type": "ping"})
@@ -57,7 +58,7 @@ class MessageReply:
             return {"type": "text", "text": item.text}
         if item.kind is Kind.THOUGHTS:
             return {"type": "thinking", "thinking": item.text if self._show_thoughts else "", "signature": ""}
-        members = orjson.Fragment(whole_members(item.text))
+        members = orjson.Fragment(object_text(item.text, whole=True))
         return {"type": "tool_use", "id": item.id, "name": item.name, "input": members}
 
 
@@ -135,7 +136,7 @@ class MessageStream:
         if item.kind is Kind.THOUGHTS:  # Anthropic signs them; clients wait for a signature before the block's end
             rest = [self._delta(b"signature_delta", b"signature", "")]
         elif _is_odd(item):
-            rest = [self._delta(*_KEYS[item.kind], whole_members(item.text).decode())]
+            rest = [self._delta(*_KEYS[item.kind], object_text(item.text, whole=True))]
         return [*rest, typed_event({"type": "content_block_stop", "index": self._index})]
 
     def _delta(self, kind: bytes, key: bytes, text: str) -> bytes:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 import orjson
 
-from server.conversation.assembler import Assembler, Delta, Item, Kind, NewParser, whole_members
+from server.conversation.assembler import Assembler, Delta, Item, Kind, NewParser
 from server.engine.request import Event, Finished, FinishReason, Text, TokenLogprob
+from server.formats.arguments import object_text
 from server.wire.common import Json, probabilities
 from server.wire.ollama.models import timestamp
 
@@ -111,7 +112,7 @@ class _Lines:
         call, self._open = self._open, None
         if call is None:
             return []
-        arguments = orjson.Fragment(whole_members(call.text))
+        arguments = orjson.Fragment(object_text(call.text, whole=True))
         function = {"index": call.index, "name": call.name, "arguments": arguments}
         return [self._reply.line(tool_calls=[{"id": call.id, "function": function}])]
 

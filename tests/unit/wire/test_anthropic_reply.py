@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 import pytest
 
-from server.conversation.assembler import whole_members
 from server.engine.request import Event, FinishReason
+from server.formats.arguments import object_text
 from server.formats.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.common import Header
 from server.wire.messages.messages import read_conversation
@@ -227,12 +227,14 @@ def test_thoughts_that_are_not_to_be_shown_leave_an_empty_block():
         ('{"n": 1e400, ', b'{"n":null}'),
         ('{"a" 1}', b'{"arguments":"{\\"a\\" 1}"}'),
         ("[1]", b'{"arguments":[1]}'),
-        ("[1", b'{"arguments":"[1"}'),
+        ("[1", b'{"arguments":[1]}'),
+        ("null", b"{}"),
+        ('{"a": NaN}', b'{"a":null}'),
         ("[" * 5000, b'{"arguments":"%b"}' % (b"[" * 5000)),
     ],
 )
 def test_arguments_are_read_as_they_were_written_or_up_to_where_they_were_cut_off(written: str, read: bytes):
-    assert whole_members(written) == read
+    assert object_text(written, whole=True).encode() == read
 
 
 def test_arguments_deeper_than_json_writers_go_are_passed_on():
