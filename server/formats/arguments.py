@@ -33,17 +33,20 @@ def object_text(text: str, *, whole: bool = False) -> str:
     try:
         if isinstance(orjson.loads(text), dict):
             return text
-    except orjson.JSONDecodeError:
+    except (ValueError, TypeError):  # the latter for lone surrogates
         pass
     made = object_of(text, whole=whole)
     if not whole:  # for prompts: what JSON has no number for stays as it was written
         return json.dumps(made, ensure_ascii=False)
-    return pydantic_core.to_json(made, inf_nan_mode="null").decode()
+    try:
+        return pydantic_core.to_json(made, inf_nan_mode="null").decode()
+    except ValueError:  # too deep, or half a character
+        return json.dumps({"arguments": text})
 
 
 def _closed(text: str, whole: bool) -> Any:
     """What JSON that was cut off has begun; the text itself when its end is not what it lacks."""
     try:
         return pydantic_core.from_json(text, allow_partial=True if whole else "trailing-strings")
-    except ValueError:
+    except (ValueError, TypeError):
         return text

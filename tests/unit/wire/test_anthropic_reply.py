@@ -229,6 +229,8 @@ def test_thoughts_that_are_not_to_be_shown_leave_an_empty_block():
         ("[1]", b'{"arguments":[1]}'),
         ("[1", b'{"arguments":[1]}'),
         ("null", b"{}"),
+        ('{"a": "\\ud800"}', b'{"arguments": "{\\"a\\": \\"\\\\ud800\\"}"}'),
+        ("[" * 500 + "]" * 500, b'{"arguments": "%b"}' % (b"[" * 500 + b"]" * 500)),
         ('{"a": NaN}', b'{"a":null}'),
         ("[" * 5000, b'{"arguments":"%b"}' % (b"[" * 5000)),
     ],
