@@ -1,1 +1,140 @@
-document.getElementById("page").textContent = "Llamapool";
+// The frame: views, the choice of a model, the key, and what is said when the server is away.
+import { address, apiKey, connection, json, keyWanted, useKey } from "./lib/api.js";
+import { classes, html, render, signal, useEffect, useRef, useState } from "./lib/dom.js";
+import { Icon, IconButton } from "./lib/icons.js";
+import { follow } from "./lib/models.js";
+import { link, place } from "./lib/router.js";
+import { language, speak, t } from "./lib/texts.js";
+import { ChatView } from "./views/chat/view.js";
+
+/** @type {[name: any, load: () => Promise<any>][]} */
+const VIEWS = [
+  ["chat", async () => ChatView],
+];
+
+const THEME = "llamapool.theme";
+const theme = signal(localStorage.getItem(THEME) ?? "");
+theme.subscribe((name) => {
+  if (name) document.documentElement.dataset.theme = name;
+  else delete document.documentElement.dataset.theme;
+});
+
+function toggleTheme() {
+  const dark = theme.value ? theme.value === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  theme.value = dark ? "light" : "dark";
+  localStorage.setItem(THEME, theme.value);
+}
+
+/** What the views are made of, as far as they were opened. */
+const loaded = signal(/** @type {Record<string, any>} */ ({ chat: ChatView }));
+
+const Frame = () => {
+  const { view } = place.value;
+  const known = VIEWS.find(([name]) => name === view) ?? VIEWS[0];
+  const Shown = loaded.value[known[0]];
+  useEffect(() => {
+    document.title = `${t(known[0])} · Llamapool`;
+    if (!loaded.value[known[0]]) {
+      known[1]().then(
+        (made) => (loaded.value = { ...loaded.value, [known[0]]: made }),
+        () => (outdated.value = true),
+      );
+    }
+  }, [known[0], language.value]);
+  return html`
+    <a class="skip" href="#main" onClick=${toMain}>${t("skip")}</a>
+    <nav class="views" aria-label=${t("views")}>
+      <a class="brand" href=${link("chat")} aria-label="Llamapool"><img src="favicon.svg" alt="" width="28" height="28" /></a>
+      <ul>
+        ${VIEWS.map(
+          ([name]) => html`<li>
+            <a href=${link(name)} aria-current=${name === known[0] ? "page" : undefined}>
+              <${Icon} name=${name} /><span>${t(name)}</span>
+            </a>
+          </li>`,
+        )}
+      </ul>
+      <div class="views-foot">
+        <button type="button" class="language" onClick=${() => speak(language.value === "de" ? "en" : "de")}
+          lang=${language.value === "de" ? "en" : "de"}>${t("language")}</button>
+        ${apiKey.value && html`<${IconButton} icon="key" label=${t("keyForget")} onClick=${() => (keyWanted.value = true)} />`}
+        <${IconButton} icon="theme" label=${t("theme")} onClick=${toggleTheme} />
+      </div>
+    </nav>
+    <main id="main" class=${classes("view", `view-${known[0]}`)} tabindex="-1">
+      <${Notices} />
+      ${Shown ? html`<${Shown} />` : html`<p class="quiet" role="status">…</p>`}
+    </main>
+    ${keyWanted.value && html`<${KeyDialog} />`}
+  `;
+};
+
+/** @param {Event} event */
+function toMain(event) {
+  event.preventDefault();
+  document.getElementById("main")?.focus();
+}
+
+/** Whether the server's page is another one than this. */
+const outdated = signal(false);
+
+const Notices = () => html`<div class="notices" role="status" aria-live="polite">
+  ${connection.value === "lost" && html`<p class="notice warn">${t("lost")}</p>`}
+  ${outdated.value &&
+  html`<p class="notice">${t("newVersion")} <button type="button" onClick=${() => location.reload()}>${t("reload")}</button></p>`}
+</div>`;
+
+const KeyDialog = () => {
+  const box = useRef(/** @type {HTMLDialogElement | null} */ (null));
+  const [key, setKey] = useState(apiKey.value);
+  useEffect(() => {
+    box.current?.showModal();
+  }, []);
+  /** @param {Event} event */
+  const use = (event) => {
+    event.preventDefault();
+    useKey(key.trim());
+    restart();
+  };
+  return html`<dialog ref=${box} class="key" aria-labelledby="key-title" onClose=${() => (keyWanted.value = false)}>
+    <form onSubmit=${use}>
+      <h2 id="key-title">${t("keyTitle")}</h2>
+      ${apiKey.value && html`<p class="wrong">${t("keyWrong")}</p>`}
+      <label>${t("keyLabel")}
+        <input type="password" autocomplete="current-password" value=${key}
+          onInput=${(/** @type {any} */ event) => setKey(event.target.value)} />
+      </label>
+      <p class="quiet">${t("keyAbout")}</p>
+      <div class="row end"><button type="submit" class="strong">${t("keyUse")}</button></div>
+    </form>
+  </dialog>`;
+};
+
+let following = new AbortController();
+
+/** Follow the models anew, as with another key. */
+function restart() {
+  following.abort();
+  following = new AbortController();
+  void follow(following.signal);
+}
+
+/** The version in this page's own address. */
+const OWN = new URL(import.meta.url).pathname.split("/").at(-3);
+
+connection.subscribe((state) => {
+  if (state !== "ok") return;
+  fetch(address("_app/version.json"))
+    .then((reply) => reply.json())
+    .then(({ version }) => (outdated.value = version !== OWN))
+    .catch(() => {});
+});
+
+/** While the server is away, look for it. */
+setInterval(() => {
+  if (connection.value === "lost") json("health").catch(() => {});
+}, 3000);
+
+const root = document.getElementById("page");
+if (root) render(html`<${Frame} />`, root);
+restart();

@@ -1,0 +1,201 @@
+"""Puts the page's third-party modules into server/page/static/vendor: `python extras/page/vendor.py`, with npm.
+
+Every package is pinned by its version and by npm's integrity hash, and taken as it is published, but for this: names of
+packages become relative addresses, scripts that are no modules get an ``export``, pointers to source maps go. The
+licences lie beside them; ``vendor.json`` lists packages, licences and the SHA-256 of every file, which a test compares.
+Running this again changes nothing unless `PACKAGES` has changed.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+VENDOR = Path(__file__).resolve().parents[2] / "server" / "page" / "static" / "vendor"
+LIST = VENDOR / "vendor.json"
+_SOURCE_MAP = re.compile(rb"\s*//# sourceMappingURL=\S+\s*$")
+
+Change = Callable[[bytes], bytes]
+
+
+def imports(**names: str) -> Change:
+    """Import these packages (``/`` written as ``__``, ``@`` as ``_at_``) from beside."""
+
+    def change(body: bytes) -> bytes:
+        for name, file in names.items():
+            package = name.replace("_at_", "@").replace("__", "/").replace("_", "-")
+            for quote in ('"', "'"):
+                body = body.replace(f"from{quote}{package}{quote}".encode(), f'from"./{file}"'.encode())
+        assert not re.search(rb'from["\'](?!\./)', body), "an import is left that no browser can follow"
+        return body
+
+    return change
+
+
+def script(name: str) -> Change:
+    """Export a global of a classic script."""
+    return lambda body: body + f"\nexport default {name};\n".encode()
+
+
+def universal(body: bytes) -> bytes:
+    """Export what a UMD script gives CommonJS."""
+    head, tail = b"const module={exports:{}},exports=module.exports;\n", b"\nexport default module.exports;\n"
+    return head + body + tail
+
+
+def woff2_only(body: bytes) -> bytes:
+    """KaTeX's styles without the older forms of its fonts."""
+    return re.sub(rb",url\([^)]+\.(?:woff|ttf)\) format\(\"(?:woff|truetype)\"\)", b"", body)
+
+
+def same(body: bytes) -> bytes:
+    """Unchanged."""
+    return body
+
+
+@dataclass(frozen=True)
+class Package:
+    """``files``: their names in the package, then in ``vendor/``, and what is changed in them."""
+
+    name: str
+    version: str
+    license: str
+    integrity: str
+    files: Mapping[str, tuple[str, Change]]
+    fonts: str = ""  # a folder whose woff2 files come, too
+
+
+PREACT, HOOKS, CORE = "preact.js", "preact-hooks.js", "signals-core.js"
+PACKAGES = (
+    Package(
+        "preact",
+        "11.2.0",
+        "MIT",
+        "sha512-/HfHI/7N84e6GrWBJ3J280z3mLaRJiDcSvj/A+y/4AbLnND/1UlGHe1sR6oYuTGwId0nP7dqDU9OnLxMPZ7xBg==",
+        {"dist/preact.mjs": (PREACT, same), "hooks/dist/hooks.mjs": (HOOKS, imports(preact=PREACT))},
+    ),
+    Package(
+        "@preact/signals",
+        "2.11.4",
+        "MIT",
+        "sha512-Rb+5RPo9gWSaHtzJeauhHxiC8KP/IF2DEPkHPEOGOnuy2wnJzRqyeLRankUCYd6ADqtxS6GnWGv6Ie343d8aYw==",
+        {
+            "dist/signals.mjs": (
+                "signals.js",
+                imports(preact=PREACT, preact__hooks=HOOKS, _at_preact__signals_core=CORE),
+            )
+        },
+    ),
+    Package(
+        "@preact/signals-core",
+        "1.14.5",
+        "MIT",
+        "sha512-vcRv7Ityz5JVmeiVqIluLFzT/PDS/AlhHUpw3/aUWqcVUs6bDGIPXE/6RSC4evBNWYvnniozg5Syfj33al3gkg==",
+        {"dist/signals-core.mjs": (CORE, same)},
+    ),
+    Package(
+        "htm",
+        "3.1.1",
+        "Apache-2.0",
+        "sha512-983Vyg8NwUE7JkZ6NmOqpCZ+sh1bKv2iYTlUkzlWmA5JD2acKoxd4KVxbMmxX/85mtfdnDmTFoNKcg5DGAvxNQ==",
+        {"dist/htm.mjs": ("htm.js", same)},
+    ),
+    Package(
+        "uplot",
+        "1.6.32",
+        "MIT",
+        "sha512-KIMVnG68zvu5XXUbC4LQEPnhwOxBuLyW1AHtpm6IKTXImkbLgkMy+jabjLgSLMasNuGGzQm/ep3tOkyTxpiQIw==",
+        {"dist/uPlot.iife.min.js": ("uplot.js", script("uPlot")), "dist/uPlot.min.css": ("uplot.css", same)},
+    ),
+    Package(
+        "marked",
+        "18.2.1",
+        "MIT",
+        "sha512-ii4bxCTCqqwpT86XZWgJNs+ZnAIZksmLGYMViWA7PDIXYIeNo1x6cDdX3JOip9NM/cI6p8z57FxliACboTruMA==",
+        {"lib/marked.esm.js": ("marked.js", same)},
+    ),
+    Package(
+        "dompurify",
+        "3.4.18",
+        "(MPL-2.0 OR Apache-2.0)",
+        "sha512-ofe3wI/uNm68HInABYFJYqQxRw1EaKAjNdrFVKqjUY+UZurvNd2L/HuQe097s/4RivWiZyP6tT7aoT8atjfhwg==",
+        {"dist/purify.min.js": ("dompurify.js", universal)},
+    ),
+    Package(
+        "@highlightjs/cdn-assets",
+        "11.12.0",
+        "BSD-3-Clause",
+        "sha512-KvOKXODaiFmId9xaq3xc5xCL66wVLUuOngDbO9B/kewbFTqdGbn2nJxNhN3H5R1cgDTVj6R8vH0zgiNDEGjpDw==",
+        {"es/highlight.min.js": ("highlight.js", same)},
+    ),
+    Package(
+        "katex",
+        "0.19.1",
+        "MIT",
+        "sha512-jG8uKntjSEcm2EpQOh0XturpPuuC9r3Sq5HLHdsFdWZT27E672SF19QEi+of0/YeOy15lDgRhKvr5614uRrEfA==",
+        {"dist/katex.min.js": ("katex.js", universal), "dist/katex.min.css": ("katex.css", woff2_only)},
+        fonts="dist/fonts",
+    ),
+)
+
+
+def main() -> None:
+    """Download, check and write everything anew."""
+    listed = []
+    shutil.rmtree(VENDOR, ignore_errors=True)
+    VENDOR.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for package in PACKAGES:
+            files = written(package, unpacked(package, Path(folder)))
+            listed.append(
+                {
+                    "package": package.name,
+                    "version": package.version,
+                    "license": package.license,
+                    "integrity": package.integrity,
+                    "files": {name: hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() for name in files},
+                }
+            )
+    LIST.write_text(json.dumps(listed, indent=1) + "\n")
+
+
+def unpacked(package: Package, folder: Path) -> Path:
+    """The package's files. Exits where they are not those that are pinned."""
+    command = ["npm", "pack", "--silent", "--ignore-scripts", f"{package.name}@{package.version}"]
+    name = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.split()[-1]
+    archive = folder / name
+    found = "sha512-" + base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
+    if found != package.integrity:
+        sys.exit(f"{package.name} {package.version} is not what was pinned: {found}")
+    place = folder / name.removesuffix(".tgz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(place, filter="data")
+    return place / "package"
+
+
+def written(package: Package, source: Path) -> list[str]:
+    """Write what the page needs of a package: the files' names."""
+    bodies = {
+        name: _SOURCE_MAP.sub(b"\n", change((source / path).read_bytes()))
+        for path, (name, change) in package.files.items()
+    }
+    if package.fonts:
+        bodies |= {f"fonts/{font.name}": font.read_bytes() for font in (source / package.fonts).glob("*.woff2")}
+    plain = package.name.strip("@").replace("/", "-")
+    bodies[f"licenses/{plain}.txt"] = (source / "LICENSE").read_bytes()
+    for name, body in bodies.items():
+        (VENDOR / name).parent.mkdir(exist_ok=True)
+        (VENDOR / name).write_bytes(body)
+    return sorted(bodies)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+// The way to the server: addresses relative to the page, the API key, errors with their status, event streams.
+import { signal } from "./dom.js";
+
+const KEY = "llamapool.key";
+const ROOT = new URL(".", document.baseURI);
+
+/** Whether the server has refused the key, or asked for one. */
+export const keyWanted = signal(false);
+/** Whether the last request found a server: "ok", or "lost" until one does again. */
+export const connection = signal("ok");
+/** The API key, kept in this browser; "" = none. */
+export const apiKey = signal(localStorage.getItem(KEY) ?? "");
+
+/** @param {string} key */
+export function useKey(key) {
+  apiKey.value = key;
+  if (key) localStorage.setItem(KEY, key);
+  else localStorage.removeItem(KEY);
+  keyWanted.value = false;
+}
+
+/** What the server says instead of an answer. `status` 0: it can't be reached. */
+export class ApiError extends Error {
+  /** @param {number} status @param {string} message @param {string} [type] @param {number} [retryAfter] seconds */
+  constructor(status, message, type = "", retryAfter = 0) {
+    super(message);
+    this.status = status;
+    this.type = type;
+    this.retryAfter = retryAfter;
+  }
+}
+
+/** @param {string} path */
+export const address = (path) => new URL(path.replace(/^\//, ""), ROOT);
+
+/**
+ * A reply whose status is good.
+ * @param {string} path
+ * @param {{method?: string, body?: unknown, signal?: AbortSignal, headers?: Record<string, string>}} [options]
+ * @returns {Promise<Response>}
+ */
+export async function call(path, { method, body, signal, headers = {} } = {}) {
+  /** @type {Record<string, string>} */
+  const sent = { ...headers };
+  if (apiKey.value) sent.Authorization = `Bearer ${apiKey.value}`;
+  if (body !== undefined) sent["Content-Type"] = "application/json";
+  let reply;
+  try {
+    reply = await fetch(address(path), {
+      method: method ?? (body === undefined ? "GET" : "POST"),
+      headers: sent,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      signal,
+    });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    connection.value = "lost";
+    throw new ApiError(0, String(error));
+  }
+  connection.value = "ok";
+  if (reply.ok) return reply;
+  if (reply.status === 401) keyWanted.value = true;
+  throw await errorOf(reply);
+}
+
+/** @param {Response} reply */
+async function errorOf(reply) {
+  const retry = Number(reply.headers.get("Retry-After") ?? 0);
+  const text = await reply.text();
+  try {
+    const { error } = JSON.parse(text);
+    return new ApiError(reply.status, error.message ?? String(error), error.type ?? "", retry);
+  } catch {
+    return new ApiError(reply.status, text.slice(0, 300) || reply.statusText, "", retry);
+  }
+}
+
+/**
+ * @param {string} path
+ * @param {Parameters<typeof call>[1]} [options]
+ * @returns {Promise<any>}
+ */
+export async function json(path, options) {
+  return (await call(path, options)).json();
+}
+
+/**
+ * The events of a stream as they come.
+ * @param {Response} reply
+ * @returns {AsyncGenerator<{event: string, data: any}>}
+ */
+export async function* events(reply) {
+  if (!reply.body) return;
+  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    while (true) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      rest += value;
+      const parts = rest.split(/\r?\n\r?\n/);
+      rest = parts.pop() ?? "";
+      for (const part of parts) {
+        let event = "message";
+        let data = "";
+        for (const line of part.split(/\r?\n/)) {
+          if (line.startsWith("event:")) event = line.slice(6).trim();
+          else if (line.startsWith("data:")) data += line.slice(5).trim();
+        }
+        if (data && data !== "[DONE]") yield { event, data: JSON.parse(data) };
+      }
+    }
+  } finally {
+    await reader.cancel().catch(() => {});
+  }
+}

@@ -1,0 +1,61 @@
+// The models of the server, and which one is chosen.
+import { ApiError, call, events, json } from "./api.js";
+import { computed, signal } from "./dom.js";
+
+/**
+ * @typedef {{value: string, progress?: {value: number, current: string}, failed?: boolean, reason?: string}} Status
+ * @typedef {{id: string, aliases: string[], status: Status, meta?: any, capabilities: string[], source?: string,
+ *   can_remove?: boolean, progress?: Record<string, {done: number, total: number}>}} Model
+ */
+
+/** @type {import("../../vendor/signals.js").Signal<Model[] | null>} */
+export const models = signal(/** @type {Model[] | null} */ (null));
+const CHOSEN = "llamapool.model";
+const asked = signal(localStorage.getItem(CHOSEN) ?? "");
+
+/** The chosen model, or the first that generates. */
+export const chosen = computed(() => {
+  const all = (models.value ?? []).filter((model) => model.capabilities.includes("completion"));
+  return all.find((model) => model.id === asked.value) ?? all.find((model) => model.status.value === "loaded") ?? all[0];
+});
+
+/** @param {string} id */
+export function choose(id) {
+  asked.value = id;
+  localStorage.setItem(CHOSEN, id);
+}
+
+export async function refresh() {
+  const found = await json("models");
+  const can = new Map(found.models.map((/** @type {any} */ m) => [m.name, m.capabilities]));
+  models.value = found.data.map((/** @type {any} */ m) => ({ ...m, capabilities: can.get(m.id) ?? [] }));
+}
+
+/** Follow status changes until `signal`; comes back when the connection does. @param {AbortSignal} signal */
+export async function follow(signal) {
+  for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, 8000)) {
+    try {
+      await refresh();
+      const reply = await call("models/sse", { signal });
+      wait = 500;
+      for await (const { data } of events(reply)) await changed(data);
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof ApiError && error.status === 401) return;
+    }
+    await new Promise((done) => setTimeout(done, wait));
+  }
+}
+
+/** @param {{model: string, event: string, data?: any}} event */
+async function changed({ model, event, data }) {
+  const known = models.value?.find((one) => one.id === model);
+  if (known && event === "model_status" && data.status === "loading" && known.status.value === "loading") {
+    const status = { value: "loading", progress: data.progress };
+    models.value = (models.value ?? []).map((one) => (one === known ? { ...one, status } : one));
+  } else if (known && event === "download_progress") {
+    models.value = (models.value ?? []).map((one) => (one === known ? { ...one, progress: data.progress } : one));
+  } else {
+    await refresh();
+  }
+}

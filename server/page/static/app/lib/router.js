@@ -1,0 +1,19 @@
+// Each view has its address, behind the #: so the page needs nothing of the server, or of a proxy, but its files.
+import { computed, signal } from "./dom.js";
+
+const hash = signal(location.hash);
+addEventListener("hashchange", () => (hash.value = location.hash));
+
+/** The address: the view's name, and what follows it. */
+export const place = computed(() => {
+  const [view, ...rest] = hash.value.replace(/^#\/?/, "").split("/");
+  return { view: view || "chat", rest: rest.map(decodeURIComponent) };
+});
+
+/** @param {...string} parts */
+export const link = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;
+
+/** @param {...string} parts */
+export function go(...parts) {
+  location.hash = link(...parts);
+}

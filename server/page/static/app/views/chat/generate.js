@@ -1,0 +1,233 @@
+// An answer from the request to its last word: what is asked, what comes, and how a reload finds it again.
+import { address, apiKey, ApiError, call, events, json } from "../../lib/api.js";
+import { signal } from "../../lib/dom.js";
+import { t } from "../../lib/texts.js";
+import { messages, saveMessage } from "./store.js";
+
+/**
+ * @typedef {import("./store.js").Message} Message
+ * @typedef {import("./store.js").Settings} Settings
+ */
+
+/** What is being written: by id of its message, how to stop it, and how far its prompt is. */
+export const running = signal(/** @type {Map<string, {stop: () => void, progress: number}>} */ (new Map()));
+
+/** @param {string} id @param {{stop: () => void, progress: number} | null} state */
+function tell(id, state) {
+  const next = new Map(running.value);
+  if (state) next.set(id, state);
+  else next.delete(id);
+  running.value = next;
+}
+
+/** @param {string} text */
+const numeric = (text) => (text.trim() === "" ? undefined : Number(text.replace(",", ".")));
+
+/**
+ * The body of a chat request. Raises a sentence for the user where a setting can't be read.
+ * @param {string} model @param {Settings} settings @param {Message[]} path @param {boolean} stream
+ */
+export function requestBody(model, settings, path, stream) {
+  /** @type {Record<string, any>} */
+  const body = { model, messages: conversation(settings.system, path) };
+  for (const name of /** @type {const} */ (["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"])) {
+    const value = numeric(settings[name]);
+    if (value !== undefined) body[name] = value;
+  }
+  if (settings.thinking !== "auto") body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
+  if (settings.schema.trim()) {
+    const schema = parsed(settings.schema, t("schema"));
+    body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+  } else if (settings.grammar.trim()) {
+    body.grammar = settings.grammar;
+  }
+  if (settings.tools.trim()) body.tools = parsed(settings.tools, t("tools"));
+  if (stream) Object.assign(body, { stream: true, timings_per_token: true, return_progress: true });
+  return body;
+}
+
+/** @param {string} text @param {string} what */
+function parsed(text, what) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${what}: ${/** @type {Error} */ (error).message}`);
+  }
+}
+
+/** @param {string} system @param {Message[]} path */
+export function conversation(system, path) {
+  const sent = path.map((one) => {
+    if (one.role === "tool") return { role: "tool", tool_call_id: one.callId, content: one.content };
+    if (one.role === "user" && one.images?.length) {
+      const pictures = one.images.map((url) => ({ type: "image_url", image_url: { url } }));
+      return { role: "user", content: [{ type: "text", text: one.content }, ...pictures] };
+    }
+    /** @type {Record<string, any>} */
+    const message = { role: one.role, content: one.content };
+    if (one.reasoning) message.reasoning_content = one.reasoning;
+    if (one.calls?.length) {
+      message.tool_calls = one.calls.map(({ id, name, arguments: text }) => ({
+        ...{ id, type: "function" },
+        function: { name, arguments: text },
+      }));
+    }
+    return message;
+  });
+  return system.trim() ? [{ role: "system", content: system }, ...sent] : sent;
+}
+
+/** Puts what comes into a message, and shows it at most once a frame. */
+class Writer {
+  /** @param {Message} message @param {number} asked when, in ms */
+  constructor(message, asked) {
+    this.message = message;
+    this.asked = asked;
+    this.drawing = 0;
+    this.savedAt = 0;
+  }
+
+  /** @param {any} chunk */
+  take(chunk) {
+    if (chunk.error) throw new ApiError(chunk.error.code ?? 500, chunk.error.message, chunk.error.type);
+    if (chunk.prompt_progress) {
+      const { total, processed } = chunk.prompt_progress;
+      const state = running.value.get(this.message.id);
+      if (state) tell(this.message.id, { ...state, progress: total ? processed / total : 0 });
+    }
+    const choice = chunk.choices?.[0];
+    const delta = choice?.delta ?? {};
+    const text = delta.content ?? "";
+    const thought = delta.reasoning_content ?? "";
+    if ((text || thought || delta.tool_calls) && this.message.timings?.first_ms === undefined && this.asked) {
+      this.first = performance.now() - this.asked;
+    }
+    this.message.content += text;
+    if (thought) this.message.reasoning = (this.message.reasoning ?? "") + thought;
+    for (const part of delta.tool_calls ?? []) this.call(part);
+    if (chunk.timings) this.message.timings = { ...chunk.timings, first_ms: this.first ?? this.message.timings?.first_ms };
+    if (choice?.finish_reason) this.message.finish = choice.finish_reason;
+    this.show();
+  }
+
+  /** @param {any} part */
+  call(part) {
+    const calls = [...(this.message.calls ?? [])];
+    const known = calls[part.index] ?? { id: "", name: "", arguments: "" };
+    calls[part.index] = {
+      id: part.id ?? known.id,
+      name: known.name + (part.function?.name ?? ""),
+      arguments: known.arguments + (part.function?.arguments ?? ""),
+    };
+    this.message.calls = calls;
+  }
+
+  show() {
+    if (this.drawing) return;
+    this.drawing = requestAnimationFrame(() => {
+      this.drawing = 0;
+      this.put();
+      if (performance.now() - this.savedAt > 1000) {
+        this.savedAt = performance.now();
+        void saveMessage(this.message);
+      }
+    });
+  }
+
+  put() {
+    this.message = { ...this.message };
+    if (messages.value.get(this.message.id)) messages.value = new Map(messages.value).set(this.message.id, this.message);
+  }
+
+  async end() {
+    cancelAnimationFrame(this.drawing);
+    delete this.message.stream;
+    this.put();
+    await saveMessage(this.message);
+  }
+}
+
+/**
+ * Write the answer to `path` into `message`, which may have a beginning that is to be continued.
+ * @param {Message} message @param {Record<string, any>} body
+ */
+export async function generate(message, body) {
+  message.resumeFrom = message.content;
+  const stream = (message.stream = `${message.id}-${Date.now().toString(36)}`);
+  await saveMessage(message);
+  const reply = () => call("v1/chat/completions", { body, headers: { "X-Conversation-Id": stream } });
+  await follow(message, stream, reply, performance.now());
+}
+
+/** Go on with an answer that was being written when the page was left. @param {Message} message */
+export async function resume(message) {
+  const stream = message.stream;
+  if (!stream || running.value.has(message.id)) return;
+  const found = await json("v1/streams/lookup", { body: { conversation_ids: [stream] } });
+  if (!found.length) {
+    const { stream: _, ...left } = message;
+    const ended = { ...left, finish: "lost" };
+    messages.value = new Map(messages.value).set(message.id, ended);
+    await saveMessage(ended);
+    return;
+  }
+  const fresh = { ...message, content: message.resumeFrom ?? "", reasoning: undefined, calls: undefined };
+  await follow(fresh, stream, () => again(stream), 0);
+}
+
+/** @param {string} stream */
+async function again(stream) {
+  for (;;) {
+    try {
+      return await call(`v1/stream?conv_id=${encodeURIComponent(stream)}&from=0`);
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.status !== 503) throw error;
+      await new Promise((done) => setTimeout(done, 1000 * (error.retryAfter || 1)));
+    }
+  }
+}
+
+/**
+ * @param {Message} message @param {string} stream @param {() => Promise<Response>} open @param {number} asked
+ */
+async function follow(message, stream, open, asked) {
+  const writer = new Writer({ ...message, error: undefined }, asked);
+  let stopped = false;
+  const stop = () => {
+    stopped = true;
+    void call(`v1/stream?conv_id=${encodeURIComponent(stream)}`, { method: "DELETE" }).catch(() => {});
+  };
+  tell(message.id, { stop, progress: 0 });
+  try {
+    for (let n = 0; ; n += 1) {
+      try {
+        for await (const { data } of events(await (n ? again(stream) : open()))) writer.take(data);
+        break;
+      } catch (error) {
+        // The connection broke: what was sent is kept by the server, so it is read again from its beginning.
+        if (stopped || (error instanceof ApiError && error.status !== 0) || n >= 5) throw error;
+        await new Promise((done) => setTimeout(done, 500 * 2 ** n));
+        Object.assign(writer.message, { content: message.content, reasoning: undefined, calls: undefined });
+      }
+    }
+    if (!writer.message.finish) writer.message.finish = "stopped";
+  } catch (error) {
+    if (stopped) writer.message.finish = "stopped";
+    else writer.message.error = sentence(error);
+  } finally {
+    await writer.end();
+    tell(message.id, null);
+  }
+}
+
+/** What went wrong, and what to do. @param {unknown} error */
+export function sentence(error) {
+  if (!(error instanceof ApiError)) return String(error instanceof Error ? error.message : error);
+  if (error.status === 0) return t("errorLost");
+  if (error.status === 401) return t("errorKey");
+  if (error.status === 429) return t("errorFull", error.retryAfter || 1);
+  if (error.status === 503 && error.type === "unavailable_error") return `${t("errorModel")} ${error.message}`;
+  return error.message;
+}
+
+export { address, apiKey };

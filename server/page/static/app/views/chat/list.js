@@ -1,0 +1,72 @@
+// The chats that this browser keeps: search, export, import, delete.
+import { html, signal, useEffect, useRef, useState } from "../../lib/dom.js";
+import { day } from "../../lib/format.js";
+import { IconButton } from "../../lib/icons.js";
+import { go, link } from "../../lib/router.js";
+import { t } from "../../lib/texts.js";
+import { chats, exported, imported, removeChat, search } from "./store.js";
+
+const SHOWN = 200;
+const found = signal(/** @type {Set<string> | null} */ (null));
+
+/** @param {{current: string, onClose: () => void}} props */
+export const ChatList = ({ current, onClose }) => {
+  const [words, setWords] = useState("");
+  const [wrong, setWrong] = useState(false);
+  const picker = useRef(/** @type {HTMLInputElement | null} */ (null));
+  useEffect(() => {
+    const later = setTimeout(async () => (found.value = words.trim() ? await search(words) : null), 150);
+    return () => clearTimeout(later);
+  }, [words]);
+  const shown = chats.value.filter((chat) => !found.value || found.value.has(chat.id)).slice(0, SHOWN);
+  /** @param {any} event */
+  const read = async (event) => {
+    const file = event.target.files?.[0];
+    event.target.value = "";
+    if (!file) return;
+    try {
+      await imported(await file.text());
+      setWrong(false);
+    } catch {
+      setWrong(true);
+    }
+  };
+  return html`
+    <div class="list-head">
+      <label class="search"><span class="hidden">${t("searchChats")}</span>
+        <input type="search" placeholder=${t("searchChats")} value=${words}
+          onInput=${(/** @type {any} */ event) => setWords(event.target.value)} />
+      </label>
+      <${IconButton} icon="plus" label=${t("newChat")} onClick=${() => go("chat")} />
+      <${IconButton} icon="close" label=${t("close")} tone="phone" onClick=${onClose} />
+    </div>
+    ${wrong && html`<p class="wrong" role="alert">${t("importFailed")}</p>`}
+    <ul class="list">
+      ${shown.map(
+        (chat) => html`<li key=${chat.id} class=${chat.id === current ? "current" : ""}>
+          <a href=${link("chat", chat.id)} aria-current=${chat.id === current ? "true" : undefined}>
+            <span class="title">${chat.title}</span><span class="quiet">${day(chat.updated)}</span>
+          </a>
+          <${IconButton} icon="trash" label=${`${t("removeChat")}: ${chat.title}`} onClick=${async () => {
+            await removeChat(chat.id);
+            if (chat.id === current) go("chat");
+          }} />
+        </li>`,
+      )}
+      ${found.value && !shown.length && html`<li class="quiet none">${t("nothingFound")}</li>`}
+    </ul>
+    <div class="list-foot">
+      <${IconButton} icon="out" label=${t("exportChats")} onClick=${download} disabled=${!chats.value.length} />
+      <${IconButton} icon="in" label=${t("importChats")} onClick=${() => picker.current?.click()} />
+      <input ref=${picker} type="file" accept="application/json,.json" hidden onChange=${read} aria-label=${t("importChats")} />
+    </div>
+  `;
+};
+
+async function download() {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([await exported()], { type: "application/json" }));
+  link.download = "llamapool-chats.json";
+  link.click();
+  URL.revokeObjectURL(link.href);
+}

@@ -1,0 +1,172 @@
+// One message: its text, thoughts and calls, and what can be done with it.
+import { classes, html, useEffect, useRef, useState } from "../../lib/dom.js";
+import { number, percent, seconds, short } from "../../lib/format.js";
+import { IconButton } from "../../lib/icons.js";
+import { Markdown } from "../../lib/markdown.js";
+import { t } from "../../lib/texts.js";
+
+/**
+ * @typedef {import("./store.js").Message} Message
+ * @typedef {{branch: (m: Message, text: string) => void, correct: (m: Message, text: string) => void, again: (m: Message) => void,
+ *   goOn: (m: Message) => void, show: (m: Message) => void, results: (m: Message, results: string[]) => void}} Actions
+ */
+
+/**
+ * @param {{message: Message, state?: {progress: number}, siblings: Message[], last: boolean, actions: Actions}} props
+ */
+export const MessageView = ({ message, state, siblings, last, actions }) => {
+  const [editing, setEditing] = useState(false);
+  const user = message.role === "user";
+  const name = user ? t("you") : message.role === "tool" ? t("result") : (message.model ?? "");
+  return html`<article class=${classes("message", message.role)} aria-label=${name}>
+    ${message.role === "assistant" && html`<${Thoughts} message=${message} growing=${Boolean(state)} />`}
+    ${editing
+      ? html`<${Editor} message=${message} actions=${actions} onEnd=${() => setEditing(false)} />`
+      : html`<${Body} message=${message} growing=${Boolean(state)} />`}
+    ${message.calls?.map((call) => html`<${Call} key=${call.id} call=${call} />`)}
+    ${last && !state && message.calls?.length ? html`<${Results} message=${message} actions=${actions} />` : null}
+    ${state && html`<${Waiting} message=${message} progress=${state.progress} />`}
+    ${!state && html`<${Outcome} message=${message} last=${last} actions=${actions} />`}
+    ${!state && !editing && html`<footer>
+      <${Versions} message=${message} siblings=${siblings} actions=${actions} />
+      <span class="doings">
+        ${message.role !== "tool" && html`<${IconButton} icon="edit" label=${t("edit")} onClick=${() => setEditing(true)} />`}
+        ${message.role === "assistant" && html`<${IconButton} icon="again" label=${t("again")} onClick=${() => actions.again(message)} />`}
+        ${message.role === "assistant" && last && !message.calls?.length &&
+        html`<${IconButton} icon="on" label=${t("goOn")} onClick=${() => actions.goOn(message)} />`}
+        <${Copy} text=${message.content} />
+      </span>
+      <${Speed} message=${message} />
+    </footer>`}
+  </article>`;
+};
+
+/** @param {{message: Message, growing: boolean}} props */
+const Body = ({ message, growing }) => {
+  if (message.role === "user") {
+    return html`<div class="said">
+      ${message.images?.map((url) => html`<img key=${url} src=${url} alt="" />`)}
+      <p>${message.content}</p>
+    </div>`;
+  }
+  if (message.role === "tool") return html`<pre class="result" tabindex="0">${message.content}</pre>`;
+  return message.content ? html`<${Markdown} text=${message.content} growing=${growing} />` : null;
+};
+
+/** @param {{message: Message, growing: boolean}} props */
+const Thoughts = ({ message, growing }) => {
+  if (!message.reasoning) return null;
+  const now = growing && !message.content;
+  return html`<details class=${classes("thoughts", now && "now")}>
+    <summary>${now ? t("thinking") : t("thoughts")}</summary>
+    <${Markdown} text=${message.reasoning} growing=${growing} />
+  </details>`;
+};
+
+/** @param {{call: import("./store.js").ToolCall}} props */
+const Call = ({ call }) => html`<div class="call">
+  <span>${t("calls", call.name)}</span>
+  <pre tabindex="0">${pretty(call.arguments)}</pre>
+</div>`;
+
+/** @param {string} text */
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+/** What the tools said, written by hand. @param {{message: Message, actions: Actions}} props */
+const Results = ({ message, actions }) => {
+  const calls = message.calls ?? [];
+  const [texts, setTexts] = useState(calls.map(() => ""));
+  return html`<form class="results" onSubmit=${(/** @type {Event} */ event) => {
+    event.preventDefault();
+    actions.results(message, texts);
+  }}>
+    ${calls.map(
+      (call, i) => html`<label key=${call.id}>${t("resultOf", call.name)}
+        <textarea rows="2" value=${texts[i]} onInput=${(/** @type {any} */ event) =>
+          setTexts(texts.map((text, j) => (j === i ? event.target.value : text)))}></textarea>
+      </label>`,
+    )}
+    <div class="row end"><button type="submit" class="strong">${t("sendResults")}</button></div>
+  </form>`;
+};
+
+/** @param {{message: Message, progress: number}} props */
+const Waiting = ({ message, progress }) => {
+  if (message.content || message.reasoning || message.calls?.length) return null;
+  return html`<p class="waiting" role="status">
+    <span class="pulse" aria-hidden="true"></span>
+    ${progress > 0 && progress < 1 ? `${t("reading")} ${percent(progress)}` : t("reading")}
+  </p>`;
+};
+
+/** @param {{message: Message, last: boolean, actions: Actions}} props */
+const Outcome = ({ message, last, actions }) => {
+  if (message.error) {
+    return html`<p class="failure" role="alert">${message.error}
+      ${last && html`<button type="button" onClick=${() => actions.again(message)}>${t("retry")}</button>`}
+    </p>`;
+  }
+  const said = { length: t("cut"), stopped: t("stopped"), lost: t("lostAnswer") }[message.finish ?? ""];
+  return said ? html`<p class="quiet outcome">${said}</p>` : null;
+};
+
+/** @param {{message: Message, siblings: Message[], actions: Actions}} props */
+const Versions = ({ message, siblings, actions }) => {
+  if (siblings.length < 2) return null;
+  const at = siblings.findIndex((one) => one.id === message.id);
+  return html`<span class="versions">
+    <${IconButton} icon="left" label=${t("before")} disabled=${at < 1} onClick=${() => actions.show(siblings[at - 1])} />
+    <span aria-label=${t("versions", at + 1, siblings.length)}>${at + 1}/${siblings.length}</span>
+    <${IconButton} icon="right" label=${t("after")} disabled=${at >= siblings.length - 1} onClick=${() => actions.show(siblings[at + 1])} />
+  </span>`;
+};
+
+/** @param {{text: string}} props */
+const Copy = ({ text }) => {
+  const [done, setDone] = useState(false);
+  const copy = () => navigator.clipboard.writeText(text).then(() => {
+    setDone(true);
+    setTimeout(() => setDone(false), 1500);
+  });
+  return html`<${IconButton} icon="copy" label=${done ? t("copied") : t("copy")} tone=${done ? "done" : ""} onClick=${copy} />`;
+};
+
+/** @param {{message: Message}} props */
+const Speed = ({ message }) => {
+  const timings = message.timings;
+  if (!timings || message.role !== "assistant") return null;
+  const prompt = timings.cache_n + timings.prompt_n;
+  return html`<span class="speed">
+    ${timings.predicted_n > 1 && html`<span>${t("perSecond", short(timings.predicted_per_second))}</span>`}
+    ${timings.first_ms !== undefined && html`<span>${t("firstToken", seconds(timings.first_ms / 1000))}</span>`}
+    <span class="wide">${t("cached", number(timings.cache_n), number(prompt))}</span>
+  </span>`;
+};
+
+/** @param {{message: Message, actions: Actions, onEnd: () => void}} props */
+const Editor = ({ message, actions, onEnd }) => {
+  const [text, setText] = useState(message.content);
+  const field = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
+  useEffect(() => field.current?.focus(), []);
+  const user = message.role === "user";
+  return html`<form class="editor" onSubmit=${(/** @type {Event} */ event) => {
+    event.preventDefault();
+    onEnd();
+    if (user) actions.branch(message, text.trim());
+    else actions.correct(message, text);
+  }}>
+    <textarea ref=${field} rows=${Math.min(14, text.split("\n").length + 2)} value=${text} aria-label=${t("edit")}
+      onInput=${(/** @type {any} */ event) => setText(event.target.value)}
+      onKeyDown=${(/** @type {KeyboardEvent} */ event) => event.key === "Escape" && onEnd()}></textarea>
+    <div class="row end">
+      <button type="button" onClick=${onEnd}>${t("cancel")}</button>
+      <button type="submit" class="strong">${user ? t("ask") : t("save")}</button>
+    </div>
+  </form>`;
+};

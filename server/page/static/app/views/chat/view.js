@@ -1,0 +1,262 @@
+// The chat: what was said, a place to write, the settings of this chat, and the chats beside it.
+import { json } from "../../lib/api.js";
+import { batch, classes, computed, html, signal, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../../lib/dom.js";
+import { number } from "../../lib/format.js";
+import { Icon, IconButton } from "../../lib/icons.js";
+import { chosen } from "../../lib/models.js";
+import { go, link, place } from "../../lib/router.js";
+import { t } from "../../lib/texts.js";
+import { ModelPicker } from "../model-picker.js";
+import { generate, requestBody, resume, running, sentence } from "./generate.js";
+import { ChatList } from "./list.js";
+import { MessageView } from "./message.js";
+import { SettingsPanel } from "./settings.js";
+import {
+  chats, childrenOf, endBelow, keeps, loadChats, messages, messagesOf, newChat, newId, pathTo, saveChat, saveMessage,
+} from "./store.js";
+
+/**
+ * @typedef {import("./store.js").Chat} Chat
+ * @typedef {import("./store.js").Message} Message
+ */
+
+/** The open chat; one that nobody wrote in yet is not kept. */
+export const open = signal(/** @type {Chat} */ (newChat()));
+const ready = signal(false);
+const panel = signal(/** @type {"" | "chats" | "settings"} */ (""));
+const path = computed(() => pathTo(messages.value, open.value.leaf));
+const children = computed(() => childrenOf(messages.value));
+const SHOWN_AT_ONCE = 60;
+
+/** @param {string | undefined} id */
+async function openChat(id) {
+  const found = id ? chats.value.find((chat) => chat.id === id) : undefined;
+  const all = found ? await messagesOf(found.id) : [];
+  batch(() => {
+    open.value = found ?? newChat(open.value.settings);
+    messages.value = new Map(all.map((message) => [message.id, message]));
+  });
+  for (const message of all) if (message.stream) void resume(message);
+}
+
+/** @param {Partial<Chat>} change */
+export async function change(change) {
+  open.value = { ...open.value, ...change };
+  if (open.value.leaf) await saveChat(open.value);
+}
+
+/** @param {Omit<Message, "id" | "chat" | "created">} given @returns {Promise<Message>} */
+async function add(given) {
+  const message = { ...given, id: newId(), chat: open.value.id, created: Date.now() };
+  messages.value = new Map(messages.value).set(message.id, message);
+  await saveMessage(message);
+  await change({ leaf: message.id, updated: Date.now(), title: open.value.title || title(message) });
+  return message;
+}
+
+/** @param {Message} message */
+const title = (message) => message.content.trim().split("\n")[0].slice(0, 80) || t("newChat");
+
+/** Have the newest message answered. @param {string | null} parent */
+async function answer(parent) {
+  const model = chosen.value;
+  if (!model) return;
+  const said = pathTo(messages.value, parent);
+  const message = await add({ role: "assistant", parent, content: "", model: model.id });
+  await written(message, () => requestBody(model.id, open.value.settings, said, true));
+}
+
+/** @param {Message} message @param {() => Record<string, any>} body */
+async function written(message, body) {
+  try {
+    await generate(message, body());
+  } catch (error) {
+    const failed = { ...message, error: sentence(error) };
+    messages.value = new Map(messages.value).set(message.id, failed);
+    await saveMessage(failed);
+  }
+}
+
+/** @param {string} text @param {string[]} images */
+export async function say(text, images) {
+  const first = !open.value.leaf;
+  const said = await add({ role: "user", parent: open.value.leaf, content: text, images: images.length ? images : undefined });
+  if (first) go("chat", open.value.id);
+  await answer(said.id);
+}
+
+/** What can be done with a message. */
+const actions = {
+  /** @param {Message} message @param {string} text */
+  async branch(message, text) {
+    const said = await add({ role: "user", parent: message.parent, content: text, images: message.images });
+    await answer(said.id);
+  },
+  /** @param {Message} message @param {string} text */
+  async correct(message, text) {
+    const corrected = { ...message, content: text };
+    messages.value = new Map(messages.value).set(message.id, corrected);
+    await saveMessage(corrected);
+  },
+  /** @param {Message} message */
+  async again(message) {
+    await answer(message.parent);
+  },
+  /** @param {Message} message */
+  async goOn(message) {
+    const model = chosen.value;
+    if (!model) return;
+    const begun = { ...message, finish: undefined, error: undefined };
+    await written(begun, () => requestBody(model.id, open.value.settings, pathTo(messages.value, message.id), true));
+  },
+  /** @param {Message} message */
+  async show(message) {
+    await change({ leaf: endBelow(children.value, message).id });
+  },
+  /** @param {Message} message @param {string[]} results in the order of its calls */
+  async results(message, results) {
+    let parent = message.id;
+    for (const [i, call] of (message.calls ?? []).entries()) {
+      parent = (await add({ role: "tool", parent, content: results[i] ?? "", callId: call.id })).id;
+    }
+    await answer(parent);
+  },
+};
+
+export const ChatView = () => {
+  const id = place.value.rest[0];
+  useEffect(() => {
+    void loadChats().then(() => (ready.value = true));
+  }, []);
+  useEffect(() => {
+    if (ready.value && id !== (open.value.leaf ? open.value.id : undefined)) void openChat(id);
+    if (panel.value === "chats") panel.value = "";
+  }, [id, ready.value]);
+  return html`
+    <div class=${classes("chat", panel.value === "settings" && "with-settings")}>
+      <aside class=${classes("chat-list", panel.value === "chats" && "shown")} aria-label=${t("chats")}>
+        <${ChatList} current=${open.value.id} onClose=${() => (panel.value = "")} />
+      </aside>
+      <section class="talk" aria-label=${open.value.title || t("newChat")}>
+        <header class="bar">
+          <${IconButton} icon="menu" label=${t("chats")} tone="phone" onClick=${() => toggle("chats")} />
+          <${ModelPicker} />
+          <span class="stretch"></span>
+          <${Gauge} />
+          <${IconButton} icon="plus" label=${t("newChat")} onClick=${() => go("chat")} />
+          <${IconButton} icon="tune" label=${t("settings")} pressed=${panel.value === "settings"} onClick=${() => toggle("settings")} />
+        </header>
+        <${Talk} key=${open.value.id} />
+      </section>
+      ${panel.value === "settings" &&
+      html`<aside class="settings" aria-label=${t("settings")}>
+        <${SettingsPanel} settings=${open.value.settings} onClose=${() => (panel.value = "")}
+          onChange=${(/** @type {any} */ settings) => change({ settings })} />
+      </aside>`}
+    </div>
+  `;
+};
+
+/** @param {"chats" | "settings"} name */
+function toggle(name) {
+  panel.value = panel.value === name ? "" : name;
+}
+
+/** How much of the context the newest answer has taken. */
+const Gauge = () => {
+  const last = path.value.findLast((message) => message.timings);
+  const room = chosen.value?.meta?.n_ctx;
+  if (!room) return null;
+  const { cache_n = 0, prompt_n = 0, predicted_n = 0 } = last?.timings ?? /** @type {any} */ ({});
+  const used = cache_n + prompt_n + predicted_n;
+  const label = t("contextOf", number(used), number(room));
+  return html`<span class="gauge" title=${`${t("context")}: ${label}`}>
+    <meter min="0" max=${room} value=${used} aria-label=${`${t("context")}: ${label}`}></meter>
+    <span class="wide">${label}</span>
+  </span>`;
+};
+
+const Talk = () => {
+  const all = path.value;
+  const box = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const [n, setN] = useState(SHOWN_AT_ONCE);
+  const [atEnd, setAtEnd] = useState(true);
+  const shown = all.slice(-n);
+  const last = all.at(-1);
+  useLayoutEffect(() => {
+    if (atEnd && box.current) box.current.scrollTop = box.current.scrollHeight;
+  });
+  const scrolled = () => {
+    const at = box.current;
+    if (at) setAtEnd(at.scrollHeight - at.scrollTop - at.clientHeight < 40);
+  };
+  const more = () => {
+    const at = box.current;
+    const below = at ? at.scrollHeight - at.scrollTop : 0;
+    setN(n + SHOWN_AT_ONCE);
+    requestAnimationFrame(() => {
+      if (at) at.scrollTop = at.scrollHeight - below;
+    });
+  };
+  return html`
+    <div class="scroll" ref=${box} onScroll=${scrolled} tabindex="0" role="log" aria-label=${t("chat")} aria-live="off">
+      ${!all.length && html`<${Greeting} />`}
+      <div class="messages">
+        ${shown.length < all.length && html`<button type="button" class="earlier" onClick=${more}>${t("earlier")}</button>`}
+        ${shown.map(
+          (message) => html`<${MessageView} key=${message.id} message=${message} state=${running.value.get(message.id)}
+            siblings=${children.value.get(message.parent ?? "") ?? []} last=${message === last} actions=${actions} />`,
+        )}
+      </div>
+    </div>
+    ${!atEnd &&
+    html`<div class="to-newest"><${IconButton} icon="down" label=${t("toNewest")} onClick=${() => {
+      setAtEnd(true);
+      if (box.current) box.current.scrollTop = box.current.scrollHeight;
+    }} /></div>`}
+    <${Composer} />
+  `;
+};
+
+const Greeting = () => html`<div class="greeting">
+  <img src="favicon.svg" alt="" width="56" height="56" />
+  <h1>${t("greeting")}</h1>
+  <p>${keeps.value ? t("greetingAbout") : t("notKept")}</p>
+</div>`;
+
+const Composer = () => {
+  const [text, setText] = useState("");
+  const field = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
+  const busy = path.value.map((message) => running.value.get(message.id)).find(Boolean);
+  const pending = path.value.at(-1)?.role === "assistant" && Boolean(path.value.at(-1)?.calls?.length);
+  useLayoutEffect(() => {
+    const area = field.current;
+    if (!area) return;
+    area.style.height = "auto";
+    area.style.height = `${Math.min(area.scrollHeight, 260)}px`;
+  }, [text]);
+  useEffect(() => field.current?.focus(), [open.value.id]);
+  const send = () => {
+    if (busy || !text.trim() || !chosen.value) return;
+    setText("");
+    void say(text.trim(), []);
+  };
+  /** @param {KeyboardEvent} event */
+  const typed = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      send();
+    }
+  };
+  return html`<form class="composer" onSubmit=${(/** @type {Event} */ event) => {
+    event.preventDefault();
+    send();
+  }}>
+    <textarea ref=${field} rows="1" value=${text} placeholder=${t("writeMessage")} aria-label=${t("message")} disabled=${pending && !busy}
+      onInput=${(/** @type {any} */ event) => setText(event.target.value)} onKeyDown=${typed}></textarea>
+    ${busy
+      ? html`<${IconButton} icon="stop" label=${t("stop")} tone="strong" onClick=${busy.stop} />`
+      : html`<${IconButton} icon="send" label=${t("send")} tone="strong" type="submit" disabled=${!text.trim() || !chosen.value} />`}
+  </form>`;
+};
+
