@@ -27,7 +27,8 @@ COPY --from=build /opt/venv /opt/venv
 WORKDIR /app
 COPY config ./config
 COPY models/*.gguf ./models/
-ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 LLAMA_ARG_HOST=0.0.0.0
+# All addresses of the container, and therefore only with a key: docker run -e LLAMA_API_KEY=... (docs/security.md)
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 LLAMA_ARG_HOST=0.0.0.0 LLAMAPOOL_SERVER__CLOSED=true
 USER llamapool
 EXPOSE 8080
 STOPSIGNAL SIGTERM

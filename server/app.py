@@ -150,8 +150,10 @@ def http_options(server: ServerSettings) -> HttpOptions:
         sse_ping_interval_s=server.sse_ping_interval,
         api_prefix=server.api_prefix,
         api_keys=server.all_api_keys(),
+        closed=server.closed,
+        allowed_hosts=tuple(host.lower() for host in server.allowed_hosts),
         cors=CorsOptions(
-            origins=server.cors_origins,
+            origins="" if server.closed and server.cors_origins.strip() == "*" else server.cors_origins,
             methods=server.cors_methods,
             headers=server.cors_headers,
             credentials=server.cors_credentials,

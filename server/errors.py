@@ -7,6 +7,7 @@
     ├── InvalidRequest           the client's request is wrong; names the field
     │   └── ContextExceeded      the prompt does not fit the context
     ├── AuthenticationFailed     no key, or a wrong one
+    ├── PermissionDenied         the key, or who has none, may not do this
     ├── NotFound                 no such path, model or object
     │   └── ModelNotFound        lists the known models
     ├── NotSupported             this server or model was started without it
@@ -68,6 +69,10 @@ class ContextExceeded(InvalidRequest):
 
 class AuthenticationFailed(LlamapoolError):
     """No API key, or a wrong one."""
+
+
+class PermissionDenied(LlamapoolError):
+    """The key that was given, or a client without one, may not do this."""
 
 
 class NotFound(LlamapoolError):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.errors import ConfigError
-from server.options.table.server import ListenSettings
+from server.options.table.server import ListenSettings, ServerSettings
+from server.transport.hosts import is_local
 
 UNIX_SUFFIX = ".sock"  # as llama-server's --host
 
@@ -48,6 +49,22 @@ def open_listeners(settings: ListenSettings) -> list[Listener]:
             listener.close()
         raise
     return opened
+
+
+def check_reach(settings: ServerSettings) -> list[str]:
+    """A warning where whoever reaches an address may use the server. Raises ConfigError where that is refused."""
+    reached = [host for host in settings.host if not host.endswith(UNIX_SUFFIX) and not is_local(host)]
+    if not reached or settings.all_api_keys():
+        return []
+    if settings.closed:
+        raise ConfigError(
+            f"server.closed: others can reach {reached[0]}, and there is no key; give LLAMA_API_KEY or "
+            "server.api_key_file (openssl rand -hex 24 makes a key), or --no-closed to serve everybody"
+        )
+    return [
+        f"WHOEVER REACHES {reached[0]} PORT {settings.port} MAY USE THIS SERVER: there is no API key. Set --api-key "
+        "or --api-key-file, or listen on 127.0.0.1; with --closed the server doesn't start like this"
+    ]
 
 
 def check_tls(settings: ListenSettings) -> None:

@@ -24,7 +24,7 @@ import yaml
 from server import __version__, logs
 from server.cli import model_commands
 from server.errors import ConfigError, LlamapoolError
-from server.listen import check_tls, open_listeners
+from server.listen import check_reach, check_tls, open_listeners
 from server.options.read.flags import DEVICES_FLAG
 from server.options.reference import help_text, json_schema, markdown
 from server.options.table.option import SettingsModel
@@ -60,7 +60,7 @@ def serve(words: list[str]) -> int:
         return OK
     settings = load_settings(words)
     check_tls(settings.server)
-    warnings = check_files(settings)
+    warnings = [*check_reach(settings.server), *check_files(settings)]
     logs.configure(settings.server)
     for warning in warnings:
         logger.warning("%s", warning)
@@ -95,7 +95,7 @@ def check_config(words: list[str]) -> int:
         raise ConfigError("check-config needs a file: llamapool check-config FILE")
     settings = load_settings(words[1:], config=Path(words[0]))
     check_tls(settings.server)
-    for warning in check_files(settings, strict=True):
+    for warning in [*check_reach(settings.server), *check_files(settings, strict=True)]:
         print(f"llamapool: {warning}", file=sys.stderr)
     print(effective_yaml(settings), end="")
     for spec in model_specs(settings):

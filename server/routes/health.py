@@ -1,13 +1,24 @@
 """Is the server up, and ready? Open without a key."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
-from server.errors import ModelFailed, ModelLoading, ModelNotFound, NotFound, ShuttingDown, Unavailable
+from server.errors import (
+    AuthenticationFailed,
+    ModelFailed,
+    ModelLoading,
+    ModelNotFound,
+    NotFound,
+    ShuttingDown,
+    Unavailable,
+)
 from server.pool.pool import Pool
 from server.pool.state import ModelState, Status
 from server.routes.services import services
+from server.transport.auth import HAS_KEY
 from server.transport.reply import json_reply
 from server.transport.sse import HEAD_ONLY
 
@@ -35,13 +46,19 @@ async def health(request: Request, model: str = "", fail_on_no_slot: str = "") -
 
     ``slots_idle`` and ``slots_processing`` are those of all loaded models; with ``?model=`` of that one, whose state
     then decides, too. With ``?fail_on_no_slot=1`` 503 when none is idle, in the words of llama-server's early
-    versions, which had all of these.
+    versions, which had all of these. Where there are keys, who gives none hears the status alone.
     """
+    told = knows_all(request)
+    if model and not told:
+        raise AuthenticationFailed("one model's health is told with an API key")
     states = states_of(services(request).pool, model)
     if len(states) == 1:
-        raise_unless_serving(states[0])
+        with contextlib.nullcontext() if told else without_reasons():
+            raise_unless_serving(states[0])
     counts = sum(map(slot_counts, states), SlotCounts())
     body = {"status": "ok", "slots_idle": counts.idle, "slots_processing": counts.processing}
+    if not told:
+        body = {"status": "ok"}
     if not fail_on_no_slot or counts.idle or not counts.processing:
         return json_reply(body)
     error = {"code": _FULL_STATUS, "message": NO_SLOT, "type": "unavailable_error"}
@@ -72,7 +89,27 @@ async def readyz(request: Request) -> Response:
     used = services(request)
     if used.draining.is_set():
         raise ShuttingDown
-    return readiness(used.pool.states())
+    if knows_all(request):
+        return readiness(used.pool.states())
+    with without_reasons():
+        readiness(used.pool.states())
+    return json_reply({"status": "ok"})
+
+
+def knows_all(request: Request) -> bool:
+    """Whether names and reasons are for whoever asks: there are no keys, or it gave one."""
+    return bool(request.scope.get(HAS_KEY))
+
+
+@contextlib.contextmanager
+def without_reasons() -> Iterator[None]:
+    """What is not there is said without a name, a path or a reason."""
+    try:
+        yield
+    except ModelLoading:
+        raise  # names none
+    except Unavailable:
+        raise Unavailable("not ready; with an API key it is told why") from None
 
 
 def readiness(states: list[ModelState]) -> Response:

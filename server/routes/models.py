@@ -1,6 +1,5 @@
 """The configured models: the OpenAI list, llama-server's router endpoints, and their events."""
 
-import ipaddress
 import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import asdict
@@ -8,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from server.errors import AuthenticationFailed, ConfigError, InvalidRequest, ModelNotFound, Unavailable
+from server.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
 from server.pool.events import (
     STAGES,
     DownloadEnded,
@@ -24,7 +23,6 @@ from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.services import services
 from server.transport.body import read_json
-from server.transport.cors import host_of
 from server.transport.reply import json_reply
 from server.transport.sse import event_stream
 from server.wire import common as wire
@@ -96,7 +94,6 @@ async def unload_model(request: Request) -> Response:
 @router.post("/models")
 async def download_model(request: Request) -> Response:
     """Begin to download ``{"model": "owner/name[:quantization]"}`` into the hub's cache; the reply doesn't wait."""
-    changes_the_disk(request)
     await services(request).pool.download(await _named_model(request))
     return json_reply({"success": True})
 
@@ -104,39 +101,10 @@ async def download_model(request: Request) -> Response:
 @router.delete("/models")
 async def remove_model(request: Request, model: str = "") -> Response:
     """Unload a model of the hub's cache, or stop its download, and delete its files."""
-    changes_the_disk(request)
     if not model:
         raise InvalidRequest("model: must be a non-empty string", "model")
     await services(request).pool.remove(model)
     return json_reply({"success": True})
-
-
-def changes_the_disk(request: Request) -> None:
-    """On a server without keys only clients of this machine may: whoever reaches the port could fill or empty the disk,
-    and a page of any site could make a browser ask. Raises `AuthenticationFailed`, `InvalidRequest`.
-
-    llama-server lets everybody who may use the API.
-    """
-    if services(request).options.api_keys:
-        return
-    address = request.client.host if request.client else ""
-    if address and not is_local(address):
-        raise AuthenticationFailed("models are downloaded and removed by clients of this machine, or with an API key")
-    origin = request.headers.get("origin")
-    foreign = origin is not None and not is_local(host_of(origin))  # its name may lead here: DNS can be made to lie
-    if foreign or request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-        raise AuthenticationFailed("models are not downloaded or removed for pages of other sites without an API key")
-
-
-def is_local(address: str) -> bool:
-    """Whether an address, or a name, is of this machine."""
-    if address == "localhost":
-        return True
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
 
 
 async def reload_models(pool: Pool) -> None:

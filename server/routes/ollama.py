@@ -16,7 +16,6 @@ from server.pool.spec import Task
 from server.pool.state import ModelState, Status
 from server.routes.embed import embed, read_able
 from server.routes.generate import StreamWords, reply, stream
-from server.routes.models import changes_the_disk
 from server.routes.services import services, wants_load
 from server.transport.body import read_as, read_json
 from server.transport.disconnect import while_connected
@@ -140,7 +139,6 @@ async def pull(request: Request) -> Response:
         model = _downloading(pool.states(), name)
         begins = model is None
         if model is None:
-            changes_the_disk(request)
             await pool.download(model := hub_name(name))
     except BaseException:
         events.close()
@@ -196,7 +194,6 @@ async def delete(request: Request) -> Response:
     name = _model(await read_json(request))
     if name is None:
         raise InvalidRequest("model: is required", "model")
-    changes_the_disk(request)
     await services(request).pool.remove(hub_name(name))
     return Response()
 

@@ -18,6 +18,9 @@ OPEN_PATHS = (
 """Answered without a key: a load balancer and a kubelet have none, nor has a browser for a page's files; the
 description of the API is everybody's. llama-server opens ``/health`` and the root."""
 
+HAS_KEY = "llamapool.has_key"
+"""A key in the ASGI scope of a request: whether it may know all, since it gave a key or none is needed."""
+
 
 def client_name(authorization: bytes | None, x_api_key: bytes | None) -> bytes:
     """What tells clients apart: their keys, without holding any. On an open server it is whatever they send."""
@@ -51,16 +54,20 @@ class ApiKeys:
         self._open = frozenset(prefix + path for path in OPEN_PATHS)
         self._is_open = is_open
 
-    def check(self, path: str, authorization: bytes | None, x_api_key: bytes | None) -> None:
-        """Raise `AuthenticationFailed` unless `path` is open or a key fits.
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def check(self, path: str, authorization: bytes | None, x_api_key: bytes | None) -> bool:
+        """Whether a key fits or none is needed. Where neither is so and `path` isn't open: `AuthenticationFailed`.
 
         Every key is compared in constant time, so that the time taken says nothing about any of them.
         """
-        if not self._keys or path in self._open or self._is_open(path):
-            return
+        if not self._keys:
+            return True
         given = _given_key(authorization, x_api_key)
         fits = False
         for key in self._keys:
             fits |= hmac.compare_digest(given, key)
-        if not fits:
+        if not fits and path not in self._open and not self._is_open(path):
             raise AuthenticationFailed("Invalid API Key")
+        return fits

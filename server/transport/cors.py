@@ -1,7 +1,6 @@
 """Which CORS headers a reply carries (llama.cpp tools/server/server-http.cpp, pre-routing handler)."""
 
-from urllib.parse import urlsplit
-
+from server.transport.hosts import host_of
 from server.transport.options import CorsOptions
 
 Headers = list[tuple[bytes, bytes]]
@@ -47,11 +46,3 @@ class CorsPolicy:
         if self._only_local:
             return host_of(text) in _LOCAL
         return text in self._origins
-
-
-def host_of(origin: str) -> str:
-    """Without its port; "" where it has none."""
-    try:
-        return urlsplit(origin).hostname or ""
-    except ValueError:  # e.g. an unclosed bracket of an IPv6 address
-        return ""

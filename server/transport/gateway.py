@@ -15,12 +15,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import AuthenticationFailed, LlamapoolError, NotFound, ShuttingDown
-from server.transport.auth import OPEN_PATHS, ApiKeys, IsOpen
+from server.errors import AuthenticationFailed, LlamapoolError, NotFound, PermissionDenied, ShuttingDown
+from server.transport.auth import HAS_KEY, OPEN_PATHS, ApiKeys, IsOpen
 from server.transport.body_memory import BODY_SHARE, BodyMemory
 from server.transport.cors import CorsPolicy
 from server.transport.event_socket import PATHS as SOCKET_PATHS
 from server.transport.event_socket import EventSocket
+from server.transport.guard import Guard
 from server.transport.handlers import error_response
 from server.transport.options import HttpOptions
 from server.transport.sse import HEAD_ONLY
@@ -92,6 +93,7 @@ class Gateway:
         self._app = app
         self._cors = CorsPolicy(options.cors)
         self._keys = ApiKeys(options.api_keys, options.api_prefix, is_page)
+        self._guard = Guard(options)
         self._open = frozenset(options.api_prefix + path for path in OPEN_PATHS)
         self._prefix = options.api_prefix
         self._is_page = is_page
@@ -127,11 +129,11 @@ class Gateway:
         try:
             if scope["path"].removeprefix(self._prefix) not in SOCKET_PATHS:
                 raise NotFound("File Not Found")
-            if origin is not None and not self._cors.allows(origin):
-                raise AuthenticationFailed("this origin may not open a WebSocket")
+            if origin is not None and not self._cors.allows(origin) and self._guard.is_foreign(headers):
+                raise PermissionDenied("this origin may not open a WebSocket")
             if self._draining.is_set():
                 raise ShuttingDown
-            self._keys.check(scope["path"], headers.get(b"authorization"), headers.get(b"x-api-key"))
+            self._admit(scope, headers)
         except LlamapoolError as error:
             logger.warning("a WebSocket at %r was refused: %s", scope["path"], error.message)
             await receive()
@@ -148,7 +150,7 @@ class Gateway:
         try:
             if self._draining.is_set() and scope["path"] not in self._open:
                 raise ShuttingDown
-            self._keys.check(scope["path"], headers.get(b"authorization"), headers.get(b"x-api-key"))
+            self._admit(scope, headers)
             await self._app(scope, receive, exchange.send)
         except ClientDisconnect:
             exchange.status = exchange.status or CLIENT_GONE
@@ -160,6 +162,12 @@ class Gateway:
         finally:
             share.release()
             self._record(scope, exchange)
+
+    def _admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        """Raise unless a key fits, or none is needed and the request is no page's of another site."""
+        scope[HAS_KEY] = self._keys.check(scope["path"], headers.get(b"authorization"), headers.get(b"x-api-key"))
+        if not self._keys:
+            self._guard.check(scope, headers)
 
     async def _answer(self, response: Response, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         try:

@@ -23,12 +23,14 @@ from server.errors import (
     NoRoom,
     NotFound,
     NotSupported,
+    PermissionDenied,
     QueueFull,
     ShuttingDown,
     Unavailable,
 )
 from server.transport.body import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
 from server.transport.body_memory import TooManyBodies
+from server.transport.guard import NotJson
 from server.transport.reply import json_reply
 from server.wire.common import openai_error, speaks_openai
 from server.wire.messages.errors import anthropic_error, speaks_anthropic
@@ -42,8 +44,10 @@ _KINDS: tuple[tuple[type[LlamapoolError], int, str], ...] = (  # the first that 
     (TooManyValues, 413, "invalid_request_error"),
     (BodyTimeout, 408, "invalid_request_error"),
     (UnsupportedEncoding, 415, "invalid_request_error"),
+    (NotJson, 415, "invalid_request_error"),
     (InvalidRequest, 400, "invalid_request_error"),
     (AuthenticationFailed, 401, "authentication_error"),
+    (PermissionDenied, 403, "permission_error"),
     (NotFound, 404, "not_found_error"),
     (NotSupported, 501, "not_supported_error"),
     (QueueFull, 429, "unavailable_error"),

@@ -16,6 +16,11 @@ class CorsOptions:
     headers: str = "*"
     credentials: bool = True
 
+    @property
+    def listed(self) -> frozenset[str]:
+        """The origins that are named one by one."""
+        return frozenset(part.strip() for part in self.origins.split(",")) - {"", "*", "localhost"}
+
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
@@ -34,3 +39,5 @@ class HttpOptions:
     api_prefix: str = ""
     api_keys: tuple[str, ...] = ()
     cors: CorsOptions = CorsOptions()
+    allowed_hosts: tuple[str, ...] = ()  # names of this server beside those that can only be its own
+    closed: bool = False  # without a key nothing for pages of other sites; see `transport.guard`

@@ -78,8 +78,36 @@ async def test_of_one_of_several_models_its_own_state_counts(serve: Serve):
 
 async def test_who_has_no_key_is_not_told_the_models(serve: Serve):
     async with serve(models=TWO, server={"api_keys": ["secret"]}) as api:
-        reply = await api.client.get("/health?model=other")
-        assert (reply.status_code, reply.json()["error"]["message"]) == (404, "model not found")
+        for name in ("a", "other"):
+            assert (await api.client.get(f"/health?model={name}")).status_code == 401
+        key = {"Authorization": "Bearer secret"}
+        assert (await api.client.get("/health?model=a", headers=key)).status_code == 200
+        assert (await api.client.get("/health?model=other", headers=key)).status_code == 404
+
+
+async def test_who_has_no_key_hears_the_status_alone(serve: Serve):
+    failing = FakeLoader(failing={"b": "/secret/path: no such file"})
+    async with serve(failing, models=TWO, server={"api_keys": ["secret"]}, wait=False) as api:
+        await api.settled()
+        for path in ("/health", "/readyz", "/livez", "/health?fail_on_no_slot=1"):
+            reply = await api.client.get(path)
+            assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
+        key = {"Authorization": "Bearer secret"}
+        assert (await api.client.get("/readyz", headers=key)).json()["failed"] == {"b": "/secret/path: no such file"}
+        assert (await api.client.get("/health", headers=key)).json()["slots_idle"] == 4
+
+
+async def test_who_has_no_key_is_not_told_why_it_is_not_ready(serve: Serve):
+    failing = FakeLoader(failing={"demo": "/secret/path: no such file"})
+    async with serve(failing, server={"api_keys": ["secret"]}, wait=False) as api:
+        await api.settled()
+        for path in ("/health", "/readyz"):
+            reply = await api.client.get(path)
+            assert reply.status_code == 503
+            assert "secret" not in reply.text
+            assert "demo" not in reply.text
+            key = {"Authorization": "Bearer secret"}
+            assert "/secret/path" in (await api.client.get(path, headers=key)).text
 
 
 async def test_an_unloaded_model_has_no_slots_and_is_not_full(serve: Serve):

@@ -93,7 +93,7 @@ async def test_what_is_set_holds_for_later_requests_unless_they_say_otherwise(se
 )
 async def test_mistakes_change_nothing(serve: Serve, body: bytes, expected: str):
     async with serve(models=MODELS) as api:
-        reply = await api.client.post("/lora-adapters", content=body)
+        reply = await api.client.post("/lora-adapters", content=body, headers={"Content-Type": "application/json"})
         assert reply.status_code == 400
         assert expected in reply.json()["error"]["message"]
         assert await scales(api) == [0.5, 1.0]

@@ -126,7 +126,7 @@ async def test_without_the_flag_properties_cannot_be_changed(client):
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"model": "demo"}'])
 async def test_with_the_flag_there_is_nothing_to_change_yet(serve: Serve, body):
     async with serve(server={"props": True}) as api:
-        reply = await api.client.post("/props", content=body)
+        reply = await api.client.post("/props", content=body, headers={"Content-Type": "application/json"})
         assert (reply.status_code, reply.json()) == (200, {"success": True})
         assert (await api.client.get("/props")).json()["endpoint_props"] is True
 

@@ -149,7 +149,7 @@ async def test_messages_that_wait_are_bounded(serve: Serve) -> None:
     ("options", "status"),
     [
         ({"headers": {"authorization": "Bearer wrong"}}, 401),
-        ({"headers": {"authorization": "Bearer sk-one", "origin": "https://evil.example"}}, 401),
+        ({"headers": {"authorization": "Bearer sk-one", "origin": "https://evil.example"}}, 403),
         ({"headers": {"authorization": "Bearer sk-one"}, "path": "/v1/chat/completions"}, 404),
     ],
 )

@@ -196,7 +196,11 @@ async def test_names_that_lead_elsewhere_are_refused(serve_slots, tmp_path, acti
 
 async def test_a_lone_surrogate_as_name_is_refused(serve_slots):
     async with serve_slots() as api:
-        reply = await api.client.post("/slots/0?action=save", content=b'{"filename": "\\ud800"}')
+        reply = await api.client.post(
+            "/slots/0?action=save",
+            content=b'{"filename": "\\ud800"}',
+            headers={"Content-Type": "application/json"},
+        )
         assert reply.status_code == 400
 
 
@@ -218,7 +222,9 @@ async def test_a_lone_surrogate_as_name_is_refused(serve_slots):
 )
 async def test_mistakes(serve_slots, path, body, expected):
     async with serve_slots() as api:
-        assert message(await api.client.post(path, content=body)) == expected
+        assert (
+            message(await api.client.post(path, content=body, headers={"Content-Type": "application/json"})) == expected
+        )
 
 
 async def test_a_save_waits_until_its_slot_is_idle(live: GoLive, tmp_path):

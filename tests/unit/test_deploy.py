@@ -37,7 +37,17 @@ def test_probes_ask_paths_that_need_no_key() -> None:
 
 def test_every_variable_is_one_that_the_server_reads() -> None:
     names = {*COMPOSE["environment"], *(entry["name"] for entry in container()["env"])}
-    assert names <= TABLE.by_env.keys()
+    ours = {f"LLAMAPOOL_SERVER__{key.upper()}" for key in TABLE.keys("server")}
+    assert names <= TABLE.by_env.keys() | ours
+
+
+def test_nobody_is_served_without_a_key() -> None:
+    image = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert "LLAMAPOOL_SERVER__CLOSED=true" in image
+    assert COMPOSE["environment"]["LLAMA_API_KEY"].startswith("${LLAMA_API_KEY:?")  # compose stops where it is not set
+    entries = {entry["name"]: entry for entry in container()["env"]}
+    assert entries["LLAMAPOOL_SERVER__CLOSED"]["value"] == "true"
+    assert "secretKeyRef" in entries["LLAMA_API_KEY"]["valueFrom"]
 
 
 def test_running_answers_get_the_time_to_end() -> None:

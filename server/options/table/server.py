@@ -108,6 +108,14 @@ class AccessSettings(SettingsModel):
         option("--api-key-file", env="LLAMA_ARG_API_KEY_FILE", metavar="FILE", is_path=True),
     ] = None
     """File with further keys, one on each line; lines that start with # are comments."""
+    closed: Annotated[Bool, option()] = False
+    """For a server that others can reach: it does not start on an address of the network without a key; without one,
+    pages of other sites are refused everywhere, not only where they would change the server; and of cors_origins only
+    origins that are named count."""
+    allowed_hosts: Annotated[TextList, option(metavar="A,B", text=split_list)] = ()
+    """Names under which clients without a key reach the server on loopback addresses, through a proxy for instance,
+    beside addresses, names without a dot, localhost, .local, .internal and this machine's; *.example.com = all below
+    it, * = any."""
     metrics: Annotated[Bool, option("--metrics", env="LLAMA_ARG_ENDPOINT_METRICS")] = False
     """Serve GET /metrics for Prometheus."""
     slots: Annotated[Bool, option("--slots", env="LLAMA_ARG_ENDPOINT_SLOTS", off=("--no-slots",))] = True

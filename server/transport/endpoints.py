@@ -1,0 +1,53 @@
+"""What a request is about, by its method and path: the scope that a key needs for it, whether it changes the server."""
+
+from typing import Literal, get_args
+
+from server.errors import InvalidRequest
+
+Scope = Literal["infer", "slots", "lora", "models", "props", "metrics"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+_OF_PATH: dict[tuple[str, str], Scope] = {
+    ("POST", "/models"): "models",
+    ("DELETE", "/models"): "models",
+    ("POST", "/models/load"): "models",
+    ("POST", "/models/unload"): "models",
+    ("POST", "/api/pull"): "models",
+    ("DELETE", "/api/delete"): "models",
+    ("POST", "/lora-adapters"): "lora",
+    ("POST", "/props"): "props",
+    ("GET", "/slots"): "slots",
+    ("GET", "/metrics"): "metrics",
+}
+_LISTS = ("/models", "/v1/models")
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+_ON_DISK = frozenset({("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")})
+
+
+def scope_of(method: str, path: str, query: bytes = b"") -> Scope | None:
+    """The scope of a key that may do this; None where any key will do. `path` is without the server's prefix."""
+    method = "GET" if method == "HEAD" else method
+    if path.startswith("/slots/"):
+        return "slots"
+    if method == "GET" and path in _LISTS and b"reload" in query:
+        return "models"
+    return _OF_PATH.get((method, path)) or (None if method in _READS else "infer")
+
+
+def changes_the_server(method: str, path: str, query: bytes = b"") -> bool:
+    """Whether it loads, unloads, fetches or removes models, or sets what other requests get."""
+    scope = scope_of(method, path, query)
+    return scope in ("models", "lora", "props") or (scope == "slots" and method not in _READS)
+
+
+def changes_the_disk(method: str, path: str) -> bool:
+    """Whether it downloads a model or deletes its files."""
+    return (method, path) in _ON_DISK
+
+
+def as_scope(text: object) -> Scope:
+    """A scope by its name. Raises `InvalidRequest`."""
+    for known in SCOPES:
+        if known == text:
+            return known
+    raise InvalidRequest(f"'{text}' is not a scope; known: {', '.join(SCOPES)}")

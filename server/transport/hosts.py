@@ -1,0 +1,59 @@
+"""Addresses and names: what is of this machine, and which name a stranger may own."""
+
+import ipaddress
+import socket
+from collections.abc import Collection
+from functools import cache
+from urllib.parse import urlsplit
+
+_PRIVATE_ENDINGS = (".localhost", ".local", ".internal", ".home.arpa")
+"""Names that public DNS never gives to anybody (RFC 6761, 6762, 8375; .internal is ICANN's for private use)."""
+
+
+def is_local(address: str) -> bool:
+    """Whether an address, or a name, is of this machine."""
+    if address == "localhost" or address.endswith(".localhost") or address.startswith("/"):  # the last: a Unix socket
+        return True
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
+
+
+def host_of(origin: str) -> str:
+    """Of an origin or another URL, without its port; "" where it has none."""
+    try:
+        return urlsplit(origin).hostname or ""
+    except ValueError:  # e.g. an unclosed bracket of an IPv6 address
+        return ""
+
+
+def is_strangers(host: str, allowed: Collection[str]) -> bool:
+    """Whether a ``Host`` header may be a name of somebody else's that DNS was made to lead here (DNS rebinding).
+
+    An address is none, nor a name without a dot or one that no public DNS has, nor this machine's own. `allowed` has
+    further names; ``*.example.com`` are all below it, ``*`` is any.
+    """
+    name = host_of(f"//{host}").rstrip(".")
+    if not host or ("." not in name and name) or name.endswith(_PRIVATE_ENDINGS) or _is_address(name):
+        return False
+    return not (name == _own_name() or "*" in allowed or name in allowed or _is_below(name, allowed))
+
+
+def _is_below(name: str, allowed: Collection[str]) -> bool:
+    """Whether a pattern's part behind the star ends the name."""
+    return any(name.endswith(one[1:]) for one in allowed if one.startswith("*."))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+@cache
+def _own_name() -> str:
+    return socket.gethostname().lower()

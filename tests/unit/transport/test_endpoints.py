@@ -1,0 +1,61 @@
+import pytest
+
+from server.errors import InvalidRequest
+from server.routes import ROUTERS
+from server.transport.endpoints import SCOPES, as_scope, changes_the_disk, changes_the_server, scope_of
+
+ANY_KEY = {
+    *("/", "/health", "/v1/health", "/livez", "/readyz", "/docs", "/openapi.json", "/models", "/v1/models"),
+    *("/models/sse", "/v1/models/{model_id:path}", "/props", "/lora-adapters", "/tokenizer_info", "/api/tags"),
+    *(
+        "/api/ps",
+        "/api/version",
+        "/api/blobs/{digest}",
+        "/v1/responses/{response_id}",
+        "/responses/{response_id}",
+        "/v1/stream",
+        "/tools",
+        "/cors-proxy",
+    ),
+}
+"""Reads that any key may do."""
+
+
+def every_endpoint() -> set[tuple[str, str]]:
+    return {
+        (method, route.path)  # type: ignore[attr-defined]
+        for router in ROUTERS
+        for route in router.routes
+        for method in route.methods or ()  # type: ignore[attr-defined]
+    }
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(every_endpoint()))
+def test_each_endpoint_but_known_reads_needs_a_scope(method, path):
+    static = path.startswith("/docs/")
+    assert (scope_of(method, path) is None) == (method == "GET" and (path in ANY_KEY or static))
+
+
+def test_what_changes_the_server_is_known():
+    changing = {(method, path) for method, path in every_endpoint() if changes_the_server(method, path)}
+    assert changing == {
+        *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/models/load"), ("POST", "/models/unload")),
+        *(("POST", "/api/pull"), ("DELETE", "/api/delete")),
+        *(("POST", "/lora-adapters"), ("POST", "/props"), ("POST", "/slots/{id_slot}")),
+    }
+    assert {each for each in changing if changes_the_disk(*each)} == {
+        *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")),
+    }
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_to_read_the_configuration_again_is_a_change_too(method):
+    assert changes_the_server(method, "/models", b"reload=1")
+    assert changes_the_server(method, "/v1/models", b"a=b&reload=1")
+    assert not changes_the_server(method, "/models", b"")
+
+
+def test_scopes_have_names():
+    assert [as_scope(name) for name in SCOPES] == list(SCOPES)
+    with pytest.raises(InvalidRequest, match="'root' is not a scope; known: infer, slots, lora"):
+        as_scope("root")

@@ -1,0 +1,46 @@
+import socket
+
+import pytest
+
+from server.transport.hosts import is_local, is_strangers
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "localhost", "a.localhost", "/run/a.sock"]
+)
+def test_what_is_of_this_machine(address):
+    assert is_local(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "0.0.0.0", "::", "192.168.0.1", "localhost.example", "127.0.0.1.example", "[::1"]
+)
+def test_what_is_not(address):
+    assert not is_local(address)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("", "127.0.0.1:8080", "[::1]:8080", "192.0.2.7", "localhost:1", "LOCALHOST", "localhost.", "model.localhost"),
+        *("llamapool:8080", "mac.local", "host.docker.internal:80", "nas.home.arpa", socket.gethostname()),
+        *("api.example.com", "API.Example.com:443", "a.b.wild.example"),
+    ],
+)
+def test_names_that_can_only_be_the_servers_own(host):
+    assert not is_strangers(host, {"api.example.com", "*.wild.example"})
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("rebound.example", "rebound.example:8080", "127.0.0.1.rebound.example", "localhost.example", "wild.example"),
+        *("example.com", "xwild.example", "rebound.example.", "api.example.com.evil.example", "[::1", ":80"),
+    ],
+)
+def test_names_that_a_stranger_may_own(host):
+    assert is_strangers(host, {"api.example.com", "*.wild.example"})
+
+
+def test_any_name_may_be_allowed():
+    assert not is_strangers("rebound.example", {"*"})
