@@ -15,7 +15,7 @@ import numpy as np
 from server.engine.embedding.vectors import EmbedderInfo, Pooling, Vectors
 from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
-from server.engine.runner_api import BatchEntry, DraftRunner, RunnerInfo
+from server.engine.runner_api import BatchEntry, DraftRunner, MediaEncoder, RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.pool.footprint import HOST, Bytes, Fit, Footprint, Memory
 from server.pool.protocols import MediaReader, ModelInfo
@@ -116,6 +116,7 @@ class FakeRunner:
         )
         self.adapters = adapters
         self.draft = draft
+        self.encoder: MediaEncoder | None = None
         self.adapters_now: Adapters = ()
         self.computed_by: dict[int, list[Adapters]] = {s: [] for s in range(n_seq)}
         self.vocab = FakeVocab()

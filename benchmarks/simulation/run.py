@@ -89,7 +89,7 @@ class Simulation:
         self._trace = Trace(seed, self.machine.info.n_ctx_seq)
         self._asking: list[tuple[float, int, Session]] = []
         self._asks: dict[int, Ask] = {}
-        self._replies = count(-1, -1)  # numbers that nobody else generates
+        self._replies = count(1 << 30)  # numbers that nobody else generates
         self._ending: defaultdict[int, set[int]] = defaultdict(set)  # who gets the last token in which step
         self._step_ended = 0.0
         for i in range(people * n_slots):

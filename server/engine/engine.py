@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from server.engine.encode.cache import EmbeddingCache
+from server.engine.encode.encoder import Encoder
 from server.engine.group import InstanceGroup
 from server.engine.kv.disk_cache import DiskCache, StateFiles
 from server.engine.kv.ram_cache import MIB, min_limit
@@ -22,6 +24,7 @@ from server.engine.step.loop import Instance
 from server.engine.step.mailbox import Mailbox, Recall
 from server.engine.step.slot_state import SlotState
 from server.engine.step.snapshot import SlotSnapshot, snapshot
+from server.engine.step.threads import yield_to_steps
 from server.errors import ContextExceeded, InvalidRequest, QueueFull
 
 
@@ -40,6 +43,11 @@ class Engine(InstanceGroup[Instance]):
         self.n_ctx_seq = runners[0].info.n_ctx_seq
         self.adapters = runners[0].adapters
         self._can_cut = runners[0].info.can_cut
+        self._n_ubatch = runners[0].info.n_ubatch
+        projector = runners[0].encoder
+        self._encoder = (
+            Encoder(projector, EmbeddingCache(params.media_cache * MIB), yield_to_steps) if projector else None
+        )
         self._disk: DiskCache | None = None
         instances = [
             Instance(
@@ -49,6 +57,7 @@ class Engine(InstanceGroup[Instance]):
                 clock,
                 self._count_preparing,
                 i * self.n_slots_each,
+                self._encoder,
             )
             for i, runner in enumerate(runners)
         ]
@@ -87,6 +96,8 @@ class Engine(InstanceGroup[Instance]):
         With a disk, prompt states that are in RAM are saved there.
         """
         await super().close(drain_s)
+        if self._encoder is not None:
+            await asyncio.to_thread(self._encoder.close)
         if self._disk is not None:
             await asyncio.to_thread(self._disk.close)
 
@@ -191,12 +202,32 @@ class Engine(InstanceGroup[Instance]):
             raise InvalidRequest("the prompt is empty", "prompt")
         if len(prompt) >= self.n_ctx_seq:
             raise ContextExceeded(len(prompt), self.n_ctx_seq)
-        if min(prompt) < 0 or max(prompt) >= self.vocab.n_tokens:
+        if request.media:
+            self._check_media(request)
+        elif min(prompt) < 0 or max(prompt) >= self.vocab.n_tokens:
             raise InvalidRequest(f"a token id is outside the vocabulary (0 to {self.vocab.n_tokens - 1})", "prompt")
         if not -1 <= request.id_slot < self.n_slots:
             raise InvalidRequest(f"id_slot must be -1 or one of 0 to {self.n_slots - 1}", "id_slot")
         if request.n < 1:
             raise InvalidRequest("n must be at least 1", "n")
+
+    def _check_media(self, request: Request) -> None:
+        """Also that the library can decode each of them."""
+        at = n_media = 0
+        for span in request.media:
+            if self._encoder is None or span.chunk is None or span.start < at or span.end > len(request.prompt):
+                raise InvalidRequest("the prompt has media that are not this model's", "prompt")
+            at, n_media = span.end, n_media + span.n_tokens
+            if not span.chunk.causal and span.n_tokens > self._n_ubatch:
+                raise InvalidRequest(
+                    f"a medium has {span.n_tokens} tokens, which this model reads all at once, and n_ubatch is "
+                    f"{self._n_ubatch}: set ubatch-size to {span.n_tokens} or more",
+                    "prompt",
+                )
+        if sum(token < 0 for token in request.prompt) != n_media or max(request.prompt) >= self.vocab.n_tokens:
+            raise InvalidRequest(f"a token id is outside the vocabulary (0 to {self.vocab.n_tokens - 1})", "prompt")
+        if request.prompt_logprobs:
+            raise InvalidRequest("there are no log probabilities of a prompt with media", "prompt")
 
     def _tuning(self, request: Request) -> Tuning:
         """What computes the request; raises `InvalidRequest` for an adapter that is not there."""

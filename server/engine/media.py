@@ -64,6 +64,23 @@ Spans = tuple[MediaSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class MediaInput:
+    """What a batch entry's tokens stand for: embeddings of `span`, from its ``first``-th token on.
+
+    ``embeddings``: of the whole span, [n_tokens, n_embd] 32-bit floats.
+    """
+
+    span: MediaSpan
+    embeddings: bytes
+    first: int
+
+    @property
+    def causal(self) -> bool:
+        """See `MediaChunk`."""
+        return self.span.chunk is None or self.span.chunk.causal
+
+
+@dataclass(frozen=True, slots=True)
 class MediaPrompt:
     """A prompt with media: ``tokens`` of text and, negative, of ``spans``."""
 
@@ -120,6 +137,11 @@ def n_up_to(spans: Spans, pos: int) -> int:
     return n
 
 
+def text_of(tokens: Sequence[int], spans: Spans) -> Sequence[int]:
+    """What of `tokens` is text, for who knows nothing else."""
+    return [token for token in tokens if token >= 0] if spans else tokens
+
+
 def below(spans: Spans, n: int) -> Spans:
     """Those that begin in the first `n` tokens."""
     return tuple(span for span in spans if span.start < n) if spans else spans
@@ -143,10 +165,10 @@ def check_spans(spans: Spans, tokens: Sequence[int]) -> None:
     at = 0
     for span in spans:
         assert span.start >= at, "media overlap"
-        assert all(token >= 0 for token in tokens[at : span.start]), "a medium's token without its span"
+        assert min(tokens[at : span.start], default=0) >= 0, "a medium's token without its span"
         wanted = media_tokens(span.id, span.nth, span.n_tokens)
         found = list(tokens[span.start : span.end])
         assert found, "a medium that is not there"
         assert found == wanted[: len(found)], "a medium has another one's tokens"
         at = span.end
-    assert all(token >= 0 for token in tokens[at:]), "a medium's token without its span"
+    assert min(tokens[at:], default=0) >= 0, "a medium's token without its span"

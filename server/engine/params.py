@@ -18,6 +18,7 @@ class EngineParams:
     slot_prompt_similarity: float = 0.1
     cache_disk: int = 0  # MiB of prompt states on disk of all instances together; 0 = off
     cache_disk_path: Path | None = None  # their folder
+    media_cache: int = 256  # MiB of embeddings of media
     context_shift: bool = False  # a full context drops its older half and goes on, where the model can
     n_keep: int = 0  # of requests that say nothing: prompt tokens that a shift keeps
     n_cache_reuse: int = 0  # of requests that say nothing; see `Request`

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from server.engine.lora import Adapter
+from server.engine.media import MediaInput
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.vocab import Vocab
 
@@ -32,7 +33,10 @@ class RunnerInfo:
 
 
 class BatchEntry(Protocol):
-    """A run of tokens of one sequence in a batch: positions ``pos``.. ; logits for the last token if asked."""
+    """A run of tokens of one sequence in a batch: positions ``pos``.. ; logits for the last token if asked.
+
+    Entries with media are decoded by themselves, those that are not causal each alone.
+    """
 
     @property
     def seq(self) -> int: ...
@@ -46,6 +50,10 @@ class BatchEntry(Protocol):
     def all_logits(self) -> bool:
         """Logits for each of the tokens, in order."""
 
+    @property
+    def media(self) -> MediaInput | None:
+        """What the tokens stand for where they are no text; ``pos`` is that of the medium's first one then."""
+
 
 class Sampler(Protocol):
     """One sequence's sampler chain: native memory, closed by its owner."""
@@ -58,6 +66,8 @@ class Sampler(Protocol):
 
 OwnSampler: TypeAlias = Any
 """A sampler that the same runner made; its type is the runner's own."""
+OwnChunk: TypeAlias = Any
+"""A medium that the same projector tokenized, as its `MediaSpan.chunk` holds it."""
 
 
 class DraftRunner(Protocol):
@@ -78,6 +88,16 @@ class DraftRunner(Protocol):
         """Make `target` a copy of the whole of `source`; the target must be empty."""
 
 
+class MediaEncoder(Protocol):
+    """A loaded projector. `encode` is called by one thread at a time, others may use other methods meanwhile."""
+
+    def encode(self, chunks: Sequence[OwnChunk]) -> list[bytes]:
+        """Embeddings of as many of the first chunks as are computed together, of one at least.
+
+        Raises `InternalError`.
+        """
+
+
 class Runner(Protocol):
     """One native context. Every method is called by the instance's step thread only."""
 
@@ -88,6 +108,10 @@ class Runner(Protocol):
     @property
     def draft(self) -> DraftRunner | None:
         """What guesses for this one; closed with it."""
+
+    @property
+    def encoder(self) -> MediaEncoder | None:
+        """What makes embeddings of media for it, and for all runners of the same weights; closed with these."""
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         """Decode in one call. True: done. False: no KV room, and nothing was changed.
@@ -148,17 +172,18 @@ class Runner(Protocol):
     def seq_save(self, seq: int) -> bytes:
         """The library's own state of one sequence, for `seq_load`. Raises `InternalError`, also without memory."""
 
-    def seq_load(self, seq: int, state: bytes, n_tokens: int) -> bool:
-        """Replace what `seq` holds by a state of `n_tokens`; False when the library refuses it or it holds another
-        number, and `seq` is empty then."""
+    def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
+        """Replace what `seq` holds by a state whose last position is `n_pos` - 1; False when the library refuses it or
+        it ends at another one, and `seq` is empty then."""
 
     def seq_floor(self, seq: int) -> int:
-        """The least number of tokens that `seq_remove` can surely bring `seq` to, beside none."""
+        """The least position that `seq_remove` can surely bring `seq` to, beside none."""
 
     def seq_checkpoint(self, seq: int) -> bytes:
         """What `seq_remove` can't bring back, as it is now; for `seq_rewind`."""
 
-    def seq_rewind(self, seq: int, checkpoint: bytes, n_tokens: int) -> bool:
-        """Bring `seq`, which goes on from where `checkpoint` was made, back to there; False: it is empty now."""
+    def seq_rewind(self, seq: int, checkpoint: bytes, n_pos: int) -> bool:
+        """Bring `seq`, which goes on from where `checkpoint` was made, back to there, where its last position was
+        `n_pos` - 1; False: it is empty now."""
 
     def close(self) -> None: ...

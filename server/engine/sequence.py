@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 
 from server.constrain.constraint import Constraint
+from server.engine.encode.encoder import Encoding
 from server.engine.generate.text import IndentLimit, TextStream
 from server.engine.kv.checkpoints import Checkpoints, reach
 from server.engine.kv.disk_cache import Fetch
 from server.engine.kv.ram_cache import Presence
 from server.engine.lora import BARE, NEVER, Tuning, reusable
+from server.engine.media import Spans, last_position, position, span_at, whole
 from server.engine.prefix.hashes import Chain
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
@@ -72,6 +74,8 @@ class Sequence:
     fetch: Fetch | None = None  # what it waits for from disk
     marks: tuple[int, ...] = ()  # places in ``target`` at which a step ends and a checkpoint is made
     chain: Chain = field(default_factory=Chain)  # of ``target``
+    media: Spans = ()  # in ``content``
+    encodings: dict[int, Encoding] = field(default_factory=dict)  # of those that are not in the cells, by their start
     account: Account = field(default_factory=Account)  # of its client, from the queue on
     n_faults: int = 0  # refused batches that it was in and had to be computed anew after
     suspect: int = 0  # until so many of its tokens are computed, it decodes alone: it may be the one at fault
@@ -94,6 +98,7 @@ class Sequence:
     def __post_init__(self) -> None:
         """Begin with the prompt."""
         self.base = self.base or self.target
+        self.media = self.media or self.ticket.request.media
 
     @property
     def tuning(self) -> Tuning:
@@ -114,6 +119,16 @@ class Sequence:
     def n_computed(self) -> int:
         """Tokens of this sequence that are in cells."""
         return len(self.slot.tokens) if self.slot is not None else 0
+
+    @property
+    def awaits_media(self) -> bool:
+        """Whether it can't go on before a medium is encoded."""
+        if not self.encodings or self.phase is not Phase.PREFILL:
+            return False
+        span = span_at(self.media, self.n_computed)
+        if span is None or span.start > self.n_computed:
+            return False
+        return not self.encodings[span.start].done
 
     @property
     def pending(self) -> list[int]:
@@ -152,7 +167,8 @@ class Sequence:
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """One native sequence. ``tokens`` are exactly the tokens in its cells, also when nobody holds it.
+    """One native sequence. ``tokens`` are exactly the tokens in its cells, also when nobody holds it; ``media`` are the
+    spans that begin in them, of which the last one may be incomplete.
 
     The first ``n_shared`` of them lie in cells that ``shares_with`` holds, too (unified KV only); the first
     ``n_exact`` are what a fresh computation under ``tuning`` would give, those behind were moved.
@@ -160,6 +176,7 @@ class Slot:
 
     id: int
     tokens: list[int] = field(default_factory=list)
+    media: Spans = ()
     sequence: Sequence | None = None
     last_used: float = 0.0
     n_shared: int = 0
@@ -186,6 +203,20 @@ class Slot:
         """Nobody holds it; its cells are a cache."""
         return self.sequence is None
 
+    @property
+    def ends_inside(self) -> bool:
+        """Whether its last medium is incomplete."""
+        return bool(self.media) and self.media[-1].end > len(self.tokens)
+
+    @property
+    def pos(self) -> int:
+        """The position of its next token; inside of a medium, that of the medium's first one."""
+        return position(self.media, len(self.tokens)) if self.media else len(self.tokens)
+
+    def n_pos(self, n: int) -> int:
+        """One more than the greatest position of its first `n` tokens."""
+        return last_position(self.media, n) + 1 if self.media else n
+
     def trade(self, other: "Slot") -> None:
         """What is in both slots' cells, and who holds them, changes places: so it was done with the cells."""
         for name in _CONTENT:
@@ -201,6 +232,8 @@ class Slot:
     def reusable(self, n: int, wanted: Tuning) -> int:
         """How many of its first `n` tokens a sequence under `wanted` may take over."""
         n = reusable(min(n, self.n_exact), self.tuning, wanted)
+        if self.media:
+            n = whole(self.media, n)
         return n if not self.floor else reach(n, len(self.tokens), self.floor, [c.n_tokens for c in self.checkpoints])
 
 

@@ -35,6 +35,7 @@ class Entry:
     tokens: Sequence[int]
     want_logits: bool = True
     all_logits: bool = False
+    media: None = None
 
 
 def load(path: Path, **native: Any) -> LlamaWeights:

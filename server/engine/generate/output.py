@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from server.engine.generate.constrained import Constrained
 from server.engine.generate.text import IndentLimit, Shown
+from server.engine.media import text_of
 from server.engine.request import (
     RANDOM_SEED,
     Event,
@@ -47,7 +48,7 @@ class Outputs:
         params = request.sampling
         if sequence.index and params.seed != RANDOM_SEED:
             params = replace(params, seed=(params.seed + sequence.index) % RANDOM_SEED)
-        sequence.sampler = self._runner.sampler(params, request.prompt)
+        sequence.sampler = self._runner.sampler(params, text_of(request.prompt, request.media))
         if self._speculation is not None:
             self._speculation.begin(sequence)
         if request.n_indent > 0:
@@ -97,8 +98,8 @@ class Outputs:
     def score(self, output: int, entry: Entry) -> PromptLogprobs:
         """How probable prompt tokens are: those behind the ones of `entry`, whose logits begin at the `output`-th."""
         sequence, runner = entry.sequence, self._runner
-        end = entry.pos + len(entry.tokens)
-        following = sequence.request.prompt[entry.pos + 1 : end + 1]
+        end = entry.at + len(entry.tokens)
+        following = sequence.request.prompt[entry.at + 1 : end + 1]
         n_top = sequence.request.n_probs
         sequence.n_scored = end
         tokens = (runner.logprobs(at, token, n_top) for at, token in enumerate(following, output))

@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Callable, Iterable
 
-from server.engine.kv.checkpoints import MIN_GAP, MIN_PROMPT, Checkpoint, Checkpoints, added, below, limit_bytes
+from server.engine.kv.checkpoints import MIN_GAP, MIN_PROMPT, Checkpoint, Checkpoints, added, limit_bytes, up_to
 from server.engine.kv.cost import least_valuable
 from server.engine.kv.moving import Moving
 from server.engine.kv.ram_cache import RamState
 from server.engine.lora import NEVER
+from server.engine.media import Spans, below, dropped, n_up_to, position, span_at, whole
 from server.engine.prefix.find import Placement
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import Entry, Scheduler
@@ -37,7 +38,7 @@ class Cells:
         """Forget everything in `slot`."""
         self._runner.seq_remove(slot.id, 0)
         self._share(slot, 0)
-        slot.tokens = []
+        slot.tokens, slot.media = [], ()
         slot.chain.forget()
         slot.n_pieces = 0
         slot.n_exact = NEVER
@@ -45,17 +46,24 @@ class Cells:
         self._checkpoints_are(slot, ())
 
     def truncate(self, slot: Slot, n: int) -> bool:
-        """Keep the first `n` tokens. False, and nothing changed, when the model cannot forget a part."""
-        if not self._runner.seq_remove(slot.id, n):
+        """Keep the first `n` tokens, without a medium that would be cut. False, and nothing changed, when the model
+        cannot forget a part."""
+        n = whole(slot.media, n)
+        if not self._runner.seq_remove(slot.id, position(slot.media, n)):
             return False
-        self._share(slot, n)
-        del slot.tokens[n:]
-        slot.chain.cut(n)
+        self._ends_at(slot, n)
         if n <= slot.n_exact:
             slot.n_exact = NEVER
-        self._checkpoints_are(slot, below(slot.checkpoints, n))
+        self._checkpoints_are(slot, up_to(slot.checkpoints, n))
         self._look(slot)
         return True
+
+    def _ends_at(self, slot: Slot, n: int) -> None:
+        """Only its first `n` tokens are in the cells."""
+        self._share(slot, n)
+        del slot.tokens[n:]
+        slot.media = below(slot.media, n)
+        slot.chain.cut(n)
 
     def _cut(self, slot: Slot, n: int) -> None:
         """Keep the first `n` tokens, by a checkpoint if need be; nothing when there is no way back to there."""
@@ -70,12 +78,10 @@ class Cells:
     def _rewind(self, slot: Slot, checkpoint: Checkpoint) -> bool:
         """Back to `checkpoint`. False: the cells are empty, which ``slot`` does not say yet."""
         n = checkpoint.n_tokens
-        if not self._runner.seq_rewind(slot.id, checkpoint.state, n):
+        if not self._runner.seq_rewind(slot.id, checkpoint.state, slot.n_pos(n)):
             return False
-        self._share(slot, n)
-        del slot.tokens[n:]
-        slot.chain.cut(n)
-        self._checkpoints_are(slot, below(slot.checkpoints, n))
+        self._ends_at(slot, n)
+        self._checkpoints_are(slot, up_to(slot.checkpoints, n))
         self._look(slot)
         return True
 
@@ -120,7 +126,7 @@ class Cells:
     def _look(self, slot: Slot) -> None:
         """After its cells changed: how far back it can be cut now."""
         if not self._can_cut:
-            slot.floor = self._runner.seq_floor(slot.id)
+            slot.floor = n_up_to(slot.media, self._runner.seq_floor(slot.id))
 
     def decoded(self, entries: list[Entry]) -> None:
         """`entries` are in the cells: make the checkpoints that are due."""
@@ -204,7 +210,7 @@ class Cells:
             self.clear(slot)
             self._runner.seq_copy(source.id, slot.id)
             self._copied()
-            slot.tokens = list(source.tokens)
+            slot.tokens, slot.media = list(source.tokens), source.media
             if self._runner.info.unified:
                 slot.n_shared, slot.shares_with, slot.n_pieces = len(slot.tokens), source, source.n_pieces
             slot.n_exact = source.n_exact
@@ -229,9 +235,10 @@ class Cells:
             shift = move.source - move.target
         slot.n_exact = min(slot.n_exact, placement.n_reuse)
         self._share(slot, placement.n_reuse)
-        self._checkpoints_are(slot, below(slot.checkpoints, placement.n_reuse))
+        self._checkpoints_are(slot, up_to(slot.checkpoints, placement.n_reuse))
         self._runner.seq_remove(slot.id, len(kept))
         slot.tokens = kept
+        slot.media = tuple(span.kept for span in below(placement.sequence.media, len(kept)))
         slot.chain.cut(placement.n_reuse)
 
     def _copied(self) -> None:
@@ -260,7 +267,7 @@ class Cells:
     def _carry(self, source: Slot, target: Slot) -> bool:
         """The state of `source` into the empty `target`, too. False: `target` is as empty as it was."""
         try:
-            return self.moving.load(target, self.moving.save(source), len(source.tokens))
+            return self.moving.load(target, self.moving.save(source), len(source.tokens), source.media)
         except CONTAINED as error:
             log.warning("slot %d: its sequence could not be brought to slot %d: %r", source.id, target.id, error)
             self.clear(target)
@@ -272,6 +279,7 @@ class Cells:
         assert slot is not None
         tokens = slot.tokens
         sequence.base = tokens[:keep] + tokens[keep + discard :]
+        sequence.media = dropped(sequence.media, keep, keep + discard)
         sequence.base_output, sequence.shifted = len(sequence.output) - len(sequence.pending), True
         if not self._own(slot, keep + discard, now):
             self._scheduler.park(sequence, now)
@@ -279,8 +287,9 @@ class Cells:
         self._runner.seq_drop(slot.id, keep, keep + discard)
         slot.n_exact = min(slot.n_exact, keep)
         self._share(slot, keep)
-        self._checkpoints_are(slot, below(slot.checkpoints, keep))
+        self._checkpoints_are(slot, up_to(slot.checkpoints, keep))
         slot.tokens = list(sequence.base)
+        slot.media = dropped(slot.media, keep, keep + discard)
         slot.chain.cut(keep)
 
     def _own(self, slot: Slot, start: int, now: float) -> bool:
@@ -294,17 +303,17 @@ class Cells:
         if self.moving.would_stop_others(2 * self._scheduler.move_cost.move_s(len(slot.tokens), 0, slot.n_pieces)):
             self.clear(slot)
             return False
-        tokens, exact, checkpoints = slot.tokens, slot.n_exact, slot.checkpoints
+        tokens, media, exact, checkpoints = slot.tokens, slot.media, slot.n_exact, slot.checkpoints
         try:
             state = self.moving.save(slot)
             self.clear(slot)
-            if not self._load(slot, state, len(tokens), now):
+            if not self._load(slot, state, len(tokens), media, now):
                 return False
         except CONTAINED as error:
             log.warning("slot %d: its cells could not be moved: %r", slot.id, error)
             self.clear(slot)
             return False
-        slot.tokens, slot.n_exact = tokens, exact
+        slot.tokens, slot.media, slot.n_exact = tokens, media, exact
         self._checkpoints_are(slot, checkpoints)
         self._look(slot)
         return True
@@ -332,7 +341,9 @@ class Cells:
             heir.n_shared, heir.shares_with = n, slot if n else None
 
     def save(self, slot: Slot) -> SlotState:
-        """What `slot` holds, to be kept elsewhere."""
+        """What `slot` holds, to be kept elsewhere; without a medium whose decoding was stopped."""
+        if slot.ends_inside and not self.truncate(slot, len(slot.tokens)):
+            self.clear(slot)
         return self.moving.take_out(slot)
 
     def restore(self, slot: Slot, saved: SlotState, now: float) -> None:
@@ -346,19 +357,20 @@ class Cells:
             raise InvalidRequest(f"the state has {n} tokens, the slot's context {self._runner.info.n_ctx_seq}")
         if not n:
             return
-        if not self._load(slot, saved.state, n, now):
+        if not self._load(slot, saved.state, n, saved.media, now):
             raise InvalidRequest(f"the state of {n} tokens was refused by the library or finds no room")
-        slot.tokens, slot.tuning, slot.n_exact = list(saved.tokens), saved.tuning, saved.n_exact
+        slot.tokens, slot.media = list(saved.tokens), saved.media
+        slot.tuning, slot.n_exact = saved.tuning, saved.n_exact
         slot.last_used = now
         self._checkpoints_are(slot, saved.checkpoints)
         self._look(slot)
 
-    def _load(self, slot: Slot, state: bytes, n: int, now: float) -> bool:
+    def _load(self, slot: Slot, state: bytes, n: int, media: Spans, now: float) -> bool:
         """Put `state`, of `n` tokens, into the empty `slot`; caches of other idle slots make room for it.
 
         False, and the slot is empty, when it finds none. The caller says what the slot holds then.
         """
-        while self._surely_full(slot, n) or not self.moving.load(slot, state, n):
+        while self._surely_full(slot, n) or not self.moving.load(slot, state, n, media):
             if not self._make_room(slot, n, now):
                 return False
         return True
@@ -389,11 +401,11 @@ class Cells:
     def _bring_back(self, slot: Slot, stored: RamState, n: int, now: float) -> None:
         """A kept state, cut to `n` tokens; nothing is reused when it finds no room."""
         self.clear(slot)
-        if not self._load(slot, stored.state, len(stored.tokens), now):
+        if not self._load(slot, stored.state, len(stored.tokens), stored.media, now):
             log.info("slot %d: no room for a kept state of %d tokens", slot.id, len(stored.tokens))
             return
         self.moving.count_use(stored, now)
-        slot.tokens, slot.n_exact = list(stored.tokens), stored.n_exact
+        slot.tokens, slot.media, slot.n_exact = list(stored.tokens), stored.media, stored.n_exact
         self._checkpoints_are(slot, stored.checkpoints)
         self._look(slot)
         self._cut(slot, n)
@@ -413,8 +425,8 @@ class Cells:
         assert parked is not None
         n = len(parked.tokens)
         try:
-            if self.moving.may_load(parked) and self._load(slot, parked.state, n, now):
-                slot.tokens, slot.n_exact = parked.tokens, parked.n_exact
+            if self.moving.may_load(parked) and self._load(slot, parked.state, n, parked.media, now):
+                slot.tokens, slot.media, slot.n_exact = parked.tokens, parked.media, parked.n_exact
                 self._checkpoints_are(slot, parked.checkpoints)
                 self._look(slot)
             else:
@@ -433,10 +445,16 @@ _MARGIN = 4  # cells that a shift leaves free at least, as the reference
 
 
 def span(sequence: Sequence, n_ctx: int, *, add_bos: bool) -> tuple[int, int]:
-    """(tokens kept at the beginning, tokens dropped behind them); server-context.cpp, update_slots."""
+    """(tokens kept at the beginning, tokens dropped behind them); server-context.cpp, update_slots. Nothing is dropped
+    where only a medium could be."""
     request = sequence.request
     keep = len(request.prompt) if request.n_keep < 0 else request.n_keep
-    keep = min(n_ctx - _MARGIN, keep + add_bos)
+    keep = whole(sequence.media, min(n_ctx - _MARGIN, keep + add_bos))
     left = sequence.n_computed - keep
-    discard = request.n_discard or left // 2
-    return keep, max(1, min(discard, left - 1))
+    discard = max(1, min(request.n_discard or left // 2, left - 1))
+    end = whole(sequence.media, keep + discard)
+    if end < keep + discard:  # inside of a medium, which goes whole, unless nothing would be left
+        span = span_at(sequence.media, end)
+        assert span is not None
+        end = span.end if span.end < sequence.n_computed else end
+    return keep, end - keep

@@ -55,7 +55,7 @@ def added(checkpoints: Checkpoints, new: Checkpoint, most: int, most_bytes: int)
     return tuple(kept)
 
 
-def below(checkpoints: Checkpoints, n: int) -> Checkpoints:
+def up_to(checkpoints: Checkpoints, n: int) -> Checkpoints:
     """Those that are still true when only the first `n` tokens are left."""
     return tuple(c for c in checkpoints if c.n_tokens <= n)
 

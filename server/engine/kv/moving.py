@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from server.engine.kv.cost import value
 from server.engine.kv.disk_cache import DiskCache, any_to_read, start_reading
 from server.engine.kv.ram_cache import RamState, ram_state, size_of
+from server.engine.media import Spans, last_position
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import ALONE_S, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
@@ -94,7 +95,7 @@ class Moving:
 
     def take_out(self, slot: Slot) -> SlotState:
         """What `slot` holds. Raises as `save`."""
-        return SlotState(list(slot.tokens), self.save(slot), slot.tuning, slot.n_exact, slot.checkpoints)
+        return SlotState(list(slot.tokens), self.save(slot), slot.tuning, slot.n_exact, slot.checkpoints, slot.media)
 
     def reserve(self, n_bytes: int, now: float) -> bool:
         """Before so many bytes more are held beside the entries in RAM: these give way. False: there is no room.
@@ -120,7 +121,7 @@ class Moving:
         there is no memory for it."""
         slot, ram = sequence.slot, self._scheduler.ram
         assert slot is not None
-        n_bytes = self._size(slot)
+        n_bytes = 0 if slot.ends_inside else self._size(slot)
         if not n_bytes or self._refuses(self._scheduler.move_cost.move_s(0, n_bytes, slot.n_pieces), sequence):
             return None
         if not self.reserve(n_bytes, now):
@@ -232,6 +233,8 @@ class Moving:
             self._to_disk((entry,))
 
     def _wants(self, slot: Slot, n_lost: int) -> bool:
+        if slot.ends_inside:
+            return False
         if self._scheduler.ram.limit == 0:
             return self.disk is not None and self.disk.wants(slot.tokens, slot.tuning, n_lost, slot.chain)
         return self._scheduler.ram.wants(slot.tokens, slot.tuning, n_lost, slot.chain)
@@ -241,10 +244,10 @@ class Moving:
             for entry in entries:
                 self.disk.put(entry)
 
-    def load(self, slot: Slot, state: bytes, n: int) -> bool:
+    def load(self, slot: Slot, state: bytes, n: int, media: Spans) -> bool:
         """Put `state`, of `n` tokens, into the empty `slot`; False when it finds no room."""
         started = self._clock()
-        if not self._runner.seq_load(slot.id, state, n):
+        if not self._runner.seq_load(slot.id, state, last_position(media, n) + 1):
             return False
         seconds = self._clock() - started
         self._spent_s += seconds

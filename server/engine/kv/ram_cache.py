@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from server.engine.kv.checkpoints import Checkpoints, reach
 from server.engine.kv.cost import value
 from server.engine.lora import Tuning, reusable
+from server.engine.media import Spans, whole
 from server.engine.prefix.hashes import Chain
 from server.engine.prefix.index import PrefixIndex
 from server.engine.step.slot_state import SlotState
@@ -83,8 +84,8 @@ class Held:
 class KeptState:
     """One kept state, wherever its bytes are; ``size`` are these.
 
-    ``n_exact``: as in `SlotState`; ``floor``: as in `Slot`; ``places``: of its checkpoints, in tokens. ``used_at`` and
-    ``n_used`` make its value.
+    ``n_exact`` and ``media``: as in `SlotState`; ``floor``: as in `Slot`; ``places``: of its checkpoints, in tokens.
+    ``used_at`` and ``n_used`` make its value.
     """
 
     tokens: list[int]
@@ -96,11 +97,12 @@ class KeptState:
     floor: int = 0
     places: tuple[int, ...] = ()
     chain: Chain = field(default_factory=Chain)
+    media: Spans = ()
     presence: Presence = field(default_factory=Presence)
 
     def reusable(self, n: int, wanted: Tuning) -> int:
         """How many of its first `n` tokens a sequence under `wanted` may take over."""
-        n = reusable(min(n, self.n_exact), self.tuning, wanted)
+        n = whole(self.media, reusable(min(n, self.n_exact), self.tuning, wanted))
         return reach(n, len(self.tokens), self.floor, self.places)
 
     def value(self, now: float) -> float:
@@ -118,7 +120,7 @@ class RamState(KeptState):
     @property
     def slot_state(self) -> SlotState:
         """As a value that can be kept elsewhere."""
-        return SlotState(self.tokens, self.state, self.tuning, self.n_exact, self.checkpoints)
+        return SlotState(self.tokens, self.state, self.tuning, self.n_exact, self.checkpoints, self.media)
 
 
 def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
@@ -140,6 +142,7 @@ def ram_state(
         floor=0 if can_cut else len(saved.tokens),
         places=tuple(c.n_tokens for c in saved.checkpoints),
         chain=Chain() if chain is None else chain.copy(),
+        media=saved.media,
         state=saved.state,
         checkpoints=saved.checkpoints,
     )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from server.engine.kv.checkpoints import marks
@@ -10,6 +10,7 @@ from server.engine.kv.cost import MoveCost, least_valuable
 from server.engine.kv.disk_cache import DiskCache, Fetch
 from server.engine.kv.ram_cache import MIN_TOKENS, RamState, StateCache
 from server.engine.lora import reusable
+from server.engine.media import whole
 from server.engine.params import EngineParams
 from server.engine.prefix.match import Move, common_prefix, longest_match, moves
 from server.engine.runner_api import RunnerInfo
@@ -157,9 +158,10 @@ class Placer:
         candidates.sort(key=lambda slot: (slot is not placement.slot, -slot.last_used))
         for slot in candidates[:MOST_MOVED_FROM]:
             n = slot.reusable(common_prefix(wanted, slot.tokens), sequence.tuning)
-            found = Placement(
-                sequence, slot, slot, n, tuple(moves(slot.tokens, wanted, n, sequence.request.n_cache_reuse))
-            )
+            runs = moves(slot.tokens, wanted, n, sequence.request.n_cache_reuse)
+            if slot.media or sequence.media:
+                runs = _uncut(runs, slot, sequence)
+            found = Placement(sequence, slot, slot, n, tuple(runs))
             if found.n_kept > best.n_kept:
                 best = found
         return best
@@ -230,7 +232,7 @@ class Placer:
             if s is None or s.phase is not prefill or s.target[longest : longest + 1] != target[longest : longest + 1]:
                 continue
             n = reusable(common_prefix(target, s.target), s.tuning, sequence.tuning)
-            n = min(n, sequence.n_reusable)
+            n = whole(sequence.media, min(n, sequence.n_reusable))
             if n > longest and (self.info.can_cut or (n > s.n_computed and self.params.ctx_checkpoints)):
                 longest, computing = n, s
         if computing is None:
@@ -247,7 +249,9 @@ class Placer:
         others = (s for s in self.slots if s is not slot and s.tuning == tuning)
         parted = max((common_prefix(target, s.tokens) for s in others), default=0)
         parted = max(parted, self.ram.parted(target, tuning, placement.sequence.chain))
-        return marks(target, len(slot.tokens), self.info.turn_ends, self.params.checkpoint_min_step, parted)
+        found = marks(target, len(slot.tokens), self.info.turn_ends, self.params.checkpoint_min_step, parted)
+        media = placement.sequence.media
+        return tuple(sorted({whole(media, mark) for mark in found})) if media else found
 
     def _choose(self, sequence: Sequence, source: Slot | None, n: int) -> Slot:
         """The matching slot itself if little is lost by it, else the one whose cells are worth least."""
@@ -293,3 +297,13 @@ class Placer:
     def _if_room(self, sequence: Sequence, placement: Placement) -> Placement | Skip:
         n_kept = 0 if placement.stored is not None else placement.n_kept  # a kept state needs cells, too
         return placement if self.room.fits(sequence, n_kept) else Skip.NO_ROOM
+
+
+def _uncut(runs: list[Move], slot: Slot, sequence: Sequence) -> list[Move]:
+    """As many of the first `runs` as end in no medium, the last one perhaps shorter."""
+    for i, move in enumerate(runs):
+        n = whole(sequence.media, move.target + move.n) - move.target
+        n = min(n, whole(slot.media, move.source + move.n) - move.source)
+        if n < move.n:
+            return [*runs[:i], *([replace(move, n=n)] if n > 0 else [])]
+    return runs

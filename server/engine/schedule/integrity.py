@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
+from server.engine.media import below, check_spans
 from server.engine.sequence import Phase, Slot
 from server.engine.sequence import Sequence as Running
 
@@ -13,6 +14,7 @@ def check_slots(slots: Sequence[Slot], n_ctx: int) -> None:
     for slot in slots:
         assert len(slot.tokens) <= n_ctx, f"slot {slot.id} holds more than its context"
         assert slot.chain.fits(slot.tokens, slot.tuning), f"slot {slot.id} has another text's hashes"
+        check_spans(slot.media, slot.tokens)
         source = slot.shares_with
         n_there = 0 if source is None else len(source.tokens)
         assert 0 <= slot.n_shared <= min(len(slot.tokens), n_there), f"slot {slot.id} shares more than is held"
@@ -24,6 +26,7 @@ def check_slots(slots: Sequence[Slot], n_ctx: int) -> None:
         assert s.slot is slot, f"slot {slot.id} and its sequence disagree"
         assert s.phase in (Phase.PREFILL, Phase.DECODE), f"a {s.phase.value} sequence holds slot {slot.id}"
         assert slot.tokens == s.content[: len(slot.tokens)], f"slot {slot.id} holds other tokens than its sequence"
+        assert slot.media == below(s.media, len(slot.tokens)), f"slot {slot.id} holds other media than its sequence"
 
 
 def check_waiting(waiting: Collection[Running]) -> None:

@@ -15,6 +15,7 @@ from server.engine.kv.cost import MoveCost, least_valuable, look_for_cover, valu
 from server.engine.kv.disk_cache import DiskCache
 from server.engine.kv.ram_cache import RamState, StateCache, automatic_limit, ram_limit
 from server.engine.lora import BARE
+from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement, Placer, Skip
 from server.engine.prefix.hashes import Chain
@@ -41,13 +42,20 @@ class Entry:
     """A run of tokens of one sequence in the step's batch; not frozen, since one is made for every token."""
 
     seq: int
-    pos: int
+    at: int  # tokens of the sequence before these
     tokens: list[int]
     want_logits: bool
     sequence: Sequence
     all_logits: bool = False  # of each token: those after the first are guesses, to be checked; or it is scored
     scored: bool = False  # prompt tokens, whose logits say how probable those behind them were
     undo: Checkpoint | None = None  # to take guesses back with, where the cells can't be cut
+    media: MediaInput | None = None  # what the tokens stand for
+
+    @property
+    def pos(self) -> int:
+        """The position of the first one; of a medium's tokens, that of the medium's first one."""
+        slot = self.sequence.slot
+        return slot.pos if slot is not None and slot.media else self.at
 
     @property
     def n_outputs(self) -> int:
@@ -223,6 +231,9 @@ class Scheduler:
             if at < s.tuning.start < end:  # an aLoRA begins to work there
                 end = s.tuning.start
             end = s.next_mark(at, end)
+            span = span_at(s.media, at) if s.media else None
+            if span is not None:
+                end = _end_with_media(span, at, end)
             scored = s.unscored and at >= s.n_scored
             if scored:
                 end = min(end, at + n_to_score)
@@ -235,6 +246,8 @@ class Scheduler:
             budget -= len(tokens)
             wants_logits = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
             entries.append(Entry(s.slot.id, at, tokens, wants_logits or scored, s, scored, scored))
+            if span is not None and span.start <= at:
+                entries[-1].media = _input(s, span, at)
         if prompts:  # those that generate are in the order of their slots already
             entries.sort(key=_by_slot)  # see `evaluations`
         return entries
@@ -288,6 +301,8 @@ class Scheduler:
         others can wait for, all their turns together (`TURN`).
         """
         active = [slot.sequence for slot in self.slots if slot.sequence is not None]
+        if [s for s in active if s.encodings]:
+            active = [s for s in active if not s.awaits_media]
         if not [s for s in active if s.suspect or s.ticket.tuning is not BARE]:
             return active
         sets = {_turn_of(s) for s in active}
@@ -315,6 +330,8 @@ class Scheduler:
             slot, n = sequence.slot, len(tokens)
             assert slot is not None
             slot.tokens.extend(tokens)
+            if entry.media is not None and not entry.media.first:
+                slot.media = (*slot.media, entry.media.span.kept)
             n_tokens += n
             if sequence.suspect and len(slot.tokens) >= sequence.suspect:
                 sequence.suspect = sequence.n_faults = 0
@@ -325,7 +342,7 @@ class Scheduler:
             n_prompts += 1
             sequence.account.served += n
             if len(slot.tokens) == len(sequence.target):
-                sequence.phase = generating
+                sequence.phase, sequence.encodings = generating, {}
         if self.info.unified:
             self._count_pieces(entries)
         if self.n_copies:
@@ -364,8 +381,9 @@ class Scheduler:
         return None
 
     def is_stuck(self, entries: list[Entry]) -> bool:
-        """Not even one token of the only sequence finds a cell."""
-        return sum(len(e.tokens) for e in entries) == 1
+        """Not even one token of the only sequence finds a cell, or its medium, which can't be decoded in parts."""
+        whole_media = [e for e in entries if e.media is not None and not e.media.causal]
+        return bool(whole_media) or sum(len(e.tokens) for e in entries) == 1
 
     def release(self, sequence: Sequence, now: float) -> None:
         """`sequence` has ended and gives its slot back; the cells stay as a cache."""
@@ -405,6 +423,35 @@ class Scheduler:
         check_slots(self.slots, self.info.n_ctx_seq)
         check_waiting(list(self.waiting))
         self.ram.check_integrity()
+
+
+def batches(entries: list[Entry]) -> Iterator[list[Entry]]:
+    """`entries` as the library decodes them, one call each: text; media that are decoded as text is; each of the
+    others."""
+    if not [entry for entry in entries if entry.media is not None]:
+        yield entries
+        return
+    text = [entry for entry in entries if entry.media is None]
+    causal = [entry for entry in entries if entry.media is not None and entry.media.causal]
+    others = [[entry] for entry in entries if entry.media is not None and not entry.media.causal]
+    for batch in (text, causal, *others):
+        live = [entry for entry in batch if entry.sequence.slot is not None]  # else it ended with a batch before
+        if live:
+            yield live
+
+
+def _end_with_media(span: MediaSpan, at: int, end: int) -> int:
+    """Where a run of tokens from `at` on ends that might go up to `end`: text before the next medium `span`; of the
+    medium a part, or all of it where each of its embeddings sees all."""
+    if at < span.start:
+        return min(end, span.start)
+    return span.end if span.chunk is not None and not span.chunk.causal else min(end, span.end)
+
+
+def _input(sequence: Sequence, span: MediaSpan, at: int) -> MediaInput:
+    embeddings = sequence.encodings[span.start].embeddings
+    assert embeddings is not None
+    return MediaInput(span, embeddings, at - span.start)
 
 
 _NONE: frozenset[int] = frozenset()

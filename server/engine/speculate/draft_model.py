@@ -53,6 +53,7 @@ class DraftEntry:
     tokens: list[int]
     want_logits: bool = True
     all_logits: bool = False
+    media: None = None  # it reads text only
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from random import Random
 
+from server.engine.media import text_of
 from server.engine.params import EngineParams
 from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
@@ -53,7 +54,7 @@ class Speculation:
         n_more = _USUAL if request.max_tokens < 0 else min(request.max_tokens, _USUAL)
         sequence.speculating = state = Speculating(most, self._sources(len(request.prompt) + n_more))
         for source in state.sources:
-            source.extend(request.prompt)
+            source.extend(text_of(request.prompt, request.media))
         if self._drafting is not None:
             state.right_drafted = self._drafting.mean_right
             state.most_drafted = min(most, params.spec_draft_max)
@@ -132,7 +133,7 @@ class Speculation:
         wanted, places = [], []
         for i, sequence in enumerate(generating):
             state = sequence.speculating
-            if state is None or sequence.n_taken_back:
+            if state is None or sequence.n_taken_back or sequence.media:  # a draft model sees none
                 continue
             n = min(self._most(sequence, state.most_drafted), most[i])
             if n > 0:

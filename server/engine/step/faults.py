@@ -70,7 +70,7 @@ class Faults:
             return True
         self._cells.clear(slot)
         sequence.n_faults += 1
-        sequence.suspect = max(sequence.suspect, entry.pos + len(entry.tokens))
+        sequence.suspect = max(sequence.suspect, entry.at + len(entry.tokens))
         if sequence.n_faults > MAX_FAULTS:
             self._fail(sequence.ticket, error)
         else:

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from server.engine.encode.encoder import Encoder
 from server.engine.generate.output import Outputs
 from server.engine.generate.sample import Sampling
 from server.engine.kv.cells import Cells, span
@@ -11,7 +12,7 @@ from server.engine.kv.disk_cache import DiskCache, give_up_late, wait_s
 from server.engine.params import EngineParams
 from server.engine.request import FinishReason, Progress
 from server.engine.runner_api import Runner
-from server.engine.schedule.scheduler import Entry, Scheduler
+from server.engine.schedule.scheduler import Entry, Scheduler, batches
 from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.speculate.speculation import speculation
 from server.engine.stats import EngineStats
@@ -36,6 +37,7 @@ class Instance:
         clock: Callable[[], float],
         preparing: Callable[[], int],
         first_slot: int = 0,
+        encoder: Encoder | None = None,
     ) -> None:
         self.runner = runner
         self.params = params
@@ -44,7 +46,7 @@ class Instance:
         self.scheduler = Scheduler(runner.info, params)
         self._clock = clock
         self._preparing = preparing
-        self._tickets = Tickets(self.scheduler, mailbox, self.stats, clock)
+        self._tickets = Tickets(self.scheduler, mailbox, self.stats, clock, encoder)
         self._cells = Cells(runner, self.scheduler, clock)
         self._shifts = params.context_shift and runner.info.can_shift
         self._speculation = speculation(params, runner, clock)
@@ -194,10 +196,19 @@ class Instance:
         self.scheduler.spent_s = self._cells.moving.spent_s
         if self._shifts:
             self._shift()
+        self._tickets.fail_unencoded()
         entries = self.scheduler.plan(self._speculation.guess if self._speculation is not None else None)
         if not entries:
             self._cells.moving.begin_step()
             return False
+        for batch in batches(entries):
+            if not self._decode(batch):
+                break
+        return True
+
+    def _decode(self, entries: list[Entry]) -> bool:
+        """Decode what the library takes in one call, and sample. False when that could not be: then there is another
+        plan to be made."""
         self.mailbox.post()
         started = self._clock()
         try:
@@ -207,13 +218,13 @@ class Instance:
             decoded = self.runner.decode(entries)
         except CONTAINED as error:
             self._faults.recover(entries, error)
-            return True
+            return False
         if not decoded:
             if self._speculation is not None and any(entry.guesses for entry in entries):
                 self._speculation.no_room()  # nobody is parked for the sake of a guess
             else:
                 self._make_room(entries)
-            return True
+            return False
         self._take_results(entries, self._clock() - started)
         if self.params.check_integrity:
             self.scheduler.check_integrity()
@@ -242,7 +253,7 @@ class Instance:
         """To be called before the commit. A slot that has a request is busy, with tokens in this decode or not."""
         if n_prompt:
             self.scheduler.move_cost.computed.observe(n_prompt, seconds)
-        longest = max([e.pos + len(e.tokens) for e in entries])
+        longest = max([e.at + len(e.tokens) for e in entries])
         self.stats.add_decode(self.scheduler.n_active, longest, n_prompt, seconds)
 
     def _place(self) -> None:
@@ -254,6 +265,7 @@ class Instance:
                 self._cells.prepare(placement, now)
                 first = sequence.n_cached < 0
                 self.scheduler.occupy(placement, now)
+                self._tickets.ask_for_media(sequence)
                 if first:
                     self.stats.queue_time.observe(now - sequence.ticket.submitted_at)
                     self._outputs.begin(sequence)
@@ -287,6 +299,9 @@ class Instance:
                 slot = sequence.slot
                 assert slot is not None
                 self.mailbox.post()
+                if not discard:
+                    self._end_at_limit(sequence, self._clock())
+                    continue
                 try:
                     self._cells.shift(sequence, keep, discard, self._clock())
                 except Exception as error:  # noqa: BLE001 - as above

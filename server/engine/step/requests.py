@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 
+from server.engine.encode.encoder import Encoder
 from server.engine.generate.text import TextStream
 from server.engine.request import Failed
 from server.engine.schedule.scheduler import Scheduler
@@ -17,11 +18,19 @@ log = logging.getLogger(__name__)
 class Tickets:
     """Those that have not ended. Used by the step thread."""
 
-    def __init__(self, scheduler: Scheduler, mailbox: Mailbox, stats: EngineStats, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        mailbox: Mailbox,
+        stats: EngineStats,
+        clock: Callable[[], float],
+        encoder: Encoder | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._mailbox = mailbox
         self._stats = stats
         self._clock = clock
+        self._encoder = encoder
         self._open: dict[int, Ticket] = {}
 
     def receive(self) -> None:
@@ -37,9 +46,35 @@ class Tickets:
                 if sequence.ticket.cancelled:
                     self.end(sequence)
 
+    def ask_for_media(self, sequence: Sequence) -> None:
+        """`sequence` has a slot: have encoded what of its media is not in the cells."""
+        self._forget_media(sequence)
+        if self._encoder is None:
+            return
+        for span in sequence.media:
+            if span.start >= sequence.n_computed and span.chunk is not None:
+                sequence.encodings[span.start] = self._encoder.ask(span.chunk, self._mailbox.wake)
+
+    def _forget_media(self, sequence: Sequence) -> None:
+        if self._encoder is not None:
+            for encoding in sequence.encodings.values():
+                self._encoder.leave(encoding)
+        sequence.encodings = {}
+
+    def fail_unencoded(self) -> None:
+        """End requests with media that can't be encoded."""
+        if self._encoder is None:
+            return
+        for sequence in list(self._scheduler.active()):
+            for encoding in sequence.encodings.values():
+                if encoding.error is not None:
+                    self.fail(sequence.ticket, encoding.error)
+                    break
+
     def end(self, sequence: Sequence) -> None:
         """Free what a choice held; events are the caller's."""
         now = self._clock()
+        self._forget_media(sequence)
         self._scheduler.release(sequence, now)
         sequence.phase = Phase.ENDED
         if sequence.sampler is not None:

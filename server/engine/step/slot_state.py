@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from server.engine.kv.checkpoints import Checkpoints
 from server.engine.lora import Tuning
+from server.engine.media import Spans
 from server.engine.request import Adapters
 
 
@@ -12,7 +13,7 @@ class SlotState:
     """``state`` are the library's own bytes of the sequence (llama_state_seq_get_data), ``tokens`` what is in it.
 
     ``n_exact`` of the tokens lie in cells that a fresh computation would give, too; a context shift or
-    ``n_cache_reuse`` leaves others.
+    ``n_cache_reuse`` leaves others. ``media``: what negative tokens stand for.
     """
 
     tokens: list[int]
@@ -20,6 +21,7 @@ class SlotState:
     tuning: Tuning
     n_exact: int
     checkpoints: Checkpoints = ()
+    media: Spans = ()
 
     @property
     def states(self) -> list[bytes]:

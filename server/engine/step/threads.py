@@ -22,6 +22,17 @@ def bind(cpus: frozenset[int], prio: int = 0) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)) if prio < 0 else nice)
 
 
+ENCODER_NICE = 10
+"""A thread that is so much nicer gets a tenth of a processor that others want, too, and all of one that they leave."""
+
+
+def yield_to_steps() -> None:
+    """The calling thread, and those that it starts from now on, compute when step threads don't."""
+    if PRIORITIES_BY_THREAD:
+        nice = os.getpriority(os.PRIO_PROCESS, 0) + ENCODER_NICE
+        os.setpriority(os.PRIO_PROCESS, 0, min(nice, 19))
+
+
 def cpus_of(instance: int, cpus: tuple[frozenset[int], ...]) -> frozenset[int]:
     """Of the instance with this number, out of sets for each or one for all."""
     return cpus[instance % len(cpus)] if cpus else frozenset()

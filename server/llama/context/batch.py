@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from server.engine.media import MediaInput
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
 from server.llama.library import C
@@ -19,6 +20,7 @@ class Run:
     tokens: Sequence[int]
     want_logits: bool = False
     all_logits: bool = False
+    media: MediaInput | None = None
 
 
 class Batch:

@@ -14,6 +14,8 @@ from server.llama.context.batch import Batch
 from server.llama.context.draft_runner import LlamaDraftRunner
 from server.llama.context.sequences import Sequences
 from server.llama.library import C, collect_errors, fast, reason
+from server.llama.media.batch import EmbeddingBatch
+from server.llama.media.projector import Projector
 from server.llama.neighbours import ComputeThreads
 from server.llama.sampling.candidates import Candidates, Logits, allowed_tokens, apply_unlocked
 from server.llama.sampling.parallel import ParallelSampling
@@ -47,11 +49,13 @@ class LlamaRunner:
         on_close: Callable[["LlamaRunner"], None],
         adapters: Sequence[tuple[Adapter, int]] = (),
         draft: LlamaDraftRunner | None = None,
+        encoder: Projector | None = None,
     ) -> None:
         self._context: int | None = context
         self.vocab = vocab
         self.info = info
         self.draft = draft
+        self.encoder = encoder
         self.adapters = tuple(adapter for adapter, _ in adapters)
         self._adapter_pointers = [pointer for _, pointer in adapters]
         self._adapters_now: Adapters = ()
@@ -59,6 +63,7 @@ class LlamaRunner:
         self._threads = threads
         self._on_close = on_close
         self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens, info.n_more_outputs)
+        self._media = EmbeddingBatch(info.n_batch, info.n_seq, encoder.n_embd, mrope=encoder.mrope) if encoder else None
         self._outputs: list[int] = []
         self._checked: dict[int, Logits] = {}  # by output: those of this decode that are known to be numbers
         self._sequences = Sequences(context, info, n_swa, self._decode_entries, stateful=stateful)
@@ -87,11 +92,31 @@ class LlamaRunner:
         context = self._open()
         self._outputs, self._rows = [], None
         self._checked.clear()
+        if entries and entries[0].media is not None:
+            return self._decode_media(context, entries)
         outputs = self._batch.fill(entries)
         if (threads := self._threads.change()) is not None:
             C.llama_set_n_threads(context, *threads)
+        return self._decode_native(context, self._batch.native, outputs)
+
+    def _decode_media(self, context: int, entries: Sequence[BatchEntry]) -> bool:
+        if self._media is None:
+            raise InternalError("a model without a projector was given media")
+        outputs = self._media.fill(entries)
+        if all(entry.media is not None and entry.media.causal for entry in entries):
+            return self._decode_native(context, self._media.native, outputs)
+        n_tokens = sum(len(entry.tokens) for entry in entries)
+        if len(entries) != 1 or n_tokens > self.info.n_ubatch:  # the library would abort, or give one the others' sight
+            raise InternalError(f"{len(entries)} media of {n_tokens} tokens can't be read all at once")
+        C.llama_set_causal_attn(context, False)
+        try:
+            return self._decode_native(context, self._media.native, outputs)
+        finally:
+            C.llama_set_causal_attn(context, True)
+
+    def _decode_native(self, context: int, batch: ctypes.Structure, outputs: list[int]) -> bool:
         with collect_errors(quiet=True) as errors:
-            status = C.llama_decode(context, self._batch.native)
+            status = C.llama_decode(context, batch)
             if self._deferred and outputs:  # nobody reads anything of the others: the next decode waits for them
                 C.llama_synchronize(context)
         self._sequences.decoded(status)
@@ -216,16 +241,17 @@ class LlamaRunner:
         self._open()
         return self._sequences.save(seq)
 
-    def seq_load(self, seq: int, state: bytes, n_tokens: int) -> bool:
-        """Replace what `seq` holds; False when there is no room or it is no state of `n_tokens`, `seq` is empty then.
+    def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
+        """Replace what `seq` holds; False when there is no room or it is no state of `n_pos` positions, `seq` is empty
+        then.
 
         The library trusts the state: what comes from outside must be checked before.
         """
         self._open()
-        return self._sequences.load(seq, state, n_tokens)
+        return self._sequences.load(seq, state, n_pos)
 
     def seq_floor(self, seq: int) -> int:
-        """The least number of tokens that `seq_remove` can surely bring `seq` to, beside none."""
+        """The least position that `seq_remove` can surely bring `seq` to, beside none."""
         self._open()
         return self._sequences.floor(seq)
 
@@ -234,10 +260,10 @@ class LlamaRunner:
         self._open()
         return self._sequences.checkpoint(seq)
 
-    def seq_rewind(self, seq: int, checkpoint: bytes, n_tokens: int) -> bool:
+    def seq_rewind(self, seq: int, checkpoint: bytes, n_pos: int) -> bool:
         """Bring `seq`, which goes on from where `checkpoint` was made, back to there; False: it is empty now."""
         self._open()
-        return self._sequences.rewind(seq, checkpoint, n_tokens)
+        return self._sequences.rewind(seq, checkpoint, n_pos)
 
     def close(self) -> None:
         """Free the context; every later call raises. Once is enough."""

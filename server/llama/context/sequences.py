@@ -107,14 +107,15 @@ class Sequences:
             raise InternalError(f"the state of sequence {seq} could not be saved")
         return state
 
-    def load(self, seq: int, state: bytes, n_tokens: int) -> bool:
-        """False for something else than a state of `n_tokens`, or when the cache has no room; `seq` is empty then."""
+    def load(self, seq: int, state: bytes, n_pos: int) -> bool:
+        """False for something else than a state whose last position is `n_pos` - 1, or when the cache has no room;
+        `seq` is empty then."""
         self._check(seq)
         self._settle(seq)
         fast.memory_seq_rm(self._memory, seq, -1, -1)
         if not state:
             return False
-        if self._set_state(seq, state, _WHOLE) and fast.memory_seq_pos_max(self._memory, seq) + 1 == n_tokens:
+        if self._set_state(seq, state, _WHOLE) and fast.memory_seq_pos_max(self._memory, seq) + 1 == n_pos:
             return True
         fast.memory_seq_rm(self._memory, seq, -1, -1)
         return False
@@ -125,7 +126,7 @@ class Sequences:
         return size == len(state)
 
     def floor(self, seq: int) -> int:
-        """The least number of tokens that `remove` can bring `seq` to, beside none."""
+        """The least position that `remove` can bring `seq` to, beside none."""
         self._check(seq)
         if self._info.can_cut:
             return 0
@@ -141,8 +142,8 @@ class Sequences:
             self._settle(seq)
         return self._state(seq, _PARTIAL)
 
-    def rewind(self, seq: int, state: bytes, n_tokens: int) -> bool:
-        """Back to the `n_tokens` that it had when `state` was made; what can be cut is still in its cells.
+    def rewind(self, seq: int, state: bytes, n_pos: int) -> bool:
+        """Back to the `n_pos` positions that it had when `state` was made; what can be cut is still in its cells.
 
         A recurrent state is there at once also after a copy between streams; a window's cells are not.
         """
@@ -151,8 +152,8 @@ class Sequences:
             self._settle(seq)
         back = (
             self._set_state(seq, state, _PARTIAL)
-            and fast.memory_seq_rm(self._memory, seq, n_tokens, -1)
-            and fast.memory_seq_pos_max(self._memory, seq) + 1 == n_tokens
+            and fast.memory_seq_rm(self._memory, seq, n_pos, -1)
+            and fast.memory_seq_pos_max(self._memory, seq) + 1 == n_pos
         )
         if not back:
             fast.memory_seq_rm(self._memory, seq, -1, -1)

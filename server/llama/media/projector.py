@@ -50,7 +50,7 @@ class Projector:
         self._context: int | None = context
         self._users = threading.Condition()
         self._n_users = 0
-        self._n_embd = C.llama_model_n_embd_inp(model)
+        self.n_embd = C.llama_model_n_embd_inp(model)
         self.mrope = C.llama_model_rope_type(model) in _MROPE
         self.fingerprint = fingerprint([(path, header)])
         limits = f"{native.image_min_tokens} {native.image_max_tokens}"
@@ -120,7 +120,7 @@ class Projector:
         start = M.mtmd_batch_get_output_embd(batch, chunk.pointer)
         if not start:
             raise InternalError("the library has no embeddings for a medium")
-        return ctypes.string_at(start, 4 * self._n_embd * chunk.n_tokens)
+        return ctypes.string_at(start, 4 * self.n_embd * chunk.n_tokens)
 
     def close(self) -> None:
         """Free it once nobody is inside; once is enough."""

@@ -130,6 +130,7 @@ class LlamaWeights:
         return LlamaRunner(
             *(context, self.vocab, info),
             draft=draft,
+            encoder=self.media,
             n_swa=C.llama_model_n_swa(model),
             stateful=stateful(model),
             threads=ComputeThreads(params.n_threads, params.n_threads_batch),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.engine.kv.checkpoints import Checkpoint, added, below, limit_bytes, marks, reach
+from server.engine.kv.checkpoints import Checkpoint, added, limit_bytes, marks, reach, up_to
 from server.engine.request import Request
 from tests.fakes import FakeRunner, FakeVocab
 from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
@@ -45,7 +45,7 @@ def test_their_bytes_are_bounded_too() -> None:
 
 
 def test_what_lies_behind_a_cut_is_gone() -> None:
-    assert places(below(checkpoints(10, 20, 30), 20)) == [10, 20]
+    assert places(up_to(checkpoints(10, 20, 30), 20)) == [10, 20]
 
 
 def chat(text: str) -> Request:
