@@ -184,7 +184,9 @@ class _Reader:
     def _output(self, given: object, path: str) -> list[Part]:
         """What a tool has said: a text, parts, or what a shell wrote."""
         if isinstance(given, dict):
-            return self._parts([given], path) if given.get("type") in _MEDIA else [Text(_as_json(given, path))]
+            kind = given.get("type")
+            seen = isinstance(kind, str) and kind in _MEDIA
+            return self._parts([given], path) if seen else [Text(_as_json(given, path))]
         if isinstance(given, list) and any(isinstance(part, dict) and "type" not in part for part in given):
             return [Text(_as_json(given, path))]
         return self._parts(given, path)
