@@ -86,6 +86,10 @@ class MediaReader(Protocol):
     def sample_rate(self) -> int:
         """Samples per second that audio must have; 0 where the model hears none."""
 
+    @property
+    def fingerprint(self) -> str:
+        """Of all that the embeddings of a medium depend on."""
+
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
         """A prompt of texts, in which markers are text, and media; blocking, as long as preprocessing takes.
 

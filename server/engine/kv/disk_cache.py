@@ -245,6 +245,7 @@ class DiskCache:
             *(state.tokens, state.tuning, state.n_exact, n_bytes, state.used_at, state.n_used),
             floor=state.floor,
             places=state.places,
+            media=state.media,
             name=name,
         )
         with self._lock:

@@ -52,9 +52,9 @@ class Projector:
         self._n_users = 0
         self.n_embd = C.llama_model_n_embd_inp(model)
         self.mrope = C.llama_model_rope_type(model) in _MROPE
-        self.fingerprint = fingerprint([(path, header)])
         limits = f"{native.image_min_tokens} {native.image_max_tokens}"
-        self._salt = f"{self.fingerprint} {limits}\0".encode()
+        self.fingerprint = f"{fingerprint([(path, header)])} {limits}"
+        self._salt = f"{self.fingerprint}\0".encode()
         sees, hears = M.mtmd_support_vision(context), M.mtmd_support_audio(context)
         kinds: dict[BitmapKind, bool] = {"image": sees, "audio": hears}
         self.kinds = frozenset(kind for kind, taken in kinds.items() if taken)

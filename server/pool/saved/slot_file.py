@@ -8,9 +8,10 @@
     magic | u32 format | u32 bytes of the JSON | u64 bytes before it | hash of the JSON and these numbers
 
 The words are llama-server's packed tokens (tools/server/server-common.cpp, server_tokens::serialize): -1, version,
-number, tokens, 0 for "no media". llama-server reads such a file and does not look behind the state. One file and not
-two (docs/adr/0006): it appears, and is replaced, in one rename. Hashes are BLAKE2b: any changed byte is found.
-llama-server's own files end with the state (`read_foreign`); older ones have a plain list of tokens for words.
+number, tokens (-1 for each of a medium), number of media, their places, and of each the bytes of its `media_record` and
+their number. llama-server reads such a file and does not look behind the state. One file and not two (docs/adr/0006):
+it appears, and is replaced, in one rename. Hashes are BLAKE2b: any changed byte is found. llama-server's own files end
+with the state (`read_foreign`); older ones have a plain list of tokens for words.
 """
 
 import hashlib
@@ -19,12 +20,15 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import BinaryIO
 
 from server.engine.kv.checkpoints import Checkpoint, Checkpoints
 from server.engine.kv.new_bytes import new_bytes
+from server.engine.media import MediaSpan, Spans, media_tokens
 from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
+from server.pool.saved.media_record import read_record
 
 STATE_MAGIC, STATE_VERSION = 0x67677371, 3  # llama.h, LLAMA_STATE_SEQ_MAGIC and _VERSION
 PACKED_VERSION = 1  # server-common.cpp, SERVER_TOKENS_STATE_VERSION
@@ -41,14 +45,19 @@ _DIGEST_BYTES = 32
 _PREFIX_BYTES = len(DATA_PREFIX) + 4
 _PACKS = struct.pack("<i", -1)  # the first of packed words, which no token is
 
+Text = tuple[list[int], Spans]
+"""Tokens, and what the negative ones of them stand for."""
 LoraSet = tuple[tuple[str, float], ...]
 """(hash of an adapter's content, scale), sorted: ids and paths mean nothing on another machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a saved slot's cells depend on. ``lora`` computed them from ``lora_start`` on; ``lora_for_all`` is what
-    requests without a ``lora`` of their own got at that time. ``n_exact`` as in `SlotState`; None = all."""
+    """What a saved slot's cells depend on; where they hold media, ``media`` says what made these.
+
+    ``lora`` computed them from ``lora_start`` on; ``lora_for_all`` is what requests without a ``lora`` of their own got
+    at that time. ``n_exact`` as in `SlotState`; None = all.
+    """
 
     origin: Mapping[str, str | int]
     lora: LoraSet
@@ -57,6 +66,7 @@ class Description:
     n_tokens: int
     n_exact: int | None
     checkpoints: tuple[tuple[int, int], ...] = ()  # tokens before each, bytes of its state
+    media: str = ""
 
 
 def encode(saved: SlotState, description: Description) -> Iterator[bytes | memoryview]:
@@ -64,8 +74,7 @@ def encode(saved: SlotState, description: Description) -> Iterator[bytes | memor
     if not saved.state.startswith(DATA_PREFIX):
         raise InternalError("the library gave a state of an unknown form")
     state = memoryview(saved.state)[_PREFIX_BYTES:]
-    n = len(saved.tokens)
-    words = struct.pack(f"<{_PACKED.size}s{n}iI", _PACKED.pack(-1, PACKED_VERSION, n), *saved.tokens, 0)
+    words = _words(saved.tokens, saved.media)
     start = _HEAD.pack(STATE_MAGIC, STATE_VERSION, len(words) // 4) + words
     content = _blake2b()
     n_bytes = 0
@@ -88,18 +97,18 @@ class Opened:
     n_bytes: int  # of the content
     blake2b: str
 
-    def read_tokens(self, n_vocab: int) -> list[int]:
-        """Only the tokens, which may be others than what was written: `read` finds out.
+    def read_tokens(self, n_vocab: int) -> Text:
+        """Only the text, which may be others than what was written: `read` finds out.
 
         Raises `InvalidRequest` when they can't be tokens of this model.
         """
         self.file.seek(0)
         _, _, n_words = _HEAD.unpack(self.file.read(_HEAD.size))
         words = self.file.read(4 * min(n_words, (self.n_bytes - _HEAD.size) // 4))
-        return _tokens(words, self.description.n_tokens, n_vocab)
+        return _text(words, self.description.n_tokens, n_vocab)
 
-    def read(self, n_vocab: int) -> tuple[list[int], bytes, Checkpoints]:
-        """Tokens, the state as llama_state_seq_get_data gives it, and checkpoints.
+    def read(self, n_vocab: int) -> tuple[Text, bytes, Checkpoints]:
+        """The text, the state as llama_state_seq_get_data gives it, and checkpoints.
 
         Raises `InvalidRequest` unless every byte is what was written.
         """
@@ -124,7 +133,7 @@ class Opened:
             raise InvalidRequest(f"its state has the version {version}, this llama.cpp reads {STATE_VERSION}")
         places = [n_tokens for n_tokens, _ in self.description.checkpoints]
         checkpoints = tuple(Checkpoint(n, saved) for n, saved in zip(places, states, strict=True))
-        return _tokens(words, self.description.n_tokens, n_vocab), state, checkpoints
+        return _text(words, self.description.n_tokens, n_vocab), state, checkpoints
 
 
 def open_saved(file: BinaryIO, size: int) -> Opened:
@@ -159,8 +168,8 @@ def open_saved(file: BinaryIO, size: int) -> Opened:
     return Opened(file, description, n_content, blake2b)
 
 
-def read_foreign(file: BinaryIO, size: int, n_vocab: int) -> tuple[list[int], bytes] | None:
-    """Tokens and state of a file of llama-server's; None for one of ours, and for what is no saved slot.
+def read_foreign(file: BinaryIO, size: int, n_vocab: int) -> tuple[Text, bytes] | None:
+    """Text and state of a file of llama-server's; None for one of ours, and for what is no saved slot.
 
     Nothing proves that it is whole, or which model it belongs to: the library finds the first out when it reads the
     state, and whoever restores the file answers for the second. Raises `InvalidRequest`.
@@ -181,9 +190,9 @@ def read_foreign(file: BinaryIO, size: int, n_vocab: int) -> tuple[list[int], by
     if not packed:
         words = _PACKED.pack(-1, PACKED_VERSION, n_words) + words + bytes(4)
     n_tokens = struct.unpack_from("<I", words, _PACKED.size - 4)[0] if len(words) >= _PACKED.size else 0
-    tokens = _tokens(words, n_tokens, n_vocab)
+    text = _text(words, n_tokens, n_vocab)
     file.seek(_HEAD.size + 4 * n_words)
-    return tokens, _read(file, n_state, DATA_PREFIX + bytes(4))
+    return text, _read(file, n_state, DATA_PREFIX + bytes(4))
 
 
 def _read(file: BinaryIO, n: int, prefix: bytes = b"") -> bytes:
@@ -217,6 +226,7 @@ def _is_sound(found: Description) -> bool:
     counts += [n for pair in found.checkpoints for n in pair]
     return (
         isinstance(found.origin, dict)
+        and isinstance(found.media, str)
         and all(type(n) is int and n >= 0 for n in [found.n_tokens, *counts])
         and all(0 < a <= found.n_tokens for a in places)
         and places == sorted(set(places))
@@ -227,15 +237,54 @@ def _is_sound(found: Description) -> bool:
     )
 
 
-def _tokens(words: bytes, n_tokens: int, n_vocab: int) -> list[int]:
+def _words(tokens: list[int], media: Spans) -> bytes:
+    n = len(tokens)
+    plain = tokens if not media else [max(token, -1) for token in tokens]
+    words = struct.pack(f"<{_PACKED.size}s{n}iI", _PACKED.pack(-1, PACKED_VERSION, n), *plain, len(media))
+    words += struct.pack(f"<{len(media)}I", *(span.start for span in media))
+    words += b"".join(struct.pack("<I", len(span.record)) + span.record for span in media)
+    return words + bytes(-len(words) % 4)
+
+
+def _text(words: bytes, n_tokens: int, n_vocab: int) -> Text:
     if len(words) < _PACKED.size + 4 or _PACKED.unpack_from(words) != (-1, PACKED_VERSION, n_tokens):
         raise InvalidRequest("its tokens are not written as llama-server writes them")
-    if len(words) != _PACKED.size + 4 * n_tokens + 4 or words[-4:] != bytes(4):
-        raise InvalidRequest("it has other content than text tokens")
+    at = _PACKED.size + 4 * n_tokens
+    if len(words) < at + 4:
+        raise InvalidRequest("its tokens are cut off")
     tokens = list(struct.unpack_from(f"<{n_tokens}i", words, _PACKED.size))
-    if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
+    media = _media(words, at)
+    for span in media:
+        if tokens[span.start : span.end] != [-1] * span.n_tokens:
+            raise InvalidRequest("it has a medium where its tokens have none")
+        tokens[span.start : span.end] = media_tokens(span.id, span.nth, span.n_tokens)
+    n_media = sum(span.n_tokens for span in media)
+    if tokens and (max(tokens) >= n_vocab or -1 in tokens or sum(token < 0 for token in tokens) != n_media):
         raise InvalidRequest("it has tokens outside the model's vocabulary")
-    return tokens
+    return tokens, media
+
+
+def _media(words: bytes, at: int) -> Spans:
+    """What stands behind the tokens, which end at `at`."""
+    (n_media,) = struct.unpack_from("<I", words, at)
+    at += 4
+    if 4 * n_media > len(words) - at:
+        raise InvalidRequest("its media are cut off")
+    starts = struct.unpack_from(f"<{n_media}I", words, at)
+    at += 4 * n_media
+    media: list[MediaSpan] = []
+    nth: dict[str, int] = {}
+    for start in starts:
+        n_bytes = struct.unpack_from("<I", words, at)[0] if len(words) - at >= 4 else len(words)
+        if n_bytes > len(words) - at - 4:
+            raise InvalidRequest("its media are cut off")
+        media.append(read_record(words[at + 4 : at + 4 + n_bytes], start, nth))
+        at += 4 + n_bytes
+    if len(words) - at >= 4 or any(words[at:]):
+        raise InvalidRequest("it has other content than tokens and media")
+    if any(one.end > other.start for one, other in pairwise(media)):
+        raise InvalidRequest("its media overlap")
+    return tuple(media)
 
 
 def _blake2b() -> "hashlib.blake2b":

@@ -64,7 +64,13 @@ def describe(model: LoadedModel, saved: SlotState) -> Description:
         n_tokens=len(saved.tokens),
         n_exact=None if saved.n_exact == NEVER else saved.n_exact,
         checkpoints=tuple((c.n_tokens, len(c.state)) for c in saved.checkpoints),
+        media=projector_of(model) if saved.media else "",
     )
+
+
+def projector_of(model: LoadedModel) -> str:
+    """What the embeddings of its media depend on; "" without a projector."""
+    return "" if model.media is None else model.media.fingerprint
 
 
 def tuning_here(model: LoadedModel, saved: Description) -> Tuning:
@@ -78,6 +84,8 @@ def tuning_here(model: LoadedModel, saved: Description) -> Tuning:
     adapters = adapters_here(model, saved.lora)
     if adapters is None or set_now not in (saved.lora, saved.lora_for_all):
         faults.append(_fault(_LORA, _shown(saved.lora), _shown(set_now)))
+    if saved.media:
+        faults.append(_fault("the projector", saved.media, projector_of(model)))
     differing = [fault for fault in faults if fault]
     if differing or adapters is None:
         raise InvalidRequest(f"it was saved elsewhere: {'; '.join(differing)}")

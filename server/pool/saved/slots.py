@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from server.engine.lora import NEVER, Tuning, default_set
+from server.engine.media import Spans
 from server.engine.step.slot_state import SlotState
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
@@ -55,15 +56,25 @@ def _read(model: LoadedModel, files: SlotFiles, name: str) -> tuple[SlotState, i
             foreign = read_foreign(file, size, model.vocab.n_tokens)
             if foreign is not None:
                 logger.warning("%s was not saved here: nothing proves that this model and these settings fit it", name)
-                return SlotState(*foreign, Tuning(default_set(model.engine.adapters), NEVER), NEVER), size
+                (tokens, media), state = foreign
+                _check_projector(model, media)
+                tuning = Tuning(default_set(model.engine.adapters), NEVER)
+                return SlotState(tokens, state, tuning, NEVER, media=media), size
             file.seek(0)
             found = open_saved(file, size)
             tuning = tuning_here(model, found.description)
-            tokens, state, checkpoints = found.read(model.vocab.n_tokens)
+            (tokens, media), state, checkpoints = found.read(model.vocab.n_tokens)
+            _check_projector(model, media)
         except InvalidRequest as error:
             raise _refusal(error) from None
     n_exact = found.description.n_exact
-    return SlotState(tokens, state, tuning, NEVER if n_exact is None else n_exact, checkpoints), size
+    return SlotState(tokens, state, tuning, NEVER if n_exact is None else n_exact, checkpoints, media), size
+
+
+def _check_projector(model: LoadedModel, media: Spans) -> None:
+    """Without one nothing of these media could be computed again. Raises `InvalidRequest`."""
+    if media and model.media is None:
+        raise InvalidRequest("it has media, and the model is loaded without a projector")
 
 
 def _refusal(error: InvalidRequest) -> InvalidRequest:

@@ -23,7 +23,7 @@ from server.errors import InternalError, InvalidRequest, LlamapoolError
 from server.pool.model import LoadedModel
 from server.pool.saved.slot_file import Description, encode, open_saved
 from server.pool.saved.slot_files import SlotFiles
-from server.pool.saved.slot_origin import adapters_here, describe, origin_of_cells
+from server.pool.saved.slot_origin import adapters_here, describe, origin_of_cells, projector_of
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class StateFolder:
                 if found.description.origin != self._origin or not self._fits(found.description):
                     return None
                 tuning = self._tuning(found.description)
-                tokens = found.read_tokens(self._model.vocab.n_tokens)
+                tokens, media = found.read_tokens(self._model.vocab.n_tokens)
         except LlamapoolError as error:
             log.warning("%s is removed: %s", self._path / name, error)
             self.remove(name)
@@ -108,11 +108,14 @@ class StateFolder:
         return DiskState(
             *(tokens, tuning, NEVER if n_exact is None else n_exact, size, -age_s),
             places=tuple(n_tokens for n_tokens, _ in found.description.checkpoints),
+            media=media,
             name=name,
         )
 
     def _fits(self, found: Description) -> bool:
-        """Whether it can be used now: its adapters are loaded, and a slot has room for it."""
+        """Whether it can be used now: its adapters and its projector are loaded, and a slot has room for it."""
+        if found.media not in ("", projector_of(self._model)):
+            return False
         return adapters_here(self._model, found.lora) is not None and found.n_tokens <= self._model.engine.n_ctx_seq
 
     def _tuning(self, found: Description) -> Tuning:
@@ -152,9 +155,9 @@ class StateFolder:
         with self._files.opened(name) as (file, size):
             found = open_saved(file, size)
             tuning = self._tuning(found.description)
-            tokens, state, checkpoints = found.read(self._model.vocab.n_tokens)
+            (tokens, media), state, checkpoints = found.read(self._model.vocab.n_tokens)
         n_exact = found.description.n_exact
-        return SlotState(tokens, state, tuning, NEVER if n_exact is None else n_exact, checkpoints)
+        return SlotState(tokens, state, tuning, NEVER if n_exact is None else n_exact, checkpoints, media)
 
     def used(self, name: str) -> None:
         """Its time of last use is the file's."""

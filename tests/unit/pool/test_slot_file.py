@@ -24,9 +24,10 @@ WHOLE = b"".join(encode(SAVED, DESCRIPTION))
 
 def read(content: bytes, n_vocab: int = 100) -> tuple[Description, list[int], bytes]:
     opened = open_saved(io.BytesIO(content), len(content))
-    tokens, state, checkpoints = opened.read(n_vocab)
+    (tokens, media), state, checkpoints = opened.read(n_vocab)
+    assert not media
     assert tuple((c.n_tokens, len(c.state)) for c in checkpoints) == opened.description.checkpoints
-    assert opened.read_tokens(n_vocab) == tokens
+    assert opened.read_tokens(n_vocab) == (tokens, ())
     return opened.description, tokens, state
 
 
@@ -68,7 +69,7 @@ def test_a_state_is_read_to_where_it_stays() -> None:
     saved = SlotState([7, 8, 9], state, BARE, 3, checkpoints)
     sizes = tuple((c.n_tokens, len(c.state)) for c in checkpoints)
     content = b"".join(encode(saved, replace(DESCRIPTION, checkpoints=sizes)))
-    assert open_saved(Large(content), len(content)).read(100) == ([7, 8, 9], state, checkpoints)
+    assert open_saved(Large(content), len(content)).read(100) == (([7, 8, 9], ()), state, checkpoints)
 
 
 def test_the_file_begins_as_llama_server_writes_it() -> None:
@@ -120,7 +121,12 @@ OLDER = struct.pack("<III3i", 0x67677371, 3, 3, 7, 8, 9) + b"state of the librar
 
 
 def foreign(content: bytes, n_vocab: int = 100) -> tuple[list[int], bytes] | None:
-    return read_foreign(io.BytesIO(content), len(content), n_vocab)
+    found = read_foreign(io.BytesIO(content), len(content), n_vocab)
+    if found is None:
+        return None
+    (tokens, media), state = found
+    assert not media
+    return tokens, state
 
 
 @pytest.mark.parametrize("content", [THEIRS, OLDER, OLDER + WHOLE[len(THEIRS) :]])
@@ -149,7 +155,7 @@ def test_a_foreign_file_that_is_cut_off_is_refused_or_leaves_the_library_less(co
     [
         (struct.pack("<III", 0x67677371, 2, 3) + bytes(40), "its state has the version 2"),
         (THEIRS.replace(struct.pack("<iII", -1, 1, 3), struct.pack("<iII", -1, 2, 3)), "not written as llama-server"),
-        (THEIRS.replace(struct.pack("<iI", 9, 0), struct.pack("<iI", 9, 1)), "other content than text"),
+        (THEIRS.replace(struct.pack("<iI", 9, 0), struct.pack("<iI", 9, 1)), "its media are cut off"),
         (OLDER.replace(struct.pack("<i", 9), struct.pack("<i", 100)), "outside the model's vocabulary"),
     ],
 )

@@ -30,7 +30,8 @@ def model(n_ctx: int = 256, *, model_id: str = "m", adapters: tuple[Adapter, ...
     info = ModelInfo(fingerprint="weights", adapter_fingerprints=tuple(f"content of {a.path}" for a in adapters))
     engine = SimpleNamespace(n_ctx_seq=n_ctx, n_slots_each=4, adapters=adapters)
     spec = ModelSpec(model_id, Path("m.gguf"), native=LoadParams())
-    return cast(LoadedModel, SimpleNamespace(spec=spec, info=info, engine=engine, vocab=SimpleNamespace(n_tokens=100)))
+    vocab = SimpleNamespace(n_tokens=100)
+    return cast(LoadedModel, SimpleNamespace(spec=spec, info=info, engine=engine, vocab=vocab, media=None))
 
 
 def opened(root: Path, of: LoadedModel | None = None, limit: int = 1 << 30) -> tuple[StateFolder, list[Any]]:
