@@ -23,7 +23,11 @@ from server import __version__, logs
 from server.errors import ConfigError
 from server.first_screen import show_first_screen
 from server.hub.fetcher import HubFetcher
+from server.media.decode import Decoder
+from server.media.fetch import Fetcher, Sites
+from server.media.sight import Sight
 from server.metrics.exposition import Metrics
+from server.options.table.fetching import ANYWHERE
 from server.options.table.server import VERBOSITY_DETAILED
 from server.page.serving import page_of
 from server.pool.budget import read_budget
@@ -52,6 +56,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG_ERROR_STATUS = 2
 LINGER_S = 2.0  # what llama-server's variable for its tests does (server-models.cpp, debug_fake_timing)
+PICTURES = "server.llama.pictures:answerer"  # by name: it is other processes that import it
 PREPARE_THREADS = "prepare"  # their names begin so
 
 
@@ -91,6 +96,7 @@ def create_app(
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
         metrics=Metrics(),
+        sight=sight_of(server),
         slot_files=None if server.slot_save_path is None else SlotFiles(server.slot_save_path),
     )
     app = FastAPI(
@@ -166,6 +172,13 @@ def n_prepare_threads(server: ServerSettings) -> int:
     return server.threads_http if server.threads_http > 0 else min(4, os.cpu_count() or 1)
 
 
+def sight_of(server: ServerSettings) -> Sight:
+    """What reads the media of requests; it starts processes when there are some."""
+    hosts = tuple(host for host in server.media_fetch if host != ANYWHERE)
+    sites = Sites(ANYWHERE in server.media_fetch, hosts, server.media_path)
+    return Sight(Decoder(PICTURES), Fetcher(sites))
+
+
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
@@ -206,6 +219,7 @@ def lifespan_of(
             await asyncio.gather(watch, bars)  # they end with the pool
             for threads in (services.prepare, services.reading):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
+            services.sight.close()
             if renderer is not None:
                 renderer.close()
 

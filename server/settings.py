@@ -208,7 +208,8 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
 
 
 def _check_folders(server: ServerSettings) -> None:
-    for key, folder in (("slot_save_path", server.slot_save_path), ("path", server.path)):
+    folders = {"slot_save_path": server.slot_save_path, "path": server.path, "media_path": server.media_path}
+    for key, folder in folders.items():
         if folder is not None and not folder.is_dir():
             raise ConfigError(f"server.{key}: {folder} is not a folder; create it or correct the path")
 

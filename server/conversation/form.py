@@ -12,7 +12,7 @@ Values know where they stand in the client's body (``at``), so that whatever is 
 the client's own words.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -39,6 +39,7 @@ class Media:
     """A part that is none; ``what`` says more of it, such as its type or name.
 
     ``source``: the file, or where it is; None for what no model can be shown. Nothing of it is fetched or decoded yet.
+    Of a ``file`` with a source the content tells what it is.
     """
 
     kind: MediaKind
@@ -182,6 +183,17 @@ class Conversation:
     messages_at: str = "messages"
     warnings: tuple[str, ...] = ()
 
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """All that is no text, in order."""
+        return tuple(
+            part
+            for message in self.messages
+            if not isinstance(message.content, str)
+            for part in message.content
+            if isinstance(part, Media)
+        )
+
 
 def text_content(parts: Sequence[Part]) -> Content:
     """One text part as its text: templates may write a list otherwise than the same text."""
@@ -197,21 +209,30 @@ def shown_text(part: Part) -> str:
     return part.text if isinstance(part, Text) else part.placeholder
 
 
-def refuse_unseen(messages: Sequence[Message]) -> None:
-    """Raise `InvalidRequest` for media in the newest user message of a model that sees none.
+def unseen(medium: Media) -> InvalidRequest:
+    """The error of one that the model can't be shown (llama-server's words)."""
+    hint = "hint: if this is unexpected, you may need to provide the mmproj"
+    return InvalidRequest(f"{medium.at}: {medium.kind} input is not supported - {hint}", medium.at)
+
+
+def refuse_unseen(messages: Sequence[Message], shown: Callable[[Media], bool]) -> None:
+    """Raise `InvalidRequest` for media in the newest user message that the model can't be `shown`.
 
     Further back, and in results of tools, a placeholder stands for them: a client can't take back what it has said.
     """
     newest = next((message for message in reversed(messages) if message.role == "user"), None)
     for part in newest.parts if newest is not None else ():
-        if isinstance(part, Media):
-            hint = "hint: if this is unexpected, you may need to provide the mmproj"
-            raise InvalidRequest(f"{part.at}: {part.kind} input is not supported - {hint}", part.at)
+        if isinstance(part, Media) and not shown(part):
+            raise unseen(part)
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """In the form that chat templates take (Hugging Face's, which is OpenAI's)."""
-    return [_template_message(message) for message in messages]
+Mark = Callable[[Media], str | None]
+"""What stands in a prompt for a medium; None where the model can't be shown it."""
+
+
+def template_messages(messages: Sequence[Message], mark: Mark = lambda _: None) -> list[dict[str, Any]]:
+    """In the form that chat templates take (Hugging Face's, which is OpenAI's), media by their marks."""
+    return [_template_message(message, mark) for message in messages]
 
 
 def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
@@ -219,13 +240,8 @@ def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     return [{"type": "function", "function": tool.function} for tool in tools if not tool.deferred]
 
 
-def _template_message(message: Message) -> dict[str, Any]:
-    content = message.content
-    if not isinstance(content, str):
-        shown = [{"type": "text", "text": shown_text(part)} for part in content]
-        given: dict[str, Any] = {"role": message.role, "content": shown or ""}
-    else:
-        given = {"role": message.role, "content": content}
+def _template_message(message: Message, mark: Mark) -> dict[str, Any]:
+    given: dict[str, Any] = {"role": message.role, "content": _template_content(message.content, mark)}
     if message.thoughts:
         given["reasoning_content"] = message.thoughts
     if message.name:
@@ -235,6 +251,24 @@ def _template_message(message: Message) -> dict[str, Any]:
     if message.calls:
         given["tool_calls"] = [_template_call(call) for call in message.calls]
     return given
+
+
+def _template_content(content: Content, mark: Mark) -> str | list[dict[str, Any]]:
+    """Text, or parts; with a medium among them one text, as in llama-server: new lines between texts, and none beside
+    a medium (common/chat.cpp, common_chat_msg::to_json_oaicompat)."""
+    if isinstance(content, str):
+        return content
+    marks = [mark(part) if isinstance(part, Media) else None for part in content]
+    if not any(marks):
+        return [{"type": "text", "text": shown_text(part)} for part in content] or ""
+    told = ""
+    behind_mark = False
+    for part, marked in zip(content, marks, strict=True):
+        if marked is None and told and not behind_mark:
+            told += "\n"
+        told += shown_text(part) if marked is None else marked
+        behind_mark = marked is not None
+    return told
 
 
 def _template_call(call: Call) -> dict[str, Any]:

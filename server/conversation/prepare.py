@@ -6,25 +6,28 @@ from server.conversation.form import Conversation
 from server.conversation.output import Output, decide
 from server.conversation.prompt import Prompt, render
 from server.conversation.speech import speech_of
+from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
+from server.media.source import Seen
 from server.pool.model import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """``tokens`` of the prompt, and what the output may be."""
+    """``tokens`` of the prompt, with its media, and what the output may be."""
 
     prompt: Prompt
-    tokens: list[int]
+    tokens: MediaPrompt
     output: Output
 
 
-def prepare(conversation: Conversation, model: LoadedModel) -> Prepared:
-    """Render, tokenize and compile; blocking, for a thread. Raises `InvalidRequest`."""
+def prepare(conversation: Conversation, model: LoadedModel, seen: Seen) -> Prepared:
+    """Render, tokenize and compile; blocking, for a thread. ``seen``: what the conversation's media are. Raises
+    `InvalidRequest`."""
     speech = speech_of(model.template, tools=bool(conversation.tools.tools))
     prompt = render(conversation, speech, model)
-    tokens = prompt.tokens(model)
-    if not tokens:
+    tokens = prompt.read(model, seen)
+    if not tokens.tokens:
         at = conversation.messages_at
         raise InvalidRequest(f"{at}: the chat template renders them to an empty prompt", at)
     return Prepared(prompt, tokens, decide(conversation, speech, prompt, model))

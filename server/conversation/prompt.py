@@ -1,11 +1,25 @@
 """A conversation as the prompt of a model: rendered by its template, and tokenized."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from server.conversation.form import Conversation, Message, refuse_unseen, shown_text, template_messages, template_tools
+from server.conversation.form import (
+    Conversation,
+    Media,
+    Message,
+    refuse_unseen,
+    shown_text,
+    template_messages,
+    template_tools,
+    unseen,
+)
+from server.conversation.marks import Marks
 from server.conversation.speech import Speech
 from server.conversation.thoughts import Allowance, allowance
+from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
+from server.media.bitmap import Bitmap
+from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.templates.continuation import Continued
 from server.templates.template import RenderedPrompt
@@ -16,7 +30,8 @@ class Prompt:
     """``rendered``: its text and what of it opens the assistant's turn.
 
     ``thinks``: whether the model may think; ``allowed``: how long. ``continued``: what of the last message it ends
-    with, and ``prefilled``: the content of that. ``opens``: whether the assistant's turn begins with it.
+    with, and ``prefilled``: the content of that. ``opens``: whether the assistant's turn begins with it. ``parts``: the
+    text in pieces, with the media that stand between them; in ``rendered`` these are the model's marker.
     """
 
     rendered: RenderedPrompt
@@ -25,15 +40,40 @@ class Prompt:
     continued: Continued = False
     prefilled: str = ""
     opens: bool = True
+    parts: tuple[str | Media, ...] = ()
 
-    def tokens(self, model: LoadedModel) -> list[int]:
-        """As the model reads it."""
-        return model.vocab.tokenize(self.rendered.text, add_special=True, parse_special=True)
+    def read(self, model: LoadedModel, seen: Seen) -> MediaPrompt:
+        """As the model reads it. Raises `InvalidRequest`."""
+        return read_parts(self.parts, model, seen)
+
+
+def read_parts(parts: Sequence[str | Media], model: LoadedModel, seen: Seen) -> MediaPrompt:
+    """The tokens of texts and of the media between them, which `seen` has. Raises `InvalidRequest`."""
+    if model.media is None or all(isinstance(part, str) for part in parts):
+        text = "".join(part for part in parts if isinstance(part, str))
+        return MediaPrompt(model.vocab.tokenize(text, add_special=True, parse_special=True))
+    given = [part if isinstance(part, str) else _seen(part, seen) for part in parts]
+    return model.media.tokenize(given, add_special=True, parse_special=True)
+
+
+def can_show(model: LoadedModel) -> Callable[[Media], bool]:
+    """Whether that model can be shown a medium."""
+    kinds = frozenset[str]() if model.media is None else model.media.kinds
+    return lambda medium: (
+        medium.source is not None and (medium.kind in kinds or (bool(kinds) and medium.kind == "file"))
+    )
+
+
+def _seen(medium: Media, seen: Seen) -> Bitmap:
+    if medium.source is None or medium.source not in seen:
+        raise unseen(medium)
+    return seen[medium.source]
 
 
 def render(conversation: Conversation, speech: Speech, model: LoadedModel) -> Prompt:
     """The prompt. Raises `InvalidRequest`, also with the template's own complaint."""
-    refuse_unseen(conversation.messages)
+    marks = Marks(can_show(model))
+    refuse_unseen(conversation.messages, marks.shown)
     tools, asked = conversation.tools, conversation.thinking
     messages, continued = conversation.messages, _continued(conversation, speech, model)
     if continued:
@@ -47,7 +87,7 @@ def render(conversation: Conversation, speech: Speech, model: LoadedModel) -> Pr
     shown = tools.callable or model.template.supports_tools
     try:
         rendered = model.template.render(
-            template_messages(messages),
+            template_messages(messages, marks.mark),
             tools=template_tools(tools.tools) if shown else (),
             add_generation_prompt=conversation.opens is not False,
             continue_final_message=continued,
@@ -59,14 +99,24 @@ def render(conversation: Conversation, speech: Speech, model: LoadedModel) -> Pr
             raise
         at, said = conversation.messages_at, error.message
         raise InvalidRequest(f"{at}: {said.partition(': ')[2] or said}", at) from error
+    parts = marks.cut(rendered.text)
     return Prompt(
-        rendered,
+        _shown(rendered, marks, model),
         thinks,
         allowed,
         continued,
         messages[-1].text if continued in (True, "content") else "",
         opens=conversation.opens is not False and not continued,
+        parts=parts,
     )
+
+
+def _shown(rendered: RenderedPrompt, marks: Marks, model: LoadedModel) -> RenderedPrompt:
+    """With the model's marker in place of this request's marks."""
+    if model.media is None:
+        return rendered
+    marker = model.media.marker
+    return RenderedPrompt(marks.replaced(rendered.text, marker), marks.replaced(rendered.generation_prompt, marker))
 
 
 def _in_one_text(message: Message) -> Message:

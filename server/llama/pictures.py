@@ -16,8 +16,6 @@ from server.media.header import Unreadable
 _mtmd: Any = _bindings
 _silence = _llama.llama_log_callback(lambda level, text, data: None)  # what is wrong with a client's file is its affair
 
-ANSWERER = "server.llama.pictures:answerer"
-
 
 def answerer() -> Answer:
     """What answers in a process for decoding."""

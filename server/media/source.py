@@ -18,3 +18,4 @@ Source: TypeAlias = bytes | Link
 """The bytes of a file, or where they are."""
 Seen: TypeAlias = Mapping[Source, Bitmap]
 """The files of a request that its model can be shown, decoded."""
+NOTHING_SEEN: Seen = {}

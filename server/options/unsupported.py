@@ -88,7 +88,6 @@ _FLAGS = """
 --video-fps --video-timestamp-interval --video-ffmpeg-dir --reuse-port
 --ui-config --webui-config --ui-config-file --webui-config-file --tools --tools-runtime
 --mcp-servers-config --mcp-servers-json
---media-path
 --log-prompts-dir
 --spec-draft-cpu-mask -Cd --cpu-mask-draft
 --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict --cpu-strict-draft --spec-draft-prio

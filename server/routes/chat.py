@@ -22,8 +22,8 @@ async def chat_completions(request: Request) -> Response:
     """OpenAI chat completions, with llama.cpp's sampling fields beside OpenAI's."""
     chat, headers = await read_as(request, _read)
     detailed = services(request).options.verbose
-    prepare = verbosely(lambda model: chat_generation(chat, model), chat.body, default=detailed)
-    return await answer(request, chat.body, prepare, headers)
+    prepare = verbosely(lambda model, seen: chat_generation(chat, model, seen), chat.body, default=detailed)
+    return await answer(request, chat.body, prepare, headers, chat.conversation.media)
 
 
 def _read(given: Any) -> tuple[Chat, dict[str, str]]:
@@ -36,11 +36,14 @@ def _read(given: Any) -> tuple[Chat, dict[str, str]]:
 async def chat_input_tokens(request: Request) -> Response:
     """How many tokens a chat body's prompt has, without generating."""
     chat, headers = await read_as(request, _read)
-    return await compute(request, chat.body.model, lambda model: count_tokens(chat.conversation, model), headers)
+    asked = chat.conversation
+    return await compute(
+        *(request, chat.body.model, lambda model, seen: count_tokens(asked, model, seen), headers, asked.media)
+    )
 
 
 @router.post("/apply-template")
 async def post_apply_template(request: Request) -> Response:
     """The prompt that a chat body renders to, without generating."""
     chat, headers = await read_as(request, _read)
-    return await compute(request, chat.body.model, lambda model: apply_template(chat, model), headers)
+    return await compute(request, chat.body.model, lambda model, _: apply_template(chat, model), headers)

@@ -18,5 +18,7 @@ async def completions(request: Request) -> Response:
     """OpenAI completions, with llama.cpp's sampling fields beside OpenAI's."""
     completion, headers = await read_as(request, lambda given: (read_completion(given), warning_headers(given)))
     detailed = services(request).options.verbose
-    prepare = verbosely(lambda model: completion_generation(completion, model), completion.body, default=detailed)
-    return await answer(request, completion.body, prepare, headers)
+    prepare = verbosely(
+        lambda model, seen: completion_generation(completion, model, seen), completion.body, default=detailed
+    )
+    return await answer(request, completion.body, prepare, headers, completion.media)

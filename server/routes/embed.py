@@ -1,12 +1,14 @@
 """A request for vectors or scores as an HTTP reply."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
 
+from server.conversation.form import Media
 from server.errors import InvalidRequest, ModelNotFound
+from server.media.source import Seen
 from server.pool.model import LoadedModel, cannot_embed, cannot_rerank
 from server.pool.spec import Task
 from server.routes.services import services
@@ -51,14 +53,15 @@ async def embed(
     request: Request,
     model: str | None,
     task: Task,
-    prepare: Callable[[LoadedModel], VectorJob],
+    prepare: Callable[[LoadedModel, Seen], VectorJob],
     headers: Mapping[str, str] | None = None,
     keep_alive_s: float | None = None,
+    media: Sequence[Media] = (),
 ) -> Response:
     """The reply, with `headers`, of the job that `prepare` makes. The client's disconnect cancels it at once."""
     session = session_of(request, keep_alive_s)
     try:
-        body = await while_connected(request, session.embed(model, task, prepare))
+        body = await while_connected(request, session.embed(model, task, prepare, media))
     finally:
         session.close()
     return Response(body, headers=headers, media_type=JSON_TYPE)

@@ -4,6 +4,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.routes.embed import embed, read_able
+from server.wire.completions.prompt import prompt_media
 from server.wire.vectors.embeddings import embeddings_job, read_embeddings
 from server.wire.warnings import warning_headers
 
@@ -31,6 +32,7 @@ async def _embeddings(request: Request, *, openai: bool) -> Response:
         request,
         wanted.body.model,
         "embed",
-        lambda model: embeddings_job(wanted, model, openai=openai),
+        lambda model, seen: embeddings_job(wanted, model, seen, openai=openai),
         headers,
+        media=prompt_media(wanted.prompts),
     )

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,6 +11,8 @@ import orjson
 from fastapi import Request
 from fastapi.responses import Response
 
+from server.conversation.form import Media
+from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.routes.services import services
 from server.routes.session import Batch, Session, session_of
@@ -23,7 +25,7 @@ from server.wire.common import Json, event, openai_error
 from server.wire.generation import Generation, GenerationFields, ReplyWriter, StreamWriter
 
 CONVERSATION = "X-Conversation-Id"
-Prepare = Callable[[LoadedModel], Generation]
+Prepare = Callable[[LoadedModel, Seen], Generation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +44,31 @@ OPENAI_WORDS = StreamWords(lambda status, body: event(openai_error(status, body)
 async def compute(
     request: Request,
     model: str | None,
-    work: Callable[[LoadedModel], Json],
+    work: Callable[[LoadedModel, Seen], Json],
     headers: Mapping[str, str] | None = None,
+    media: Sequence[Media] = (),
 ) -> Response:
-    """The result of `work` with a model, under a lease, with extra `headers`. It is written as JSON where it was made,
-    in a thread."""
+    """The result of `work` with a model and the request's `media`, under a lease, with extra `headers`. It is written
+    as JSON where it was made, in a thread."""
     session = session_of(request)
     try:
-        written = session.prepare(model, lambda loaded: orjson.dumps(work(loaded)))
+        written = session.prepare(model, lambda loaded, seen: orjson.dumps(work(loaded, seen)), media)
         return Response(await while_connected(request, written), media_type=JSON_TYPE, headers=headers)
     finally:
         session.close()
 
 
 async def answer(
-    request: Request, body: GenerationFields, prepare: Prepare, headers: Mapping[str, str] | None = None
+    request: Request,
+    body: GenerationFields,
+    prepare: Prepare,
+    headers: Mapping[str, str] | None = None,
+    media: Sequence[Media] = (),
 ) -> Response:
-    """The reply, streamed or whole as `body` says, with extra `headers`."""
+    """The reply, streamed or whole as `body` says, with extra `headers`. `media`: what `prepare` wants decoded."""
     if body.stream:
-        return await stream(request, body.model, prepare, ping_s=body.sse_ping_interval, headers=headers)
-    return await reply(request, body.model, prepare, headers=headers)
+        return await stream(request, body.model, prepare, ping_s=body.sse_ping_interval, headers=headers, media=media)
+    return await reply(request, body.model, prepare, headers=headers, media=media)
 
 
 async def reply(
@@ -71,23 +78,24 @@ async def reply(
     *,
     headers: Mapping[str, str] | None = None,
     keep_alive_s: float | None = None,
+    media: Sequence[Media] = (),
 ) -> Response:
     """The whole reply in one object. The client's disconnect cancels the request at once."""
     session = session_of(request, keep_alive_s)
     try:
-        return json_reply(await while_connected(request, _collect(session, model, prepare)), headers=headers)
+        return json_reply(await while_connected(request, _collect(session, model, prepare, media)), headers=headers)
     finally:
         session.close()
 
 
-async def _start(session: Session, model: str | None, prepare: Prepare) -> Generation:
-    generation = await session.start(model, prepare, lambda g: g.requests)
+async def _start(session: Session, model: str | None, prepare: Prepare, media: Sequence[Media]) -> Generation:
+    generation = await session.start(model, prepare, lambda g: g.requests, media)
     session.announce(generation.reasoning)
     return generation
 
 
-async def _collect(session: Session, model: str | None, prepare: Prepare) -> Json | list[Json]:
-    generation = await _start(session, model, prepare)
+async def _collect(session: Session, model: str | None, prepare: Prepare, media: Sequence[Media]) -> Json | list[Json]:
+    generation = await _start(session, model, prepare, media)
     writer = cast(ReplyWriter, generation.writer)
     while session.open:
         number, events = await session.next()
@@ -105,6 +113,7 @@ async def stream(
     headers: Mapping[str, str] | None = None,
     words: StreamWords = OPENAI_WORDS,
     keep_alive_s: float | None = None,
+    media: Sequence[Media] = (),
 ) -> Response:
     """A stream of events. It begins with the first event of the engine, so that what fails before has its status;
     or, for a prompt or a load of the model that takes longer, when the first ping is due, so that proxies and agents
@@ -115,16 +124,18 @@ async def stream(
         ping_s = services(request).options.sse_ping_interval_s
     conversation = request.headers.get(CONVERSATION)
     if conversation:
-        return await _kept(request, conversation, session, model, prepare, ping_s=ping_s, headers=headers, words=words)
+        return await _kept(
+            *(request, conversation, session, model, prepare, media), ping_s=ping_s, headers=headers, words=words
+        )
     patience_s = ping_s if ping_s > 0 else None
     close: Callable[[], object] = session.close
     try:
-        if session.waits(model):  # seldom: a task of its own would cost every other request its time
-            starting = asyncio.create_task(_start(session, model, prepare))
+        if media or session.waits(model):  # seldom: a task of its own would cost every other request its time
+            starting = asyncio.create_task(_start(session, model, prepare, media))
             close = functools.partial(_give_up, starting, session)
             chunks = await while_connected(request, _patient(session, starting, patience_s, words))
         else:
-            writer, first = await while_connected(request, _begin(session, model, prepare, patience_s))
+            writer, first = await while_connected(request, _begin(session, model, prepare, media, patience_s))
             chunks = _chunks(session, writer, first, words)
     except BaseException:
         close()
@@ -145,6 +156,7 @@ async def _kept(
     session: Session,
     model: str | None,
     prepare: Prepare,
+    media: Sequence[Media],
     *,
     ping_s: float,
     headers: Mapping[str, str] | None,
@@ -157,7 +169,7 @@ async def _kept(
 
     async def produce() -> None:
         try:
-            generation = await _start(session, model, prepare)
+            generation = await _start(session, model, prepare, media)
             writer = cast(StreamWriter, generation.writer)
             async with contextlib.aclosing(_chunks(session, writer, await session.next(), words)) as chunks:
                 async for chunk in chunks:
@@ -177,9 +189,9 @@ async def _kept(
 
 
 async def _begin(
-    session: Session, model: str | None, prepare: Prepare, patience_s: float | None
+    session: Session, model: str | None, prepare: Prepare, media: Sequence[Media], patience_s: float | None
 ) -> tuple[StreamWriter, Batch | None]:
-    generation = await _start(session, model, prepare)
+    generation = await _start(session, model, prepare, media)
     return cast(StreamWriter, generation.writer), await _first(session, patience_s)
 
 
@@ -193,7 +205,7 @@ async def _first(session: Session, patience_s: float | None) -> Batch | None:
 async def _patient(
     session: Session, starting: asyncio.Task[Generation], patience_s: float | None, words: StreamWords
 ) -> AsyncGenerator[bytes, None]:
-    """The stream of a model that is being loaded, once it is or the first ping is due."""
+    """The stream of a model that is being loaded, or of media that are, once they are or the first ping is due."""
     await asyncio.wait((starting,), timeout=patience_s)
     if not starting.done():
         return _late(session, starting, words)

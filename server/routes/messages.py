@@ -22,14 +22,21 @@ async def post_messages(request: Request) -> Response:
     wanted, headers = await read_as(request, _read)
     body = wanted.body
     if not body.stream:
-        return await reply(request, body.model, lambda model: message_generation(wanted, model), headers=headers)
+        return await reply(
+            request,
+            body.model,
+            lambda model, seen: message_generation(wanted, model, seen),
+            headers=headers,
+            media=wanted.conversation.media,
+        )
     return await stream(
         request,
         body.model,
-        lambda model: message_generation(wanted, model),
+        lambda model, seen: message_generation(wanted, model, seen),
         ping_s=body.sse_ping_interval,
         headers=headers,
         words=_WORDS,
+        media=wanted.conversation.media,
     )
 
 
@@ -42,4 +49,10 @@ def _read(given: dict[str, Any], *, generate: bool = True) -> tuple[MessagesRequ
 async def post_count_tokens(request: Request) -> Response:
     """How many tokens a body's prompt has, without generating."""
     wanted, headers = await read_as(request, lambda given: _read(given, generate=False))
-    return await compute(request, wanted.body.model, lambda model: count_message_tokens(wanted, model), headers)
+    return await compute(
+        request,
+        wanted.body.model,
+        lambda model, seen: count_message_tokens(wanted, model, seen),
+        headers,
+        wanted.conversation.media,
+    )

@@ -19,11 +19,13 @@ async def completion(request: Request) -> Response:
     wanted, headers = await read_as(
         request, lambda given: (read_native(given), warning_headers(given, system_prompt=True))
     )
-    return await answer(request, wanted.body, lambda model: native_generation(wanted, model), headers)
+    return await answer(
+        request, wanted.body, lambda model, seen: native_generation(wanted, model, seen), headers, wanted.media
+    )
 
 
 @router.post("/infill")
 async def infill(request: Request) -> Response:
     """Code between a prefix and a suffix."""
     wanted, headers = await read_as(request, lambda given: (read_infill(given), warning_headers(given)))
-    return await answer(request, wanted.body, lambda model: infill_generation(wanted, model), headers)
+    return await answer(request, wanted.body, lambda model, _: infill_generation(wanted, model), headers)

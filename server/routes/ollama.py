@@ -84,13 +84,21 @@ async def _ask(request: Request, read: Callable[[dict[str, Any]], Ask]) -> Respo
         return json_reply(ask.reply.nothing("load" if stays else "unload"), headers=headers)
     if ask.streams:
         return await stream(
-            *(request, model, lambda model: generation(ask, model)),
+            *(request, model, lambda model, seen: generation(ask, model, seen)),
             ping_s=0,  # a line that says nothing is none that clients could read
             headers=headers,
             words=_WORDS,
             keep_alive_s=keep_alive_s,
+            media=ask.media,
         )
-    return await reply(request, model, lambda model: generation(ask, model), headers=headers, keep_alive_s=keep_alive_s)
+    return await reply(
+        request,
+        model,
+        lambda model, seen: generation(ask, model, seen),
+        headers=headers,
+        keep_alive_s=keep_alive_s,
+        media=ask.media,
+    )
 
 
 @router.post("/embed")
@@ -114,7 +122,7 @@ async def _embed(request: Request, wanted: Embed, unused: list[str]) -> Response
         await stay(request, wanted.model, wanted.keep_alive_s, "embed")
         return Response(wanted.empty, headers=headers, media_type=JSON_TYPE)
     return await embed(
-        *(request, wanted.model, "embed", lambda model: embed_job(wanted, model), headers),
+        *(request, wanted.model, "embed", lambda model, _: embed_job(wanted, model), headers),
         keep_alive_s=wanted.keep_alive_s,
     )
 

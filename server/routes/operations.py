@@ -272,6 +272,10 @@ FIELDS: Mapping[str, Json] = {
     "input_prefix": _PROMPT,
     "input_suffix": _PROMPT,
     "input_extra": _OBJECTS,
+    "image_data": {
+        **_OBJECTS,
+        "description": "Older llama-servers: base64 data and the id that the prompt has as [img-id].",
+    },
     "tokens": {"type": "array", "items": {"type": "integer"}},
     "response_fields": _STRINGS,
     "logprobs": {"type": ["integer", "boolean"]},

@@ -16,4 +16,4 @@ router = APIRouter(tags=["rerank"])
 async def rerank(request: Request) -> Response:
     """Documents by their relevance to a query, in Jina's shape or, where ``texts`` is given, in TEI's."""
     wanted = await read_able(request, "rerank", read_rerank)
-    return await embed(request, wanted.body.model, "rerank", lambda model: rerank_job(wanted, model))
+    return await embed(request, wanted.body.model, "rerank", lambda model, _: rerank_job(wanted, model))

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.errors import InvalidRequest, NotFound, short
+from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.routes.generate import StreamWords, compute, reply, stream
 from server.routes.services import services
@@ -32,15 +33,19 @@ async def create_response(request: Request) -> Response:
     """OpenAI's Responses, with llama.cpp's fields beside OpenAI's."""
     stored = _stored(request)
     asked, headers = await read_as(request, lambda given: _read(given, stored))
-    body = asked.fields
+    body, media = asked.fields, asked.conversation.media
     if not body.stream:
         return await reply(
-            request, body.model, lambda model: response_generation(asked, model, stored), headers=headers
+            request,
+            body.model,
+            lambda model, seen: response_generation(asked, model, stored, seen),
+            headers=headers,
+            media=media,
         )
     writers: list[ResponseStream] = []
 
-    def prepare(model: LoadedModel) -> Generation:
-        generation = response_generation(asked, model, stored)
+    def prepare(model: LoadedModel, seen: Seen) -> Generation:
+        generation = response_generation(asked, model, stored, seen)
         writers.append(cast(ResponseStream, generation.writer))
         return generation
 
@@ -51,7 +56,9 @@ async def create_response(request: Request) -> Response:
         return writers[0].ping() if writers else EARLY_PING
 
     words = StreamWords(failed, ping)
-    return await stream(request, body.model, prepare, ping_s=body.sse_ping_interval, headers=headers, words=words)
+    return await stream(
+        *(request, body.model, prepare), ping_s=body.sse_ping_interval, headers=headers, words=words, media=media
+    )
 
 
 def _read(given: dict[str, Any], stored: ClientResponses) -> tuple[ResponseAsked, dict[str, str]]:
@@ -65,7 +72,13 @@ async def count_input_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a body has, without generating."""
     stored = _stored(request)
     asked, headers = await read_as(request, lambda given: _read(given, stored))
-    return await compute(request, asked.fields.model, lambda model: response_input_tokens(asked, model), headers)
+    return await compute(
+        request,
+        asked.fields.model,
+        lambda model, seen: response_input_tokens(asked, model, seen),
+        headers,
+        asked.conversation.media,
+    )
 
 
 @router.get("/v1/responses/{response_id}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from server.media.sight import Sight
 from server.metrics.exposition import Metrics
 from server.pool.pool import Pool
 from server.pool.saved.slot_files import SlotFiles
@@ -29,6 +30,7 @@ class Services:
     prepare: Executor
     reading: Executor
     metrics: Metrics
+    sight: Sight
     slot_files: SlotFiles | None = None  # where slots are saved; None = nowhere
     running: Running = field(default_factory=Running)
     responses: ResponseStore = field(default_factory=ResponseStore)

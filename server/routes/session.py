@@ -9,8 +9,11 @@ from typing import TypeVar
 from fastapi import Request as HttpRequest
 
 from server.constrain.thinking_end import ReasoningSwitch
+from server.conversation.form import Media
+from server.conversation.prompt import can_show
 from server.engine.request import Event, Failed, Finished, Request, Sink
 from server.engine.sequence import Ticket
+from server.media.source import NOTHING_SEEN, Seen
 from server.pool.lease import Lease
 from server.pool.model import LoadedModel
 from server.pool.spec import Task
@@ -19,6 +22,8 @@ from server.transport.auth import scheduled_client
 from server.wire.vectors.job import VectorJob
 
 T = TypeVar("T")
+Work = Callable[[LoadedModel, Seen], T]
+"""What is done with a model, and with what of a request's media it can be shown; blocking."""
 Batch = tuple[int, list[Event]]
 """The number of a request within the session, and its events of one step."""
 
@@ -56,30 +61,37 @@ class Session:
         """Whether the model must be loaded or woken first. Raises `ModelNotFound`."""
         return not self._services.pool.serves(name)
 
-    async def prepare(self, name: str | None, work: Callable[[LoadedModel], T]) -> T:
-        """Get the model and do `work` with it in a thread. Raises what the pool and `work` raise."""
+    async def prepare(self, name: str | None, work: Work[T], media: Sequence[Media] = ()) -> T:
+        """Get the model and do `work` with it in a thread. Raises what the pool, fetching and `work` raise."""
         model = await self._acquire(name)
-        return await self._in_thread(work, model)
+        seen = await self._see(media, model)
+        return await self._in_thread(lambda model: work(model, seen), model)
 
     async def start(
-        self, name: str | None, work: Callable[[LoadedModel], T], requests: Callable[[T], Sequence[Request]]
+        self,
+        name: str | None,
+        work: Work[T],
+        requests: Callable[[T], Sequence[Request]],
+        media: Sequence[Media] = (),
     ) -> T:
         """`prepare`, then submit the requests of its result; those that arrive together share a batch."""
         model = await self._acquire(name)
+        seen = await self._see(media, model)
         with model.engine.preparing():
-            result = await self._in_thread(work, model)
+            result = await self._in_thread(lambda model: work(model, seen), model)
             for number, request in enumerate(requests(result)):
                 request.client = self._client(request.client)
                 self._tickets.append(model.engine.submit(request, self._sink(number)))
                 self._n_open += request.n
         return result
 
-    async def embed(self, name: str | None, task: Task, work: Callable[[LoadedModel], VectorJob]) -> bytes:
+    async def embed(self, name: str | None, task: Task, work: Work[VectorJob], media: Sequence[Media] = ()) -> bytes:
         """The reply of the job that `work` makes in a thread. Cancelled, it takes its inputs out of the queue."""
         model = await self._acquire(name, task)
         embedder = model.embedder
+        seen = await self._see(media, model)
         with embedder.preparing():
-            job = await self._in_thread(work, model)
+            job = await self._in_thread(lambda model: work(model, seen), model)
             computing = embedder.submit(job.inputs)
         found = await computing
         return await self._in_thread(lambda _: job.reply(found), model)
@@ -133,6 +145,14 @@ class Session:
         self._lease = await self._services.pool.acquire(name, autoload=self._autoload, task=task)
         self._lease.keep_alive_s = self._keep_alive_s
         return self._lease.model
+
+    async def _see(self, media: Sequence[Media], model: LoadedModel) -> Seen:
+        """What of `media` the model can be shown: fetched and decoded while nothing else waits for it."""
+        reader = model.media
+        if reader is None or not media:
+            return NOTHING_SEEN
+        shown = can_show(model)
+        return await self._services.sight.see([each for each in media if shown(each)], reader)
 
     async def _in_thread(self, work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
         future = self._services.prepare.submit(work, model)

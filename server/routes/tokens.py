@@ -16,7 +16,7 @@ router = APIRouter(tags=["tokens"])
 async def post_tokenize(request: Request) -> Response:
     """Tokens of a text."""
     wanted = await read_as(request, read_tokenize)
-    return await compute(request, wanted.body.model, lambda model: tokenize(wanted, model.vocab))
+    return await compute(request, wanted.body.model, lambda model, _: tokenize(wanted, model.vocab))
 
 
 @router.get("/tokenizer_info")
@@ -43,4 +43,4 @@ async def tokenizer_info(request: Request, model: str = "") -> Response:
 async def post_detokenize(request: Request) -> Response:
     """Text of tokens."""
     wanted = await read_as(request, read_detokenize)
-    return await compute(request, wanted.body.model, lambda model: detokenize(wanted, model.vocab))
+    return await compute(request, wanted.body.model, lambda model, _: detokenize(wanted, model.vocab))

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, field_validator
 from server.constrain.constraint import Constraint
 from server.constrain.lazy import preserved
 from server.constrain.thinking_end import ReasoningSwitch
+from server.engine.media import Spans
 from server.engine.request import Adapters, Event, Request
 from server.pool.model import LoadedModel
 from server.wire.adapters import read_adapters, request_adapters
@@ -192,6 +193,7 @@ def engine_request(
     *,
     request_id: str,
     prompt: list[int],
+    media: Spans = (),
     logprobs: Logprobs = NO_LOGPROBS,
     constraint: Constraint | None = None,
     print_special: frozenset[int] = frozenset(),
@@ -205,6 +207,7 @@ def engine_request(
     return Request(
         id=request_id,
         prompt=prompt,
+        media=media,
         sampling=sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq),
         max_tokens=token_limit(fields, model.spec.n_predict),
         stop=fields.stop or model.spec.stop,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from server.conversation.form import Conversation
 from server.conversation.prepare import Prepared, prepare, prompt_of
 from server.engine.request import Request
+from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.common import Json
 from server.wire.fields import wrong_type
@@ -27,9 +28,10 @@ class Job:
     prepared: Prepared
 
 
-def count_tokens(conversation: Conversation, model: LoadedModel) -> Json:
+def count_tokens(conversation: Conversation, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
     """The reply of ``POST /v1/chat/completions/input_tokens``: the tokens of the prompt."""
-    return {"input_tokens": len(prompt_of(conversation, model).tokens(model)), "object": "response.input_tokens"}
+    n_tokens = len(prompt_of(conversation, model).read(model, seen).tokens)
+    return {"input_tokens": n_tokens, "object": "response.input_tokens"}
 
 
 def prepare_job(
@@ -39,14 +41,16 @@ def prepare_job(
     request_id: str,
     *,
     logprobs: Logprobs = NO_LOGPROBS,
+    seen: Seen = NOTHING_SEEN,
 ) -> Job:
     """The engine request of a conversation; blocking, for a thread. Raises `InvalidRequest`."""
-    prepared = prepare(conversation, model)
+    prepared = prepare(conversation, model, seen)
     request = engine_request(
         fields,
         model,
         request_id=request_id,
-        prompt=prepared.tokens,
+        prompt=prepared.tokens.tokens,
+        media=prepared.tokens.spans,
         logprobs=logprobs,
         constraint=prepared.output.constraint,
         print_special=prepared.output.shown,

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from server.engine.request import Event, Finished
+from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.wire.common import Json, members
+from server.wire.completions.prompt import prompt_text
 from server.wire.generation import Generation, GenerationFields, ReplyWriter, StreamWriter
 from server.wire.native.settings import whole_settings
 from server.wire.native.write import Finals, NativeReply
@@ -20,14 +22,14 @@ _END = b"}\n\n"  # of an event's object
 
 
 def verbosely(
-    prepare: Callable[[LoadedModel], Generation], fields: GenerationFields, *, default: bool
-) -> Callable[[LoadedModel], Generation]:
+    prepare: Callable[[LoadedModel, Seen], Generation], fields: GenerationFields, *, default: bool
+) -> Callable[[LoadedModel, Seen], Generation]:
     """`prepare`, whose reply is told in detail where the request, or by `default` the server, says so."""
     if not (default if fields.verbose is None else fields.verbose):
         return prepare
 
-    def detailed(model: LoadedModel) -> Generation:
-        generation = prepare(model)
+    def detailed(model: LoadedModel, seen: Seen) -> Generation:
+        generation = prepare(model, seen)
         finals = _finals(generation, fields, model)
         if fields.stream:
             return generation.written_by(_Stream(cast(StreamWriter, generation.writer), finals))
@@ -42,7 +44,7 @@ def _finals(generation: Generation, fields: GenerationFields, model: LoadedModel
     return Finals(
         model=model.spec.id,
         n=first.n,
-        prompts=[model.vocab.detokenize(r.prompt).decode("utf-8", "replace") for r in generation.requests],
+        prompts=[prompt_text(r.prompt, model) for r in generation.requests],
         settings=whole_settings(
             first,
             model.vocab,

@@ -61,7 +61,7 @@ def _warnings(body: Mapping[str, Any], system_prompt: bool) -> Iterator[str]:
         told = "holds for this request only" if system_prompt else "is ignored: send it as part of the prompt"
         yield f"system_prompt {told}"
     if body.get("image_data"):
-        yield "image_data is ignored: no model here takes images"
+        yield "image_data is ignored by models that see no images"
 
 
 def _names_tail_free(samplers: object) -> bool:

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field, model_validator
 
 from server.errors import ConfigError
+from server.options.table.fetching import FetchSettings
 from server.options.table.hub import HubSettings
 from server.options.table.option import SettingsModel, option
 from server.options.table.page import PageSettings
@@ -209,7 +210,9 @@ class LogSettings(SettingsModel):
     """Time in front of each line."""
 
 
-class ServerSettings(LogSettings, HubSettings, PoolSettings, PageSettings, AccessSettings, ListenSettings):
+class ServerSettings(
+    LogSettings, HubSettings, PoolSettings, FetchSettings, PageSettings, AccessSettings, ListenSettings
+):
     """The YAML's ``server``."""
 
     def all_api_keys(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from server.errors import InvalidRequest
 from server.wire.chat.functions import is_old, with_tools
 from server.wire.custom_input import input_arguments
 from server.wire.fields import MAX_MESSAGES, json_text, wrong_type
+from server.wire.media import file_of, link
 from server.wire.warnings import left_out, shown
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -23,10 +24,15 @@ _MEDIA: dict[str, MediaKind] = {
     "image_url": "image",
     "input_image": "image",
     "input_audio": "audio",
+    "audio_url": "audio",
     "input_video": "video",
     "video_url": "video",
     "file": "file",
 }
+
+
+_PLACES = ("data", "url")
+"""Where the object of a part has its file."""
 
 
 def read_messages(value: object, warnings: list[str] | None = None) -> list[Message]:
@@ -101,7 +107,7 @@ class _Reader:
         if not isinstance(kind, str):
             raise InvalidRequest(f"{path}.type: unsupported content[].type {shown(kind)}", f"{path}.type")
         if kind in _MEDIA:
-            return Media(_MEDIA[kind], at=f"{path}.type")
+            return _medium(given, kind, f"{path}.type")
         if kind in _TEXTS:
             text = given.get(_TEXTS[kind])
             if not isinstance(text, str):
@@ -139,6 +145,15 @@ class _Reader:
         if kind == "custom":
             return Call(name, input_arguments(_text(called, "input", f"{path}.custom")), call_id or "")
         return Call(name, _arguments(called, f"{path}.function.arguments"), call_id or "")
+
+
+def _medium(given: dict[str, Any], kind: str, at: str) -> Media:
+    """A part of OpenAI's chat, or of its Responses, which clients mix in."""
+    if kind == "file":
+        file = given.get("file")
+        found, source = file_of(file if isinstance(file, dict) else {})
+        return Media(found, at=at, source=source)
+    return Media(_MEDIA[kind], at=at, source=link(given.get("image_url" if kind == "input_image" else kind), *_PLACES))
 
 
 def _text(given: dict[str, Any], key: str, path: str) -> str:

@@ -12,6 +12,7 @@ from pydantic import Field
 from server.conversation.form import Conversation, Thinking
 from server.conversation.prepare import prompt_of
 from server.errors import InvalidRequest
+from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.chat.functions import read_functions
 from server.wire.chat.messages import read_messages
@@ -131,10 +132,10 @@ def _read_tools(body: ChatBody, warnings: list[str]) -> ChatTools:
     return ChatTools(read_functions(body.functions, body.function_call))
 
 
-def chat_generation(chat: Chat, model: LoadedModel) -> Generation:
+def chat_generation(chat: Chat, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
     """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
     header, body = Header(model.spec.id), chat.body
-    job = prepare_job(chat.conversation, body, model, header.id, logprobs=chat_logprobs(body))
+    job = prepare_job(chat.conversation, body, model, header.id, logprobs=chat_logprobs(body), seen=seen)
     output, prefilled = job.prepared.output, job.prepared.prompt.prefilled
     # Of a continued message llama-server repeats the beginning in whole replies, in streams only with "echo".
     words = ChatWords(body.old, job.request.post_sampling_probs, chat.custom)

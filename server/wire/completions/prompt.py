@@ -1,10 +1,21 @@
 """``prompt`` in every form that llama-server takes (tools/server/server-common.cpp, tokenize_input_prompts).
 
 A text; a list of token ids; a list that mixes both; or a list of such prompts, which are a batch. An object
-``{"prompt_string": text}`` stands for the text. The model's BOS is put before a prompt that begins with text.
+``{"prompt_string": text}`` stands for the text; with ``multimodal_data``, files in base64, the model's marker in it
+(``/props`` tells) stands for one after the other. The model's BOS is put before a prompt that begins with text.
 """
 
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.conversation.form import Media, unseen
+from server.conversation.prompt import read_parts
+from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
+from server.media.source import Link, Seen
+from server.pool.model import LoadedModel
 from server.vocab import Vocab
 from server.wire.fields import json_kind
 
@@ -13,7 +24,27 @@ _FORMS = (
     '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, or a list of '
     "mixed strings & tokens."
 )
-Prompt = str | list[int | str]
+_OLD_MARKER = re.compile(r"\[img-(\d+)\]")
+_CANNOT = "Multimodal data provided, but model does not support multimodal requests."
+
+
+@dataclass(frozen=True, slots=True)
+class Illustrated:
+    """A text and the media that stand in it. ``cut``: takes it apart, given the model's marker; raises
+    `InvalidRequest`. ``is_needed``: whether a model that sees none is to refuse it, or reads the text alone."""
+
+    text: str
+    media: tuple[Media, ...]
+    cut: Callable[[str], Sequence[str | Media]]
+    is_needed: bool = True
+
+    def is_read_by(self, model: LoadedModel) -> bool:
+        """Whether that model gets more than the text of it, or an error."""
+        return self.is_needed or model.media is not None
+
+
+Mixed = str | list[int | str]
+Prompt = Mixed | Illustrated
 
 
 def read_prompts(value: object) -> list[Prompt]:
@@ -29,7 +60,54 @@ def read_prompts(value: object) -> list[Prompt]:
     return [_prompt(entry, f"prompt.{index}") for index, entry in enumerate(value)]
 
 
-def tokenize_mixed(vocab: Vocab, prompt: Prompt, path: str, *, add_special: bool, parse_special: bool) -> list[int]:
+def prompt_media(prompts: Sequence[Prompt]) -> tuple[Media, ...]:
+    """The media of them all."""
+    return tuple(medium for prompt in prompts if isinstance(prompt, Illustrated) for medium in prompt.media)
+
+
+def read_prompt(prompt: Prompt, model: LoadedModel, seen: Seen, path: str) -> MediaPrompt:
+    """The tokens of one prompt, with what the vocabulary puts before it. Raises `InvalidRequest`."""
+    if not isinstance(prompt, Illustrated):
+        return MediaPrompt(tokenize_mixed(model.vocab, prompt, path, add_special=True, parse_special=True))
+    if not prompt.is_read_by(model):
+        return read_parts((prompt.text,), model, seen)
+    if model.media is None:
+        named = prompt.media[0]  # a part of a message says what it is
+        raise InvalidRequest(f"{path}: {_CANNOT}", path) if named.kind == "file" else unseen(named)
+    return read_parts(prompt.cut(model.media.marker), model, seen)
+
+
+def prompt_text(tokens: Sequence[int], model: LoadedModel) -> str:
+    """Of a prompt its text, without media, as llama-server shows it."""
+    text = model.vocab.detokenize([token for token in tokens if token >= 0])
+    return text.decode("utf-8", "replace")
+
+
+def with_images(prompt: Prompt, given: object) -> Prompt:
+    """`prompt` with ``image_data`` of older llama-servers: ``[{"data": base64, "id": n}]``, each where the text has
+    ``[img-n]``. Raises `InvalidRequest`."""
+    if not given or not isinstance(prompt, str):
+        return prompt
+    if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
+        raise InvalidRequest('image_data: must be a list of {"data": base64, "id": number}', "image_data")
+    media: dict[str, Media] = {}
+    for index, entry in enumerate(given):
+        media[str(entry.get("id"))] = _file(entry.get("data"), f"image_data.{index}.data")
+
+    def cut(_: str) -> Sequence[str | Media]:
+        pieces = _OLD_MARKER.split(prompt)
+        for number in media.keys() - set(pieces[1::2]):
+            raise InvalidRequest(f"image_data: the prompt has no [img-{number}]", "image_data")
+        return [
+            media.get(piece, f"[img-{piece}]") if at % 2 else piece
+            for at, piece in enumerate(pieces)
+            if piece or at % 2
+        ]
+
+    return Illustrated(prompt, tuple(media.values()), cut, is_needed=False)
+
+
+def tokenize_mixed(vocab: Vocab, prompt: Mixed, path: str, *, add_special: bool, parse_special: bool) -> list[int]:
     """The tokens of one prompt. Raises `InvalidRequest` for a token id past the vocabulary."""
     if isinstance(prompt, str):
         return vocab.tokenize(prompt, add_special=add_special, parse_special=parse_special)
@@ -44,7 +122,7 @@ def tokenize_mixed(vocab: Vocab, prompt: Prompt, path: str, *, add_special: bool
     return tokens
 
 
-def read_mixed(value: object, path: str) -> Prompt:
+def read_mixed(value: object, path: str) -> Mixed:
     """A text, or a list of token ids and texts. Raises `InvalidRequest`."""
     if isinstance(value, str):
         return value
@@ -65,19 +143,47 @@ def check_token(vocab: Vocab, token: int, path: str) -> None:
 
 def _prompt(value: object, path: str) -> Prompt:
     if isinstance(value, dict):
-        if value.get("multimodal_data"):
-            raise InvalidRequest(
-                f"{path}: Multimodal data provided, but model does not support multimodal requests.", path
-            )
-        if "prompt_string" not in value:
-            raise InvalidRequest(_FORMS, f"{path}.prompt_string")
-        return read_mixed(value["prompt_string"], f"{path}.prompt_string")
+        return read_object(value, path)
     if not isinstance(value, str | list):
         raise InvalidRequest(_FORMS, path)
     prompt = read_mixed(value, path)
     if prompt == []:
         raise InvalidRequest(f"{path}: must not be empty", path)
     return prompt
+
+
+def read_object(value: dict[str, Any], path: str) -> Prompt:
+    """A prompt with its files, if there are any. Raises `InvalidRequest`."""
+    if "prompt_string" not in value:
+        raise InvalidRequest(_FORMS, f"{path}.prompt_string")
+    given, where = value.get("multimodal_data"), f"{path}.multimodal_data"
+    if not given:
+        return read_mixed(value["prompt_string"], f"{path}.prompt_string")
+    text = value["prompt_string"]
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{path}.prompt_string: must be a text", f"{path}.prompt_string")
+    files = [given] if isinstance(given, str) else given
+    if not isinstance(files, list):
+        raise InvalidRequest(f"{where}: must be a list of files in base64, not {json_kind(given)}", where)
+    media = tuple(_file(file, f"{where}.{index}") for index, file in enumerate(files))
+
+    def cut(marker: str) -> Sequence[str | Media]:
+        pieces = text.split(marker)
+        if len(pieces) != len(media) + 1:
+            said = f"it has the marker {marker} {len(pieces) - 1} times, and there are {len(media)} files"
+            raise InvalidRequest(f"{path}: Failed to tokenize prompt: {said}", path)
+        parts: list[str | Media] = [pieces[0]]
+        for medium, piece in zip(media, pieces[1:], strict=True):
+            parts += (medium, piece)
+        return [part for part in parts if part != ""]
+
+    return Illustrated(text, media, cut)
+
+
+def _file(given: object, at: str) -> Media:
+    if not isinstance(given, str):
+        raise InvalidRequest(f"{at}: must be a file in base64, not {json_kind(given)}", at)
+    return Media("file", at=at, source=Link(given))
 
 
 def _is_token(value: object) -> bool:

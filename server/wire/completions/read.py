@@ -10,12 +10,15 @@ from typing import Any
 from pydantic import field_validator
 
 from server.constrain.lazy import compiled
+from server.conversation.form import Media
+from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest, NotSupported
+from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.common import Header
 from server.wire.completions.logprobs import Echo, echo
-from server.wire.completions.prompt import Prompt, read_prompts, tokenize_mixed
+from server.wire.completions.prompt import Illustrated, Prompt, prompt_media, read_prompt, read_prompts, tokenize_mixed
 from server.wire.completions.write import CompletionReply, CompletionStream
 from server.wire.constraints import read_shape
 from server.wire.fields import Whole, field_error, out_of_range, parse
@@ -60,6 +63,11 @@ class Completion:
     body: CompletionBody
     prompts: list[Prompt]
 
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """Of all prompts."""
+        return prompt_media(self.prompts)
+
 
 @dataclass(frozen=True, slots=True)
 class CompletionJob:
@@ -92,10 +100,10 @@ def _check_best_of(body: CompletionBody) -> None:
         raise field_error("best_of", "can't be streamed: which choices are best shows at the end")
 
 
-def completion_generation(completion: Completion, model: LoadedModel) -> Generation:
+def completion_generation(completion: Completion, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
     """The requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
     header = Header(model.spec.id)
-    job = prepare_completion(completion, model, header.id)
+    job = prepare_completion(completion, model, header.id, seen)
     body, echoes = job.body, job.echoes
     n, after = body.n_generated, bool(body.post_sampling_probs)
     if body.stream:
@@ -111,42 +119,47 @@ def completion_generation(completion: Completion, model: LoadedModel) -> Generat
     return Generation(job.requests, reply)
 
 
-def prepare_completion(completion: Completion, model: LoadedModel, request_id: str) -> CompletionJob:
+def prepare_completion(
+    completion: Completion, model: LoadedModel, request_id: str, seen: Seen = NOTHING_SEEN
+) -> CompletionJob:
     """Tokenize and compile; blocking, for a thread. Raises `InvalidRequest`."""
     body = completion.body
     constraint = compiled(read_shape(body), body.lazy, model.vocab, model.grammar)
     requests, echoes = [], []
     for number, prompt in enumerate(completion.prompts):
         path = "prompt" if len(completion.prompts) == 1 else f"prompt.{number}"
-        tokens = _tokens(body, prompt, path, model)
+        tokens = _tokens(body, prompt, path, model, seen)
         request = engine_request(
             body,
             model,
             request_id=request_id if len(completion.prompts) == 1 else f"{request_id}-{number}",
-            prompt=tokens,
+            prompt=tokens.tokens,
+            media=tokens.spans,
             logprobs=_logprobs(body),
             constraint=constraint.fork() if constraint is not None and number else constraint,
         )
         request = replace(request, prompt_logprobs=_scores_prompt(body))
         requests.append(_best_of(body, request, model))
-        echoes.append(_echo(body, prompt, tokens, model))
+        echoes.append(_echo(body, prompt, tokens.tokens, model))
     check_alternatives(requests, model.engine.n_ctx_seq)
     return CompletionJob(body, requests, echoes)
 
 
-def _tokens(body: CompletionBody, prompt: Prompt, path: str, model: LoadedModel) -> list[int]:
+def _tokens(body: CompletionBody, prompt: Prompt, path: str, model: LoadedModel, seen: Seen) -> MediaPrompt:
     """The tokens of one prompt, with a ``suffix`` those around the gap between both."""
     vocab = model.vocab
     if body.suffix:
+        if isinstance(prompt, Illustrated):
+            raise field_error("suffix", "can't be used with media")
         prefix = tokenize_mixed(vocab, prompt, path, add_special=False, parse_special=False)
         suffix = vocab.tokenize(body.suffix, add_special=False, parse_special=False)
         try:
             require_fim(vocab)
         except NotSupported as error:
             raise field_error("suffix", error.message) from None
-        return fim_tokens(vocab, Gap(prefix, suffix), suffix_first=model.spec.spm_infill)
-    tokens = tokenize_mixed(vocab, prompt, path, add_special=True, parse_special=True)
-    if not tokens:
+        return MediaPrompt(fim_tokens(vocab, Gap(prefix, suffix), suffix_first=model.spec.spm_infill))
+    tokens = read_prompt(prompt, model, seen, path)
+    if not tokens.tokens:
         raise InvalidRequest(f"{path}: is empty, and the model begins texts with no token of its own", path)
     return tokens
 
@@ -164,6 +177,10 @@ def _best_of(body: CompletionBody, request: Request, model: LoadedModel) -> Requ
 def _echo(body: CompletionBody, prompt: Prompt, tokens: list[int], model: LoadedModel) -> Echo:
     if not body.echo:
         return Echo()
+    if isinstance(prompt, Illustrated):
+        if _scores_prompt(body):
+            raise field_error("echo", "media have no log probabilities")
+        return Echo(prompt.text)
     text = prompt if isinstance(prompt, str) else model.vocab.detokenize(tokens).decode("utf-8", "replace")
     return echo(model.vocab, text, tokens) if _scores_prompt(body) else Echo(text)
 

@@ -5,12 +5,15 @@ from typing import Any
 
 from server.conversation.form import Content, Media, Part, Text, text_content
 from server.errors import InvalidRequest
+from server.media.source import Link
 from server.wire.fields import json_text, wrong_type
+from server.wire.media import kind_of_type
 from server.wire.messages.tools import LaterTools
 from server.wire.warnings import left_out
 
 Block = dict[str, Any]
 _SHOWN_CHARS = 40
+_UNSAID_TYPE = "image/jpeg"  # llama-server's
 
 
 def typed(given: object, path: str) -> tuple[Block, str]:
@@ -113,7 +116,8 @@ def _text(block: Block, path: str) -> list[Part]:
 
 
 def _image(block: Block, path: str) -> list[Part]:
-    return [Media("image", _source_type(block.get("source")), f"{path}.image")]
+    source = block.get("source")
+    return [Media("image", _source_type(source), f"{path}.image", _source(source))]
 
 
 def _document(block: Block, path: str) -> list[Part]:
@@ -128,7 +132,9 @@ def _document(block: Block, path: str) -> list[Part]:
         case "content":
             shown = _content(source.get("content"), f"{path}.source.content")
         case _:
-            shown = [Media("file", _source_type(source), f"{path}.document")]
+            kind = kind_of_type(source.get("media_type"))
+            file = None if kind == "file" else _source(source)
+            shown = [Media(kind, _source_type(source), f"{path}.document", file)]
     return [Text("\n".join(head)), *shown] if head else shown
 
 
@@ -145,6 +151,18 @@ def _content(given: object, path: str) -> list[Part]:
             raise InvalidRequest(f'{where}.type: must be "text" or "image"', f"{where}.type")
         parts += _READERS[kind](block, where)
     return parts
+
+
+def _source(source: object) -> Link | None:
+    """In base64, or an address; the files that Anthropic keeps can't be had."""
+    match source:
+        case {"type": "base64", "data": str(data), "media_type": str(media_type)}:
+            return Link(f"data:{media_type};base64,{data}")
+        case {"type": "base64", "data": str(data)}:
+            return Link(f"data:{_UNSAID_TYPE};base64,{data}")
+        case {"type": "url", "url": str(url)}:
+            return Link(url)
+    return None
 
 
 def _source_type(source: object) -> str:

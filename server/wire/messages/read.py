@@ -13,6 +13,7 @@ from server.constrain.shape import ANY_OBJECT, Shape
 from server.conversation.form import Conversation, Thinking
 from server.engine.request import Adapters
 from server.errors import InvalidRequest
+from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.adapters import read_adapters
 from server.wire.common import Header, Json, random_id
@@ -151,15 +152,15 @@ def _shape(given: dict[str, Any] | None, at: str) -> Shape | None:
     return Shape("schema", schema or ANY_OBJECT, f"{at}.schema")
 
 
-def message_generation(wanted: MessagesRequest, model: LoadedModel) -> Generation:
+def message_generation(wanted: MessagesRequest, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
     """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
     header = Header(model.spec.id, f"msg_{random_id()}")
-    job = prepare_job(wanted.conversation, _fields(wanted.body), model, header.id)
+    job = prepare_job(wanted.conversation, _fields(wanted.body), model, header.id, seen=seen)
     writer = MessageStream if wanted.body.stream else MessageReply
     output = job.prepared.output
     return Generation([job.request], writer(header, output.parser, show_thoughts=wanted.show_thoughts))
 
 
-def count_message_tokens(wanted: MessagesRequest, model: LoadedModel) -> Json:
+def count_message_tokens(wanted: MessagesRequest, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
     """The reply of ``POST /v1/messages/count_tokens``."""
-    return {"input_tokens": count_tokens(wanted.conversation, model)["input_tokens"]}
+    return {"input_tokens": count_tokens(wanted.conversation, model, seen)["input_tokens"]}

@@ -25,6 +25,7 @@ class NativeBody(GenerationFields):
     reasoning_budget_end_tag: str | None = None
     reasoning_budget_end_tags: list[str] | None = None
     generation_prompt: str | None = None
+    image_data: Any = None
 
     @field_validator("logprobs")
     @classmethod

@@ -4,9 +4,10 @@ post_infill)."""
 from dataclasses import dataclass
 from typing import Any
 
+from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
-from server.wire.completions.prompt import Prompt, read_mixed, tokenize_mixed
+from server.wire.completions.prompt import Mixed, read_mixed, tokenize_mixed
 from server.wire.fields import parse
 from server.wire.generation import Generation, refuse_thinking
 from server.wire.native.body import NativeBody
@@ -29,8 +30,8 @@ class Infill:
     """A checked body, before a model tokenizes it."""
 
     body: InfillBody
-    prefix: Prompt
-    suffix: Prompt
+    prefix: Mixed
+    suffix: Mixed
     prompt: str
     files: list[Extra]
 
@@ -79,7 +80,7 @@ def infill_generation(infill: Infill, model: LoadedModel) -> Generation:
     Raises `InvalidRequest`, and `NotSupported` for a model without the tokens for it.
     """
     require_fim(model.vocab)
-    return generation(infill.body, lambda: [infill_tokens(infill, model)], model)
+    return generation(infill.body, lambda: [MediaPrompt(infill_tokens(infill, model))], model)
 
 
 def infill_tokens(infill: Infill, model: LoadedModel) -> list[int]:

@@ -11,12 +11,24 @@ from server.constrain.constraint import Constraint
 from server.constrain.lazy import Lazy, compiled
 from server.constrain.shape import Shape
 from server.constrain.thinking_end import UNLIMITED
+from server.conversation.form import Media
 from server.conversation.thoughts import allowance, ended_by
+from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest
+from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.common import Json, random_id
-from server.wire.completions.prompt import Prompt, read_prompts, tokenize_mixed
+from server.wire.completions.prompt import (
+    Illustrated,
+    Prompt,
+    prompt_media,
+    prompt_text,
+    read_prompt,
+    read_prompts,
+    tokenize_mixed,
+    with_images,
+)
 from server.wire.fields import field_error, parse
 from server.wire.generation import Generation, check_alternatives, engine_request, refuse_thinking
 from server.wire.guided import conflict, guide
@@ -32,6 +44,11 @@ class NativeCompletion:
     body: NativeBody
     prompts: list[Prompt]
 
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """Of all prompts."""
+        return prompt_media(self.prompts)
+
 
 def read_native(given: object) -> NativeCompletion:
     """Check what needs no model. Raises `InvalidRequest`."""
@@ -41,29 +58,36 @@ def read_native(given: object) -> NativeCompletion:
         refuse_thinking(body)
     elif body.reasoning_control:
         raise field_error("reasoning_control", "only chat completions can be controlled")
-    return NativeCompletion(body, read_prompts(body.prompt))
+    return NativeCompletion(body, [with_images(prompt, body.image_data) for prompt in read_prompts(body.prompt)])
 
 
-def native_generation(completion: NativeCompletion, model: LoadedModel) -> Generation:
+def native_generation(completion: NativeCompletion, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
     """The requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
-    return generation(completion.body, lambda: tokens_of(completion, model), model)
+    return generation(completion.body, lambda: tokens_of(completion, model, seen), model)
 
 
-def tokens_of(completion: NativeCompletion, model: LoadedModel) -> list[list[int]]:
+def tokens_of(completion: NativeCompletion, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> list[MediaPrompt]:
     """The tokens of each prompt. Raises `InvalidRequest`."""
     system = completion.body.system_text
     head = model.vocab.tokenize(system, add_special=True, parse_special=True) if system else []
     found = []
     for number, prompt in enumerate(completion.prompts):
         path = "prompt" if len(completion.prompts) == 1 else f"prompt.{number}"
-        tokens = head + tokenize_mixed(model.vocab, prompt, path, add_special=not head, parse_special=True)
-        if not tokens:
+        if isinstance(prompt, Illustrated) and prompt.is_read_by(model):
+            if head:
+                raise field_error("system_prompt", "can't be used with media: put it in front of the prompt")
+            tokens = read_prompt(prompt, model, seen, path)
+        else:
+            said = prompt.text if isinstance(prompt, Illustrated) else prompt
+            text = tokenize_mixed(model.vocab, said, path, add_special=not head, parse_special=True)
+            tokens = MediaPrompt(head + text)
+        if not tokens.tokens:
             raise InvalidRequest(f"{path}: is empty, and the model begins texts with no token of its own", path)
         found.append(tokens)
     return found
 
 
-def generation(body: NativeBody, tokenize: Callable[[], Sequence[list[int]]], model: LoadedModel) -> Generation:
+def generation(body: NativeBody, tokenize: Callable[[], Sequence[MediaPrompt]], model: LoadedModel) -> Generation:
     """One engine request per prompt, and what writes the reply of them all."""
     constraint = _budgeted(compiled(_shape(body), body.lazy, model.vocab, model.grammar), body, model)
     prompts = tokenize()
@@ -73,7 +97,8 @@ def generation(body: NativeBody, tokenize: Callable[[], Sequence[list[int]]], mo
             body,
             model,
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
-            prompt=prompt,
+            prompt=prompt.tokens,
+            media=prompt.spans,
             logprobs=body.wanted_probs,
             constraint=constraint.fork() if constraint is not None and number else constraint,
         )
@@ -83,7 +108,7 @@ def generation(body: NativeBody, tokenize: Callable[[], Sequence[list[int]]], mo
     finals = Finals(
         model=model.spec.id,
         n=body.n_choices,
-        prompts=[model.vocab.detokenize(prompt).decode("utf-8", "replace") for prompt in prompts],
+        prompts=[prompt_text(prompt.tokens, model) for prompt in prompts],
         settings=_settings(body, requests[0], model),
         response_fields=body.response_fields or (),
     )

@@ -7,7 +7,7 @@ import orjson
 
 from server.vocab import Vocab
 from server.wire.common import Json
-from server.wire.completions.prompt import Prompt, check_token, read_mixed, tokenize_mixed
+from server.wire.completions.prompt import Mixed, check_token, read_mixed, tokenize_mixed
 from server.wire.fields import Body, parse, wrong_type
 
 _SLICE = 16384  # tokens written as JSON, or freed, at a time: other threads wait meanwhile
@@ -40,7 +40,7 @@ class Tokenize:
     """A checked body of ``/tokenize``."""
 
     body: TokenizeBody
-    content: Prompt
+    content: Mixed
     add_special: bool
 
 

@@ -12,6 +12,7 @@ from server.conversation.form import Call, Content, Media, Message, Part, Text, 
 from server.errors import InvalidRequest
 from server.wire.chat.tools import read_tools
 from server.wire.fields import MAX_MESSAGES, json_text, wrong_type
+from server.wire.media import link
 
 _SEVERAL_TYPES = re.compile(r"\w+(?:, ?\w+)+", re.ASCII)
 
@@ -37,7 +38,7 @@ def content_of(text: str, images: object, path: str) -> Content:
     for index, image in enumerate(images):
         if not isinstance(image, str):
             raise wrong_type(f"{path}.{index}", "an image in base64", image)
-    parts: list[Part] = [Media("image", at=f"{path}.{index}") for index in range(len(images))]
+    parts: list[Part] = [Media("image", at=f"{path}.{index}", source=link(image)) for index, image in enumerate(images)]
     return text_content([*parts, Text(text)] if text else parts)
 
 

@@ -6,17 +6,20 @@ What comes back is written by `write`.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
 from server.constrain.shape import ANY_OBJECT, Shape
-from server.conversation.form import Conversation, Message, Thinking, refuse_unseen
+from server.conversation.form import Conversation, Media, Message, Text, Thinking, refuse_unseen
 from server.conversation.prepare import Prepared, prepare
+from server.conversation.prompt import can_show, read_parts
+from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest, NotSupported, short
 from server.formats.reading import PlainParser
+from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.common import random_id
 from server.wire.completions.prompt import check_token
@@ -93,6 +96,15 @@ class Ask:
     conversation: Conversation | None
     shape: Shape | None
     began: float  # seconds of `time.perf_counter`
+    raw: Message | None = None
+    """What a model is asked without a template."""
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """All that is shown to the model beside text."""
+        if self.conversation is not None:
+            return self.conversation.media
+        return tuple(part for part in self.raw.parts if isinstance(part, Media)) if self.raw is not None else ()
 
     @property
     def streams(self) -> bool:
@@ -103,7 +115,9 @@ class Ask:
     def loads(self) -> bool:
         """Whether nothing is to be generated: the model is only loaded, or freed."""
         body = self.body
-        return self.conversation is None and not (isinstance(body, OllamaGenerateBody) and (body.prompt or body.suffix))
+        return self.conversation is None and not (
+            isinstance(body, OllamaGenerateBody) and ((self.raw is not None and self.raw.content) or body.suffix)
+        )
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -141,9 +155,10 @@ def read_generate(given: object) -> Ask:
         raise InvalidRequest(f"{name}: raw mode does not support template, system, or context", name)
     content = content_of(body.prompt or "", body.images, "images")
     user = Message("user", content)
-    if body.raw or body.suffix or not body.prompt:
-        refuse_unseen([user])
-        return Ask(body, None, shape, began)
+    if body.suffix and body.images:
+        raise InvalidRequest("images: can't be used with a suffix", "images")
+    if body.raw or body.suffix or not (body.prompt or body.images):
+        return Ask(body, None, shape, began, user)
     system = (Message("system", body.system),) if body.system else ()
     return Ask(body, _conversation(body, (*system, user), shape, at="prompt"), shape, began)
 
@@ -168,40 +183,44 @@ def _shape(given: object) -> Shape | None:
     return Shape("schema", given or ANY_OBJECT, "format")
 
 
-def generation(ask: Ask, model: LoadedModel) -> Generation:
+def generation(ask: Ask, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
     """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
     loaded, body = time.perf_counter(), ask.body
     if body.think and not can_think(model.template):
         raise InvalidRequest(f"think: {body.model or model.spec.id!r} does not support thinking", "think")
-    prepared = None if ask.conversation is None else prepare(ask.conversation, model)
-    request = _raw_request(ask, model) if prepared is None else _request(ask, prepared, model)
+    prepared = None if ask.conversation is None else prepare(ask.conversation, model, seen)
+    request = _raw_request(ask, model, seen) if prepared is None else _request(ask, prepared, model)
     check_alternatives([request], model.engine.n_ctx_seq)
     remembers = isinstance(body, OllamaGenerateBody) and not body.raw and not body.suffix
-    ending = Ending(ask.began, loaded, request.prompt if remembers else None)
+    context = [token for token in request.prompt if token >= 0]  # of media there is nothing that could be sent back
+    ending = Ending(ask.began, loaded, context if remembers else None)
     parser = PlainParser if prepared is None else prepared.output.parser
     writer = OllamaStream if ask.streams else OllamaReply
     return Generation([request], writer(ask.reply.named(model.spec.id), parser, ending))
 
 
 def _request(ask: Ask, prepared: Prepared, model: LoadedModel) -> Request:
-    tokens = prepared.tokens
+    tokens, media = prepared.tokens.tokens, prepared.tokens.spans
     context = ask.body.context if isinstance(ask.body, OllamaGenerateBody) else None
     if context:
         for index, token in enumerate(context):
             check_token(model.vocab, token, f"context.{index}")
-        tokens = context + (tokens[1:] if tokens[0] == model.vocab.bos else tokens)
+        n_dropped = int(tokens[0] == model.vocab.bos)
+        tokens = context + tokens[n_dropped:]
+        media = tuple(replace(span, start=span.start + len(context) - n_dropped) for span in media)
     return engine_request(
         _fields(ask.body),
         model,
         request_id=f"ollama-{random_id()}",
         prompt=tokens,
+        media=media,
         logprobs=_logprobs(ask.body),
         constraint=prepared.output.constraint,
         print_special=prepared.output.shown,
     )
 
 
-def _raw_request(ask: Ask, model: LoadedModel) -> Request:
+def _raw_request(ask: Ask, model: LoadedModel, seen: Seen) -> Request:
     """Of a prompt that is taken as it is, or of the gap between it and a suffix."""
     body, vocab = ask.body, model.vocab
     assert isinstance(body, OllamaGenerateBody)
@@ -214,14 +233,18 @@ def _raw_request(ask: Ask, model: LoadedModel) -> Request:
         prefix, suffix = (
             vocab.tokenize(text, add_special=False, parse_special=False) for text in (prompt, body.suffix)
         )
-        tokens = fim_tokens(vocab, Gap(prefix, suffix), suffix_first=model.spec.spm_infill)
+        tokens = MediaPrompt(fim_tokens(vocab, Gap(prefix, suffix), suffix_first=model.spec.spm_infill))
     else:
-        tokens = vocab.tokenize(prompt, add_special=True, parse_special=True)
+        said = ask.raw or Message("user")
+        refuse_unseen([said], can_show(model))
+        parts = [part.text if isinstance(part, Text) else part for part in said.parts]
+        tokens = read_parts(parts, model, seen)
     return engine_request(
         _fields(body),
         model,
         request_id=f"ollama-{random_id()}",
-        prompt=tokens,
+        prompt=tokens.tokens,
+        media=tokens.spans,
         logprobs=_logprobs(body),
         constraint=None if ask.shape is None else ask.shape.constraint(model.grammar),
     )

@@ -1,6 +1,7 @@
 """OpenAI's Responses API: a checked body becomes one engine request and the writer of its reply."""
 
 from server.conversation.assembler import Assembler
+from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.chat.read import chat_logprobs
 from server.wire.common import Header, Json, random_id
@@ -16,10 +17,13 @@ from server.wire.responses.store import ClientResponses
 from server.wire.responses.write import ResponseFrame, ResponseReply, ResponseStream
 
 
-def response_generation(asked: ResponseAsked, model: LoadedModel, stored: ClientResponses) -> Generation:
+def response_generation(
+    asked: ResponseAsked, model: LoadedModel, stored: ClientResponses, seen: Seen = NOTHING_SEEN
+) -> Generation:
     """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
     header = Header(model.spec.id, f"resp_{random_id()}")
-    job = prepare_job(asked.conversation, asked.fields, model, header.id, logprobs=chat_logprobs(asked.fields))
+    logprobs = chat_logprobs(asked.fields)
+    job = prepare_job(asked.conversation, asked.fields, model, header.id, logprobs=logprobs, seen=seen)
     prefilled = job.prepared.prompt.prefilled
     frame = _frame(asked, job, header, stored)
     output = OutputItems(
@@ -29,9 +33,9 @@ def response_generation(asked: ResponseAsked, model: LoadedModel, stored: Client
     return Generation([job.request], writer(frame, output, prefill=prefilled), job.prepared.output.switch)
 
 
-def response_input_tokens(asked: ResponseAsked, model: LoadedModel) -> Json:
+def response_input_tokens(asked: ResponseAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
     """The reply of ``POST /v1/responses/input_tokens``."""
-    return count_tokens(asked.conversation, model)
+    return count_tokens(asked.conversation, model, seen)
 
 
 def _frame(asked: ResponseAsked, job: Job, header: Header, stored: ClientResponses) -> ResponseFrame:

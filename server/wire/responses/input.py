@@ -19,6 +19,7 @@ from server.conversation.form import Call, Media, MediaKind, Message, Part, Text
 from server.errors import InvalidRequest
 from server.wire.custom_input import input_arguments
 from server.wire.fields import MAX_MESSAGES, json_text, wrong_type
+from server.wire.media import file_of, link
 from server.wire.responses.store import ClientResponses
 from server.wire.responses.tools import model_name
 from server.wire.warnings import left_out
@@ -218,13 +219,22 @@ class _Reader:
             if said is not None:
                 return Text(said)
         if kind in _MEDIA:
-            name = given.get("filename")
-            return Media(_MEDIA[kind], name if isinstance(name, str) else "", f"{path}.type")
+            return _medium(given, kind, f"{path}.type")
         said = next((given[key] for key in ("text", "logs", "refusal") if isinstance(given.get(key), str)), None)
         if said is None:
             self._skip("parts", kind)
             return None
         return Text(said)
+
+
+def _medium(given: Mapping[str, Any], kind: str, at: str) -> Media:
+    name = given.get("filename")
+    found, source = _MEDIA[kind], link(given.get("image_url"), "url")
+    if kind == "input_file":
+        found, source = file_of(given)
+    elif kind in ("input_audio", "input_video"):
+        source = link(given.get(kind) or dict(given), "data", "url", "file_data")
+    return Media(found, name if isinstance(name, str) else "", at, source)
 
 
 def _called(item: Mapping[str, Any], path: str) -> str:

@@ -2,7 +2,7 @@
 handle_embeddings_impl). Beyond it: ``dimensions``, and a limit to the number of inputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -10,12 +10,15 @@ import numpy as np
 import orjson
 from pydantic import AfterValidator
 
+from server.conversation.form import Media, MediaKind
 from server.engine.embedding.vectors import Pooling, Vectors
 from server.errors import InvalidRequest
+from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.common import Json
-from server.wire.completions.prompt import Prompt, read_mixed, tokenize_mixed
+from server.wire.completions.prompt import Illustrated, Prompt, read_mixed, read_object, read_prompt
 from server.wire.fields import INT32_MAX, Body, Whole, field_error, parse, within
+from server.wire.media import link
 from server.wire.vectors.job import MAX_NORM, base64_floats, normalized
 
 MAX_INPUTS = 2048
@@ -25,6 +28,14 @@ _FORMS = (
     '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, or a list of '
     "mixed strings & tokens."
 )
+
+
+_MEDIA: Mapping[str, MediaKind] = {
+    "image_url": "image",
+    "input_audio": "audio",
+    "input_video": "video",
+    "video_url": "video",
+}
 
 
 class EmbeddingsBody(Body):
@@ -96,7 +107,9 @@ def read_embeddings(given: object, *, native: bool) -> Embeddings:
     raise InvalidRequest('"input" or "content" must be provided', "input")
 
 
-def embeddings_job(request: Embeddings, model: LoadedModel, *, openai: bool) -> EmbeddingsJob:
+def embeddings_job(
+    request: Embeddings, model: LoadedModel, seen: Seen = NOTHING_SEEN, *, openai: bool
+) -> EmbeddingsJob:
     """Tokenize; blocking, for a thread. `openai`: asked for under ``/v1``. Raises `InvalidRequest`."""
     body, info = request.body, model.embedder.info
     if openai and info.pooling is Pooling.NONE:
@@ -105,7 +118,7 @@ def embeddings_job(request: Embeddings, model: LoadedModel, *, openai: bool) -> 
         raise field_error("dimensions", f"the model's vectors have {info.n_embd}, but {body.dimensions} are asked for")
     norm = model.spec.embd_normalize if body.embd_normalize is None else body.embd_normalize
     return EmbeddingsJob(
-        inputs=[_tokens(prompt, model) for prompt in request.prompts],
+        inputs=[_tokens(prompt, model, seen) for prompt in request.prompts],
         model=body.model or model.spec.id,
         native=request.native,
         base64=body.encoding_format == "base64",
@@ -114,11 +127,13 @@ def embeddings_job(request: Embeddings, model: LoadedModel, *, openai: bool) -> 
     )
 
 
-def _tokens(prompt: Prompt, model: LoadedModel) -> list[int]:
-    tokens = tokenize_mixed(model.vocab, prompt, "input", add_special=True, parse_special=True)
-    if not tokens:
+def _tokens(prompt: Prompt, model: LoadedModel, seen: Seen) -> list[int]:
+    found = read_prompt(prompt, model, seen, "input")
+    if not found.tokens:
         raise InvalidRequest("Input content cannot be empty", "input")
-    return tokens
+    if found.spans:
+        raise InvalidRequest("media have no vectors yet", "input")
+    return found.tokens
 
 
 def _prompts(value: object, path: str) -> list[Prompt]:
@@ -137,25 +152,26 @@ def _prompt(value: object, path: str) -> Prompt:
         return read_mixed(value, path)
     if isinstance(value, dict) and "content" in value:
         return _content_text(value["content"], f"{path}.content")
-    if isinstance(value, dict) and value.get("multimodal_data"):
-        raise InvalidRequest("Multimodal data provided, but model does not support multimodal requests.", path)
     if isinstance(value, dict) and "prompt_string" in value:
-        return read_mixed(value["prompt_string"], f"{path}.prompt_string")
+        return read_object(value, path)
     raise InvalidRequest(_FORMS, path)
 
 
-def _content_text(parts: object, path: str) -> str:
-    """The text of a chat message's content parts (server-common.cpp, tokenize_oai_content_array)."""
+def _content_text(parts: object, path: str) -> Prompt:
+    """A chat message's content parts (server-common.cpp, tokenize_oai_content_array): nothing between them."""
     if not isinstance(parts, list):
         raise InvalidRequest('"content" must be an array', path)
-    texts = []
+    found: list[str | Media] = []
     for index, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind in ("image_url", "input_audio", "input_video"):
-            raise field_error(f"{path}.{index}", f"{kind} is not supported by this model, which reads text alone")
+        if isinstance(kind, str) and kind in _MEDIA:
+            found.append(Media(_MEDIA[kind], at=f"{path}.{index}", source=link(part.get(kind), "data", "url")))
+            continue
         if kind != "text":
             raise field_error(f"{path}.{index}.type", "unsupported content[].type")
         if not isinstance(part.get("text"), str):
             raise field_error(f"{path}.{index}.text", "must be a string")
-        texts.append(part["text"])
-    return "".join(texts)
+        found.append(part["text"])
+    media = tuple(part for part in found if isinstance(part, Media))
+    text = "".join(part for part in found if isinstance(part, str))
+    return Illustrated(text, media, lambda _: found) if media else text

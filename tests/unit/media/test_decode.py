@@ -11,8 +11,8 @@ from io import BytesIO
 import numpy as np
 import pytest
 
+from server.app import PICTURES as ANSWERER
 from server.confined.process import Limits
-from server.llama.pictures import ANSWERER
 from server.media.decode import Bounds, Decoder
 from server.media.header import Unreadable, read_header
 from server.media.sound import resampled_length

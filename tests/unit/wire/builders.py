@@ -24,6 +24,7 @@ from server.engine.request import (
     Timings,
     TokenLogprob,
 )
+from server.pool.protocols import MediaReader
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
 from server.templates.template import RenderedPrompt
 from server.wire.chat.tools import read_tools
@@ -80,6 +81,7 @@ def make_model(
     adapters: Sequence[Adapter] = (),
     fim: str = "file",
     spm_infill: bool = False,
+    media: MediaReader | None = None,
 ) -> Any:
     """What a wire format reads of a `LoadedModel`, without an engine."""
     from server.templates.template import ChatTemplate
@@ -96,6 +98,7 @@ def make_model(
             spm_infill=spm_infill,
         ),
         vocab=vocab,
+        media=media,
         engine=SimpleNamespace(n_slots=n_slots, n_ctx_seq=n_ctx, adapters=adapters),
         template=ChatTemplate(template, bos_token="<s>", eos_token="</s>"),
         grammar=FakeCompiler(),

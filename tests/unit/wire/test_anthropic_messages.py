@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from server.conversation.form import Media, Message, Tools, template_messages, template_tools
 from server.errors import InvalidRequest
+from server.media.source import Link
 from server.wire.messages.messages import read_conversation, steady_system
 from server.wire.messages.tools import LaterTools, read_tools
 
@@ -226,7 +227,7 @@ def test_media_are_named_so_that_claude_code_finds_the_block_and_leaves_it_out()
     pdf = document({"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="})
     [message], warnings = read([user(text("Look:"), image(), pdf)])
     assert message.content[1:] == (
-        Media("image", "image/png", "messages.0.content.1.image"),
+        Media("image", "image/png", "messages.0.content.1.image", Link("data:image/png;base64,iVBORw0KGgo=")),
         Media("file", "application/pdf", "messages.0.content.2.document"),
     )
     assert warnings == []

@@ -83,7 +83,7 @@ def test_a_wrong_message_is_refused_at_its_place(messages: object, named: str) -
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url"])
 def test_media_is_refused_with_llama_servers_hint(kind: str) -> None:
     with pytest.raises(InvalidRequest, match="mmproj"):
-        refuse_unseen(read_messages([user([{"type": kind, kind: {"url": "x"}}])]))
+        refuse_unseen(read_messages([user([{"type": kind, kind: {"url": "x"}}])]), lambda _: False)
 
 
 def test_tools_get_llama_servers_form() -> None:

@@ -27,7 +27,7 @@ class FreeVocab(FakeVocab):
 def model(pooling: Pooling = Pooling.MEAN, *, norm: int = 2, vocab: FakeVocab | None = None) -> LoadedModel:
     runner = FakeEmbeddingRunner(pooling=pooling)
     chosen = replace(spec("demo"), embd_normalize=norm)
-    return cast(LoadedModel, SimpleNamespace(spec=chosen, vocab=vocab or FakeVocab(), embedder=runner))
+    return cast(LoadedModel, SimpleNamespace(spec=chosen, vocab=vocab or FakeVocab(), media=None, embedder=runner))
 
 
 def job(body: dict[str, Any], *, openai: bool = True, of: LoadedModel | None = None) -> EmbeddingsJob:
@@ -134,7 +134,7 @@ def test_the_requests_norm_comes_before_the_models() -> None:
         ({"input": {"content": [{"type": "x"}]}}, "unsupported content", "input.content.0.type"),
         ({"input": {"content": [5]}}, "unsupported content", "input.content.0.type"),
         ({"input": {"content": [{"type": "text"}]}}, "must be a string", "input.content.0.text"),
-        ({"input": {"content": [{"type": "image_url"}]}}, "image_url is not supported", "input.content.0"),
+        ({"input": {"content": [{"type": "image_url"}]}}, "image input is not supported", "input.content.0"),
         ({"input": {"prompt_string": "a", "multimodal_data": ["x"]}}, "Multimodal data", "input"),
         ({"input": "a", "encoding_format": "hex"}, "Can be either float or base64", "encoding_format"),
         ({"input": "a", "encoding_format": []}, "Can be either float or base64", "encoding_format"),

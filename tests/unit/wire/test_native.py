@@ -72,12 +72,10 @@ def test_every_form_of_prompt_is_read(prompt: object, expected: list[list[int]])
     assert [request.prompt for request in requests(prompt=prompt)] == expected
 
 
-@pytest.mark.parametrize(
-    "prompt", [5, 1.5, True, {"x": 1}, {}, [{"y": 1}], {"prompt_string": "a", "multimodal_data": "x"}]
-)
+@pytest.mark.parametrize("prompt", [5, 1.5, True, {"x": 1}, {}, [{"y": 1}]])
 def test_a_prompt_of_another_form_is_refused_in_llama_servers_words(prompt: object) -> None:
     message = refused(prompt=prompt).message
-    assert "elements must be a string, a list of tokens" in message or "does not support multimodal" in message
+    assert "elements must be a string, a list of tokens" in message
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -139,7 +137,7 @@ def test_an_empty_prompt_is_refused_where_the_model_adds_nothing(monkeypatch: py
 @pytest.mark.parametrize("system", ["s", {"prompt": "s", "anti_prompt": "User:", "assistant_name": "A:"}])
 def test_a_system_prompt_comes_before_each_prompt(system: object) -> None:
     wanted = read_native({"prompt": ["a", [98]], "system_prompt": system})
-    assert tokens_of(wanted, make_model()) == [[BOS, 115, 97], [BOS, 115, 98]]
+    assert [prompt.tokens for prompt in tokens_of(wanted, make_model())] == [[BOS, 115, 97], [BOS, 115, 98]]
 
 
 @pytest.mark.parametrize("system", ["", {}, None, {"anti_prompt": "x"}])

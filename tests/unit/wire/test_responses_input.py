@@ -5,6 +5,7 @@ import pytest
 
 from server.conversation.form import Media, Message, Text, template_messages
 from server.errors import InvalidRequest
+from server.media.source import Link
 from server.wire.responses import input as responses_input
 from server.wire.responses.input import read_input
 from server.wire.responses.store import ResponseStore
@@ -236,7 +237,7 @@ def test_parts_are_texts_media_and_files_that_are_texts() -> None:
     found = read_input([{"role": "user", "content": parts}], [], NOTHING)
     assert found.messages[0].parts == (
         Text("a"),
-        Media("image", at="input.0.content.1.type"),
+        Media("image", at="input.0.content.1.type", source=Link("data:image/png;base64,AA==")),
         Text("n.txt:\ngrößer"),
         Media("file", "n.pdf", "input.0.content.3.type"),
     )

@@ -1,0 +1,49 @@
+"""Options of files that requests name by an address."""
+
+import re
+from typing import Annotated, ClassVar
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+from server.options.table.option import SettingsModel, option
+from server.options.table.values import FALSE, TRUE, FilePath, read_list
+
+ANYWHERE = "*"
+_SITE = re.compile(r"(\*\.)?[\w.-]+|[\da-f:.]+", re.IGNORECASE)
+
+
+def read_sites(value: object) -> object:
+    """off, on (`ANYWHERE`), or names of sites."""
+    if isinstance(value, bool) or (isinstance(value, str) and value.strip().lower() in (*TRUE, *FALSE)):
+        return (ANYWHERE,) if str(value).strip().lower() in TRUE else ()
+    sites = read_list(value)
+    if not isinstance(sites, list | tuple):
+        return value
+    for site in sites:
+        if not isinstance(site, str) or not (site == ANYWHERE or _SITE.fullmatch(site)):
+            raise ValueError(
+                f"should be off, on, or hosts such as example.com, *.example.com or 10.0.0.5, not {site!r}"
+            )
+    return tuple(str(site).lower().rstrip(".") for site in sites)
+
+
+Sites = Annotated[
+    tuple[str, ...],
+    BeforeValidator(read_sites),
+    WithJsonSchema(
+        {"anyOf": [{"type": "boolean"}, {"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    ),
+]
+
+
+class FetchSettings(SettingsModel):
+    """Images and audio that are not in a request, but at an address in it."""
+
+    group: ClassVar[str] = "Files of requests"
+
+    media_fetch: Annotated[Sites, option("--media-fetch", metavar="HOSTS")] = ()
+    """Sites whose http and https addresses are fetched for a request: off (an empty list), on for all of the open
+    internet, or hosts (example.com, *.example.com). Inner networks are out of reach whatever a name leads to; an IP
+    address that is listed itself is not."""
+    media_path: Annotated[FilePath | None, option("--media-path", metavar="FOLDER", is_path=True)] = None
+    """Folder of the files that requests may name by file:// addresses, relative to it; none = off."""
