@@ -29,6 +29,8 @@ from server.media.sight import Sight
 from server.metrics.exposition import Metrics
 from server.options.table.fetching import ANYWHERE
 from server.options.table.server import VERBOSITY_DETAILED
+from server.page.history import History
+from server.page.live import Live
 from server.page.serving import page_of
 from server.pool.budget import read_budget
 from server.pool.load.lifecycle import Factories
@@ -82,16 +84,18 @@ def create_app(
     )
     renderer = isolated_renderer() if loader is None else None
     factories = Factories(template=partial(chat_template, renderer=renderer))
+    pool = Pool(
+        model_specs(settings),
+        loader or native_loader(),
+        limits,
+        factories=factories,
+        fetcher=HubFetcher(hub_of(settings), hub_of(settings, asked=True)),
+        reread=None if reread is None else partial(reread_models, reread),
+        downloads=settings.serves_cache,
+    )
     services = Services(
-        pool=Pool(
-            model_specs(settings),
-            loader or native_loader(),
-            limits,
-            factories=factories,
-            fetcher=HubFetcher(hub_of(settings), hub_of(settings, asked=True)),
-            reread=None if reread is None else partial(reread_models, reread),
-            downloads=settings.serves_cache,
-        ),
+        pool=pool,
+        live=Live(pool.states, History(pool.states)),
         options=http_options(server),
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
@@ -201,7 +205,8 @@ def lifespan_of(
 
         watch = asyncio.create_task(_follow_pool(services), name="metrics follow the pool")
         bars = asyncio.create_task(show_load_progress(services.pool.subscribe()), name="load progress")
-        for task in (watch, bars):
+        hour = asyncio.create_task(services.live.history.keep(), name="the last hour")
+        for task in (watch, bars, hour):
             task.add_done_callback(log_failure)
         StopSignals(begin_stop).install()
         if services.slot_files is not None:
@@ -216,6 +221,7 @@ def lifespan_of(
             yield
         finally:
             await begin_stop()
+            hour.cancel()
             await asyncio.gather(watch, bars)  # they end with the pool
             for threads in (services.prepare, services.reading):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library

@@ -5,12 +5,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from server.engine.encode.cache import EmbeddingCache
 from server.engine.encode.encoder import Encoder
 from server.engine.group import InstanceGroup
 from server.engine.kv.disk_cache import DiskCache, StateFiles
-from server.engine.kv.ram_cache import MIB, min_limit
+from server.engine.kv.ram_cache import MIB, KeptState, min_limit
 from server.engine.lora import Tuning, default_set, tuning
 from server.engine.params import EngineParams
 from server.engine.prefix.hashes import Chain
@@ -22,6 +23,7 @@ from server.engine.stats import EngineStats
 from server.engine.step import commands
 from server.engine.step.loop import Instance
 from server.engine.step.mailbox import Mailbox, Recall
+from server.engine.step.published import EndedChoice, InstanceView
 from server.engine.step.slot_state import SlotState
 from server.engine.step.snapshot import SlotSnapshot, snapshot
 from server.engine.step.threads import yield_to_steps
@@ -154,6 +156,32 @@ class Engine(InstanceGroup[Instance]):
             for i, instance in enumerate(self._instances)
             for slot in instance.scheduler.slots
         ]
+
+    def watch(self, *, wanted: bool) -> None:
+        """Have the instances publish what they do (`views`), or no longer. A new watch shows itself soon after."""
+        for instance in self._instances:
+            if instance.published.watched is not wanted:
+                instance.published.watched = wanted
+                instance.wake()
+
+    def views(self) -> list[InstanceView]:
+        """What each instance published last, in order; none of those that have published nothing yet."""
+        return [view for instance in self._instances if (view := instance.published.view) is not None]
+
+    def ended(self) -> list[EndedChoice]:
+        """The choices that ended last, in order."""
+        found = [one for instance in self._instances for one in instance.published.ended.copy()]
+        return sorted(found, key=attrgetter("ended_at"))
+
+    def kept_states(self) -> dict[str, list[KeptState]]:
+        """The prompt states that have no slot, by where they are: "ram", and "disk" if there is one."""
+        kept: dict[str, list[KeptState]] = {"ram": list(self._ram)}
+        return kept if self._disk is None else {**kept, "disk": self._disk.states()}
+
+    @property
+    def now(self) -> float:
+        """The engine's clock, which views tell times of."""
+        return self._clock()
 
     def set_adapter_scales(self, scales: Adapters) -> None:
         """The LoRA set of requests that come from now on and ask for none; adapters left out get scale 0.

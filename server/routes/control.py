@@ -14,12 +14,14 @@ router = APIRouter(tags=["chat"])
 @router.post("/v1/chat/completions/control")
 async def control(request: Request) -> Response:
     """``{"id": completion, "action": "reasoning_end"}`` ends the thoughts of a chat that was started with
-    ``reasoning_control``. What can't be reached is no error but ``"success": false`` with a message.
+    ``reasoning_control``; ``"cancel"``, which llama-server doesn't have, ends any request: its client gets an error.
+    What can't be reached is no error but ``"success": false`` with a message.
 
     Ids are unique in the server, so ``model`` may be left out with several models, too.
     """
     used = services(request)
     wanted = read_control(await read_json(request))
     model = used.pool.resolve(wanted.model).id if wanted.model else None
-    reason = used.running.end_reasoning(wanted.completion_id, model)
+    act = used.running.cancel if wanted.cancel else used.running.end_reasoning
+    reason = act(wanted.completion_id, model)
     return json_reply({"success": False, "message": reason} if reason else {"success": True})

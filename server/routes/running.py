@@ -1,5 +1,6 @@
 """The completions under way, by the id that their replies carry: what ``/v1/chat/completions/control`` reaches."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.constrain.thinking_end import ReasoningSwitch
@@ -12,6 +13,7 @@ NOT_ENABLED = "reasoning control not enabled for this completion"
 class _Completion:
     model: str
     reasoning: ReasoningSwitch | None
+    cancel: Callable[[], None]
 
 
 class Running:
@@ -20,9 +22,11 @@ class Running:
     def __init__(self) -> None:
         self._completions: dict[str, _Completion] = {}
 
-    def add(self, completion_id: str, model: str, reasoning: ReasoningSwitch | None) -> None:
-        """It begins; `model` is the model's id."""
-        self._completions[completion_id] = _Completion(model, reasoning)
+    def add(
+        self, completion_id: str, model: str, reasoning: ReasoningSwitch | None, cancel: Callable[[], None]
+    ) -> None:
+        """It begins; `model` is the model's id, `cancel` ends it."""
+        self._completions[completion_id] = _Completion(model, reasoning, cancel)
 
     def remove(self, completion_id: str) -> None:
         """It has ended; harmless when it was never added."""
@@ -37,4 +41,12 @@ class Running:
         if found.reasoning is None:
             return NOT_ENABLED
         found.reasoning.end()
+        return ""
+
+    def cancel(self, completion_id: str, model: str | None) -> str:
+        """End a completion of that model, or of any. The reason why not, "" when it was done."""
+        found = self._completions.get(completion_id)
+        if found is None or (model is not None and found.model != model):
+            return NOT_RUNNING
+        found.cancel()
         return ""

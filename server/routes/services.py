@@ -8,6 +8,7 @@ from fastapi import Request
 
 from server.media.sight import Sight
 from server.metrics.exposition import Metrics
+from server.page.live import Live
 from server.pool.pool import Pool
 from server.pool.saved.slot_files import SlotFiles
 from server.routes.running import Running
@@ -31,6 +32,7 @@ class Services:
     reading: Executor
     metrics: Metrics
     sight: Sight
+    live: Live
     slot_files: SlotFiles | None = None  # where slots are saved; None = nowhere
     running: Running = field(default_factory=Running)
     responses: ResponseStore = field(default_factory=ResponseStore)

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 from fastapi import Request as HttpRequest
@@ -13,6 +14,7 @@ from server.conversation.form import Media
 from server.conversation.prompt import can_show
 from server.engine.request import Event, Failed, Finished, Request, Sink
 from server.engine.sequence import Ticket
+from server.errors import Unavailable
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.lease import Lease
 from server.pool.model import LoadedModel
@@ -100,7 +102,11 @@ class Session:
         """Let what was started be reached by its id, until `close`."""
         assert self._lease is not None
         for ticket in self._tickets:
-            self._services.running.add(ticket.request.id, self._lease.model.spec.id, reasoning)
+            self._services.running.add(ticket.request.id, self._lease.model.spec.id, reasoning, self._abort)
+
+    def _abort(self) -> None:
+        """Somebody else ends it: whoever waits for its events gets an error, and closes."""
+        self._take(0, [Failed(Unavailable("the request was cancelled by who runs this server"))])
 
     @property
     def open(self) -> bool:
@@ -160,12 +166,12 @@ class Session:
         return await asyncio.wrap_future(future)
 
     def _sink(self, number: int) -> Sink:
-        def take(events: list[Event]) -> None:
-            self._events.append((number, events))
-            if self._arrival is not None and not self._arrival.done():
-                self._arrival.set_result(None)
+        return partial(self._take, number)
 
-        return take
+    def _take(self, number: int, events: list[Event]) -> None:
+        self._events.append((number, events))
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
 
 def session_of(request: HttpRequest, keep_alive_s: float | None = None) -> Session:

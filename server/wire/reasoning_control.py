@@ -1,4 +1,5 @@
-"""Ending the thoughts of a running chat from outside: ``reasoning_control`` and ``/v1/chat/completions/control``.
+"""Acting on a running chat from outside: ``reasoning_control`` and ``/v1/chat/completions/control``. It ends thoughts,
+or, which is Llamapool's own, the whole request.
 
 The switch is turned on the event loop; the constraint (`thinking_end`), which the step thread asks about every token,
 sees it at the next one.
@@ -10,6 +11,7 @@ from server.errors import InvalidRequest
 from server.wire.fields import Body, parse
 
 REASONING_END = "reasoning_end"
+CANCEL = "cancel"
 
 
 class ControlBody(Body):
@@ -22,10 +24,11 @@ class ControlBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A checked one: end the thoughts of that completion. ``model`` None is any."""
+    """A checked one: end the thoughts of that completion, or all of it. ``model`` None is any."""
 
     completion_id: str
     model: str | None
+    cancel: bool = False
 
 
 def read_control(given: object) -> Control:
@@ -33,6 +36,6 @@ def read_control(given: object) -> Control:
     body = parse(ControlBody, given)
     if not body.id:
         raise InvalidRequest("missing completion id", "id")
-    if body.action != REASONING_END:
-        raise InvalidRequest(f"unknown control action; there is '{REASONING_END}'", "action")
-    return Control(body.id, body.model or None)
+    if body.action not in (REASONING_END, CANCEL):
+        raise InvalidRequest(f"unknown control action; there are '{REASONING_END}' and '{CANCEL}'", "action")
+    return Control(body.id, body.model or None, cancel=body.action == CANCEL)

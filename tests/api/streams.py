@@ -12,10 +12,16 @@ TIMEOUT_S = 100.0
 
 
 class Exchange:
-    """One POST under way: `start` is the reply's first message, `chunk` the next part of its body."""
+    """One request under way: `start` is the reply's first message, `chunk` the next part of its body."""
 
     def __init__(
-        self, app: FastAPI, path: str, body: object, prefix: str = "", headers: Mapping[str, str] | None = None
+        self,
+        app: FastAPI,
+        path: str,
+        body: object,
+        prefix: str = "",
+        headers: Mapping[str, str] | None = None,
+        method: str = "POST",
     ) -> None:
         self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.gone = asyncio.Event()
@@ -24,7 +30,7 @@ class Exchange:
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": "1.1",
-            "method": "POST",
+            "method": method,
             "scheme": "http",
             "path": prefix + path,
             "raw_path": (prefix + path).encode(),

@@ -113,6 +113,11 @@ class DiskCache:
         """States that were read and found to be whole."""
         return self._states.n_hits
 
+    def states(self) -> list[KeptState]:
+        """What is there."""
+        with self._lock:
+            return list(self._states)
+
     def match(
         self, prompt: Seq[int], wanted: Tuning, at_least: int, chain: Chain | None = None, most: int | None = None
     ) -> tuple[DiskState | None, int]:

@@ -19,6 +19,7 @@ from server.engine.stats import EngineStats
 from server.engine.step.commands import Commands
 from server.engine.step.faults import Faults
 from server.engine.step.mailbox import Mailbox
+from server.engine.step.published import Publisher
 from server.engine.step.requests import Tickets
 from server.engine.step.threads import bind, cpus_of
 from server.errors import CONTAINED, ContextExceeded, InternalError, LlamapoolError, ShuttingDown
@@ -46,7 +47,8 @@ class Instance:
         self.scheduler = Scheduler(runner.info, params)
         self._clock = clock
         self._preparing = preparing
-        self._tickets = Tickets(self.scheduler, mailbox, self.stats, clock, encoder)
+        self.published = Publisher(self.scheduler, clock, first_slot)
+        self._tickets = Tickets(self.scheduler, mailbox, self.stats, clock, self.published, encoder)
         self._cells = Cells(runner, self.scheduler, clock)
         self._shifts = params.context_shift and runner.info.can_shift
         self._speculation = speculation(params, runner, clock)
@@ -112,7 +114,10 @@ class Instance:
             try:
                 self.mailbox.forget_wake()
                 self._receive()
-                if not self._step():
+                stepped = self._step()
+                if self.published.watched:
+                    self.published.publish(idle=not stepped)
+                if not stepped:
                     self._count()
                     self.mailbox.post()
                     if self.mailbox.empty and not self._stopping:
@@ -236,6 +241,8 @@ class Instance:
         prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
         n_prompt = sum([len(e.tokens) for e in prompts]) if prompts else 0
         self._count_decode(entries, n_prompt, seconds)
+        if self.published.watched:
+            self.published.step(entries, n_prompt, seconds)
         if self._speculation is not None:
             self._speculation.observe(sum([len(e.tokens) for e in entries]) - n_prompt, n_prompt, seconds)
             if prompts:

@@ -10,6 +10,7 @@ from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox, Recall
+from server.engine.step.published import Outcome, Publisher
 from server.errors import CONTAINED, InternalError, LlamapoolError
 
 log = logging.getLogger(__name__)
@@ -24,12 +25,14 @@ class Tickets:
         mailbox: Mailbox,
         stats: EngineStats,
         clock: Callable[[], float],
+        published: Publisher,
         encoder: Encoder | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._mailbox = mailbox
         self._stats = stats
         self._clock = clock
+        self._published = published
         self._encoder = encoder
         self._open: dict[int, Ticket] = {}
 
@@ -44,7 +47,7 @@ class Tickets:
         if any(ticket.cancelled for ticket in self._open.values()):
             for sequence in self._sequences():
                 if sequence.ticket.cancelled:
-                    self.end(sequence)
+                    self.end(sequence, Outcome.CANCELLED)
 
     def ask_for_media(self, sequence: Sequence) -> None:
         """`sequence` has a slot: have encoded what of its media is not in the cells."""
@@ -71,10 +74,11 @@ class Tickets:
                     self.fail(sequence.ticket, encoding.error)
                     break
 
-    def end(self, sequence: Sequence) -> None:
+    def end(self, sequence: Sequence, outcome: Outcome = Outcome.DONE) -> None:
         """Free what a choice held; events are the caller's."""
         now = self._clock()
         self._forget_media(sequence)
+        self._published.end(sequence, now, outcome)
         self._scheduler.release(sequence, now)
         sequence.phase = Phase.ENDED
         if sequence.sampler is not None:
@@ -95,7 +99,7 @@ class Tickets:
             error = InternalError("the engine failed on this request; see the server's log")
         for sequence in self._sequences():
             if sequence.ticket is ticket:
-                self.end(sequence)
+                self.end(sequence, Outcome.FAILED)
         self._close(ticket)
         self._mailbox.emit(ticket, Failed(error))
 

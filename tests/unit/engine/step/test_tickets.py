@@ -7,6 +7,7 @@ from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox, Recall
+from server.engine.step.published import Publisher
 from server.engine.step.requests import Tickets
 from tests.fakes import FakeRunner
 from tests.unit.engine.builders import request
@@ -20,7 +21,9 @@ class Desk:
         self.recalled: list[Recall] = []
         self.mailbox = Mailbox(asyncio.get_running_loop(), self._count_room, self.recalled.append)
         self.scheduler = Scheduler(FakeRunner(n_seq=n_seq).info, EngineParams())
-        self.tickets = Tickets(self.scheduler, self.mailbox, EngineStats(), lambda: 0.0)
+        self.tickets = Tickets(
+            self.scheduler, self.mailbox, EngineStats(), lambda: 0.0, Publisher(self.scheduler, lambda: 0.0, 0)
+        )
 
     def _count_room(self) -> None:
         self.n_room += 1

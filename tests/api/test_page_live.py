@@ -1,0 +1,180 @@
+"""The page's live data: what engines do while somebody looks, and that nothing is collected while nobody does."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from server.engine.step import published
+from server.engine.step.published import InstanceView
+from server.page import live as page_live
+from server.page.history import History, quantiles
+from tests.api.conftest import Api, Serve, until
+from tests.api.streams import Exchange, posting
+from tests.fakes import FakeLoader, FakeRunner
+
+HI = [{"role": "user", "content": "Hi"}]
+CHAT = {"messages": HI, "stream": True, "max_tokens": 50, "temperature": 0}
+LIVE = "/page/live"
+
+
+class Looking(Exchange):
+    """Who looks at the live data."""
+
+    def __init__(self, api: Api) -> None:
+        super().__init__(api.app, LIVE, None, method="GET")
+
+    async def until(self, name: str, fits: Any = lambda _: True) -> Any:
+        """The data of the next event of that name that fits."""
+        while True:
+            part = (await self.chunk()).decode()
+            event, data = (line.partition(": ")[2] for line in part.strip().split("\n"))
+            if event == name and fits(found := orjson.loads(data)):
+                return found
+
+
+@asynccontextmanager
+async def looking(api: Api) -> AsyncIterator[Looking]:
+    async with asyncio.timeout(100):
+        looks = Looking(api)
+        assert await looks.start() == 200
+        try:
+            yield looks
+        finally:
+            looks.disconnect()
+            await asyncio.wait([looks.task])
+
+
+def views(api: Api) -> list[InstanceView]:
+    loaded = api.pool.state("demo").loaded
+    assert loaded is not None
+    return loaded.engine.views()
+
+
+def busy_slots(state: Any) -> list[Any]:
+    return [slot for slot in state["models"][0]["engine"]["slots"] if slot["choice"]]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_live, "EVERY_S", 0.01)
+    monkeypatch.setattr(published, "PERIOD_S", 0.0)
+
+
+async def test_who_looks_sees_slots_queue_and_steps(serve: Serve) -> None:
+    steps = threading.Semaphore(0)
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
+    async with serve(loader) as api, looking(api) as looks:
+        idle = await looks.until("state", lambda s: s["models"][0].get("engine", {}).get("slots"))
+        assert [slot["phase"] for slot in idle["models"][0]["engine"]["slots"]] == ["idle"]
+        async with (
+            posting(api.app, "/v1/chat/completions", CHAT) as first,
+            posting(api.app, "/v1/chat/completions", CHAT | {"priority": 3}),
+        ):
+            steps.release(5)
+            assert await first.start() == 200
+            await looks.until("state", busy_slots)
+            steps.release(1)
+            shown = await looks.until("state", lambda s: s["models"][0]["engine"]["n_waiting"])
+            slot, waiting = busy_slots(shown)[0], shown["models"][0]["engine"]["waiting"]
+            assert slot["choice"]["prompt"] > 0
+            assert slot["choice"]["submitted"] <= slot["choice"]["placed"]
+            assert [choice["priority"] for choice in waiting] == [3]
+            steps.release(1000)
+        ended = await looks.until("requests", lambda found: len(found) >= 2)
+        assert {one["outcome"] for one in ended} <= {"done", "cancelled"}
+        assert all(one["ended"] >= one["submitted"] > 0 for one in ended)
+
+
+async def test_steps_are_told_once(serve: Serve) -> None:
+    async with serve() as api, looking(api) as looks:
+        await looks.until("state")
+        await api.client.post("/v1/chat/completions", json=CHAT | {"stream": False, "max_tokens": 5})
+        told: list[Any] = []
+        while not sum(step[3] for step in told):
+            state = await looks.until("state")
+            told += [step for steps in state["models"][0]["engine"]["steps"] for step in steps]
+        numbers = [step[0] for step in told]
+        assert numbers == sorted(set(numbers))
+        assert sum(step[5] for step in told) > 0  # tokens of the prompt
+
+
+async def test_nothing_is_collected_while_nobody_looks(serve: Serve) -> None:
+    async with serve() as api:
+        await api.client.post("/v1/chat/completions", json=CHAT | {"stream": False})
+        assert views(api) == []
+        async with looking(api) as looks:
+            await looks.until("state")
+            await until(lambda: views(api))
+        at = views(api)[0].at
+        await api.client.post("/v1/chat/completions", json=CHAT | {"stream": False})
+        assert views(api)[0].at == at
+
+
+async def test_beginnings_that_slots_share_are_named(serve: Serve) -> None:
+    async with serve() as api, looking(api) as looks:
+        for end in "ab":
+            body = {"prompt": "x" * 64 + end * 16, "max_tokens": 2, "id_slot": "ab".index(end)}
+            await api.client.post("/completion", json=body)
+        state = await looks.until("state", lambda s: any(x["shared"][1] for x in s["models"][0]["engine"]["slots"]))
+        slots = state["models"][0]["engine"]["slots"]
+        assert (slots[0]["shared"][0], slots[1]["shared"][0]) == (1, 0)
+        assert slots[0]["shared"][1] == 64
+
+
+async def test_a_running_request_is_cancelled_by_its_id(serve: Serve) -> None:
+    steps = threading.Semaphore(0)
+    async with serve(FakeLoader(runner=lambda: FakeRunner(steps=steps))) as api, looking(api) as looks:
+        async with posting(api.app, "/v1/chat/completions", CHAT) as exchange:
+            steps.release(3)
+            assert await exchange.start() == 200
+            slot = busy_slots(await looks.until("state", busy_slots))[0]
+            order = {"id": slot["choice"]["request"], "action": "cancel"}
+            assert (await api.client.post("/v1/chat/completions/control", json=order)).json() == {"success": True}
+            said = b"".join([part async for part in exchange.chunks()])
+            assert b"cancelled by who runs this server" in said
+            steps.release(1000)
+        ended = await looks.until("requests", bool)
+        assert [one["outcome"] for one in ended] == ["cancelled"]
+        again = (await api.client.post("/v1/chat/completions/control", json=order)).json()
+        assert again["success"] is False
+
+
+async def test_it_needs_a_key_and_has_room_for_some(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve(server={"api_keys": ["secret"]}) as api:
+        assert (await api.client.get(LIVE)).status_code == 401
+    monkeypatch.setattr(page_live, "MOST_WATCHERS", 1)
+    async with serve() as api:
+        assert (await api.client.head(LIVE)).status_code == 200
+        async with looking(api) as looks:
+            await looks.until("history")
+            assert (await api.client.get(LIVE)).status_code == 429
+
+
+async def test_the_last_hour_is_sampled(serve: Serve) -> None:
+    async with serve() as api:
+        history: History = api.app.state.services.live.history
+        await api.client.post("/v1/chat/completions", json=CHAT | {"stream": False, "max_tokens": 5})
+        history.sample()
+        history.sample()
+        first, second = history.shown()
+        assert first["generated_per_s"] > 0  # type: ignore[operator]
+        assert first["first_token"] is not None
+        assert (second["generated_per_s"], second["gap"], second["hit_rate"]) == (0, None, None)
+        async with looking(api) as looks:
+            assert len(await looks.until("history")) == 2
+            history.sample()
+            assert (await looks.until("sample"))["memory"] == 4000
+
+
+def test_quantiles_lie_within_their_bounds() -> None:
+    counts = [0] * 18
+    assert quantiles(counts) is None
+    counts[3] = 10  # 5 to 10 ms
+    assert quantiles(counts) == pytest.approx((0.0075, 0.00975))
+    counts[-1] = 90  # beyond the last bound
+    assert quantiles(counts) == (300.0, 300.0)
