@@ -112,6 +112,9 @@ class Engine(InstanceGroup[Instance]):
         if self._disk is not None:
             total.cache_disk_bytes, total.cache_disk_states = self._disk.n_bytes, self._disk.n_entries
             total.n_disk_hits, total.n_disk_dropped = self._disk.n_hits, self._disk.n_dropped
+        if self._encoder is not None:
+            total.n_media_encoded, total.n_media_hits = self._encoder.n_encoded, self._encoder.cache.n_hits
+            total.media_cache_bytes = self._encoder.cache.size
         return total
 
     def submit(self, request: Request, sink: Sink) -> Ticket:

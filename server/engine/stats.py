@@ -69,6 +69,9 @@ class EngineStats:
     n_disk_dropped: int = 0  # files that were not what was written
     n_checkpoints: int = 0  # made, inside of slots whose memory can't be cut
     n_checkpoint_hits: int = 0  # times that a prompt went on from one
+    n_media_encoded: int = 0  # images and pieces of audio
+    n_media_hits: int = 0  # times that embeddings were there already
+    media_cache_bytes: int = 0  # gauge: of embeddings, in RAM and on disk
     time_to_first_token: Histogram = field(default_factory=Histogram)
     inter_token: Histogram = field(default_factory=Histogram)
     queue_time: Histogram = field(default_factory=Histogram)

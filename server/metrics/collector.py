@@ -114,6 +114,8 @@ _OWN_COUNTERS: tuple[tuple[str, str, _Read], ...] = (
         "Number of times a prompt went on from a checkpoint",
         lambda s: s.n_checkpoint_hits,
     ),
+    ("media_encoded_total", "Number of images and pieces of audio that were encoded", lambda s: s.n_media_encoded),
+    ("media_cache_hits_total", "Number of times that embeddings of media were there", lambda s: s.n_media_hits),
 )
 _OWN_GAUGES: tuple[tuple[str, str, _Read], ...] = (
     (
@@ -123,6 +125,7 @@ _OWN_GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ),
     ("cache_ram_states", "Number of prompt states in RAM", lambda s: s.cache_ram_states),
     ("cache_disk_bytes", "Bytes of prompt states on disk (cache_disk)", lambda s: s.cache_disk_bytes),
+    ("media_cache_bytes", "Bytes of embeddings of media, in RAM and on disk", lambda s: s.media_cache_bytes),
     ("cache_disk_states", "Number of prompt states on disk", lambda s: s.cache_disk_states),
 )
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineStats], Histogram]], ...] = (

@@ -27,7 +27,8 @@ logger = logging.getLogger("llamapool.llama")
 
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _MROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, _IMROPE
-_FULL, _INCOMPATIBLE = 2, 3  # mtmd_batch_add_chunk
+_ENCODERS = ("v.blk.", "v.patch_embd", "v.position_embd", "a.blk.", "a.position_embd", "a.conv1d")
+"""Tensors that give nothing to the model."""
 
 
 class Projector:
@@ -137,7 +138,7 @@ def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) 
     if header.metadata.get("general.architecture") != "clip":
         found = header.metadata.get("general.architecture", "nothing")
         raise ModelFailed(name, f"mmproj {path} is no projector: its architecture is {found}, a projector's is clip")
-    if not any(sizes & set(tensor.shape) for tensor in header.tensors):
+    if not any(sizes & set(tensor.shape) for tensor in header.tensors if not tensor.name.startswith(_ENCODERS)):
         dims = [header.integer(f"clip.{kind}.projection_dim") for kind in ("vision", "audio")]
         made_for = next((f" for {dim}" for dim in dims if dim), "")
         wanted = " or ".join(map(str, sorted(sizes)))

@@ -1,0 +1,263 @@
+"""Pictures through real projectors with random weights: what is computed is the same however it came into the cells."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.engine.engine import Engine
+from server.engine.params import EngineParams
+from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Text
+from server.errors import InternalError, InvalidRequest, ModelFailed
+from server.llama.loader import LlamaLoader
+from server.llama.media.projector import Projector
+from server.media.bitmap import Bitmap
+from server.pool.protocols import Weights
+from server.pool.spec import LoadParams, ModelSpec
+from tests.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, gguf_file, truncated
+from tests.ggufs.catalogue import MROPE
+from tests.ggufs.projector import TinyProjector, projector_file
+
+MODELS = {
+    "mlp": (PLAIN, TinyProjector("mlp")),
+    "gemma3": (PLAIN, TinyProjector("gemma3")),
+    "window": (SLIDING_WINDOW, TinyProjector("gemma3")),
+    "qwen2vl": (MROPE, TinyProjector("qwen2vl")),
+}
+KINDS = pytest.mark.parametrize("kind", MODELS)
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+Parts = Sequence[str | Bitmap]
+
+
+def picture(number: int, width: int = 100, height: int = 80) -> Bitmap:
+    pixels = np.random.default_rng(number).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Bitmap("image", width, height, pixels.tobytes(), f"{number:02x}" * 32)
+
+
+def specification(folder: Path, kind: str, **native: Any) -> ModelSpec:
+    model, projector = MODELS[kind]
+    params = {"n_ctx": 2048, "n_parallel": 4, "n_threads": 1, "warmup": False, "fit": False} | native
+    return ModelSpec(
+        "tiny", gguf_file(folder, model), mmproj=projector_file(folder, projector), native=LoadParams(**params)
+    )
+
+
+@dataclass(slots=True)
+class Answer:
+    n_prompt: int
+    n_cached: int
+    tokens: list[int] = field(default_factory=list)
+
+
+class Bench:
+    def __init__(self, weights: Weights, engine: Engine) -> None:
+        self.weights = weights
+        self.engine = engine
+
+    @property
+    def projector(self) -> Projector:
+        media = self.weights.media
+        assert isinstance(media, Projector)
+        return media
+
+    def request(self, parts: Parts, **fields: Any) -> Request:
+        prompt = self.projector.tokenize(parts, add_special=True, parse_special=True)
+        return Request("r", prompt.tokens, GREEDY, media=prompt.spans, **{"max_tokens": 8} | fields)
+
+    async def ask(self, parts: Parts, **fields: Any) -> Answer:
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        self.engine.submit(self.request(parts, **fields), lambda came: [events.put_nowait(e) for e in came] and None)
+        tokens: list[int] = []
+        while True:
+            match await asyncio.wait_for(events.get(), 60):
+                case Text(tokens=more):
+                    tokens += more
+                case Failed(error=error):
+                    raise error
+                case Finished(n_prompt=n_prompt, n_cached=n_cached):
+                    return Answer(n_prompt, n_cached, tokens)
+
+    @property
+    def n_encoded(self) -> int:
+        return self.engine.stats.n_media_encoded
+
+
+@asynccontextmanager
+async def bench(folder: Path, kind: str, params: EngineParams | None = None, **native: Any) -> AsyncIterator[Bench]:
+    weights = LlamaLoader().load(specification(folder, kind, **native), lambda _: True)
+    chosen = replace(params or EngineParams(), check_integrity=True)
+    engine = Engine([weights.runner()], chosen, asyncio.get_running_loop())
+    try:
+        yield Bench(weights, engine)
+    finally:
+        await engine.close()
+        weights.close()
+
+
+QUESTION = ["hello ", picture(1), "what is it", picture(2), " tell me more about it, please do"]
+
+
+@KINDS
+async def test_a_cached_prompt_says_what_a_computed_one_says(gguf_folder: Path, kind: str) -> None:
+    async with bench(gguf_folder, kind) as b:
+        fresh = await b.ask(QUESTION, cache_prompt=False, id_slot=3)
+        first = await b.ask(QUESTION, id_slot=0)
+        again = await b.ask(QUESTION, id_slot=0)
+        elsewhere = await b.ask(QUESTION, id_slot=1)
+        assert first.tokens == again.tokens == elsewhere.tokens == fresh.tokens
+        assert (first.n_prompt, fresh.n_cached) == (fresh.n_prompt, 0)
+        assert again.n_cached == elsewhere.n_cached == fresh.n_prompt - 1
+        assert b.n_encoded == 2
+        longer = await b.ask([*QUESTION, "and so on"], id_slot=0)
+        assert longer.n_cached >= fresh.n_prompt - 1
+        assert longer.tokens == (await b.ask([*QUESTION, "and so on"], cache_prompt=False, id_slot=2)).tokens
+
+
+@KINDS
+async def test_another_picture_shares_the_text_before_it_and_nothing_of_itself(gguf_folder: Path, kind: str) -> None:
+    async with bench(gguf_folder, kind) as b:
+        request = b.request(QUESTION)
+        await b.ask(QUESTION, id_slot=0)
+        other = await b.ask(["hello ", picture(1), "what is it", picture(3), *QUESTION[4:]], id_slot=0)
+        assert 0 < other.n_cached <= request.media[1].start
+        another = await b.ask(["hello ", picture(4), *QUESTION[2:]], id_slot=0)
+        assert another.n_cached <= request.media[0].start
+        assert other.tokens != another.tokens
+
+
+@KINDS
+async def test_several_at_once_say_what_each_alone_says(gguf_folder: Path, kind: str) -> None:
+    prompts = [["see ", picture(10 + i % 2), f" and say {i}"] for i in range(6)]
+    async with bench(gguf_folder, kind) as b:
+        together = await asyncio.gather(*(b.ask(parts) for parts in prompts))
+        assert b.n_encoded == 2
+        for parts, answer in zip(prompts, together, strict=True):
+            assert answer.tokens == (await b.ask(parts, cache_prompt=False)).tokens
+        assert b.n_encoded == 2  # the embeddings are kept, too
+
+
+@KINDS
+async def test_a_prompt_may_end_with_a_picture(gguf_folder: Path, kind: str) -> None:
+    async with bench(gguf_folder, kind) as b:
+        prompt = b.request(["look ", picture(1), " x"])
+        cut = replace(prompt, prompt=prompt.prompt[: prompt.media[0].end])
+        b.request = lambda *_args, **fields: replace(cut, **fields)  # type: ignore[method-assign]
+        first, again = await b.ask([], id_slot=0), await b.ask([], id_slot=0)
+        assert again.n_cached <= prompt.media[0].start
+        assert first.tokens == again.tokens
+
+
+@pytest.mark.parametrize("kind", ["mlp", "gemma3", "qwen2vl"])
+async def test_a_saved_slot_goes_on_where_it_was(gguf_folder: Path, kind: str) -> None:
+    async with bench(gguf_folder, kind) as b:
+        first = await b.ask(QUESTION, id_slot=0)
+        saved = await b.engine.save_slot(0)
+        assert [span.id for span in saved.media] == [picture(1).id, picture(2).id]
+        await b.engine.erase_slot(0)
+        await b.engine.restore_slot(1, saved)
+        back = await b.ask(QUESTION, id_slot=1)
+        assert (back.n_cached, back.tokens) == (first.n_prompt - 1, first.tokens)
+
+
+@KINDS
+async def test_states_that_lost_their_slot_come_back(gguf_folder: Path, kind: str) -> None:
+    async with bench(gguf_folder, kind, n_parallel=1, n_ctx=512) as b:
+        first = await b.ask(QUESTION)
+        await b.ask(["something else entirely, without anything to see, for a while", " and more" * 20])
+        back = await b.ask(QUESTION)
+        assert back.tokens == first.tokens
+        assert not 0 < back.n_cached < first.n_prompt - 8
+
+
+@pytest.mark.parametrize("kind", ["mlp", "gemma3"])
+async def test_a_full_context_is_shifted_and_no_picture_cut(gguf_folder: Path, kind: str) -> None:
+    async with bench(gguf_folder, kind, EngineParams(context_shift=True), n_parallel=1, n_ctx=256) as b:
+        answer = await b.ask(["hello ", picture(1), "what is it", picture(2), " tell me"], max_tokens=250)
+        assert len(answer.tokens) == 250
+
+
+async def test_text_alone_is_shifted_and_moved_though_there_is_a_projector(gguf_folder: Path) -> None:
+    async with bench(gguf_folder, "mlp", EngineParams(context_shift=True), n_parallel=1, n_ctx=256) as b:
+        assert len((await b.ask(["hello and how are you"], max_tokens=400)).tokens) == 400
+
+
+async def test_mrope_goes_on_behind_a_picture_with_fewer_positions_than_tokens(gguf_folder: Path) -> None:
+    async with bench(gguf_folder, "qwen2vl") as b:
+        (span,) = b.request(["a ", picture(1, 160, 120), " b"]).media
+        assert span.n_pos < span.n_tokens
+        small = b.request(["a ", picture(1, 32, 32), " b"]).media[0]
+        assert small.n_tokens < span.n_tokens
+
+
+async def test_a_request_that_leaves_while_its_picture_is_encoded_frees_its_slot(gguf_folder: Path) -> None:
+    async with bench(gguf_folder, "mlp", n_parallel=1) as b:
+        gone = b.engine.submit(b.request(QUESTION, id_slot=0), lambda _events: None)
+        b.engine.cancel(gone)
+        assert len((await b.ask(["still ", picture(5), " there"])).tokens) == 8
+        await b.engine.wait_idle()
+        b.engine.check_integrity()
+
+
+async def test_a_projector_that_fails_fails_one_request(gguf_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Projector, chunks: Sequence[Any]) -> list[bytes]:
+        if chunks[0].id == picture(66).id:
+            raise InternalError("it can't be encoded")
+        return encode(self, chunks[:1])
+
+    encode = Projector.encode
+    monkeypatch.setattr(Projector, "encode", refuse)
+    async with bench(gguf_folder, "mlp") as b:
+        good, bad = await asyncio.gather(b.ask(["a ", picture(65)]), b.ask(["b ", picture(66)]), return_exceptions=True)
+        assert isinstance(good, Answer)
+        assert isinstance(bad, InternalError)
+
+
+async def test_a_picture_that_is_read_at_once_needs_a_large_enough_batch(gguf_folder: Path) -> None:
+    async with bench(gguf_folder, "gemma3", n_ubatch=8) as b:
+        with pytest.raises(InvalidRequest, match="ubatch-size to 16"):
+            await b.ask(["a ", picture(1)])
+
+
+async def test_parts_of_a_picture_are_decoded_over_several_steps(gguf_folder: Path) -> None:
+    """A step that carries 16 tokens, of pictures with 64 and 30."""
+    for kind in ("mlp", "qwen2vl"):
+        async with bench(gguf_folder, kind) as b:
+            whole = await b.ask(QUESTION, cache_prompt=False)
+        async with bench(gguf_folder, kind, n_batch=16, n_ubatch=16) as b:
+            assert (await b.ask(QUESTION, cache_prompt=False)).tokens == whole.tokens
+
+
+async def test_markers_in_a_text_are_text(gguf_folder: Path) -> None:
+    async with bench(gguf_folder, "mlp") as b:
+        request = b.request([f"what does {b.projector.marker} mean?", picture(1)])
+        assert len(request.media) == 1
+
+
+def test_a_projector_of_another_model_is_one_clear_line(gguf_folder: Path, tmp_path: Path) -> None:
+    model, other = gguf_file(gguf_folder, PLAIN), gguf_file(gguf_folder, TinyModel(n_embd=128))
+    cases = {
+        projector_file(
+            gguf_folder, TinyProjector("mlp", n_embd_text=96, n_embd=48)
+        ): "another model's: .* 64 numbers, .* for 96",
+        projector_file(gguf_folder, TinyProjector("mlp", n_embd_text=96)): "mismatch between .*64.*96",
+        other: "no projector: its architecture is llama",
+        truncated(projector_file(tmp_path, TinyProjector("mlp"))): "truncated",
+        tmp_path / "missing.gguf": "does not exist",
+    }
+    for path, message in cases.items():
+        spec = ModelSpec("tiny", model, mmproj=path, native=LoadParams(n_ctx=256, warmup=False, fit=False))
+        with pytest.raises(ModelFailed, match=message) as caught:
+            LlamaLoader().load(spec, lambda _: True)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_a_projector_reads_text_only(gguf_folder: Path) -> None:
+    spec = ModelSpec("tiny", gguf_file(gguf_folder, PLAIN), native=LoadParams(n_ctx=256, warmup=False, fit=False))
+    weights = LlamaLoader().load(spec, lambda _: True)
+    assert weights.media is None
+    weights.close()
