@@ -153,7 +153,13 @@ def hub_of(settings: Settings, *, asked: bool = False) -> Hub:
     count, as in llama-server."""
     server = settings.server
     offline = settings.no_network or (server.offline and not asked)
-    return Hub(settings.cache, endpoint=settings.endpoint, token=server.hf_token, offline=offline)
+    return Hub(
+        settings.cache,
+        endpoint=settings.endpoint,
+        token=server.hf_token,
+        offline=offline,
+        registry=server.docker_registry,
+    )
 
 
 def model_specs(settings: Settings) -> list[ModelSpec]:

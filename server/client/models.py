@@ -36,3 +36,11 @@ class ModelsClientAPI:
     def unload(self, model: str) -> bool:
         """Unload a model."""
         return self._transport.post_object("/models/unload", {"model": model}).get("success") is True
+
+    def download(self, model: str) -> bool:
+        """Begin to download ``owner/name[:quantization]``; `events` and `list` show how far it is."""
+        return self._transport.post_object("/models", {"model": model}).get("success") is True
+
+    def remove(self, model: str) -> bool:
+        """Unload a downloaded model, or stop its download, and delete its files."""
+        return as_object(self._transport.delete("/models", {"model": model})).get("success") is True

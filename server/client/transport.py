@@ -46,10 +46,10 @@ class Transport:
         """The text of a GET."""
         return self._get(path, None, None).text
 
-    def delete(self, path: str) -> Any:
+    def delete(self, path: str, params: Mapping[str, str] | None = None) -> Any:
         """The JSON of a DELETE."""
         with connection_errors():
-            response = self.http.send(self.http.build_request("DELETE", path))
+            response = self.http.send(self.http.build_request("DELETE", path, params=params))
         return _json(_successful(response))
 
     def post(self, path: str, body: Body, params: Mapping[str, str] | None = None) -> Any:

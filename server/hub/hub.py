@@ -5,13 +5,13 @@ import hashlib
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from server.errors import DownloadFailed, LlamapoolError, NotFound
+from server.errors import ConfigError, DownloadFailed, LlamapoolError, NotFound
 from server.hub.cache import Cache, CachedModel, is_inside
 from server.hub.choice import Choice, HubFile, choose, parts_of
 from server.hub.reference import SHORT, Image, Reference
@@ -48,9 +48,12 @@ class Hub:
         endpoint: str = "",
         token: str = "",
         offline: bool = False,
+        registry: str = "",
         patience: "Patience | None" = None,
     ) -> None:
-        """`endpoint` and `token`: "" = those of Hugging Face's own tools."""
+        """`endpoint` and `token`: "" = those of Hugging Face's own tools. `registry`: where images are whose name has
+        none."""
+        self._registry = registry
         self.cache = Cache(folder)
         self.offline = offline
         self._endpoint = endpoint
@@ -157,8 +160,17 @@ class Hub:
             self._fetch_one(each, remote, partial(remote.get, each.url, each.name), report, wanted)
 
     def image_place(self, image: str) -> Path:
-        """Where the model of an image is kept."""
-        return self.cache.folder / "images" / Image.parse(image).file_name
+        """Where the model of an image is kept. Raises `ConfigError`."""
+        return self.cache.folder / "images" / self._image(image).file_name
+
+    def _image(self, text: str) -> Image:
+        """Raises `ConfigError` where neither the name nor the settings have a registry."""
+        image = Image.parse(text)
+        if not (image.registry or self._registry):
+            raise ConfigError(
+                f"docker_repo: '{text}' names no registry: write REGISTRY/{image.name}, or set docker_registry"
+            )
+        return replace(image, registry=image.registry or self._registry)
 
     def fetch_image(self, image: str, place: Path, report: "Report", wanted: "Wanted") -> None:
         """Download the model of an image. Raises `NotFound`, `DownloadFailed`."""
@@ -168,7 +180,7 @@ class Hub:
 
         remote = Remote(self._endpoint, self._token, self._patience, wanted)
         self._check_online(image)
-        layer = gguf_layer(Image.parse(image), remote.patience, wanted)
+        layer = gguf_layer(self._image(image), remote.patience, wanted)
         content = Content(image, layer.url, place, layer.size, layer.sha256)
 
         def open_layer(headers: Mapping[str, str]) -> "AbstractContextManager[Response]":

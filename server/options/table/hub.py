@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator
 
-from server.hub.reference import Image, Reference
+from server.hub.reference import Image, Reference, is_registry
 from server.options.table.option import SettingsModel, option
 from server.options.table.values import AutoBool, Bool
 
@@ -24,11 +24,18 @@ def read_url(value: object) -> str:
 
 
 def read_image(value: object) -> str:
-    """``registry/name[:tag]``. Raises ValueError."""
+    """``[registry/]name[:tag]``. Raises ValueError."""
     if not isinstance(value, str):
         raise ValueError("should be text")
     if value:
         Image.parse(value)
+    return value
+
+
+def read_registry(value: object) -> str:
+    """A host, with a port or without. Raises ValueError."""
+    if not isinstance(value, str) or (value and not is_registry(value)):
+        raise ValueError("should be a host such as registry.example.org or localhost:5000")
     return value
 
 
@@ -47,6 +54,8 @@ class HubSettings(SettingsModel):
     """Access token of the hub; empty = the one that Hugging Face's own tools use."""
     offline: Annotated[Bool, option("--offline", env="LLAMA_ARG_OFFLINE")] = False
     """Ask no hub for anything: only what the cache holds."""
+    docker_registry: Annotated[str, BeforeValidator(read_registry), option(metavar="HOST")] = ""
+    """Where -dr finds a model whose name has no registry, as ai/gemma3 or gemma3."""
     models_cache: Annotated[AutoBool, option(off=("--no-models-cache",))] = None
     """Serve every model of the cache, too, as owner/name:QUANTIZATION; auto = unless --config or -m, -hf and the like
     say what is served."""

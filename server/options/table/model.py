@@ -339,11 +339,11 @@ class ModelSettings(ProjectorSettings, ModelDefaults):
         option(
             *("-dr", "--docker-repo"),
             env="LLAMA_ARG_DOCKER_REPO",
-            metavar="REGISTRY/NAME[:TAG]",
+            metavar="[REGISTRY/]NAME[:TAG]",
             replaces=("path", "hf", "hf_file", "model_url"),
         ),
     ] = ""
-    """A model in a registry of container images (OCI); the registry is always named."""
+    """A model in a registry of container images (OCI); server.docker_registry is where names without one are."""
     aliases: Annotated[
         TextList,
         option("-a", "--alias", env="LLAMA_ARG_ALIAS", metavar="A,B", text=split_list, repeat=True),

@@ -99,6 +99,8 @@ CALLS: list[tuple[Call, object, str, str, object]] = [
     (lambda c: c.models.list(), {"data": []}, "GET", "/v1/models", None),
     (lambda c: c.models.load("m"), {"success": True}, "POST", "/models/load", {"model": "m"}),
     (lambda c: c.models.unload("m"), {"success": True}, "POST", "/models/unload", {"model": "m"}),
+    (lambda c: c.models.download("o/m:Q8_0"), {"success": True}, "POST", "/models", {"model": "o/m:Q8_0"}),
+    (lambda c: c.models.remove("o/m"), {"success": True}, "DELETE", "/models?model=o%2Fm", None),
     (lambda c: c.health(), {"status": "ok"}, "GET", "/health", None),
     (lambda c: c.props(), {}, "GET", "/props", None),
     (lambda c: c.set_props(chat_template="x"), {}, "POST", "/props", {"chat_template": "x"}),

@@ -9,11 +9,12 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from server.errors import DownloadFailed, LlamapoolError, NotFound
+from server.errors import ConfigError, DownloadFailed, LlamapoolError, NotFound
 from server.hub.fetcher import HubFetcher
 from server.hub.hub import Hub
 from server.hub.reference import Image, Reference
@@ -116,6 +117,16 @@ def test_the_model_of_an_image(tmp_path: Path) -> None:
         assert fetched(again, RemoteFiles(docker=f"{host}/ai/tiny")) == spec
 
 
+def test_a_name_without_a_registry_is_in_the_one_of_the_settings(tmp_path: Path) -> None:
+    with registry() as host:
+        hub = Hub(tmp_path, registry=host, patience=NEVER)
+        spec = fetched(hub, RemoteFiles(docker="tiny"))
+        assert spec.path.read_bytes() == MODEL
+        assert spec == replace(fetched(hub, RemoteFiles(docker=f"{host}/ai/tiny")), remote=spec.remote)
+    with pytest.raises(ConfigError, match="write REGISTRY/ai/tiny, or set docker_registry"):
+        fetched(Hub(tmp_path), RemoteFiles(docker="tiny"))
+
+
 def test_an_image_with_another_content_than_its_digest(tmp_path: Path) -> None:
     with registry(content=MODEL[:-1] + b"x") as host, pytest.raises(DownloadFailed, match="SHA-256 is another"):
         fetched(Hub(tmp_path, patience=NEVER), RemoteFiles(docker=f"{host}/ai/tiny"))
@@ -124,10 +135,10 @@ def test_an_image_with_another_content_than_its_digest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["gemma3", "ai/gemma3", "h.x/../y", "h.x/A", "http://h.x/y", "h.x/y:", "h.x/y:../z", "h.x"]
+    "text", ["h.x/../y", "h.x/A", "http://h.x/y", "h.x/y:", "h.x/y:../z", "../y", "A", "ai/", "/ai", "gemma3:../x"]
 )
 def test_what_is_no_image(text: str) -> None:
-    with pytest.raises(ValueError, match="REGISTRY/NAME"):
+    with pytest.raises(ValueError, match="NAME:TAG"):
         Image.parse(text)
 
 
