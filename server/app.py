@@ -86,7 +86,7 @@ def create_app(
     factories = Factories(template=partial(chat_template, renderer=renderer))
     pool = Pool(
         model_specs(settings),
-        loader or native_loader(),
+        loader or native_loader(server.rpc),
         limits,
         factories=factories,
         fetcher=HubFetcher(hub_of(settings), hub_of(settings, asked=True)),
@@ -129,10 +129,15 @@ def reread_models(reread: Callable[[], Settings]) -> list[ModelSpec]:
     return model_specs(settings)
 
 
-def native_loader() -> Loader:
-    """llama.cpp's. Imported here, so that an application over another loader needs no native library."""
+def native_loader(remote: Sequence[str] = ()) -> Loader:
+    """llama.cpp's, with the devices of those machines. Imported here, so that an application over another loader needs
+    no native library. Raises ConfigError."""
     from server.llama.loader import LlamaLoader
 
+    if remote:
+        from server.llama.devices import add_remote_devices
+
+        add_remote_devices(remote)
     return LlamaLoader()
 
 

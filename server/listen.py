@@ -42,7 +42,7 @@ def open_listeners(settings: ListenSettings) -> list[Listener]:
                 bound, file = _unix_socket(Path(host)), Path(host)
                 opened.append(Listener(bound, f"{scheme}+unix://{host}{settings.api_prefix}", file))
             else:
-                bound = _tcp_socket(host, settings.port, alone=n_tcp == 1)
+                bound = _tcp_socket(host, settings.port, alone=n_tcp == 1, shared=settings.reuse_port)
                 opened.append(Listener(bound, _url(scheme, bound) + settings.api_prefix))
     except ConfigError:
         for listener in opened:
@@ -85,7 +85,7 @@ def _url(scheme: str, listener: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _tcp_socket(host: str, port: int, *, alone: bool) -> socket.socket:
+def _tcp_socket(host: str, port: int, *, alone: bool, shared: bool) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except socket.gaierror as error:
@@ -93,6 +93,8 @@ def _tcp_socket(host: str, port: int, *, alone: bool) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, _reuse_port(), 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not alone)
         listener.bind(address)
@@ -101,6 +103,12 @@ def _tcp_socket(host: str, port: int, *, alone: bool) -> socket.socket:
         raise ConfigError(f"cannot listen on {host} port {port}: {_reason(error)}") from None
     listener.setblocking(False)
     return listener
+
+
+def _reuse_port() -> int:
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise ConfigError("server.reuse_port: this system has no ports that processes share")
+    return socket.SO_REUSEPORT
 
 
 def _unix_socket(path: Path) -> socket.socket:

@@ -1,5 +1,6 @@
 """How the process logs: llama-server's --log-* and --verbosity, as a configuration of `logging`."""
 
+import json
 import logging
 import logging.config
 import sys
@@ -44,6 +45,18 @@ class LineFormatter(logging.Formatter):
         return "".join([*parts, record.message])
 
 
+class JsonFormatter(logging.Formatter):
+    """A JSON object for each record, with llama-server's keys (llama.cpp common/log.cpp) and the origin."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + self.formatException(record.exc_info)
+        said = {"type": "log", "time": record.created, "level": record.levelname[0], "origin": _origin(record.name)}
+        return json.dumps(said | {"msg": message}, ensure_ascii=False)
+
+
 def _origin(logger: str) -> str:
     return logger.removeprefix("server.").removesuffix(".error")  # uvicorn logs everything as "uvicorn.error"
 
@@ -74,6 +87,8 @@ def log_config(settings: LogSettings) -> dict[str, Any]:
             ("file", False, False),
         )
     }
+    if settings.log_jsonl:
+        formatters = {name: {"()": JsonFormatter} for name in formatters}
     handlers: dict[str, Any] = {"terminal": {"class": "logging.StreamHandler", "formatter": "terminal"}}
     if settings.log_file is not None:
         handlers["file"] = {

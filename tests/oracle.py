@@ -68,6 +68,8 @@ def _serve(chosen: Mapping[str, Any]) -> None:
         elif name == "speculative.types":
             kinds = xllamacpp.common_speculative_type
             value = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{kind.upper().replace('-', '_')}") for kind in value]
+        elif attribute == "grammar":
+            value = xllamacpp.CommonGrammar(1, value)  # COMMON_GRAMMAR_TYPE_USER
         elif attribute == "pooling_type":
             value = xllamacpp.llama_pooling_type(value)
         setattr(target, attribute, value)

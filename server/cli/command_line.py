@@ -25,8 +25,8 @@ from server import __version__, logs
 from server.cli import model_commands
 from server.errors import ConfigError, LlamapoolError
 from server.listen import check_reach, check_tls, open_listeners
-from server.options.read.flags import DEVICES_FLAG
-from server.options.reference import help_text, json_schema, markdown
+from server.options.read.flags import COMPLETION_FLAG, DEVICES_FLAG
+from server.options.reference import completion, help_text, json_schema, markdown
 from server.options.table.option import SettingsModel
 from server.pool.spec import ModelSpec
 from server.settings import TABLE, Settings, check_files, load_settings, model_specs
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 OK, NOT_STARTED, WRONG = 0, 1, 2
 _HELP = frozenset({"-h", "--help", "--usage"})
+_CACHE_LIST = frozenset({"-cl", "--cache-list"})
 _ROOT = Path(__file__).resolve().parents[2]
 _GRACE_S = 10.0  # for uvicorn to close connections after the application has drained
 _PREPARE_GRACE_S = 2.0  # for threads that prepare a request, after everything else has ended
@@ -98,8 +99,8 @@ def check_config(words: list[str]) -> int:
     for warning in [*check_reach(settings.server), *check_files(settings, strict=True)]:
         print(f"llamapool: {warning}", file=sys.stderr)
     print(effective_yaml(settings), end="")
-    for spec in model_specs(settings):
-        print("".join(f"# {line}\n" for line in _fit_table(spec)[0]), end="")
+    for lines, _ in _fit_tables(model_specs(settings), settings):
+        print("".join(f"# {line}\n" for line in lines), end="")
     return OK
 
 
@@ -118,18 +119,22 @@ def fit(words: list[str]) -> int:
         if not known:
             raise ConfigError(f"'{name}' is neither a GGUF file nor a model; known: {', '.join(s.id for s in specs)}")
         specs = known
-    tables = [_fit_table(spec) for spec in specs]
+    tables = list(_fit_tables(specs, settings))
     print("\n\n".join("\n".join(lines) for lines, _ in tables))
     return OK if all(fits for _, fits in tables) else NOT_STARTED
 
 
-def _fit_table(spec: ModelSpec) -> tuple[list[str], bool]:
-    if spec.missing:
-        return [f"{spec.id}: its files are not here yet; they are downloaded before it is loaded first"], True
+def _fit_tables(specs: Sequence[ModelSpec], settings: Settings) -> Iterator[tuple[list[str], bool]]:
+    """Of each model the lines of its table, and whether it fits."""
     from server.app import native_loader  # the native library: few commands need it
     from server.cli.fit_table import fit_table
 
-    return fit_table(native_loader(), spec)
+    loader = native_loader(settings.server.rpc)
+    for spec in specs:
+        if spec.missing:
+            yield [f"{spec.id}: its files are not here yet; they are downloaded before it is loaded first"], True
+        else:
+            yield fit_table(loader, spec)
 
 
 def docs(words: list[str]) -> int:
@@ -239,12 +244,18 @@ def _plain(model: SettingsModel) -> dict[str, Any]:
 
 
 def _shown(words: Sequence[str]) -> bool:
-    """Print --help, --version or --list-devices when asked for."""
+    """Print --help, --version, --cache-list, --completion-bash or --list-devices when asked for."""
     if _HELP.intersection(words):
         print(help_text(TABLE), end="")
         return True
     if "--version" in words:
         print(f"llamapool {__version__} (llama-cpp-python {version('llama-cpp-python')})")
+        return True
+    if _CACHE_LIST.intersection(words):
+        model_commands.show_list([])
+        return True
+    if COMPLETION_FLAG in words:
+        print(completion(TABLE, COMMANDS), end="")
         return True
     if DEVICES_FLAG in words:
         from server.llama.devices import device_list  # the native library: no other command than serve needs it

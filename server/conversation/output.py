@@ -38,6 +38,8 @@ class Output:
 
 def decide(conversation: Conversation, speech: Speech, prompt: Prompt, model: LoadedModel) -> Output:
     """What may come behind `prompt`. Raises `InvalidRequest`."""
+    if not conversation.tools.callable:  # calls have grammars of their own
+        conversation = replace(conversation, shape=conversation.shape or model.spec.shape)
     tools, asked = conversation.tools, conversation.thinking
     reasoning_format = asked.format or model.spec.chat.reasoning_format
     functions = [tool.function for tool in tools.tools] if tools.callable else []

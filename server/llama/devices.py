@@ -1,15 +1,18 @@
 """The devices that the library can compute on (ggml-backend.h), found by the names that the settings use."""
 
 import ctypes
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from server.errors import ConfigError
 from server.llama.library import C, bind, start_backend, supports_gpu_offload
 from server.pool.footprint import Memory
 from server.pool.spec import LoadParams
 
 CPU, GPU, _INTEGRATED = 0, 1, 2  # enum ggml_backend_dev_type
 _MIB = 1 << 20
+_CONNECT_S = 10.0
 
 _PTR, _SIZE, _TEXT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
 _count = bind(C._lib, "ggml_backend_dev_count", _SIZE)
@@ -22,6 +25,10 @@ _buffer_type = bind(C._lib, "ggml_backend_dev_buffer_type", _PTR, _PTR)
 _buffer_type_name = bind(C._lib, "ggml_backend_buft_name", _TEXT, _PTR)
 _is_host = bind(C._lib, "ggml_backend_buft_is_host", ctypes.c_bool, _PTR)
 _device_of = bind(C._lib, "ggml_backend_buft_get_device", _PTR, _PTR)
+_registry = bind(C._lib, "ggml_backend_reg_by_name", _PTR, _TEXT)
+_procedure = bind(C._lib, "ggml_backend_reg_get_proc_address", _PTR, _PTR, _TEXT)
+_register = bind(C._lib, "ggml_backend_register", None, _PTR)
+_load_all = bind(C._lib, "ggml_backend_load_all", None)
 _processor_buffer_type = bind(C._lib, "ggml_backend_cpu_buffer_type", _PTR)
 
 
@@ -39,6 +46,40 @@ def devices() -> list[Device]:
     start_backend()
     pointers = [_get(i) for i in range(_count())]
     return [Device(_name(pointer).decode(), _type(pointer), pointer) for pointer in pointers]
+
+
+def add_remote_devices(endpoints: Sequence[str]) -> None:
+    """Of machines that run llama.cpp's ``rpc-server``, by ``host:port``; they count as GPUs from now on (llama.cpp
+    common/arg.cpp, add_rpc_devices). Raises ConfigError.
+
+    The library ends the process when such a machine stops answering while a model uses it.
+    """
+    start_backend()
+    registry = _registry(b"RPC")
+    if not registry:
+        _load_all()  # GGML_BACKEND_PATH may name it
+        registry = _registry(b"RPC")
+    if not registry:
+        raise ConfigError(
+            "server.rpc: this build of llama.cpp has no RPC backend: install llama-cpp-python with "
+            'CMAKE_ARGS="-DGGML_RPC=on", or name its library in GGML_BACKEND_PATH'
+        )
+    add = ctypes.CFUNCTYPE(_PTR, _TEXT)(_procedure(registry, b"ggml_backend_rpc_add_server"))
+    for endpoint in endpoints:
+        _check_answers(endpoint)
+        server = add(endpoint.encode())
+        if not server:
+            raise ConfigError(f"server.rpc: no rpc-server answers at {endpoint}")
+        _register(server)
+
+
+def _check_answers(endpoint: str) -> None:
+    """The library ends the process where nobody does."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise ConfigError(f"server.rpc: no rpc-server answers at {endpoint}: {error.strerror or error}") from None
 
 
 def find_devices(names: Sequence[str]) -> list[Device]:

@@ -9,9 +9,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from server.options.read.environment import CONFIG_VARIABLE
-from server.options.read.flags import CONFIG_FLAG, DEVICES_FLAG
+from server.options.read.flags import COMPLETION_FLAG, CONFIG_FLAG, DEVICES_FLAG
+from server.options.read.shorthands import SHORTHANDS
 from server.options.table.option import Entry, Table
-from server.options.unsupported import DEAD_FLAGS, FIXED, FLAGS
+from server.options.unsupported import FIXED, dead_flags, refused_flags
 
 USAGE = """llamapool [serve] [flags]
        llamapool check-config FILE [flags]
@@ -75,6 +76,8 @@ def help_text(table: Table) -> str:
     general = parser.add_argument_group("General")
     general.add_argument("-h", "--help", "--usage", action="help", help="show this page")
     general.add_argument("--version", action="store_true", help="show the version")
+    general.add_argument("-cl", "--cache-list", action="store_true", help="show the models that the hub's cache holds")
+    general.add_argument(COMPLETION_FLAG, action="store_true", help="print what completes flags in bash")
     general.add_argument(DEVICES_FLAG, action="store_true", help="show the devices that models can be offloaded to")
     general.add_argument(CONFIG_FLAG, metavar="FILE", help=f"the YAML configuration ({CONFIG_VARIABLE})")
     for name, entries in _groups(table):
@@ -127,6 +130,22 @@ def _groups(table: Table) -> Iterator[tuple[str, list[Entry]]]:
         yield name, list(entries)
 
 
+def completion(table: Table, commands: Iterable[str]) -> str:
+    """For bash: ``source <(llamapool --completion-bash)``. Files where a flag wants a value."""
+    valued = sorted(flag for entry in table if not entry.is_switch for flag in entry.flags)
+    words = " ".join(sorted({*commands, *table.by_flag, *SHORTHANDS, "--help", "--version"}))
+    return f"""\
+_llamapool() {{
+    local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
+    case $before in
+        {"|".join(valued)}) COMPREPLY=($(compgen -f -- "$word")) ;;
+        *) COMPREPLY=($(compgen -W "{words}" -- "$word")) ;;
+    esac
+}}
+complete -o filenames -F _llamapool llamapool
+"""
+
+
 def _item(text: str) -> str:
     return json.dumps(text) if text.strip() != text or "," in text else text
 
@@ -148,9 +167,11 @@ def markdown(table: Table) -> str:
         skipped = other if not fixed.matters else ()
         parts.append(f"- {_flags(honoured or other)}: Llamapool {fixed.reason}.")
         parts.append(f" Skipped: {_flags(skipped)}.\n" if skipped and honoured else "\n")
-    parts.append(f"- {_flags(sorted(DEAD_FLAGS))}: nothing here and in llama-server. Skipped.\n")
-    parts.append("\n## llama-server's options that are not supported yet\n\nRefused with one line that says so.\n\n")
-    parts.append(_flags(sorted(FLAGS, key=lambda flag: (flag.lstrip("-"), flag))) + "\n")
+    parts += [f"- Skipped: {_flags(flags)}, {reason}.\n" for reason, flags in dead_flags()]
+    parts.append("\n## Flags that stand for others\n\nAs in llama-server; on the command line only.\n\n")
+    parts += [f"- `{flag}`: `{words}`\n" for flag, words in SHORTHANDS.items()]
+    parts.append("\n## llama-server's options that are not supported\n\nRefused with one line that says why.\n\n")
+    parts += [f"- {_flags(flags)}: Llamapool {reason}.\n" for reason, flags in refused_flags()]
     return "".join(parts)
 
 

@@ -1,8 +1,10 @@
 """From a model's settings to the plain values that the inside works with."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
+from server.constrain.shape import Shape
 from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import SamplingParams
 from server.engine.speculate.synthetic import rates_of_length
@@ -14,7 +16,7 @@ from server.options.table.model import ModelDefaults, ModelSettings
 from server.options.table.option import Table
 from server.options.table.overrides import metadata_override, tensor_override
 from server.options.table.speculation import AUTO
-from server.options.table.values import SAMPLERS
+from server.options.table.values import SAMPLERS, read_json_object
 from server.options.written import flags_of, preset_of
 from server.pool.spec import NOT_HERE, ChatParams, DraftFile, LoadParams, ModelSpec, RemoteFiles
 
@@ -42,6 +44,7 @@ def model_spec(table: Table, model_id: str, settings: ModelSettings, origin: Ori
         sampling=_sampling_params(settings),
         embd_normalize=settings.embd_normalize,
         stop=settings.reverse_prompt,
+        shape=_shape(model_id, settings, origin.place),
         n_predict=settings.n_predict,
         spm_infill=settings.spm_infill,
         sleep_idle_s=float(settings.sleep_idle_seconds),
@@ -167,13 +170,34 @@ def _chat_params(model_id: str, settings: ModelSettings, place: str) -> ChatPara
     )
 
 
+def _shape(model_id: str, settings: ModelSettings, place: str) -> Shape | None:
+    """What the output of requests must match that ask for nothing. Raises ConfigError."""
+    where = f"{place}: models.{model_id}"
+    if settings.json_schema_file is not None:
+        text = _text_of(settings.json_schema_file, f"{where}.json_schema_file")
+        try:
+            return Shape("schema", read_json_object(text), "json_schema")
+        except ValueError as error:
+            raise ConfigError(f"{where}.json_schema_file: {settings.json_schema_file}: {error}") from None
+    if settings.json_schema:
+        return Shape("schema", settings.json_schema, "json_schema")
+    grammar = settings.grammar
+    if settings.grammar_file is not None:
+        grammar = _text_of(settings.grammar_file, f"{where}.grammar_file")
+    return Shape("gbnf", grammar, "grammar") if grammar else None
+
+
+def _text_of(path: Path, field: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise ConfigError(f"{field}: {path}: {reason}") from None
+
+
 def _template(model_id: str, settings: ModelSettings, place: str) -> str | None:
     """Jinja2 source or the name of a built-in template; None: the model's own."""
     path = settings.chat_template_file
     if path is None:
         return settings.chat_template or None
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
-        raise ConfigError(f"{place}: models.{model_id}.chat_template_file: {path}: {reason}") from None
+    return _text_of(path, f"{place}: models.{model_id}.chat_template_file")

@@ -4,6 +4,7 @@ A name in `FIXED` is accepted in the form that says what Llamapool does anyway; 
 with a warning where no reply depends on it. So are those in `DEAD_FLAGS`, which mean nothing to llama-server either.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from server.errors import ConfigError
@@ -61,8 +62,6 @@ FIXED = (
         "samples on the processor",
         matters=False,
     ),
-    Fixed(("--repack",), ("-nr", "--no-repack"), "LLAMA_ARG_REPACK", True, "always repacks weights"),
-    Fixed(("--log-jsonl",), ("--no-log-jsonl",), "LLAMA_ARG_LOG_JSONL", False, "does not log JSON lines"),
     Fixed(
         ("--skip-chat-parsing",),
         ("--no-skip-chat-parsing",),
@@ -80,40 +79,57 @@ FIXED = (
     ),
 )
 
-_FLAGS = """
--cl --cache-list --completion-bash --cpu-strict --poll -Cb --cpu-mask-batch
--Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch --rpc -lzm --lazy-mode
---grammar --grammar-file -j --json-schema -jf --json-schema-file
--sp --special -mmu --mmproj-url
---video-fps --video-timestamp-interval --video-ffmpeg-dir --reuse-port
---ui-config --webui-config --ui-config-file --webui-config-file --tools --tools-runtime
---mcp-servers-config --mcp-servers-json
---log-prompts-dir
---spec-draft-cpu-mask -Cd --cpu-mask-draft
---spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict --cpu-strict-draft --spec-draft-prio
---prio-draft --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft
---spec-draft-cpu-range-batch -Crbd --cpu-range-batch-draft --spec-draft-cpu-strict-batch --cpu-strict-batch-draft
---spec-draft-prio-batch --prio-batch-draft --spec-draft-poll-batch --poll-batch-draft
---spec-draft-p-split --draft-p-split
---spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits --spec-ngram-simple-min-hits --spec-ngram-map-k-min-hits
---embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default
---fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default
---vision-gemma-4b-default --vision-gemma-12b-default --spec-default
-"""
+_MCP = "has no tools of its own and speaks to no MCP server: clients bring tools"
+_REMOVED = "has no such option, nor has llama-server any more"
+_REFUSED = {
+    "is not told to by flags yet": """
+        -mmu --mmproj-url --video-fps --video-timestamp-interval --video-ffmpeg-dir
+        LLAMA_ARG_MMPROJ_URL LLAMA_ARG_VIDEO_FPS LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL LLAMA_ARG_VIDEO_FFMPEG_DIR
+        --ui-config --webui-config --ui-config-file --webui-config-file LLAMA_ARG_UI_CONFIG LLAMA_ARG_UI_CONFIG_FILE
+    """,
+    _MCP: """
+        --tools --tools-runtime --mcp-servers-config --mcp-servers-json
+        LLAMA_ARG_TOOLS LLAMA_ARG_TOOLS_RUNTIME LLAMA_ARG_MCP_SERVERS_CONFIG LLAMA_ARG_MCP_SERVERS_JSON
+    """,
+    "writes nothing of what its users say to disk": "--log-prompts-dir",
+    _REMOVED: """
+        --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits --spec-ngram-simple-min-hits
+        --spec-ngram-map-k-min-hits LLAMA_ARG_DRAFT_MAX LLAMA_ARG_DRAFT_MIN
+    """,
+}
+_IN_LLAMA_SERVER = "nor has it in llama-server"
+_SPINS = "as the library's threads are OpenMP's, which wait as OMP_WAIT_POLICY and GOMP_SPINCOUNT say"
+_ONE_STEP = "as a step computes prompts and generated tokens together, on the processors of --cpu-mask and --cpu-range"
+_DRAFT = "as a draft model computes on the processors of its model's instance"
+_STRICT = "as the threads of an instance share its processors"
+_DEAD = {
+    _IN_LLAMA_SERVER: """
+        -dt --defrag-thold LLAMA_ARG_DEFRAG_THOLD
+        --spec-draft-p-split --draft-p-split LLAMA_ARG_SPEC_DRAFT_P_SPLIT
+    """,
+    _SPINS: "--poll --poll-batch --spec-draft-poll --poll-draft --spec-draft-poll-batch --poll-batch-draft",
+    _STRICT: "--cpu-strict",
+    _ONE_STEP: "-Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict-batch --prio-batch",
+    _DRAFT: """
+        --spec-draft-cpu-mask -Cd --cpu-mask-draft --spec-draft-cpu-range -Crd --cpu-range-draft
+        --spec-draft-cpu-strict --cpu-strict-draft --spec-draft-prio --prio-draft
+        --spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft
+        --spec-draft-cpu-range-batch -Crbd --cpu-range-batch-draft --spec-draft-cpu-strict-batch
+        --cpu-strict-batch-draft --spec-draft-prio-batch --prio-batch-draft
+    """,
+}
+"""Each takes a value, and no reply depends on it; by the reason, which completes "... has no effect,"."""
 
-_VARIABLES = """
-RPC LAZY_MODE
-MMPROJ_URL VIDEO_FPS
-VIDEO_TIMESTAMP_INTERVAL VIDEO_FFMPEG_DIR REUSE_PORT UI_CONFIG UI_CONFIG_FILE TOOLS TOOLS_RUNTIME
-MCP_SERVERS_CONFIG MCP_SERVERS_JSON
-SPEC_DRAFT_P_SPLIT
-DRAFT_MAX DRAFT_MIN
-"""
 
-FLAGS = frozenset(_FLAGS.split())
-VARIABLES = frozenset("LLAMA_ARG_" + name for name in _VARIABLES.split())
-DEAD_FLAGS = frozenset({"-dt", "--defrag-thold"})  # each takes a value
-DEAD_VARIABLES = frozenset({"LLAMA_ARG_DEFRAG_THOLD"})
+def _by_name(texts: Mapping[str, str]) -> dict[str, str]:
+    return {name: reason for reason, names in texts.items() for name in names.split()}
+
+
+_REFUSALS, _REASONS = _by_name(_REFUSED), _by_name(_DEAD)
+FLAGS = frozenset(name for name in _REFUSALS if name.startswith("-"))
+VARIABLES = frozenset(_REFUSALS) - FLAGS
+DEAD_FLAGS = frozenset(name for name in _REASONS if name.startswith("-"))
+DEAD_VARIABLES = frozenset(_REASONS) - DEAD_FLAGS
 FIXED_FLAGS = {
     **{flag: (fixed, True) for fixed in FIXED for flag in fixed.on},
     **{flag: (fixed, False) for fixed in FIXED for flag in fixed.off},
@@ -122,10 +138,26 @@ FIXED_VARIABLES = {fixed.env: fixed for fixed in FIXED if fixed.env}
 
 
 def dead(name: str) -> str:
-    """The warning for a name of `DEAD_FLAGS` or `DEAD_VARIABLES`."""
-    return f"{name} has no effect, nor has it in llama-server"
+    """The warning for a name of `DEAD_FLAGS` or `DEAD_VARIABLES`; a preset's keys lack the dashes."""
+    reason = next(_REASONS[found] for found in (name, f"--{name}", f"-{name}") if found in _REASONS)
+    return f"{name} has no effect, {reason}"
+
+
+def dead_flags() -> Iterator[tuple[str, list[str]]]:
+    """Why they have no effect, and the flags."""
+    return _flags(_DEAD)
+
+
+def refused_flags() -> Iterator[tuple[str, list[str]]]:
+    """Why they are refused, and the flags."""
+    return _flags(_REFUSED)
+
+
+def _flags(texts: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    for reason, names in texts.items():
+        yield reason, [name for name in names.split() if name.startswith("-")]
 
 
 def refusal(name: str, remedy: str) -> str:
     """The one line for a name that only llama-server has."""
-    return f"{name} is an option of llama-server that Llamapool does not support yet; {remedy}"
+    return f"{name} is an option of llama-server's; Llamapool {_REFUSALS[name]}; {remedy}"

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from server.constrain.shape import Shape
 from server.engine.params import EngineParams
 from server.engine.request import SamplingParams
 
@@ -76,6 +77,8 @@ class LoadParams:
     mlock: bool = False
     numa: Literal["", "distribute", "isolate", "numactl"] = ""
     check_tensors: bool = False
+    repack: bool = True  # weights on the processor, in the order that its instructions like
+    lazy_mode: Literal["off", "auto", "on"] = "auto"  # rows of large tables are read when they are needed
     rope_scaling: Literal["", "none", "linear", "yarn"] = ""
     rope_scale: float = 0.0
     rope_freq_base: float = 0.0
@@ -166,6 +169,7 @@ class ModelSpec:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     embd_normalize: int = 2  # -1 none, 0 largest = 32760, 1 taxicab, 2 euclidean, p > 2: p-norm
     stop: tuple[str, ...] = ()  # of requests that name none
+    shape: Shape | None = None  # what the output of requests must match that ask for nothing
     n_predict: int = -1  # default of max_tokens; -1 = none
     spm_infill: bool = False  # fill in the middle: suffix, prefix, middle instead of prefix, suffix, middle
     sleep_idle_s: float = -1.0  # -1 = never

@@ -9,8 +9,8 @@ import pytest
 
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
-from server.errors import ModelFailed
-from server.llama.devices import devices
+from server.errors import ConfigError, ModelFailed
+from server.llama.devices import add_remote_devices, devices
 from server.llama.library import C
 from server.llama.loader import LlamaLoader
 from server.llama.weights import params as loading
@@ -54,6 +54,11 @@ def load_on(path: Path, *sets: Names | None, draft: DraftFile | None = None) -> 
     native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=1, warmup=False, instances=len(sets), devices=sets)
     params = EngineParams(spec_type="draft-simple") if draft else EngineParams()
     return LlamaLoader().load(ModelSpec("tiny", path, native=native, draft=draft, engine=params), lambda _: True)
+
+
+def test_machines_elsewhere_need_a_library_that_can_reach_them() -> None:
+    with pytest.raises(ConfigError, match=r"of llama\.cpp has no RPC backend"):
+        add_remote_devices(["127.0.0.1:1"])
 
 
 def test_without_offloading_the_tokens_are_the_same(tiny_path: Path) -> None:

@@ -278,6 +278,7 @@ def test_template_variables() -> None:
 
 # What each option is set to, to see that it ends somewhere; the others get the next value of their type.
 SAMPLES = {
+    "rpc": "host:50052",
     "host": "0.0.0.0",
     "max_bodies_bytes": "268435456",
     "api_prefix": "/llm",
@@ -348,6 +349,9 @@ def test_every_option_reaches_the_server_settings_or_a_model_spec(entry: Entry, 
     template = write(tmp_path, "{{ messages }}", "t.jinja")
     special = {
         "chat_template_file": ["--chat-template-file", str(template)],
+        "grammar_file": ["--grammar-file", str(template)],
+        "json_schema": ["-j", '{"type": "object"}'],
+        "json_schema_file": ["-jf", str(write(tmp_path, '{"type": "object"}', "s.json"))],
         "ssl_key_file": ["--ssl-key-file", "k", "--ssl-cert-file", "c"],
         "ssl_cert_file": ["--ssl-key-file", "k", "--ssl-cert-file", "c"],
         "cache_disk": ["--cache-disk", "100", "--cache-disk-path", "folder"],

@@ -10,6 +10,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from server.errors import ConfigError
+from server.options.read.shorthands import SHORTHANDS
 from server.options.unsupported import DEAD_FLAGS, DEAD_VARIABLES, FIXED, FLAGS, VARIABLES
 from server.settings import TABLE, check_files, load_settings, model_specs
 from tests.ggufs import TinyModel, gguf_file
@@ -69,7 +70,8 @@ def yaml_mistake(tmp_path: Path) -> Callable[[str], str]:
         (["--ssl-key-file", "k"], "ssl_key_file and ssl_cert_file belong together; give both"),
         (["--host", ","], "--host: server.host"),
         (["--sleep-idle-seconds", "0"], "sleep_idle_seconds should be -1 or at least 1, not '0'"),
-        (["--rpc"], "--rpc is an option of llama-server that Llamapool does not support yet; remove it"),
+        (["--tools"], "--tools is an option of llama-server's; Llamapool has no tools of its own and speaks to no MCP"),
+        (["--rpc", "host"], "server.rpc 'host' should be HOST:PORT"),
         (["-nocb"], "-nocb cannot be honoured: Llamapool always batches continuously; remove it"),
     ],
 )
@@ -173,7 +175,13 @@ def test_files_that_the_settings_name(tmp_path: Path) -> None:
 
 
 def reference_options() -> tuple[set[str], set[str]]:
-    flags = set(TABLE.by_flag) | FLAGS | DEAD_FLAGS | {flag for fixed in FIXED for flag in (*fixed.on, *fixed.off)}
+    flags = (
+        set(TABLE.by_flag)
+        | FLAGS
+        | DEAD_FLAGS
+        | set(SHORTHANDS)
+        | {flag for fixed in FIXED for flag in (*fixed.on, *fixed.off)}
+    )
     return flags, set(TABLE.by_env) | VARIABLES | DEAD_VARIABLES | {fixed.env for fixed in FIXED}
 
 
@@ -199,6 +207,9 @@ def test_no_command_line_does_worse_than_a_config_error(words: list[str]) -> Non
         (["-e"], "-e has no effect: Llamapool reads no prompts from flags or files"),
         (["--no-escape"], "--no-escape has no effect: Llamapool reads no prompts from flags or files"),
         (["--cache-idle-slots"], ""),
+        (["--poll", "50"], "--poll has no effect, as the library's threads are OpenMP's"),
+        (["-Cb", "0x3"], "-Cb has no effect, as a step computes prompts and generated tokens together"),
+        (["--draft-p-split", "0.1"], "--draft-p-split has no effect, nor has it in llama-server"),
         (["-dt", "0.1"], "-dt has no effect, nor has it in llama-server"),
         (["--no-cache-idle-slots"], "--no-cache-idle-slots has no effect: Llamapool keeps what idle slots hold"),
         (["--backend_sampling"], "--backend-sampling has no effect: Llamapool samples on the processor"),

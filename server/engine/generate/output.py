@@ -30,8 +30,17 @@ class Outputs:
     """Used by the step thread after each decode."""
 
     def __init__(
-        self, runner: Runner, stats: EngineStats, first_slot: int, *, shifts: bool, speculation: Speculation | None
+        self,
+        runner: Runner,
+        stats: EngineStats,
+        first_slot: int,
+        *,
+        shifts: bool,
+        speculation: Speculation | None,
+        special: bool = False,
     ) -> None:
+        """`special`: control tokens are text."""
+        self._special = special
         self._runner = runner
         self._first_slot = first_slot
         self._stats = stats
@@ -82,10 +91,13 @@ class Outputs:
             sequence.speculating.extend(token)
         self._stats.predicted_tokens += 1
         if token in self._vocab.eog and not request.sampling.ignore_eos:
-            sequence.text.feed(token, b"", logprob and replace(logprob, piece=b"", ends=True))
+            piece = self._vocab.piece(token) if self._special else b""
+            shown = sequence.text.feed(token, piece, logprob and replace(logprob, piece=piece, ends=True))
+            if shown is not None and piece:
+                events.append(self._text(sequence, shown, now))
             return events + self.finish(sequence, FinishReason.EOS, now), True
         had_new_line = sequence.text.has_new_line
-        piece = self._vocab.piece(token, special=token in request.print_special)
+        piece = self._vocab.piece(token, special=self._special or token in request.print_special)
         shown = self._indented(sequence, sequence.text.feed(token, piece, logprob))
         if shown is not None:
             events.append(self._text(sequence, shown, now))

@@ -52,7 +52,9 @@ class Instance:
         self._cells = Cells(runner, self.scheduler, clock)
         self._shifts = params.context_shift and runner.info.can_shift
         self._speculation = speculation(params, runner, clock)
-        self._outputs = Outputs(runner, self.stats, first_slot, shifts=self._shifts, speculation=self._speculation)
+        self._outputs = Outputs(
+            runner, self.stats, first_slot, shifts=self._shifts, speculation=self._speculation, special=params.special
+        )
         self._sampling = Sampling(
             self._outputs, self._cells, self._tickets, mailbox, self.stats, self._speculation, clock
         )

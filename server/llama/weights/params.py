@@ -14,6 +14,7 @@ from server.pool.spec import LoadParams
 logger = logging.getLogger("llamapool.llama")
 
 SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # enum llama_split_mode
+LAZY_MODES = {"off": 0, "auto": 1, "on": 2}  # enum llama_lazy_mode
 _LOAD_AUTO, _LOAD_PLAIN, _LOAD_MLOCK, _LOAD_MMAP_MLOCK = -1, 0, 2, 3  # enum llama_load_mode
 
 
@@ -32,6 +33,8 @@ def model_params(model: str, native: LoadParams, files: ModelFiles) -> ctypes.St
     params.main_gpu = native.main_gpu
     params.load_mode = _load_mode(native)
     params.check_tensors = native.check_tensors
+    params.use_extra_bufts = native.repack
+    params.lazy_mode = LAZY_MODES[native.lazy_mode]
     if native.tensor_split:
         most = C.LLAMA_MAX_DEVICES
         if len(native.tensor_split) > most:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 from server.errors import ConfigError
 from server.options.read.layers import Given, from_text
+from server.options.read.shorthands import written_out
 from server.options.table.option import Entry, Table, nearest
 from server.options.unsupported import DEAD_FLAGS, FIXED_FLAGS, FLAGS, dead, refusal
 
 CONFIG_FLAG = "--config"
+COMPLETION_FLAG = "--completion-bash"
 DEVICES_FLAG = "--list-devices"
 
 
@@ -29,7 +31,7 @@ class Flags:
 def read_flags(table: Table, argv: Sequence[str]) -> Flags:
     """Raises ConfigError with one line for an unknown flag or a missing value."""
     flags = Flags()
-    words = list(argv)
+    words = list(written_out(argv))
     while words:
         flag, inline = _split(words.pop(0))
         if flag in FIXED_FLAGS:
@@ -87,5 +89,5 @@ def _check_fixed(flags: Flags, flag: str) -> None:
 def _unknown(table: Table, flag: str) -> str:
     if flag in FLAGS:
         return refusal(flag, "remove it")
-    known = [*table.by_flag, CONFIG_FLAG, "--help", "--version", DEVICES_FLAG]
+    known = [*table.by_flag, CONFIG_FLAG, "--help", "--version", "--cache-list", COMPLETION_FLAG, DEVICES_FLAG]
     return f"unknown argument '{flag}'" + nearest(flag, known, "; see --help")

@@ -200,6 +200,12 @@ class HardwareSettings(SettingsModel):
         Literal["", "distribute", "isolate", "numactl"], option("--numa", env="LLAMA_ARG_NUMA", metavar="TYPE")
     ] = ""
     """NUMA strategy of the process; empty = none."""
+    lazy_mode: Annotated[
+        Literal["off", "auto", "on"], option("-lzm", "--lazy-mode", env="LLAMA_ARG_LAZY_MODE", metavar="MODE")
+    ] = "auto"
+    """Whether rows of tables such as embeddings by layer are read when they are needed: auto = of those above 4 GiB."""
+    repack: Annotated[Bool, option("--repack", env="LLAMA_ARG_REPACK", off=("-nr", "--no-repack"))] = True
+    """Repack weights on the processor into the order that its instructions like."""
     check_tensors: Annotated[Bool, option("--check-tensors")] = False
     """Check the weights for invalid values while loading."""
     warmup: Annotated[Bool, option("--warmup", off=("--no-warmup",))] = True

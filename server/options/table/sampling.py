@@ -13,8 +13,10 @@ from server.options.table.option import SettingsModel, option
 from server.options.table.values import (
     Bool,
     Breakers,
+    FilePath,
     Float,
     Int,
+    JsonObject,
     LogitBias,
     SamplerChars,
     Samplers,
@@ -34,6 +36,33 @@ class SamplingSettings(SettingsModel):
         TextList, option("-r", "--reverse-prompt", metavar="TEXT", text=unescape, repeat=True)
     ] = ()
     """Stop strings of requests that name none."""
+    grammar: Annotated[
+        str, option("--grammar", metavar="GBNF", replaces=("grammar_file", "json_schema", "json_schema_file"))
+    ] = ""
+    """Grammar that holds for requests that bring no grammar, schema or tools of their own."""
+    grammar_file: Annotated[
+        FilePath | None,
+        option("--grammar-file", metavar="FILE", is_path=True, replaces=("grammar", "json_schema", "json_schema_file")),
+    ] = None
+    """File with that grammar."""
+    json_schema: Annotated[
+        JsonObject,
+        option("-j", "--json-schema", metavar="JSON", replaces=("grammar", "grammar_file", "json_schema_file")),
+    ] = Field(default_factory=dict)
+    """JSON Schema in place of that grammar; thoughts may come before what it holds."""
+    json_schema_file: Annotated[
+        FilePath | None,
+        option(
+            "-jf",
+            "--json-schema-file",
+            metavar="FILE",
+            is_path=True,
+            replaces=("grammar", "grammar_file", "json_schema"),
+        ),
+    ] = None
+    """File with that schema."""
+    special: Annotated[Bool, option("-sp", "--special")] = False
+    """Control tokens are text, too, the one that ends a reply among them."""
     samplers: Annotated[Samplers, option("--samplers", metavar="A;B;C", replaces=("sampler_seq",))] = DEFAULT_SAMPLERS
     """The samplers and their order, separated by ';'."""
     sampler_seq: Annotated[

@@ -39,6 +39,8 @@ class ListenSettings(SettingsModel):
     """Addresses to listen on, separated by commas; one that ends in .sock is a Unix socket."""
     port: Annotated[Int, option("--port", env="LLAMA_ARG_PORT"), Field(ge=0, le=65535)] = 8080
     """TCP port; 0 = any free one."""
+    reuse_port: Annotated[Bool, option("--reuse-port", env="LLAMA_ARG_REUSE_PORT")] = False
+    """Let other processes listen on the same port, too; the system divides connections between them."""
     api_prefix: Annotated[
         str, option("--api-prefix", env="LLAMA_ARG_API_PREFIX", metavar="PATH"), AfterValidator(_prefix)
     ] = ""
@@ -145,6 +147,14 @@ def _amounts(value: str) -> str:
     return value
 
 
+def _endpoints(values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"'{value}' should be HOST:PORT")
+    return values
+
+
 class PoolSettings(SettingsModel):
     """Several models."""
 
@@ -159,6 +169,13 @@ class PoolSettings(SettingsModel):
         option("--models-preset", env="LLAMA_ARG_MODELS_PRESET", metavar="FILE", is_path=True),
     ] = None
     """llama-server's INI file with a section for each model."""
+    rpc: Annotated[
+        TextList,
+        option("--rpc", env="LLAMA_ARG_RPC", metavar="HOST:PORT,...", text=split_list),
+        AfterValidator(_endpoints),
+    ] = ()
+    """Machines with llama.cpp's rpc-server, whose devices count as GPUs here. Needs a library with its RPC backend;
+    which ends the whole process when such a machine is gone."""
     models_max: Annotated[Int, option("--models-max", env="LLAMA_ARG_MODELS_MAX"), Field(ge=0)] = 4
     """Most models loaded at once; the least recently used idle one makes room; 0 = no limit."""
     memory: Annotated[str, option(metavar="AMOUNT"), AfterValidator(_amounts)] = ""
@@ -196,6 +213,8 @@ class LogSettings(SettingsModel):
     replies of chats and completions carry `__verbose`, the native reply, as with `"verbose": true` in a request."""
     log_disable: Annotated[Bool, option("--log-disable")] = False
     """No log at all."""
+    log_jsonl: Annotated[Bool, option("--log-jsonl", env="LLAMA_ARG_LOG_JSONL", off=("--no-log-jsonl",))] = False
+    """A JSON object on each line: type, time (unix seconds), level, origin, msg."""
     log_file: Annotated[
         FilePath | None, option("--log-file", env="LLAMA_ARG_LOG_FILE", metavar="FILE", is_path=True)
     ] = None

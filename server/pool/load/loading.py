@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.runner_api import Runner
-from server.errors import ModelFailed
+from server.errors import InvalidRequest, ModelFailed
 from server.pool.footprint import Fit, totals
 from server.pool.model import GrammarFactory
 from server.pool.protocols import Loader, ModelInfo, Weights
@@ -158,7 +158,8 @@ class Load:
         Reading a large vocabulary stops every thread of Python for most of a second, so that it is left to the first
         constraint when another model is at work.
         """
-        if not (weights.info.generates and self.spec.native.warmup and self.quiet()):
+        shape = self.spec.shape
+        if not weights.info.generates or (shape is None and not (self.spec.native.warmup and self.quiet())):
             return None
         try:
             grammar = self.grammar(weights.vocab)
@@ -166,6 +167,11 @@ class Load:
         except Exception:  # only constraints need it; who asks for one is told
             log.warning("model '%s': no grammar can be compiled for its vocabulary", self.spec.id, exc_info=True)
             return None
+        if shape is not None:
+            try:
+                shape.constraint(grammar)
+            except InvalidRequest as error:
+                raise ModelFailed(self.spec.id, error.message) from None
         return grammar
 
     def _check_wanted(self) -> None:

@@ -124,7 +124,7 @@ def prepare_completion(
 ) -> CompletionJob:
     """Tokenize and compile; blocking, for a thread. Raises `InvalidRequest`."""
     body = completion.body
-    constraint = compiled(read_shape(body), body.lazy, model.vocab, model.grammar)
+    constraint = compiled(read_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar)
     requests, echoes = [], []
     for number, prompt in enumerate(completion.prompts):
         path = "prompt" if len(completion.prompts) == 1 else f"prompt.{number}"

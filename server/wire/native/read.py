@@ -89,7 +89,9 @@ def tokens_of(completion: NativeCompletion, model: LoadedModel, seen: Seen = NOT
 
 def generation(body: NativeBody, tokenize: Callable[[], Sequence[MediaPrompt]], model: LoadedModel) -> Generation:
     """One engine request per prompt, and what writes the reply of them all."""
-    constraint = _budgeted(compiled(_shape(body), body.lazy, model.vocab, model.grammar), body, model)
+    constraint = _budgeted(
+        compiled(_shape(body) or model.spec.shape, body.lazy, model.vocab, model.grammar), body, model
+    )
     prompts = tokenize()
     request_id = f"cmpl-{random_id()}"
     requests = [

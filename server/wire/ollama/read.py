@@ -239,6 +239,7 @@ def _raw_request(ask: Ask, model: LoadedModel, seen: Seen) -> Request:
         refuse_unseen([said], can_show(model))
         parts = [part.text if isinstance(part, Text) else part for part in said.parts]
         tokens = read_parts(parts, model, seen)
+    shape = ask.shape or model.spec.shape
     return engine_request(
         _fields(body),
         model,
@@ -246,7 +247,7 @@ def _raw_request(ask: Ask, model: LoadedModel, seen: Seen) -> Request:
         prompt=tokens.tokens,
         media=tokens.spans,
         logprobs=_logprobs(body),
-        constraint=None if ask.shape is None else ask.shape.constraint(model.grammar),
+        constraint=None if shape is None else shape.constraint(model.grammar),
     )
 
 

@@ -36,7 +36,7 @@ def main() -> int:
     app.create_app = recorded
     if own.family is not None:  # else: a real model, recorded
         script = Script.read(own.script, family(own.family, own.templates))
-        app.native_loader = lambda: ScriptedLoader(script, own.context)
+        app.native_loader = lambda _: ScriptedLoader(script, own.context)
     return cli.main(words)
 
 

@@ -3,7 +3,8 @@ from typing import Any, cast
 
 import pytest
 
-from server.errors import ModelFailed
+from server.constrain.shape import Shape
+from server.errors import InvalidRequest, ModelFailed
 from server.pool.load.loading import Load
 from server.pool.spec import LoadParams, ModelSpec
 from tests.unit.pool.fakes import Clock, Grammar, Loader, spec
@@ -65,6 +66,18 @@ def test_a_vocabulary_that_grammars_can_not_use_is_no_reason_not_to_load(caplog:
     parts = load(Loader(), spec("a"), grammar=Grammar(ValueError("a token too many"))).run()
     assert parts.grammar is None
     assert "model 'a': no grammar can be compiled for its vocabulary" in caplog.text
+
+
+def test_a_grammar_of_the_settings_that_is_none_is_an_error_of_the_load():
+    class Strict(Grammar):
+        def gbnf(self, source: str) -> None:
+            raise InvalidRequest(f"grammar: no rule in {source}", "grammar")
+
+    model = spec("a", shape=Shape("gbnf", "nothing", "grammar"))
+    loader = Loader()
+    with pytest.raises(ModelFailed, match="grammar: no rule in nothing"):
+        load(loader, model, grammar=Strict(), quiet=False).run()
+    assert loader.open == []
 
 
 def test_when_the_second_context_does_not_fit_the_first_and_the_weights_are_freed():
