@@ -10,7 +10,7 @@ import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -46,8 +46,11 @@ from server.routes.services import Services
 from server.settings import ServerSettings, Settings, check_files, hub_of, load_settings, model_specs
 from server.transport.compression import Compression
 from server.transport.direct import DirectRoutes
+from server.transport.follow import follow_files
 from server.transport.gateway import Gateway
 from server.transport.handlers import add_error_handlers
+from server.transport.key_file import read_keys
+from server.transport.keys import Key, KeyRing, plain_key
 from server.transport.options import CorsOptions, HttpOptions
 from server.transport.shutdown import StopSignals
 
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONFIG_ERROR_STATUS = 2
+KEYS_EVERY_S = 1.0  # that files of keys are looked at
 LINGER_S = 2.0  # what llama-server's variable for its tests does (server-models.cpp, debug_fake_timing)
 PICTURES = "server.llama.pictures:answerer"  # by name: it is other processes that import it
 PREPARE_THREADS = "prepare"  # their names begin so
@@ -93,6 +97,7 @@ def create_app(
         reread=None if reread is None else partial(reread_models, reread),
         downloads=settings.serves_cache,
     )
+    ring = KeyRing(read_all_keys(server), required=bool(server.api_keys or server.api_key_file or server.keys_file))
     services = Services(
         pool=pool,
         live=Live(pool.states, History(pool.states)),
@@ -101,13 +106,14 @@ def create_app(
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
         metrics=Metrics(),
         sight=sight_of(server),
+        keys=ring,
         slot_files=None if server.slot_save_path is None else SlotFiles(server.slot_save_path),
     )
     app = FastAPI(
         title="Llamapool",
         version=__version__,
         openapi_url=None,  # `routes.openapi` has it, and the page over it
-        lifespan=lifespan_of(services, server.drain_s, renderer, addresses),
+        lifespan=lifespan_of(services, server.drain_s, renderer, addresses, partial(follow_keys, server, ring)),
     )
     app.state.services = services
     include_routes(app, server.api_prefix)
@@ -116,9 +122,31 @@ def create_app(
     served = page.around(Compression(DirectRoutes(app, app.build_middleware_stack(), ROUTERS, server.api_prefix)))
     # Around everything, Starlette's own middlewares too: it talks to the server's `send` itself.
     app.middleware_stack = Gateway(
-        served, services.options, services.draining, services.metrics.count_request, page.has
+        served, services.options, services.draining, services.metrics.count_request, page.has, ring, services.rates
     )
     return app
+
+
+def read_all_keys(server: ServerSettings) -> list[Key]:
+    """Every key that is configured. Raises ConfigError when a file of keys can't be read."""
+    from_file = () if server.keys_file is None else read_keys(server.keys_file)
+    return [*map(plain_key, server.all_api_keys()), *from_file]
+
+
+async def follow_keys(server: ServerSettings, ring: KeyRing) -> None:
+    """Read the keys again whenever a file of theirs changes; one that can't be read changes nothing. Endless."""
+
+    def read_again() -> None:
+        try:
+            ring.replace(read_all_keys(server))
+        except ConfigError as error:
+            logger.error("the API keys are as they were: %s", error.message)
+            return
+        logger.info("the API keys were read again: there are %d", len(ring))
+
+    files = [path for path in (server.api_key_file, server.keys_file) if path is not None]
+    if files:
+        await follow_files(files, read_again, KEYS_EVERY_S)
 
 
 def reread_models(reread: Callable[[], Settings]) -> list[ModelSpec]:
@@ -151,7 +179,7 @@ def isolated_renderer() -> "IsolatedRenderer | None":
 
 
 def http_options(server: ServerSettings) -> HttpOptions:
-    """The HTTP side's part of the settings. Raises `ConfigError` when the key file cannot be read."""
+    """The HTTP side's part of the settings."""
     return HttpOptions(
         metrics=server.metrics,
         slots=server.slots,
@@ -164,7 +192,6 @@ def http_options(server: ServerSettings) -> HttpOptions:
         max_bodies_bytes=server.max_bodies_bytes or 4 * server.max_body_bytes,
         sse_ping_interval_s=server.sse_ping_interval,
         api_prefix=server.api_prefix,
-        api_keys=server.all_api_keys(),
         closed=server.closed,
         allowed_hosts=tuple(host.lower() for host in server.allowed_hosts),
         cors=CorsOptions(
@@ -192,9 +219,14 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 def lifespan_of(
-    services: Services, drain_s: float, renderer: "IsolatedRenderer | None" = None, addresses: Sequence[str] = ()
+    services: Services,
+    drain_s: float,
+    renderer: "IsolatedRenderer | None",
+    addresses: Sequence[str],
+    follow: Callable[[], Coroutine[None, None, None]],
 ) -> Lifespan:
-    """Starts the pool; on the way out gives running requests `drain_s` seconds and frees everything."""
+    """Starts the pool; on the way out gives running requests `drain_s` seconds and frees everything. `follow` runs
+    meanwhile."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -209,9 +241,10 @@ def lifespan_of(
             return stopping[0]
 
         watch = asyncio.create_task(_follow_pool(services), name="metrics follow the pool")
+        keys = asyncio.create_task(follow(), name="keys follow their files")
         bars = asyncio.create_task(show_load_progress(services.pool.subscribe()), name="load progress")
         hour = asyncio.create_task(services.live.history.keep(), name="the last hour")
-        for task in (watch, bars, hour):
+        for task in (watch, bars, hour, keys):
             task.add_done_callback(log_failure)
         StopSignals(begin_stop).install()
         if services.slot_files is not None:
@@ -219,7 +252,7 @@ def lifespan_of(
         try:
             await services.pool.start()
             screen = asyncio.create_task(
-                show_first_screen(services.pool, addresses, has_keys=bool(services.options.api_keys)),
+                show_first_screen(services.pool, addresses, has_keys=services.keys.required),
                 name="first screen",
             )
             screen.add_done_callback(log_failure)
@@ -227,6 +260,7 @@ def lifespan_of(
         finally:
             await begin_stop()
             hour.cancel()
+            keys.cancel()
             await asyncio.gather(watch, bars)  # they end with the pool
             for threads in (services.prepare, services.reading):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library

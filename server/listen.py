@@ -54,16 +54,16 @@ def open_listeners(settings: ListenSettings) -> list[Listener]:
 def check_reach(settings: ServerSettings) -> list[str]:
     """A warning where whoever reaches an address may use the server. Raises ConfigError where that is refused."""
     reached = [host for host in settings.host if not host.endswith(UNIX_SUFFIX) and not is_local(host)]
-    if not reached or settings.all_api_keys():
+    if not reached or settings.keys_file is not None or settings.all_api_keys():
         return []
     if settings.closed:
         raise ConfigError(
-            f"server.closed: others can reach {reached[0]}, and there is no key; give LLAMA_API_KEY or "
-            "server.api_key_file (openssl rand -hex 24 makes a key), or --no-closed to serve everybody"
+            f"server.closed: others can reach {reached[0]}, and there is no key; give LLAMA_API_KEY, "
+            "server.api_key_file or server.keys_file (llamapool keys), or --no-closed to serve everybody"
         )
     return [
-        f"WHOEVER REACHES {reached[0]} PORT {settings.port} MAY USE THIS SERVER: there is no API key. Set --api-key "
-        "or --api-key-file, or listen on 127.0.0.1; with --closed the server doesn't start like this"
+        f"WHOEVER REACHES {reached[0]} PORT {settings.port} MAY USE THIS SERVER: there is no API key. Set --api-key, "
+        "--api-key-file or --keys-file, or listen on 127.0.0.1; with --closed the server doesn't start like this"
     ]
 
 

@@ -35,6 +35,7 @@ from server.options.table.server import ServerSettings
 from server.pool.catalogue import problem_of
 from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate
+from server.transport.key_file import read_keys
 
 __all__ = [
     "TABLE",
@@ -184,6 +185,8 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
     others unless `strict`: its problem is returned, and what has no effect.
     """
     settings.server.all_api_keys()
+    if settings.server.keys_file is not None:
+        read_keys(settings.server.keys_file)
     _check_folders(settings.server)
     specs = model_specs(settings)
     for spec in specs:

@@ -22,7 +22,7 @@ import uvicorn
 import yaml
 
 from server import __version__, logs
-from server.cli import model_commands
+from server.cli import key_commands, model_commands
 from server.errors import ConfigError, LlamapoolError
 from server.listen import check_reach, check_tls, open_listeners
 from server.options.read.flags import COMPLETION_FLAG, DEVICES_FLAG
@@ -150,6 +150,12 @@ def docs(words: list[str]) -> int:
     return OK
 
 
+def keys(words: list[str]) -> int:
+    """Make keys, and show a file of them: see `server.cli.key_commands`. Raises ConfigError."""
+    key_commands.main(words)
+    return OK
+
+
 def bench(words: list[str]) -> int:
     """Measure any OpenAI-compatible server: see `server.bench.command`, which has options of its own."""
     from server.bench import command
@@ -198,6 +204,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "pull": partial(hub_command, model_commands.pull),
     "list": partial(hub_command, model_commands.show_list),
     "rm": partial(hub_command, model_commands.remove),
+    "keys": keys,
     "bench": bench,
     "docs": docs,
 }

@@ -18,6 +18,7 @@ USAGE = """llamapool [serve] [flags]
        llamapool check-config FILE [flags]
        llamapool fit [MODEL] [flags]
        llamapool pull OWNER/NAME[:QUANT] | list | rm OWNER/NAME[:QUANT]
+       llamapool keys --help
        llamapool bench --help"""
 _INTRODUCTION = """# Configuration
 

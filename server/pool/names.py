@@ -10,9 +10,13 @@ LATEST = ":latest"
 
 
 class Names:
-    """Ids and aliases of the configured models; raises `ConfigError` when two models share a name."""
+    """Ids and aliases of the configured models; raises `ConfigError` when two models share a name.
 
-    def __init__(self, specs: Sequence[ModelSpec]) -> None:
+    `is_part`: there are others, so that a name that none of these has is no name for the only one.
+    """
+
+    def __init__(self, specs: Sequence[ModelSpec], *, is_part: bool = False) -> None:
+        self._is_part = is_part
         self._by_name: dict[str, ModelSpec] = {}
         for spec in specs:
             for name in dict.fromkeys((spec.id, *spec.aliases)):
@@ -45,6 +49,6 @@ class Names:
         if name and (found := self._called(name)) is not None:
             return found
         able = [spec for spec in self._specs if spec.configured_for(task)] or self._specs
-        if able and (not name or len(able) == 1):
+        if able and (not name or (len(able) == 1 and not self._is_part)):
             return able[0]
         raise ModelNotFound(name or "", [s.id for s in self._specs])

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -15,6 +16,7 @@ from server.errors import (
     ModelFailed,
     ModelLoading,
     NotSupported,
+    PermissionDenied,
     ShuttingDown,
     Unavailable,
 )
@@ -78,6 +80,7 @@ class Pool:
         self._turns = Turns(self._entries, self.limits, self._lifecycle, clock, self._fan_out, self._downloads)
         self._reloading = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
+        self._is_part = False
 
     def _quiet(self) -> bool:
         return all(entry.idle for entry in self._entries.values())
@@ -142,6 +145,23 @@ class Pool:
     def subscribe(self) -> Subscription:
         """The events from now on, as an async iterator; close it, or use it in a ``with``."""
         return self._fan_out.subscribe()
+
+    def seen_by(self, may_use: Callable[[ModelSpec], bool]) -> "Pool":
+        """This pool as one who may use some models sees it: there are no others. Which ones there are can't be changed
+        through it."""
+        seen = copy(self)
+        seen._entries = {name: entry for name, entry in self._entries.items() if may_use(entry.spec)}
+        seen._is_part = True
+        seen._names = Names([e.spec for e in seen._entries.values()], is_part=len(seen._entries) < len(self._entries))
+        return seen
+
+    def sees(self, model_id: str) -> bool:
+        """Whether a model's events are for whoever has this pool, or a part of it."""
+        return not self._is_part or model_id in self._entries
+
+    def _check_whole(self) -> None:
+        if self._is_part:
+            raise PermissionDenied("this API key is for some models: it may not change which ones there are")
 
     # ---- using
 
@@ -240,6 +260,7 @@ class Pool:
 
         Raises `InvalidRequest` for a name that is none or known already, `NotSupported`, and what `Fetcher.check` does.
         """
+        self._check_whole()
         if self._fetcher is None:
             raise NotSupported("This server does not download models")
         if not self._may_download:
@@ -273,6 +294,7 @@ class Pool:
 
         Raises `ModelNotFound`, `InvalidRequest` for one that is not of the cache, `Unavailable`, `ShuttingDown`.
         """
+        self._check_whole()
         entry = self._entries[self._names.exact(name).id]
         if self._fetcher is None or entry.spec.origin != "cache":
             raise InvalidRequest(f"model '{entry.id}' is not removable: it is not of the hub's cache", "model")
@@ -298,6 +320,7 @@ class Pool:
         """See which models there are now, as ``GET /models?reload=1`` does: those that are gone or have changed are
         unloaded first, the others are left alone. Raises `ConfigError`, and then nothing has changed.
         """
+        self._check_whole()
         if self._reread is None:
             return
         async with self._reloading:

@@ -18,7 +18,7 @@ from server.errors import (
 from server.pool.pool import Pool
 from server.pool.state import ModelState, Status
 from server.routes.services import services
-from server.transport.auth import HAS_KEY
+from server.transport.keys import CALLER
 from server.transport.reply import json_reply
 from server.transport.sse import HEAD_ONLY
 
@@ -98,7 +98,7 @@ async def readyz(request: Request) -> Response:
 
 def knows_all(request: Request) -> bool:
     """Whether names and reasons are for whoever asks: there are no keys, or it gave one."""
-    return bool(request.scope.get(HAS_KEY))
+    return request.scope.get(CALLER) is not None
 
 
 @contextlib.contextmanager

@@ -62,8 +62,9 @@ async def list_models(request: Request, reload: str = "") -> Response:
 @router.get("/models/sse")
 async def model_events(request: Request) -> Response:
     """Status changes and load progress as they happen; llama-server's shapes. Ends when the server stops."""
-    events = services(request).pool.subscribe()
-    return event_stream(request, _encoded(events), on_close=events.close)
+    used = services(request)
+    events = used.pool.subscribe()
+    return event_stream(request, _encoded(events, used.pool), on_close=events.close)
 
 
 @router.get("/v1/models/{model_id:path}")
@@ -123,9 +124,10 @@ async def _named_model(request: Request) -> str:
     return name
 
 
-async def _encoded(events: Subscription) -> AsyncGenerator[bytes, None]:
+async def _encoded(events: Subscription, pool: Pool) -> AsyncGenerator[bytes, None]:
     async for event in events:
-        yield wire.event(event_object(event))
+        if pool.sees(event.model):
+            yield wire.event(event_object(event))
 
 
 def event_object(event: PoolEvent) -> dict[str, Any]:

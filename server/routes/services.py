@@ -2,7 +2,7 @@
 
 import asyncio
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastapi import Request
 
@@ -12,7 +12,9 @@ from server.page.live import Live
 from server.pool.pool import Pool
 from server.pool.saved.slot_files import SlotFiles
 from server.routes.running import Running
+from server.transport.keys import CALLER, Key, KeyRing
 from server.transport.options import HttpOptions
+from server.transport.rates import Rates
 from server.transport.replay import KeptStreams
 from server.wire.responses.store import ResponseStore
 
@@ -36,14 +38,25 @@ class Services:
     slot_files: SlotFiles | None = None  # where slots are saved; None = nowhere
     running: Running = field(default_factory=Running)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    keys: KeyRing = field(default_factory=KeyRing)
+    rates: Rates = field(default_factory=Rates)
     streams: KeptStreams = field(default_factory=KeptStreams)
     draining: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server begins to stop
 
 
 def services(request: Request) -> Services:
-    """The services of the application that `request` came to."""
+    """The services of the application that `request` came to; of the models, those that its key is for."""
     found: Services = request.app.state.services
-    return found
+    caller = caller_of(request)
+    if caller is None or not caller.models:
+        return found
+    return replace(found, pool=found.pool.seen_by(lambda spec: caller.may_use((spec.id, *spec.aliases))))
+
+
+def caller_of(request: Request) -> Key | None:
+    """Whose request it is; None for one without a key to what is open to all."""
+    caller: Key | None = request.scope.get(CALLER)
+    return caller
 
 
 def wants_load(request: Request) -> bool | None:

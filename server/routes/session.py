@@ -12,15 +12,16 @@ from fastapi import Request as HttpRequest
 from server.constrain.thinking_end import ReasoningSwitch
 from server.conversation.form import Media
 from server.conversation.prompt import can_show
-from server.engine.request import Event, Failed, Finished, Request, Sink
+from server.engine.request import Event, Failed, Finished, Request, Sink, Text
 from server.engine.sequence import Ticket
-from server.errors import Unavailable
+from server.errors import PermissionDenied, Unavailable
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.lease import Lease
 from server.pool.model import LoadedModel
 from server.pool.spec import Task
-from server.routes.services import Services, services, wants_load
+from server.routes.services import Services, caller_of, services, wants_load
 from server.transport.auth import scheduled_client
+from server.transport.keys import ANYBODY, Key
 from server.wire.vectors.job import VectorJob
 
 T = TypeVar("T")
@@ -34,7 +35,8 @@ class Session:
     """Holds the lease and the engine requests of one client; `close` gives back everything, at any time.
 
     `client` makes the name that the scheduler knows it by, of whom the body says that it is for. `keep_alive_s` is what
-    it wants of the model's stay in memory behind the request (`Lease.keep_alive_s`).
+    it wants of the model's stay in memory behind the request (`Lease.keep_alive_s`). `key` pays for tokens, and
+    says how urgent requests may be.
 
     The queue of events needs no bound of its own: a request has at most as many events as its context has
     tokens, and the transport ends streams whose client does not read.
@@ -47,8 +49,11 @@ class Session:
         keep_alive_s: float | None = None,
         *,
         autoload: bool | None = None,
+        key: Key = ANYBODY,
     ) -> None:
         self._services = services
+        self._key = key
+        self._n_tokens = 0  # that were read and written
         self._autoload = autoload
         self._keep_alive_s = keep_alive_s
         self._client = client
@@ -83,6 +88,8 @@ class Session:
             result = await self._in_thread(lambda model: work(model, seen), model)
             for number, request in enumerate(requests(result)):
                 request.client = self._client(request.client)
+                request.priority = allowed_priority(request.priority, self._key)
+                self._n_tokens += len(request.prompt)
                 self._tickets.append(model.engine.submit(request, self._sink(number)))
                 self._n_open += request.n
         return result
@@ -95,6 +102,7 @@ class Session:
         with embedder.preparing():
             job = await self._in_thread(lambda model: work(model, seen), model)
             computing = embedder.submit(job.inputs)
+            self._n_tokens += sum(map(len, job.inputs))
         found = await computing
         return await self._in_thread(lambda _: job.reply(found), model)
 
@@ -123,6 +131,8 @@ class Session:
                 self._arrival = None
         number, events = self._events.popleft()
         for event in events:
+            if isinstance(event, Text):
+                self._n_tokens += len(event.tokens)
             if isinstance(event, Failed):
                 raise event.error
             if isinstance(event, Finished):
@@ -134,6 +144,7 @@ class Session:
         lease, self._lease = self._lease, None
         if lease is None:
             return
+        self._services.rates.charge(self._key, self._n_tokens)
         for ticket in self._tickets:
             self._services.running.remove(ticket.request.id)
         if self._n_open:
@@ -177,9 +188,18 @@ class Session:
 def session_of(request: HttpRequest, keep_alive_s: float | None = None) -> Session:
     """The session of whoever sent `request`."""
     found = services(request)
-    n_keys = len(found.options.api_keys)
 
     def client(end_user: str) -> str:
-        return scheduled_client(request.scope, end_user, n_keys)
+        return scheduled_client(request.scope, end_user, several_keys=found.keys.several)
 
-    return Session(found, client, keep_alive_s, autoload=wants_load(request))
+    return Session(found, client, keep_alive_s, autoload=wants_load(request), key=caller_of(request) or ANYBODY)
+
+
+def allowed_priority(wanted: int, key: Key) -> int:
+    """A request's priority, no more urgent than its key's may be. Who asks for more is refused (`PermissionDenied`),
+    who asks for nothing gets what there is."""
+    if key.priority is None or wanted >= key.priority:
+        return wanted
+    if wanted < 0:
+        raise PermissionDenied(f"priority: this API key's requests may have {key.priority} or more")
+    return key.priority

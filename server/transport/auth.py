@@ -1,12 +1,13 @@
-"""API keys: ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY`` (llama.cpp tools/server/server-http.cpp)."""
+"""Who sends a request: ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY`` (llama.cpp tools/server/server-http.cpp)."""
 
 import hashlib
-import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 from starlette.types import Scope
 
-from server.errors import AuthenticationFailed
+from server.errors import AuthenticationFailed, PermissionDenied
+from server.transport.endpoints import scope_of
+from server.transport.keys import ANYBODY, CALLER, Key, KeyRing
 
 IsOpen = Callable[[str], bool]
 """Whether a path, the server's prefix included, is everybody's: a page's files are."""
@@ -17,9 +18,6 @@ OPEN_PATHS = (
 )
 """Answered without a key: a load balancer and a kubelet have none, nor has a browser for a page's files; the
 description of the API is everybody's. llama-server opens ``/health`` and the root."""
-
-HAS_KEY = "llamapool.has_key"
-"""A key in the ASGI scope of a request: whether it may know all, since it gave a key or none is needed."""
 
 
 def client_name(authorization: bytes | None, x_api_key: bytes | None) -> bytes:
@@ -32,42 +30,48 @@ def _given_key(authorization: bytes | None, x_api_key: bytes | None) -> bytes:
     return given[len(_PREFIX) :].strip() if given[: len(_PREFIX)].lower() == _PREFIX else given
 
 
-def scheduled_client(scope: Scope, end_user: str, n_keys: int) -> str:
+def scheduled_client(scope: Scope, end_user: str, *, several_keys: bool) -> str:
     """Among whom the scheduler shares slots fairly; an opaque name.
 
-    Several keys tell clients apart. With one key or none, the body's `end_user` does, else the address: a proxy
-    in front that names nobody is one client.
+    Several keys tell clients apart, and nothing that a client says makes two of it. With one key or none, the body's
+    `end_user` does, else the address: a proxy in front that names nobody is one client.
     """
-    headers = dict(scope["headers"])
-    if n_keys > 1:
-        return client_name(headers.get(b"authorization"), headers.get(b"x-api-key")).hex()
+    if several_keys:
+        caller: Key = scope[CALLER]
+        return caller.owner
     if end_user:
         return hashlib.sha256(end_user.encode("utf-8", "surrogatepass")).hexdigest()
     return (scope.get("client") or ("",))[0]
 
 
-class ApiKeys:
-    """The keys that open the server; none configured = open to all."""
+class Access:
+    """Looks at the keys of requests."""
 
-    def __init__(self, keys: Iterable[str], prefix: str = "", is_open: IsOpen = lambda _: False) -> None:
-        self._keys = tuple(key.encode() for key in keys)
+    def __init__(self, ring: KeyRing, prefix: str = "", is_open: IsOpen = lambda _: False) -> None:
+        self._ring = ring
+        self._prefix = prefix
         self._open = frozenset(prefix + path for path in OPEN_PATHS)
         self._is_open = is_open
 
-    def __bool__(self) -> bool:
-        return bool(self._keys)
+    @property
+    def required(self) -> bool:
+        """Whether there are keys at all."""
+        return self._ring.required
 
-    def check(self, path: str, authorization: bytes | None, x_api_key: bytes | None) -> bool:
-        """Whether a key fits or none is needed. Where neither is so and `path` isn't open: `AuthenticationFailed`.
+    def caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Key | None:
+        """Whose request it is; None for one without a key where none is needed, though there are keys.
 
-        Every key is compared in constant time, so that the time taken says nothing about any of them.
+        Raises `AuthenticationFailed`, and `PermissionDenied` for a key that is not for this.
         """
-        if not self._keys:
-            return True
-        given = _given_key(authorization, x_api_key)
-        fits = False
-        for key in self._keys:
-            fits |= hmac.compare_digest(given, key)
-        if not fits and path not in self._open and not self._is_open(path):
+        if not self._ring.required:
+            return ANYBODY
+        path = scope["path"]
+        key = self._ring.find(_given_key(headers.get(b"authorization"), headers.get(b"x-api-key")))
+        if path in self._open or self._is_open(path):
+            return key
+        if key is None:
             raise AuthenticationFailed("Invalid API Key")
-        return fits
+        needed = scope_of(scope.get("method", "POST"), path.removeprefix(self._prefix), scope.get("query_string", b""))
+        if needed is not None and needed not in key.scopes:
+            raise PermissionDenied(f"this API key may not do this: it lacks the scope '{needed}'")
+        return key

@@ -4,6 +4,7 @@ Plain ASGI and one wrapper of `send`: it adds no task and no buffering to stream
 """
 
 import asyncio
+import functools
 import logging
 import random
 import re
@@ -16,15 +17,19 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import AuthenticationFailed, LlamapoolError, NotFound, PermissionDenied, ShuttingDown
-from server.transport.auth import HAS_KEY, OPEN_PATHS, ApiKeys, IsOpen
+from server.transport.auth import OPEN_PATHS, Access, IsOpen
 from server.transport.body_memory import BODY_SHARE, BodyMemory
 from server.transport.cors import CorsPolicy
+from server.transport.endpoints import scope_of
 from server.transport.event_socket import PATHS as SOCKET_PATHS
 from server.transport.event_socket import EventSocket
 from server.transport.guard import Guard
 from server.transport.handlers import error_response
+from server.transport.keys import CALLER, Key, KeyRing
 from server.transport.options import HttpOptions
+from server.transport.rates import Headers, Rates
 from server.transport.sse import HEAD_ONLY
+from server.wire.messages.errors import speaks_anthropic
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("server.access")
@@ -47,7 +52,7 @@ _SERVER = (b"server", b"llamapool")
 class _Exchange:
     """One request and what became of its reply."""
 
-    __slots__ = ("_extra", "_send", "finished", "id", "method", "started_at", "status")
+    __slots__ = ("_extra", "_send", "caller", "finished", "id", "limits", "method", "started_at", "status")
 
     def __init__(self, send: Send, method: str, id_: bytes, cors: list[tuple[bytes, bytes]]) -> None:
         self._send = send
@@ -57,11 +62,13 @@ class _Exchange:
         self.status = 0  # 0 = not begun
         self.finished = False
         self.started_at = time.perf_counter()
+        self.caller = ""
+        self.limits: Callable[[], Headers] | None = None  # headers that say what is left to who sent it
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), *self._extra]
+            message["headers"] = [*message.get("headers", ()), *self._extra, *(self.limits() if self.limits else ())]
         else:
             self.finished = not message.get("more_body", False)
             if self.method == "HEAD":
@@ -89,10 +96,13 @@ class Gateway:
         draining: asyncio.Event,
         count: CountRequest,
         is_page: IsOpen = lambda _: False,
+        keys: KeyRing | None = None,
+        rates: Rates | None = None,
     ) -> None:
         self._app = app
         self._cors = CorsPolicy(options.cors)
-        self._keys = ApiKeys(options.api_keys, options.api_prefix, is_page)
+        self._access = Access(keys or KeyRing(), options.api_prefix, is_page)
+        self._rates = rates or Rates()
         self._guard = Guard(options)
         self._open = frozenset(options.api_prefix + path for path in OPEN_PATHS)
         self._prefix = options.api_prefix
@@ -147,10 +157,18 @@ class Gateway:
 
     async def _serve(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         scope[BODY_SHARE] = share = self._bodies.share()
+        entered: Key | None = None
         try:
             if self._draining.is_set() and scope["path"] not in self._open:
                 raise ShuttingDown
-            self._admit(scope, headers)
+            caller = self._admit(scope, headers)
+            if caller is not None:
+                exchange.caller = caller.name
+                if caller.limits and self._is_work(scope):
+                    anthropic = speaks_anthropic(scope["path"].removeprefix(self._prefix))
+                    exchange.limits = functools.partial(self._rates.headers, caller, anthropic=anthropic)
+                    self._rates.enter(caller)
+                    entered = caller
             await self._app(scope, receive, exchange.send)
         except ClientDisconnect:
             exchange.status = exchange.status or CLIENT_GONE
@@ -161,13 +179,20 @@ class Gateway:
             await self._fail(error, scope, receive, exchange)
         finally:
             share.release()
+            if entered is not None:
+                self._rates.leave(entered)
             self._record(scope, exchange)
 
-    def _admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-        """Raise unless a key fits, or none is needed and the request is no page's of another site."""
-        scope[HAS_KEY] = self._keys.check(scope["path"], headers.get(b"authorization"), headers.get(b"x-api-key"))
-        if not self._keys:
+    def _admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Key | None:
+        """Whose request it is. Raises unless a key fits, or none is needed and it is no page's of another site."""
+        scope[CALLER] = caller = self._access.caller(scope, headers)
+        if not self._access.required:
             self._guard.check(scope, headers)
+        return caller
+
+    def _is_work(self, scope: Scope) -> bool:
+        """Whether it counts to the limits of its key."""
+        return scope_of(scope["method"], scope["path"].removeprefix(self._prefix)) == "infer"
 
     async def _answer(self, response: Response, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         try:
@@ -203,7 +228,8 @@ class Gateway:
             cut = "" if exchange.finished else " (cut off)"
             # %r: a path may hold line breaks after unquoting
             method, path = exchange.method, scope["path"]
-            access.log(level, "%s %r %d %.1f ms %s%s", method, path, status, elapsed_ms, exchange.id, cut)
+            key = f" {exchange.caller!r}" if exchange.caller else ""
+            access.log(level, "%s %r %d %.1f ms %s%s%s", method, path, status, elapsed_ms, exchange.id, key, cut)
 
 
 def request_id(headers: Mapping[bytes, bytes]) -> bytes:

@@ -31,6 +31,7 @@ from server.errors import (
 from server.transport.body import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
 from server.transport.body_memory import TooManyBodies
 from server.transport.guard import NotJson
+from server.transport.rates import RateLimited
 from server.transport.reply import json_reply
 from server.wire.common import openai_error, speaks_openai
 from server.wire.messages.errors import anthropic_error, speaks_anthropic
@@ -50,6 +51,7 @@ _KINDS: tuple[tuple[type[LlamapoolError], int, str], ...] = (  # the first that 
     (PermissionDenied, 403, "permission_error"),
     (NotFound, 404, "not_found_error"),
     (NotSupported, 501, "not_supported_error"),
+    (RateLimited, 429, "rate_limit_error"),
     (QueueFull, 429, "unavailable_error"),
     (Unavailable, 503, "unavailable_error"),
     (InternalError, 500, "server_error"),
@@ -130,7 +132,7 @@ def _known(error: LlamapoolError) -> ErrorReply:
 
 
 def _retry_after(error: LlamapoolError) -> dict[str, str]:
-    if isinstance(error, QueueFull | NoRoom | TooManyBodies):
+    if isinstance(error, QueueFull | NoRoom | TooManyBodies | RateLimited):
         return {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, ModelLoading):
         return {"Retry-After": str(_RETRY_LOADING_S)}

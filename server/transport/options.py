@@ -37,7 +37,6 @@ class HttpOptions:
     max_bodies_bytes: int = 256 * MIB  # of all requests together
     sse_ping_interval_s: float = 30.0  # <= 0 = no pings
     api_prefix: str = ""
-    api_keys: tuple[str, ...] = ()
     cors: CorsOptions = CorsOptions()
     allowed_hosts: tuple[str, ...] = ()  # names of this server beside those that can only be its own
     closed: bool = False  # without a key nothing for pages of other sites; see `transport.guard`

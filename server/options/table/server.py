@@ -111,6 +111,9 @@ class AccessSettings(SettingsModel):
         option("--api-key-file", env="LLAMA_ARG_API_KEY_FILE", metavar="FILE", is_path=True),
     ] = None
     """File with further keys, one on each line; lines that start with # are comments."""
+    keys_file: Annotated[FilePath | None, option(metavar="FILE", is_path=True)] = None
+    """YAML file with keys that may do some things, to some amount, for some time; `llamapool keys add FILE NAME` makes
+    one. It is read again when it changes."""
     closed: Annotated[Bool, option()] = False
     """For a server that others can reach: it does not start on an address of the network without a key; without one,
     pages of other sites are refused everywhere, not only where they would change the server; and of cors_origins only

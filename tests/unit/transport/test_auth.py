@@ -1,11 +1,20 @@
 import pytest
 
-from server.errors import AuthenticationFailed
-from server.transport.auth import ApiKeys, client_name, scheduled_client
+from server.errors import AuthenticationFailed, PermissionDenied
+from server.transport.auth import Access, client_name, scheduled_client
+from server.transport.keys import ANYBODY, CALLER, Key, KeyRing, digest_of, plain_key
+
+
+def admitted(keys, path="/v1/models", authorization=None, x_api_key=None, *, prefix="", method="GET", query=b""):
+    """Who it is by the keys."""
+    given = {b"authorization": authorization, b"x-api-key": x_api_key}
+    ring = KeyRing(plain_key(key) if isinstance(key, str) else key for key in keys)
+    scope = {"path": path, "method": method, "query_string": query}
+    return Access(ring, prefix).caller(scope, {name: value for name, value in given.items() if value is not None})
 
 
 def test_without_keys_everything_is_open():
-    ApiKeys([]).check("/v1/models", None, None)
+    assert admitted([]) is ANYBODY
 
 
 @pytest.mark.parametrize(
@@ -20,7 +29,7 @@ def test_without_keys_everything_is_open():
     ],
 )
 def test_any_configured_key_opens(authorization, x_api_key):
-    ApiKeys(["one", "two"]).check("/v1/models", authorization, x_api_key)
+    assert admitted(["one", "two"], "/v1/models", authorization, x_api_key) == plain_key("two")
 
 
 @pytest.mark.parametrize(
@@ -29,19 +38,72 @@ def test_any_configured_key_opens(authorization, x_api_key):
 )
 def test_no_key_or_a_wrong_one_is_refused(authorization, x_api_key):
     with pytest.raises(AuthenticationFailed, match=r"^Invalid API Key$"):
-        ApiKeys(["one", "two"]).check("/v1/models", authorization, x_api_key)
+        admitted(["one", "two"], "/v1/models", authorization, x_api_key)
 
 
 def test_a_key_may_hold_any_character():
-    ApiKeys(["schlüssel"]).check("/props", "Bearer schlüssel".encode(), None)
+    assert admitted(["schlüssel"], "/props", "Bearer schlüssel".encode())
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/livez", "/readyz"])
 def test_health_is_open_behind_the_prefix_only(path):
-    ApiKeys(["one"]).check(path, None, None)
-    ApiKeys(["one"], "/llm").check("/llm" + path, None, None)
+    assert admitted(["one"], path) is None
+    assert admitted(["one"], path, b"one") == plain_key("one")
+    assert admitted(["one"], "/llm" + path, prefix="/llm") is None
     with pytest.raises(AuthenticationFailed):
-        ApiKeys(["one"], "/llm").check(path, None, None)
+        admitted(["one"], path, prefix="/llm")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "query", "scope"),
+    [
+        ("POST", "/v1/chat/completions", b"", "infer"),
+        ("DELETE", "/v1/responses/resp_1", b"", "infer"),
+        ("POST", "/unknown", b"", "infer"),
+        ("GET", "/slots", b"", "slots"),
+        ("POST", "/slots/3", b"action=save", "slots"),
+        ("POST", "/lora-adapters", b"", "lora"),
+        ("POST", "/models/unload", b"", "models"),
+        ("GET", "/models", b"reload=1", "models"),
+        ("POST", "/props", b"", "props"),
+        ("GET", "/metrics", b"", "metrics"),
+        ("HEAD", "/metrics", b"", "metrics"),
+    ],
+)
+def test_a_key_does_what_its_scopes_say_and_nothing_else(method, path, query, scope):
+    every = plain_key("all").scopes
+    able = Key("a", digest_of(b"able"), frozenset({scope}))
+    unable = Key("b", digest_of(b"unable"), every - {scope})
+    assert admitted([able, unable], path, b"able", method=method, query=query) is able
+    with pytest.raises(PermissionDenied, match=f"lacks the scope '{scope}'"):
+        admitted([able, unable], path, b"unable", method=method, query=query)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/props", "/lora-adapters", "/api/tags"])
+def test_any_key_may_look(path):
+    nothing = Key("a", digest_of(b"one"), frozenset())
+    assert admitted([nothing], path, b"one") is nothing
+
+
+def test_a_key_that_has_expired_is_none():
+    ring = KeyRing([Key("a", digest_of(b"one"), expires_at=100.0)])
+    assert ring.find(b"one", lambda: 99.9)
+    assert ring.find(b"one", lambda: 100.0) is None
+
+
+def test_a_ring_that_loses_its_last_key_opens_nothing():
+    ring = KeyRing([plain_key("one")])
+    ring.replace([])
+    with pytest.raises(AuthenticationFailed):
+        Access(ring).caller({"path": "/v1/models", "method": "GET"}, {b"x-api-key": b"one"})
+
+
+def test_what_a_key_may_use_is_told_by_patterns():
+    key = Key("a", b"", models=("qwen*", "demo"))
+    assert key.may_use(["qwen3"])
+    assert key.may_use(["x", "demo"])
+    assert not key.may_use(["Demo", "demo2"])
+    assert plain_key("one").may_use(["anything"])
 
 
 def test_a_client_is_told_by_its_key_wherever_it_stands_and_the_name_does_not_hold_it():
@@ -52,24 +114,38 @@ def test_a_client_is_told_by_its_key_wherever_it_stands_and_the_name_does_not_ho
 
 
 def scope(key: str = "", address: str = "10.0.0.1") -> dict:
-    return {"headers": [(b"x-api-key", key.encode())] if key else [], "client": (address, 1234)}
+    return {CALLER: plain_key(key) if key else ANYBODY, "client": (address, 1234)}
 
 
 def test_several_keys_tell_clients_apart_whatever_the_body_says():
-    one, two = scheduled_client(scope("one"), "", 2), scheduled_client(scope("two"), "", 2)
+    one, two = (
+        scheduled_client(scope("one"), "", several_keys=True),
+        scheduled_client(scope("two"), "", several_keys=True),
+    )
     assert one != two
-    assert scheduled_client(scope("one", "10.0.0.2"), "somebody", 2) == one
+    assert scheduled_client(scope("one", "10.0.0.2"), "somebody", several_keys=True) == one
 
 
 def test_one_key_tells_nobody_apart_so_the_user_does_and_then_the_address():
-    anna, address = scheduled_client(scope("k"), "anna", 1), scheduled_client(scope("k"), "", 1)
-    assert anna == scheduled_client(scope("k", "10.0.0.2"), "anna", 1)
+    anna, address = (
+        scheduled_client(scope("k"), "anna", several_keys=False),
+        scheduled_client(scope("k"), "", several_keys=False),
+    )
+    assert anna == scheduled_client(scope("k", "10.0.0.2"), "anna", several_keys=False)
     assert (
-        len({anna, address, scheduled_client(scope("k"), "bert", 1), scheduled_client(scope("k", "::1"), "", 1)}) == 4
+        len(
+            {
+                anna,
+                address,
+                scheduled_client(scope("k"), "bert", several_keys=False),
+                scheduled_client(scope("k", "::1"), "", several_keys=False),
+            }
+        )
+        == 4
     )
     assert "anna" not in anna
 
 
 def test_a_local_socket_has_no_address_and_a_name_may_hold_anything():
-    assert scheduled_client({"headers": [], "client": None}, "", 0) == ""
-    assert scheduled_client(scope(), "\ud800", 0)
+    assert scheduled_client({"headers": [], "client": None}, "", several_keys=False) == ""
+    assert scheduled_client(scope(), "\ud800", several_keys=False)

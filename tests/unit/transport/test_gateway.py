@@ -10,17 +10,19 @@ from starlette.types import Receive, Scope, Send
 from server.errors import QueueFull
 from server.transport.body_memory import BODY_SHARE
 from server.transport.gateway import CLIENT_GONE, Gateway, path_template, request_id
+from server.transport.keys import KeyRing, plain_key
 from server.transport.options import HttpOptions
 
 
 class Recorder:
     """A connection to a gateway around `app`."""
 
-    def __init__(self, app: Any, **options: Any) -> None:
+    def __init__(self, app: Any, keys: tuple[str, ...] = (), **options: Any) -> None:
         self.counted: list[tuple[str, str, int]] = []
         self.sent: list[dict] = []
         self.draining = asyncio.Event()
-        self.gateway = Gateway(app, HttpOptions(**options), self.draining, lambda *c: self.counted.append(c))
+        ring = KeyRing(map(plain_key, keys))
+        self.gateway = Gateway(app, HttpOptions(**options), self.draining, lambda *c: self.counted.append(c), keys=ring)
 
     async def request(self, method: str = "GET", path: str = "/x", **headers: str) -> None:
         raw = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
@@ -133,7 +135,7 @@ async def test_a_head_is_the_get_without_its_body():
 
 
 async def test_a_refused_key_is_logged_without_the_key(caplog):
-    connection = Recorder(PlainTextResponse("hello"), api_keys=("right",))
+    connection = Recorder(PlainTextResponse("hello"), keys=("right",))
     with caplog.at_level(logging.WARNING):
         await connection.request(path="/v1/models\nx", authorization="Bearer wrong", x_request_id="r-3")
     assert connection.status == 401
@@ -166,7 +168,7 @@ async def test_other_kinds_of_connections_pass_untouched():
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(scope["type"])
 
-    connection = Recorder(app, api_keys=("k",))
+    connection = Recorder(app, keys=("k",))
     await connection.gateway({"type": "lifespan"}, connection.receive, connection.send)
     assert seen == ["lifespan"]
 

@@ -1,0 +1,57 @@
+"""``llamapool keys``: makes keys, and shows a file of them."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from server.errors import ConfigError
+from server.transport.endpoints import SCOPES
+from server.transport.key_file import add_entry, hash_of, new_key, read_entries
+
+USAGE = """llamapool keys add FILE NAME [--scopes A,B] [--models A,B] [--requests-per-minute N] [--tokens-per-minute N]
+                              [--at-once N] [--priority N] [--expires YYYY-MM-DD]
+llamapool keys list FILE
+
+`add` prints a new key, once, and writes its hash to FILE (--keys-file of the server, which reads it again when it
+changes). `list` shows the entries. To withdraw a key, delete its entry."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise ConfigError(f"llamapool keys: {message}; llamapool keys --help shows how")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="llamapool keys", usage=USAGE, add_help=False)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    add = commands.add_parser("add", add_help=False)
+    add.add_argument("file", type=Path)
+    add.add_argument("name")
+    add.add_argument("--scopes", type=lambda text: text.split(","), help=",".join(SCOPES))
+    add.add_argument("--models", type=lambda text: text.split(","))
+    for flag in ("--requests-per-minute", "--tokens-per-minute", "--at-once", "--priority"):
+        add.add_argument(flag, type=int)
+    add.add_argument("--expires")
+    commands.add_parser("list", add_help=False).add_argument("file", type=Path)
+    return parser
+
+
+def main(words: Sequence[str]) -> None:
+    """Raises ConfigError."""
+    if not words or {"-h", "--help"}.intersection(words):
+        print(USAGE)
+        return
+    asked = vars(_parser().parse_args(words))
+    if asked.pop("command") == "list":
+        for entry in read_entries(asked["file"]):
+            facts = entry.model_dump(mode="json", exclude={"name", "hash"}, exclude_defaults=True)
+            about = ", ".join(f"{name} {value}" for name, value in {"scopes": entry.scopes, **facts}.items())
+            print(f"{entry.name}: {about}")
+        return
+    key, file = new_key(), asked.pop("file")
+    given = {name: value for name, value in asked.items() if value is not None}
+    add_entry(file, {"name": given.pop("name"), "hash": hash_of(key), **given})
+    print(key)
+    print(f"its hash is in {file}; the key is shown this once", file=sys.stderr)

@@ -1,0 +1,187 @@
+"""Keys of a file: what each may do, how much, and that the file is followed."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from server.transport.key_file import hash_of
+from tests.api.conftest import Api, GoLive, Serve, chat_request, until
+from tests.api.test_models import TWO
+from tests.fakes import FakeLoader, FakeRunner
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+
+
+def key_file(folder: Path, **entries: dict[str, Any]) -> Path:
+    """Of keys whose names are the keys."""
+    file = folder / "keys.yaml"
+    keys = [{"name": name, "hash": hash_of(name), **fields} for name, fields in entries.items()]
+    part = folder / "part"
+    part.write_text(yaml.safe_dump({"keys": keys}))
+    part.replace(file)
+    return file
+
+
+def server(file: Path, **more: Any) -> dict[str, Any]:
+    return {"keys_file": str(file), **more}
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}"}
+
+
+async def chat(api: Api, name: str, **body: Any) -> httpx.Response:
+    return await api.client.post("/v1/chat/completions", json=CHAT | body, headers=bearer(name))
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.app.KEYS_EVERY_S", 0.005)
+
+
+async def test_each_key_may_what_its_scopes_say(serve: Serve, tmp_path: Path):
+    file = key_file(tmp_path, ada={"scopes": ["infer"]}, ops={"scopes": ["models", "metrics", "slots"]})
+    async with serve(models=TWO, server=server(file, metrics=True)) as api:
+        assert (await chat(api, "ada", model="first")).status_code == 200
+        refused = await chat(api, "ops", model="first")
+        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+        for path, allowed in (("/metrics", "ops"), ("/slots?model=first", "ops")):
+            for name in ("ada", "ops"):
+                reply = await api.client.get(path, headers=bearer(name))
+                assert reply.status_code == (200 if name == allowed else 403)
+        unload = {"model": "first"}
+        assert (await api.client.post("/models/unload", json=unload, headers=bearer("ada"))).status_code == 403
+        assert (await api.client.post("/models/unload", json=unload, headers=bearer("ops"))).status_code == 200
+        assert (await api.client.get("/v1/models")).status_code == 401
+
+
+async def test_a_key_knows_of_no_models_but_its_own(serve: Serve, tmp_path: Path):
+    scopes = ["infer", "models", "slots"]
+    file = key_file(tmp_path, ada={"models": ["first"], "scopes": scopes}, all={"scopes": scopes})
+    async with serve(models=TWO, server=server(file)) as api:
+        get, post = api.client.get, api.client.post
+        shown = (await get("/v1/models", headers=bearer("ada"))).json()["data"]
+        assert [model["id"] for model in shown] == ["org/a:Q8"]
+        assert len((await get("/v1/models", headers=bearer("all"))).json()["data"]) == 2
+        assert (await chat(api, "ada")).status_code == 200  # its only one
+        for reply in (
+            await chat(api, "ada", model="b"),
+            await get("/v1/models/b", headers=bearer("ada")),
+            await get("/props?model=b", headers=bearer("ada")),
+            await get("/slots?model=b", headers=bearer("ada")),
+            await post("/models/load", json={"model": "b"}, headers=bearer("ada")),
+            await post("/api/show", json={"model": "b"}, headers=bearer("ada")),
+        ):
+            assert reply.status_code == 404
+            assert "known models: org/a:Q8" in reply.text or "b" not in json.loads(reply.text).get("error", "")
+        assert (await post("/models", json={"model": "o/n"}, headers=bearer("ada"))).status_code == 403
+        assert (await get("/models?reload=1", headers=bearer("ada"))).status_code == 403
+        assert (await post("/models/load", json={"model": "b"}, headers=bearer("all"))).status_code == 200
+
+
+async def test_requests_a_minute_and_what_is_left_of_them(serve: Serve, tmp_path: Path):
+    async with serve(server=server(key_file(tmp_path, ada={"requests_per_minute": 2}, bert={}))) as api:
+        first = await chat(api, "ada")
+        assert (first.status_code, first.headers["x-ratelimit-remaining-requests"]) == (200, "1")
+        for _ in range(3):  # others don't count
+            assert (await api.client.get("/v1/models", headers=bearer("ada"))).status_code == 200
+        message = await api.client.post("/v1/messages", json=CHAT, headers={"x-api-key": "ada"})
+        assert message.headers["anthropic-ratelimit-requests-remaining"] == "0"
+        refused = await chat(api, "ada")
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        assert "x-ratelimit-remaining-requests" not in (await chat(api, "bert")).headers
+        as_anthropic = await api.client.post("/v1/messages", json=CHAT, headers={"x-api-key": "ada"})
+        assert (as_anthropic.status_code, as_anthropic.json()["error"]["type"]) == (429, "rate_limit_error")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_of_prompts_and_replies_count(serve: Serve, tmp_path: Path, stream: bool):
+    loader = FakeLoader(replies={"assistant\n": "Hello there"})
+    async with serve(loader, server=server(key_file(tmp_path, ada={"tokens_per_minute": 1000}))) as api:
+        reply = await chat(api, "ada", stream=stream, stream_options={"include_usage": True} if stream else None)
+        usage = json.loads(reply.text.split("data: ")[-2])["usage"] if stream else reply.json()["usage"]
+        left = int((await chat(api, "ada")).headers["x-ratelimit-remaining-tokens"])
+        assert left == 1000 - 2 * usage["total_tokens"]
+
+
+async def test_tokens_of_embeddings_count_and_who_has_none_left_is_refused(serve: Serve, tmp_path: Path):
+    models = {"demo": {"path": "demo.gguf", "load": "startup", "embedding": True}}
+    async with serve(models=models, server=server(key_file(tmp_path, ada={"tokens_per_minute": 2}))) as api:
+        asked = {"json": {"input": "some text to embed"}, "headers": bearer("ada")}
+        assert (await api.client.post("/v1/embeddings", **asked)).status_code == 200
+        refused = await api.client.post("/v1/embeddings", **asked)
+        assert (refused.status_code, "tokens a minute" in refused.text) == (429, True)
+
+
+async def test_so_many_at_once(live: GoLive, tmp_path: Path):
+    steps = threading.Semaphore(1)
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=4, steps=steps))
+    async with live(loader, server=server(key_file(tmp_path, ada={"at_once": 1}, bert={}))) as running:
+        request = chat_request(max_tokens=5).replace(b"Host: test", b"Host: test\r\nAuthorization: Bearer ada")
+        reader, writer = await running.connect(request)
+        await reader.readuntil(b"data: ")
+        refused = await chat(running.api, "ada")
+        assert (refused.status_code, "1 requests at once" in refused.text) == (429, True)
+        for _ in range(100):
+            steps.release()
+        await reader.readuntil(b"[DONE]")
+        writer.close()
+        await until(lambda: not running.api.app.state.services.rates._running)
+        assert (await chat(running.api, "ada")).status_code == 200
+
+
+@pytest.mark.parametrize(("ceiling", "asked", "status"), [(0, -1, 403), (0, 0, 200), (-5, -5, 200), (-5, -6, 403)])
+async def test_nobody_is_more_urgent_than_his_key(serve: Serve, tmp_path: Path, ceiling: int, asked: int, status: int):
+    async with serve(server=server(key_file(tmp_path, ada={"priority": ceiling}))) as api:
+        assert (await chat(api, "ada", priority=asked)).status_code == status
+
+
+async def test_who_asks_for_no_priority_gets_his_keys(serve: Serve, tmp_path: Path):
+    async with serve(server=server(key_file(tmp_path, ada={"priority": 3}))) as api:
+        seen: list[int] = []
+        engine = api.pool.states()[0].loaded.engine
+        submit = engine.submit
+        engine.submit = lambda request, sink: seen.append(request.priority) or submit(request, sink)
+        for asked in (0, 2, 4):
+            assert (await chat(api, "ada", priority=asked)).status_code == 200
+        assert seen == [3, 3, 4]
+
+
+async def test_the_file_is_followed(serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    file = key_file(tmp_path, ada={})
+    async with serve(server=server(file)) as api:
+        assert (await chat(api, "bert")).status_code == 401
+        key_file(tmp_path, ada={"scopes": ["metrics"]}, bert={})
+        await until(lambda: "there are 2" in caplog.text)
+        assert (await chat(api, "bert")).status_code == 200
+        assert (await chat(api, "ada")).status_code == 403
+        file.write_text("keys: [{name: eve}]")
+        await until(lambda: "the API keys are as they were" in caplog.text)
+        assert (await chat(api, "bert")).status_code == 200
+        key_file(tmp_path)  # the last one goes: nobody gets in
+        await until(lambda: "there are 0" in caplog.text)
+        assert (await chat(api, "bert")).status_code == 401
+        assert (await api.client.get("/v1/models")).status_code == 401
+
+
+async def test_llama_servers_keys_may_do_everything_beside_them(serve: Serve, tmp_path: Path):
+    settings = server(key_file(tmp_path, ada={}), api_keys=["master"], metrics=True)
+    async with serve(server=settings) as api:
+        assert (await api.client.get("/metrics", headers=bearer("master"))).status_code == 200
+        assert (await chat(api, "master", priority=-9)).status_code == 200
+
+
+async def test_the_log_says_whose_request_it_was(serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", logger="server.access")
+    async with serve(server=server(key_file(tmp_path, ada={}))) as api:
+        await chat(api, "ada")
+        assert "POST '/v1/chat/completions' 200" in caplog.text
+        assert caplog.records[-1].getMessage().endswith(" 'ada'")

@@ -1,0 +1,114 @@
+from datetime import UTC, datetime
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from server.cli.key_commands import main
+from server.errors import ConfigError
+from server.transport.key_file import hash_of, read_keys
+from server.transport.keys import KeyRing, Limits, digest_of
+
+HASH = hash_of("secret")
+FULL = f"""
+keys:
+  - name: ada
+    hash: {HASH}
+    scopes: [infer, slots]
+    models: [demo, qwen*]
+    requests_per_minute: 60
+    tokens_per_minute: 1000
+    at_once: 4
+    priority: -2
+    expires: 2027-01-01
+  - {{name: bert, hash: {hash_of("other")}, expires: 2027-01-01T10:00:00+02:00}}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "keys.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_entries_say_who_may_do_what(tmp_path: Path):
+    ada, bert = read_keys(written(tmp_path, FULL))
+    assert (ada.name, ada.digest, ada.scopes) == ("ada", digest_of(b"secret"), {"infer", "slots"})
+    assert (ada.models, ada.limits, ada.priority) == (("demo", "qwen*"), Limits(60, 1000, 4), -2)
+    assert ada.expires_at == datetime(2027, 1, 1, tzinfo=UTC).timestamp()
+    assert bert.expires_at == datetime(2027, 1, 1, 8, tzinfo=UTC).timestamp()
+    assert (bert.scopes, bert.models, bert.limits, bert.priority) == ({"infer"}, (), Limits(), 0)
+
+
+@pytest.mark.parametrize("text", ["", "keys: []", "# nobody yet\n"])
+def test_a_file_may_be_empty(tmp_path: Path, text: str):
+    assert read_keys(written(tmp_path, text)) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("keys: [{name: ada}]", r"keys\.0\.hash \('ada'\): Field required"),
+        (f"keys: [{{name: ada, hash: '{HASH}', scope: [infer]}}]", r"keys\.0\.scope \('ada'\): Extra inputs"),
+        (f"keys: [{{name: ada, hash: '{HASH}', scopes: [root]}}]", r"keys\.0\.scopes\.0 \('ada'\): Input should be"),
+        ("keys: [{name: ada, hash: secret}]", r"keys\.0\.hash \('ada'\): String should match"),
+        (f"keys: [{{name: ada, hash: '{HASH}', at_once: -1}}]", r"at_once \('ada'\): Input should be greater"),
+        (f"keys: [{{name: ada, hash: '{HASH}', expires: soon}}]", r"expires"),
+        (f"keys: [{{name: a, hash: '{HASH}'}}, {{name: b, hash: '{HASH}'}}]", "'a' has the hash of another entry"),
+        ("keys: {", "cannot be read"),
+        ("[]", "Input should be a valid dictionary"),
+        ("\x00", "cannot be read"),
+    ],
+)
+def test_a_mistake_names_its_entry(tmp_path: Path, text: str, expected: str):
+    with pytest.raises(ConfigError, match=expected):
+        read_keys(written(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_is_a_mistake(tmp_path: Path):
+    with pytest.raises(ConfigError, match="No such file"):
+        read_keys(tmp_path / "none.yaml")
+
+
+def test_a_made_key_opens_and_the_file_does_not_hold_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "keys.yaml"
+    main(["add", str(file), "ada", "--scopes", "infer,metrics", "--at-once", "3", "--expires", "2030-01-01"])
+    key = capsys.readouterr().out.strip()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert key not in file.read_text()
+    file.write_text("# our keys\n" + file.read_text() + "  # the end")
+    main(["add", str(file), "bert"])
+    other = capsys.readouterr().out.strip()
+    assert file.read_text().startswith("# our keys\n")
+    ring = KeyRing(read_keys(file))
+    ada, bert = ring.find(key.encode()), ring.find(other.encode())
+    assert ada is not None
+    assert (ada.name, ada.scopes, ada.limits.at_once, ada.priority) == ("ada", {"infer", "metrics"}, 3, 0)
+    assert bert is not None
+    assert (bert.name, bert.expires_at) == ("bert", inf)
+    main(["list", str(file)])
+    assert capsys.readouterr().out.splitlines()[0].startswith("ada: scopes ['infer', 'metrics'], at_once 3, expires")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["add", "{file}", "ada", "--scopes", "root"], "scopes"),
+        (["add", "{file}", "ada", "--expires", "soon"], "expires"),
+        (["add", "{file}"], "the following arguments are required: name"),
+        (["drop", "{file}"], "invalid choice"),
+    ],
+)
+def test_a_mistake_leaves_the_file(tmp_path: Path, words: list[str], expected: str):
+    file = written(tmp_path, FULL)
+    with pytest.raises(ConfigError, match=expected):
+        main([word.format(file=file) for word in words])
+    assert [path.name for path in tmp_path.iterdir()] == ["keys.yaml"]
+    assert file.read_text() == FULL
+
+
+def test_a_list_in_another_style_is_left_alone(tmp_path: Path):
+    file = written(tmp_path, f"keys: [{{name: ada, hash: '{HASH}'}}]\n")
+    with pytest.raises(ConfigError, match=r"write keys: as a plain list|cannot be read"):
+        main(["add", str(file), "bert"])
+    assert [path.name for path in tmp_path.iterdir()] == ["keys.yaml"]
