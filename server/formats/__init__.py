@@ -3,8 +3,8 @@
 A format is a generator over a `turn`, which is a `reader` that writes `pieces`; they share `json_calls` (over
 `json_text`), `python_calls`, `typed` (with `invokes`) and `frame`. `call_form` describes how calls are written: of that
 `call_grammar` makes grammars (with `lark_text`, and for arguments `argument_rules`, `nested_rules`, `text_argument`),
-and `written` texts. `reasoning` reads thoughts that stand in front, `reading` puts the parsers of a turn together,
-`recognition` finds the format of a template.
+and `written` texts. `parameter_schema` is what parsers and grammars ask of a function's schema. `reasoning` reads
+thoughts that stand in front, `reading` puts the parsers of a turn together, `recognition` finds a template's format.
 
 The order decides: the first that a template speaks is its. Formats whose signs are part of others' signs stand behind
 them (`hermes` last of those with <tool_call>).

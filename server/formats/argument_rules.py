@@ -7,8 +7,16 @@ from typing import Any
 
 from server.errors import InvalidRequest
 from server.formats.call_form import JsonObject, Keywords, Parameters
-from server.formats.lark_text import ANY_TEXT, MAX_UNORDERED, LarkText, escaped
-from server.formats.typed import STRING, referred, types_of
+from server.formats.lark_text import MAX_UNORDERED, LarkText, escaped
+from server.formats.parameter_schema import (
+    STRING,
+    object_schema,
+    properties_of,
+    referred,
+    text_limits,
+    types_of,
+    values_of,
+)
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
 _PLAIN_KEY = re.compile(r"[\w.:\-]+")
@@ -25,14 +33,6 @@ _NAMES_OF_PLACES = frozenset(("$id", "id", "$anchor", "$dynamicRef", "$dynamicAn
 _REMARKS = frozenset(("title", "description", "default", "examples", "$schema"))  # so that equal rules are one
 _PLAIN_OBJECT = _REMARKS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 _PLAIN_LIST = _REMARKS | {"type", "items", "minItems", "maxItems"}
-_TEXT_KEYWORDS = ("not", "if", "allOf")
-
-
-def object_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of the arguments, which are an object."""
-    schema = function.get("parameters") or {}
-    spoken = any(key in schema for key in ("type", "$ref", "anyOf", "oneOf", "allOf"))
-    return {**schema} if spoken else {"type": "object", **schema}
 
 
 def argument_rule(arguments: JsonObject | Parameters | Keywords, function: Mapping[str, Any], text: LarkText) -> str:
@@ -57,14 +57,6 @@ def _check_one_by_one(schema: Mapping[str, Any], name: str) -> None:
             "written one by one, as this model writes them",
             "tools",
         )
-
-
-def properties_of(schema: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
-    """Each parameter's schema, and whether it must be there."""
-    named = schema.get("properties") or {}
-    required = [*schema.get("required", ())]
-    others: dict[str, Any] = {key: {} for key in required if key not in named}
-    return {key: (value, key in required) for key, value in {**named, **others}.items()}
 
 
 def _json_value(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
@@ -169,47 +161,13 @@ def _typed(schema: Any, root: Mapping[str, Any], text: LarkText, form: Parameter
     schema = referred(schema, root)
     if "string" not in types:
         return f"{json_rule(schema, root, text)} {text.literal(end)}", True
-    values = _values(schema)
+    values = values_of(schema)
     if values is not None:
         shown = [value if isinstance(value, str) else json.dumps(value) for value in values]
         return f"({' | '.join(map(text.literal, shown))}) {text.literal(end)}", False
     if types != STRING or not isinstance(schema, Mapping):
         return text.text_until(end, never=form.never), False
     return text.text_until(end, *text_limits(schema), never=form.never, empty=not schema.get("minLength")), False
-
-
-def _values(schema: Any) -> list[Any] | None:
-    if not isinstance(schema, Mapping):
-        return None
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) and values else None
-
-
-def text_limits(schema: Mapping[str, Any]) -> list[str]:
-    """Regexes that the text matches as a whole."""
-    keyword = next((key for key in _TEXT_KEYWORDS if key in schema), None)
-    if keyword is not None:
-        raise InvalidRequest(f"tools: the keyword '{keyword}' of a text cannot be enforced in a tool call", "tools")
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    limits = [f"(?s:.{{{least},{most}}})"] if least or most != "" else []
-    pattern = schema.get("pattern")
-    if isinstance(pattern, str):
-        limits.append(_whole(pattern))
-    return limits
-
-
-def _whole(pattern: str) -> str:
-    """A pattern that is searched for, as one of the whole text."""
-    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
-    inner = pattern[begins : len(pattern) - ends]
-    if "|" in inner and (begins or ends) and not re.fullmatch(r"\((?:[^()\\]|\\.)*\)[^|]*", inner):
-        raise InvalidRequest(
-            "tools: a pattern with anchors and alternatives cannot be enforced in a tool call", "tools"
-        )
-    inner = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", inner).replace("\n", "\\n")
-    return f"{'' if begins else ANY_TEXT}(?:{inner}){'' if ends else ANY_TEXT}"
 
 
 def json_rule(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
@@ -243,7 +201,7 @@ def _literal(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
     types = types_of(schema, root)
     schema = referred(schema, root)
     rule = json_rule(schema, root, text)
-    if _values(schema) is None and isinstance(schema, Mapping):
+    if values_of(schema) is None and isinstance(schema, Mapping):
         if types == {"boolean"}:
             return f'({rule} | "True" | "False")'
         if types == STRING and not text_limits(schema):

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.formats.argument_rules import json_rule, object_schema, properties_of, text_limits
+from server.formats.argument_rules import json_rule
 from server.formats.call_form import Braces, Elements
 from server.formats.lark_text import LarkText
-from server.formats.typed import referred
+from server.formats.parameter_schema import object_schema, properties_of, referred, text_limits, values_of
 
 Schema = Mapping[str, Any]
 _KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
@@ -64,8 +64,8 @@ class _Nested(ABC):
             raise InvalidRequest(
                 f"tools: the keyword '{keyword}' cannot be enforced in the notation of this model's calls", "tools"
             )
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(values, list) and values:
+        values = values_of(schema)
+        if values is not None:
             return self._one_of([f"{self.literal(value)} {self._text.literal(end)}" for value in values])
         if isinstance(schema.get("anyOf"), list):
             rest = {key: value for key, value in schema.items() if key != "anyOf"}

@@ -1,19 +1,14 @@
 """Arguments that come one by one as text, in formats like XML: written as one JSON object, typed by the schema."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from server.formats import python_calls
 from server.formats.json_text import encodable, escaped
+from server.formats.parameter_schema import STRING, kind_of, member, types_of
 from server.formats.reader import EndOfText, NotMarkup, Reader, Steps
 from server.formats.turn import Turn
-
-ANY = frozenset(("string", "number", "integer", "boolean", "null", "object", "array"))
-STRING = frozenset(("string",))
-NOT_STRING = ANY - STRING
-_MAX_REFERENCES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,46 +81,6 @@ def as_json(text: str, types: frozenset[str]) -> str:
     return f'"{escaped(text)}"'
 
 
-def member(schema: Any, name: str) -> Any:
-    """The schema of an object's property; None when there is none."""
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return properties.get(name) if isinstance(properties, Mapping) else None
-
-
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The JSON types that a value may have; all of them where the schema doesn't say."""
-    if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
-        return ANY
-    if isinstance(schema.get("$ref"), str):
-        found = referred(schema, root)
-        return ANY if found is schema else types_of(found, root, depth + 1)
-    kind = schema.get("type")
-    if isinstance(kind, str | list):
-        return frozenset([kind] if isinstance(kind, str) else filter(ANY.__contains__, map(str, kind))) & ANY or ANY
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list) and values:
-        return frozenset(_kind_of(value) for value in values)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            return frozenset().union(*(types_of(part, root, depth + 1) for part in schema[key])) or ANY
-    if isinstance(schema.get("allOf"), list):
-        return ANY.intersection(*(types_of(part, root, depth + 1) for part in schema["allOf"])) or ANY
-    return frozenset(("object",)) if "properties" in schema else ANY
-
-
-def referred(schema: Any, root: Mapping[str, Any]) -> Any:
-    """What a reference leads to, where the schema is one; None where it leads nowhere."""
-    for _ in range(_MAX_REFERENCES):
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return schema
-        found: Any = root
-        for part in filter(None, reference[1:].split("/")):
-            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-        schema = found
-    return schema
-
-
 def _as_it_is(text: str) -> str:
     return text
 
@@ -146,27 +101,10 @@ def _from_python(text: str) -> str:
 def _kind(text: str) -> str:
     """The type of a JSON text; "" when it is none."""
     try:
-        return _kind_of(json.loads(text, parse_constant=_refused))
+        return kind_of(json.loads(text, parse_constant=_refused))
     except (ValueError, RecursionError):
         return ""
 
 
 def _refused(constant: str) -> None:
     raise ValueError(constant)
-
-
-def _kind_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from server.formats.call_form import CallForm, Parameters
 from server.formats.form import ToolFormat
 from server.formats.json_calls import json_arguments
+from server.formats.parameter_schema import NOT_STRING, STRING
 from server.formats.reader import NotMarkup, Steps
 from server.formats.turn import Turn
-from server.formats.typed import NOT_STRING, STRING, Argument, typed_call
+from server.formats.typed import Argument, typed_call
 
 _NAME = re.compile(r"[\w.:\-/]*")
 

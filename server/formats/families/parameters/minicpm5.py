@@ -5,9 +5,10 @@
 
 from server.formats.call_form import CallForm, Parameters
 from server.formats.form import ToolFormat
+from server.formats.parameter_schema import STRING
 from server.formats.reader import Steps
 from server.formats.turn import Turn
-from server.formats.typed import STRING, Argument, typed_call
+from server.formats.typed import Argument, typed_call
 
 _FUNCTION, _FUNCTION_END = '<function name="', "</function>"
 _PARAMETER, _PARAMETER_END, _CDATA = '<param name="', "</param>", "<![CDATA["

@@ -1,0 +1,126 @@
+"""What the schema of a function's parameters says of them, as far as formats need it that write them one by one.
+
+Parsers ask which types a text may be, grammars which parameters there are. The whole of JSON Schema is
+`constrain.grammar`'s.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from server.errors import InvalidRequest
+from server.formats.lark_text import ANY_TEXT
+
+ANY = frozenset(("string", "number", "integer", "boolean", "null", "object", "array"))
+STRING = frozenset(("string",))
+NOT_STRING = ANY - STRING
+_MAX_REFERENCES = 16
+_TEXT_KEYWORDS = ("not", "if", "allOf")
+
+
+def object_schema(function: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of the arguments, which are an object."""
+    schema = function.get("parameters") or {}
+    spoken = any(key in schema for key in ("type", "$ref", "anyOf", "oneOf", "allOf"))
+    return {**schema} if spoken else {"type": "object", **schema}
+
+
+def properties_of(schema: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
+    """Each parameter's schema, and whether it must be there."""
+    named = schema.get("properties") or {}
+    required = [*schema.get("required", ())]
+    others: dict[str, Any] = {key: {} for key in required if key not in named}
+    return {key: (value, key in required) for key, value in {**named, **others}.items()}
+
+
+def member(schema: Any, name: str) -> Any:
+    """The schema of an object's property; None when there is none."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties.get(name) if isinstance(properties, Mapping) else None
+
+
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """The JSON types that a value may have; all of them where the schema doesn't say."""
+    if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
+        return ANY
+    if isinstance(schema.get("$ref"), str):
+        found = referred(schema, root)
+        return ANY if found is schema else types_of(found, root, depth + 1)
+    kind = schema.get("type")
+    if isinstance(kind, str | list):
+        return frozenset([kind] if isinstance(kind, str) else filter(ANY.__contains__, map(str, kind))) & ANY or ANY
+    values = values_of(schema)
+    if values is not None:
+        return frozenset(kind_of(value) for value in values)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            return frozenset().union(*(types_of(part, root, depth + 1) for part in schema[key])) or ANY
+    if isinstance(schema.get("allOf"), list):
+        return ANY.intersection(*(types_of(part, root, depth + 1) for part in schema["allOf"])) or ANY
+    return frozenset(("object",)) if "properties" in schema else ANY
+
+
+def referred(schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a reference leads to, where the schema is one; None where it leads nowhere."""
+    for _ in range(_MAX_REFERENCES):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return schema
+        found: Any = root
+        for part in filter(None, reference[1:].split("/")):
+            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        schema = found
+    return schema
+
+
+def values_of(schema: Any) -> list[Any] | None:
+    """The only values that it lets pass; None where they are not listed."""
+    if not isinstance(schema, Mapping):
+        return None
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) and values else None
+
+
+def kind_of(value: Any) -> str:
+    """The JSON type of a value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def text_limits(schema: Mapping[str, Any]) -> list[str]:
+    """Regexes that the text matches as a whole."""
+    keyword = next((key for key in _TEXT_KEYWORDS if key in schema), None)
+    if keyword is not None:
+        raise InvalidRequest(f"tools: the keyword '{keyword}' of a text cannot be enforced in a tool call", "tools")
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    limits = [f"(?s:.{{{least},{most}}})"] if least or most != "" else []
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        limits.append(_whole(pattern))
+    return limits
+
+
+def _whole(pattern: str) -> str:
+    """A pattern that is searched for, as one of the whole text."""
+    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+    inner = pattern[begins : len(pattern) - ends]
+    if "|" in inner and (begins or ends) and not re.fullmatch(r"\((?:[^()\\]|\\.)*\)[^|]*", inner):
+        raise InvalidRequest(
+            "tools: a pattern with anchors and alternatives cannot be enforced in a tool call", "tools"
+        )
+    inner = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", inner).replace("\n", "\\n")
+    return f"{'' if begins else ANY_TEXT}(?:{inner}){'' if ends else ANY_TEXT}"
