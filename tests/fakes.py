@@ -17,6 +17,7 @@ from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, DraftRunner, MediaEncoder, RunnerInfo
 from server.errors import InternalError, ModelFailed
+from server.media.bitmap import BitmapKind
 from server.pool.footprint import HOST, Bytes, Fit, Footprint, Memory
 from server.pool.protocols import MediaReader, ModelInfo
 from server.pool.spec import ModelSpec
@@ -438,6 +439,9 @@ class FakeLoader:
         if spec.id in self.failing:
             raise ModelFailed(spec.id, self.failing[spec.id])
         return FakeWeights(spec, self.make).info
+
+    def media(self, spec: ModelSpec) -> frozenset[BitmapKind]:
+        return frozenset({"image"})
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
         return Fit(spec)

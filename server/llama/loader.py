@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from server.errors import InternalError, ModelFailed
-from server.llama.files.description import describe
+from server.llama.files.description import describe, media_kinds
 from server.llama.files.metadata_overrides import without_effect
 from server.llama.files.model_file import ModelFiles, check_files
 from server.llama.files.roles import roles
@@ -20,6 +20,7 @@ from server.llama.weights.device_sets import load_by_devices
 from server.llama.weights.draft import DraftWeights
 from server.llama.weights.model import LlamaWeights
 from server.llama.weights.params import model_params, warn_of_no_effect
+from server.media.bitmap import BitmapKind
 from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.protocols import ModelInfo, Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
@@ -67,6 +68,10 @@ class LlamaLoader:
     def describe(self, spec: ModelSpec) -> ModelInfo:
         """Blocking. Raises `ModelFailed` for a missing, broken or truncated file."""
         return describe(spec)
+
+    def media(self, spec: ModelSpec) -> frozenset[BitmapKind]:
+        """By the header of the projector's file."""
+        return media_kinds(spec)
 
 
 def _can_measure(native: LoadParams) -> bool:

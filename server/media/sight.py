@@ -61,8 +61,11 @@ class Sight:
         _check_number(wanted, MAX_FILES, "files")
         _check_number([source for source in wanted if _is_fetched(source)], MAX_LINKS, "addresses of files")
         turns = asyncio.Semaphore(_AT_ONCE)
-        async with asyncio.TaskGroup() as tasks:  # the first that fails ends the others
-            found = [tasks.create_task(self._one(source, at, reader, turns)) for source, at in wanted.items()]
+        try:
+            async with asyncio.TaskGroup() as tasks:  # the first that fails ends the others
+                found = [tasks.create_task(self._one(source, at, reader, turns)) for source, at in wanted.items()]
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
         seen = {source: task.result() for source, task in zip(wanted, found, strict=True)}
         if sum(len(bitmap.data) for bitmap in seen.values()) > MAX_DECODED_BYTES:
             raise InvalidRequest(f"all media of a request may have {MAX_DECODED_BYTES} bytes when they are decoded")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from server.engine.request import Adapters
+from server.media.bitmap import BitmapKind
 from server.pool.footprint import Fit
 from server.pool.lease import Lease
 from server.pool.load.downloads import Download
@@ -55,6 +56,7 @@ class Entry:
     taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device that are its own, from the load's begin on
     fit: Fit | None = None  # as what it was last loaded, of the same files
     fitting: bool = False  # its load has not said yet what it takes
+    media: frozenset[BitmapKind] | None = None  # what its projector is for, once somebody has asked
 
     @property
     def id(self) -> str:
@@ -140,6 +142,7 @@ class Entry:
             n_waiting=len(self.waiters),
             queued=queued,
             downloads=tuple(self.download.files.values()) if self.download else (),
+            media=self.facts.info.media if self.facts else self.media or frozenset(),
         )
 
     def _sleeps_in_s(self, now: float) -> float | None:

@@ -112,6 +112,13 @@ class Pool:
         return self._state(self._entries[self.resolve(name, task).id])
 
     def _state(self, entry: Entry) -> ModelState:
+        if (
+            entry.media is None
+            and entry.facts is None
+            and entry.spec.mmproj is not None
+            and entry.spec.mmproj.is_file()
+        ):
+            entry.media = self._loader.media(entry.spec)  # a few kB are read, once
         return entry.state(queued=entry.id in self._turns.queue, now=self._clock())
 
     async def describe(self, name: str | None) -> ModelState:

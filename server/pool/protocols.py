@@ -39,6 +39,8 @@ class ModelInfo:
     control_vectors: str = ""  # the control vectors' content, scales and layers
     generates: bool = True
     embeds: bool = False
+    media: frozenset[BitmapKind] = frozenset()  # what it sees or hears
+    media_marker: str = ""  # what stands for a medium in a prompt; "" where it takes none, or is not loaded
     rerank_template: str = ""  # the prompt of a query and a document, with {query} and {document}; "" = a pair
 
 
@@ -175,3 +177,6 @@ class Loader(Protocol):
 
     def describe(self, spec: ModelSpec) -> ModelInfo:
         """What the file says, without loading it. Raises `server.errors.ModelFailed`."""
+
+    def media(self, spec: ModelSpec) -> frozenset[BitmapKind]:
+        """What its projector says that the model sees or hears, quickly; nothing where that can't be read."""

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from server.errors import InternalError
+from server.media.bitmap import BitmapKind
 from server.pool.footprint import Fit, Footprint
 from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.spec import ModelSpec
@@ -85,6 +86,7 @@ class ModelState:
     n_waiting: int  # callers of acquire that wait for this model
     queued: bool  # waits for its turn under models_max
     downloads: tuple[FileProgress, ...] = ()  # its files, while they are fetched
+    media: frozenset[BitmapKind] = frozenset()  # what it sees or hears
 
     @property
     def failed(self) -> bool:

@@ -172,7 +172,7 @@ def model_object(state: ModelState) -> dict[str, Any]:
         "created": int(state.facts.loaded_at if state.facts else time.time()),
         "owned_by": "llamacpp",
         "status": status_object(state),
-        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "architecture": {"input_modalities": ["text", *input_media(state)], "output_modalities": ["text"]},
         "source": spec.origin,
         "can_remove": spec.origin == "cache",
     }
@@ -231,7 +231,12 @@ def capabilities(state: ModelState) -> list[str]:
     spec, info = state.spec, state.info
     generates = info.generates if info else spec.configured_for("generate")
     embeds = info.embeds if info else not generates
-    return ["completion"] * generates + ["embedding"] * embeds
+    return ["completion"] * generates + ["multimodal"] * bool(state.media) + ["embedding"] * embeds
+
+
+def input_media(state: ModelState) -> list[str]:
+    """What it takes beside text (server-models.cpp, get_router_models)."""
+    return [kind for kind in ("image", "audio") if kind in state.media]
 
 
 def ollama_object(model_id: str, can: list[str]) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 import math
 
+from server.errors import ModelFailed
 from server.llama.files.chat_templates import built_in_template
 from server.llama.files.gguf_header import BLOCKS, GgufHeader, Scalar
-from server.llama.files.model_file import check_files
+from server.llama.files.model_file import check_files, read_gguf
 from server.llama.files.roles import roles
 from server.llama.library import C
+from server.media.bitmap import BitmapKind
 from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
 
@@ -34,7 +36,20 @@ def describe(spec: ModelSpec) -> ModelInfo:
         metadata={key: _printed(value) for key, value in header.metadata.items() if not isinstance(value, tuple)},
         generates=what.generates,
         embeds=what.embeds,
+        media=media_kinds(spec),
     )
+
+
+def media_kinds(spec: ModelSpec) -> frozenset[BitmapKind]:
+    """What the projector says that the model sees or hears (mtmd_get_cap_from_file); nothing without one."""
+    if spec.mmproj is None:
+        return frozenset()
+    try:
+        metadata = read_gguf(spec.id, spec.mmproj).metadata
+    except ModelFailed:
+        return frozenset()
+    kinds: dict[BitmapKind, str] = {"image": "clip.has_vision_encoder", "audio": "clip.has_audio_encoder"}
+    return frozenset(kind for kind, key in kinds.items() if metadata.get(key) is True)
 
 
 def _text(header: GgufHeader, key: str) -> str:

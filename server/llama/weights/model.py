@@ -61,6 +61,8 @@ class LlamaWeights:
             control_vectors=self._control.fingerprint if self._control else "",
         )
         self.media = Projector(spec.id, spec.mmproj, model, spec.native) if spec.mmproj is not None else None
+        if self.media is not None:
+            self.info = replace(self.info, media=self.media.kinds, media_marker=self.media.marker)
 
     def runner(self) -> LlamaRunner:
         """A new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""

@@ -72,6 +72,7 @@ def capabilities(state: ModelState) -> list[str]:
     if generates and state.loaded is not None:
         vocab = state.loaded.vocab
         can["insert"] = -1 not in (vocab.fim_prefix, vocab.fim_suffix, vocab.fim_middle)
+    can |= {"vision": "image" in state.media, "audio": "audio" in state.media}
     return [name for name, able in can.items() if able]
 
 

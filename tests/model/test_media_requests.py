@@ -1,0 +1,219 @@
+"""A picture in every wire format, in a real server with a projector: the same tokens, text and errors."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ggufs import PLAIN, gguf_file
+from tests.ggufs.projector import TinyProjector, projector_file
+from tests.media_files import media_file
+from tests.real_server import EXACT, RealServer, llamapool
+
+FILES = Path(__file__).parents[1] / "media_files"
+PICTURE = base64.b64encode(media_file("tiny.png")).decode()
+URL = f"data:image/png;base64,{PICTURE}"
+SOUND = base64.b64encode(media_file("tiny.wav")).decode()
+PROJECTOR = TinyProjector("mlp")
+TEXT = "What is this:"
+FEW: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    folder = tmp_path_factory.mktemp("gguf")
+    paths = (gguf_file(folder, PLAIN), "--mmproj", str(projector_file(folder, PROJECTOR)), "--media-path", str(FILES))
+    with llamapool(*paths, "-c", "4096", "-np", "2", "-t", "1", *EXACT) as running:
+        yield running
+
+
+def chat(content: object, **more: object) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}], **FEW, **more}
+
+
+def shown(url: str, kind: str = "image_url") -> dict[str, Any]:
+    return chat([{"type": "text", "text": TEXT}, {"type": kind, kind: {"url": url}}])
+
+
+def anthropic_image(source: dict[str, str]) -> dict[str, Any]:
+    return {"type": "image", "source": source}
+
+
+BASE64 = {"type": "base64", "media_type": "image/png", "data": PICTURE}
+
+
+def test_what_the_model_takes_is_told_everywhere(server: RealServer) -> None:
+    assert server.get("/props")["modalities"] == {"vision": True, "video": False, "audio": False}
+    for path in ("/models", "/v1/models"):
+        found = server.get(path)
+        assert found["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
+        assert found["models"][0]["capabilities"] == ["completion", "multimodal"]
+    assert "vision" in server.post("/api/show", {"model": found["data"][0]["id"]})["capabilities"]
+
+
+@pytest.mark.parametrize(
+    "url", [URL, PICTURE, "file://tiny.png", PICTURE.rstrip("="), f"{PICTURE[:40]}\n{PICTURE[40:]}"]
+)
+def test_a_picture_is_the_same_from_wherever_it_comes(server: RealServer, url: str) -> None:
+    said = server.post("/v1/chat/completions", shown(url))
+    whole = server.post("/v1/chat/completions", shown(URL) | {"cache_prompt": False})
+    assert said["choices"][0]["message"] == whole["choices"][0]["message"]
+    assert said["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
+
+
+def test_every_wire_format_shows_the_same(server: RealServer) -> None:
+    said = server.post("/v1/chat/completions", shown(URL))
+    n_prompt, text = said["usage"]["prompt_tokens"], said["choices"][0]["message"]["content"]
+    alone = server.post("/v1/chat/completions/input_tokens", chat(TEXT))["input_tokens"]
+    assert n_prompt == alone + PROJECTOR.n_tokens
+    assert server.post("/v1/chat/completions/input_tokens", shown(URL))["input_tokens"] == n_prompt
+
+    message = {**FEW, **chat([{"type": "text", "text": TEXT}, anthropic_image(BASE64)])}
+    reply = server.post("/v1/messages", message)
+    assert (reply["content"][0]["text"], usage(reply)) == (text, n_prompt)
+    assert server.post("/v1/messages/count_tokens", message)["input_tokens"] == n_prompt
+
+    for part in (
+        {"type": "input_image", "image_url": URL},
+        {"type": "input_file", "filename": "a.png", "file_data": URL},
+    ):
+        asked = {"input": [{"role": "user", "content": [{"type": "input_text", "text": TEXT}, part]}]}
+        response = server.post("/v1/responses", {**asked, "temperature": 0, "max_output_tokens": 4})
+        assert response["usage"]["input_tokens"] == n_prompt
+        assert response["output"][-1]["content"][0]["text"] == text
+        assert server.post("/v1/responses/input_tokens", asked)["input_tokens"] == n_prompt
+
+    ollama = {"stream": False, "options": {"temperature": 0, "num_predict": 4}}
+    asked = {"messages": [{"role": "user", "content": TEXT, "images": [PICTURE]}], **ollama}
+    assert server.post("/api/chat", asked)["prompt_eval_count"] == n_prompt  # where pictures stand before the text
+    raw = server.post("/api/generate", {"raw": True, "prompt": TEXT, "images": [PICTURE], **ollama})
+    assert raw["prompt_eval_count"] == PROJECTOR.n_tokens + n_text(server, TEXT)
+
+
+def usage(reply: dict[str, Any]) -> int:
+    found = reply["usage"]
+    return int(found["input_tokens"] + found.get("cache_read_input_tokens", 0))
+
+
+def n_text(server: RealServer, text: str) -> int:
+    return len(server.post("/tokenize", {"content": text, "add_special": True})["tokens"])
+
+
+def test_what_a_tool_has_shown_is_seen(server: RealServer) -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [anthropic_image(BASE64)]}
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+
+    def n(block: dict[str, Any]) -> int:
+        messages = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": [use]}]
+        body = {"messages": [*messages, {"role": "user", "content": [block]}], "tools": tools}
+        return int(server.post("/v1/messages/count_tokens", body)["input_tokens"])
+
+    more = n(result) - n({**result, "content": []})
+    assert PROJECTOR.n_tokens <= more < PROJECTOR.n_tokens + 5  # and what the template writes in front of a result
+    page = {"type": "document", "source": {"type": "content", "content": [anthropic_image(BASE64)]}}
+    assert n({**result, "content": [page]}) == n(result)
+
+
+def test_prompts_have_their_pictures_at_markers(server: RealServer) -> None:
+    marker = server.get("/props")["media_marker"]
+    prompt = {"prompt_string": f"A {marker} b {marker}", "multimodal_data": [PICTURE, PICTURE]}
+    said = server.post("/completion", {"prompt": prompt, "n_predict": 4, "temperature": 0})
+    old = {"prompt": "A [img-7] b [img-7]", "image_data": [{"data": PICTURE, "id": 7}], "n_predict": 4}
+    assert server.post("/completion", {**old, "temperature": 0})["content"] == said["content"]
+    assert said["tokens_evaluated"] == n_text(server, "A ") + 2 * PROJECTOR.n_tokens + n_text(server, " b ") - 1
+    both = server.post("/completion", {"prompt": [prompt, "text"], "n_predict": 4, "temperature": 0})
+    assert both[0]["content"] == said["content"]
+    echo = server.post("/v1/completions", {"prompt": prompt, "echo": True, **FEW})["choices"][0]["text"]
+    assert echo == prompt["prompt_string"] + said["content"]
+
+
+def test_a_marker_in_what_a_user_says_is_text(server: RealServer) -> None:
+    marker = server.get("/props")["media_marker"]
+
+    def count(content: object) -> int:
+        return int(server.post("/v1/chat/completions/input_tokens", chat(content))["input_tokens"])
+
+    plain = count(f"{TEXT}{marker}")
+    assert plain == count([{"type": "text", "text": f"{TEXT}{marker}"}])
+    both = count([{"type": "text", "text": f"{TEXT}{marker}"}, {"type": "image_url", "image_url": {"url": URL}}])
+    assert both == plain + PROJECTOR.n_tokens
+    body = {"prompt": f"{TEXT}{marker}", "n_predict": 1}
+    assert server.post("/completion", body)["tokens_evaluated"] == n_text(server, f"{TEXT}{marker}")
+
+
+def test_a_rendered_prompt_shows_where_pictures_are(server: RealServer) -> None:
+    marker = server.get("/props")["media_marker"]
+    prompt = server.post("/apply-template", shown("https://nowhere.example/a.png"))["prompt"]
+    assert f"{TEXT}{marker}<|im_end|>" in prompt
+
+
+def test_streams_begin_and_end_as_without_pictures(server: RealServer) -> None:
+    reply = server.request("POST", "/v1/chat/completions", shown(URL) | {"stream": True})
+    assert reply.status == 200
+    assert reply.body.rstrip().endswith(b"data: [DONE]")
+    wrong = server.request("POST", "/v1/chat/completions", shown("malformed!") | {"stream": True})
+    assert (wrong.status, "Invalid base64 value" in wrong.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (shown("malformed!"), "Invalid base64 value"),
+        (shown("data:text/html;base64,aGVsbG8="), "Invalid uri format: data:text/html;base64"),
+        (shown("data:image/png,aGVsbG8="), "uri must be base64 encoded"),
+        (shown("data:image/png;base64,a,b"), "Invalid uri-encoded base64 value"),
+        (shown("aGVsbG8gd29ybGQ="), "it is neither PNG"),
+        (shown("https://example.com/a.png"), "media_fetch does not allow it"),
+        (shown("http://127.0.0.1:1/a.png"), "media_fetch does not allow it"),
+        (shown("file://../conftest.py"), "file path is not allowed"),
+        (shown("file://none.png"), "does not exist"),
+        (shown(f"data:audio/wav;base64,{SOUND}"), "this model hears nothing"),
+        (shown(SOUND, "input_audio"), "audio input is not supported"),
+        (shown(URL, "video_url"), "video input is not supported"),
+        (chat([{"type": "image_url", "image_url": {}}]), "image input is not supported"),
+    ],
+)
+def test_what_can_not_be_shown_is_a_400(server: RealServer, body: dict[str, Any], said: str) -> None:
+    for path in ("/v1/chat/completions", "/v1/chat/completions/input_tokens"):
+        reply = server.request("POST", path, body)
+        assert reply.status == 400
+        assert said in reply.json()["error"]["message"]
+        assert reply.json()["error"]["param"].startswith("messages.0.content.")
+
+
+def test_sounds_further_back_are_a_placeholder_for_a_model_that_only_sees(server: RealServer) -> None:
+    messages = [
+        {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}}]},
+        {"role": "assistant", "content": "What?"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL}}]},
+    ]
+    prompt = server.post("/apply-template", {"messages": messages})["prompt"]
+    assert "[audio: not shown, this model reads text only]" in prompt
+    assert server.get("/props")["media_marker"] in prompt
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        {"prompt_string": "A {} b", "multimodal_data": ["malformed!"]},
+        {"prompt_string": "A b", "multimodal_data": [PICTURE]},
+        {"prompt_string": "A {} {} b", "multimodal_data": [PICTURE]},
+        {"prompt_string": "A b", "multimodal_data": [""]},
+        {"prompt_string": [1], "multimodal_data": [PICTURE]},
+        {"prompt_string": "A {} b", "multimodal_data": [5]},
+        {"prompt_string": "A {} b", "multimodal_data": {"a": PICTURE}},
+    ],
+)
+def test_markers_and_files_go_together_or_are_a_400(server: RealServer, prompt: dict[str, Any]) -> None:
+    if isinstance(prompt["prompt_string"], str):
+        prompt = prompt | {"prompt_string": prompt["prompt_string"].replace("{}", server.get("/props")["media_marker"])}
+    for path in ("/completion", "/v1/completions"):
+        assert server.request("POST", path, {"prompt": prompt, "n_predict": 1}).status == 400
+
+
+def test_old_image_data_needs_its_place(server: RealServer) -> None:
+    reply = server.request("POST", "/completion", {"prompt": "A", "image_data": [{"data": PICTURE, "id": 3}]})
+    assert (reply.status, "the prompt has no [img-3]" in reply.json()["error"]["message"]) == (400, True)
