@@ -1,0 +1,109 @@
+"""Pictures as llama-server reads them: as many tokens, and the same greedy text, whoever decodes them together."""
+
+import asyncio
+import base64
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.engine.params import EngineParams
+from server.media.bitmap import Bitmap
+from tests.model.oracle.conftest import WAIT_QUIETLY
+from tests.model.test_media import Answer, Parts, bench, specification
+from tests.oracle import oracle
+from tests.real_server import RealServer
+
+MARKER = "<__media__>"
+N_PREDICT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Png:
+    """A picture of random pixels, as a file and as it is decoded."""
+
+    file: bytes
+    bitmap: Bitmap
+
+
+def png(number: int, width: int, height: int) -> Png:
+    pixels = np.random.default_rng(number).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return Png(file, Bitmap("image", width, height, pixels.tobytes(), hashlib.sha256(file).hexdigest()))
+
+
+PICTURES = [png(0, 64, 64), png(1, 100, 80), png(2, 33, 150), png(3, 200, 40)]
+PROMPTS = [
+    ["what is this: ", PICTURES[0], " and why?"],
+    ["first ", PICTURES[1], " then ", PICTURES[2], " in one go"],
+    [PICTURES[3], PICTURES[3], " twice the same"],
+    ["nothing to see here"],
+    ["the end is no picture ", PICTURES[2], "."],  # llama-server does not survive one that is
+]
+
+
+@pytest.fixture(scope="module", params=["mlp", "gemma3", "qwen2vl"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gguf")
+
+
+@pytest.fixture(scope="module")
+def theirs(kind: str, folder: Path) -> Iterator[RealServer]:
+    spec = specification(folder, kind)
+    params = {"mmproj.path": str(spec.mmproj), "flash_attn_type": 0, "cache_type_k": 0, "cache_type_v": 0}
+    with oracle(
+        spec.path,
+        n_ctx=4096,
+        n_parallel=4,
+        n_threads=1,
+        params={**params, "warmup": False},
+        environment={**WAIT_QUIETLY, "LLAMA_MEDIA_MARKER": MARKER},
+    ) as server:
+        yield server
+
+
+def asked_there(server: RealServer, prompt: list[str | Png]) -> tuple[int, list[int]]:
+    """Prompt tokens, and those of the answer."""
+    text = "".join(part if isinstance(part, str) else MARKER for part in prompt)
+    data = [base64.b64encode(part.file).decode() for part in prompt if isinstance(part, Png)]
+    body: dict[str, Any] = {"prompt": {"prompt_string": text, "multimodal_data": data} if data else text}
+    body |= {"n_predict": N_PREDICT, "temperature": 0, "ignore_eos": True, "cache_prompt": False, "return_tokens": True}
+    reply = server.request("POST", "/completion", body).json()
+    return reply["tokens_evaluated"], reply["tokens"]
+
+
+def parts_of(prompt: list[str | Png]) -> Parts:
+    return [part if isinstance(part, str) else part.bitmap for part in prompt]
+
+
+def test_the_same_tokens_and_the_same_text(kind: str, folder: Path, theirs: RealServer) -> None:
+    expected = [asked_there(theirs, prompt) for prompt in PROMPTS]
+
+    async def ask() -> list[list[Answer]]:
+        native = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32", "n_ctx": 4096}
+        async with bench(folder, kind, EngineParams(spec_type="none"), **native) as b:
+            fields = {"max_tokens": N_PREDICT}
+            alone = [await b.ask(parts_of(prompt), cache_prompt=False, **fields) for prompt in PROMPTS]
+            together = await asyncio.gather(*(b.ask(parts_of(prompt), **fields) for prompt in PROMPTS))
+            cached = [await b.ask(parts_of(prompt), **fields) for prompt in PROMPTS]
+            return [alone, list(together), cached]
+
+    for answers in asyncio.run(ask()):
+        assert [(answer.n_prompt, answer.tokens) for answer in answers] == expected
