@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from server.engine.encode.cache import EmbeddingCache
+from server.engine.encode.cache import EmbeddingCache, EmbeddingFiles
 from server.engine.encode.encoder import Encoder
 from server.engine.group import InstanceGroup
 from server.engine.kv.disk_cache import DiskCache, StateFiles
@@ -79,6 +79,11 @@ class Engine(InstanceGroup[Instance]):
         for instance in self._instances:
             instance.use_disk(self._disk)
         await asyncio.wrap_future(self._disk.ready)
+
+    async def keep_media(self, files: EmbeddingFiles) -> None:
+        """Keep embeddings of media in `files`, too. To be called before the first request."""
+        if self._encoder is not None:
+            await asyncio.to_thread(self._encoder.cache.use_disk, files)
 
     def limit_ram_cache(self, n_bytes: int) -> None:
         """Keep at most so many bytes of prompt states in RAM from now on (-1 = any), and no more than ``cache_ram``

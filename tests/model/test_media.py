@@ -18,6 +18,7 @@ from server.llama.loader import LlamaLoader
 from server.llama.media.projector import Projector
 from server.media.bitmap import Bitmap
 from server.pool.protocols import Weights
+from server.pool.saved.embedding_folder import EmbeddingFolder
 from server.pool.spec import LoadParams, ModelSpec
 from tests.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, gguf_file, truncated
 from tests.ggufs.catalogue import MROPE
@@ -261,3 +262,14 @@ def test_a_model_without_a_projector_reads_text_only(gguf_folder: Path) -> None:
     weights = LlamaLoader().load(spec, lambda _: True)
     assert weights.media is None
     weights.close()
+
+
+async def test_an_engine_that_is_made_anew_encodes_nothing_again(gguf_folder: Path, tmp_path: Path) -> None:
+    answers = []
+    for n_encoded in (2, 0):
+        async with bench(gguf_folder, "mlp") as b:
+            await b.engine.keep_media(EmbeddingFolder("tiny", tmp_path))
+            answers.append((await b.ask(QUESTION)).tokens)
+            assert b.n_encoded == n_encoded
+            assert b.engine.stats.n_media_hits == 2 - n_encoded
+    assert answers[0] == answers[1]

@@ -78,7 +78,6 @@ class Encoder:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
-        self.cache.close()
 
     def _run(self) -> None:
         self._begin()

@@ -23,6 +23,7 @@ from server.pool.footprint import Footprint, Memory, readable, totals
 from server.pool.load.loading import Load, Parts, TemplateFactory, chat_template
 from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
 from server.pool.protocols import Loader
+from server.pool.saved.embedding_folder import EmbeddingFolder
 from server.pool.saved.state_folder import StateFolder
 from server.pool.state import ModelFacts, Status, check_transition
 
@@ -159,6 +160,7 @@ class Lifecycle:
         )
         try:
             if generator is not None and spec.engine.cache_disk and spec.engine.cache_disk_path is not None:
+                await generator.keep_media(EmbeddingFolder(spec.id, spec.engine.cache_disk_path))
                 await generator.use_disk(StateFolder(model, spec.engine.cache_disk_path, spec.engine.cache_disk * MIB))
         except BaseException:
             await model.close()

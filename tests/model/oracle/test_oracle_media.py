@@ -84,7 +84,13 @@ def asked_there(server: RealServer, prompt: list[str | Png]) -> tuple[int, list[
     text = "".join(part if isinstance(part, str) else MARKER for part in prompt)
     data = [base64.b64encode(part.file).decode() for part in prompt if isinstance(part, Png)]
     body: dict[str, Any] = {"prompt": {"prompt_string": text, "multimodal_data": data} if data else text}
-    body |= {"n_predict": N_PREDICT, "temperature": 0, "ignore_eos": True, "cache_prompt": False, "return_tokens": True}
+    body |= {
+        "n_predict": N_PREDICT,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "return_tokens": True,
+    }
     reply = server.request("POST", "/completion", body).json()
     return reply["tokens_evaluated"], reply["tokens"]
 

@@ -1,0 +1,96 @@
+"""Embeddings in RAM and on disk: never more than the limit, never other bytes than were computed."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.encode.cache import EmbeddingCache
+from server.errors import InternalError
+from server.pool.saved.embedding_folder import SUFFIX, EmbeddingFolder
+
+
+class Files:
+    def __init__(self) -> None:
+        self.files: dict[bytes, bytes] = {}
+        self.broken = False
+
+    def index(self) -> list[tuple[bytes, int]]:
+        return [(key, len(data)) for key, data in self.files.items()]
+
+    def read(self, key: bytes) -> bytes | None:
+        if self.broken:
+            raise InternalError("no")
+        return self.files.get(key)
+
+    def write(self, key: bytes, data: bytes) -> None:
+        if self.broken:
+            raise InternalError("no")
+        self.files[key] = data
+
+    def remove(self, key: bytes) -> None:
+        self.files.pop(key, None)
+
+
+KEYS = [bytes([i]) for i in range(8)]
+
+
+@given(
+    st.integers(0, 100),
+    st.booleans(),
+    st.lists(st.tuples(st.sampled_from(["put", "get", "read", "lose"]), st.sampled_from(KEYS)), max_size=60),
+)
+def test_what_comes_back_is_what_was_put_and_the_limit_holds(
+    limit: int,
+    disk: bool,
+    events: list[tuple[str, bytes]],
+) -> None:
+    files, cache = Files(), EmbeddingCache(limit)
+    if disk:
+        cache.use_disk(files)
+    for event, key in events:
+        data = key * (10 + 3 * key[0])
+        if event == "put":
+            cache.put(key, data)
+        elif event == "lose":
+            files.files.pop(key, None)
+        else:
+            assert (cache.get(key) if event == "get" else cache.read(key)) in (None, data)
+        assert cache.size <= limit
+        assert sum(map(len, files.files.values())) <= limit // 2
+
+
+def test_a_server_that_was_started_again_has_them() -> None:
+    files = Files()
+    before = EmbeddingCache(100)
+    before.use_disk(files)
+    before.put(b"a", b"x" * 30)
+    after = EmbeddingCache(100)
+    after.use_disk(files)
+    assert after.get(b"a") is None
+    assert after.read(b"a") == after.get(b"a") == b"x" * 30
+
+
+def test_a_disk_that_fails_costs_nothing_but_time() -> None:
+    files, cache = Files(), EmbeddingCache(100)
+    cache.use_disk(files)
+    files.broken = True
+    cache.put(b"a", b"x")
+    assert cache.get(b"a") == b"x"
+    assert cache.read(b"b") is None
+
+
+def test_files_are_checked(tmp_path: Path) -> None:
+    folder = EmbeddingFolder("model", tmp_path)
+    assert folder.index() == []
+    folder.write(b"one", b"numbers")
+    folder.write(b"two", b"others")
+    assert sorted(folder.index()) == [(b"one", 7), (b"two", 6)]
+    assert folder.read(b"one") == b"numbers"
+    (path,) = tmp_path.rglob(f"{b'two'.hex()}{SUFFIX}")
+    path.write_bytes(b"O" + path.read_bytes()[1:])
+    assert folder.read(b"two") is None
+    assert not path.exists()
+    assert folder.read(b"three") is None
+    folder.remove(b"one")
+    assert folder.index() == []
