@@ -10,6 +10,8 @@ from server.formats.call_form import JsonObject, Keywords, Parameters
 from server.formats.lark_text import MAX_UNORDERED, LarkText, escaped
 from server.formats.parameter_schema import (
     STRING,
+    names_in_markup,
+    not_a_name,
     object_schema,
     properties_of,
     referred,
@@ -19,7 +21,6 @@ from server.formats.parameter_schema import (
 )
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
-_PLAIN_KEY = re.compile(r"[\w.:\-]+")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _PYTHON_STRING = r"/'([^'\\\n\r]|\\[nrt'\"\\])*'/"
 _NOT_ONE_BY_ONE = (
@@ -134,10 +135,7 @@ def _looks_at_definitions(schema: Any) -> bool:
 
 def _one_by_one(schema: Mapping[str, Any], text: LarkText, form: Parameters) -> str:
     """The parameters; any where the schema names none."""
-    found = properties_of(schema)
-    for key in found:
-        if not _PLAIN_KEY.fullmatch(key):
-            raise InvalidRequest(f"tools: a parameter of the name {key[:64]!r} can't be enforced", "tools")
+    found = names_in_markup(schema)
     end = text.literal(form.end)
     more = schema.get("additionalProperties", True)
     if not found and more is not False:
@@ -187,7 +185,7 @@ def _keywords(schema: Mapping[str, Any], text: LarkText, form: Keywords) -> str:
     rules = []
     for key, (value, needed) in found.items():
         if not _IDENTIFIER.fullmatch(key):
-            raise InvalidRequest(f"tools: a parameter of the name {key[:64]!r} can't be enforced", "tools")
+            raise not_a_name(key)
         rules.append((text.rule(f"{text.literal(key + '=')} {_literal(value, schema, text)}"), needed))
     end = text.literal(form.end)
     if not rules and schema.get("additionalProperties", True) is not False:

@@ -5,7 +5,6 @@ anything that the notation can write.
 """
 
 import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,11 +13,10 @@ from server.errors import InvalidRequest
 from server.formats.argument_rules import json_rule
 from server.formats.call_form import Braces, Elements
 from server.formats.lark_text import LarkText
-from server.formats.parameter_schema import object_schema, properties_of, referred, text_limits, values_of
+from server.formats.parameter_schema import names_in_markup, object_schema, referred, text_limits, values_of
 
 Schema = Mapping[str, Any]
 _KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
-_PLAIN_KEY = re.compile(r"[\w.\-]+")
 _REFUSED = (
     *("oneOf", "allOf", "not", "if", "patternProperties", "propertyNames", "minProperties", "maxProperties"),
     *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"),
@@ -111,10 +109,7 @@ class _Nested(ABC):
 
     def _members(self, schema: Schema) -> list[tuple[str, Any, bool]]:
         """Key, value and whether it must be there."""
-        found = properties_of(schema)
-        for key in found:
-            if not _PLAIN_KEY.fullmatch(key):
-                raise InvalidRequest(f"tools: a parameter of the name {key[:64]!r} can't be enforced", "tools")
+        found = names_in_markup(schema, never=":")
         return [(key, value, needed) for key, (value, needed) in found.items()]
 
     def _looped(self, key: str, make: Callable[[], str], end: str) -> str:

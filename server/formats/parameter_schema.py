@@ -15,6 +15,7 @@ ANY = frozenset(("string", "number", "integer", "boolean", "null", "object", "ar
 STRING = frozenset(("string",))
 NOT_STRING = ANY - STRING
 _MAX_REFERENCES = 16
+_IN_MARKUP = re.compile(r"""[^\x00-\x20<>{}\[\](),;="'`|\\\x7f]+""")
 _TEXT_KEYWORDS = ("not", "if", "allOf")
 
 
@@ -31,6 +32,23 @@ def properties_of(schema: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
     required = [*schema.get("required", ())]
     others: dict[str, Any] = {key: {} for key in required if key not in named}
     return {key: (value, key in required) for key, value in {**named, **others}.items()}
+
+
+def names_in_markup(schema: Mapping[str, Any], *, never: str = "") -> dict[str, tuple[Any, bool]]:
+    """`properties_of`, where their names stand in markup bare, without any of the characters `never`.
+
+    Raises `InvalidRequest` for names that would be markup themselves.
+    """
+    found = properties_of(schema)
+    for key in found:
+        if not _IN_MARKUP.fullmatch(key) or not set(never).isdisjoint(key):
+            raise not_a_name(key)
+    return found
+
+
+def not_a_name(key: str) -> InvalidRequest:
+    """That a parameter can't be called so in the notation of a model."""
+    return InvalidRequest(f"tools: a parameter of the name {key[:64]!r} can't be enforced", "tools")
 
 
 def member(schema: Any, name: str) -> Any:

@@ -10,7 +10,8 @@ import pytest
 from server import formats
 from server.constrain.grammar.matcher import MatcherConstraint
 from server.conversation.speech import speech_of
-from server.formats.call_form import Arguments, Braces, Elements
+from server.formats.call_form import Arguments, Braces, Elements, Parameters
+from server.formats.written import calls_text
 from tests.unit.constrain.builders import WORDS, WordVocab, allowed
 from tests.unit.formats.reading import forced_call_grammar, parser, read, template
 
@@ -162,3 +163,25 @@ def test_a_forced_harmony_call_may_name_its_recipient_first(header: str, behind:
     text = f"{header}{behind}<|message|>{{}}"
     assert takes(WORDS.lark(lark), text)
     assert check("harmony", text) == 1
+
+
+NAMES = ("$filter", "@odata.type", "a/b", "é😀", "first-name")
+
+
+MARKED = [
+    form.name
+    for form in formats.FORMATS
+    if isinstance(form.forced.arguments, Parameters | Braces | Elements) and not form.framed
+]
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_parameters_may_have_names_of_any_api(name: str) -> None:
+    form = formats.BY_NAME[name].forced
+    given = dict.fromkeys(NAMES, "Paris")
+    schema = {"type": "object", "properties": {key: {"type": "string"} for key in NAMES}, "required": [*NAMES]}
+    tools = [{"type": "function", "function": {"name": "step", "parameters": schema}}]
+    text = calls_text(form, [("step", json.dumps(given, ensure_ascii=False))])
+    found = read(parser(name, tools=tools), text)
+    assert [(each[0], json.loads(each[1])) for each in found.calls] == [("step", given)]
+    assert takes(WORDS.lark(forced_call_grammar(template(name), tools)), text)
