@@ -10,6 +10,13 @@ import { ChatView } from "./views/chat/view.js";
 /** @type {[name: any, load: () => Promise<any>][]} */
 const VIEWS = [
   ["chat", async () => ChatView],
+  ["prompt", async () => (await import("./views/prompt/view.js")).PromptView],
+  ["tokens", async () => (await import("./views/tokens/view.js")).TokensView],
+  ["engine", async () => (await import("./views/engine/view.js")).EngineView],
+  ["requests", async () => (await import("./views/requests/view.js")).RequestsView],
+  ["metrics", async () => (await import("./views/metrics/view.js")).MetricsView],
+  ["models", async () => (await import("./views/models/view.js")).ModelsView],
+  ["bench", async () => (await import("./views/bench/view.js")).BenchView],
 ];
 
 const THEME = "llamapool.theme";

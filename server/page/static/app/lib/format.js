@@ -41,7 +41,7 @@ export const percent = (ratio) => (Number.isFinite(ratio) ? `${number(ratio * 10
 
 /** @param {number} ms unix milliseconds */
 export function clock(ms) {
-  return new Date(ms).toLocaleTimeString(language.value, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  return new Date(ms).toLocaleTimeString(language.value, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 }
 
 /** @param {number} ms unix milliseconds */
@@ -49,7 +49,7 @@ export function day(ms) {
   const then = new Date(ms);
   const now = new Date();
   if (then.toDateString() === now.toDateString()) {
-    return then.toLocaleTimeString(language.value, { hour: "2-digit", minute: "2-digit" });
+    return then.toLocaleTimeString(language.value, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
   }
   return then.toLocaleDateString(language.value, { day: "numeric", month: "short" });
 }

@@ -1,0 +1,92 @@
+// Live data: one stream for all views, open only while a view that shows it does.
+import { ApiError, call, events } from "./api.js";
+import { signal, useEffect } from "./dom.js";
+
+/**
+ * @typedef {{request: string, index: number, priority: number, prompt: number, cached: number, predicted: number, max: number,
+ *   submitted: number, placed: number, prompt_done: number}} Choice
+ * @typedef {Choice & {model: string, slot: number, ended: number, outcome: string}} Ended
+ * @typedef {{id: number, instance: number, phase: string, tokens: number, adapters: [number, number][], shared: [number, number],
+ *   used: number, choice: Choice | null}} Slot
+ * @typedef {[number: number, at: number, seconds: number, decode: number, guessed: number, prompt: number]} Step
+ * @typedef {{n: number, bytes: number, states: [tokens: number, bytes: number, age: number, uses: number, value: number][]}} Tier
+ * @typedef {{slots: Slot[], waiting: Choice[], n_waiting: number, steps: Step[][], adapters: {id: number, path: string, scale: number}[],
+ *   tiers: Record<string, Tier>, ram: {bytes: number, hits: number}, disk: {bytes: number, hits: number}, prompt_tokens: number,
+ *   cached_tokens: number, parked: number, drafts: [number, number]}} Engine
+ * @typedef {{id: string, status: string, progress: number, failure: string, leases: number, waiting: number, n_ctx?: number,
+ *   n_slots?: number, engine?: Engine}} LiveModel
+ * @typedef {{at: number, first_token: [number, number] | null, gap: [number, number] | null, generated_per_s: number,
+ *   prompt_per_s: number, hit_rate: number | null, running: number, waiting: number, memory: number, ram_cache: number,
+ *   disk_cache: number}} Sample
+ */
+
+export const state = signal(/** @type {{at: number, models: LiveModel[]} | null} */ (null));
+export const requests = signal(/** @type {Ended[]} */ ([]));
+export const hour = signal(/** @type {Sample[]} */ ([]));
+/** The last steps of each model, all instances together. */
+export const steps = signal(/** @type {Map<string, Step[]>} */ (new Map()));
+/** Why nothing comes; "" = it does. */
+export const trouble = signal("");
+
+const KEPT_STEPS = 400;
+let users = 0;
+let open = /** @type {AbortController | null} */ (null);
+
+/** Show live data while a component is there. */
+export function useLive() {
+  useEffect(() => {
+    users += 1;
+    start();
+    document.addEventListener("visibilitychange", start);
+    return () => {
+      users -= 1;
+      document.removeEventListener("visibilitychange", start);
+      start();
+    };
+  }, []);
+}
+
+/** Look exactly while somebody does: not in a tab behind others either. */
+function start() {
+  const wanted = users > 0 && !document.hidden;
+  if (wanted === Boolean(open)) return;
+  if (open) {
+    open.abort();
+    open = null;
+    return;
+  }
+  open = new AbortController();
+  void look(open.signal);
+}
+
+/** @param {AbortSignal} signal */
+async function look(signal) {
+  for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, 8000)) {
+    try {
+      const reply = await call("page/live", { signal });
+      trouble.value = "";
+      wait = 500;
+      for await (const { event, data } of events(reply)) take(event, data);
+    } catch (error) {
+      if (signal.aborted) return;
+      trouble.value = error instanceof ApiError ? error.message : String(error);
+    }
+    await new Promise((done) => setTimeout(done, wait));
+  }
+}
+
+/** @param {string} event @param {any} data */
+function take(event, data) {
+  if (event === "history") hour.value = data;
+  else if (event === "sample") hour.value = [...hour.value, data].slice(-360);
+  else if (event === "requests") requests.value = data;
+  else if (event === "state") {
+    state.value = data;
+    const next = new Map(steps.value);
+    for (const model of data.models) {
+      const fresh = model.engine?.steps.flat() ?? [];
+      if (fresh.length) next.set(model.id, [...(next.get(model.id) ?? []), ...fresh].slice(-KEPT_STEPS));
+    }
+    steps.value = next;
+  }
+}

@@ -1,0 +1,130 @@
+// The last hour in plots.
+import { html, useEffect, useRef } from "../../lib/dom.js";
+import { bytes, clock, percent, seconds, short } from "../../lib/format.js";
+import { hour, trouble, useLive } from "../../lib/live.js";
+import { language, t } from "../../lib/texts.js";
+import { Figure } from "../engine/view.js";
+
+/** @typedef {import("../../lib/live.js").Sample} Sample */
+/** @typedef {{name: string, colour: string, of: (sample: Sample) => number | null}} Line */
+
+/** @type {{title: string, format: (value: number) => string, lines: Line[]}[]} */
+const PLOTS = [
+  {
+    title: "firstTokens",
+    format: seconds,
+    lines: [
+      { name: "median", colour: "--decode", of: (s) => s.first_token?.[0] ?? null },
+      { name: "p95", colour: "--prefill", of: (s) => s.first_token?.[1] ?? null },
+    ],
+  },
+  {
+    title: "gaps",
+    format: seconds,
+    lines: [
+      { name: "median", colour: "--decode", of: (s) => s.gap?.[0] ?? null },
+      { name: "p95", colour: "--prefill", of: (s) => s.gap?.[1] ?? null },
+    ],
+  },
+  {
+    title: "tokenRates",
+    format: (value) => `${short(value)}/s`,
+    lines: [
+      { name: "decode", colour: "--decode", of: (s) => s.generated_per_s },
+      { name: "promptTokens", colour: "--prefill", of: (s) => s.prompt_per_s },
+    ],
+  },
+  { title: "hitRate", format: percent, lines: [{ name: "hitRate", colour: "--decode", of: (s) => s.hit_rate }] },
+  {
+    title: "load_",
+    format: short,
+    lines: [
+      { name: "running", colour: "--decode", of: (s) => s.running },
+      { name: "waiting", colour: "--prefill", of: (s) => s.waiting },
+    ],
+  },
+  {
+    title: "memory",
+    format: bytes,
+    lines: [
+      { name: "models", colour: "--decode", of: (s) => s.memory },
+      { name: "tier_ram", colour: "--prefill", of: (s) => s.ram_cache },
+      { name: "tier_disk", colour: "--guess", of: (s) => s.disk_cache },
+    ],
+  },
+];
+
+export const MetricsView = () => {
+  useLive();
+  const samples = hour.value;
+  const last = samples.at(-1);
+  return html`<div class="page">
+    <header class="page-head"><h1>${t("metrics")}</h1><span class="quiet">${t("lastHour")}</span></header>
+    ${trouble.value && html`<p class="notice warn" role="status">${trouble.value}</p>`}
+    ${last && html`<dl class="figures">
+      <${Figure} label=${t("generatedRate")} value=${short(last.generated_per_s)} unit="/s" />
+      <${Figure} label=${t("running")} value=${short(last.running)} />
+      <${Figure} label=${t("waiting")} value=${short(last.waiting)} />
+      <${Figure} label=${t("memory")} value=${bytes(last.memory)} />
+    </dl>`}
+    ${samples.length < 2
+      ? html`<p class="quiet empty">${t("noSamples")}</p>`
+      : html`<div class="plots">${PLOTS.map((plot) => html`<${Plot} key=${plot.title} ...${plot} samples=${samples} />`)}</div>`}
+  </div>`;
+};
+
+/** @param {{title: string, format: (value: number) => string, lines: Line[], samples: Sample[]}} props */
+const Plot = ({ title, format, lines, samples }) => {
+  const place = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const plot = useRef(/** @type {any} */ (null));
+  const data = [samples.map((s) => s.at), ...lines.map((line) => samples.map(line.of))];
+  useEffect(() => {
+    let gone = false;
+    const box = place.current;
+    if (!box) return undefined;
+    const resized = new ResizeObserver(() => plot.current?.setSize({ width: box.clientWidth, height: 170 }));
+    void made(box, format, lines).then((one) => {
+      if (gone) return one.destroy();
+      plot.current = one;
+      one.setData(latest.current);
+      resized.observe(box);
+    });
+    return () => {
+      gone = true;
+      resized.disconnect();
+      plot.current?.destroy();
+    };
+  }, [language.value]);
+  const latest = useRef(data);
+  latest.current = data;
+  useEffect(() => plot.current?.setData(data), [samples]);
+  const last = samples.at(-1);
+  const told = last ? lines.map((line) => `${t(line.name)} ${format(line.of(last) ?? Number.NaN)}`).join(", ") : "";
+  return html`<figure class="plot" role="img" aria-label=${`${t(title)}: ${told}`}>
+    <figcaption><h2>${t(title)}</h2>
+      ${lines.length > 1 && lines.map((line) => html`<span key=${line.name} class="small quiet"><i class=${`key ${line.colour.slice(2)}`}></i>${t(line.name)}</span>`)}
+    </figcaption>
+    <div ref=${place}></div>
+  </figure>`;
+};
+
+/** @param {number} at unix seconds */
+const time = (at) => clock(at * 1000).replace(/:00(?=\D*$)/, "");
+
+/** @param {HTMLElement} box @param {(value: number) => string} format @param {Line[]} lines */
+async function made(box, format, lines) {
+  const { default: UPlot } = await import("../../../vendor/uplot.js");
+  const style = getComputedStyle(document.documentElement);
+  const colour = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
+  const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+  return new UPlot(
+    {
+      ...{ width: box.clientWidth, height: 170, legend: { show: false }, cursor: { y: false }, padding: [8, 8, 0, 0] },
+      scales: { y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ high) => [0, (high || 1) * 1.15] } },
+      axes: [{ ...axis, space: 70, values: (/** @type {any} */ _, /** @type {number[]} */ values) => values.map(time) }, { ...axis, size: 62, values: (/** @type {any} */ _, /** @type {number[]} */ values) => values.map(format) }],
+      series: [{}, ...lines.map((line) => ({ stroke: colour(line.colour), width: 1.75, spanGaps: false, points: { size: 4 } }))],
+    },
+    [[], ...lines.map(() => [])],
+    box,
+  );
+}

@@ -1,0 +1,37 @@
+// Which message each token of a rendered prompt belongs to.
+
+const encoder = new TextEncoder();
+const decoder = new TextDecoder();
+
+/** A token's own bytes. @param {string | number[]} piece */
+const bytesOf = (piece) => (typeof piece === "string" ? encoder.encode(piece) : new Uint8Array(piece));
+
+/**
+ * @param {string} text the prompt
+ * @param {{id: number, piece: string | number[]}[]} tokens
+ * @param {{role: string, content: string}[]} said
+ * @param {string} system
+ * @returns {{id: number, text: string, role: string}[]}
+ */
+export function spans(text, tokens, said, system) {
+  const places = [];
+  let at = 0;
+  for (const { role, content } of [{ role: "system", content: system }, ...said]) {
+    const own = content.trim();
+    const found = own ? text.indexOf(own, at) : -1;
+    if (found < 0) continue;
+    const start = encoder.encode(text.slice(0, found)).length;
+    places.push({ role, start, end: start + encoder.encode(own).length });
+    at = found + own.length;
+  }
+  const total = encoder.encode(text).length;
+  const pieces = tokens.map(({ piece }) => bytesOf(piece));
+  const held = pieces.reduce((sum, piece) => sum + piece.length, 0);
+  let byte = total - held; // a first token that is no text, such as BOS, moves the others
+  return tokens.map(({ id }, i) => {
+    const middle = byte + pieces[i].length / 2;
+    byte += pieces[i].length;
+    const role = places.find(({ start, end }) => start <= middle && middle <= end)?.role ?? "template";
+    return { id, text: decoder.decode(pieces[i]), role };
+  });
+}

@@ -1,0 +1,135 @@
+// What the template made of a chat: by role, token by token, what came from a cache; and the raw answer beside the parsed one.
+import { json } from "../../lib/api.js";
+import { html, useEffect, useState } from "../../lib/dom.js";
+import { number } from "../../lib/format.js";
+import { state, useLive } from "../../lib/live.js";
+import { chosen } from "../../lib/models.js";
+import { t } from "../../lib/texts.js";
+import { requestBody, sentence } from "../chat/generate.js";
+import { messages, pathTo } from "../chat/store.js";
+import { open } from "../chat/view.js";
+import { ModelPicker } from "../model-picker.js";
+import { spans } from "./spans.js";
+
+const SHOWN = 6000;
+/** @typedef {{cached: number, prompt: number, from: string, raw: string, parsed: any, speed: number}} Answer */
+
+/** The open chat up to its newest question, or one that is written here. @param {string} text */
+function asked(text) {
+  const path = pathTo(messages.value, open.value.leaf);
+  const end = path.findLastIndex((message) => message.role !== "assistant");
+  /** @type {import("../chat/store.js").Message[]} */
+  const said = path.slice(0, end + 1);
+  if (said.length) return said;
+  return [{ id: "", chat: "", parent: null, role: "user", content: text, created: 0 }];
+}
+
+export const PromptView = () => {
+  useLive();
+  const [text, setText] = useState("Why is the sky blue?");
+  const [prompt, setPrompt] = useState(/** @type {{text: string, tokens: any[]} | null} */ (null));
+  const [answer, setAnswer] = useState(/** @type {Answer | null} */ (null));
+  const [trouble, setTrouble] = useState("");
+  const [busy, setBusy] = useState(false);
+  const model = chosen.value?.id ?? "";
+  const said = asked(text);
+  const own = !open.value.leaf;
+  const key = JSON.stringify(said.map((one) => [one.role, one.content]));
+  useEffect(() => {
+    if (!model) return undefined;
+    const later = setTimeout(() => {
+      rendered(model, said).then(
+        (made) => {
+          setPrompt(made);
+          setTrouble("");
+        },
+        (error) => setTrouble(sentence(error)),
+      );
+    }, 250);
+    setAnswer(null);
+    return () => clearTimeout(later);
+  }, [model, key]);
+  const ask = async () => {
+    setBusy(true);
+    try {
+      setAnswer(await answered(model, said));
+      setTrouble("");
+    } catch (error) {
+      setTrouble(sentence(error));
+    }
+    setBusy(false);
+  };
+  return html`<div class="page">
+    <header class="page-head"><h1>${t("prompt")}</h1><${ModelPicker} /></header>
+    ${own
+      ? html`<label class="field">${t("promptOwn")}
+          <textarea rows="2" value=${text} onInput=${(/** @type {any} */ event) => setText(event.target.value)}></textarea></label>`
+      : html`<p class="quiet">${t("promptOfChat", open.value.title)}</p>`}
+    ${trouble && html`<p class="failure" role="alert">${trouble}</p>`}
+    ${prompt && html`<${Rendered} prompt=${prompt} said=${said} cached=${answer ? answer.cached : -1} />`}
+    <div class="row"><button type="button" class="strong" disabled=${busy || !model} onClick=${ask}>${t("askOnce")}</button>
+      ${answer && html`<span class="quiet" role="status">${t("fromWhere", number(answer.cached), number(answer.prompt), t(`from_${answer.from}`))}</span>`}
+    </div>
+    ${answer && html`<div class="columns">
+      <section aria-labelledby="raw-title"><h2 id="raw-title">${t("raw")}</h2><pre class="raw" tabindex="0">${answer.raw}</pre></section>
+      <section aria-labelledby="parsed-title"><h2 id="parsed-title">${t("parsed")}</h2>
+        <dl class="parsed">
+          ${answer.parsed.reasoning_content && html`<dt>${t("thoughts")}</dt><dd>${answer.parsed.reasoning_content}</dd>`}
+          <dt>${t("message")}</dt><dd>${answer.parsed.content || "–"}</dd>
+          ${answer.parsed.tool_calls?.map((/** @type {any} */ call) => html`<dt>${t("calls", call.function.name)}</dt><dd class="code">${call.function.arguments}</dd>`)}
+        </dl>
+      </section>
+    </div>`}
+  </div>`;
+};
+
+/** @param {string} model @param {import("../chat/store.js").Message[]} said */
+async function rendered(model, said) {
+  const body = requestBody(model, open.value.settings, said, false);
+  const { prompt } = await json("apply-template", { body });
+  const { tokens } = await json("tokenize", {
+    body: { model, content: prompt, with_pieces: true, add_special: true, parse_special: true },
+  });
+  return { text: prompt, tokens };
+}
+
+/** @param {string} model @param {import("../chat/store.js").Message[]} said @returns {Promise<Answer>} */
+async function answered(model, said) {
+  const hits = () => {
+    const engine = state.value?.models.find((one) => one.id === model)?.engine;
+    return [engine?.ram.hits ?? 0, engine?.disk.hits ?? 0];
+  };
+  const before = hits();
+  const body = { ...requestBody(model, open.value.settings, said, false), verbose: true };
+  body.max_tokens ??= 128;
+  const reply = await json("v1/chat/completions", { body });
+  await new Promise((done) => setTimeout(done, 900)); // until the next state has come
+  const [ram, disk] = hits();
+  const { timings, choices } = reply;
+  const from = !timings.cache_n ? "none" : disk > before[1] ? "disk" : ram > before[0] ? "ram" : "slot";
+  return {
+    ...{ cached: timings.cache_n, prompt: timings.cache_n + timings.prompt_n, from, speed: timings.predicted_per_second },
+    ...{ raw: reply.__verbose?.content ?? "", parsed: choices[0].message },
+  };
+}
+
+/** @param {{prompt: {text: string, tokens: any[]}, said: import("../chat/store.js").Message[], cached: number}} props */
+const Rendered = ({ prompt, said, cached }) => {
+  const found = spans(prompt.text, prompt.tokens, said, open.value.settings.system);
+  return html`<figure class="rendered">
+    <figcaption>
+      ${["system", "user", "assistant", "tool", "template"].map(
+        (role) => found.some((one) => one.role === role) && html`<span key=${role} class="small"><i class=${`key role-${role}`}></i>${t(`role_${role}`)}</span>`,
+      )}
+      <span class="stretch"></span><span class="quiet small">${t("nTokens", number(prompt.tokens.length))}</span>
+    </figcaption>
+    <div class="token-text" tabindex="0">${found.slice(0, SHOWN).map(
+      (one, i) => html`${i === cached && i > 0 && html`<span class="boundary">${t("anewFrom")}</span>`}<span
+          class=${`tok role-${one.role}${i < cached ? " cached" : ""}`} title=${`${one.id}`}>${shown(one.text)}</span>`,
+    )}</div>
+    ${found.length > SHOWN && html`<p class="quiet">${t("andMore", number(found.length - SHOWN))}</p>`}
+  </figure>`;
+};
+
+/** Line breaks as a sign and a break. @param {string} text */
+const shown = (text) => text.replaceAll("\n", "↵\n");

@@ -1,0 +1,52 @@
+// The last requests: when, how long each part took, how many tokens, how it ended.
+import { html, useState } from "../../lib/dom.js";
+import { clock, number, seconds, short } from "../../lib/format.js";
+import { requests, state, trouble, useLive } from "../../lib/live.js";
+import { t } from "../../lib/texts.js";
+import { CancelButton, Waterfall } from "../engine/waterfall.js";
+
+export const RequestsView = () => {
+  useLive();
+  const [words, setWords] = useState("");
+  const now = state.value?.at ?? 0;
+  const running = (state.value?.models ?? []).flatMap((model) =>
+    [...(model.engine?.slots.map((slot) => slot.choice) ?? []), ...(model.engine?.waiting ?? [])].flatMap((choice) =>
+      choice ? [{ ...choice, model: model.id, ended: 0, outcome: choice.placed ? "running" : "waiting" }] : [],
+    ),
+  );
+  const all = [...running.sort((a, b) => b.submitted - a.submitted), ...[...requests.value].reverse()];
+  const shown = all.filter((one) => `${one.request} ${one.model} ${t(`outcome_${one.outcome}`)}`.toLowerCase().includes(words.toLowerCase()));
+  return html`<div class="page">
+    <header class="page-head"><h1>${t("requests")}</h1><span class="stretch"></span>
+      <label class="filter"><span class="hidden">${t("filter")}</span>
+        <input type="search" placeholder=${t("filter")} value=${words} onInput=${(/** @type {any} */ event) => setWords(event.target.value)} /></label>
+    </header>
+    ${trouble.value && html`<p class="notice warn" role="status">${trouble.value}</p>`}
+    <p class="legend small quiet">
+      <span><i class="key queued"></i>${t("part_queued")}</span><span><i class="key prefill"></i>${t("part_prefill")}</span>
+      <span><i class="key decode"></i>${t("part_decode")}</span>
+    </p>
+    ${!shown.length && html`<p class="quiet empty">${t("noRequests")}</p>`}
+    ${shown.length > 0 && html`<div class="table-box" tabindex="0"><table class="requests">
+      <thead><tr>
+        <th scope="col">${t("time")}</th><th scope="col">${t("request")}</th><th scope="col">${t("model")}</th>
+        <th scope="col" class="right">${t("promptTokens")}</th><th scope="col" class="right">${t("fromCache")}</th>
+        <th scope="col" class="right">${t("writtenTokens")}</th><th scope="col" class="right">${t("firstTokens")}</th>
+        <th scope="col" class="right">${t("speed")}</th><th scope="col" class="bars">${t("course")}</th><th scope="col">${t("outcome")}</th>
+      </tr></thead>
+      <tbody>${shown.map((one) => {
+        const end = one.ended || now;
+        const first = one.prompt_done ? (one.prompt_done - one.submitted) / 1000 : Number.NaN;
+        const writing = one.prompt_done ? (end - one.prompt_done) / 1000 : 0;
+        return html`<tr key=${`${one.request}/${one.index}`}>
+          <td>${clock(one.submitted)}</td><td class="code clip" title=${one.request}>${one.request.slice(-12)}${one.index > 0 && ` /${one.index}`}</td>
+          <td class="clip">${one.model}</td><td class="right">${number(one.prompt)}</td><td class="right">${number(one.cached)}</td>
+          <td class="right">${number(one.predicted)}</td><td class="right">${seconds(first)}</td>
+          <td class="right">${one.predicted > 1 && writing > 0 ? `${short((one.predicted - 1) / writing)}/s` : "–"}</td>
+          <td class="bars"><${Waterfall} choice=${one} now=${end} wide /></td>
+          <td><span class=${`outcome ${one.outcome}`}>${t(`outcome_${one.outcome}`)}</span>${!one.ended && html` <${CancelButton} id=${one.request} />`}</td>
+        </tr>`;
+      })}</tbody>
+    </table></div>`}
+  </div>`;
+};
