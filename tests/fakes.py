@@ -14,6 +14,7 @@ import numpy as np
 
 from server.engine.embedding.vectors import EmbedderInfo, Pooling, Vectors
 from server.engine.lora import Adapter
+from server.engine.media import Spans
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, DraftRunner, MediaEncoder, RunnerInfo
 from server.errors import InternalError, ModelFailed
@@ -327,6 +328,11 @@ class FakeEmbeddingRunner:
         self.on_embed = on_embed
         self.batches: list[list[int]] = []  # tokens of each input of each call
         self.closed = False
+
+    takes_media = False
+
+    def embed_media(self, tokens: Sequence[int], media: Spans) -> Vectors:
+        raise AssertionError("it takes no media")
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> list[Vectors]:
         assert not self.closed

@@ -87,12 +87,27 @@ class MediaPrompt:
     tokens: list[int]
     spans: Spans = ()
 
+    def __len__(self) -> int:
+        return len(self.tokens)
+
 
 def media_tokens(id_: str, nth: int, n_tokens: int) -> list[int]:
     """The numbers that stand for a medium, 31 bits of its hash each: nobody finds two media with equal ones."""
     seed = f"{id_}\0{nth}\0{n_tokens}".encode()
     words = memoryview(hashlib.shake_256(seed).digest(4 * n_tokens)).cast("i")
     return [(word | _LEAST) & _NOT_LAST_BIT for word in words]
+
+
+def runs(spans: Spans, n: int) -> list[tuple[int, int, MediaSpan | None]]:
+    """The first `n` tokens as runs of text and whole media: where each begins and ends, and the medium."""
+    found: list[tuple[int, int, MediaSpan | None]] = []
+    at = 0
+    for span in spans:
+        if at < span.start:
+            found.append((at, span.start, None))
+        found.append((span.start, span.end, span))
+        at = span.end
+    return [*found, (at, n, None)] if at < n else found
 
 
 def whole(spans: Spans, n: int) -> int:

@@ -89,7 +89,7 @@ class DraftRunner(Protocol):
 
 
 class MediaEncoder(Protocol):
-    """A loaded projector. `encode` is called by one thread at a time, others may use other methods meanwhile."""
+    """A loaded projector. Safe in any thread."""
 
     def encode(self, chunks: Sequence[OwnChunk]) -> list[bytes]:
         """Embeddings of as many of the first chunks as are computed together, of one at least.

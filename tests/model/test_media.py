@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from server.engine.embedding.engine import EmbeddingEngine
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Text
@@ -273,3 +274,25 @@ async def test_an_engine_that_is_made_anew_encodes_nothing_again(gguf_folder: Pa
             assert b.n_encoded == n_encoded
             assert b.engine.stats.n_media_hits == 2 - n_encoded
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last", "none"])
+@pytest.mark.parametrize("kind", ["mlp", "gemma3", "qwen2vl"])
+async def test_vectors_tell_pictures_apart(gguf_folder: Path, kind: str, pooling: str) -> None:
+    spec = specification(gguf_folder, kind, embedding=True, pooling=pooling)
+    weights = LlamaLoader().load(spec, lambda _: True)
+    engine = EmbeddingEngine([weights.embedding_runner()], EngineParams(), asyncio.get_running_loop())
+    media = weights.media
+    assert media is not None
+    prompts = [
+        media.tokenize(["what is ", picture(n), " here?"], add_special=True, parse_special=True) for n in (1, 2, 1)
+    ]
+    text = prompts[0].tokens[: prompts[0].spans[0].start]
+    one, other, same, alone = await engine.submit([*prompts, text])
+    assert np.array_equal(one, same)
+    assert not np.allclose(one, other)
+    assert one.shape == ((len(prompts[0]), 64) if pooling == "none" else (1, 64))
+    if pooling == "none":
+        assert np.allclose(one[: len(text)], alone, atol=1e-3)  # nothing in front of the picture knows of it
+    await engine.close()
+    weights.close()

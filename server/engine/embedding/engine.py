@@ -8,6 +8,7 @@ from server.engine.embedding.instance import EmbeddingInstance
 from server.engine.embedding.queue import Job
 from server.engine.embedding.vectors import EmbeddingRunner, Vectors
 from server.engine.group import InstanceGroup
+from server.engine.media import MediaPrompt, text_of
 from server.engine.params import EngineParams
 from server.engine.step.snapshot import SlotSnapshot
 from server.engine.step.threads import cpus_of
@@ -26,6 +27,7 @@ class EmbeddingEngine(InstanceGroup[EmbeddingInstance]):
     ) -> None:
         super().__init__(params, runners[0].info.n_seq, clock)
         self.info = runners[0].info
+        self._takes_media = runners[0].takes_media
         self.vocab = runners[0].vocab
         self.n_ctx_seq = self.info.n_ctx_seq
         self._loop = loop
@@ -41,7 +43,7 @@ class EmbeddingEngine(InstanceGroup[EmbeddingInstance]):
             ]
         )
 
-    def submit(self, inputs: Sequence[Sequence[int]]) -> asyncio.Future[list[Vectors]]:
+    def submit(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> asyncio.Future[list[Vectors]]:
         """Queue a request; the future has the vectors of each input, in order. Cancelling it frees its place.
 
         Raises InvalidRequest, ContextExceeded, QueueFull, ShuttingDown or Unavailable; then nothing was queued.
@@ -49,12 +51,13 @@ class EmbeddingEngine(InstanceGroup[EmbeddingInstance]):
         self._check_open()
         if not inputs:
             raise InvalidRequest('"input" must not be empty', "input")
-        for tokens in inputs:
-            self._check(tokens)
+        prompts = [one if isinstance(one, MediaPrompt) else MediaPrompt(list(one)) for one in inputs]
+        for prompt in prompts:
+            self._check(prompt)
         instance = min((i for i in self._instances if not i.failure), key=lambda i: i.n_load)
         if instance.n_load >= self.params.max_queue + self.info.n_seq:
             raise QueueFull(instance.n_load - self.info.n_seq, self._retry_after_s(instance))
-        job = Job(inputs, self._loop.create_future(), self._clock())
+        job = Job([p.tokens for p in prompts], [p.spans for p in prompts], self._loop.create_future(), self._clock())
         self._idle.clear()
         instance.submit(job)
         return job.done
@@ -69,9 +72,9 @@ class EmbeddingEngine(InstanceGroup[EmbeddingInstance]):
             instance.queue.check_integrity()
             assert instance.n_load or not instance.queue.jobs, "a job is queued that nobody waits for"
 
-    def _check(self, tokens: Sequence[int]) -> None:
+    def _check(self, prompt: MediaPrompt) -> None:
         """llama-server's limits in its words (tools/server/server-context.cpp, update_slots)."""
-        info, n = self.info, len(tokens)
+        info, tokens, n = self.info, prompt.tokens, len(prompt.tokens)
         if not n:
             raise InvalidRequest("Input content cannot be empty", "input")
         if info.whole and n > info.n_ubatch:
@@ -85,5 +88,9 @@ class EmbeddingEngine(InstanceGroup[EmbeddingInstance]):
             raise ContextExceeded(n, info.n_ctx_seq, message)
         if not info.whole and n >= info.n_ctx_seq:
             raise ContextExceeded(n, info.n_ctx_seq)
-        if min(tokens) < 0 or max(tokens) >= self.vocab.n_tokens:
+        if prompt.spans and not self._takes_media:
+            raise InvalidRequest("this model embeds text only", "input")
+        if any(span.n_tokens > info.n_ubatch for span in prompt.spans):
+            raise InvalidRequest(f"a medium has more tokens than the physical batch size ({info.n_ubatch})", "input")
+        if min(text_of(tokens, prompt.spans), default=0) < 0 or max(tokens) >= self.vocab.n_tokens:
             raise InvalidRequest(f"a token id is outside the vocabulary (0 to {self.vocab.n_tokens - 1})", "input")

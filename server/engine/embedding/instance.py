@@ -197,7 +197,11 @@ class EmbeddingInstance:
             self._keep(piece, vectors)
 
     def _embed(self, pieces: list[Piece]) -> list[Vectors]:
-        found = self.runner.embed([piece.tokens for piece in pieces])
+        text = [piece for piece in pieces if not piece.media]
+        vectors = iter(self.runner.embed([piece.tokens for piece in text]) if text else ())
+        found = [
+            self.runner.embed_media(piece.tokens, piece.media) if piece.media else next(vectors) for piece in pieces
+        ]
         sizes = [len(piece.tokens) for piece in pieces]
         self.stats.n_decode += 1
         self.stats.n_busy_slots += len(pieces)

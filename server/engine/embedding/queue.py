@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from server.engine.embedding.vectors import Vectors
+from server.engine.media import Spans
 
 
 @dataclass(eq=False, slots=True)
@@ -20,6 +21,7 @@ class Job:
     """
 
     inputs: Sequence[Sequence[int]]
+    media: Sequence[Spans]  # of each input
     done: asyncio.Future[list[Vectors]]
     submitted_at: float
     n_taken: int = 0  # inputs that are in a decode, or were
@@ -43,6 +45,11 @@ class Piece:
     def tokens(self) -> Sequence[int]:
         """The input."""
         return self.job.inputs[self.index]
+
+    @property
+    def media(self) -> Spans:
+        """What its negative tokens stand for."""
+        return self.job.media[self.index]
 
 
 class Queue:

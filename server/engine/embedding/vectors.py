@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from server.engine.media import Spans
 from server.vocab import Vocab
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
@@ -60,5 +61,12 @@ class EmbeddingRunner(Protocol):
         At most ``n_seq`` inputs of ``n_pack`` tokens in all, or a single one. Raises `server.errors.InternalError`
         when the library reports a fault.
         """
+
+    def embed_media(self, tokens: Sequence[int], media: Spans) -> Vectors:
+        """As `embed`, of one input with media, which are encoded for it. Raises `InternalError`."""
+
+    @property
+    def takes_media(self) -> bool:
+        """Whether it can: there is a projector, and what comes later changes nothing of what came before."""
 
     def close(self) -> None: ...

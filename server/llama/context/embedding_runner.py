@@ -3,14 +3,19 @@
 import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 
 from server.engine.embedding.vectors import EmbedderInfo, Pooling, Vectors
+from server.engine.media import MediaInput, Spans, position, runs
 from server.errors import InternalError, ModelFailed
 from server.llama.context.batch import Batch, Run
 from server.llama.files.roles import POOLING_TYPES
 from server.llama.library import C, collect_errors, reason
+from server.llama.media.batch import EmbeddingBatch
+from server.llama.media.chunks import NativeChunk
+from server.llama.media.projector import Projector
 from server.llama.vocab import LlamaVocab
 from server.pool.spec import LoadParams, ModelSpec
 
@@ -24,6 +29,7 @@ class LlamaEmbeddingRunner:
         vocab: LlamaVocab,
         info: EmbedderInfo,
         on_close: "Callable[[LlamaEmbeddingRunner], None]",
+        encoder: Projector | None = None,
     ) -> None:
         self._context: int | None = context
         self.vocab = vocab
@@ -31,6 +37,15 @@ class LlamaEmbeddingRunner:
         self._on_close = on_close
         self._memory = C.llama_get_memory(context)
         self._batch = Batch(C.llama_n_batch(context), info.n_seq, vocab.n_tokens)
+        self._encoder = encoder
+        self._media: EmbeddingBatch | None = None
+        if encoder is not None and self._memory and C.llama_get_causal_attn(context):
+            self._media = EmbeddingBatch(info.n_ubatch, info.n_seq, encoder.n_embd, mrope=encoder.mrope)
+
+    @property
+    def takes_media(self) -> bool:
+        """Whether there is a projector, and parts of an input can be computed one after the other."""
+        return self._media is not None
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> list[Vectors]:
         """The vectors of each input, computed together; an input longer than ``n_pack`` must be the only one.
@@ -49,6 +64,55 @@ class LlamaEmbeddingRunner:
         finally:
             if self._memory:
                 C.llama_memory_clear(self._memory, False)
+
+    def embed_media(self, tokens: Sequence[int], media: Spans) -> Vectors:
+        """As `embed`, of one input with media, computed in parts. Raises `InternalError`."""
+        context = self._context
+        if context is None or self._encoder is None:
+            raise InternalError("a context was used after it was closed, or without a projector for media")
+        if len(tokens) > self.info.n_ctx_seq:
+            raise InternalError(f"an input of {len(tokens)} tokens in a context of {self.info.n_ctx_seq}")
+        embeddings = [self._encoder.encode([span.chunk])[0] for span in media if isinstance(span.chunk, NativeChunk)]
+        encoded = iter(embeddings)
+        rows: list[Vectors] = []
+        sizes: list[int] = []
+        try:
+            for start, end, span in runs(media, len(tokens)):
+                step = end - start if span is not None else self.info.n_ubatch
+                for at in range(start, end, step):
+                    part = tokens[at : min(at + step, end)]
+                    run = Run(0, position(media, at), part, want_logits=True)
+                    if span is None:
+                        self._decode(context, [run])
+                    else:
+                        self._decode_medium(context, replace(run, media=MediaInput(span, next(encoded), 0)))
+                    rows += self._read(context, [len(part)])
+                    sizes.append(len(part))
+        finally:
+            C.llama_memory_clear(self._memory, False)
+        return self._pooled(rows, sizes)
+
+    def _pooled(self, rows: list[Vectors], sizes: list[int]) -> Vectors:
+        """Of an input whose parts have these vectors; each part's is a mean, the last token's ... of its own."""
+        if self.info.pooling is Pooling.NONE:
+            return np.concatenate(rows)
+        if self.info.pooling is Pooling.MEAN:
+            return np.average(np.stack(rows), axis=0, weights=sizes).astype(np.float32)
+        return rows[0] if self.info.pooling is Pooling.CLS else rows[-1]
+
+    def _decode_medium(self, context: int, run: Run) -> None:
+        if self._media is None or run.media is None:
+            raise InternalError("a model without a projector was given media")
+        self._media.fill([run])
+        self._media.want_all()
+        if run.media.causal:
+            self._decode_native(context, self._media.native)
+            return
+        C.llama_set_causal_attn(context, False)
+        try:
+            self._decode_native(context, self._media.native)
+        finally:
+            C.llama_set_causal_attn(context, True)
 
     def _check(self, inputs: Sequence[Sequence[int]]) -> None:
         """What `Batch` does not see: it would be an assertion inside the library, or a read past a table's end."""
@@ -72,8 +136,12 @@ class LlamaEmbeddingRunner:
     def _decode(self, context: int, runs: Sequence[Run]) -> None:
         self._batch.fill(runs)
         self._batch.want_all()
+        self._decode_native(context, self._batch.native)
+
+    @staticmethod
+    def _decode_native(context: int, batch: ctypes.Structure) -> None:
         with collect_errors(quiet=True) as errors:
-            status = C.llama_decode(context, self._batch.native)
+            status = C.llama_decode(context, batch)
         if status != 0:
             raise InternalError(f"llama_decode returned {status}: {reason(errors, 'no reason given')}")
 
@@ -108,6 +176,7 @@ def open_embedding_runner(
     vocab: LlamaVocab,
     on_close: Callable[[LlamaEmbeddingRunner], None],
     adapt: Callable[[int], None],
+    encoder: Projector | None = None,
 ) -> LlamaEmbeddingRunner:
     """A new context that `adapt` may change; blocking. Raises `ModelFailed` when the library refuses it, or the first
     computation."""
@@ -118,7 +187,7 @@ def open_embedding_runner(
     try:
         adapt(context)
         info = embedder_info(context, model, spec.native)
-        runner = LlamaEmbeddingRunner(context, vocab, info, on_close)
+        runner = LlamaEmbeddingRunner(context, vocab, info, on_close, encoder)
         if spec.native.warmup:
             with ThreadPoolExecutor(1, "warm-up") as once:  # see `server.llama.weights.model`: its threads end with it
                 once.submit(runner.embed, [[max(vocab.bos, 0)]]).result()

@@ -21,7 +21,7 @@ _NODE_WORDS = 8
 _Map = ctypes.c_size_t * 6
 
 
-class _Returned(ctypes.Structure):
+class Tree(ctypes.Structure):
     """``std::map`` by value; large enough that every calling convention returns it in memory, as C++ does."""
 
     _fields_ = [("words", _Map)]
@@ -36,23 +36,29 @@ def breakdown(context: int) -> dict[str, Bytes]:
     """By device, of the model (once, however many contexts it has) and this context. Empty where `can_tell` says no."""
     if not can_tell():
         return {}
-    tree = bind(C._lib, _SYMBOL, _Returned, ctypes.c_void_p)(context).words
-    nodes = list(_nodes(tree[_ROOT]))
-    delete = bind(C._lib, "_ZdlPv", None, ctypes.c_void_p)  # operator delete
-    entries = [tuple(_words(node)[_VALUE:]) for node in nodes]
-    for node in nodes:
-        delete(node)
-    assert len(entries) == tree[_COUNT], "the library's map has another layout"
+    tree = bind(C._lib, _SYMBOL, Tree, ctypes.c_void_p)(context)
+    entries = [words[_VALUE:] for words in tree_nodes(tree, _NODE_WORDS)]
     return added({_device(buffers): Bytes(*sizes)} for buffers, *sizes in entries)
 
 
-def _words(node: int) -> list[int]:
-    return list((ctypes.c_size_t * _NODE_WORDS).from_address(node))
+def tree_nodes(tree: Tree, n_words: int) -> list[list[int]]:
+    """The words of every node of a map whose nodes have so many, in order; the map is freed."""
+    nodes = list(_nodes(tree.words[_ROOT]))
+    delete = bind(C._lib, "_ZdlPv", None, ctypes.c_void_p)  # operator delete
+    found = [_words(node, n_words) for node in nodes]
+    for node in nodes:
+        delete(node)
+    assert len(found) == tree.words[_COUNT], "the library's map has another layout"
+    return found
+
+
+def _words(node: int, n_words: int) -> list[int]:
+    return list((ctypes.c_size_t * n_words).from_address(node))
 
 
 def _nodes(node: int) -> Iterator[int]:
     if node:
-        words = _words(node)
+        words = _words(node, _VALUE)
         yield from _nodes(words[_LEFT])
         yield node
         yield from _nodes(words[_RIGHT])

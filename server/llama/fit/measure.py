@@ -11,7 +11,7 @@ from typing import Self
 from server.errors import ModelFailed
 from server.llama.context.embedding_params import embedding_params
 from server.llama.context.params import context_params, generator_params
-from server.llama.files.model_file import ModelFiles, check_files
+from server.llama.files.model_file import ModelFiles, check_files, read_gguf
 from server.llama.files.roles import roles
 from server.llama.fit.breakdown import breakdown, without_weights
 from server.llama.library import C, collect_errors, reason, start_backend
@@ -34,6 +34,7 @@ class Measure:
         self._files = files
         self._draft = draft
         self._open: dict[Path, tuple[LoadParams, int]] = {}
+        self._media: Footprint | None = None  # the projector, which no parameter that is chosen changes
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +53,18 @@ class Measure:
             parts += self._target(replace(self._spec, native=one), n_instances)
             if self._draft is not None:
                 parts += self._guesser(self._draft, one, n_instances)
-        return added(parts)
+        if self._media is None:
+            self._media = self._projector(native)
+        return added([*parts, self._media])
+
+    def _projector(self, native: LoadParams) -> Footprint:
+        name, path = self._spec.id, self._spec.mmproj
+        if path is None:
+            return {}
+        from server.llama.media.usage import projector_memory  # libmtmd is loaded for those who need it
+
+        read_gguf(name, path)
+        return projector_memory(name, path, native)
 
     def _target(self, spec: ModelSpec, n_instances: int) -> list[Footprint]:
         what, model = roles(self._files.header, spec.native), self._model(self._files, spec.native)

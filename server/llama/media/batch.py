@@ -47,6 +47,10 @@ class EmbeddingBatch:
         self._point(n, rows, np.concatenate(columns, axis=1), np.concatenate(sequences), outputs)
         return outputs
 
+    def want_all(self) -> None:
+        """Ask for an output of every token that `fill` put in."""
+        ctypes.memset(self.native.logits, 1, self.native.n_tokens)
+
     def _rows(self, media: MediaInput, n: int) -> NDArray[np.float32]:
         whole = np.frombuffer(media.embeddings, np.float32)
         if len(whole) != media.span.n_tokens * self._n_embd or media.first + n > media.span.n_tokens:

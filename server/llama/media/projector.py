@@ -34,7 +34,7 @@ _ENCODERS = ("v.blk.", "v.patch_embd", "v.position_embd", "a.blk.", "a.position_
 class Projector:
     """`server.pool.protocols.MediaReader` and `server.engine.runner_api.MediaEncoder` over one native projector.
 
-    `tokenize` may be called in any thread, `encode` in one at a time.
+    Safe in any thread; one at a time encodes.
     """
 
     def __init__(self, name: str, path: Path, model: int, native: LoadParams) -> None:
@@ -43,7 +43,7 @@ class Projector:
         check_projector(name, path, header, {C.llama_model_n_embd(model), C.llama_model_n_embd_inp(model)})
         start_media()
         self.marker = native.media_marker or f"<__media_{secrets.token_hex(16)}__>"
-        params = _params(name, native, self.marker)
+        params = projector_params(name, native, self.marker)
         with ThreadPoolExecutor(1, "open-projector") as once:  # the warm-up's compute threads end with it
             context, why = once.submit(_opened, path, model, params).result()
         if not context:
@@ -51,6 +51,7 @@ class Projector:
         self._context: int | None = context
         self._users = threading.Condition()
         self._n_users = 0
+        self._encoding = threading.Lock()
         self.n_embd = C.llama_model_n_embd_inp(model)
         self.mrope = C.llama_model_rope_type(model) in _MROPE
         limits = f"{native.image_min_tokens} {native.image_max_tokens}"
@@ -107,7 +108,7 @@ class Projector:
     def encode(self, chunks: Sequence[NativeChunk]) -> list[bytes]:
         """Embeddings of as many of the first chunks as can be computed together, of one at least: each
         [n_tokens, n_embd] 32-bit floats. Raises `InternalError`."""
-        with self._open() as context, collect_errors() as errors:
+        with self._encoding, self._open() as context, collect_errors() as errors:
             batch = M.mtmd_batch_init(context)
             try:
                 n = _fill(batch, chunks)
@@ -148,7 +149,8 @@ def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) 
         )
 
 
-def _params(name: str, native: LoadParams, marker: str) -> ctypes.Structure:
+def projector_params(name: str, native: LoadParams, marker: str) -> ctypes.Structure:
+    """What the library opens a projector with. Raises `ModelFailed` for a device that is not there."""
     params: ctypes.Structure = M.mtmd_context_params_default()
     params.use_gpu = native.mmproj_offload and offloads(native) and native.mmproj_device != ()
     wanted = native.mmproj_device or (native.devices[0] or ())[:1]

@@ -24,6 +24,7 @@ from server.llama.fit.measure import adapters
 from server.llama.fit.memory import available_bytes, check_kv_fits
 from server.llama.library import C, collect_errors, reason
 from server.llama.media.projector import Projector
+from server.llama.media.usage import projector_memory
 from server.llama.neighbours import ComputeThreads
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.adapters import apply_configured, load_adapters
@@ -63,6 +64,7 @@ class LlamaWeights:
         self.media = Projector(spec.id, spec.mmproj, model, spec.native) if spec.mmproj is not None else None
         if self.media is not None:
             self.info = replace(self.info, media=self.media.kinds, media_marker=self.media.marker)
+        self._media_memory = projector_memory(spec.id, spec.mmproj, spec.native)
 
     def runner(self) -> LlamaRunner:
         """A new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
@@ -89,10 +91,10 @@ class LlamaWeights:
         return runner
 
     def footprint(self) -> Footprint:
-        """Of the contexts made so far, with the weights once; with the draft model's."""
+        """Of the contexts made so far, with the weights once; with the draft model's, and the projector."""
         own = self._taken.footprint()
         drafts = self._draft.footprint() if self._draft is not None else {}
-        return added([own, adapters(self._spec.native, own), drafts])
+        return added([own, adapters(self._spec.native, own), drafts, self._media_memory])
 
     def _wrap(self, context: int, model: int, params: ctypes.Structure) -> LlamaRunner:
         if not C.llama_get_memory(context):
@@ -168,7 +170,7 @@ class LlamaWeights:
         if not is_encoder(self._header):
             offloaded = offloads(self._spec.native)
             check_kv_fits(self._spec.id, self._header, params, self.info.n_ctx_train, offloaded=offloaded)
-        runner = open_embedding_runner(model, self._spec, params, self.vocab, self._forget, self._adapt)
+        runner = open_embedding_runner(model, self._spec, params, self.vocab, self._forget, self._adapt, self.media)
         with self._lock:
             self._runners.add(runner)
         return runner

@@ -12,6 +12,7 @@ from pydantic import AfterValidator
 
 from server.conversation.form import Media, MediaKind
 from server.engine.embedding.vectors import Pooling, Vectors
+from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
@@ -62,7 +63,7 @@ class Embeddings:
 class EmbeddingsJob:
     """`server.wire.vectors.job.VectorJob`: one vector for each text, or with pooling none one for each token."""
 
-    inputs: list[list[int]]
+    inputs: list[MediaPrompt]
     model: str
     native: bool
     base64: bool
@@ -118,7 +119,7 @@ def embeddings_job(
         raise field_error("dimensions", f"the model's vectors have {info.n_embd}, but {body.dimensions} are asked for")
     norm = model.spec.embd_normalize if body.embd_normalize is None else body.embd_normalize
     return EmbeddingsJob(
-        inputs=[_tokens(prompt, model, seen) for prompt in request.prompts],
+        inputs=[_input(prompt, model, seen) for prompt in request.prompts],
         model=body.model or model.spec.id,
         native=request.native,
         base64=body.encoding_format == "base64",
@@ -127,13 +128,11 @@ def embeddings_job(
     )
 
 
-def _tokens(prompt: Prompt, model: LoadedModel, seen: Seen) -> list[int]:
+def _input(prompt: Prompt, model: LoadedModel, seen: Seen) -> MediaPrompt:
     found = read_prompt(prompt, model, seen, "input")
     if not found.tokens:
         raise InvalidRequest("Input content cannot be empty", "input")
-    if found.spans:
-        raise InvalidRequest("media have no vectors yet", "input")
-    return found.tokens
+    return found
 
 
 def _prompts(value: object, path: str) -> list[Prompt]:

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from server.engine.embedding.vectors import Vectors
+from server.engine.media import MediaPrompt
 
 NONE, MAX_ABSOLUTE, TAXICAB, EUCLIDEAN = -1, 0, 1, 2
 MAX_NORM = 1000
@@ -17,8 +18,8 @@ class VectorJob(Protocol):
     """What a request wants computed, and how its reply is written."""
 
     @property
-    def inputs(self) -> list[list[int]]:
-        """Tokens of each input."""
+    def inputs(self) -> Sequence[Sequence[int] | MediaPrompt]:
+        """Tokens of each input, where there are media with what they stand for."""
 
     def reply(self, found: Sequence[Vectors]) -> bytes:
         """The reply's JSON; blocking, for a thread."""

@@ -58,7 +58,7 @@ def reply(made: EmbeddingsJob, pooling: Pooling = Pooling.MEAN) -> Any:
     ],
 )
 def test_every_form_of_input(given: object, tokens: list[list[int]]) -> None:
-    assert job({"input": given}).inputs == tokens
+    assert [prompt.tokens for prompt in job({"input": given}).inputs] == tokens
     assert job({"content": given}, openai=False).inputs == tokens
 
 

@@ -11,7 +11,7 @@ from server.engine.embedding.queue import Job, Queue
 def job(*sizes: int) -> Job:
     loop = asyncio.new_event_loop()
     try:
-        return Job([[0] * size for size in sizes], loop.create_future(), 0.0)
+        return Job([[0] * size for size in sizes], [()] * len(sizes), loop.create_future(), 0.0)
     finally:
         loop.close()
 
