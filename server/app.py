@@ -38,6 +38,7 @@ from server.pool.load.loading import chat_template
 from server.pool.load.progress import show_load_progress
 from server.pool.pool import Pool, PoolLimits
 from server.pool.protocols import Loader
+from server.pool.saved.slot_file import signing_key
 from server.pool.saved.slot_files import SlotFiles
 from server.pool.spec import ModelSpec
 from server.pool.turns import log_failure
@@ -51,7 +52,7 @@ from server.transport.gateway import Gateway
 from server.transport.handlers import add_error_handlers
 from server.transport.key_file import read_keys
 from server.transport.keys import Key, KeyRing, plain_key
-from server.transport.options import CorsOptions, HttpOptions
+from server.transport.options import MIB, CorsOptions, HttpOptions
 from server.transport.shutdown import StopSignals
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONFIG_ERROR_STATUS = 2
+LEAST_SECRET_BYTES = 16
 KEYS_EVERY_S = 1.0  # that files of keys are looked at
 LINGER_S = 2.0  # what llama-server's variable for its tests does (server-models.cpp, debug_fake_timing)
 PICTURES = "server.llama.pictures:answerer"  # by name: it is other processes that import it
@@ -107,7 +109,7 @@ def create_app(
         metrics=Metrics(),
         sight=sight_of(server),
         keys=ring,
-        slot_files=None if server.slot_save_path is None else SlotFiles(server.slot_save_path),
+        slot_files=slot_files_of(server),
     )
     app = FastAPI(
         title="Llamapool",
@@ -125,6 +127,21 @@ def create_app(
         served, services.options, services.draining, services.metrics.count_request, page.has, ring, services.rates
     )
     return app
+
+
+def slot_files_of(server: ServerSettings) -> SlotFiles | None:
+    """Where slots are saved; None = nowhere. Raises ConfigError when the secret can't be read."""
+    if server.slot_save_path is None:
+        return None
+    secret = b""
+    if server.slot_save_secret_file is not None:
+        try:
+            secret = server.slot_save_secret_file.read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(f"server.slot_save_secret_file: {error.strerror}; check the path") from None
+        if len(secret) < LEAST_SECRET_BYTES:
+            raise ConfigError(f"server.slot_save_secret_file: give at least {LEAST_SECRET_BYTES} bytes")
+    return SlotFiles(server.slot_save_path, server.slot_save_quota * MIB, signing_key(secret) if secret else b"")
 
 
 def read_all_keys(server: ServerSettings) -> list[Key]:
@@ -193,6 +210,7 @@ def http_options(server: ServerSettings) -> HttpOptions:
         sse_ping_interval_s=server.sse_ping_interval,
         api_prefix=server.api_prefix,
         closed=server.closed,
+        cache_scope=None if server.cache_scope == "auto" else server.cache_scope,
         allowed_hosts=tuple(host.lower() for host in server.allowed_hosts),
         cors=CorsOptions(
             origins="" if server.closed and server.cors_origins.strip() == "*" else server.cors_origins,

@@ -200,9 +200,10 @@ class Engine(InstanceGroup[Instance]):
         wanted = dict(scales)
         self.adapters = tuple(replace(a, scale=wanted.get(a.id, 0.0)) for a in self.adapters)
 
-    async def save_slot(self, id_slot: int) -> SlotState:
-        """What the slot holds, once it is idle. Raises `InvalidRequest` for a slot that is not there."""
-        saved = await self._command(id_slot, commands.save)
+    async def save_slot(self, id_slot: int, owner: str = "") -> SlotState:
+        """What the slot holds, once it is idle. Raises `InvalidRequest` for a slot that is not there, and
+        `PermissionDenied` where another than `owner` had it computed."""
+        saved = await self._command(id_slot, commands.save(owner))
         assert isinstance(saved, SlotState)
         return saved
 
@@ -213,9 +214,9 @@ class Engine(InstanceGroup[Instance]):
         """
         await self._command(id_slot, commands.restore(saved))
 
-    async def erase_slot(self, id_slot: int) -> int:
-        """Forget what the slot holds, once it is idle; the number of its tokens."""
-        erased = await self._command(id_slot, commands.erase)
+    async def erase_slot(self, id_slot: int, owner: str = "") -> int:
+        """Forget what the slot holds, once it is idle; the number of its tokens. Raises as `save_slot`."""
+        erased = await self._command(id_slot, commands.erase(owner))
         assert isinstance(erased, int)
         return erased
 
@@ -268,9 +269,9 @@ class Engine(InstanceGroup[Instance]):
     def _tuning(self, request: Request) -> Tuning:
         """What computes the request; raises `InvalidRequest` for an adapter that is not there."""
         if request.adapters is None:
-            return tuning(default_set(self.adapters), self.adapters, request.prompt)
+            return tuning(default_set(self.adapters), self.adapters, request.prompt, request.cache_scope)
         self._check_adapters(request.adapters)
-        return tuning(request.adapters, self.adapters, request.prompt)
+        return tuning(request.adapters, self.adapters, request.prompt, request.cache_scope)
 
     def _check_adapters(self, adapters: Adapters) -> None:
         ids = [id_ for id_, _ in adapters]

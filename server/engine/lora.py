@@ -28,10 +28,12 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What computes a sequence: ``adapters`` from position ``start`` on, the bare model before."""
+    """What computes a sequence: ``adapters`` from position ``start`` on, the bare model before; and for whom
+    (`cache_scope`)."""
 
     adapters: Adapters = ()
     start: int = NEVER
+    scope: str = ""
 
     def at(self, position: int) -> Adapters:
         """The set that computes the token at `position`."""
@@ -42,8 +44,10 @@ BARE = Tuning()
 
 
 def reusable(n: int, cells: Tuning, wanted: Tuning) -> int:
-    """How many of the first `n` cells, computed under `cells`, are what `wanted` would compute."""
-    return n if cells == wanted else min(n, cells.start, wanted.start)
+    """How many of the first `n` cells, computed under `cells`, `wanted` would compute, too; none of another scope."""
+    if cells == wanted:
+        return n
+    return min(n, cells.start, wanted.start) if cells.scope == wanted.scope else 0
 
 
 def default_set(adapters: Iterable[Adapter]) -> Adapters:
@@ -51,21 +55,22 @@ def default_set(adapters: Iterable[Adapter]) -> Adapters:
     return tuple((a.id, a.scale) for a in adapters if a.scale != 0.0)
 
 
-def tuning(wanted: Adapters, loaded: Sequence[Adapter], prompt: Sequence[int]) -> Tuning:
+def tuning(wanted: Adapters, loaded: Sequence[Adapter], prompt: Sequence[int], scope: str = "") -> Tuning:
     """Where `wanted` begins to work in `prompt`; an aLoRA whose invocation is not in it stays off.
 
     llama-server's rule (server-context.cpp, launch_slot_with_task): it works from one token before the last
     invocation, and only when no adapter of another kind is on. Raises `InvalidRequest` for two aLoRAs.
     """
+    bare = Tuning(scope=scope) if scope else BARE
     if not wanted:
-        return BARE
+        return bare
     invocations = [loaded[id_].alora_invocation_tokens for id_, _ in wanted]
     if not all(invocations):
-        return Tuning(wanted, 0)
+        return Tuning(wanted, 0, scope)
     if len(wanted) > 1:
         raise InvalidRequest("lora: Cannot run multiple aLoRAs in a single request", "lora")
     at = last_occurrence(prompt, invocations[0])
-    return BARE if at < 0 else Tuning(wanted, max(at - 1, 0))
+    return bare if at < 0 else Tuning(wanted, max(at - 1, 0), scope)
 
 
 def last_occurrence(tokens: Sequence[int], part: Sequence[int]) -> int:

@@ -185,6 +185,8 @@ class Request:
     ``n_indent`` > 0: generation ends at the first line that is indented by fewer white spaces.
     ``post_sampling_probs``: log probabilities after the sampler chain, instead of the model's own.
     ``spec_n_max``, ``spec_n_min`` and ``spec_p_min`` bound what is guessed; negative = as configured.
+    ``cache_salt`` is what the client says to keep its cells from others, ``cache_scope`` what follows from it and from
+    who it is (`engine.cache_scope`).
     ``priority``: lower is served earlier. ``client``: an opaque name; what one client asks for does not starve others.
     """
 
@@ -215,6 +217,8 @@ class Request:
     spec_p_min: float = -1.0
     priority: int = 0
     client: str = ""
+    cache_salt: str = ""
+    cache_scope: str = ""
     media: Spans = ()
 
 

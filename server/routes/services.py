@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from fastapi import Request
 
+from server.engine.cache_scope import Mode
 from server.media.sight import Sight
 from server.metrics.exposition import Metrics
 from server.page.live import Live
@@ -43,6 +44,11 @@ class Services:
     streams: KeptStreams = field(default_factory=KeptStreams)
     draining: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server begins to stop
 
+    @property
+    def cache_mode(self) -> Mode:
+        """Within which bounds requests share what was computed."""
+        return self.options.cache_scope or ("key" if self.keys.several else "server")
+
 
 def services(request: Request) -> Services:
     """The services of the application that `request` came to; of the models, those that its key is for."""
@@ -57,6 +63,13 @@ def caller_of(request: Request) -> Key | None:
     """Whose request it is; None for one without a key to what is open to all."""
     caller: Key | None = request.scope.get(CALLER)
     return caller
+
+
+def cache_owner(request: Request) -> str:
+    """Whose cells a request computes; "" = everybody's."""
+    found: Services = request.app.state.services
+    caller = caller_of(request)
+    return "" if caller is None or found.cache_mode == "server" else caller.owner
 
 
 def wants_load(request: Request) -> bool | None:

@@ -12,6 +12,7 @@ from fastapi import Request as HttpRequest
 from server.constrain.thinking_end import ReasoningSwitch
 from server.conversation.form import Media
 from server.conversation.prompt import can_show
+from server.engine.cache_scope import cache_scope
 from server.engine.request import Event, Failed, Finished, Request, Sink, Text
 from server.engine.sequence import Ticket
 from server.errors import PermissionDenied, Unavailable
@@ -89,6 +90,7 @@ class Session:
             for number, request in enumerate(requests(result)):
                 request.client = self._client(request.client)
                 request.priority = allowed_priority(request.priority, self._key)
+                request.cache_scope = cache_scope(self._services.cache_mode, self._key.owner, request.cache_salt)
                 self._n_tokens += len(request.prompt)
                 self._tickets.append(model.engine.submit(request, self._sink(number)))
                 self._n_open += request.n

@@ -4,11 +4,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from server.engine.cache_scope import owner_of
 from server.engine.step.snapshot import SlotSnapshot
 from server.errors import InvalidRequest, ModelLoading, NotSupported, Unavailable
 from server.pool.state import ModelState
 from server.routes.health import NO_SLOT, is_pending
-from server.routes.services import services
+from server.routes.services import cache_owner, caller_of, services
 from server.transport.reply import json_reply
 from server.wire.native.settings import generation_settings
 
@@ -30,7 +31,20 @@ async def slots(request: Request, model: str = "", fail_on_no_slot: str = "") ->
         raise Unavailable(NO_SLOT)
     wanted = state.spec.chat.reasoning_format
     shown_format = "deepseek" if wanted == "auto" else wanted  # what a request gets that asks for none
-    return json_reply([slot_object(slot, shown_format) for slot in found])
+    shown = [slot if may_see(request, slot) else hidden(slot) for slot in found]
+    return json_reply([slot_object(slot, shown_format) for slot in shown])
+
+
+def may_see(request: Request, slot: SlotSnapshot) -> bool:
+    """Whether counts and parameters are for who asks: with keys those of its own requests, unless it sees all."""
+    caller = caller_of(request)
+    sees_all = caller is not None and "metrics" in caller.scopes
+    return sees_all or owner_of(slot.scope) in ("", cache_owner(request))
+
+
+def hidden(slot: SlotSnapshot) -> SlotSnapshot:
+    """As a slot that never did anything, but for whether it is busy."""
+    return SlotSnapshot(slot.id, slot.n_ctx, slot.is_processing, 0, 0, spec_type=slot.spec_type)
 
 
 def slots_of(state: ModelState) -> list[SlotSnapshot]:

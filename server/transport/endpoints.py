@@ -17,7 +17,7 @@ _OF_PATH: dict[tuple[str, str], Scope] = {
     ("POST", "/lora-adapters"): "lora",
     ("POST", "/props"): "props",
     ("GET", "/slots"): "slots",
-    ("GET", "/page/live"): "slots",
+    ("GET", "/page/live"): "metrics",
     ("GET", "/metrics"): "metrics",
 }
 _LISTS = ("/models", "/v1/models")

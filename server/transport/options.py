@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from server.engine.cache_scope import Mode
+
 MIB = 1024 * 1024
 IDLE_S = 60.0
 """Longest silence of a client in the middle of a body or of a stream that it should be reading."""
@@ -39,4 +41,5 @@ class HttpOptions:
     api_prefix: str = ""
     cors: CorsOptions = CorsOptions()
     allowed_hosts: tuple[str, ...] = ()  # names of this server beside those that can only be its own
+    cache_scope: Mode | None = None  # None = by key where there are several
     closed: bool = False  # without a key nothing for pages of other sites; see `transport.guard`

@@ -34,6 +34,8 @@ MAX_ALTERNATIVES = 400_000
 Limit = CountOrAll
 Priority = Annotated[Whole, AfterValidator(within(-(2**31), 2**31 - 1))]
 """vLLM's ``priority``: lower is served earlier."""
+CacheSalt = Annotated[str, Field(min_length=1)]
+"""vLLM's ``cache_salt``: cells are shared with requests of the same salt alone. Empty is a mistake there, too."""
 
 
 class StreamOptions(Body):
@@ -73,6 +75,7 @@ class GenerationFields(SamplingFields, ConstraintFields):
     sse_ping_interval: CountOrAll | None = None
     lora: Any = None
     priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
     user: Any = None
     safety_identifier: Any = None
     reasoning_control: bool | None = None
@@ -231,6 +234,7 @@ def engine_request(
         spec_n_min=-1 if fields.spec_n_min is None else fields.spec_n_min,
         spec_p_min=-1.0 if fields.spec_p_min is None else fields.spec_p_min,
         priority=fields.priority or 0,
+        cache_salt=fields.cache_salt or "",
         client=fields.end_user,
     )
 

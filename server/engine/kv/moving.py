@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 
+from server.engine.cache_scope import is_lasting
 from server.engine.kv.cost import value
 from server.engine.kv.disk_cache import DiskCache, any_to_read, start_reading
 from server.engine.kv.ram_cache import RamState, ram_state, size_of
@@ -233,7 +234,7 @@ class Moving:
             self._to_disk((entry,))
 
     def _wants(self, slot: Slot, n_lost: int) -> bool:
-        if slot.ends_inside:
+        if slot.ends_inside or not is_lasting(slot.tuning.scope):
             return False
         if self._scheduler.ram.limit == 0:
             return self.disk is not None and self.disk.wants(slot.tokens, slot.tuning, n_lost, slot.chain)

@@ -11,6 +11,11 @@ from server.engine.lora import Tuning
 BLOCK = 16  # tokens
 
 
+def _none(tuning: Tuning) -> int:
+    """The hash of no tokens."""
+    return hash((tuning.scope, tuning.at(0)))
+
+
 class Chain:
     """The chain of one text that may grow or be cut, as far as somebody has asked for it.
 
@@ -25,9 +30,9 @@ class Chain:
     def upto(self, n_blocks: int, tokens: Sequence[int], tuning: Tuning) -> list[int]:
         """At least the hashes of the first `n_blocks` blocks of `tokens`, which has so many, behind that of none.
 
-        What computes the first token is part of the latter. The list is the chain's own, for reading.
+        What computes the first token, and for whom, is part of the latter. The list is the chain's own, for reading.
         """
-        hashes, none = self._hashes, hash(tuning.at(0))
+        hashes, none = self._hashes, _none(tuning)
         if not hashes or hashes[0] != none:
             hashes[:] = [none]
         n_known = len(hashes) - 1
@@ -64,7 +69,7 @@ class Chain:
     def fits(self, tokens: Sequence[int], tuning: Tuning) -> bool:
         """Whether what is known is true of `tokens`; for tests."""
         known = self._hashes
-        if not known or known[0] != hash(tuning.at(0)):  # nothing is known, or it will be computed anew
+        if not known or known[0] != _none(tuning):  # nothing is known, or it will be computed anew
             return True
         return known == Chain().upto(len(tokens) // BLOCK, tokens, tuning)[: len(known)]
 

@@ -14,7 +14,6 @@ from server.engine.kv.checkpoints import Checkpoint
 from server.engine.kv.cost import MoveCost, least_valuable, look_for_cover, value_of
 from server.engine.kv.disk_cache import DiskCache
 from server.engine.kv.ram_cache import RamState, StateCache, automatic_limit, ram_limit
-from server.engine.lora import BARE
 from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement, Placer, Skip
@@ -303,7 +302,7 @@ class Scheduler:
         active = [slot.sequence for slot in self.slots if slot.sequence is not None]
         if [s for s in active if s.encodings]:
             active = [s for s in active if not s.awaits_media]
-        if not [s for s in active if s.suspect or s.ticket.tuning is not BARE]:
+        if not [s for s in active if s.suspect or s.ticket.tuning.adapters]:
             return active
         sets = {_turn_of(s) for s in active}
         if len(sets) < 2:

@@ -14,6 +14,7 @@ How many of them are checked is decided by what that costs here, as for every ot
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,31 +41,31 @@ Counts = dict[tuple[int, ...], dict[int, int]]
 """How often each token followed these."""
 
 
-def sources(params: EngineParams) -> Callable[[int], tuple[TextSource, ...]]:
-    """Makes the sources of one sequence of about so many tokens; what all of an instance share is made once, here.
+def sources(params: EngineParams) -> Callable[[int, bool], tuple[TextSource, ...]]:
+    """Makes the sources of one sequence of about so many tokens; what all of an instance share is made once, here, and
+    is for a sequence only that may share.
 
     Raises `ConfigError` for a lookup cache that can't be read.
     """
     kinds = params.spec_type.split(",")
-    makers: list[Callable[[int], TextSource]] = []
+    makers: list[tuple[Callable[[int], TextSource], bool]] = []  # and whether it learns from all sequences
     if LOOKUP in kinds:
-        makers.append(lambda n_text: Lookup(params.spec_lookup_size, n_text))
+        makers.append((lambda n_text: Lookup(params.spec_lookup_size, n_text), False))
     if "ngram-simple" in kinds:
-        makers.append(
-            lambda n_text: NgramSimple(params.spec_ngram_simple_size_n, params.spec_ngram_simple_size_m, n_text)
-        )
+        n, m = params.spec_ngram_simple_size_n, params.spec_ngram_simple_size_m
+        makers.append((partial(NgramSimple, n, m), False))
     if "ngram-map-k" in kinds:
-        makers.append(lambda _: NgramMap(params.spec_ngram_map_k_size_n, params.spec_ngram_map_k_size_m))
+        makers.append((lambda _: NgramMap(params.spec_ngram_map_k_size_n, params.spec_ngram_map_k_size_m), False))
     if "ngram-map-k4v" in kinds:
-        n, m = params.spec_ngram_map_k4v_size_n, params.spec_ngram_map_k4v_size_m
-        makers.append(lambda _: NgramMap(n, m, params.spec_ngram_map_k4v_min_hits))
+        sizes = params.spec_ngram_map_k4v_size_n, params.spec_ngram_map_k4v_size_m
+        makers.append((lambda _: NgramMap(*sizes, params.spec_ngram_map_k4v_min_hits), False))
     if "ngram-mod" in kinds:
         pool = Pool(params.spec_ngram_mod_n_match)
-        makers.append(lambda _: NgramMod(pool, params.spec_ngram_mod_n_min, params.spec_ngram_mod_n_max))
+        makers.append((lambda _: NgramMod(pool, params.spec_ngram_mod_n_min, params.spec_ngram_mod_n_max), True))
     if "ngram-cache" in kinds:
         static, dynamic = read_counts(params.lookup_cache_static), read_counts(params.lookup_cache_dynamic)
-        makers.append(lambda _: NgramCache(static, dynamic))
-    return lambda n_text: tuple(make(n_text) for make in makers)
+        makers.append((lambda _: NgramCache(static, dynamic), False))
+    return lambda n_text, shares: tuple(make(n_text) for make, learns in makers if shares or not learns)
 
 
 @dataclass(slots=True)

@@ -52,7 +52,9 @@ class Speculation:
         if most < 1 or 0 <= request.max_tokens < _SHORT:
             return
         n_more = _USUAL if request.max_tokens < 0 else min(request.max_tokens, _USUAL)
-        sequence.speculating = state = Speculating(most, self._sources(len(request.prompt) + n_more))
+        sequence.speculating = state = Speculating(
+            most, self._sources(len(request.prompt) + n_more, not sequence.tuning.scope)
+        )
         for source in state.sources:
             source.extend(text_of(request.prompt, request.media))
         if self._drafting is not None:

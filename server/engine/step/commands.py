@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from server.engine.cache_scope import owner_of
 from server.engine.kv.cells import Cells
 from server.engine.sequence import Slot
 from server.engine.step.slot_state import SlotState
+from server.errors import PermissionDenied
 
 Work = Callable[[Cells, Slot, float], object]
 
@@ -64,9 +66,19 @@ class Commands:
         self._open.clear()
 
 
-def save(cells: Cells, slot: Slot, _now: float) -> SlotState:
-    """What the slot holds."""
-    return cells.save(slot)
+def save(owner: str) -> Work:
+    """What the slot holds, if it is `owner`'s."""
+
+    def work(cells: Cells, slot: Slot, _now: float) -> SlotState:
+        _check_owner(slot, owner)
+        return cells.save(slot)
+
+    return work
+
+
+def _check_owner(slot: Slot, owner: str) -> None:
+    if slot.tokens and owner_of(slot.tuning.scope) != owner:
+        raise PermissionDenied("the slot holds what was computed for another API key")
 
 
 def restore(saved: SlotState) -> Work:
@@ -74,8 +86,13 @@ def restore(saved: SlotState) -> Work:
     return lambda cells, slot, now: cells.restore(slot, saved, now)
 
 
-def erase(cells: Cells, slot: Slot, _now: float) -> int:
-    """Forget everything; the number of tokens that were there."""
-    n = len(slot.tokens)
-    cells.clear(slot)
-    return n
+def erase(owner: str) -> Work:
+    """Forget everything, if it is `owner`'s; the number of tokens that were there."""
+
+    def work(cells: Cells, slot: Slot, _now: float) -> int:
+        _check_owner(slot, owner)
+        n = len(slot.tokens)
+        cells.clear(slot)
+        return n
+
+    return work

@@ -23,6 +23,7 @@ class SlotSnapshot:
     has_new_line: bool = False
     n_checkpoints: int = 0  # places inside it that a prompt can go on from, beside its end
     spec_type: str = "none"  # how its next tokens may be guessed
+    scope: str = ""  # of the request, or of what it holds
 
 
 def snapshot(slot: Slot, first_id: int, n_ctx: int, spec_type: str = "none") -> SlotSnapshot:
@@ -31,7 +32,10 @@ def snapshot(slot: Slot, first_id: int, n_ctx: int, spec_type: str = "none") -> 
     sequence = running or slot.last
     n_tokens = len(slot.tokens)
     if sequence is None:
-        return SlotSnapshot(first_id + slot.id, n_ctx, False, slot.n_requests, n_tokens, spec_type=spec_type)
+        scope = slot.tuning.scope
+        return SlotSnapshot(
+            first_id + slot.id, n_ctx, False, slot.n_requests, n_tokens, spec_type=spec_type, scope=scope
+        )
     n_prompt = len(sequence.request.prompt)
     n_cached = max(sequence.n_cached, 0)
     return SlotSnapshot(
@@ -47,4 +51,5 @@ def snapshot(slot: Slot, first_id: int, n_ctx: int, spec_type: str = "none") -> 
         has_new_line=sequence.text.has_new_line,
         n_checkpoints=len(slot.checkpoints),
         spec_type=spec_type,
+        scope=sequence.tuning.scope,
     )

@@ -5,7 +5,7 @@ are llama-server's (llama.cpp common/arg.cpp); a field without any is Llamapool'
 """
 
 from stat import S_ISCHR
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -114,6 +114,9 @@ class AccessSettings(SettingsModel):
     keys_file: Annotated[FilePath | None, option(metavar="FILE", is_path=True)] = None
     """YAML file with keys that may do some things, to some amount, for some time; `llamapool keys add FILE NAME` makes
     one. It is read again when it changes."""
+    cache_scope: Annotated[Literal["auto", "server", "key", "request"], option()] = "auto"
+    """Whose requests may use what one request had computed: everybody's, those with its key, or nobody's; auto = by key
+    where there are several, else everybody's. A request's cache_salt bounds it further."""
     closed: Annotated[Bool, option()] = False
     """For a server that others can reach: it does not start on an address of the network without a key; without one,
     pages of other sites are refused everywhere, not only where they would change the server; and of cors_origins only
@@ -128,6 +131,11 @@ class AccessSettings(SettingsModel):
     """Serve GET /slots."""
     slot_save_path: Annotated[FilePath | None, option("--slot-save-path", metavar="FOLDER", is_path=True)] = None
     """Folder for POST /slots/{id}?action=save|restore|erase, which answers only with it; none = off."""
+    slot_save_quota: Annotated[Int, option(metavar="MIB"), Field(ge=0)] = 0
+    """Most MiB of files there, of each key where there are several; 0 = any."""
+    slot_save_secret_file: Annotated[FilePath | None, option(metavar="FILE", is_path=True)] = None
+    """File with a secret that signs saved slots, for a folder that others write to; what it did not sign is not
+    restored, llama-server's own files neither."""
     props: Annotated[Bool, option("--props", env="LLAMA_ARG_ENDPOINT_PROPS")] = False
     """Serve POST /props; as in llama-server, there is no property yet that it can change."""
     cors_origins: Annotated[str, option("--cors-origins", env="LLAMA_ARG_CORS_ORIGINS", metavar="A,B")] = "*"

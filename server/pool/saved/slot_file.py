@@ -15,6 +15,7 @@ with the state (`read_foreign`); older ones have a plain list of tokens for word
 """
 
 import hashlib
+import hmac
 import json
 import math
 import struct
@@ -66,11 +67,12 @@ class Description:
     n_tokens: int
     n_exact: int | None
     checkpoints: tuple[tuple[int, int], ...] = ()  # tokens before each, bytes of its state
+    scope: str = ""  # `engine.cache_scope`
     media: str = ""
 
 
-def encode(saved: SlotState, description: Description) -> Iterator[bytes | memoryview]:
-    """The file's parts in their order; the state is not copied."""
+def encode(saved: SlotState, description: Description, secret: bytes = b"") -> Iterator[bytes | memoryview]:
+    """The file's parts in their order; the state is not copied. With a `secret` (`signing_key`) it is signed."""
     if not saved.state.startswith(DATA_PREFIX):
         raise InternalError("the library gave a state of an unknown form")
     state = memoryview(saved.state)[_PREFIX_BYTES:]
@@ -85,7 +87,7 @@ def encode(saved: SlotState, description: Description) -> Iterator[bytes | memor
         yield part
     text = json.dumps({**asdict(description), "blake2b": content.hexdigest()}, sort_keys=True).encode()
     end = text + _FOOT.pack(_MAGIC, FORMAT, len(text), n_bytes)
-    yield end + hashlib.blake2b(end, digest_size=_DIGEST_BYTES).digest()
+    yield end + _end_digest(end, secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,11 @@ class Opened:
         return _text(words, self.description.n_tokens, n_vocab), state, checkpoints
 
 
-def open_saved(file: BinaryIO, size: int) -> Opened:
-    """Read the end of a file of `size` bytes. Raises `InvalidRequest` that says what is wrong with it."""
+def open_saved(file: BinaryIO, size: int, secret: bytes = b"") -> Opened:
+    """Read the end of a file of `size` bytes, which `secret` must have signed where there is one.
+
+    Raises `InvalidRequest` that says what is wrong with it.
+    """
     if size < _HEAD.size or struct.unpack("<I", file.read(4))[0] != STATE_MAGIC:
         raise InvalidRequest("it is no saved slot")
     end_bytes = _FOOT.size + _DIGEST_BYTES
@@ -150,8 +155,9 @@ def open_saved(file: BinaryIO, size: int) -> Opened:
         raise InvalidRequest(f"it is truncated or damaged: it has {size} bytes")
     file.seek(n_content)
     text = file.read(n_text)
-    if hashlib.blake2b(text + end[: _FOOT.size], digest_size=_DIGEST_BYTES).digest() != end[_FOOT.size :]:
-        raise InvalidRequest("it is damaged: its description is not what was saved")
+    if not hmac.compare_digest(_end_digest(text + end[: _FOOT.size], secret), end[_FOOT.size :]):
+        unsigned = ", or was not signed with this server's secret" if secret else ""
+        raise InvalidRequest(f"it is damaged: its description is not what was saved{unsigned}")
     if version != FORMAT:
         raise InvalidRequest(f"it has the format {version}, this Llamapool reads {FORMAT}")
     try:
@@ -166,6 +172,15 @@ def open_saved(file: BinaryIO, size: int) -> Opened:
     if not _is_sound(description):
         raise InvalidRequest("its description cannot be read: a value has the wrong type")
     return Opened(file, description, n_content, blake2b)
+
+
+def signing_key(secret: bytes) -> bytes:
+    """What `encode` and `open_saved` take, of a secret of any length; keyed BLAKE2b is a MAC (RFC 7693)."""
+    return hashlib.blake2b(secret, digest_size=_DIGEST_BYTES, person=b"llamapool slots").digest()
+
+
+def _end_digest(end: bytes, secret: bytes) -> bytes:
+    return hashlib.blake2b(end, digest_size=_DIGEST_BYTES, key=secret).digest()
 
 
 def read_foreign(file: BinaryIO, size: int, n_vocab: int) -> tuple[Text, bytes] | None:
@@ -226,6 +241,7 @@ def _is_sound(found: Description) -> bool:
     counts += [n for pair in found.checkpoints for n in pair]
     return (
         isinstance(found.origin, dict)
+        and isinstance(found.scope, str)
         and isinstance(found.media, str)
         and all(type(n) is int and n >= 0 for n in [found.n_tokens, *counts])
         and all(0 < a <= found.n_tokens for a in places)

@@ -6,6 +6,7 @@ reads that to its end. Names cannot leave the folder, and links in it are not fo
 
 import contextlib
 import errno
+import math
 import os
 import re
 import secrets
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from server.errors import InternalError, InvalidRequest
+from server.errors import InternalError, InvalidRequest, PermissionDenied
 
 MAX_NAME_BYTES = 255
 STALE_S = 24 * 3600.0
@@ -37,19 +38,39 @@ def check_name(name: object) -> str:
 
 
 class SlotFiles:
-    """Saved slots by name."""
+    """Saved slots by name, at most `quota` bytes of them (0 = any). `secret` signs them, "" = nobody does."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, quota: int = 0, secret: bytes = b"", *, comes: bool = False) -> None:
+        """`comes`: the folder is made with the first file."""
         self._folder = folder
+        self._comes = comes
+        self._quota = quota
+        self.secret = secret
+
+    def of(self, owner: str) -> "SlotFiles":
+        """Those of one owner, in a folder of his own that is made with the first; "" is who has no owner."""
+        return SlotFiles(self._folder / owner, self._quota, self.secret, comes=True) if owner else self
 
     def write(self, name: str, parts: Iterable[bytes | memoryview]) -> int:
-        """Save a file whole or not at all; its bytes. Raises `InternalError` with the system's reason."""
+        """Save a file whole or not at all; its bytes. Raises `InternalError` with the system's reason, and
+        `PermissionDenied` where it would be too much."""
+        if self._comes:
+            with contextlib.suppress(OSError):  # said when it is opened
+                self._folder.mkdir(mode=0o700, exist_ok=True)
         with self._opened_folder("save") as folder:
+            left = self._left(folder, name)
             part = f"{_PART}{secrets.token_hex(8)}"
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
             try:
                 with open(descriptor, "wb") as file:
-                    n_bytes = sum(map(file.write, parts))
+                    n_bytes = 0
+                    for each in parts:
+                        n_bytes += file.write(each)
+                        if n_bytes > left:
+                            raise PermissionDenied(
+                                f"Unable to save slot: more than the {self._quota} bytes that may be kept; save over "
+                                "an older file"
+                            )
                     file.flush()
                     os.fsync(descriptor)
                 self._publish(folder, part, name)
@@ -59,6 +80,14 @@ class SlotFiles:
                 raise
             os.fsync(folder)  # the rename itself
             return n_bytes
+
+    def _left(self, folder: int, name: str) -> float:
+        """Bytes that `name` may have."""
+        if not self._quota:
+            return math.inf
+        with os.scandir(folder) as entries:
+            kept = [e.stat(follow_symlinks=False).st_size for e in entries if e.name != name and e.is_file()]
+        return self._quota - sum(kept)
 
     def _publish(self, folder: int, part: str, name: str) -> None:
         try:
@@ -82,14 +111,10 @@ class SlotFiles:
 
     def remove_stale(self) -> None:
         """Remove what processes left behind that ended in the middle of saving, a day ago or earlier."""
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # another process does the same
-                    if (
-                        entry.name.startswith(_PART)
-                        and entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_S
-                    ):
-                        os.unlink(entry.path)
+        for path in (*self._folder.glob(f"{_PART}*"), *self._folder.glob(f"*/{_PART}*")):
+            with contextlib.suppress(FileNotFoundError):  # another process does the same
+                if path.lstat().st_mtime < time.time() - STALE_S:
+                    path.unlink()
 
     def remove_unfinished(self) -> None:
         """Remove what was not written to its end, however new: for a folder that only this process writes to."""
@@ -108,6 +133,8 @@ class SlotFiles:
             finally:
                 os.close(folder)
         except OSError as error:
+            if self._comes and isinstance(error, FileNotFoundError):
+                raise InvalidRequest(f"Unable to {verb} slot: there is no such file", "filename") from None
             raise InternalError(f"Unable to {verb} slot: {error.strerror or error}") from error
 
 

@@ -63,6 +63,7 @@ def describe(model: LoadedModel, saved: SlotState) -> Description:
         lora_for_all=_by_content(model, default_set(model.engine.adapters)),
         n_tokens=len(saved.tokens),
         n_exact=None if saved.n_exact == NEVER else saved.n_exact,
+        scope=tuning.scope,
         checkpoints=tuple((c.n_tokens, len(c.state)) for c in saved.checkpoints),
         media=projector_of(model) if saved.media else "",
     )
@@ -89,7 +90,7 @@ def tuning_here(model: LoadedModel, saved: Description) -> Tuning:
     differing = [fault for fault in faults if fault]
     if differing or adapters is None:
         raise InvalidRequest(f"it was saved elsewhere: {'; '.join(differing)}")
-    return Tuning(adapters, NEVER if saved.lora_start is None else saved.lora_start)
+    return Tuning(adapters, NEVER if saved.lora_start is None else saved.lora_start, saved.scope)
 
 
 def _fault(name: str, there: object, here: object) -> str:

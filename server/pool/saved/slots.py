@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from server.engine.cache_scope import cache_scope, owner_of
 from server.engine.lora import NEVER, Tuning, default_set
 from server.engine.media import Spans
 from server.engine.step.slot_state import SlotState
@@ -26,23 +27,25 @@ class Moved:
     ms: float
 
 
-async def save(model: LoadedModel, id_slot: int, files: SlotFiles, name: str) -> Moved:
-    """Save what the slot holds, once it is idle. Raises `InvalidRequest` and `InternalError`."""
+async def save(model: LoadedModel, id_slot: int, files: SlotFiles, name: str, owner: str = "") -> Moved:
+    """Save what the slot holds, once it is idle. Raises `InvalidRequest`, `InternalError`, and `PermissionDenied` where
+    another than `owner` had it computed."""
     started = time.perf_counter()
-    saved = await model.engine.save_slot(id_slot)
+    saved = await model.engine.save_slot(id_slot, owner)
     description = describe(model, saved)
-    n_bytes = await asyncio.to_thread(lambda: files.write(name, encode(saved, description)))
+    n_bytes = await asyncio.to_thread(lambda: files.write(name, encode(saved, description, files.secret)))
     return Moved(len(saved.tokens), n_bytes, _ms_since(started))
 
 
-async def restore(model: LoadedModel, id_slot: int, files: SlotFiles, name: str) -> Moved:
-    """Replace what the slot holds, once it is idle.
+async def restore(model: LoadedModel, id_slot: int, files: SlotFiles, name: str, owner: str = "") -> Moved:
+    """Replace what the slot holds, once it is idle; it is `owner`'s from then on.
 
     Raises `InvalidRequest` that says why the file is refused; the slot is as before then, or empty when it was the
     library that refused.
     """
     started = time.perf_counter()
     saved, n_bytes = await asyncio.to_thread(_read, model, files, name)
+    saved = replace(saved, tuning=replace(saved.tuning, scope=_scope_here(saved.tuning.scope, owner)))
     try:
         await model.engine.restore_slot(id_slot, saved)
     except InvalidRequest as error:
@@ -50,10 +53,19 @@ async def restore(model: LoadedModel, id_slot: int, files: SlotFiles, name: str)
     return Moved(len(saved.tokens), n_bytes, _ms_since(started))
 
 
+def _scope_here(scope: str, owner: str) -> str:
+    """The scope of what `owner` restores: as it was saved, unless it was nobody's. Raises `InvalidRequest`."""
+    if owner_of(scope) == owner:
+        return scope
+    if owner_of(scope):
+        raise _refusal(InvalidRequest("it was saved for another API key"))
+    return cache_scope("key", owner, "")
+
+
 def _read(model: LoadedModel, files: SlotFiles, name: str) -> tuple[SlotState, int]:
     with files.opened(name) as (file, size):
         try:
-            foreign = read_foreign(file, size, model.vocab.n_tokens)
+            foreign = None if files.secret else read_foreign(file, size, model.vocab.n_tokens)
             if foreign is not None:
                 logger.warning("%s was not saved here: nothing proves that this model and these settings fit it", name)
                 (tokens, media), state = foreign
@@ -61,7 +73,7 @@ def _read(model: LoadedModel, files: SlotFiles, name: str) -> tuple[SlotState, i
                 tuning = Tuning(default_set(model.engine.adapters), NEVER)
                 return SlotState(tokens, state, tuning, NEVER, media=media), size
             file.seek(0)
-            found = open_saved(file, size)
+            found = open_saved(file, size, files.secret)
             tuning = tuning_here(model, found.description)
             (tokens, media), state, checkpoints = found.read(model.vocab.n_tokens)
             _check_projector(model, media)

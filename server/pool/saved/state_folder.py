@@ -125,7 +125,7 @@ class StateFolder:
         adapters = adapters_here(self._model, found.lora)
         if adapters is None:
             raise InvalidRequest("it was computed with LoRA adapters that are not loaded")
-        return Tuning(adapters, NEVER if found.lora_start is None else found.lora_start)
+        return Tuning(adapters, NEVER if found.lora_start is None else found.lora_start, found.scope)
 
     def write(self, name: str, saved: SlotState) -> int:
         """Whole or not at all; its bytes. Raises `InternalError` with the system's reason."""

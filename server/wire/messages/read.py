@@ -18,7 +18,7 @@ from server.pool.model import LoadedModel
 from server.wire.adapters import read_adapters
 from server.wire.common import Header, Json, random_id
 from server.wire.fields import Body, Count, CountOrAll, parse
-from server.wire.generation import Generation, GenerationFields, Priority, read_stop
+from server.wire.generation import CacheSalt, Generation, GenerationFields, Priority, read_stop
 from server.wire.job import asked_to_think, count_tokens, prepare_job, template_kwargs
 from server.wire.messages.messages import read_conversation
 from server.wire.messages.tools import read_tools
@@ -61,6 +61,7 @@ class MessagesBody(SamplingFields):
     id_slot: CountOrAll | None = None
     lora: Any = None
     priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
     sse_ping_interval: CountOrAll | None = None
 
     @field_validator("stop_sequences")

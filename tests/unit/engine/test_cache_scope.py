@@ -1,0 +1,214 @@
+"""Nothing that was computed in one scope is of use in another: neither cells nor states, waiting, counts or guesses."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from server.engine.cache_scope import cache_scope, is_lasting, owner_of
+from server.engine.kv.disk_cache import Fetch
+from server.engine.kv.ram_cache import RamState
+from server.engine.lora import BARE, Tuning, reusable
+from server.engine.prefix.find import Found, Placement, Placer, Skip
+from server.engine.prefix.hashes import BLOCK, Chain
+from server.engine.request import Finished, Progress, Request, Started
+from server.engine.sequence import Sequence
+from server.errors import PermissionDenied
+from tests.fakes import FakeRunner
+from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
+from tests.unit.engine.kv.test_caches_random import chat, chats, runner
+from tests.unit.engine.kv.test_disk import Files, still
+
+SCOPES = ["", cache_scope("server", "", "salt"), cache_scope("key", "ada", ""), cache_scope("key", "bert", "")]
+TEXT = "what is said more than once. " * 8
+
+
+def test_a_scope_tells_owners_and_salts_apart():
+    scopes = [
+        *(cache_scope(mode, owner, salt) for mode in ("server", "key") for owner in ("", "ada") for salt in ("", "a")),
+        *(cache_scope("request", "ada", "") for _ in range(2)),
+    ]
+    everybodys = cache_scope("server", "ada", "")
+    assert everybodys == ""
+    assert cache_scope("server", "ada", "a") == cache_scope("server", "bert", "a") == cache_scope("key", "", "a")
+    assert len(set(scopes)) == 6
+    assert [owner_of(scope) for scope in scopes[-4:]] == ["ada"] * 4
+    assert [is_lasting(scope) for scope in scopes[-4:]] == [True, True, False, False]
+    assert not is_lasting(cache_scope("request", "", "a"))
+    assert all(is_lasting(cache_scope("key", "ada", salt)) for salt in ("!", "/!", "\ud800"))
+
+
+@given(st.sampled_from(SCOPES), st.sampled_from(SCOPES), st.integers(0, 9), st.integers(0, 100))
+def test_cells_of_another_scope_are_none(cells: str, wanted: str, start: int, n: int):
+    adapted = ((0, 1.0),)
+    for one, other in (((), ()), (adapted, adapted), ((), adapted)):
+        found = reusable(n, Tuning(one, start, cells), Tuning(other, start, wanted))
+        assert (found == 0) if cells != wanted else (found == n if one == other else found == min(n, start))
+
+
+def test_equal_texts_of_two_scopes_have_no_hash_in_common():
+    tokens = [*range(4 * BLOCK)]
+    chains = [Chain().upto(4, tokens, Tuning(scope=scope)).copy() for scope in SCOPES]
+    assert len({one for chain in chains for one in chain}) == 5 * len(SCOPES)
+    assert Chain().upto(4, tokens, BARE) == chains[0]
+
+
+async def test_an_equal_prompt_of_another_scope_is_computed_anew_and_shows_nothing():
+    async with engine_over(FakeRunner(n_seq=4, n_ctx_seq=512)) as engine:
+        asked = [replace(request(TEXT, return_progress=True), cache_scope=scope) for scope in SCOPES * 2]
+        replies = [(await run(engine, one))[0] for one in asked]
+    n = len(asked[0].prompt)
+    for reply, cached in zip(replies, [0] * 4 + [n - 1] * 4, strict=True):
+        counts = {event.n_cached for event in reply.events if isinstance(event, Started | Finished)}
+        counts |= {event.cached for event in reply.events if isinstance(event, Progress)}
+        assert counts == {cached}
+        assert reply.finished[0].timings.cache_n == cached
+        assert reply.text == replies[0].text
+
+
+async def test_nobody_waits_for_a_prefix_that_another_scope_computes():
+    async with engine_over(FakeRunner(n_seq=4, n_ctx_seq=512)) as engine:
+        same = await run(engine, *(replace(request(TEXT), cache_scope="ada/") for _ in range(3)))
+        other = await run(engine, *(replace(request(TEXT), cache_scope=f"{name}/") for name in "xyz"))
+    n = len(request(TEXT).prompt)
+    assert sorted(reply.finished[0].n_cached for reply in same) == [0, n - 1, n - 1]
+    assert [reply.finished[0].n_cached for reply in other] == [0, 0, 0]
+
+
+async def test_choices_of_a_request_of_its_own_scope_share_its_prompt():
+    async with engine_over(FakeRunner(n_seq=4, n_ctx_seq=512)) as engine:
+        scope = cache_scope("request", "ada", "")
+        (reply,) = await run(engine, replace(request(TEXT), cache_scope=scope, n=3))
+        assert {one.n_cached for one in reply.finished.values()} == {0, len(request(TEXT).prompt) - 1}
+
+
+async def test_what_nobody_can_use_again_is_not_kept():
+    files = Files()
+    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=512), clock=still, cache_ram=64, cache_disk=64) as engine:
+        await engine.use_disk(files)
+        for _ in range(3):
+            await run(engine, replace(request(TEXT), cache_scope=cache_scope("request", "ada", "")))
+        assert engine.stats.cache_ram_states == 0
+        await run(engine, replace(request(TEXT), cache_scope="ada/"))
+        await run(engine, replace(request("another"), cache_scope="ada/"))
+        assert engine.stats.cache_ram_states == 1
+    assert {state.tuning.scope for state in files.saved.values()} == {"ada/"}
+
+
+async def test_a_slot_is_saved_and_erased_by_its_owner_alone():
+    async with engine_over(FakeRunner(n_seq=2, n_ctx_seq=512)) as engine:
+        (reply,) = await run(engine, replace(request(TEXT), cache_scope="ada/"))
+        slot = reply.finished[0].id_slot
+        for owner in ("", "bert"):
+            with pytest.raises(PermissionDenied, match="another API key"):
+                await engine.save_slot(slot, owner)
+            with pytest.raises(PermissionDenied, match="another API key"):
+                await engine.erase_slot(slot, owner)
+        saved = await engine.save_slot(slot, "ada")
+        assert saved.tuning.scope == "ada/"
+        assert await engine.erase_slot(slot, "ada") == len(saved.tokens)
+        assert await engine.erase_slot(slot, "bert") == 0  # nothing is nobody's
+        await engine.restore_slot(slot, saved)
+        for scope, cached in (("bert/", 0), ("ada/", len(request(TEXT).prompt) - 1)):
+            (reply,) = await run(engine, replace(request(TEXT), cache_scope=scope))
+            assert reply.finished[0].n_cached == cached
+
+
+def scopes_of(found: Found | Placement) -> set[str]:
+    """Of whatever a sequence is to take cells from, or waits for."""
+    where = (found.source if found.n_reuse else None, found.stored) if isinstance(found, Placement) else (found.where,)
+    scopes = set()
+    for one in where:
+        if isinstance(one, Fetch):
+            scopes.add(one.entry.tuning.scope)
+        elif one is not None:
+            scopes.add(one.tuning.scope)
+    return scopes
+
+
+class Watched:
+    """Every search of every placer, each found to stay within its sequence's scope."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n_used = 0
+        search, find = Placer._search, Placer.find
+
+        def watched_search(placer: Placer, sequence: Sequence) -> Found:
+            found = search(placer, sequence)
+            assert scopes_of(found) <= {sequence.tuning.scope}
+            return found
+
+        def watched_find(placer: Placer, sequence: Sequence) -> Placement | Skip:
+            found = find(placer, sequence)
+            if isinstance(found, Placement):
+                assert scopes_of(found) <= {sequence.tuning.scope}
+                self.n_used += found.n_kept > 0 or isinstance(found.stored, RamState)
+                for move in found.moves:
+                    assert move.n > 0
+            return found
+
+        monkeypatch.setattr(Placer, "_search", watched_search)
+        monkeypatch.setattr(Placer, "find", watched_find)
+
+
+scoped = st.tuples(st.sampled_from(SCOPES), chats, st.sampled_from([0, 0, 8]))
+rounds = st.lists(st.lists(scoped, min_size=1, max_size=4), min_size=1, max_size=5)
+
+
+@given(
+    st.sampled_from(["any", "window", "none"]),
+    st.integers(1, 3),
+    st.booleans(),
+    st.integers(1, 2),
+    st.lists(rounds, min_size=1, max_size=2),
+    st.sampled_from([0, 2]),
+    st.sampled_from([0, 50]),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_request_of_one_scope_ever_takes_a_cell_of_another(
+    memory: str, n_seq: int, unified: bool, n_instances: int, lives: list, ram: int, disk: int
+):
+    """Over every kind of memory, instances that share RAM and disk, restarts, and requests that arrive together."""
+
+    def prompt(scope: str, turns: list[int], n_cache_reuse: int) -> Request:
+        return replace(chat(turns), cache_scope=scope, n_cache_reuse=n_cache_reuse)
+
+    async def live(files: Files) -> None:
+        seen: dict[str, list[list[int]]] = {}
+        for rounds_ in lives:
+            runners = [runner(memory, n_seq, unified=unified) for _ in range(n_instances)]
+            async with engine_over(*runners, clock=still, cache_ram=ram, cache_disk=disk, min_chunk=8) as engine:
+                if disk:
+                    await engine.use_disk(files)
+                for together in rounds_:
+                    asked = [prompt(*one) for one in together]
+                    for one in asked:
+                        seen.setdefault(one.cache_scope, []).append(one.prompt)
+                    for one, reply in zip(asked, await run(engine, *asked), strict=True):
+                        n_cached = reply.finished[0].n_cached
+                        others = [p for p in seen[one.cache_scope] if p is not one.prompt]
+                        if not others:  # nobody of its scope was here before, nor beside it
+                            assert n_cached == 0
+                        if not one.n_cache_reuse:
+                            assert n_cached <= max((_common(one.prompt, p) for p in others), default=0)
+                            assert reply.text == alone(one)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        Watched(monkeypatch)
+        asyncio.run(live(Files()))
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """Of a prompt and one before it, with what may have followed: its reply, cut at the next turn."""
+    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return n if n < len(b) else n + 4
+
+
+async def test_the_watch_sees_what_is_used(monkeypatch: pytest.MonkeyPatch):
+    watched = Watched(monkeypatch)
+    async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=512)) as engine:
+        for _ in range(2):
+            await run(engine, request(TEXT, sampling=GREEDY))
+    assert watched.n_used == 1
