@@ -14,7 +14,7 @@ RERANK_PROMPT = "<|im_start|>Query: {query}\nDocument: {document}<|im_end|>\nRel
 """A rerank template: no Jinja, llama-server replaces the two names in braces (server-common.cpp)."""
 
 Array = npt.NDArray[np.float32]
-Arch = Literal["llama", "qwen3", "qwen2vl", "gemma3", "mamba", "jamba", "bert", "unknown"]
+Arch = Literal["llama", "qwen3", "qwen2vl", "gemma3", "mamba", "jamba", "bert", "t5", "t5encoder", "dream", "unknown"]
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 Fim = Literal["none", "file", "repo"]
 

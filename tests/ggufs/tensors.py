@@ -9,12 +9,15 @@ Shapes = list[tuple[str, tuple[int, ...]]]
 SSM_STATE = 16
 SSM_CONV = 4
 EXPERTS_USED = 2
+T5_BUCKETS = 32
 
 
 def tensors(model: TinyModel) -> Shapes:
     """All of them, those of the layers last."""
     if model.arch == "bert":
         return _bert_outer(model) + _layers([_bert_layer(model)] * model.n_layer)
+    if model.arch in ("t5", "t5encoder"):
+        return _t5(model)
     outer: Shapes = [
         ("token_embd.weight", (model.n_vocab, model.n_embd)),
         ("output_norm.weight", (model.n_embd,)),
@@ -107,6 +110,36 @@ def _mamba_norms(model: TinyModel) -> Shapes:
         ("ssm_dt_norm.weight", (model.n_embd // 16,)),
         ("ssm_b_norm.weight", (SSM_STATE,)),
         ("ssm_c_norm.weight", (SSM_STATE,)),
+    ]
+
+
+def _t5(model: TinyModel) -> Shapes:
+    """An encoder, and a decoder that looks at what it has read."""
+    n_embd, n_ff = model.n_embd, model.n_ff
+    feed: Shapes = [
+        ("ffn_norm.weight", (n_embd,)),
+        ("ffn_up.weight", (n_ff, n_embd)),
+        ("ffn_down.weight", (n_embd, n_ff)),
+    ]
+
+    def attention(name: str) -> Shapes:
+        return [
+            (f"{name}_norm.weight", (n_embd,)),
+            *((f"{name}_{part}.weight", (n_embd, n_embd)) for part in "qkvo"),
+            (f"{name}_rel_b.weight", (T5_BUCKETS, model.n_head)),
+        ]
+
+    parts = {"enc": attention("attn") + feed}
+    if model.arch == "t5":
+        parts["dec"] = attention("attn") + attention("cross_attn") + feed
+    return [
+        ("token_embd.weight", (model.n_vocab, n_embd)),
+        *((f"{part}.output_norm.weight", (n_embd,)) for part in parts),
+        *(
+            (f"{part}.{name}", shape)
+            for part, layers in parts.items()
+            for name, shape in _layers([layers] * model.n_layer)
+        ),
     ]
 
 

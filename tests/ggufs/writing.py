@@ -8,7 +8,7 @@ import numpy as np
 from gguf import GGUFWriter, LlamaFileType, PoolingType
 
 from tests.ggufs.model import PLAIN, TinyModel
-from tests.ggufs.tensors import EXPERTS_USED, SSM_CONV, SSM_STATE, tensors, weights
+from tests.ggufs.tensors import EXPERTS_USED, SSM_CONV, SSM_STATE, T5_BUCKETS, tensors, weights
 from tests.ggufs.vocabulary import write_vocabulary
 
 RECURRENT = ("mamba", "jamba")
@@ -93,6 +93,8 @@ def _write_attention(writer: GGUFWriter, model: TinyModel) -> None:
     if model.arch == "qwen2vl":  # M-RoPE: of each head, so much for time, height and width
         n = model.head_size // 8
         writer.add_rope_dimension_sections([2 * n, n, n, 0])
+    if model.arch in ("t5", "t5encoder"):
+        writer.add_uint32(f"{model.arch}.attention.relative_buckets_count", T5_BUCKETS)
     if model.arch == "gemma3":
         writer.add_sliding_window(model.n_swa)
         writer.add_uint32("gemma3.attention.sliding_window_pattern", model.swa_pattern)

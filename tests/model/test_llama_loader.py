@@ -16,6 +16,7 @@ from server.llama.library import C
 from server.llama.loader import LlamaLoader
 from server.pool.spec import ModelSpec
 from tests.ggufs import CHATML, TinyModel, damaged, gguf_file, truncated
+from tests.ggufs.model import Arch
 from tests.model.native_fixtures import Entry, generate, load, open_runner, prompt_tokens
 
 _KV_MIB = re.compile(r"KV buffer size = +([0-9.]+) MiB")
@@ -38,6 +39,17 @@ def test_a_loaded_model_describes_itself(tiny_path: Path) -> None:
     assert info.metadata["general.architecture"] == "llama"
     assert info.n_params * 4 == info.size
     weights.close()
+
+
+@pytest.mark.parametrize(
+    ("arch", "said"),
+    [
+        ("t5", "the model is an encoder and a decoder: such can't be served"),  # llama-server ends with an assertion
+        ("dream", "keeps no memory of its context, so it cannot generate"),  # llama-server says 500 to every request
+    ],
+)
+def test_kinds_of_models_that_nobody_serves(arch: Arch, said: str, gguf_folder: Path) -> None:
+    assert said in failure(gguf_file(gguf_folder, TinyModel(arch=arch, n_head_kv=4)))
 
 
 def test_a_chat_template_of_any_length_is_read_whole(gguf_folder: Path) -> None:

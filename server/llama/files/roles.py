@@ -9,7 +9,7 @@ from server.pool.spec import LoadParams
 ENCODERS = frozenset(
     {
         *("bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert"),
-        *("modern-bert", "gemma-embedding"),
+        *("modern-bert", "gemma-embedding", "t5encoder"),
     }
 )
 """Architectures that have no KV cache and can't generate (llama.cpp src/llama-model.cpp, create_memory)."""

@@ -39,8 +39,9 @@ class LlamaWeights:
     """`server.pool.protocols.Weights`: one native model, shared by the contexts that `runner` makes."""
 
     def __init__(self, model: int, spec: ModelSpec, files: ModelFiles, draft: DraftWeights | None = None) -> None:
-        if C.llama_model_has_encoder(model) or not C.llama_model_has_decoder(model):
-            raise ModelFailed(spec.id, "the model has an encoder; only decoder models generate text here")
+        if C.llama_model_has_encoder(model) and C.llama_model_has_decoder(model):
+            reason = "the model is an encoder and a decoder: such can't be served (nor can they by llama-server)"
+            raise ModelFailed(spec.id, reason)
         if not C.llama_vocab_n_tokens(C.llama_model_get_vocab(model)):
             raise ModelFailed(spec.id, "the model has no vocabulary")
         self._model: int | None = model
