@@ -3,8 +3,9 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.routes.services import services
+from server.routes.services import caller_of, services
 from server.transport.body import read_json
+from server.transport.keys import ANYBODY
 from server.transport.reply import json_reply
 from server.wire.reasoning_control import read_control
 
@@ -17,11 +18,14 @@ async def control(request: Request) -> Response:
     ``reasoning_control``; ``"cancel"``, which llama-server doesn't have, ends any request: its client gets an error.
     What can't be reached is no error but ``"success": false`` with a message.
 
+    A key reaches what was asked with keys of its name, or all where it sees all.
+
     Ids are unique in the server, so ``model`` may be left out with several models, too.
     """
     used = services(request)
     wanted = read_control(await read_json(request))
     model = used.pool.resolve(wanted.model).id if wanted.model else None
     act = used.running.cancel if wanted.cancel else used.running.end_reasoning
-    reason = act(wanted.completion_id, model)
+    caller = caller_of(request) or ANYBODY
+    reason = act(wanted.completion_id, model, None if caller.sees_all else caller.owner)
     return json_reply({"success": False, "message": reason} if reason else {"success": True})

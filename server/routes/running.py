@@ -14,6 +14,7 @@ class _Completion:
     model: str
     reasoning: ReasoningSwitch | None
     cancel: Callable[[], None]
+    owner: str
 
 
 class Running:
@@ -23,30 +24,41 @@ class Running:
         self._completions: dict[str, _Completion] = {}
 
     def add(
-        self, completion_id: str, model: str, reasoning: ReasoningSwitch | None, cancel: Callable[[], None]
+        self,
+        completion_id: str,
+        model: str,
+        reasoning: ReasoningSwitch | None,
+        cancel: Callable[[], None],
+        owner: str = "",
     ) -> None:
-        """It begins; `model` is the model's id, `cancel` ends it."""
-        self._completions[completion_id] = _Completion(model, reasoning, cancel)
+        """It begins; `model` is the model's id, `cancel` ends it, `owner` is whose it is (`Key.owner`)."""
+        self._completions[completion_id] = _Completion(model, reasoning, cancel, owner)
 
     def remove(self, completion_id: str) -> None:
         """It has ended; harmless when it was never added."""
         self._completions.pop(completion_id, None)
 
-    def end_reasoning(self, completion_id: str, model: str | None) -> str:
-        """End the thoughts of a completion of that model, or of any. The reason why not, "" when it was done;
-        llama-server's words (tools/server/server-context.cpp, SERVER_TASK_TYPE_CONTROL)."""
+    def _find(self, completion_id: str, model: str | None, owner: str | None) -> _Completion | None:
+        """Of that model and that owner; None = of any."""
         found = self._completions.get(completion_id)
-        if found is None or (model is not None and found.model != model):
+        fits = found is not None and model in (None, found.model) and owner in (None, found.owner)
+        return found if fits else None
+
+    def end_reasoning(self, completion_id: str, model: str | None, owner: str | None = None) -> str:
+        """End the thoughts of a completion of that model and owner, None = of any. The reason why not, "" when it was
+        done; llama-server's words (tools/server/server-context.cpp, SERVER_TASK_TYPE_CONTROL)."""
+        found = self._find(completion_id, model, owner)
+        if found is None:
             return NOT_RUNNING
         if found.reasoning is None:
             return NOT_ENABLED
         found.reasoning.end()
         return ""
 
-    def cancel(self, completion_id: str, model: str | None) -> str:
-        """End a completion of that model, or of any. The reason why not, "" when it was done."""
-        found = self._completions.get(completion_id)
-        if found is None or (model is not None and found.model != model):
+    def cancel(self, completion_id: str, model: str | None, owner: str | None = None) -> str:
+        """End a completion of that model and owner, None = of any. The reason why not, "" when it was done."""
+        found = self._find(completion_id, model, owner)
+        if found is None:
             return NOT_RUNNING
         found.cancel()
         return ""

@@ -112,7 +112,9 @@ class Session:
         """Let what was started be reached by its id, until `close`."""
         assert self._lease is not None
         for ticket in self._tickets:
-            self._services.running.add(ticket.request.id, self._lease.model.spec.id, reasoning, self._abort)
+            self._services.running.add(
+                ticket.request.id, self._lease.model.spec.id, reasoning, self._abort, self._key.owner
+            )
 
     def _abort(self) -> None:
         """Somebody else ends it: whoever waits for its events gets an error, and closes."""

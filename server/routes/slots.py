@@ -38,8 +38,7 @@ async def slots(request: Request, model: str = "", fail_on_no_slot: str = "") ->
 def may_see(request: Request, slot: SlotSnapshot) -> bool:
     """Whether counts and parameters are for who asks: with keys those of its own requests, unless it sees all."""
     caller = caller_of(request)
-    sees_all = caller is not None and "metrics" in caller.scopes
-    return sees_all or owner_of(slot.scope) in ("", cache_owner(request))
+    return (caller is not None and caller.sees_all) or owner_of(slot.scope) in ("", cache_owner(request))
 
 
 def hidden(slot: SlotSnapshot) -> SlotSnapshot:

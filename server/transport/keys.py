@@ -50,6 +50,11 @@ class Key:
         """What it owns is known by this, whatever characters its name has; "" for nobody."""
         return hashlib.sha256(self.name.encode()).hexdigest()[:32] if self.name else ""
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether what others do is for it."""
+        return "metrics" in self.scopes
+
     def may_use(self, model_names: Iterable[str]) -> bool:
         """Whether a model of these names is for it."""
         return not self.models or any(fnmatchcase(name, one) for name in model_names for one in self.models)

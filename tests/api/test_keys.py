@@ -185,3 +185,21 @@ async def test_the_log_says_whose_request_it_was(serve: Serve, tmp_path: Path, c
         await chat(api, "ada")
         assert "POST '/v1/chat/completions' 200" in caplog.text
         assert caplog.records[-1].getMessage().endswith(" 'ada'")
+
+
+@pytest.mark.parametrize("by", ["ada", "ops"])
+async def test_nobody_ends_the_requests_of_others(live: GoLive, tmp_path: Path, by: str):
+    steps = threading.Semaphore(1)
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=steps))
+    file = key_file(tmp_path, ada={}, bert={}, ops={"scopes": ["infer", "metrics"]})
+    async with live(loader, server=server(file)) as running:
+        request = chat_request(max_tokens=50).replace(b"Host: test", b"Host: test\r\nAuthorization: Bearer ada")
+        reader, writer = await running.connect(request)
+        completion = json.loads((await reader.readuntil(b"}\n\n")).rpartition(b"data: ")[2])["id"]
+        asked = {"id": completion, "action": "cancel"}
+        for name in ("bert", by):
+            path = "/v1/chat/completions/control"
+            reply = await running.api.client.post(path, json=asked, headers=bearer(name))
+            assert reply.json()["success"] is (name == by)
+        steps.release(1000)
+        writer.close()
