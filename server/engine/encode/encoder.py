@@ -4,6 +4,7 @@ A step never waits for it: a sequence asks for what it lacks when it gets its sl
 decode. Who asks for what somebody has asked for already gets the same answer. What nobody wants any more is not begun.
 """
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable
@@ -25,6 +26,7 @@ class Encoding:
     """The embeddings of one medium, once they are there, or why they will not be."""
 
     chunk: MediaChunk
+    key: bytes
     n_wanting: int = 0
     embeddings: bytes | None = None
     error: Exception | None = None
@@ -34,6 +36,11 @@ class Encoding:
     def done(self) -> bool:
         """Whether there is nothing more to come."""
         return self.embeddings is not None or self.error is not None
+
+
+def scoped_key(key: bytes, scope: str) -> bytes:
+    """A chunk's key within a scope; everybody's is the chunk's own."""
+    return hashlib.blake2b(key + b"\0" + scope.encode(), digest_size=32).digest() if scope else key
 
 
 class Encoder:
@@ -51,16 +58,20 @@ class Encoder:
         self._thread = threading.Thread(target=self._run, name="llamapool-encode", daemon=True)
         self._thread.start()
 
-    def ask(self, chunk: MediaChunk, wake: Callable[[], None]) -> Encoding:
-        """The embeddings of `chunk`, now or later; `wake` is called, in another thread, when they come later."""
+    def ask(self, chunk: MediaChunk, wake: Callable[[], None], scope: str = "") -> Encoding:
+        """The embeddings of `chunk`, now or later; `wake` is called, in another thread, when they come later.
+
+        They are shared within a `scope` (`cache_scope`): how long they take would say who has sent a picture before.
+        """
+        key = scoped_key(chunk.key, scope)
         with self._changed:
-            encoding = self._open.get(chunk.key)
+            encoding = self._open.get(key)
             if encoding is None:
-                encoding = Encoding(chunk, embeddings=self.cache.get(chunk.key))
+                encoding = Encoding(chunk, key, embeddings=self.cache.get(key))
                 if self._closing:
                     encoding.error = InternalError("the model was unloaded while it was in use")
                 if not encoding.done:
-                    self._open[chunk.key] = encoding
+                    self._open[key] = encoding
                     self._changed.notify_all()
             encoding.n_wanting += 1
             if not encoding.done:
@@ -95,7 +106,7 @@ class Encoder:
     def _serve(self, wanted: list[Encoding]) -> None:
         """The first of `wanted`, and those that are computed with it."""
         first = wanted[0]
-        kept = self.cache.read(first.chunk.key)
+        kept = self.cache.read(first.key)
         if kept is not None:
             self._give(first, kept)
             return
@@ -113,7 +124,7 @@ class Encoder:
             self.n_encoded += 1
             self._give(one, embeddings)
         for one, embeddings in zip(wanted, found, strict=False):
-            self.cache.put(one.chunk.key, embeddings)
+            self.cache.put(one.key, embeddings)
 
     def _give(self, encoding: Encoding, embeddings: bytes) -> None:
         with self._changed:
@@ -124,7 +135,7 @@ class Encoder:
         """They are done; under the lock."""
         for encoding in encodings:
             encoding.error = error
-            self._open.pop(encoding.chunk.key, None)
+            self._open.pop(encoding.key, None)
             wakes, encoding.wakes = encoding.wakes, []
             for wake in wakes:
                 wake()

@@ -56,7 +56,9 @@ class Tickets:
             return
         for span in sequence.media:
             if span.start >= sequence.n_computed and span.chunk is not None:
-                sequence.encodings[span.start] = self._encoder.ask(span.chunk, self._mailbox.wake)
+                sequence.encodings[span.start] = self._encoder.ask(
+                    span.chunk, self._mailbox.wake, sequence.tuning.scope
+                )
 
     def _forget_media(self, sequence: Sequence) -> None:
         if self._encoder is not None:
