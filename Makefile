@@ -14,7 +14,9 @@ TWO := -n 2 --dist loadfile
 
 CONFORMANCE := build/conformance/venv
 
-.PHONY: fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients clean
+PAGE := build/page
+
+.PHONY: fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page vendor clean
 
 # MODEL=owner/name[:quantization], or smollm2, in place of the configuration: downloaded first where it is not there.
 serve: $(VENV)/.installed
@@ -37,7 +39,7 @@ quick: $(VENV)/.installed-dev $(VENV)/.templates
 # that people run.
 nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --hypothesis-profile=search --cov
-	$(MAKE) kinds conformance clients
+	$(MAKE) kinds conformance clients page
 
 # Every kind of memory and weight type, beside llama-server, and damaged headers: six minutes.
 kinds: $(VENV)/.installed-dev
@@ -87,6 +89,24 @@ $(CONFORMANCE)/.installed: tests/conformance/requirements.txt
 clients: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2
 	LLAMA_CPP_TEMPLATES=$(CURDIR)/$(VENV)/templates $(BIN)/python -m tests.clients.programs --write \
 	  --real models/demo.gguf --real $(SMOLLM2)
+
+# The web page: the types of its modules (TypeScript reads their JSDoc), then every view in a browser: Chromium of the
+# system, or what CHROMIUM names. Five minutes; Playwright is PyPI's, TypeScript and axe-core are npm's, in build/page.
+page: $(VENV)/.installed-page $(PAGE)/.installed
+	cd $(PAGE) && $(CURDIR)/extras/page/types.sh
+	AXE_CORE=$(CURDIR)/$(PAGE)/node_modules/axe-core/axe.min.js $(BIN)/python -m pytest -q tests/page/browser.py
+
+$(PAGE)/.installed: extras/page/package.json extras/page/package-lock.json
+	mkdir -p $(PAGE) && cp $^ $(PAGE) && cd $(PAGE) && npm ci --silent --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+$(VENV)/.installed-page: pyproject.toml $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet --editable '.[dev,page]'
+	@touch $@
+
+# The page's third-party modules, anew from npm; a test compares them with their checksums.
+vendor:
+	$(PYTHON) extras/page/vendor.py
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m server docs --write

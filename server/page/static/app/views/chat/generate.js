@@ -172,15 +172,17 @@ export async function resume(message) {
     return;
   }
   const fresh = { ...message, content: message.resumeFrom ?? "", reasoning: undefined, calls: undefined };
-  await follow(fresh, stream, () => again(stream), 0);
+  const lost = () => Promise.reject(new ApiError(404, t("lostAnswer")));
+  await follow(fresh, stream, () => again(stream, lost), 0);
 }
 
-/** @param {string} stream */
-async function again(stream) {
+/** A stream from its beginning; asked for anew where the server never heard of it. @param {string} stream @param {() => Promise<Response>} open */
+async function again(stream, open) {
   for (;;) {
     try {
       return await call(`v1/stream?conv_id=${encodeURIComponent(stream)}&from=0`);
     } catch (error) {
+      if (error instanceof ApiError && error.status === 404) return open();
       if (!(error instanceof ApiError) || error.status !== 503) throw error;
       await new Promise((done) => setTimeout(done, 1000 * (error.retryAfter || 1)));
     }
@@ -201,7 +203,7 @@ async function follow(message, stream, open, asked) {
   try {
     for (let n = 0; ; n += 1) {
       try {
-        for await (const { data } of events(await (n ? again(stream) : open()))) writer.take(data);
+        for await (const { data } of events(await (n ? again(stream, open) : open()))) writer.take(data);
         break;
       } catch (error) {
         // The connection broke: what was sent is kept by the server, so it is read again from its beginning.

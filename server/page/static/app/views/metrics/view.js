@@ -77,7 +77,7 @@ export const MetricsView = () => {
 const Plot = ({ title, format, lines, samples }) => {
   const place = useRef(/** @type {HTMLDivElement | null} */ (null));
   const plot = useRef(/** @type {any} */ (null));
-  const data = [samples.map((s) => s.at), ...lines.map((line) => samples.map(line.of))];
+  const data = /** @type {import("../../../vendor/uplot.js").default.AlignedData} */ ([samples.map((s) => s.at), ...lines.map((line) => samples.map(line.of))]);
   useEffect(() => {
     let gone = false;
     const box = place.current;

@@ -14,6 +14,7 @@ const bytesOf = (piece) => (typeof piece === "string" ? encoder.encode(piece) : 
  * @returns {{id: number, text: string, role: string}[]}
  */
 export function spans(text, tokens, said, system) {
+  /** @type {{role: string, start: number, end: number}[]} */
   const places = [];
   let at = 0;
   for (const { role, content } of [{ role: "system", content: system }, ...said]) {

@@ -14,11 +14,13 @@ import { spans } from "./spans.js";
 const SHOWN = 6000;
 /** @typedef {{cached: number, prompt: number, from: string, raw: string, parsed: any, speed: number}} Answer */
 
-/** The open chat up to its newest question, or one that is written here. @param {string} text */
+/**
+ * The open chat up to its newest question, or one that is written here.
+ * @param {string} text @returns {import("../chat/store.js").Message[]}
+ */
 function asked(text) {
   const path = pathTo(messages.value, open.value.leaf);
   const end = path.findLastIndex((message) => message.role !== "assistant");
-  /** @type {import("../chat/store.js").Message[]} */
   const said = path.slice(0, end + 1);
   if (said.length) return said;
   return [{ id: "", chat: "", parent: null, role: "user", content: text, created: 0 }];
@@ -100,7 +102,8 @@ async function answered(model, said) {
     return [engine?.ram.hits ?? 0, engine?.disk.hits ?? 0];
   };
   const before = hits();
-  const body = { ...requestBody(model, open.value.settings, said, false), verbose: true };
+  const body = requestBody(model, open.value.settings, said, false);
+  body.verbose = true;
   body.max_tokens ??= 128;
   const reply = await json("v1/chat/completions", { body });
   await new Promise((done) => setTimeout(done, 900)); // until the next state has come

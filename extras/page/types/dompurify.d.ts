@@ -1,0 +1,2 @@
+import purify from "dompurify";
+export default purify;

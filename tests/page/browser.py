@@ -1,0 +1,403 @@
+"""What people do with the page: each view against a real server, in Chromium."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.page.conftest import KEY, Visit
+from tests.real_server import RealServer
+
+VIEWS = ("chat", "prompt", "tokens", "engine", "requests", "metrics", "models", "bench")
+ANSWER = """A list:
+
+- one **bold** thing
+- `code`, and $e^{i\\pi} + 1 = 0$
+
+$$\\int_0^1 x\\,dx = \\frac12$$
+
+```python
+def f(x):
+    return x + 1
+```
+
+It costs $5 or $6. <img src=x onerror="window.broken=1"><script>window.broken=1</script>
+"""
+
+
+def chat_file(folder: Path, n: int = 1, *, calls: bool = False) -> Path:
+    """An exported chat with `n` questions, and answers to all."""
+    messages: list[dict[str, Any]] = []
+    for i in range(n):
+        parent = messages[-1]["id"] if messages else None
+        messages.append(
+            {"id": f"q{i}", "chat": "c", "parent": parent, "role": "user", "content": f"Question {i}", "created": 2 * i}
+        )
+        answer = ANSWER if i == n - 1 else f"Answer {i}"
+        messages.append(
+            {
+                "id": f"a{i}",
+                "chat": "c",
+                "parent": f"q{i}",
+                "role": "assistant",
+                "content": answer,
+                "created": 2 * i + 1,
+            }
+        )
+    if calls:
+        messages[-1]["calls"] = [{"id": "call_1", "name": "get_weather", "arguments": '{"city": "Bonn"}'}]
+    settings = {"system": "", "thinking": "auto", "schema": "", "grammar": "", "tools": ""}
+    chat = {
+        "id": "c",
+        "title": "From a file",
+        "created": 1,
+        "updated": 2,
+        "leaf": messages[-1]["id"],
+        "settings": settings,
+    }
+    place = folder / "chats.json"
+    place.write_text(
+        json.dumps({"format": "llamapool-chats", "version": 1, "chats": [{"chat": chat, "messages": messages}]})
+    )
+    return place
+
+
+def say(page: Any, text: str) -> None:
+    page.fill(".composer textarea", text)
+    page.keyboard.press("Enter")
+
+
+def answered(page: Any, n: int = 1) -> None:
+    """Wait for the n-th finished answer."""
+    page.locator(".message.assistant .speed").nth(n - 1).wait_for()
+
+
+def begun(page: Any) -> None:
+    """Wait for the first letters of an answer."""
+    expect(page.locator(".message.assistant .prose")).to_contain_text(re.compile(r"\w{9}"))
+
+
+def set_grammar(page: Any, grammar: str) -> None:
+    page.click("button[aria-label=Settings]")
+    page.fill(".settings label:has-text('Grammar') textarea", grammar)
+    page.click(".settings button[aria-label=Close]")
+
+
+def import_chat(page: Any, file: Path) -> None:
+    page.set_input_files("input[type=file]", str(file))
+    page.click(".list a:has-text('From a file')")
+    page.wait_for_selector(".message.assistant")
+
+
+def test_an_answer_streams_and_is_there_after_a_reload(visit: Visit) -> None:
+    page = visit.open()
+    say(page, "Hello! Who are you?")
+    answered(page)
+    text = page.inner_text(".message.assistant .prose")
+    assert "Llamapool" in text
+    assert "tokens/s" in page.inner_text(".speed")
+    page.reload()
+    page.wait_for_selector(".message.assistant .prose")
+    assert page.inner_text(".message.assistant .prose") == text
+    assert page.inner_text(".list .title") == "Hello! Who are you?"
+
+
+def test_a_stream_goes_on_when_the_page_is_reloaded(visit: Visit) -> None:
+    page = visit.open()
+    set_grammar(page, 'root ::= ("ab" [c-z]){200}')
+    say(page, "Write letters.")
+    begun(page)
+    page.reload()
+    answered(page)
+    assert len(page.inner_text(".message.assistant .prose")) == 600
+
+
+def test_stop_continue_and_another_answer(visit: Visit) -> None:
+    page = visit.open()
+    set_grammar(page, 'root ::= ("ab" [c-z]){900}')
+    say(page, "Write letters.")
+    begun(page)
+    page.click("button[aria-label=Stop]")
+    page.wait_for_selector("text=Stopped.")
+    stopped = page.inner_text(".message.assistant .prose")
+    assert len(stopped) < 2700
+    set_grammar(page, "")
+    page.click("button[aria-label=Continue]")
+    page.wait_for_selector("text=Stopped.", state="detached")
+    answered(page)
+    assert page.inner_text(".message.assistant .prose").startswith(stopped[:9])
+    page.click("button[aria-label='Answer again']")
+    page.wait_for_selector("[aria-label='Version 2 of 2']")
+    answered(page)
+    page.click("button[aria-label='Previous version']")
+    page.wait_for_selector("[aria-label='Version 1 of 2']")
+    assert page.inner_text(".message.assistant .prose").startswith(stopped[:9])
+
+
+def test_an_edited_question_is_another_branch(visit: Visit) -> None:
+    page = visit.open()
+    say(page, "Hello!")
+    answered(page)
+    page.click(".message.user button[aria-label=Edit]")
+    page.fill(".editor textarea", "Good morning!")
+    page.click("text=Send as new branch")
+    page.wait_for_selector(".message.user [aria-label='Version 2 of 2']")
+    answered(page)
+    assert page.inner_text(".message.user .said") == "Good morning!"
+    page.click(".message.user button[aria-label='Previous version']")
+    page.wait_for_selector(".said:has-text('Hello!')")
+
+
+def test_markdown_code_and_maths_are_shown_and_nothing_in_them_runs(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open()
+    import_chat(page, chat_file(tmp_path))
+    page.wait_for_selector(".katex")
+    page.wait_for_selector(".code-box .hljs-keyword")
+    assert page.locator(".maths").count() == 2
+    assert "$5 or $6" in page.inner_text(".prose")
+    assert page.evaluate("window.broken") is None
+    assert page.locator(".prose script").count() == 0
+    visit.asked = [url for url in visit.asked if not url.endswith("/x")]  # the picture that the answer names
+
+
+def test_calls_are_answered_by_hand(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open()
+    import_chat(page, chat_file(tmp_path, calls=True))
+    assert '"city": "Bonn"' in page.inner_text(".call")
+    page.fill(".results textarea", "Sunny, 20 degrees")
+    page.click("text=Send results")
+    answered(page)
+    assert page.inner_text(".message.tool").startswith("Sunny")
+    visit.asked = [url for url in visit.asked if not url.endswith("/x")]
+
+
+def test_a_history_of_ten_thousand_messages_is_shown_in_parts(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open()
+    import_chat(page, chat_file(tmp_path, 5000))
+    assert page.locator(".message").count() == 60
+    page.click("text=Earlier messages")
+    expect(page.locator(".message")).to_have_count(120)
+    say(page, "Hello!")
+    page.wait_for_selector(".said:has-text('Hello!')")
+    visit.asked = [url for url in visit.asked if not url.endswith("/x")]
+
+
+def test_chats_are_found_by_what_was_said(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open()
+    import_chat(page, chat_file(tmp_path, 3))
+    page.fill(".search input", "question 2")
+    page.wait_for_selector(".list a:has-text('From a file')")
+    page.fill(".search input", "giraffe")
+    page.wait_for_selector("text=Nothing found")
+    with page.expect_download() as download:
+        page.click("button[aria-label='Export all chats']")
+    assert len(json.loads(Path(download.value.path()).read_text())["chats"][0]["messages"]) == 6
+    visit.asked = [url for url in visit.asked if not url.endswith("/x")]
+
+
+def test_the_engine_shows_what_runs_and_a_request_is_cancelled(visit: Visit, server: RealServer) -> None:
+    page = visit.open()
+    set_grammar(page, 'root ::= ("ab" [c-z]){900}')
+    say(page, "Write letters.")
+    page.wait_for_selector(".message.assistant .prose")
+    page.evaluate("location.hash = '#/engine'")
+    page.wait_for_selector(".slot.decode")
+    page.click(".slot.decode button:has-text('Cancel')")
+    expect(page.locator(".slot.decode")).to_have_count(0)
+    page.evaluate("history.back()")
+    page.wait_for_selector(".failure:has-text('cancelled')")
+    page.evaluate("location.hash = '#/requests'")
+    page.wait_for_selector(".outcome.cancelled")
+
+
+def test_a_slot_is_saved_erased_and_restored(visit: Visit, server: RealServer) -> None:
+    body = {"model": "demo", "prompt": "Once upon a time", "id_slot": 3, "n_predict": 4}
+    server.request("POST", "/completion", body)
+    page = visit.open("engine")
+    slot = page.locator(".slot").nth(3)
+    for action, said in (("Save", "is in slot-3.bin"), ("Erase", "is empty"), ("Restore", "holds slot-3.bin again")):
+        if action == "Restore":  # what can be restored is offered while a slot holds something
+            server.request("POST", "/completion", body)
+        slot.locator(f"button:has-text('{action}')").click()
+        page.wait_for_selector(f"text={said}")
+
+
+def test_models_are_loaded_and_unloaded_and_a_failure_says_why(visit: Visit) -> None:
+    page = visit.open("models")
+    other, broken = (page.locator(f".card:has(h2:text-is('{name}'))") for name in ("other", "broken"))
+    other.locator("button:has-text('Load')").click()
+    other.locator("text=ready").wait_for()
+    assert "weights" in other.locator(".memory").inner_text()
+    other.locator("button:has-text('Unload')").click()
+    other.locator("text=not loaded").wait_for()
+    broken.locator("button:has-text('Load')").click()
+    broken.locator(".failure").wait_for()
+    assert broken.locator(".failure").inner_text().strip()
+
+
+def test_tokens_show_what_else_was_likely_and_branch(visit: Visit) -> None:
+    page = visit.open("tokens")
+    page.fill("label:has-text('Message') textarea", "Hello!")
+    page.click("button[type=submit]")
+    page.wait_for_selector(".chip")
+    page.wait_for_selector("button[type=submit]")
+    page.locator(".chip").first.click()
+    page.wait_for_selector(".alternative")
+    wanted = page.locator(".alternative:not(.own) .code").first.inner_text()
+    page.locator(".alternative:not(.own)").first.click()
+    page.wait_for_selector(".chip.given")
+    assert page.locator(".chip").first.inner_text() == wanted
+    page.fill("label:has-text('Grammar') textarea", 'root ::= "x" | "y"')
+    page.wait_for_selector("button[type=submit]")
+    page.click("button[type=submit]")
+    page.wait_for_selector(".chip.forced")
+    page.locator(".chip.forced").first.click()
+    assert "forbade" in page.inner_text(".alternatives")
+
+
+def test_the_prompt_is_shown_by_role_with_its_cached_part(visit: Visit) -> None:
+    page = visit.open("prompt")
+    page.fill(".page textarea", "What is a llama, and what is a pool?")
+    page.wait_for_selector(".tok.role-user")
+    assert "llama" in "".join(page.locator(".tok.role-user").all_inner_texts())
+    for _ in range(2):
+        page.click("text=Ask once")
+        page.wait_for_selector(".raw")
+        page.wait_for_selector("button:has-text('Ask once'):enabled")
+    assert page.locator(".tok.cached").count() > 5
+    assert page.inner_text(".raw").strip()
+
+
+def test_the_last_hour_is_plotted(visit: Visit) -> None:
+    page = visit.open("metrics")
+    sample = {
+        **{"at": 1.7e9, "first_token": [0.1, 0.2], "gap": [0.01, 0.02], "generated_per_s": 50, "prompt_per_s": 9},
+        **{"hit_rate": 0.5, "running": 1, "waiting": 0, "memory": 5e7, "ram_cache": 1e6, "disk_cache": 0},
+    }
+    samples = [{**sample, "at": 1.7e9 + 10 * i} for i in range(30)]
+    body = f"event: history\ndata: {json.dumps(samples)}\n\n"
+    page.route("**/page/live", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    page.reload()
+    page.wait_for_selector(".plot canvas")
+    assert page.locator(".plot canvas").count() == 6
+
+
+def test_the_bench_measures(visit: Visit) -> None:
+    page = visit.open("bench")
+    page.click("text=Measure")
+    page.wait_for_selector("td:has-text('1')")
+    page.click("button:has-text('Stop')")
+    page.wait_for_selector("button:has-text('Measure')")
+
+
+def test_a_lost_connection_is_said_and_comes_back(visit: Visit) -> None:
+    page = visit.open()
+    visit.context.set_offline(True)
+    say(page, "Hello!")
+    page.wait_for_selector(".notice.warn")
+    visit.context.set_offline(False)
+    page.wait_for_selector(".notice.warn", state="detached")
+    answered(page)
+
+
+def test_a_full_queue_is_said_with_the_time_to_wait(visit: Visit) -> None:
+    page = visit.open()
+    error = {"error": {"code": 429, "message": "the queue is full", "type": "unavailable_error"}}
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(status=429, json=error, headers={"Retry-After": "7"})
+    )
+    say(page, "Hello!")
+    page.wait_for_selector(".failure:has-text('Try again in 7 s')")
+    page.unroute("**/v1/chat/completions")
+    page.click(".failure button")
+    answered(page)
+
+
+def test_a_model_that_is_not_loaded_is_loaded_by_a_question(visit: Visit, server: RealServer) -> None:
+    page = visit.open()
+    page.select_option(".model-picker select", "other")
+    page.wait_for_selector(".model-picker:has-text('not loaded')")
+    say(page, "Hello!")
+    answered(page)
+    server.request("POST", "/models/unload", {"model": "other"})
+    page.wait_for_selector(".model-picker:has-text('not loaded')")
+    page.select_option(".model-picker select", "broken")
+    say(page, "Hello!")
+    page.wait_for_selector(".failure")
+
+
+def test_a_key_is_asked_for_and_a_wrong_one_is_said(browser: Any, guarded: RealServer) -> None:
+    visit = Visit(browser, guarded.base_url)
+    page = visit.open()
+    page.fill("dialog input", "wrong")
+    page.click("dialog button")
+    page.wait_for_selector("dialog .wrong")
+    page.fill("dialog input", KEY)
+    page.click("dialog button")
+    page.wait_for_selector("dialog", state="detached")
+    page.wait_for_selector(".model-picker select")
+    say(page, "Hello!")
+    answered(page)
+    page.reload()
+    page.wait_for_selector(".model-picker select")  # the key is kept
+    visit.close()
+
+
+def test_german(browser: Any, server: RealServer) -> None:
+    visit = Visit(browser, server.base_url, locale="de-DE")
+    page = visit.open()
+    page.wait_for_selector("text=Worüber sprechen wir?")
+    assert page.evaluate("document.documentElement.lang") == "de"
+    page.click(".language")
+    page.wait_for_selector("text=What shall we talk about?")
+    visit.close()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_phone_shows_every_view_without_scrolling_sideways(browser: Any, server: RealServer, view: str) -> None:
+    visit = Visit(browser, server.base_url, is_mobile=True, has_touch=True)
+    visit.page.set_viewport_size({"width": 390, "height": 844})
+    page = visit.open(view)
+    page.wait_for_selector(f".view-{view} h1")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("document.querySelector('.page, .chat').scrollWidth") <= 390
+    visit.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_nothing_serious(browser: Any, server: RealServer, axe: str, view: str, theme: str) -> None:
+    visit = Visit(browser, server.base_url, color_scheme=theme, bypass_csp=True)
+    page = visit.open(view)
+    page.wait_for_selector(f".view-{view} h1")
+    if view == "chat":
+        say(page, "Hello!")
+        answered(page)
+        page.click("button[aria-label=Settings]")
+    page.evaluate(axe)
+    found = page.evaluate("axe.run()")["violations"]
+    serious = [
+        (one["id"], [node["html"][:120] for node in one["nodes"]])
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+    visit.close()
+
+
+def test_the_keyboard_reaches_the_views_and_the_message(visit: Visit) -> None:
+    page = visit.open()
+    page.wait_for_selector(".model-picker select")
+    assert page.evaluate("document.activeElement.tagName") == "TEXTAREA"
+    page = visit.open("models")
+    page.reload()
+    page.wait_for_selector(".card")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".view-prompt h1")

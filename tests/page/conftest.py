@@ -1,0 +1,122 @@
+"""The web page in a real browser, against real servers with the demo model: `make page`, not part of `make test`.
+
+Needs Playwright's Python package and a Chromium of the system (``CHROMIUM`` names another one). axe-core, which looks
+for what keeps people out, lies where ``AXE_CORE`` says.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real_server import ROOT, RealServer, llamapool_config
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+KEY = "sk-of-the-tests"
+DEMO = ROOT / "models" / "demo.gguf"
+CONFIG = """
+server:
+  slot_save_path: {folder}
+models:
+  demo:
+    path: {demo}
+    n_ctx: 16384
+    n_parallel: 4
+    load: startup
+  other:
+    path: {demo}
+    n_ctx: 2048
+  broken:
+    path: {folder}/broken.gguf
+"""
+GUARDED = """
+server:
+  api_keys: [{key}]
+models:
+  demo:
+    path: {demo}
+    n_ctx: 2048
+    load: startup
+"""
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """Open; one model is loaded, another one can be, a third one can't."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "broken.gguf").write_bytes(DEMO.read_bytes()[:4096])
+    config = folder / "config.yaml"
+    config.write_text(CONFIG.format(folder=folder, demo=DEMO))
+    with llamapool_config(config) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """With an API key."""
+    config = tmp_path_factory.mktemp("guarded") / "config.yaml"
+    config.write_text(GUARDED.format(key=KEY, demo=DEMO))
+    with llamapool_config(config) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One Chromium for all tests."""
+    from playwright.sync_api import sync_playwright
+
+    assert CHROMIUM is not None, "no Chromium is installed"
+    with sync_playwright() as running:
+        started = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+class Visit:
+    """One browser profile's look at a server. At its end nothing may have gone wrong in the page, and no other host may
+    have been asked."""
+
+    def __init__(self, browser: Any, base: str, **options: Any) -> None:
+        self.base = base
+        self.context = browser.new_context(viewport={"width": 1280, "height": 860}, **{"locale": "en-GB", **options})
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(30_000)
+        self.faults: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("console", self._said)
+        self.page.on("request", lambda request: self.asked.append(request.url))
+
+    def _said(self, message: Any) -> None:
+        refused = "Failed to load resource" in message.text  # a status that a test wanted
+        if message.type in ("error", "warning") and not refused:
+            self.faults.append(message.text)
+
+    def open(self, view: str = "chat") -> Any:
+        """Show a view."""
+        self.page.goto(f"{self.base}/#/{view}")
+        self.page.wait_for_selector("main")
+        return self.page
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.faults == []
+        assert [url for url in self.asked if not url.startswith((self.base, "blob:", "data:"))] == []
+
+
+@pytest.fixture
+def visit(browser: Any, server: RealServer) -> Iterator[Visit]:
+    """A new profile at `server`."""
+    made = Visit(browser, server.base_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """axe-core's script."""
+    place = os.environ.get("AXE_CORE", str(ROOT / "build" / "page" / "axe.min.js"))
+    return Path(place).read_text()
