@@ -14,11 +14,11 @@ import numpy as np
 
 from server.engine.embedding.vectors import EmbedderInfo, Pooling, Vectors
 from server.engine.lora import Adapter
-from server.engine.media import Spans
+from server.engine.media import MediaPrompt, Spans
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, DraftRunner, MediaEncoder, RunnerInfo
 from server.errors import InternalError, ModelFailed
-from server.media.bitmap import BitmapKind
+from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.footprint import HOST, Bytes, Fit, Footprint, Memory
 from server.pool.protocols import MediaReader, ModelInfo
 from server.pool.spec import ModelSpec
@@ -359,6 +359,26 @@ class FakeEmbeddingRunner:
         self.closed = True
 
 
+class FakeReader:
+    """Reads media as texts: a picture is ``(image 16x12)``, so that what a model says shows what it was shown."""
+
+    marker = "<__media__>"
+
+    def __init__(self, vocab: FakeVocab, kinds: frozenset[BitmapKind]) -> None:
+        self.vocab, self.kinds = vocab, kinds
+        self.sample_rate = 16000 if "audio" in kinds else 0
+
+    def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
+        tokens = [BOS] if add_special else []
+        for part in parts:
+            text = part if isinstance(part, str) else f"({part.kind} {part.width}x{part.height})"
+            tokens += self.vocab.tokenize(text, add_special=False, parse_special=parse_special)
+        return MediaPrompt(tokens)
+
+    def count(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> int:
+        return len(self.tokenize(parts, add_special=add_special, parse_special=parse_special).tokens)
+
+
 class FakeWeights:
     """Weights that make `FakeRunner`s; remembers them, so that a test can look inside.
 
@@ -371,6 +391,7 @@ class FakeWeights:
         runner: Callable[[], FakeRunner],
         fim: str = "file",
         embedder: Callable[[], FakeEmbeddingRunner] | None = None,
+        media: frozenset[BitmapKind] = frozenset(),
     ) -> None:
         self.spec = spec
         self.info = ModelInfo(
@@ -390,11 +411,13 @@ class FakeWeights:
             adapter_fingerprints=tuple(f"fake:{file.path}" for file in spec.native.lora),
             generates=not spec.native.pooling,
             embeds=spec.native.embedding is True or spec.native.pooling != "",
+            media=media,
+            media_marker=FakeReader.marker if media else "",
         )
         self.make_embedder = embedder or (lambda: FakeEmbeddingRunner(pooling=Pooling(spec.native.pooling or "mean")))
         self.embedders: list[FakeEmbeddingRunner] = []
         self.vocab = FakeVocab(fim)
-        self.media: MediaReader | None = None
+        self.media: MediaReader | None = FakeReader(self.vocab, media) if media else None
         self.make = runner
         self.runners: list[FakeRunner] = []
         self.closed = False
@@ -433,8 +456,10 @@ class FakeLoader:
         runner: Callable[[], FakeRunner] | None = None,
         fim: str = "file",
         embedder: Callable[[], FakeEmbeddingRunner] | None = None,
+        media: frozenset[BitmapKind] = frozenset(),
     ) -> None:
         self.fim = fim
+        self.kinds = media
         self.make_embedder = embedder
         self.failing = dict(failing or {})
         self.gate = gate
@@ -444,10 +469,10 @@ class FakeLoader:
     def describe(self, spec: ModelSpec) -> ModelInfo:
         if spec.id in self.failing:
             raise ModelFailed(spec.id, self.failing[spec.id])
-        return FakeWeights(spec, self.make).info
+        return FakeWeights(spec, self.make, media=self.kinds).info
 
     def media(self, spec: ModelSpec) -> frozenset[BitmapKind]:
-        return frozenset({"image"})
+        return self.kinds
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
         return Fit(spec)
@@ -467,5 +492,5 @@ class FakeLoader:
             raise ModelFailed(spec.id, self.failing[spec.id])
         if not progress(1.0):
             raise ModelFailed(spec.id, "cancelled")
-        self.loaded.append(FakeWeights(spec, self.make, self.fim, self.make_embedder))
+        self.loaded.append(FakeWeights(spec, self.make, self.fim, self.make_embedder, self.kinds))
         return self.loaded[-1]

@@ -22,6 +22,7 @@
 ``WebSocket /v1/responses``                         the same, each message a request (`transport.event_socket`)
 ``POST /v1/completions``                            `completions`: OpenAI text completions
 ``POST /completion  /completions  /infill``         `native`: llama-server's own completions
+``POST /v1/audio/transcriptions``                    `audio`: what is said in a sound; also without ``/v1``
 ``POST /v1/embeddings  /embedding  /embeddings``    `embeddings`: OpenAI's reply, and llama-server's own
 ``POST /rerank  /reranking``                        `rerank`: also under ``/v1``
 ``POST /tokenize  /detokenize``                     `tokens`; ``GET /tokenizer_info`` as in vLLM
@@ -37,6 +38,7 @@
 from fastapi import FastAPI
 
 from server.routes import (
+    audio,
     chat,
     completions,
     control,
@@ -75,6 +77,7 @@ ROUTERS = (
     completions.router,
     native.router,
     embeddings.router,
+    audio.router,
     rerank.router,
     tokens.router,
     ollama.router,

@@ -81,9 +81,22 @@ async def reply(
     media: Sequence[Media] = (),
 ) -> Response:
     """The whole reply in one object. The client's disconnect cancels the request at once."""
+    found = await collected(request, model, prepare, keep_alive_s=keep_alive_s, media=media)
+    return json_reply(found, headers=headers)
+
+
+async def collected(
+    request: Request,
+    model: str | None,
+    prepare: Prepare,
+    *,
+    keep_alive_s: float | None = None,
+    media: Sequence[Media] = (),
+) -> Json | list[Json]:
+    """What the writer of a whole reply has written. The client's disconnect cancels the request at once."""
     session = session_of(request, keep_alive_s)
     try:
-        return json_reply(await while_connected(request, _collect(session, model, prepare, media)), headers=headers)
+        return await while_connected(request, _collect(session, model, prepare, media))
     finally:
         session.close()
 

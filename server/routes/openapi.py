@@ -190,7 +190,7 @@ def _fill(shown: Json, route: APIRoute, operation: Operation, schemas: _Schemas)
         shown["parameters"] = [*shown.get("parameters", ()), _AUTOLOAD]
     if operation.body is not None:
         content = {"schema": schemas.of(operation.body), "example": operation.example}
-        shown["requestBody"] = {"required": True, "content": {_JSON: content}}
+        shown["requestBody"] = {"required": True, "content": {operation.takes: content}}
     shown["responses"] = dict(_responses(route.path, operation, schemas))
     if route.path in OPEN_PATHS:
         shown["security"] = []

@@ -6,11 +6,12 @@ examples and the replies against the endpoints themselves.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from typing_extensions import TypedDict  # of Python 3.12, which pydantic needs
 
 from server.routes import (
+    audio,
     chat,
     completions,
     control,
@@ -59,6 +60,18 @@ class NamedModel(TypedDict):
     model: str
 
 
+class TranscriptionForm(TypedDict, total=False):
+    """A form (``multipart/form-data``): ``file`` is required."""
+
+    file: str
+    model: str
+    prompt: str
+    language: str
+    response_format: Literal["json", "text", "verbose_json", "srt", "vtt"]
+    temperature: float
+    stream: bool
+
+
 class PulledModel(NamedModel, total=False):
     """``model`` as ``owner/name[:quantization]`` of the hub, also behind ``hf.co/``."""
 
@@ -101,8 +114,10 @@ class Operation:
     errors: tuple[int, ...] = ()
     status: int | None = 200  # of success; None = never
     loads: bool = False
+    takes: str = "application/json"  # the type of the body
 
 
+FORM = "multipart/form-data"
 _FEW: Json = {"options": {"num_predict": 16}, "stream": False}
 HI: Json = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16}
 OPERATIONS: Mapping[Callable[..., Any], Operation] = {
@@ -161,6 +176,12 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
         r.NativeChunk,
         errors=RUNS,
         loads=True,
+    ),
+    audio.post_transcription: Operation(
+        *(r.Transcript, TranscriptionForm, {"file": "", "response_format": "json"}, r.TranscriptEvent),
+        errors=(*RUNS, 501),
+        loads=True,
+        takes=FORM,
     ),
     embeddings.openai_embeddings: Operation(
         r.Embeddings, EmbeddingsBody, {"input": ["Hi", "Hello"]}, errors=RUNS, loads=True

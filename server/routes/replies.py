@@ -55,6 +55,30 @@ class Timings(TypedDict):
     draft_n_accepted: NotRequired[int]
 
 
+class TranscriptUsage(TypedDict):
+    type: Literal["tokens"]
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: "CachedTokens"
+    input_token_details: dict[str, int]
+
+
+class Transcript(TypedDict):
+    """Of ``verbose_json`` it has segments, too; other formats are text."""
+
+    type: Literal["transcript.text.done"]
+    text: str
+    usage: TranscriptUsage
+
+
+class TranscriptEvent(TypedDict):
+    type: Literal["transcript.text.delta", "transcript.text.done"]
+    delta: NotRequired[str]
+    text: NotRequired[str]
+    usage: NotRequired[TranscriptUsage]
+
+
 class CachedTokens(TypedDict):
     cached_tokens: int
 

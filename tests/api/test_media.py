@@ -1,0 +1,161 @@
+"""Pictures and sounds over a scripted model that says what it was shown, and transcriptions by the official client."""
+
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.api.conftest import Api, Serve
+from tests.fakes import ASSISTANT, FakeLoader
+from tests.media_files import media_file
+
+PICTURE = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).decode()}"
+SOUND = media_file("tiny.wav")
+SEEN, HEARD = "(image 16x12)", "(audio 1600x1)"
+WORDS = "Hello."
+
+
+def asked(*parts: str) -> str:
+    return f"<|im_start|>user\n{''.join(parts)}<|im_end|>\n{ASSISTANT}"
+
+
+REPLIES = {
+    asked("Transcribe audio to text", HEARD): WORDS,
+    asked("Write it down (language: en)", HEARD): "en",
+    asked("What?", SEEN): "A picture.",
+    asked("What?", SEEN, "\nAnd?"): "wrong",
+    asked("What?", SEEN, "And?", HEARD): "Both.",
+}
+
+
+@pytest.fixture
+async def hearing(serve: Serve) -> AsyncIterator[Api]:
+    async with serve(FakeLoader(replies=REPLIES, media=frozenset({"image", "audio"}))) as api:
+        yield api
+
+
+@pytest.fixture
+def client(hearing: Api) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(api_key="x", base_url="http://test/v1", http_client=hearing.client, max_retries=0)
+
+
+def chat(*content: dict[str, Any], **more: object) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(content)}], "temperature": 0, **more}
+
+
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": PICTURE}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": base64.b64encode(SOUND).decode(), "format": "wav"}}
+
+
+async def test_no_line_stands_beside_a_picture_as_in_llama_server(hearing: Api) -> None:
+    for parts, said in (((text("What?"), IMAGE), "A picture."), ((text("What?"), IMAGE, text("And?"), AUDIO), "Both.")):
+        reply = await hearing.client.post("/v1/chat/completions", json=chat(*parts))
+        assert reply.json()["choices"][0]["message"]["content"] == said
+
+
+async def test_models_that_are_not_loaded_tell_what_they_take(serve: Serve, tmp_path: Any) -> None:
+    projector = tmp_path / "mmproj.gguf"
+    projector.touch()
+    models = {"seer": {"path": "demo.gguf", "mmproj": str(projector), "load": "on_demand"}}
+    async with serve(FakeLoader(media=frozenset({"image"})), models=models) as api:
+        found = (await api.client.get("/v1/models")).json()
+        assert found["data"][0]["status"]["value"] == "unloaded"
+        assert found["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
+        assert found["models"][0]["capabilities"] == ["completion", "multimodal"]
+
+
+async def test_the_official_client_transcribes(client: openai.AsyncOpenAI) -> None:
+    found = await client.audio.transcriptions.create(model="demo", file=("a.wav", SOUND), temperature=0)
+    assert found.text == WORDS
+    assert found.usage is not None
+    assert found.usage.type == "tokens"
+    assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens
+    asked_for = {"prompt": "Write it down", "language": "en", "temperature": 0}
+    hinted = await client.audio.transcriptions.create(model="demo", file=("a.wav", SOUND), **asked_for)
+    assert hinted.text == "en"
+
+
+async def test_the_official_client_transcribes_while_it_is_written(client: openai.AsyncOpenAI) -> None:
+    stream = await client.audio.transcriptions.create(
+        model="demo", file=("a.wav", SOUND), temperature=0, response_format="json", stream=True
+    )
+    events = [event async for event in stream]
+    assert [event.type for event in events] == ["transcript.text.delta"] * (len(events) - 1) + ["transcript.text.done"]
+    assert "".join(event.delta for event in events[:-1]) == events[-1].text == WORDS  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("text", f"{WORDS}\n"),
+        ("srt", f"1\n00:00:00,000 --> 00:00:00,100\n{WORDS}\n\n"),
+        ("vtt", f"WEBVTT\n\n00:00:00.000 --> 00:00:00.100\n{WORDS}\n\n"),
+    ],
+)
+async def test_texts_and_subtitles(client: openai.AsyncOpenAI, form: Any, expected: str) -> None:
+    found: Any = await client.audio.transcriptions.create(
+        model="demo", file=("a.wav", SOUND), temperature=0, response_format=form
+    )
+    assert found == expected
+
+
+async def test_the_long_form_has_a_segment_and_how_long_it_lasts(client: openai.AsyncOpenAI) -> None:
+    found = await client.audio.transcriptions.create(
+        model="demo", file=("a.wav", SOUND), temperature=0, response_format="verbose_json", language=""
+    )
+    assert (found.text, round(found.duration, 1), found.language) == (WORDS, 0.1, "unknown")
+    assert found.segments is not None
+    (segment,) = found.segments
+    assert (segment.text, segment.start, segment.end) == (WORDS, 0, found.duration)
+    assert bytes(token for token in segment.tokens if token < 256).decode() == WORDS
+    assert segment.avg_logprob <= 0
+
+
+async def test_damaged_sounds_and_wrong_fields_are_the_clients_fault(client: openai.AsyncOpenAI) -> None:
+    async def refused(data: bytes = SOUND, **fields: Any) -> str:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.audio.transcriptions.create(model="demo", file=("a.wav", data), extra_body=fields)
+        return str(caught.value)
+
+    assert "file: Failed to load image or audio file" in await refused(SOUND[:20])
+    assert "neither PNG" in await refused(b"hello")
+    assert "must be one of json, text" in await refused(response_format="xml")
+    assert "no times of words" in await refused(timestamp_granularities=["word"])
+    assert "must be a number" in await refused(temperature="warm")
+    assert "must be true or false" in await refused(stream="maybe")
+    assert "can't be used with response_format srt" in await refused(stream="true", response_format="srt")
+
+
+async def test_a_form_without_a_file_and_no_form_at_all(hearing: Api) -> None:
+    url = "/v1/audio/transcriptions"
+    for reply, said in (
+        (await hearing.client.post(url, files={"other": b"x"}), "No input file found"),
+        (await hearing.client.post(url, json={"file": "x"}), "must be a form"),
+        (await hearing.client.post(url, content=b"x", headers={"Content-Type": "multipart/form-data"}), "no form"),
+        (
+            await hearing.client.post(
+                url, content=b"--b\r\nx", headers={"Content-Type": "multipart/form-data; boundary=b"}
+            ),
+            "",
+        ),
+    ):
+        assert (reply.status_code, said in reply.json()["error"]["message"]) == (400, True)
+
+
+async def test_a_model_that_hears_nothing_says_so(api: Api) -> None:
+    reply = await api.client.post("/v1/audio/transcriptions", files={"file": SOUND})
+    assert reply.status_code == 501
+    assert reply.json()["error"]["message"] == "The current model does not support audio input."
+
+
+async def test_a_form_is_bounded_as_other_bodies_are(serve: Serve) -> None:
+    async with serve(FakeLoader(media=frozenset({"audio"})), server={"max_body_bytes": 1024}) as api:
+        reply: httpx.Response = await api.client.post("/v1/audio/transcriptions", files={"file": SOUND})
+    assert reply.status_code == 413
