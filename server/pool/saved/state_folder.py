@@ -21,7 +21,7 @@ from server.engine.lora import NEVER, Tuning
 from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest, LlamapoolError
 from server.pool.model import LoadedModel
-from server.pool.saved.slot_file import Description, encode, open_saved
+from server.pool.saved.slot_file import FORMAT, Description, encode, open_saved
 from server.pool.saved.slot_files import SlotFiles
 from server.pool.saved.slot_origin import adapters_here, describe, origin_of_cells, projector_of
 
@@ -62,7 +62,7 @@ class StateFolder:
         self._limit = limit
         self._origin = origin_of_cells(model, importlib.metadata.version("llama_cpp_python"))
         self._of_model = root / folder_name(model.spec.id)
-        self._path = self._of_model / _digest(json.dumps(self._origin))
+        self._path = self._of_model / _digest(json.dumps([FORMAT, self._origin]))
         self._files = SlotFiles(self._path)
         self._locked: int | None = None
         self._ours: set[str] = set()  # names of files that are in use

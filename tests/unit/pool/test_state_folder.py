@@ -155,6 +155,25 @@ def test_states_of_other_settings_and_versions_are_there_when_these_come_back(
     assert len(opened_and_closed(tmp_path, model())) == 1
 
 
+def test_states_of_an_older_llamapool_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as older:
+        for module in ("slot_file", "state_folder"):
+            older.setattr(f"server.pool.saved.{module}.FORMAT", 0)
+        save(tmp_path)
+    assert opened_and_closed(tmp_path, model()) == []
+    (old,) = tmp_path.rglob("a.state")
+    newer, _ = opened(tmp_path)
+    (tmp_path / newer_path(tmp_path, old) / "a.state").write_bytes(old.read_bytes())
+    with pytest.raises(InvalidRequest, match="it has the format 0, this Llamapool reads 1"):
+        newer.read("a.state")
+    newer.close()
+
+
+def newer_path(root: Path, old: Path) -> Path:
+    (found,) = (lock.parent for lock in root.rglob(".lock") if lock.parent != old.parent)
+    return found
+
+
 def test_what_nobody_uses_goes_when_files_become_too_many(tmp_path: Path) -> None:
     other = model()
     other.spec = replace(other.spec, native=LoadParams(cache_type_k="q8_0"))
