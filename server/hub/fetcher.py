@@ -30,6 +30,8 @@ class HubFetcher:
 
     def _addressed(self, spec: ModelSpec, remote: RemoteFiles) -> ModelSpec:
         """Of an address or an image the place is known before it is there."""
+        if remote.mmproj_url and spec.mmproj is None:
+            spec = replace(spec, mmproj=self._hub.url_place(remote.mmproj_url))
         if remote.url and spec.path == NOT_HERE:
             return replace(spec, path=self._hub.url_place(remote.url))
         return replace(spec, path=self._hub.image_place(remote.docker)) if remote.docker else spec
@@ -62,6 +64,9 @@ class HubFetcher:
             self._hub.fetch_url(remote.url, spec.path, report, wanted)
         elif remote.docker:
             self._hub.fetch_image(remote.docker, spec.path, report, wanted)
+        if remote.mmproj_url:
+            assert spec.mmproj is not None, "its place is known"
+            self._hub.fetch_url(remote.mmproj_url, spec.mmproj, report, wanted)
         if remote.draft:
             draft = self._hub.fetch(Reference.parse(remote.draft), "", report, wanted)
             spec = _placed_draft(spec, draft)

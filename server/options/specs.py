@@ -64,7 +64,8 @@ def _remote(settings: ModelSettings) -> RemoteFiles | None:
         url=settings.model_url,
         docker=settings.docker_repo,
         draft=settings.draft_hf if "draft-simple" in spec_type(settings) else "",
-        mmproj=settings.mmproj_auto and settings.mmproj is None,
+        mmproj=settings.mmproj_auto and settings.mmproj is None and not settings.mmproj_url,
+        mmproj_url=settings.mmproj_url,
     )
     return None if replace(found, mmproj=True) == RemoteFiles() else found
 

@@ -83,8 +83,8 @@ _MCP = "has no tools of its own and speaks to no MCP server: clients bring tools
 _REMOVED = "has no such option, nor has llama-server any more"
 _REFUSED = {
     "is not told to by flags yet": """
-        -mmu --mmproj-url --video-fps --video-timestamp-interval --video-ffmpeg-dir
-        LLAMA_ARG_MMPROJ_URL LLAMA_ARG_VIDEO_FPS LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL LLAMA_ARG_VIDEO_FFMPEG_DIR
+        --video-fps --video-timestamp-interval --video-ffmpeg-dir
+        LLAMA_ARG_VIDEO_FPS LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL LLAMA_ARG_VIDEO_FFMPEG_DIR
         --ui-config --webui-config --ui-config-file --webui-config-file LLAMA_ARG_UI_CONFIG LLAMA_ARG_UI_CONFIG_FILE
     """,
     _MCP: """

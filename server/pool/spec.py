@@ -124,6 +124,7 @@ class RemoteFiles:
     url: str = ""
     docker: str = ""  # ``[registry/]repository[:tag]``
     draft: str = ""
+    mmproj_url: str = ""  # of the multimodal projector
     mmproj: bool = True  # with the multimodal projector that lies beside the model, as llama-server has it
     asked: bool = False  # by a client, just now, so that --offline doesn't forbid it
 
@@ -185,7 +186,8 @@ class ModelSpec:
         """Whether files have to be fetched before it can be loaded. Looks at the disk."""
         if self.remote is None:
             return False
-        return not self.path.is_file() or (self.draft is not None and not self.draft.path.is_file())
+        named = [self.path, self.draft.path if self.draft else None, self.mmproj if self.remote.mmproj_url else None]
+        return not all(path.is_file() for path in named if path is not None)
 
     def configured_for(self, task: Task) -> bool:
         """Whether the settings say so; a model may turn out to be made for another task when its file is read."""

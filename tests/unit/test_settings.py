@@ -306,6 +306,7 @@ SAMPLES = {
     "api_keys": "a,b",
     "path": "other.gguf",
     "mmproj": "eyes.gguf",
+    "mmproj_url": "http://h/eyes.gguf",
     "mmproj_device": "none",
     "hf_file": "b.gguf",
     "draft_hf": "owner/name:Q8_0",

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 
 from server.options.table.devices import AUTO, OneDeviceSet
+from server.options.table.hub import Url
 from server.options.table.option import SettingsModel, option
 from server.options.table.values import Bool, FilePath, Int
 
@@ -58,3 +59,5 @@ class ProjectorSettings(SettingsModel):
         FilePath | None, option("-mm", "--mmproj", env="LLAMA_ARG_MMPROJ", metavar="FILE", is_path=True)
     ] = None
     """The model's projector, a GGUF: with it, it takes images or audio."""
+    mmproj_url: Annotated[Url, option("-mmu", "--mmproj-url", env="LLAMA_ARG_MMPROJ_URL", metavar="URL")] = ""
+    """An address of the projector; downloaded to mmproj where that is given, else into the cache."""

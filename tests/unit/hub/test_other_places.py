@@ -117,6 +117,19 @@ def test_the_model_of_an_image(tmp_path: Path) -> None:
         assert fetched(again, RemoteFiles(docker=f"{host}/ai/tiny")) == spec
 
 
+def test_a_projector_at_an_address(remote: StandInHub, tmp_path: Path) -> None:
+    url = f"{remote.url}/o/n/resolve/x/m.gguf"
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    fetcher = HubFetcher(Hub(tmp_path / "cache", patience=NEVER))
+    spec = fetcher.found(ModelSpec("m", model, remote=RemoteFiles(mmproj_url=url)))
+    assert spec.missing
+    assert fetcher.fetch(spec, lambda _: None, lambda: True) == spec
+    assert not spec.missing
+    assert spec.mmproj
+    assert spec.mmproj.read_bytes() == MODEL
+
+
 def test_a_name_without_a_registry_is_in_the_one_of_the_settings(tmp_path: Path) -> None:
     with registry() as host:
         hub = Hub(tmp_path, registry=host, patience=NEVER)
