@@ -10,7 +10,7 @@ import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -42,18 +42,16 @@ from server.pool.saved.slot_file import signing_key
 from server.pool.saved.slot_files import SlotFiles
 from server.pool.spec import ModelSpec
 from server.pool.turns import log_failure
+from server.reload import Reload, key_ring
 from server.routes import ROUTERS, include_routes
 from server.routes.services import Services
 from server.settings import ServerSettings, Settings, check_files, hub_of, load_settings, model_specs
 from server.transport.compression import Compression
 from server.transport.direct import DirectRoutes
-from server.transport.follow import follow_files
 from server.transport.gateway import Gateway
 from server.transport.handlers import add_error_handlers
-from server.transport.key_file import read_keys
-from server.transport.keys import Key, KeyRing, plain_key
 from server.transport.options import MIB, CorsOptions, HttpOptions
-from server.transport.shutdown import StopSignals
+from server.transport.shutdown import StopSignals, on_hangup
 
 if TYPE_CHECKING:
     from server.templates.isolated import IsolatedRenderer  # not on every system
@@ -62,7 +60,6 @@ logger = logging.getLogger(__name__)
 
 CONFIG_ERROR_STATUS = 2
 LEAST_SECRET_BYTES = 16
-KEYS_EVERY_S = 1.0  # that files of keys are looked at
 LINGER_S = 2.0  # what llama-server's variable for its tests does (server-models.cpp, debug_fake_timing)
 PICTURES = "server.llama.pictures:answerer"  # by name: it is other processes that import it
 PREPARE_THREADS = "prepare"  # their names begin so
@@ -99,7 +96,7 @@ def create_app(
         reread=None if reread is None else partial(reread_models, reread),
         downloads=settings.serves_cache,
     )
-    ring = KeyRing(read_all_keys(server), required=bool(server.api_keys or server.api_key_file or server.keys_file))
+    ring = key_ring(server)
     services = Services(
         pool=pool,
         live=Live(pool.states, History(pool.states)),
@@ -115,7 +112,7 @@ def create_app(
         title="Llamapool",
         version=__version__,
         openapi_url=None,  # `routes.openapi` has it, and the page over it
-        lifespan=lifespan_of(services, server.drain_s, renderer, addresses, partial(follow_keys, server, ring)),
+        lifespan=lifespan_of(services, server, renderer, addresses, Reload(settings, ring, pool, reread)),
     )
     app.state.services = services
     include_routes(app, server.api_prefix)
@@ -142,28 +139,6 @@ def slot_files_of(server: ServerSettings) -> SlotFiles | None:
         if len(secret) < LEAST_SECRET_BYTES:
             raise ConfigError(f"server.slot_save_secret_file: give at least {LEAST_SECRET_BYTES} bytes")
     return SlotFiles(server.slot_save_path, server.slot_save_quota * MIB, signing_key(secret) if secret else b"")
-
-
-def read_all_keys(server: ServerSettings) -> list[Key]:
-    """Every key that is configured. Raises ConfigError when a file of keys can't be read."""
-    from_file = () if server.keys_file is None else read_keys(server.keys_file)
-    return [*map(plain_key, server.all_api_keys()), *from_file]
-
-
-async def follow_keys(server: ServerSettings, ring: KeyRing) -> None:
-    """Read the keys again whenever a file of theirs changes; one that can't be read changes nothing. Endless."""
-
-    def read_again() -> None:
-        try:
-            ring.replace(read_all_keys(server))
-        except ConfigError as error:
-            logger.error("the API keys are as they were: %s", error.message)
-            return
-        logger.info("the API keys were read again: there are %d", len(ring))
-
-    files = [path for path in (server.api_key_file, server.keys_file) if path is not None]
-    if files:
-        await follow_files(files, read_again, KEYS_EVERY_S)
 
 
 def reread_models(reread: Callable[[], Settings]) -> list[ModelSpec]:
@@ -238,13 +213,12 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 def lifespan_of(
     services: Services,
-    drain_s: float,
+    server: ServerSettings,
     renderer: "IsolatedRenderer | None",
     addresses: Sequence[str],
-    follow: Callable[[], Coroutine[None, None, None]],
+    reload: Reload,
 ) -> Lifespan:
-    """Starts the pool; on the way out gives running requests `drain_s` seconds and frees everything. `follow` runs
-    meanwhile."""
+    """Starts the pool; on the way out gives running requests ``drain_s`` seconds and frees everything."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -255,16 +229,17 @@ def lifespan_of(
             """Refuse new requests, drain the others; later calls give the same task."""
             if not stopping:
                 services.draining.set()
-                stopping.append(asyncio.create_task(services.pool.close(drain_s), name="drain"))
+                stopping.append(asyncio.create_task(services.pool.close(server.drain_s), name="drain"))
             return stopping[0]
 
         watch = asyncio.create_task(_follow_pool(services), name="metrics follow the pool")
-        keys = asyncio.create_task(follow(), name="keys follow their files")
+        files = asyncio.create_task(reload.follow(), name="keys and certificates follow their files")
         bars = asyncio.create_task(show_load_progress(services.pool.subscribe()), name="load progress")
         hour = asyncio.create_task(services.live.history.keep(), name="the last hour")
-        for task in (watch, bars, hour, keys):
+        for task in (watch, bars, hour, files):
             task.add_done_callback(log_failure)
-        StopSignals(begin_stop).install()
+        StopSignals(begin_stop, leave=services.leaving.set, delay_s=server.shutdown_delay_s).install()
+        on_hangup(reload.begin)
         if services.slot_files is not None:
             await asyncio.to_thread(services.slot_files.remove_stale)
         try:
@@ -278,7 +253,7 @@ def lifespan_of(
         finally:
             await begin_stop()
             hour.cancel()
-            keys.cancel()
+            files.cancel()
             await asyncio.gather(watch, bars)  # they end with the pool
             for threads in (services.prepare, services.reading):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library

@@ -87,6 +87,8 @@ class Settings(BaseSettings):
     """The hub's address, by the environment; empty = Hugging Face's."""
     serves_cache: Annotated[bool, SkipJsonSchema()] = True
     """Whether the models of the cache are among those that are served."""
+    config_path: Annotated[Path | None, SkipJsonSchema()] = None
+    """The YAML file."""
     no_network: Annotated[bool, SkipJsonSchema()] = False
     """HF_HUB_OFFLINE: no hub is asked, whoever wants it."""
 
@@ -129,7 +131,7 @@ def load_settings(
     check_model_names(variables, roster.origins)
     if not roster.origins and (named or without_models.server.models_cache is False):
         raise ConfigError(NO_MODEL)
-    settings = _laid_over(inputs, roster, {**place, "serves_cache": roster.serves_cache})
+    settings = _laid_over(inputs, roster, {**place, "serves_cache": roster.serves_cache, "config_path": path})
     _check_together(settings, inputs)
     return settings
 

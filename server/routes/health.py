@@ -84,10 +84,10 @@ async def livez() -> Response:
 async def readyz(request: Request) -> Response:
     """200 once no model that loads at start is still loading and one of them serves; failed ones are named.
 
-    A failed model takes the others' traffic away only if none is left. 503 while the server stops.
+    A failed model takes the others' traffic away only if none is left. 503 as soon as the server is to stop.
     """
     used = services(request)
-    if used.draining.is_set():
+    if used.draining.is_set() or used.leaving.is_set():
         raise ShuttingDown
     if knows_all(request):
         return readiness(used.pool.states())

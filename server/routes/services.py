@@ -42,6 +42,7 @@ class Services:
     keys: KeyRing = field(default_factory=KeyRing)
     rates: Rates = field(default_factory=Rates)
     streams: KeptStreams = field(default_factory=KeptStreams)
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server is to stop soon
     draining: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server begins to stop
 
     @property

@@ -8,7 +8,7 @@ Stamp = tuple[int, int, int]
 
 
 async def follow_files(paths: Sequence[Path], changed: Callable[[], None], every_s: float) -> None:
-    """Call `changed`, in a thread, each time that one of the files is another one or has other content. Endless.
+    """Call `changed` each time that one of the files is another one or has other content. Endless.
 
     They are looked at every `every_s` seconds: links, mounted folders and ConfigMaps tell nobody of a change.
     """
@@ -18,7 +18,7 @@ async def follow_files(paths: Sequence[Path], changed: Callable[[], None], every
         now = await asyncio.to_thread(_stamps, paths)
         if now != before:
             before = now
-            await asyncio.to_thread(changed)
+            changed()
 
 
 def _stamps(paths: Sequence[Path]) -> list[Stamp | None]:

@@ -1,4 +1,4 @@
-"""What SIGTERM does: the first one begins the drain, the second one ends the process.
+"""What signals do: the first SIGTERM begins the drain, the second one ends the process; SIGHUP reads settings again.
 
 uvicorn's own handler closes the listening sockets and then waits for the open connections; by itself it tells
 nobody that their time is limited, and a second SIGTERM changes nothing.
@@ -20,10 +20,23 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Stands before uvicorn's handlers, which uvicorn itself removes when it ends. Does nothing under others."""
+    """Stands before uvicorn's handlers, which uvicorn itself removes when it ends. Does nothing under others.
 
-    def __init__(self, begin: Callable[[], object], end: Callable[[int], object] = os._exit) -> None:
+    SIGTERM calls `leave` first, and `begin` `delay_s` seconds later: who balances loads needs time to hear of it, and
+    sends requests meanwhile. Ctrl-C does not wait.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], object],
+        end: Callable[[int], object] = os._exit,
+        *,
+        leave: Callable[[], object] = lambda: None,
+        delay_s: float = 0.0,
+    ) -> None:
         self._begin = begin
+        self._leave = leave
+        self._delay_s = delay_s
         self._end = end
         self._n = 0
         self._next: dict[int, Callable[[int, FrameType | None], object]] = {}
@@ -35,7 +48,7 @@ class StopSignals:
         self._loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             handler = signal.getsignal(number)
-            if callable(handler) and isinstance(getattr(handler, "__self__", None), Server):
+            if callable(handler) and serving(handler) is not None:
                 self._next[number] = handler
                 signal.signal(number, self.handle)
 
@@ -48,5 +61,40 @@ class StopSignals:
             logging.shutdown()
             self._end(128 + number)
             return
+        self._loop.call_soon_threadsafe(self._leave)
+        if self._delay_s and number == signal.SIGTERM:
+            self._loop.call_soon_threadsafe(self._loop.call_later, self._delay_s, self._stop, number, None)
+        else:
+            self._stop(number, frame)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
         self._loop.call_soon_threadsafe(self._begin)
         self._next[number](number, frame)
+
+
+def serving(handler: object = None) -> Server | None:
+    """The uvicorn that a signal handler belongs to, by default SIGTERM's; None under another server."""
+    handler = signal.getsignal(signal.SIGTERM) if handler is None else handler
+    owner = getattr(handler, "__self__", None)
+    if isinstance(owner, StopSignals):
+        return serving(owner._next.get(signal.SIGTERM, int))
+    return owner if isinstance(owner, Server) else None
+
+
+def on_hangup(reread: Callable[[], object]) -> bool:
+    """Call `reread` on the running loop for each SIGHUP; whether that was done. Not where a terminal's end is meant by
+    it, nor where it is ignored (nohup)."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGHUP"):
+        return False
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL or _has_terminal():
+        return False
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reread)
+    return True
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+    except OSError:
+        return False
+    return True

@@ -41,7 +41,7 @@ async def chat(api: Api, name: str, **body: Any) -> httpx.Response:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.app.KEYS_EVERY_S", 0.005)
+    monkeypatch.setattr("server.reload.EVERY_S", 0.005)
 
 
 async def test_each_key_may_what_its_scopes_say(serve: Serve, tmp_path: Path):

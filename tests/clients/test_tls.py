@@ -3,9 +3,11 @@
 import http.client
 import json
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -63,15 +65,20 @@ class TlsServer(RealServer):
             connection.close()
 
 
-@pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
-    folder = tmp_path_factory.mktemp("tls")
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """A key and a certificate of its own, new each time."""
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
     command = ["openssl", "req", *kind, *names, "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True, timeout=REPLY_S)
-    with TlsServer(model, key, certificate) as running:
+    return key, certificate
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
+    folder = tmp_path_factory.mktemp("tls")
+    with TlsServer(model, *make_certificate(folder)) as running:
         yield running
 
 
@@ -106,3 +113,24 @@ def test_plain_http_gets_no_answer_and_the_server_lives_on(server: TlsServer) ->
 
 def test_the_log_names_the_https_address(server: TlsServer) -> None:
     assert f"listening on {server.base_url}" in server.log_tail()
+
+
+def test_a_new_certificate_is_served_without_a_restart(model: Path, tmp_path: Path) -> None:
+    key, certificate = make_certificate(tmp_path)
+    (tmp_path / "new").mkdir()
+    with TlsServer(model, key, certificate) as server:
+        assert server.get("/health")["status"] == "ok"
+        new_key, new = make_certificate(tmp_path / "new")
+        trust = ssl.create_default_context(cafile=new)
+        new_key.replace(key)  # for a moment the two don't fit: the old pair is served on
+        new.replace(certificate)
+        deadline = time.monotonic() + REPLY_S
+        while True:
+            try:
+                with socket.create_connection((server.host, server.port), REPLY_S) as plain:
+                    trust.wrap_socket(plain, server_hostname="localhost").close()
+                break
+            except ssl.SSLCertVerificationError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        assert "the certificate was read again" in server.log_tail()

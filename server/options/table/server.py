@@ -69,6 +69,8 @@ class ListenSettings(SettingsModel):
     """Seconds between the comments that keep a silent stream open; -1 or 0 = none."""
     threads_http: Annotated[Int, option("--threads-http", env="LLAMA_ARG_THREADS_HTTP"), Field(ge=-1)] = -1
     """Threads that render templates and tokenize; -1 or 0 = automatic."""
+    shutdown_delay_s: Annotated[Float, option(), Field(ge=0)] = 0.0
+    """Seconds after SIGTERM in which requests are still taken while /readyz says 503: until load balancers notice."""
     drain_s: Annotated[Float, option(), Field(ge=0)] = 30.0
     """Seconds that running requests may take to finish when the server stops."""
 
@@ -187,6 +189,9 @@ class PoolSettings(SettingsModel):
     ] = ()
     """Machines with llama.cpp's rpc-server, whose devices count as GPUs here. Needs a library with its RPC backend;
     which ends the whole process when such a machine is gone."""
+    watch_config: Annotated[Bool, option()] = False
+    """Read the YAML file and the preset again when they change, as SIGHUP does: models that are gone or configured
+    otherwise are unloaded, the others don't notice."""
     models_max: Annotated[Int, option("--models-max", env="LLAMA_ARG_MODELS_MAX"), Field(ge=0)] = 4
     """Most models loaded at once; the least recently used idle one makes room; 0 = no limit."""
     memory: Annotated[str, option(metavar="AMOUNT"), AfterValidator(_amounts)] = ""

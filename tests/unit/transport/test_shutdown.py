@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import uvicorn
 
-from server.transport.shutdown import StopSignals
+from server.transport.shutdown import StopSignals, on_hangup, serving
 
 
 @pytest.fixture
@@ -43,3 +43,52 @@ async def test_without_uvicorn_no_handler_is_touched():
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     StopSignals(lambda: None).install()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+async def test_sigterm_is_announced_and_the_listener_stays_open_for_a_while(uvicorn_server):
+    begun, left = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    StopSignals(begun.set, leave=left.set, delay_s=0.05).install()
+    signal.raise_signal(signal.SIGTERM)
+    await asyncio.wait_for(left.wait(), 60)
+    assert not begun.is_set()
+    assert not uvicorn_server.should_exit
+    await asyncio.wait_for(begun.wait(), 60)
+    assert uvicorn_server.should_exit
+    assert loop.time() - started >= 0.05
+
+
+async def test_ctrl_c_does_not_wait(uvicorn_server):
+    begun = asyncio.Event()
+    StopSignals(begun.set, delay_s=3600).install()
+    signal.raise_signal(signal.SIGINT)
+    await asyncio.wait_for(begun.wait(), 60)
+    assert uvicorn_server.should_exit
+
+
+async def test_a_second_signal_within_the_delay_ends_at_once(uvicorn_server, monkeypatch):
+    monkeypatch.setattr("logging.shutdown", lambda: None)
+    ended: list[int] = []
+    StopSignals(lambda: None, ended.append, delay_s=3600).install()
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+    assert ended == [128 + signal.SIGTERM]
+
+
+async def test_the_serving_uvicorn_is_found_behind_its_handlers(uvicorn_server):
+    assert serving() is uvicorn_server
+    StopSignals(lambda: None).install()
+    assert serving() is uvicorn_server
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+async def test_sighup_reloads_where_no_terminal_means_its_end_by_it(monkeypatch, terminal):
+    monkeypatch.setattr("server.transport.shutdown._has_terminal", lambda: terminal)
+    heard = asyncio.Event()
+    assert on_hangup(heard.set) is not terminal
+    if not terminal:
+        assert not on_hangup(heard.set)  # somebody has it
+        signal.raise_signal(signal.SIGHUP)
+        await asyncio.wait_for(heard.wait(), 60)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)

@@ -1,0 +1,140 @@
+"""What is read again while the server runs: keys, TLS, models. By SIGHUP, or as files change.
+
+Everything is read and checked first; where anything is wrong it is said in the log, and nothing changes. Then what
+differs is applied: keys at once (requests under way go on), certificates for new connections, and models as by
+``GET /models?reload=1``: those that are gone or configured otherwise are unloaded, the others don't notice.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from server.errors import ConfigError, LlamapoolError
+from server.listen import check_tls
+from server.options.table.server import ServerSettings
+from server.pool.pool import Pool
+from server.settings import Settings, check_files
+from server.transport.follow import follow_files
+from server.transport.key_file import read_keys
+from server.transport.keys import Key, KeyRing, plain_key
+from server.transport.shutdown import serving
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+"""That files are looked at."""
+_APPLIED = frozenset({"api_keys", "api_key_file", "keys_file", "ssl_key_file", "ssl_cert_file"})
+
+
+def read_all_keys(server: ServerSettings) -> list[Key]:
+    """Every key that is configured. Raises ConfigError when a file of keys can't be read."""
+    from_file = () if server.keys_file is None else read_keys(server.keys_file)
+    return [*map(plain_key, server.all_api_keys()), *from_file]
+
+
+def key_ring(server: ServerSettings) -> KeyRing:
+    """The keys of the start. Raises ConfigError."""
+    required = bool(server.api_keys or server.api_key_file or server.keys_file)
+    return KeyRing(read_all_keys(server), required=required)
+
+
+class Reload:
+    """Used on the event loop. `reread` says what the settings are now; None = what they were."""
+
+    def __init__(
+        self, settings: Settings, ring: KeyRing, pool: Pool, reread: Callable[[], Settings] | None = None
+    ) -> None:
+        self._settings = settings
+        self._ring = ring
+        self._pool = pool
+        self._reread = reread
+        self._reading = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> None:
+        """Read all again; returns at once."""
+        task = asyncio.create_task(self.all(), name="reload")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def all(self) -> None:
+        """Read all again."""
+        async with self._reading:
+            try:
+                settings, keys = await asyncio.to_thread(self._checked)
+                self._apply(settings, keys)
+                await self._pool.reload()
+            except LlamapoolError as error:
+                logger.error("nothing was reloaded: %s", error.message)
+                return
+            logger.info("reloaded: %d keys, %d models", len(self._ring), len(self._pool.states()))
+
+    def _checked(self) -> tuple[Settings, list[Key]]:
+        """Raises ConfigError for anything that could not be used."""
+        settings = self._settings if self._reread is None else self._reread()
+        for warning in check_files(settings):
+            logger.warning("%s", warning)
+        check_tls(settings.server)
+        return settings, read_all_keys(settings.server)
+
+    def _apply(self, settings: Settings, keys: list[Key]) -> None:
+        """Raises ConfigError where TLS can't be had, or left, without a restart."""
+        before, now = self._settings.server, settings.server
+        _use_certificate(now)
+        self._ring.replace(keys)
+        changed = [key for key in type(now).model_fields if getattr(before, key) != getattr(now, key)]
+        later = [key for key in changed if key not in _APPLIED]
+        if later:
+            logger.warning("what changed in server.%s counts from the next start", ", server.".join(later))
+        if keys and not self._ring.required:
+            logger.warning("the server was started without keys, and stays open to all until the next start")
+        self._settings = settings
+
+    # ---- files
+
+    async def follow(self) -> None:
+        """Read again what changes: files of keys and certificates, and with ``watch_config`` the configuration."""
+        server = self._settings.server
+        config = [self._settings.config_path, server.models_preset] if server.watch_config else []
+        watched: list[tuple[list[Path | None], Callable[[], None]]] = [
+            ([server.api_key_file, server.keys_file], self._keys_again),
+            ([server.ssl_cert_file, server.ssl_key_file], self._certificate_again),
+            (config, self.begin),
+        ]
+        await asyncio.gather(
+            *(
+                follow_files(files, changed, EVERY_S)
+                for paths, changed in watched
+                if (files := [path for path in paths if path is not None])
+            )
+        )
+
+    def _keys_again(self) -> None:
+        try:
+            self._ring.replace(read_all_keys(self._settings.server))
+        except ConfigError as error:
+            logger.error("the API keys are as they were: %s", error.message)
+            return
+        logger.info("the API keys were read again: there are %d", len(self._ring))
+
+    def _certificate_again(self) -> None:
+        try:
+            check_tls(self._settings.server)
+            _use_certificate(self._settings.server)
+        except ConfigError as error:
+            logger.error("the certificate is as it was: %s", error.message)
+            return
+        logger.info("the certificate was read again")
+
+
+def _use_certificate(server: ServerSettings) -> None:
+    """For connections from now on; `check_tls` has read it. Raises ConfigError where TLS began or ended."""
+    running = serving()
+    if running is None:
+        return  # its server's business
+    context = running.config.ssl
+    if (context is None) != (server.ssl_cert_file is None):
+        raise ConfigError("server.ssl_cert_file: TLS begins and ends with a start of the server")
+    if context is not None and server.ssl_cert_file is not None:
+        context.load_cert_chain(server.ssl_cert_file, server.ssl_key_file)

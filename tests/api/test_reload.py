@@ -1,0 +1,146 @@
+"""What is read again while the server runs, and what it does when it is to stop."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.app import create_app
+from server.settings import load_settings
+from tests.api.conftest import Api, Serve, run_app, until
+from tests.fakes import FakeLoader
+
+GGUF = b"GGUF" + bytes(50)
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+
+
+@pytest.fixture(autouse=True)
+def daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without a terminal, whose end SIGHUP would be; files are looked at often."""
+    monkeypatch.setattr("server.transport.shutdown._has_terminal", lambda: False)
+    monkeypatch.setattr("server.reload.EVERY_S", 0.005)
+
+
+def configure(folder: Path, text: str) -> Path:
+    part, file = folder / "part", folder / "config.yaml"
+    part.write_text(text)
+    part.replace(file)
+    return file
+
+
+@asynccontextmanager
+async def configured(folder: Path, text: str) -> AsyncIterator[Api]:
+    """As ``llamapool --config FILE`` over a fake library."""
+    for name in ("a", "b"):
+        (folder / f"{name}.gguf").write_bytes(GGUF)
+    words = ["--config", str(configure(folder, text))]
+    reread = partial(load_settings, words, {"LLAMA_CACHE": str(folder / "cache")})
+    loader = FakeLoader()
+    app = create_app(reread(), loader=loader, reread=reread)
+    transport = httpx.ASGITransport(app)
+    async with run_app(app), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        api = Api(app, client, loader)
+        await api.settled()
+        yield api
+
+
+def models(folder: Path, *names: str, extra: str = "") -> str:
+    rows = "".join(f"  {name}: {{path: {folder}/{name}.gguf, load: startup}}\n" for name in names)
+    return f"server: {{models_cache: false{extra}}}\nmodels:\n{rows}"
+
+
+async def served(api: Api) -> list[str]:
+    return [state.spec.id for state in api.pool.states()]
+
+
+async def test_sighup_reads_models_and_keys_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    extra = f", api_key_file: {tmp_path}/keys"
+    (tmp_path / "keys").write_text("one\n")
+    async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
+        weights = api.pool.states()[0].loaded
+        configure(tmp_path, models(tmp_path, "a", "b", extra=extra))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: "reloaded: 1 keys, 2 models" in caplog.text)
+        assert await served(api) == ["a", "b"]
+        assert api.pool.states()[0].loaded is weights  # untouched
+
+
+@pytest.mark.parametrize("broken", ["models: {a: {path: 1, nonsense: 2}}", "models: [", "server: {port: x}"])
+async def test_a_bad_file_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str):
+    async with configured(tmp_path, models(tmp_path, "a")) as api:
+        configure(tmp_path, broken)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: "nothing was reloaded: " in caplog.text)
+        assert await served(api) == ["a"]
+        assert (await api.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+async def test_a_bad_key_file_keeps_new_models_away_too(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "keys").write_text("one\n")
+    extra = f", api_key_file: {tmp_path}/keys"
+    async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
+        (tmp_path / "keys").unlink()
+        configure(tmp_path, models(tmp_path, "b", extra=extra))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: "nothing was reloaded: " in caplog.text)
+        assert await served(api) == ["a"]
+        assert (await api.client.get("/v1/models", headers={"X-Api-Key": "one"})).status_code == 200
+
+
+async def test_what_needs_a_start_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    async with configured(tmp_path, models(tmp_path, "a")):
+        configure(tmp_path, models(tmp_path, "a", extra=", metrics: true, api_keys: [one]"))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: "what changed in server.metrics counts from the next start" in caplog.text)
+        await until(lambda: "stays open to all until the next start" in caplog.text)
+
+
+async def test_the_configuration_is_followed_where_that_is_wanted(tmp_path: Path):
+    extra = ", watch_config: true"
+    async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
+        configure(tmp_path, models(tmp_path, "b", extra=extra))
+        await until(lambda: [state.spec.id for state in api.pool.states()] == ["b"])
+
+
+# ---- the end
+
+
+async def test_a_server_that_is_to_stop_is_not_ready_but_serves(serve: Serve):
+    async with serve() as api:
+        api.app.state.services.leaving.set()
+        assert (await api.client.get("/readyz")).status_code == 503
+        assert (await api.client.get("/livez")).status_code == 200
+        assert (await api.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+async def test_follow_notices_each_change_once(tmp_path: Path):
+    from server.transport.follow import follow_files
+
+    file, seen = tmp_path / "a", []
+    came = threading.Event()
+
+    def changed() -> None:
+        seen.append(file.read_text() if file.exists() else None)
+        came.set()
+
+    following = asyncio.create_task(follow_files([file], changed, 0.001))
+    for text in ("one", "two", None):
+        await asyncio.sleep(0.01)
+        came.clear()
+        if text is None:
+            file.unlink()
+        else:
+            part = tmp_path / "part"
+            part.write_text(text)
+            part.replace(file)
+        await until(came.is_set)
+    following.cancel()
+    assert seen == ["one", "two", None]
