@@ -14,7 +14,7 @@ from pathlib import Path
 
 INTERVAL_S = 0.1  # between two looks: ten of the kernel's ticks, or more
 MOST_SHARE = 0.005  # of the time, for looks: with hundreds of processors one takes milliseconds
-FORGET_S = 5.0  # what was used so long ago says nothing about now
+BUSY = 0.2  # of a processor that we used since the last look, or we waited, and what others use meanwhile is free
 GIVE_UP, TAKE_BACK = 0.5, 0.3
 """Of a processor: what others may use of one of ours until a thread less computes, and until it is back."""
 _STAT = Path("/proc/stat")
@@ -24,10 +24,11 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Of the processors that this thread may run on: how many, and the seconds that others had of them until ``at``."""
+    """Of the processors that this thread may run on: how many, and the seconds that others and we had until ``at``."""
 
     at: float
     others_s: float
+    own_s: float
     n_cpus: int
 
 
@@ -39,7 +40,8 @@ def measured() -> Use:
         name, *fields = line.split()
         if name in mine:
             ticks += sum(int(fields[i]) for i in (_USER, _SYSTEM, _IRQ, _SOFT_IRQ))
-    return Use(time.monotonic(), ticks / _TICKS_PER_S - time.process_time(), len(mine))
+    own_s = time.process_time()
+    return Use(time.monotonic(), ticks / _TICKS_PER_S - own_s, own_s, len(mine))
 
 
 class ComputeThreads:
@@ -63,7 +65,7 @@ class ComputeThreads:
             return None
         before, use = self._seen, self._look()
         self._seen, self._next_look = use, use.at + max(INTERVAL_S, (use.at - began) / MOST_SHARE)
-        if before is None or use.at - before.at > FORGET_S:
+        if before is None or use.own_s - before.own_s < BUSY * (use.at - before.at):
             return None
         others = max(0.0, (use.others_s - before.others_s) / (use.at - before.at))
         now = self._most if os.getpriority(os.PRIO_PROCESS, 0) < 0 else self._fitting(use.n_cpus - others)

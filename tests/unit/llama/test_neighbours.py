@@ -12,18 +12,21 @@ class Machine:
     """Processors that others have taken shares of, second by second; its clock is the one that is asked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, n_cpus: int) -> None:
-        self.n_cpus, self.now, self.others_s = n_cpus, 100.0, 7.0
+        self.n_cpus, self.now, self.others_s, self.own_s = n_cpus, 100.0, 7.0, 3.0
         monkeypatch.setattr(neighbours.time, "monotonic", lambda: self.now)
 
     def look(self) -> Use:
-        return Use(self.now, self.others_s, self.n_cpus)
+        return Use(self.now, self.others_s, self.own_s, self.n_cpus)
 
-    def after(self, threads: ComputeThreads, *shares: float, seconds: float = 2 * INTERVAL_S) -> list[object]:
+    def after(
+        self, threads: ComputeThreads, *shares: float, seconds: float = 2 * INTERVAL_S, own: float = 1.0
+    ) -> list[object]:
         """What changes when others take that many processors, one stretch after the other."""
         changes: list[object] = []
         for share in shares:
             self.now += seconds
             self.others_s += share * seconds
+            self.own_s += own * seconds
             changes.append(threads.change())
         return changes
 
@@ -58,12 +61,15 @@ def test_prompts_may_have_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     assert machine.after(ComputeThreads(4, 8, machine.look), 0, 3.0, 4.0) == [None, (4, 5), (4, 4)]
 
 
-def test_looks_are_rare_and_old_ones_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_are_rare_and_what_others_use_while_nothing_is_computed_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     machine = Machine(monkeypatch, 2)
     threads = ComputeThreads(2, 2, machine.look)
     assert machine.after(threads, 0, 2.0, seconds=INTERVAL_S / 2) == [None, None]
-    assert machine.after(threads, 2.0, seconds=60.0) == [None]
-    assert machine.after(threads, 2.0) == [(1, 1)]
+    assert machine.after(threads, 2.0, seconds=60.0, own=0.01) == [None]
+    assert machine.after(threads, 2.0, own=0.1) == [None]  # a client that prepares its next request
+    assert machine.after(threads, 2.0, seconds=3.0) == [(1, 1)]  # one long step
 
 
 @pytest.mark.skipif(not neighbours._STAT.exists(), reason="Linux only")
