@@ -44,6 +44,7 @@ def decide(conversation: Conversation, speech: Speech, prompt: Prompt, model: Lo
     reasoning_format = asked.format or model.spec.chat.reasoning_format
     functions = [tool.function for tool in tools.tools] if tools.callable else []
     shown = shown_tokens(speech, tools, model)
+    taken = frozenset(call.id for message in conversation.messages for call in message.calls)
 
     def parser() -> OutputParser:
         return speech.parser(
@@ -53,6 +54,7 @@ def decide(conversation: Conversation, speech: Speech, prompt: Prompt, model: Lo
             parse_calls=conversation.reads_calls,
             parallel=tools.parallel is not False,
             forced=tools.choice == "required",
+            taken=taken,
         )
 
     switch = ReasoningSwitch() if asked.switch else None

@@ -68,8 +68,10 @@ class Speech:
         parse_calls: bool = True,
         parallel: bool = True,
         forced: bool = False,
+        taken: frozenset[str] = frozenset(),
     ) -> OutputParser:
-        """A new parser of one choice. `functions` may be called; ``forced``: one of them is, and nothing else is said.
+        """A new parser of one choice. `functions` may be called; ``forced``: one of them is, and nothing else is said;
+        ``taken``: ids that calls have already.
 
         ``reasoning_format`` is llama-server's: none, deepseek, deepseek-legacy, auto (= deepseek).
         """
@@ -82,6 +84,7 @@ class Speech:
             thoughts_apart=reasoning_format != "none",
             thoughts_in_content=reasoning_format in ("none", "deepseek-legacy"),
             id_length=form.id_length,
+            taken=taken,
         )
         return reader_of(form, how, self.thought_tags, generation_prompt)
 

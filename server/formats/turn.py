@@ -28,6 +28,7 @@ class Reading:
     all else is markup. ``parallel=False`` keeps the first call only, as the client asked for.
     ``thoughts_apart`` and ``thoughts_in_content`` follow from reasoning_format: deepseek, none, and deepseek-legacy
     (both). Formats whose thoughts are read by `reasoning.ReasoningParser` never see them.
+    ``taken``: the ids of the calls that the conversation has already.
     """
 
     functions: Mapping[str, Schema] = field(default_factory=dict)
@@ -37,6 +38,7 @@ class Reading:
     thoughts_apart: bool = True
     thoughts_in_content: bool = False
     id_length: int = 32
+    taken: frozenset[str] = frozenset()
 
 
 Parse = Callable[["Turn"], Steps[None]]
@@ -49,6 +51,7 @@ class Turn(Reader):
     how: Reading = field(default_factory=Reading)
     pieces: list[Piece] = field(default_factory=list)
     n_calls: int = 0
+    _ids: set[str] = field(default_factory=set)
     _in_call: bool = False  # a call has begun for sure, and is not over
     _spaces: list[str] = field(default_factory=list)
     _thought_spaces: list[str] = field(default_factory=list)
@@ -104,8 +107,15 @@ class Turn(Reader):
         self._spaces.clear()
         self.n_calls += 1
         name = json_text.encodable(name)
-        call_id = json_text.encodable(call_id) or "".join(secrets.choice(_ALPHABET) for _ in range(self.how.id_length))
-        self._write(ToolCallBegin(self.n_calls - 1, call_id, name))
+        self._write(ToolCallBegin(self.n_calls - 1, self._id(json_text.encodable(call_id)), name))
+
+    def _id(self, written: str) -> str:
+        """The model's own, unless another call has it: models count anew in each turn, and clients tell calls apart by
+        their ids (Claude Code 2.1 takes the second one out of its history as interrupted)."""
+        if not written or written in self.how.taken or written in self._ids:
+            written = "".join(secrets.choice(_ALPHABET) for _ in range(self.how.id_length))
+        self._ids.add(written)
+        return written
 
     def arguments(self, text: str) -> None:
         """JSON text of the call that was begun last."""

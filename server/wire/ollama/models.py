@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from server.conversation.speech import speech_of
+from server.pool.footprint import HOST, totals
 from server.pool.protocols import ModelInfo
 from server.pool.state import ModelState, Status
 from server.templates.template import ChatTemplate
@@ -35,7 +36,7 @@ def tags(states: Sequence[ModelState]) -> Json:
 
 
 def running(states: Sequence[ModelState]) -> Json:
-    """The reply of ``GET /api/ps``: the models in memory, those first that stay longest. ``size_vram`` is not known."""
+    """The reply of ``GET /api/ps``: the models in memory, those first that stay longest."""
     found = [(_expiry(state), state) for state in states if state.loaded is not None and state.status is Status.READY]
     found.sort(key=lambda each: each[0], reverse=True)
     return {"models": [_loaded(state, expiry) for expiry, state in found]}
@@ -95,14 +96,16 @@ def _listed(state: ModelState) -> Json:
 
 def _loaded(state: ModelState, expiry: float) -> Json:
     facts = state.facts
+    taken = {} if facts is None else totals(facts.footprint)
+    size = sum(taken.values()) or _size(state)
     return {
         "name": state.spec.id,
         "model": state.spec.id,
-        "size": _size(state),
+        "size": size,
         "digest": _digest(state),
         "details": _details(state.info),
         "expires_at": timestamp(expiry),
-        "size_vram": 0,
+        "size_vram": sum(n_bytes for device, n_bytes in taken.items() if device != HOST),
         "context_length": 0 if facts is None else facts.n_ctx_seq,
     }
 

@@ -27,13 +27,19 @@ SLOW_S = 0.005  # of a token of somebody who speaks slowly
 
 @dataclass(frozen=True)
 class Line:
-    """``say`` is an assistant's message in OpenAI's form; ``needs`` a text without which the line is not meant."""
+    """``say`` is an assistant's message in OpenAI's form. It is meant where the prompt has the text ``needs``, and not
+    the text ``lacks``."""
 
     cue: str
     say: Mapping[str, Any]
     needs: str = ""
+    lacks: str = ""
     plain: bool = False  # no turn of a chat: the text alone
     repeat: int = 1  # times that its content is said; then slowly, so that somebody can come in between
+
+    def meant(self, prompt: str) -> bool:
+        """Whether it may come behind that prompt."""
+        return self.needs in prompt and not (self.lacks and self.lacks in prompt)
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Script:
 
     def answer(self, prompt: str) -> tuple[str, bool]:
         """The text of the model's turn, less what `prompt` has already begun of it; and whether it is said slowly."""
-        cued = [(prompt.rfind(line.cue), i) for i, line in enumerate(self.lines) if line.needs in prompt]
+        cued = [(prompt.rfind(line.cue), i) for i, line in enumerate(self.lines) if line.meant(prompt)]
         at, i = max(cued, default=(-1, 0))
         line = self.lines[i] if at >= 0 else Line("", {"content": self.otherwise})
         say = dict(line.say)

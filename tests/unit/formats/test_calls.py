@@ -101,6 +101,15 @@ def test_ids_that_a_model_is_used_to_are_its_own(form: str, text: str, call_id: 
     assert read(parser(form), text).ids == [call_id]
 
 
+@pytest.mark.parametrize("taken", [frozenset[str](), frozenset(["functions.f:0"])])
+def test_an_id_that_a_model_writes_twice_is_its_own_once(taken: frozenset[str]) -> None:
+    call = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    made = speech_of(template("kimi-k2")).parser([{"name": "f"}], taken=taken)
+    first, second = read(made, call * 2).ids
+    assert (first == "functions.f:0") == (not taken)
+    assert second not in (first, "functions.f:0")
+
+
 def test_the_tags_of_the_format_are_shown() -> None:
     assert speech_of(ChatTemplate("", bos_token="", eos_token="")).call_tags(calls=True) == (
         "<tool_call>",

@@ -7,11 +7,13 @@ import pytest
 
 from server.constrain.constraint import Constraint
 from server.constrain.grammar.compiler import GrammarCompiler
-from server.conversation.form import Conversation, Message, Tools
+from server.conversation.form import Call, Conversation, Message, Tools
 from server.conversation.output import shown_tokens
+from server.conversation.prepare import prepare
 from server.conversation.prompt import render
 from server.conversation.speech import speech_of
 from server.errors import InvalidRequest
+from server.formats.pieces import ToolCallBegin
 from server.pool.spec import ChatParams
 from tests.fakes import EOS, FakeVocab
 from tests.unit.wire.builders import answer_of, make_model, tools_of
@@ -170,3 +172,15 @@ def test_tags_of_a_format_that_frames_content_are_shown_without_tools_too() -> N
     model: Any = make_model(template="{{ messages }}<|channel|>analysis<|message|>")
     model.vocab = Tagged()
     assert shown_to(Tools(), model) == {1, 2, 3, 4, 5}
+
+
+def test_ids_that_calls_of_the_conversation_have_are_not_given_again() -> None:
+    call = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    model: Any = make_model(template="{{ messages }}{{ tools }}<|tool_call_begin|><|tool_call_argument_begin|>")
+    model.grammar = GrammarCompiler(model.vocab)
+    said = (Message("user", "u"), Message("assistant", calls=(Call("f", "{}", "functions.f:0"),)), Message("tool", "r"))
+    for messages, own in ((said[:1], True), (said, False)):
+        made = prepare(Conversation(messages, tools_of([TOOL])), model, {}).output.parser()
+        (begun, *_) = [*made.feed(call), *made.finish()]
+        assert isinstance(begun, ToolCallBegin)
+        assert (begun.id == "functions.f:0") is own
