@@ -69,6 +69,10 @@ def describe(model: LoadedModel, saved: SlotState) -> Description:
     )
 
 
+NO_PROJECTOR = "Cannot restore media tokens without an mmproj"
+"""llama-server's words (server-common.cpp, server_tokens::deserialize)."""
+
+
 def projector_of(model: LoadedModel) -> str:
     """What the embeddings of its media depend on; "" without a projector."""
     return "" if model.media is None else model.media.fingerprint
@@ -85,6 +89,8 @@ def tuning_here(model: LoadedModel, saved: Description) -> Tuning:
     adapters = adapters_here(model, saved.lora)
     if adapters is None or set_now not in (saved.lora, saved.lora_for_all):
         faults.append(_fault(_LORA, _shown(saved.lora), _shown(set_now)))
+    if saved.media and model.media is None:
+        raise InvalidRequest(NO_PROJECTOR)
     if saved.media:
         faults.append(_fault("the projector", saved.media, projector_of(model)))
     differing = [fault for fault in faults if fault]

@@ -13,7 +13,7 @@ from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.saved.slot_file import encode, open_saved, read_foreign
 from server.pool.saved.slot_files import SlotFiles
-from server.pool.saved.slot_origin import describe, tuning_here
+from server.pool.saved.slot_origin import NO_PROJECTOR, describe, tuning_here
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def _read(model: LoadedModel, files: SlotFiles, name: str) -> tuple[SlotState, i
 def _check_projector(model: LoadedModel, media: Spans) -> None:
     """Without one nothing of these media could be computed again. Raises `InvalidRequest`."""
     if media and model.media is None:
-        raise InvalidRequest("it has media, and the model is loaded without a projector")
+        raise InvalidRequest(NO_PROJECTOR)
 
 
 def _refusal(error: InvalidRequest) -> InvalidRequest:
