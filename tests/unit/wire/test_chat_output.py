@@ -176,7 +176,7 @@ def test_tags_of_a_format_that_frames_content_are_shown_without_tools_too() -> N
 
 def test_ids_that_calls_of_the_conversation_have_are_not_given_again() -> None:
     call = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
-    model: Any = make_model(template="{{ messages }}{{ tools }}<|tool_call_begin|><|tool_call_argument_begin|>")
+    model: Any = make_model(template="{{ messages }}{{ tools }}<|tool_calls_section_begin|><|tool_call_begin|>")
     model.grammar = GrammarCompiler(model.vocab)
     said = (Message("user", "u"), Message("assistant", calls=(Call("f", "{}", "functions.f:0"),)), Message("tool", "r"))
     for messages, own in ((said[:1], True), (said, False)):
