@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.make_gguf import SHAPES, write_gguf
+from benchmarks.media import projector_for
 from benchmarks.noise import CALM
 from benchmarks.peer import PeerError, build
 from benchmarks.report import tables
 from benchmarks.units import NAMES, ONCE, SERVERS, UNITS, Kind, Machine, Measured, Unit, measure
 from server.bench.errors import BenchError
+from server.llama.files.gguf_header import read_header
 from tests.real_server import ServerStartError
 
 MODELS = Path(__file__).with_name("models")
@@ -179,7 +181,13 @@ def machine_of(chosen: argparse.Namespace) -> Machine:
         scale=chosen.scale,
         flags=tuple(chosen.flags.split()),
         llamapool_flags=tuple(chosen.llamapool_flags.split()),
+        projector=projector_for(MODELS, _n_embd(models["random"])) if "media" in chosen.names else Path(),
     )
+
+
+def _n_embd(model: Path) -> int:
+    header = read_header(model)
+    return header.integer(f"{header.metadata['general.architecture']}.embedding_length")
 
 
 def _made(size: str) -> Path:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from benchmarks.media import run_media
 from benchmarks.noise import CALM, Others
 from benchmarks.peer import llama_server
 from benchmarks.resources import idle_percent, peak_mb, resident_mb
@@ -48,6 +49,7 @@ class Machine:
     flags: tuple[str, ...] = ()  # both servers'
     llamapool_flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)  # both servers'
+    projector: Path = Path()  # of the random model
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Unit:
     once: bool = False
     peer_environment: Mapping[str, str] = field(default_factory=dict)
     servers: tuple[str, ...] = SERVERS
+    sees: bool = False  # with the machine's projector
 
 
 UNITS = (
@@ -72,6 +75,7 @@ UNITS = (
     Unit("left", ("left",)),
     Unit("yielding", ("contended-yielding",), peer_environment=YIELDING),
     Unit("constrained", ("constrained",), model="large"),
+    Unit("media", ("media",), sees=True),
     Unit("embeddings", ("embeddings",), flags=("--embeddings", "--pooling", "mean")),
     Unit(
         "trained",
@@ -89,6 +93,7 @@ TITLES = {
     **{f"real-{s.name}": f"SmolLM2-135M: {s.title}" for s in SCENARIOS},
     "contended-yielding": "the same, with the peer's threads set to yield",
     "rest": "start, idle, and the most memory after a full load",
+    "media": "pictures of 196 tokens",
     "inside": "in one process (`budget`)",
     "steady": "10,000 requests of one token",
 }
@@ -109,6 +114,7 @@ def started(server: str, unit: Unit, machine: Machine) -> Iterator[tuple[RealSer
 def _start(server: str, unit: Unit, machine: Machine) -> RealServer:
     model, slots = machine.models[unit.model], unit.slots or machine.slots
     flags = ["-c", str(machine.ctx), "-np", str(slots), "-t", str(machine.threads), *machine.flags, *unit.flags]
+    flags += ["--mmproj", str(machine.projector)] if unit.sees else []
     if server == "llamapool":
         return llamapool(model, *flags, *machine.llamapool_flags, environment=machine.environment)
     return llama_server(machine.peer, model, *flags, environment={**machine.environment, **unit.peer_environment})
@@ -195,4 +201,12 @@ def _many(session: Session, setting: Setting, n_requests: int) -> None:
         run(rate, session, Setting(setting.seed * 1_000_003 + number, setting.n_parallel, 1.0, setting.fit))
 
 
-_OWN: dict[str, Callable[[RealServer, Session, Setting, float], Figures]] = {"rest": _rest, "steady": _steady}
+def _media(_running: RealServer, session: Session, setting: Setting, _start_s: float) -> Figures:
+    return run_media(session, setting)
+
+
+_OWN: dict[str, Callable[[RealServer, Session, Setting, float], Figures]] = {
+    "rest": _rest,
+    "steady": _steady,
+    "media": _media,
+}

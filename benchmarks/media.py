@@ -1,0 +1,122 @@
+"""Pictures: how long a client waits for the first token behind one, and what streams notice of it.
+
+The projector has random weights, as large as those of small models: 196 tokens of a picture, eight layers.
+"""
+
+import asyncio
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from server.bench import figures
+from server.bench.figures import Figures
+from server.bench.reply import Record
+from server.bench.scenarios import Setting
+from server.bench.session import Body, Session
+from tests.ggufs.projector import TinyProjector, projector_file
+
+SIDE = 224
+N_CLIENTS = 8
+N_STREAMS = 3
+ROUNDS = 3
+WORDS = ("red", "green", "small", "large", "round", "left", "above", "behind", "two", "many", "no", "one")
+
+
+def projector_for(folder: Path, n_embd: int) -> Path:
+    """A projector's file for a model with embeddings of `n_embd` numbers, written the first time."""
+    folder.mkdir(exist_ok=True)
+    return projector_file(
+        folder, TinyProjector("mlp", n_embd_text=n_embd, n_embd=512, n_layer=8, image_size=SIDE, patch_size=16)
+    )
+
+
+def picture(number: int) -> str:
+    """A picture that no other number has, as the address of its data."""
+    pixels = np.random.default_rng(number).integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    head = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)
+    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(rows, 1)), (b"IEND", b"")]
+    chunks = [
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
+    ]
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
+
+
+def run_media(session: Session, setting: Setting) -> Figures:
+    """The scenario ``media``."""
+    return asyncio.run(_media(session.as_chat(), setting))
+
+
+async def _media(session: Session, setting: Setting) -> Figures:
+    first = setting.seed * 1_000
+    await session.stream(_body(session, picture(first), "warm up"))
+    new: list[Record] = []
+    known: list[Record] = []
+    second: list[Record] = []
+    together: list[float] = []
+    for number in range(first + 1, first + 1 + ROUNDS):
+        seen = picture(number)
+        new.append(await session.stream(_body(session, seen, "what is it?", id_slot=0)))
+        known.append(await session.stream(_body(session, seen, "and what else?", id_slot=1)))
+        second.append(await session.stream(_body(session, seen, "what is it?", new[-1].text, "why?", id_slot=0)))
+        shared = picture(number + ROUNDS)
+        bodies = [_body(session, shared, f"what is {WORDS[i]}?") for i in range(N_CLIENTS)]
+        records = await session.streams(bodies)
+        together.append(max(map(figures.first_s, records)))
+    return {
+        "TTFT of a new picture ms": 1e3 * min(map(figures.first_s, new)),
+        "TTFT of one known in another slot ms": 1e3 * min(map(figures.first_s, known)),
+        "TTFT of a second turn ms": 1e3 * min(map(figures.first_s, second)),
+        "TTFT max of 8 with one picture ms": 1e3 * min(together),
+        **await _gaps(session, first + 500),
+    }
+
+
+async def _gaps(session: Session, number: int) -> Figures:
+    """The longest gap of streams while a picture is read, and while a text of as many tokens is."""
+    texts = " ".join(WORDS[i % len(WORDS)] for i in range(150))
+    found = {}
+    for name, bodies in {
+        "longest gap beside a text ms": [_body(session, "", f"{texts} {i}") for i in range(ROUNDS)],
+        "longest gap beside a picture ms": [_body(session, picture(number + i), "what?") for i in range(ROUNDS)],
+    }.items():
+        found[name] = 1e3 * min([await _gap(session, body) for body in bodies])
+    beside, without = found["longest gap beside a picture ms"], found["longest gap beside a text ms"]
+    return found | {"gap beside a picture to that beside a text": beside / without}
+
+
+async def _gap(session: Session, body: Body) -> float:
+    running = [session.start(_body(session, "", f"stream {i} tell me", n_predict=400)) for i in range(N_STREAMS)]
+    try:
+        for stream in running:
+            await stream.running.wait()
+        newcomer = await session.stream(body)
+    finally:
+        for stream in running:
+            stream.close()
+    seen = [await stream.finished() for stream in running]
+    return figures.longest_gap_s(seen, newcomer.sent, newcomer.sent + figures.first_s(newcomer))
+
+
+def _body(
+    session: Session,
+    seen: str,
+    question: str,
+    answer: str = "",
+    more: str = "",
+    *,
+    n_predict: int = 8,
+    **fields: object,
+) -> Body:
+    """A chat that begins with a picture, where there is one."""
+    content: str | Sequence[dict[str, object]] = question
+    if seen:
+        content = [{"type": "image_url", "image_url": {"url": seen}}, {"type": "text", "text": question}]
+    messages: list[dict[str, object]] = [{"role": "user", "content": content}]
+    if more:
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": more}]
+    return {**session.body([""], n_predict), "messages": messages} | fields
