@@ -14,7 +14,7 @@ import numpy as np
 
 from server.engine.embedding.vectors import EmbedderInfo, Pooling, Vectors
 from server.engine.lora import Adapter
-from server.engine.media import MediaPrompt, Spans
+from server.engine.media import MediaPrompt, Spans, media_tokens
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, DraftRunner, MediaEncoder, RunnerInfo
 from server.errors import InternalError, ModelFailed
@@ -86,6 +86,44 @@ class FakeSampler:
         self.closed = True
 
 
+@dataclass(eq=False, slots=True)
+class FakeChunk:
+    """A medium; ``slow``: its encoding waits for `FakeEncoder.gate`."""
+
+    name: str
+    causal: bool = True
+    slow: bool = False
+
+    @property
+    def key(self) -> bytes:
+        return self.name.encode()
+
+
+class FakeEncoder:
+    """Embeddings that tell of which medium they are. Fails on one that is called ``broken``."""
+
+    def __init__(self, most: int = 2) -> None:
+        self.gate = threading.Event()
+        self.begun = threading.Event()
+        self.most = most
+        self.batches: list[list[str]] = []
+
+    @staticmethod
+    def embeddings(chunk: object) -> bytes:
+        assert isinstance(chunk, FakeChunk)
+        return b"embeddings of " + chunk.key
+
+    def encode(self, chunks: Sequence[FakeChunk]) -> list[bytes]:
+        batch = list(chunks[: self.most])
+        self.batches.append([chunk.name for chunk in batch])
+        if any(chunk.name == "broken" for chunk in batch):
+            raise InternalError("it can't be encoded")
+        if any(chunk.slow for chunk in batch):
+            self.begun.set()
+            assert self.gate.wait(100), "nobody opened the gate"
+        return [self.embeddings(chunk) for chunk in batch]
+
+
 class FakeRunner:
     """One fake context. ``replies`` maps the end of a prompt to the text that follows it, then EOS.
 
@@ -109,6 +147,7 @@ class FakeRunner:
         on_decode: Callable[[Sequence[BatchEntry]], None] | None = None,
         together: bool = False,
         n_more_outputs: int = 512,
+        encoder: MediaEncoder | None = None,
     ) -> None:
         self.together = together
         self.info = RunnerInfo(
@@ -118,7 +157,7 @@ class FakeRunner:
         )
         self.adapters = adapters
         self.draft = draft
-        self.encoder: MediaEncoder | None = None
+        self.encoder: MediaEncoder | None = encoder
         self.adapters_now: Adapters = ()
         self.computed_by: dict[int, list[Adapters]] = {s: [] for s in range(n_seq)}
         self.vocab = FakeVocab()
@@ -127,6 +166,8 @@ class FakeRunner:
         self.steps = steps
         self.on_decode = on_decode
         self.cells: dict[int, list[int]] = {s: [] for s in range(n_seq)}
+        self.positions: dict[int, list[int]] = {s: [] for s in range(n_seq)}  # see `_at`
+        self.following: dict[int, list[int]] = {s: [] for s in range(n_seq)}  # the next position behind each cell
         self._shared: dict[frozenset[int], int] = {}  # by pair of sequences: so many cells at most are in both
         self.outputs: list[int] = []
         self.histories: list[bytes] = []
@@ -149,16 +190,47 @@ class FakeRunner:
         self.outputs, self.histories = [], []
         for entry in entries:
             cells = self.cells[entry.seq]
-            assert entry.pos == len(cells), f"position {entry.pos} of a sequence of {len(cells)}"
+            self._at(entry.seq)
+            expected = (self.following[entry.seq] or [0])[-1]
+            assert entry.pos == expected, f"position {entry.pos} of a sequence that goes on at {expected}"
+            self._place(entry)
             cells.extend(entry.tokens)
             self.computed_by[entry.seq].extend([self.adapters_now] * len(entry.tokens))
             n_outputs = len(entry.tokens) if entry.all_logits else int(entry.want_logits)
             for n in range(len(cells) - n_outputs + 1, len(cells) + 1):
-                history = self.vocab.detokenize(cells[:n]) + self._tuned(entry.seq, n)
+                history = self._text(cells[:n]) + self._tuned(entry.seq, n)
                 self.outputs.append(self._next(history))
                 self.histories.append(history)
         self.batches.append([(e.seq, len(e.tokens)) for e in entries])
         return True
+
+    def _at(self, seq: int) -> list[int]:
+        """The position of each cell; of cells that a test has filled, those of text."""
+        n = len(self.cells[seq])
+        if len(self.positions[seq]) != n:
+            self.positions[seq], self.following[seq] = list(range(n)), list(range(1, n + 1))
+        return self.positions[seq]
+
+    def _place(self, entry: BatchEntry) -> None:
+        """Positions as the library has them; of media that are not linear, all the same one."""
+        media, pos, n = entry.media, entry.pos, len(entry.tokens)
+        if media is None:
+            assert min(entry.tokens) >= 0, "a medium without its embeddings"
+            self.positions[entry.seq] += range(pos, pos + n)
+            self.following[entry.seq] += range(pos + 1, pos + n + 1)
+            return
+        span, first = media.span, media.first
+        assert media.embeddings == FakeEncoder.embeddings(span.chunk), "another medium's embeddings"
+        assert list(entry.tokens) == media_tokens(span.id, span.nth, span.n_tokens)[first : first + n]
+        assert media.causal or (first == 0 and n == span.n_tokens), "a part of what is read at once"
+        self.positions[entry.seq] += range(pos + first, pos + first + n) if span.linear else [pos] * n
+        behind = [pos] * n
+        if first + n == span.n_tokens:
+            behind[-1] = pos + span.n_pos
+        self.following[entry.seq] += behind
+
+    def _text(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(self.vocab.piece(t) if t >= 0 else b"<%d>" % t for t in tokens)
 
     def _tuned(self, seq: int, n: int) -> bytes:
         """Makes the text depend on which adapters computed each cell."""
@@ -234,12 +306,17 @@ class FakeRunner:
         return TokenLogprob(token, self.vocab.piece(token), -0.1 if token == best else -2.0, top)
 
     def seq_remove(self, seq: int, pos: int) -> bool:
-        if 0 < pos < len(self.cells[seq]) and not self.partial_removal:
+        n = sum(at < pos for at in self._at(seq))
+        if 0 < n < len(self.cells[seq]) and not self.partial_removal:
             return False
-        del self.cells[seq][pos:]
-        del self.computed_by[seq][pos:]
-        self._own_from(seq, pos)
+        self._keep(seq, n)
+        self._own_from(seq, n)
         return True
+
+    def _keep(self, seq: int, n: int) -> None:
+        """The first `n` cells."""
+        for each in (self.cells, self.computed_by, self.positions, self.following):
+            del each[seq][n:]  # type: ignore[attr-defined]
 
     def _own_from(self, seq: int, pos: int) -> None:
         """No cell of `seq` from `pos` on is in another sequence."""
@@ -251,8 +328,12 @@ class FakeRunner:
         assert start < end
         assert all(n <= end for pair, n in self._shared.items() if seq in pair), "others' cells were moved"
         self._own_from(seq, start)
+        self._at(seq)
         del self.cells[seq][start:end]
         del self.computed_by[seq][start:end]
+        n = end - start
+        for each in (self.positions, self.following):
+            each[seq] = each[seq][:start] + [at - n for at in each[seq][end:]]
 
     def seq_copy(self, source: int, target: int) -> None:
         assert not self.cells[target], "the target of a copy must be empty"
@@ -261,40 +342,46 @@ class FakeRunner:
                 self._shared[frozenset({other, target})] = self._shared.get(frozenset({other, source}), 0)
             self._shared[frozenset({source, target})] = len(self.cells[source])
         self.cells[target] = list(self.cells[source])
+        self._at(source)
+        self.positions[target], self.following[target] = list(self.positions[source]), list(self.following[source])
         self.computed_by[target] = list(self.computed_by[source])
 
     def seq_size(self, seq: int, *, partial: bool = False) -> int:
         return len(FakeRunner.seq_checkpoint(self, seq) if partial else FakeRunner.seq_save(self, seq))
 
     def seq_save(self, seq: int) -> bytes:
-        return STATE_PREFIX + json.dumps([self.cells[seq], self.computed_by[seq]]).encode()
+        return (
+            STATE_PREFIX
+            + json.dumps([self.cells[seq], self.computed_by[seq], self._at(seq), self.following[seq]]).encode()
+        )
 
-    def seq_load(self, seq: int, state: bytes, n_tokens: int) -> bool:
+    def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
         try:
-            tokens, sets = json.loads(state.removeprefix(STATE_PREFIX))
+            tokens, sets, positions, following = json.loads(state.removeprefix(STATE_PREFIX))
         except ValueError:
             return False
         sets = [tuple((id_, scale) for id_, scale in adapters) for adapters in sets]
-        if len(tokens) != n_tokens:
+        if max(positions, default=-1) + 1 != n_pos:
             return False
         others = sum(len(c) for s, c in self.cells.items() if s != seq)
         if self.info.unified and others + len(tokens) > self.info.n_cells:
             return False
         self.cells[seq], self.computed_by[seq] = tokens, sets
+        self.positions[seq], self.following[seq] = positions, following
         self._own_from(seq, 0)
         return True
 
     def seq_floor(self, seq: int) -> int:
-        return 0 if self.partial_removal else len(self.cells[seq])
+        return 0 if self.partial_removal else max(self._at(seq), default=-1) + 1
 
     def seq_checkpoint(self, seq: int) -> bytes:
         return json.dumps(self.cells[seq]).encode()
 
-    def seq_rewind(self, seq: int, checkpoint: bytes, n_tokens: int) -> bool:
+    def seq_rewind(self, seq: int, checkpoint: bytes, n_pos: int) -> bool:
         tokens = json.loads(checkpoint)
-        assert tokens == self.cells[seq][:n_tokens], "a checkpoint of another text"
-        del self.cells[seq][n_tokens:]
-        del self.computed_by[seq][n_tokens:]
+        n = sum(at < n_pos for at in self._at(seq))
+        assert tokens == self.cells[seq][:n], "a checkpoint of another text"
+        self._keep(seq, n)
         return True
 
     def close(self) -> None:

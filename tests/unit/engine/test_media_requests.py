@@ -1,0 +1,181 @@
+"""Requests with media: encoded once, waited for by nobody else, whole in every cache, and gone with who left."""
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.engine.media import MediaSpan, media_tokens
+from server.engine.request import Request
+from server.errors import ContextExceeded, InternalError, InvalidRequest
+from tests.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeVocab
+from tests.unit.engine.builders import GREEDY, engine_over, run
+from tests.unit.engine.events import events_of
+
+Part = str | tuple[FakeChunk, int, int | None]
+"""Text, or a medium with its tokens, and positions where these are not as many."""
+
+
+def seen(parts: Sequence[Part], **options: object) -> Request:
+    tokens: list[int] = [FakeVocab.bos]
+    spans: list[MediaSpan] = []
+    names: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            tokens += FakeVocab().tokenize(part, add_special=False, parse_special=False)
+            continue
+        chunk, n_tokens, n_pos = part
+        nth = names.count(chunk.name)
+        names.append(chunk.name)
+        linear = n_pos is None
+        span = MediaSpan(len(tokens), n_tokens, n_pos or n_tokens, linear, chunk.name, nth, b"", chunk)
+        spans.append(span)
+        tokens += media_tokens(chunk.name, nth, n_tokens)
+    fields = {"max_tokens": 8, "sampling": GREEDY} | options
+    return Request(id="seen", prompt=tokens, media=tuple(spans), **fields)  # type: ignore[arg-type]
+
+
+def picture(
+    name: str, n_tokens: int = 20, n_pos: int | None = None, *, causal: bool = True, slow: bool = False
+) -> Part:
+    return FakeChunk(name, causal, slow), n_tokens, n_pos
+
+
+async def test_streams_go_on_while_a_picture_is_encoded() -> None:
+    encoder = FakeEncoder()
+    async with engine_over(FakeRunner(encoder=encoder), gather_ms=0.0) as engine:
+        slow = asyncio.ensure_future(run(engine, seen(["look: ", picture("a", slow=True), " well?"])))
+        await asyncio.to_thread(encoder.begun.wait, 100)
+        for number in range(3):  # these come and end meanwhile
+            assert len((await run(engine, seen([f"text {number}"], max_tokens=20)))[0].text) > 0
+        assert not slow.done()
+        encoder.gate.set()
+        (reply,) = await slow
+        assert reply.error is None
+
+
+async def test_the_same_picture_of_several_is_encoded_once() -> None:
+    encoder = FakeEncoder()
+    async with engine_over(FakeRunner(encoder=encoder)) as engine:
+        requests = [seen([f"{number}: ", picture("a"), " well?"]) for number in range(6)]
+        replies = await run(engine, *requests)
+        assert encoder.batches == [["a"]]
+        again = await run(engine, seen(["another one: ", picture("a"), picture("b")]))
+        assert encoder.batches == [["a"], ["b"]]
+        assert all(reply.error is None for reply in [*replies, *again])
+
+
+async def test_different_pictures_are_encoded_together_as_far_as_the_projector_takes_them() -> None:
+    encoder = FakeEncoder(most=3)
+    async with engine_over(FakeRunner(encoder=encoder)) as engine:
+        await run(engine, seen(["two: ", picture("a"), picture("b"), picture("c"), picture("d"), "."]))
+        assert sorted(name for batch in encoder.batches for name in batch) == ["a", "b", "c", "d"]
+        assert max(map(len, encoder.batches)) > 1
+
+
+async def test_who_leaves_while_waiting_for_a_picture_frees_the_slot_and_is_not_encoded() -> None:
+    encoder = FakeEncoder(most=1)
+    async with engine_over(FakeRunner(encoder=encoder, n_seq=2), gather_ms=0.0) as engine:
+        stays = asyncio.ensure_future(run(engine, seen(["look: ", picture("a", slow=True)])))
+        await asyncio.to_thread(encoder.begun.wait, 100)
+        gone = engine.submit(seen(["look: ", picture("b")]), lambda _events: None)
+        engine.cancel(gone)
+        assert (await run(engine, seen(["text"])))[0].error is None  # in the slot that was left
+        encoder.gate.set()
+        assert (await stays)[0].error is None
+        assert (await run(engine, seen(["see ", picture("c")])))[0].error is None
+        assert ["b"] not in encoder.batches
+
+
+async def test_a_picture_that_cant_be_encoded_fails_its_request_alone() -> None:
+    encoder = FakeEncoder(most=4)
+    async with engine_over(FakeRunner(encoder=encoder)) as engine:
+        good, bad, text = await run(
+            engine, seen(["good ", picture("a")]), seen(["bad ", picture("broken")]), seen(["text"])
+        )
+        assert (good.error, text.error) == (None, None)
+        assert isinstance(bad.error, InternalError)
+        assert (await run(engine, seen(["bad ", picture("broken")])))[0].error is not None
+
+
+async def test_the_end_of_the_model_ends_who_waits_for_a_picture() -> None:
+    encoder = FakeEncoder()
+    async with engine_over(FakeRunner(encoder=encoder), gather_ms=0.0) as engine:
+        events = events_of(engine, seen(["look: ", picture("a", slow=True)]))
+        await asyncio.to_thread(encoder.begun.wait, 100)
+        closing = asyncio.ensure_future(engine.close())
+        encoder.gate.set()
+        await closing
+        assert events is not None
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (seen(["a", picture("a", 100, causal=False)]), InvalidRequest),  # more than a micro-batch of 64
+        (seen(["a", picture("a", 250), "b" * 20]), ContextExceeded),
+        (seen(["a", picture("a")], prompt_logprobs=True), InvalidRequest),
+        (Request("x", [1, -5], media=()), InvalidRequest),
+        (Request("x", [1, -5], media=(MediaSpan(0, 1, 1, True, "a", 0, b"", FakeChunk("a")),) * 2), InvalidRequest),
+    ],
+)
+async def test_what_cant_be_decoded_is_refused(request_: Request, error: type[Exception]) -> None:
+    async with engine_over(FakeRunner(encoder=FakeEncoder())) as engine:
+        with pytest.raises(error):
+            engine.submit(request_, lambda _events: None)
+
+
+async def test_media_without_a_projector_are_refused() -> None:
+    async with engine_over(FakeRunner()) as engine:
+        with pytest.raises(InvalidRequest):
+            engine.submit(seen(["a", picture("a")]), lambda _events: None)
+
+
+@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize("cuts", [True, False])
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1 << 30))
+def test_conversations_with_pictures_say_the_same_from_any_cache(unified: bool, cuts: bool, seed: int) -> None:
+    """Turns of several conversations that share pictures and beginnings, in few slots: every reply is what a fresh
+    computation says, and after every step slots hold what they say they hold."""
+    rng = Random(seed)
+    names = ["a", "b", "c"]
+    sizes = {name: (rng.randrange(1, 40), rng.random() < 0.5, rng.random() < 0.5) for name in names}
+
+    def medium() -> Part:
+        name = rng.choice(names)
+        n_tokens, linear, causal = sizes[name]
+        return picture(name, n_tokens, None if linear else max(1, n_tokens // 4), causal=causal)
+
+    talks: list[list[Part]] = [[] for _ in range(4)]
+    prompts: list[list[Part]] = []
+    for _ in range(10):
+        talk = rng.choice(talks)
+        talk += [rng.choice(["say ", "and then ", "x"]), medium(), " well?"]
+        if sum(len(part) if isinstance(part, str) else part[1] for part in talk) > 200:
+            talk.clear()
+            continue
+        prompts.append(list(talk))
+
+    async def say(runner: FakeRunner, **options: object) -> list[str]:
+        async with engine_over(runner, context_shift=cuts and not any(not s[1] for s in sizes.values())) as engine:
+            replies = []
+            while len(replies) < len(prompts):
+                n = min(rng.randrange(1, 4), len(prompts) - len(replies))
+                batch = [seen(parts, **options) for parts in prompts[len(replies) : len(replies) + n]]
+                replies += await run(engine, *batch)
+            assert all(reply.error is None for reply in replies)
+            return [reply.text for reply in replies]
+
+    def runner() -> FakeRunner:
+        return FakeRunner(
+            n_seq=2, n_ctx_seq=300, n_batch=48, unified=unified, partial_removal=cuts, encoder=FakeEncoder()
+        )
+
+    state = rng.getstate()
+    cached = asyncio.run(say(runner()))
+    rng.setstate(state)
+    assert cached == asyncio.run(say(runner(), cache_prompt=False))
