@@ -33,6 +33,7 @@ from server.page.history import History
 from server.page.live import Live
 from server.page.serving import page_of
 from server.pool.budget import read_budget
+from server.pool.events import StatusChanged
 from server.pool.load.lifecycle import Factories
 from server.pool.load.loading import chat_template
 from server.pool.load.progress import show_load_progress
@@ -266,8 +267,10 @@ def lifespan_of(
 
 async def _follow_pool(services: Services) -> None:
     with services.pool.subscribe() as events:
-        async for _ in events:
+        async for event in events:
             services.metrics.observe(services.pool.states())
+            if isinstance(event, StatusChanged) and event.info is not None and event.info.media:
+                services.sight.warm()
 
 
 def warn_of_workers(argv: Sequence[str], environ: Mapping[str, str]) -> None:

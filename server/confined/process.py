@@ -57,6 +57,11 @@ class Processes:
         except Killed:  # not what was asked is to blame
             return self._answer(what, request)
 
+    def warm(self) -> None:
+        """Have one that waits, so that the first to ask need not wait for its start."""
+        if not self._closed and not self._idle:
+            self._give_back(Process(self._function, self._limits))
+
     def close(self) -> None:
         """End the processes; those at work end with their work."""
         with self._lock:

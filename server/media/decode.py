@@ -63,6 +63,10 @@ class Decoder:
             raise Unreadable(answer.decode(errors="replace"))
         return _bitmap(header, answer, hashlib.sha256(data).hexdigest())
 
+    def warm(self) -> None:
+        """Start a process, for the first file that comes."""
+        self._processes.warm()
+
     def close(self) -> None:
         """End the processes."""
         self._processes.close()

@@ -54,10 +54,8 @@ class Sight:
 
     async def see(self, media: Iterable[Shown], reader: Ears) -> Seen:
         """Every source of `media`, decoded for `reader`'s model; equal ones once. Raises `InvalidRequest`."""
-        wanted: dict[Source, str] = {}
-        for each in media:
-            if each.source is not None:
-                wanted.setdefault(each.source, each.at)
+        loop = asyncio.get_running_loop()
+        wanted = await loop.run_in_executor(self._threads, _wanted, media)  # a long text takes its time to be hashed
         _check_number(wanted, MAX_FILES, "files")
         _check_number([source for source in wanted if _is_fetched(source)], MAX_LINKS, "addresses of files")
         turns = asyncio.Semaphore(_AT_ONCE)
@@ -70,6 +68,10 @@ class Sight:
         if sum(len(bitmap.data) for bitmap in seen.values()) > MAX_DECODED_BYTES:
             raise InvalidRequest(f"all media of a request may have {MAX_DECODED_BYTES} bytes when they are decoded")
         return seen
+
+    def warm(self) -> None:
+        """A model is there that can be shown something."""
+        self._threads.submit(self._decoder.warm)
 
     def close(self) -> None:
         """End the processes that decode."""
@@ -91,6 +93,15 @@ class Sight:
             return await loop.run_in_executor(self._threads, self._decoder.decode, data, reader.sample_rate)
         except Unreadable as fault:
             raise InvalidRequest(f"{at}: {_FAILED}: {fault}", at) from None
+
+
+def _wanted(media: Iterable[Shown]) -> dict[Source, str]:
+    """Each source once, with where it stands first."""
+    wanted: dict[Source, str] = {}
+    for each in media:
+        if each.source is not None:
+            wanted.setdefault(each.source, each.at)
+    return wanted
 
 
 def inline(url: str) -> bytes:

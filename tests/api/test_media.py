@@ -1,6 +1,7 @@
 """Pictures and sounds over a scripted model that says what it was shown, and transcriptions by the official client."""
 
 import base64
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.api.conftest import Api, Serve
 from tests.fakes import ASSISTANT, FakeLoader
-from tests.media_files import media_file
+from tests.media_files import PICTURES, SOUNDS, damaged, media_file
 
 PICTURE = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).decode()}"
 SOUND = media_file("tiny.wav")
@@ -159,3 +160,13 @@ async def test_a_form_is_bounded_as_other_bodies_are(serve: Serve) -> None:
     async with serve(FakeLoader(media=frozenset({"audio"})), server={"max_body_bytes": 1024}) as api:
         reply: httpx.Response = await api.client.post("/v1/audio/transcriptions", files={"file": SOUND})
     assert reply.status_code == 413
+
+
+@pytest.mark.parametrize("name", [*PICTURES, *SOUNDS, "tiny.webp"])
+async def test_a_damaged_file_in_a_request_is_read_or_refused(hearing: Api, name: str) -> None:
+    rng = random.Random(name)
+    for _ in range(6):
+        data = base64.b64encode(damaged(media_file(name), rng)).decode()
+        part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        reply = await hearing.client.post("/v1/chat/completions/input_tokens", json=chat(part))
+        assert reply.status_code in (200, 400), reply.text

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import random
-import struct
 import wave
 from collections.abc import Iterator
 from io import BytesIO
@@ -16,7 +15,7 @@ from server.confined.process import Limits
 from server.media.decode import Bounds, Decoder
 from server.media.header import Unreadable, read_header
 from server.media.sound import resampled_length
-from tests.media_files import HEIGHT, PICTURES, SECONDS, SOUNDS, WIDTH, media_file, png
+from tests.media_files import HEIGHT, PICTURES, SECONDS, SOUNDS, WIDTH, damaged, media_file, png
 
 RATE = 16000
 ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "25"))  # of damage to each file; `make fuzz-media` does more
@@ -171,26 +170,6 @@ def test_damaged_files_are_read_or_refused(decoder: Decoder, name: str) -> None:
         except Unreadable:
             continue
         assert len(found.data) == found.width * found.height * (3 if found.kind == "image" else 4)
-
-
-def damaged(data: bytes, rng: random.Random) -> bytes:
-    """With a few bytes changed, cut off, doubled, or numbers set to their extremes."""
-    found = bytearray(data)
-    for _ in range(rng.randint(1, 6)):
-        at = rng.randrange(max(1, len(found)))
-        match rng.randrange(5):
-            case 0:
-                found[at : at + 1] = bytes([rng.randrange(256)])
-            case 1:
-                del found[at + rng.randrange(64) :]
-            case 2:
-                found[at:at] = found[at : at + rng.randrange(256)]
-            case 3:
-                size = rng.choice((1, 2, 4))
-                found[at : at + size] = rng.choice((b"\xff", b"\0", b"\x7f", b"\x80")) * size
-            case 4:
-                found[at : at + 4] = struct.pack(rng.choice("<>") + "I", rng.randrange(1 << 32))
-    return bytes(found)
 
 
 def wav(data: bytes, rate: int) -> bytes:

@@ -28,7 +28,17 @@ GRAMMAR = {"type": "grammar", "syntax": "regex", "definition": "a+"}
 CHAT = {
     "messages": [
         {"role": "system", "content": "s"},
-        {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "u"}}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "x"},
+                {"type": "image_url", "image_url": {"url": "u"}},
+                {"type": "input_image", "image_url": "u"},
+                {"type": "input_audio", "input_audio": {"data": "d", "format": "wav"}},
+                {"type": "video_url", "video_url": {"url": "u"}},
+                {"type": "file", "file": {"file_data": "data:image/png;base64,AA==", "filename": "f.png"}},
+            ],
+        },
         {
             "role": "assistant",
             "content": None,
@@ -93,6 +103,8 @@ MESSAGES = {
                     ],
                 },
                 {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "x"}]}},
+                {"type": "document", "source": {"type": "base64", "media_type": "image/png", "data": "aa"}},
+                {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}},
             ],
         },
     ],
@@ -133,6 +145,8 @@ RESPONSES = {
         {"type": "agent_message", "content": "hi"},
         {"type": "input_file", "file_data": "data:text/plain;base64,aGk=", "filename": "f"},
         {"role": "user", "content": [{"type": "input_file", "file_data": "data:text/plain;base64,aGk="}]},
+        {"role": "user", "content": [{"type": "input_file", "file_url": "https://a.example/b.png", "filename": "b"}]},
+        {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "d", "format": "mp3"}}]},
     ],
     "tools": [
         {"type": "function", "name": "f", "parameters": PARAMETERS, "strict": True},
@@ -166,7 +180,8 @@ OLLAMA = {
 GENERATE = {"prompt": "x", "system": "s", "context": [1], "suffix": "b", "options": {"top_k": 1}}
 COMPLETION = {"prompt": ["a", [1, 2]], "logprobs": 1, "stop": ["x"], "stream_options": {}, "logit_bias": [[1, 1]]}
 NATIVE = {
-    "prompt": ["a", {"prompt_string": "x"}],
+    "prompt": ["a", {"prompt_string": "x"}, {"prompt_string": "x", "multimodal_data": ["aa"]}],
+    "image_data": [{"data": "aa", "id": 1}],
     "grammar_triggers": [{"type": 1, "value": "x"}],
     "preserved_tokens": ["x"],
     "json_schema": PARAMETERS,

@@ -1,0 +1,134 @@
+"""From what a request says to what a model is shown."""
+
+import asyncio
+import base64
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+from server.errors import InvalidRequest
+from server.media.bitmap import Bitmap
+from server.media.decode import Decoder
+from server.media.fetch import Fetcher, Sites
+from server.media.header import Unreadable
+from server.media.sight import MAX_FILES, MAX_LINKS, Sight, inline
+from server.media.source import Link, Source
+from tests.media_files import media_file, png
+
+READER = SimpleNamespace(sample_rate=0)
+
+
+@dataclass(frozen=True)
+class Shown:
+    source: Source | None
+    at: str = "here"
+
+
+class Counting(Decoder):
+    """Decodes nothing; remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.decoded: list[bytes] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def decode(self, data: bytes, sample_rate: int) -> Bitmap:
+        assert self.gate.wait(100)
+        self.decoded.append(data)
+        if data == b"bad":
+            raise Unreadable("it is bad")
+        return Bitmap("image", 1, 1, b"rgb", str(len(self.decoded)))
+
+    def warm(self) -> None:
+        self.decoded.append(b"warm")
+
+    def close(self) -> None:
+        self.decoded.append(b"closed")
+
+
+@pytest.fixture
+async def decoder() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+async def sight(decoder: Counting) -> AsyncIterator[Sight]:
+    made = Sight(decoder, Fetcher(Sites()))
+    yield made
+    decoder.gate.set()
+    made.close()
+
+
+def as_url(data: bytes) -> Link:
+    return Link(f"data:image/png;base64,{base64.b64encode(data).decode()}")
+
+
+async def test_what_is_the_same_is_decoded_once(sight: Sight, decoder: Counting) -> None:
+    seen = await sight.see([Shown(as_url(b"a")), Shown(b"b"), Shown(as_url(b"a")), Shown(None), Shown(b"b")], READER)
+    assert sorted(decoder.decoded) == [b"a", b"b"]
+    assert set(seen) == {as_url(b"a"), b"b"}
+
+
+async def test_the_first_that_can_not_be_read_is_named(sight: Sight) -> None:
+    with pytest.raises(InvalidRequest, match=r"^x: Failed to load image or audio file: it is bad$") as caught:
+        await sight.see([Shown(as_url(b"bad"), "x")], READER)
+    assert caught.value.param == "x"
+
+
+async def test_a_request_has_so_many_files_and_addresses_and_no_more(sight: Sight) -> None:
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_FILES} files"):
+        await sight.see([Shown(str(n).encode()) for n in range(MAX_FILES + 1)], READER)
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_LINKS} addresses"):
+        await sight.see([Shown(Link(f"http://a/{n}")) for n in range(MAX_LINKS + 1)], READER)
+
+
+async def test_whoever_leaves_waits_for_no_decoder(sight: Sight, decoder: Counting) -> None:
+    decoder.gate.clear()
+    waiting = asyncio.create_task(sight.see([Shown(as_url(b"a"))], READER))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+@pytest.mark.parametrize(
+    ("url", "data"),
+    [
+        ("aGk=", b"hi"),
+        ("aGk", b"hi"),
+        ("aG\nk=", b"hi"),
+        ("-_8=", b"\xfb\xff"),
+        ("data:image/png;base64,aGk=", b"hi"),
+        ("data:audio/wav;base64,aGk=", b"hi"),
+    ],
+)
+def test_base64_is_read_as_clients_write_it(url: str, data: bytes) -> None:
+    assert inline(url) == data
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("", "Invalid base64 value"),
+        ("a", "Invalid base64 value"),
+        ("hello world!", "Invalid base64 value"),
+        ("data:image/png;base64", "Invalid uri-encoded base64 value"),
+        ("data:text/plain;base64,aGk=", "Invalid uri format: data:text/plain;base64"),
+        ("data:image/png,aGk=", "uri must be base64 encoded"),
+    ],
+)
+def test_what_is_no_file_says_so_in_llama_servers_words(url: str, said: str) -> None:
+    with pytest.raises(Unreadable, match=said):
+        inline(url)
+
+
+async def test_a_real_decoder_is_warm_before_it_is_asked() -> None:
+    decoder = Decoder("server.llama.pictures:answerer")
+    sight = Sight(decoder, Fetcher(Sites()))
+    sight.warm()
+    seen = await sight.see([Shown(media_file("tiny.png"), "a"), Shown(png(3, 2), "b")], READER)
+    assert sorted((bitmap.width, bitmap.height) for bitmap in seen.values()) == [(3, 2), (16, 12)]
+    sight.close()
