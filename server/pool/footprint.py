@@ -1,7 +1,7 @@
 """How much memory a model takes, on which device and for what; plain numbers, whoever counted them."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from server.pool.spec import ModelSpec
 
@@ -48,6 +48,20 @@ class Fit:
     spec: ModelSpec
     footprint: Footprint = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+def held(measured: Footprint, fit: Fit) -> Footprint:
+    """What a loaded model holds, by what was `measured` of it and before.
+
+    A mapped file counts in the library from the first tensor on the processor to the last, whatever lies between: what
+    is on a device, and what was repacked into a buffer of its own (src/llama-model.cpp, get_mapping_range). Those pages
+    are the page cache's, so no more weights count than were measured before. `measured` is empty where nothing can be.
+    """
+    before = fit.footprint.get(HOST)
+    now = measured.get(HOST)
+    if before is None or now is None or not fit.spec.native.mmap:
+        return measured or fit.footprint
+    return {**measured, HOST: replace(now, weights=min(now.weights, before.weights))}
 
 
 def added(footprints: Iterable[Footprint]) -> dict[str, Bytes]:

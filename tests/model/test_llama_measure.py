@@ -1,5 +1,6 @@
 """What is measured before a load is what the load takes, on every architecture."""
 
+import ctypes
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ import pytest
 
 from server.engine.params import EngineParams
 from server.errors import ModelFailed
+from server.llama.library import C, start_backend
 from server.llama.loader import LlamaLoader
-from server.pool.footprint import HOST, Footprint, totals
+from server.pool.footprint import HOST, Footprint, held, totals
 from server.pool.spec import DraftFile, LoadParams, ModelSpec, ScaledFile
-from tests.ggufs import MODELS, gguf_file, truncated
+from tests.ggufs import MODELS, TinyModel, gguf_file, truncated
 from tests.model.native_fixtures import open_runner
 
 MIB = 1 << 20
@@ -52,6 +54,21 @@ def test_a_load_takes_what_was_measured(gguf_folder: Path, kind: str, unified: b
     found = check(spec_of(gguf_file(gguf_folder, MODELS[kind]), kv_unified=unified))
     assert found[HOST].weights > 0
     assert found[HOST].compute > 0
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_repacked_weights_count_once(gguf_folder: Path, mmap: bool) -> None:
+    """In 4 bits most processors repack them; the mapped file is the page cache's then."""
+    source, target = gguf_file(gguf_folder, TinyModel(n_embd=256)), gguf_folder / "q4_0.gguf"
+    if not target.exists():
+        start_backend()
+        params = C.llama_model_quantize_default_params()
+        params.ftype, params.nthread = 2, 1  # LLAMA_FTYPE_MOSTLY_Q4_0
+        assert C.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) == 0
+    fit = LlamaLoader().fit(spec_of(target, mmap=mmap))
+    n_bytes = fit.footprint[HOST].weights
+    assert n_bytes <= target.stat().st_size
+    assert held(taken_by(fit.spec), fit)[HOST].weights == pytest.approx(n_bytes, rel=0.1)
 
 
 @pytest.mark.parametrize("path", ["demo.gguf", "demo-embed.gguf", "demo-rerank.gguf"])

@@ -19,7 +19,7 @@ from server.engine.runner_api import Runner
 from server.errors import LlamapoolError, ModelFailed
 from server.pool.entry import Entry
 from server.pool.events import FanOut, LoadProgress, StatusChanged
-from server.pool.footprint import Footprint, Memory, readable, totals
+from server.pool.footprint import Footprint, Memory, held, readable, totals
 from server.pool.load.loading import Load, Parts, TemplateFactory, chat_template
 from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
 from server.pool.protocols import Loader
@@ -175,20 +175,20 @@ class Lifecycle:
             model.generator.set_adapter_scales(entry.adapters)
         entry.adapters = None
         entry.fit = model.fit
-        footprint = model.weights.footprint() or model.fit.footprint
+        measured = model.weights.footprint()
+        footprint = held(measured, model.fit)
         entry.facts = ModelFacts(
             *(model.info, model.template, model.n_ctx_seq, model.n_slots, model.loaded_at, footprint, model.fit)
         )
         if entry.taken:
-            entry.taken = self._measured(entry, model)
+            entry.taken = self._measured(entry, totals(footprint) if measured else {})
         entry.progress = 1.0
         entry.last_used = self._clock()
         log.info("model '%s' is %s: %s", entry.id, "awake" if woke else "loaded", described(entry.facts))
         self._to(entry, Status.READY, first_load=not woke)
 
-    def _measured(self, entry: Entry, model: LoadedModel) -> Mapping[str, int]:
+    def _measured(self, entry: Entry, measured: Mapping[str, int]) -> Mapping[str, int]:
         """What it has really taken; of one that is loaded whatever it takes, no more than it was granted."""
-        measured = totals(model.weights.footprint())
         if not measured or not entry.spec.native.fit:
             return entry.taken
         for device, n in measured.items():

@@ -50,7 +50,7 @@ class Sized(Loader):
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
         weights = super().load(spec, progress)
-        taken = {HOST: Bytes(self.sizes[spec.id] + self.wrong.get(spec.id, 0), spec.native.n_ctx)}
+        taken = {HOST: Bytes(self.sizes[spec.id], spec.native.n_ctx, self.wrong.get(spec.id, 0))}
         weights.footprint = lambda: taken  # type: ignore[method-assign]
         return weights
 
