@@ -61,6 +61,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG_ERROR_STATUS = 2
 LEAST_SECRET_BYTES = 16
+WATCH_EVERY_S = 5.0  # that the watchdog looks
 LINGER_S = 2.0  # what llama-server's variable for its tests does (server-models.cpp, debug_fake_timing)
 PICTURES = "server.llama.pictures:answerer"  # by name: it is other processes that import it
 PREPARE_THREADS = "prepare"  # their names begin so
@@ -237,7 +238,8 @@ def lifespan_of(
         files = asyncio.create_task(reload.follow(), name="keys and certificates follow their files")
         bars = asyncio.create_task(show_load_progress(services.pool.subscribe()), name="load progress")
         hour = asyncio.create_task(services.live.history.keep(), name="the last hour")
-        for task in (watch, bars, hour, files):
+        dog = asyncio.create_task(watch_steps(services.pool, server.watchdog_s), name="watchdog")
+        for task in (watch, bars, hour, files, dog):
             task.add_done_callback(log_failure)
         StopSignals(begin_stop, leave=services.leaving.set, delay_s=server.shutdown_delay_s).install()
         on_hangup(reload.begin)
@@ -255,6 +257,7 @@ def lifespan_of(
             await begin_stop()
             hour.cancel()
             files.cancel()
+            dog.cancel()
             await asyncio.gather(watch, bars)  # they end with the pool
             for threads in (services.prepare, services.reading):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
@@ -263,6 +266,13 @@ def lifespan_of(
                 renderer.close()
 
     return lifespan
+
+
+async def watch_steps(pool: Pool, limit_s: float) -> None:
+    """Look after steps that don't end. Endless."""
+    while limit_s:
+        await asyncio.sleep(min(limit_s / 4, WATCH_EVERY_S))
+        pool.check_progress(limit_s)
 
 
 async def _follow_pool(services: Services) -> None:

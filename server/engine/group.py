@@ -2,16 +2,24 @@
 
 import asyncio
 import contextlib
+import logging
 import math
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Generic, Protocol, TypeVar
 
 from server.engine.params import EngineParams
 from server.engine.stats import EngineStats, combined
-from server.errors import ShuttingDown, Unavailable
+from server.errors import InternalError, ShuttingDown, Unavailable
+
+log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 60
+HUNG_S = 5.0
+"""For a thread that hung to come back when the model is freed."""
 
 
 class Member(Protocol):
@@ -19,6 +27,8 @@ class Member(Protocol):
 
     stats: EngineStats
     failure: str  # why its thread steps no more; "" while it does
+    pulse: int  # grows with all that its thread does
+    at_rest: bool  # its thread waits to be woken
 
     @property
     def n_load(self) -> int:
@@ -27,7 +37,8 @@ class Member(Protocol):
     def start(self) -> None: ...
     def wake(self) -> None: ...
     def stop(self) -> None: ...
-    def join(self) -> None: ...
+    def join(self, timeout_s: float | None = None) -> bool: ...
+    def give_up(self, reason: str) -> None: ...
 
 
 M = TypeVar("M", bound=Member)
@@ -44,6 +55,8 @@ class InstanceGroup(Generic[M]):
         self._closing = False
         self._idle = asyncio.Event()
         self._instances: Sequence[M] = ()
+        self._pulses: dict[int, tuple[int, float]] = {}  # what was seen of an instance last, and since when
+        self.hangs = False  # a thread did not come back from a step
 
     def _start(self, instances: Sequence[M]) -> None:
         self._instances = instances
@@ -84,6 +97,19 @@ class InstanceGroup(Generic[M]):
         """Totals over the instances; a copy."""
         return reduce(combined, (instance.stats for instance in self._instances), EngineStats())
 
+    def check_progress(self, limit_s: float) -> None:
+        """To be called now and then: an instance whose thread has been at one thing for `limit_s` seconds is given up,
+        and its requests end. What the thread holds stays in memory: nothing can stop it."""
+        now = self._clock()
+        for i, instance in enumerate(self._instances):
+            pulse, since = self._pulses.get(i, (-1, now))
+            if instance.failure or instance.at_rest or instance.pulse != pulse:
+                self._pulses[i] = instance.pulse, now
+            elif now - since >= limit_s:
+                self.hangs = True
+                log.critical("no step has ended for %.0f s; every thread:\n%s", now - since, stacks())
+                instance.give_up(f"no step has ended for {now - since:.0f} s")
+
     async def wait_idle(self) -> None:
         """Return when no request waits or runs."""
         if self.busy:
@@ -110,8 +136,9 @@ class InstanceGroup(Generic[M]):
         self._stop()
         for instance in self._instances:
             instance.stop()
-        for instance in self._instances:
-            await asyncio.to_thread(instance.join)
+        joined = [await asyncio.to_thread(one.join, HUNG_S if self.hangs else None) for one in self._instances]
+        if not all(joined):
+            raise InternalError("a step hangs, so that its memory can't be freed")
 
     def _stop(self) -> None:
         """The step threads are about to be stopped: nothing may be handed to them any more."""
@@ -129,3 +156,12 @@ class InstanceGroup(Generic[M]):
         n = sum(durations.counts)
         mean_s = durations.sum / n if n else 1.0
         return min(MAX_RETRY_AFTER_S, max(1, math.ceil(mean_s * instance.n_load / self.n_slots_each / 2)))
+
+
+def stacks() -> str:
+    """Where every thread of the process is."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"-- {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )

@@ -130,6 +130,18 @@ class Pool:
         state = self._state(entry)
         return replace(state, facts=state.facts or facts)
 
+    def check_progress(self, limit_s: float) -> None:
+        """To be called now and then: engines that have been at one step for `limit_s` seconds are given up."""
+        for entry in self._entries.values():
+            for engine in entry.loaded.engines if entry.loaded is not None else ():
+                engine.check_progress(limit_s)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a step of a loaded model does not end: nothing but the end of the process stops it."""
+        loaded = [entry.loaded for entry in self._entries.values() if entry.loaded is not None]
+        return any(engine.hangs for model in loaded for engine in model.engines)
+
     @property
     def starting(self) -> bool:
         """Whether a load of the start has not ended yet."""

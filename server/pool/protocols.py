@@ -64,6 +64,13 @@ class ModelEngine(Protocol):
         """Whether an instance is left that can."""
 
     @property
+    def hangs(self) -> bool:
+        """Whether a thread of one did not come back from a step."""
+
+    def check_progress(self, limit_s: float) -> None:
+        """To be called now and then: what has been at one step for so long is given up."""
+
+    @property
     def stats(self) -> EngineStats:
         """Totals since the load; readable after the engine was closed, too."""
 

@@ -75,8 +75,10 @@ async def root(request: Request) -> Response:
 
 
 @router.get("/livez")
-async def livez() -> Response:
-    """200 for as long as the event loop runs: what fails it deserves a restart."""
+async def livez(request: Request) -> Response:
+    """200 for as long as the event loop runs and steps end: what fails it deserves a restart."""
+    if services(request).pool.hangs:
+        raise Unavailable("a step hangs; only a restart ends it")
     return json_reply({"status": "ok"})
 
 

@@ -193,3 +193,25 @@ async def test_a_model_whose_step_thread_has_failed_is_not_ready(serve: Serve):
             assert reply.status_code == 503
             assert "index out of bounds" in reply.json()["error"]["message"]
         assert (await api.client.post("/v1/completions", json={"prompt": "x"})).status_code == 503
+
+
+async def test_a_step_that_hangs_is_seen_by_all_who_ask_for_health(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.005)
+    monkeypatch.setattr("server.engine.group.HUNG_S", 0.01)
+    begun, end = threading.Event(), threading.Event()
+
+    def hang(_entries: object) -> None:
+        begun.set()
+        assert end.wait(60)
+
+    loader = FakeLoader(runner=lambda: FakeRunner(on_decode=hang))
+    async with serve(loader, server={"watchdog_s": 0.05}) as api:
+        assert (await api.client.get("/livez")).status_code == 200
+        reply = await api.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
+        assert begun.is_set()
+        assert reply.status_code == 500
+        assert "no step has ended" in reply.text
+        for path in ("/livez", "/readyz", "/health"):
+            assert (await api.client.get(path)).status_code == 503
+        assert (await api.client.post("/v1/completions", json={"prompt": "x"})).status_code == 503
+        end.set()  # so that the test can free it

@@ -56,6 +56,9 @@ class EmbeddingInstance:
         self._wake = threading.Event()
         self._stopping = False
         self.failure = ""  # why the step thread no longer steps
+        self.pulse = 0  # grows with all that the thread does
+        self.at_rest = False  # it waits to be woken
+        self._given_up = False
         self._thread = threading.Thread(target=self._run, name="llamapool-embed", daemon=True)
 
     # ---- on the event loop
@@ -84,9 +87,19 @@ class EmbeddingInstance:
         self._stopping = True
         self._wake.set()
 
-    def join(self) -> None:
-        """Wait until the thread has closed the runner; blocking."""
-        self._thread.join()
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until the thread has closed the runner; blocking. False when the time is over."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def give_up(self, reason: str) -> None:
+        """As a generating instance's."""
+        self.failure, self._given_up, self.n_load = reason, True, 0
+        error = InternalError(f"the engine has failed and must be loaded anew ({reason})")
+        for job in [*self._open.values(), *self._inbox]:
+            if not job.done.done():
+                job.done.set_exception(error)
+        self._on_idle()
 
     def slots(self, first_id: int) -> list[SlotSnapshot]:
         """One slot for each input that a decode can carry."""
@@ -103,6 +116,8 @@ class EmbeddingInstance:
         ]
 
     def _deliver(self, ended: list[Ended]) -> None:
+        if self._given_up:
+            return
         for job, error in ended:
             self.n_load -= 1
             if job.done.done():
@@ -127,24 +142,30 @@ class EmbeddingInstance:
                 self._wake.clear()
                 self._fail_all(failed)
                 self._post()
-                self._wake.wait()
+                self._rest()
         self._fail_all(ShuttingDown("model"))
         self._post()
         self.runner.close()
 
     def _serve(self) -> None:
         bind(self._cpus, self._params.prio)
-        while not self._stopping:
+        while not self._stopping and not self.failure:
             try:
+                self.pulse += 1
                 self._wake.clear()
                 self._receive()
                 if not self._step() and not self._inbox and not self._stopping:
                     self._post()
-                    self._wake.wait()
+                    self._rest()
             except Exception:
                 log.exception("an embedding step failed; every request of this instance ends")
                 self._fail_all(InternalError("the engine failed; see the server's log"))
             self._post()
+
+    def _rest(self) -> None:
+        self.at_rest = True
+        self._wake.wait()
+        self.at_rest = False
 
     def _receive(self) -> None:
         """Take new jobs in, waiting a moment for those that are known to come, and drop cancelled ones."""

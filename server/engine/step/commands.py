@@ -59,6 +59,12 @@ class Commands:
                 self._open.remove(command)
                 command.carry_out(cells, slot, now)
 
+    def give_up(self, error: Exception) -> None:
+        """As `refuse`, from the event loop, where the thread that should do them does not come back."""
+        for command in list(self._open):
+            if not command.done.running() and not command.done.done():
+                command.refuse(error)
+
     def refuse(self, error: Exception) -> None:
         """End all of them without doing them."""
         for command in self._open:

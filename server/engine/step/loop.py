@@ -66,6 +66,8 @@ class Instance:
         self._prio = params.prio
         self._stopping = False
         self.failure = ""  # why the step thread no longer steps
+        self.pulse = 0  # grows with all that the thread does
+        self.at_rest = False  # it waits to be woken
         self._thread = threading.Thread(target=self._run, name="llamapool-step", daemon=True)
 
     @property
@@ -82,9 +84,18 @@ class Instance:
         self._stopping = True
         self.mailbox.wake()
 
-    def join(self) -> None:
-        """Wait until the thread has closed the runner; blocking."""
-        self._thread.join()
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until the thread has closed the runner; blocking. False when the time is over."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def give_up(self, reason: str) -> None:
+        """The thread does not come back from where it is: all that is asked of it ends. Should it come back after all,
+        it ends itself. Called on the event loop."""
+        self.failure = reason
+        error = InternalError(f"the engine has failed and must be loaded anew ({reason})")
+        self._commands.give_up(error)
+        self.mailbox.give_up(error)
 
     @property
     def n_load(self) -> int:
@@ -112,8 +123,9 @@ class Instance:
 
     def _serve(self) -> None:
         bind(self._cpus, self._prio)
-        while not self._stopping:
+        while not self._stopping and not self.failure:
             try:
+                self.pulse += 1
                 self.mailbox.forget_wake()
                 self._receive()
                 stepped = self._step()
@@ -124,11 +136,17 @@ class Instance:
                     self.mailbox.post()
                     if self.mailbox.empty and not self._stopping:
                         self._keep_ahead()
-                        self.mailbox.wait(wait_s(self.scheduler.waiting, self._clock()))
+                        self._rest(wait_s(self.scheduler.waiting, self._clock()))
             except Exception:
                 log.exception("a step failed; every request of this instance ends")
                 self._fail_all(InternalError("the engine failed; see the server's log"))
                 self.mailbox.post()
+
+    def _rest(self, timeout_s: float | None = None) -> None:
+        self.at_rest = True
+        self.mailbox.wait(timeout_s)
+        self.at_rest = False
+        self.pulse += 1
 
     def _refuse_until_stopped(self) -> None:
         """Nobody may wait for ever for a thread that does nothing."""
@@ -138,7 +156,7 @@ class Instance:
             self._end_all(error)
             if self._stopping:
                 return
-            self.mailbox.wait()
+            self._rest()
 
     def _end_all(self, error: LlamapoolError) -> None:
         """End every request and command, new ones too; nobody is given back."""
@@ -232,6 +250,7 @@ class Instance:
             else:
                 self._make_room(entries)
             return False
+        self.pulse += 1
         self._take_results(entries, self._clock() - started)
         if self.params.check_integrity:
             self.scheduler.check_integrity()

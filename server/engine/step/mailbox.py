@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from server.engine.request import Event
+from server.engine.request import Event, Failed
 from server.engine.sequence import Ticket
 from server.engine.step.commands import Command
+from server.errors import LlamapoolError
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +51,16 @@ class Mailbox:
         self._outbox: dict[int, tuple[Ticket, list[Event]]] = {}
         self._ended: list[Ticket] = []
         self._wake = threading.Event()
+        self._gone: LlamapoolError | None = None  # the step thread does not come back
 
     # ---- on the event loop
 
     def submit(self, ticket: Ticket) -> None:
         """Hand a checked request to the step thread."""
+        if self._gone is not None:
+            gone: list[Event] = [Failed(self._gone)]
+            self._loop.call_soon(ticket.sink, gone)
+            return
         self.n_load += ticket.request.n
         self.open[id(ticket)] = ticket
         self._inbox.append(ticket)
@@ -62,6 +68,9 @@ class Mailbox:
 
     def command(self, command: Command) -> None:
         """Ask something of a slot."""
+        if self._gone is not None:
+            command.refuse(self._gone)
+            return
         self._commands.append(command)
         self._wake.set()
 
@@ -74,7 +83,21 @@ class Mailbox:
         """Make the step thread look: something was cancelled, stopped, or is no longer being prepared."""
         self._wake.set()
 
+    def give_up(self, error: LlamapoolError) -> None:
+        """The step thread does not come back: everybody is told, and what it may still say is for nobody."""
+        self._gone = error
+        open_, self.open, self.n_load = list(self.open.values()), {}, 0
+        while self._commands:
+            self._commands.popleft().refuse(error)
+        for ticket in open_:
+            if not ticket.cancelled:
+                ticket.sink([Failed(error)])
+                ticket.cancelled = True
+        self._on_room()
+
     def _deliver(self, batch: list[tuple[Ticket, list[Event]]], ended: list[Ticket], answered: list[Recall]) -> None:
+        if self._gone is not None:
+            return
         for ticket, events in batch:
             if not ticket.cancelled:
                 ticket.sink(events)

@@ -71,6 +71,9 @@ class ListenSettings(SettingsModel):
     """Threads that render templates and tokenize; -1 or 0 = automatic."""
     shutdown_delay_s: Annotated[Float, option(), Field(ge=0)] = 0.0
     """Seconds after SIGTERM in which requests are still taken while /readyz says 503: until load balancers notice."""
+    watchdog_s: Annotated[Float, option(), Field(ge=0)] = 600.0
+    """Longest seconds of one step: then the model counts as failed, its requests end, all stacks are logged, and /livez
+    says 503, since only a restart ends the step. 0 = any."""
     drain_s: Annotated[Float, option(), Field(ge=0)] = 30.0
     """Seconds that running requests may take to finish when the server stops."""
 

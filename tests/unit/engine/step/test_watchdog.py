@@ -1,0 +1,134 @@
+"""A step that does not end takes its model away and nothing else: requests end, stacks are logged, the rest goes on."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from server.engine.engine import Engine
+from server.engine.params import EngineParams
+from server.engine.runner_api import BatchEntry
+from server.errors import InternalError, Unavailable
+from tests.fakes import FakeRunner
+from tests.unit.engine.builders import alone, engine_over, request, run
+
+pytestmark = pytest.mark.timeout(60)
+LIMIT_S = 10.0
+
+
+class Hang:
+    """Decodes that don't come back until the test ends; ``begun`` once one is there."""
+
+    def __init__(self) -> None:
+        self.begun, self.end = threading.Event(), threading.Event()
+
+    def __call__(self, _entries: Sequence[BatchEntry]) -> None:
+        self.begun.set()
+        assert self.end.wait(60)
+
+
+@pytest.fixture
+def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
+    monkeypatch.setattr("server.engine.group.HUNG_S", 0.01)
+    made = Hang()
+    yield made
+    made.end.set()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def hanging(hang: Hang, *others: FakeRunner):
+    """An engine whose first instance hangs in its first step, and the clock that the watchdog reads."""
+    clock = Clock()
+    runner = FakeRunner(n_seq=1, on_decode=hang)
+    params = EngineParams(gather_ms=0.0)
+    engine = Engine((runner, *others), params, asyncio.get_running_loop(), clock)
+    asked = asyncio.ensure_future(run(engine, request("one")))
+    assert await asyncio.to_thread(hang.begun.wait, 60)
+    try:
+        yield engine, clock, asked
+    finally:
+        hang.end.set()
+        for instance in engine._instances:
+            instance.stop()
+            assert await asyncio.to_thread(instance.join, 60)
+
+
+async def test_a_step_that_hangs_ends_its_requests_and_fails_the_model(hang: Hang, caplog: pytest.LogCaptureFixture):
+    async with hanging(hang) as (engine, clock, asked):
+        engine.check_progress(LIMIT_S)
+        clock.now = LIMIT_S - 1
+        engine.check_progress(LIMIT_S)
+        assert engine.serves
+        assert not asked.done()
+        clock.now = LIMIT_S + 1
+        engine.check_progress(LIMIT_S)
+        (reply,) = await asked
+        assert isinstance(reply.error, InternalError)
+        assert "no step has ended for 11 s" in str(reply.error)
+        assert engine.hangs
+        assert not engine.serves
+        assert not engine.busy
+        assert "in __call__" in caplog.text  # where the thread is
+        assert "llamapool-step" in caplog.text
+        with pytest.raises(Unavailable, match="no step has ended"):
+            await run(engine, request("two"))
+        with pytest.raises(InternalError, match="can't be freed"):
+            await engine.close()
+
+
+async def test_a_step_that_comes_back_after_all_ends_its_thread_in_order(hang: Hang):
+    async with hanging(hang) as (engine, clock, asked):
+        for clock.now in (0.0, LIMIT_S + 1):
+            engine.check_progress(LIMIT_S)
+        await asked
+        hang.end.set()
+        (instance,) = engine._instances
+        assert await asyncio.to_thread(instance.join, 60)
+        assert instance.runner.closed
+        await engine.close()
+
+
+async def test_commands_of_a_hung_instance_end_too(hang: Hang):
+    async with hanging(hang) as (engine, clock, asked):
+        saving = asyncio.ensure_future(engine.save_slot(0))
+        await asyncio.sleep(0)
+        for clock.now in (0.0, LIMIT_S + 1):
+            engine.check_progress(LIMIT_S)
+        await asked
+        with pytest.raises(InternalError):
+            await saving
+
+
+async def test_other_instances_go_on(hang: Hang):
+    async with hanging(hang, FakeRunner(n_seq=1)) as (engine, clock, asked):
+        for clock.now in (0.0, LIMIT_S + 1):
+            engine.check_progress(LIMIT_S)
+        await asked
+        assert engine.serves
+        (reply,) = await run(engine, request("two"))
+        assert reply.text == alone(request("two"))
+        (pinned,) = await run(engine, request("three", id_slot=0))  # to the one that hangs
+        assert isinstance(pinned.error, InternalError)
+
+
+async def test_who_rests_or_steps_is_left_alone():
+    clock = Clock()
+    async with engine_over(FakeRunner(), clock=clock) as engine:
+        for step in range(5):
+            while not all(instance.at_rest for instance in engine._instances):  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0)
+            engine.check_progress(LIMIT_S)
+            clock.now += LIMIT_S * 2
+            engine.check_progress(LIMIT_S)
+            (reply,) = await run(engine, request(f"request {step}"))
+            assert reply.text == alone(request(f"request {step}"))
+        assert not engine.hangs
