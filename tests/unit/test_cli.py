@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from server.cli.command_line import effective_yaml, main, reference_files
 from server.errors import ConfigError
 from server.listen import check_tls, open_listeners
-from server.logs import LineFormatter, level_of, log_config
+from server.logs import JsonFormatter, LineFormatter, level_of, log_config
 from server.options.table.server import VERBOSITY_ALL, ServerSettings
 from server.settings import TABLE, load_settings
 
@@ -55,6 +55,49 @@ def test_help_groups_every_flag(word: str, capsys: pytest.CaptureFixture[str]) -
     for group in ("General:", "Model:", "Context and memory:", "Sampling defaults:", "Server:", "Logging:"):
         assert group in page
     assert [flag for flag in TABLE.by_flag if flag not in page] == []
+
+
+def test_the_cache_is_listed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path))
+    assert main(["-cl"]) == 0
+    assert f"no models in {tmp_path}" in capsys.readouterr().err
+
+
+def test_bash_completes_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--completion-bash"]) == 0
+    script = capsys.readouterr().out
+    asked = script + 'COMP_WORDS=(llamapool --ctx-s); COMP_CWORD=1; _llamapool; echo "${COMPREPLY[@]}"'
+    said = subprocess.run(["bash", "-c", asked], check=True, capture_output=True, text=True).stdout
+    assert said == "--ctx-size\n"
+
+
+def test_a_port_may_be_shared() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = ServerSettings(port=port, reuse_port=True)
+    first, second = open_listeners(shared), open_listeners(shared)
+    for listener in (*first, *second):
+        listener.socket.listen()
+    with pytest.raises(ConfigError, match="it is in use"):
+        open_listeners(ServerSettings(port=port))
+    for listener in (*first, *second):
+        listener.close()
+
+
+def test_a_log_of_json_lines() -> None:
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        failure = sys.exc_info()
+    record = logging.LogRecord("server.pool", logging.WARNING, "", 0, "%s is late", ("demo",), failure)
+    said = json.loads(JsonFormatter().format(record))
+    assert (said["type"], said["level"], said["origin"]) == ("log", "W", "pool")
+    assert said["msg"].startswith("demo is late\nTraceback")
+    formatters = log_config(ServerSettings(log_jsonl=True))["formatters"]
+    assert {each["()"] for each in formatters.values()} == {JsonFormatter}
 
 
 def test_bench_has_a_command_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
