@@ -95,17 +95,18 @@ class Fetcher:
         if folder is None:
             raise Unreadable("file:// URLs are not allowed unless --media-path is specified")
         name = url[len(_FILE) :]
+        shown = _shown(name)[1:-1]
         try:
             base = folder.resolve(strict=True)
             place = (base / name.lstrip("/")).resolve()
             if ".." in name or "\0" in name or not place.is_relative_to(base):
-                raise Unreadable(f"file path is not allowed: {_shown(name)}")
+                raise Unreadable(f"file path is not allowed: {shown}")
             if not place.is_file():
-                raise Unreadable(f"file does not exist or cannot be opened: {_shown(name)}")
+                raise Unreadable(f"file does not exist or cannot be opened: {shown}")
             with place.open("rb") as file:
                 found = file.read(self._limits.file_bytes + 1)
         except (OSError, ValueError):
-            raise Unreadable(f"file does not exist or cannot be opened: {_shown(name)}") from None
+            raise Unreadable(f"file does not exist or cannot be opened: {shown}") from None
         return self._bounded(found, url)
 
     async def _remote(self, url: str) -> bytes:

@@ -82,9 +82,11 @@ FIXED = (
 _MCP = "has no tools of its own and speaks to no MCP server: clients bring tools"
 _REMOVED = "has no such option, nor has llama-server any more"
 _REFUSED = {
-    "is not told to by flags yet": """
+    "takes pictures and sounds, and no videos yet": """
         --video-fps --video-timestamp-interval --video-ffmpeg-dir
         LLAMA_ARG_VIDEO_FPS LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL LLAMA_ARG_VIDEO_FFMPEG_DIR
+    """,
+    "is not told to by flags yet": """
         --ui-config --webui-config --ui-config-file --webui-config-file LLAMA_ARG_UI_CONFIG LLAMA_ARG_UI_CONFIG_FILE
     """,
     _MCP: """

@@ -1,0 +1,195 @@
+"""Requests with pictures, to both servers with one model and projector: the same counts, text, prompts, errors."""
+
+import base64
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ggufs import PLAIN, gguf_file
+from tests.ggufs.projector import TinyProjector, projector_file
+from tests.media_files import PICTURES, media_file
+from tests.model.oracle.comparison import Pair
+from tests.model.oracle.conftest import WAIT_QUIETLY
+from tests.oracle import oracle
+from tests.real_server import EXACT, llamapool
+
+FILES = Path(__file__).parents[2] / "media_files"
+MARKER = "<__media__>"
+PNG, JPEG = (base64.b64encode(media_file(name)).decode() for name in ("tiny.png", "tiny.jpg"))
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+CHAT, COUNT = "/v1/chat/completions", "/v1/chat/completions/input_tokens"
+
+
+class _Files(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    """Where the pictures are, on this machine."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Files, directory=str(FILES)))
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    serving.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("gguf")
+    model, projector = gguf_file(folder, PLAIN), str(projector_file(folder, TinyProjector("mlp")))
+    params = {"mmproj.path": projector, "media_path": f"{FILES}/", "flash_attn_type": 0}
+    environment = {**WAIT_QUIETLY, "LLAMA_MEDIA_MARKER": MARKER}
+    flags = ("--mmproj", projector, "--media-path", str(FILES), "--media-fetch", "127.0.0.1", "--spec-type", "none")
+    with ExitStack() as stack:
+        theirs = oracle(
+            *(model,),
+            n_ctx=4096,
+            n_parallel=2,
+            n_threads=1,
+            params={**params, "cache_type_k": 0, "cache_type_v": 0, "warmup": False},
+            environment=environment,
+        )
+        stack.callback(theirs.stop)
+        ours = llamapool(model, "-c", "4096", "-np", "2", "-t", "1", *EXACT, *flags, environment=environment)
+        stack.callback(ours.stop)
+        theirs.wait_until_ready()
+        ours.wait_until_ready()
+        yield Pair(ours, theirs)
+
+
+def chat(*parts: object, **more: object) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}], **GREEDY, **more}
+
+
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said}
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def both(pair: Pair, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    found = [server.post(path, body) for server in (pair.ours, pair.theirs)]
+    return found[0], found[1]
+
+
+def check_chat(pair: Pair, body: dict[str, Any]) -> None:
+    ours, theirs = both(pair, CHAT, body)
+    said = [reply["choices"][0]["message"]["content"] for reply in (ours, theirs)]
+    assert said[0].rstrip("\ufffd") == said[1].rstrip("\ufffd")  # of a character that the limit has cut
+    for count in ("prompt_tokens", "completion_tokens"):
+        assert ours["usage"][count] == theirs["usage"][count]
+    ours, theirs = both(pair, COUNT, body)
+    assert ours["input_tokens"] == theirs["input_tokens"]
+    ours, theirs = both(pair, "/apply-template", body)
+    assert ours["prompt"] == theirs["prompt"]
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_of_every_type(seeing: Pair, name: str) -> None:
+    kind = name.rpartition(".")[2]
+    url = f"data:image/{kind};base64,{base64.b64encode(media_file(name)).decode()}"
+    check_chat(seeing, chat(text("What is this?"), image(url), text("And why?")))
+
+
+@pytest.mark.parametrize("where", ["data:image/png;base64,{}", "{}", "file://tiny.png", "file:///tiny.png", "site"])
+def test_pictures_from_everywhere(seeing: Pair, site: str, where: str) -> None:
+    url = f"{site}/tiny.png" if where == "site" else where.format(PNG)
+    check_chat(seeing, chat(text("Look at this, please:"), image(url)))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (image(PNG), text("first")),
+        (image(PNG), image(JPEG), text("both")),
+        (text("a"), text("b"), image(PNG), text("c"), text("d"), image(JPEG), text("e")),
+        (text("the same twice"), image(PNG), image(PNG)),
+        (text(f"a marker {MARKER[:-1]} that is none"), image(PNG)),
+    ],
+)
+def test_several_parts_stand_in_order(seeing: Pair, parts: tuple[dict[str, Any], ...]) -> None:
+    check_chat(seeing, chat(*parts))
+
+
+def test_a_conversation_with_pictures_in_several_turns(seeing: Pair) -> None:
+    messages = [
+        {"role": "system", "content": "You see."},
+        {"role": "user", "content": [text("What?"), image(PNG)]},
+        {"role": "assistant", "content": "A thing."},
+        {"role": "user", "content": [image(JPEG), text("And this?")]},
+    ]
+    check_chat(seeing, {"messages": messages, **GREEDY})
+
+
+def test_anthropics_images_and_counts(seeing: Pair) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": PNG}
+    parts = [text("What is this?"), {"type": "image", "source": source}]
+    body = {"messages": [{"role": "user", "content": parts}], **GREEDY}
+    ours, theirs = both(seeing, "/v1/messages", body)
+    assert ours["content"] == theirs["content"]
+    ours, theirs = both(seeing, "/v1/messages/count_tokens", body)
+    assert ours["input_tokens"] == theirs["input_tokens"]
+
+
+def test_responses_images_and_counts(seeing: Pair) -> None:
+    parts = [
+        {"type": "input_text", "text": "What is this?"},
+        {"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"},
+    ]
+    body = {"input": [{"role": "user", "content": parts}], "temperature": 0, "max_output_tokens": 8}
+    ours, theirs = both(seeing, "/v1/responses", body)
+    said = [reply["output"][-1]["content"][0]["text"] for reply in (ours, theirs)]
+    assert said[0] == said[1]
+    assert ours["usage"]["input_tokens"] == theirs["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "files"), [("What: {} and", [PNG]), ("{} or {} and", [PNG, JPEG]), ("{}{} and", [JPEG, JPEG])]
+)
+def test_prompts_with_markers(seeing: Pair, prompt: str, files: list[str]) -> None:
+    given = {"prompt_string": prompt.replace("{}", MARKER), "multimodal_data": files}
+    body = {"prompt": given, "n_predict": 8, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+    ours, theirs = both(seeing, "/completion", body)
+    for key in ("content", "tokens", "tokens_evaluated", "prompt"):
+        assert ours[key] == theirs[key], key
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        image("data:text/html;base64,aGVsbG8="),
+        image("data:image/png,aGVsbG8="),
+        image("data:image/png;base64,a,b"),
+        image("data:image/png;base64,aGVsbG8gd29ybGQ="),
+        image("!"),
+        image("file://none.png"),
+        image("file://../conftest.py"),
+        {"type": "input_audio", "input_audio": {"data": PNG, "format": "wav"}},
+    ],
+)
+def test_errors_say_what_llama_server_says(seeing: Pair, part: dict[str, Any]) -> None:
+    """Where a client's mistake is a 500 there, it is a 400 here."""
+    ours, theirs = (server.request("POST", CHAT, chat(text("a"), part)) for server in (seeing.ours, seeing.theirs))
+    assert ours.status == 400
+    assert theirs.status in (400, 500)
+    assert theirs.json()["error"]["message"] in ours.json()["error"]["message"]
+
+
+def test_what_the_models_take_is_told_alike(seeing: Pair) -> None:
+    ours, theirs = (server.get("/props") for server in (seeing.ours, seeing.theirs))
+    assert ours["media_marker"] == theirs["media_marker"] == MARKER
+    assert ours["modalities"] == theirs["modalities"] | {"video": False}
+    ours, theirs = (server.get("/v1/models")["models"][0] for server in (seeing.ours, seeing.theirs))
+    assert ours["capabilities"] == theirs["capabilities"]
