@@ -36,7 +36,8 @@ class SlotLocal(Placer):
 class Unsorted(Scheduler):
     """Which slots are next to each other is not looked at."""
 
-    def _joining(self, generating: list[Sequence], prompts: list[Sequence], most: int) -> AbstractSet[int]:
+    @staticmethod
+    def _joining(streams: AbstractSet[int], prompts: list[Sequence], most: int) -> AbstractSet[int]:
         return frozenset()
 
     def relocation(self, fixed: AbstractSet[int]) -> Relocation | None:

@@ -5,6 +5,7 @@ And so whose cells go when others need them: an idle slot's of least value. Pure
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import log1p
 from typing import TYPE_CHECKING
 
 from server.engine.kv.checkpoints import MIN_GAP
@@ -117,8 +118,12 @@ class MoveCost:
 
 
 def value(n_tokens: int, n_used: int, idle_s: float) -> float:
-    """What keeping a cache of `n_tokens` is worth: what it saves, by how often and how lately it was of use."""
-    return n_tokens * (1 + n_used) / (1.0 + max(idle_s, 0.0))
+    """What keeping a cache of `n_tokens` is worth: what it saves, by how often and how lately it was of use.
+
+    Uses count by their logarithm: a conversation hands its own on from turn to turn, and would outlive its end by as
+    many pauses as it had turns.
+    """
+    return n_tokens * (1 + log1p(n_used)) / (1.0 + max(idle_s, 0.0))
 
 
 def least_valuable(

@@ -264,13 +264,13 @@ class StateCache(Generic[E]):
             return self.make_room(0, now)
 
     def make_room(self, n_bytes: int, now: float) -> list[E]:
-        """Remove the least valuable until there is room for `n_bytes` more; who they were."""
+        """Remove those of the least value for a byte until there is room for `n_bytes` more; who they were."""
         evicted: list[E] = []
         with self._lock:
             if not self._entries or not 0 <= self.limit < self.n_bytes + n_bytes:
                 return evicted
             entries = list(self._entries.values())
-            order = [(value(len(e.tokens), e.n_used, now - e.used_at), i) for i, e in enumerate(entries)]
+            order = [(e.value(now) / max(e.size, 1), i) for i, e in enumerate(entries)]
             heapify(order)
             while order and 0 <= self.limit < self.n_bytes + n_bytes:
                 evicted.append(entries[heappop(order)[1]])

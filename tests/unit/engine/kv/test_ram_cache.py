@@ -41,6 +41,24 @@ def test_what_was_of_use_stays_and_the_old_goes() -> None:
     assert {e.tokens[0] for e in tier} == {1, 3}
 
 
+def test_length_is_worth_what_it_takes() -> None:
+    tier: StateCache[RamState] = StateCache(2500)
+    tier.put(ram_state([1] * 90, size=1800), 0.0)
+    tier.put(ram_state([2] * 30, size=600, used_at=5.0), 5.0)
+    tier.put(ram_state([3] * 30, size=600, used_at=10.0), 10.0)
+    assert {e.tokens[0] for e in tier} == {2, 3}
+
+
+def test_a_conversation_of_many_turns_that_is_over_goes_before_a_young_one() -> None:
+    tier: StateCache[RamState] = StateCache(2500)
+    for n in range(1, 40):
+        tier.put(ram_state([1] * n, used_at=float(n)), float(n))
+        tier.touch(next(iter(tier)), float(n))
+    tier.put(ram_state([2] * 9, used_at=100.0), 100.0)
+    tier.put(ram_state([3] * 9, used_at=110.0), 110.0)
+    assert {e.tokens[0] for e in tier} == {2, 3}
+
+
 def test_a_state_larger_than_the_tier_is_not_kept() -> None:
     tier: StateCache[RamState] = StateCache(500)
     entry = ram_state([1] * 9)
