@@ -85,14 +85,14 @@ def _measure(spec: ModelSpec, files: ModelFiles) -> Measure:
     return Measure(spec, files, _beside(spec.draft, spec.native) if drafts and spec.draft is not None else None)
 
 
-def _load(spec: ModelSpec, progress: Callable[[float], bool]) -> LlamaWeights:
-    """As `LlamaLoader.load`, on the first set of devices."""
+def _load(spec: ModelSpec, progress: Callable[[float], bool], first: Weights | None) -> LlamaWeights:
+    """As `LlamaLoader.load`, on the first set of devices; the `first` load's projector serves the others, too."""
     model, files = _open(spec.id, spec.path, spec.native, progress)
     draft: DraftWeights | None = None
     try:
         if spec.draft is not None and roles(files.header, spec.native).generates:
             draft = _draft(spec.id, _beside(spec.draft, spec.native), model, progress)
-        return LlamaWeights(model, spec, files, draft)
+        return LlamaWeights(model, spec, files, draft, first.media if isinstance(first, LlamaWeights) else None)
     except BaseException:
         if draft is not None:
             draft.close()

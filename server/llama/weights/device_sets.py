@@ -12,11 +12,12 @@ from server.pool.spec import ModelSpec
 from server.vocab import Vocab
 
 Progress = Callable[[float], bool]
-LoadOne = Callable[[ModelSpec, Progress], Weights]
+LoadOne = Callable[[ModelSpec, Progress, Weights | None], Weights]
 
 
 def load_by_devices(spec: ModelSpec, load_one: LoadOne, progress: Progress) -> Weights:
-    """One load for each distinct set of ``spec.native.devices``; `load_one` gets a specification with one set.
+    """One load for each distinct set of ``spec.native.devices``; `load_one` gets a specification with one set, and the
+    first load.
 
     The loads follow each other and report equal shares of the progress. Raises what a load raises, after freeing
     what was loaded before it.
@@ -26,9 +27,8 @@ def load_by_devices(spec: ModelSpec, load_one: LoadOne, progress: Progress) -> W
     with contextlib.ExitStack() as undo:
         loaded: list[Weights] = []
         for i, devices in enumerate(distinct):
-            projector = None if loaded else spec.mmproj  # one serves them all
-            one = replace(spec, native=replace(spec.native, devices=(devices,)), mmproj=projector)
-            loaded.append(load_one(one, _share(progress, i, len(distinct))))
+            one = replace(spec, native=replace(spec.native, devices=(devices,)))
+            loaded.append(load_one(one, _share(progress, i, len(distinct)), loaded[0] if loaded else None))
             undo.callback(loaded[-1].close)
         undo.pop_all()
     return loaded[0] if len(loaded) == 1 else WeightsByInstance(loaded, [distinct.index(some) for some in wanted])

@@ -38,7 +38,15 @@ from server.pool.spec import ModelSpec
 class LlamaWeights:
     """`server.pool.protocols.Weights`: one native model, shared by the contexts that `runner` makes."""
 
-    def __init__(self, model: int, spec: ModelSpec, files: ModelFiles, draft: DraftWeights | None = None) -> None:
+    def __init__(
+        self,
+        model: int,
+        spec: ModelSpec,
+        files: ModelFiles,
+        draft: DraftWeights | None = None,
+        projector: Projector | None = None,
+    ) -> None:
+        """`projector`: another load's, of the same model, which outlives this one's contexts."""
         if C.llama_model_has_encoder(model) and C.llama_model_has_decoder(model):
             reason = "the model is an encoder and a decoder: such can't be served (nor can they by llama-server)"
             raise ModelFailed(spec.id, reason)
@@ -62,10 +70,12 @@ class LlamaWeights:
             adapter_fingerprints=tuple(native.fingerprint for native in self._adapters),
             control_vectors=self._control.fingerprint if self._control else "",
         )
-        self.media = Projector(spec.id, spec.mmproj, model, spec.native) if spec.mmproj is not None else None
+        self.media, self._owns_media = projector, projector is None
+        if projector is None and spec.mmproj is not None:
+            self.media = Projector(spec.id, spec.mmproj, model, spec.native)
         if self.media is not None:
             self.info = replace(self.info, media=self.media.kinds, media_marker=self.media.marker)
-        self._media_memory = projector_memory(spec.id, spec.mmproj, spec.native)
+        self._media_memory = projector_memory(spec.id, spec.mmproj if self._owns_media else None, spec.native)
 
     def runner(self) -> LlamaRunner:
         """A new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
@@ -189,7 +199,7 @@ class LlamaWeights:
         if model is not None:
             if self._draft is not None:
                 self._draft.close()
-            if self.media is not None:
+            if self.media is not None and self._owns_media:
                 self.media.close()
             self.vocab.close()
             C.llama_model_free(model)

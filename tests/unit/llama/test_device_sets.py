@@ -39,7 +39,7 @@ class FakeLoads:
     failing: int = -1
     made: list[FakeWeights] = field(default_factory=list)
 
-    def __call__(self, spec: ModelSpec, progress: Callable[[float], bool]) -> Weights:
+    def __call__(self, spec: ModelSpec, progress: Callable[[float], bool], _first: object = None) -> Weights:
         (devices,) = spec.native.devices
         for fraction in (0.0, 0.5, 1.0):
             if not progress(fraction):
