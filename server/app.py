@@ -45,6 +45,7 @@ from server.pool.spec import ModelSpec
 from server.pool.turns import log_failure
 from server.reload import Reload, key_ring
 from server.routes import ROUTERS, include_routes
+from server.routes.gate import Gate
 from server.routes.services import Services
 from server.settings import ServerSettings, Settings, check_files, hub_of, load_settings, model_specs
 from server.transport.compression import Compression
@@ -108,6 +109,7 @@ def create_app(
         metrics=Metrics(),
         sight=sight_of(server),
         keys=ring,
+        gate=Gate(server.max_preparing),
         slot_files=slot_files_of(server),
     )
     app = FastAPI(

@@ -16,6 +16,7 @@
     │   ├── ModelFailed          loading failed; carries the reason
     │   ├── DownloadFailed       a model could not be had from its hub
     │   ├── QueueFull            come back in ``retry_after_s`` seconds
+    │   ├── TooLate              it took longer than a request may; come back in ``retry_after_s`` seconds
     │   ├── NoRoom               no memory for this model now; come back in ``retry_after_s`` seconds
     │   └── ShuttingDown         the server is stopping
     └── InternalError            our own fault
@@ -120,6 +121,14 @@ class QueueFull(Unavailable):
 
     def __init__(self, n_queued: int, retry_after_s: int) -> None:
         super().__init__(f"the request queue is full ({n_queued} waiting), retry in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
+class TooLate(Unavailable):
+    """The server's own limit of time for a request is over."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(f"{message}, retry in {retry_after_s} s")
         self.retry_after_s = retry_after_s
 
 

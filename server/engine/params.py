@@ -12,6 +12,8 @@ class EngineParams:
     """How one instance batches and queues, and where it runs."""
 
     max_queue: int = 256  # requests that may wait for a slot before 429
+    queue_timeout_s: float = 0.0  # longest wait for a slot; 0 = any
+    request_timeout_s: float = 0.0  # longest time from a request's arrival to its end; 0 = any
     target_itl_ms: float = 250.0  # the step time that prompt chunks adapt to while other slots generate; 0 = any
     min_chunk: int = 32  # prompt tokens a step carries at least, in all
     cache_prompt: bool = True

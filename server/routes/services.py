@@ -12,6 +12,7 @@ from server.metrics.exposition import Metrics
 from server.page.live import Live
 from server.pool.pool import Pool
 from server.pool.saved.slot_files import SlotFiles
+from server.routes.gate import Gate
 from server.routes.running import Running
 from server.transport.keys import CALLER, Key, KeyRing
 from server.transport.options import HttpOptions
@@ -38,6 +39,7 @@ class Services:
     live: Live
     slot_files: SlotFiles | None = None  # where slots are saved; None = nowhere
     running: Running = field(default_factory=Running)
+    gate: Gate = field(default_factory=Gate)
     responses: ResponseStore = field(default_factory=ResponseStore)
     keys: KeyRing = field(default_factory=KeyRing)
     rates: Rates = field(default_factory=Rates)

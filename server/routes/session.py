@@ -71,9 +71,10 @@ class Session:
 
     async def prepare(self, name: str | None, work: Work[T], media: Sequence[Media] = ()) -> T:
         """Get the model and do `work` with it in a thread. Raises what the pool, fetching and `work` raise."""
-        model = await self._acquire(name)
-        seen = await self._see(media, model)
-        return await self._in_thread(lambda model: work(model, seen), model)
+        with self._services.gate.entered():
+            model = await self._acquire(name)
+            seen = await self._see(media, model)
+            return await self._in_thread(lambda model: work(model, seen), model)
 
     async def start(
         self,
@@ -83,10 +84,16 @@ class Session:
         media: Sequence[Media] = (),
     ) -> T:
         """`prepare`, then submit the requests of its result; those that arrive together share a batch."""
-        model = await self._acquire(name)
-        seen = await self._see(media, model)
+        with self._services.gate.entered():
+            model = await self._acquire(name)
+            seen = await self._see(media, model)
+            return await self._submit(model, lambda model: work(model, seen), requests)
+
+    async def _submit(
+        self, model: LoadedModel, work: Callable[[LoadedModel], T], requests: Callable[[T], Sequence[Request]]
+    ) -> T:
         with model.engine.preparing():
-            result = await self._in_thread(lambda model: work(model, seen), model)
+            result = await self._in_thread(work, model)
             for number, request in enumerate(requests(result)):
                 request.client = self._client(request.client)
                 request.priority = allowed_priority(request.priority, self._key)
@@ -98,13 +105,14 @@ class Session:
 
     async def embed(self, name: str | None, task: Task, work: Work[VectorJob], media: Sequence[Media] = ()) -> bytes:
         """The reply of the job that `work` makes in a thread. Cancelled, it takes its inputs out of the queue."""
-        model = await self._acquire(name, task)
-        embedder = model.embedder
-        seen = await self._see(media, model)
-        with embedder.preparing():
-            job = await self._in_thread(lambda model: work(model, seen), model)
-            computing = embedder.submit(job.inputs)
-            self._n_tokens += sum(map(len, job.inputs))
+        with self._services.gate.entered():
+            model = await self._acquire(name, task)
+            embedder = model.embedder
+            seen = await self._see(media, model)
+            with embedder.preparing():
+                job = await self._in_thread(lambda model: work(model, seen), model)
+                computing = embedder.submit(job.inputs)
+                self._n_tokens += sum(map(len, job.inputs))
         found = await computing
         return await self._in_thread(lambda _: job.reply(found), model)
 

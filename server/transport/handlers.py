@@ -26,6 +26,7 @@ from server.errors import (
     PermissionDenied,
     QueueFull,
     ShuttingDown,
+    TooLate,
     Unavailable,
 )
 from server.transport.body import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
@@ -132,7 +133,7 @@ def _known(error: LlamapoolError) -> ErrorReply:
 
 
 def _retry_after(error: LlamapoolError) -> dict[str, str]:
-    if isinstance(error, QueueFull | NoRoom | TooManyBodies | RateLimited):
+    if isinstance(error, QueueFull | NoRoom | TooLate | TooManyBodies | RateLimited):
         return {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, ModelLoading):
         return {"Retry-After": str(_RETRY_LOADING_S)}

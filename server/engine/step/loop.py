@@ -20,7 +20,7 @@ from server.engine.step.commands import Commands
 from server.engine.step.faults import Faults
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.published import Publisher
-from server.engine.step.requests import Tickets
+from server.engine.step.requests import Limits, Tickets
 from server.engine.step.threads import bind, cpus_of
 from server.errors import CONTAINED, ContextExceeded, InternalError, LlamapoolError, ShuttingDown
 
@@ -48,7 +48,8 @@ class Instance:
         self._clock = clock
         self._preparing = preparing
         self.published = Publisher(self.scheduler, clock, first_slot)
-        self._tickets = Tickets(self.scheduler, mailbox, self.stats, clock, self.published, encoder)
+        limits = Limits(params.queue_timeout_s, params.request_timeout_s)
+        self._tickets = Tickets(self.scheduler, mailbox, self.stats, clock, self.published, encoder, limits)
         self._cells = Cells(runner, self.scheduler, clock)
         self._shifts = params.context_shift and runner.info.can_shift
         self._speculation = speculation(params, runner, clock)
@@ -136,7 +137,9 @@ class Instance:
                     self.mailbox.post()
                     if self.mailbox.empty and not self._stopping:
                         self._keep_ahead()
-                        self._rest(wait_s(self.scheduler.waiting, self._clock()))
+                        now = self._clock()
+                        waits = (wait_s(self.scheduler.waiting, now), self._tickets.next_look_s(now))
+                        self._rest(min((s for s in waits if s is not None), default=None))
             except Exception:
                 log.exception("a step failed; every request of this instance ends")
                 self._fail_all(InternalError("the engine failed; see the server's log"))
@@ -195,6 +198,7 @@ class Instance:
                 self.mailbox.wait(left)
                 self.mailbox.forget_wake()
         self._tickets.receive()
+        self._tickets.expire(self._clock())
         self._receive_commands()
         if self._commands.slots:
             self.mailbox.post()

@@ -1,7 +1,9 @@
 """The requests of one instance from their arrival to their end, however they end."""
 
 import logging
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from server.engine.encode.encoder import Encoder
 from server.engine.generate.text import TextStream
@@ -11,9 +13,27 @@ from server.engine.sequence import Phase, Sequence, Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox, Recall
 from server.engine.step.published import Outcome, Publisher
-from server.errors import CONTAINED, InternalError, LlamapoolError
+from server.errors import CONTAINED, InternalError, LlamapoolError, TooLate
 
 log = logging.getLogger(__name__)
+
+
+LOOK_S = 0.1
+"""That requests are looked at which may be late."""
+RETRY_LATER_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Longest seconds in the queue, and in all; 0 = any."""
+
+    queue_s: float = 0.0
+    request_s: float = 0.0
+
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return bool(self.queue_s or self.request_s)
 
 
 class Tickets:
@@ -27,6 +47,7 @@ class Tickets:
         clock: Callable[[], float],
         published: Publisher,
         encoder: Encoder | None = None,
+        limits: Limits = Limits(),
     ) -> None:
         self._scheduler = scheduler
         self._mailbox = mailbox
@@ -35,6 +56,26 @@ class Tickets:
         self._published = published
         self._encoder = encoder
         self._open: dict[int, Ticket] = {}
+        self._limits = limits
+        self._look_at = -math.inf
+
+    def next_look_s(self, now: float) -> float | None:
+        """Until `expire` is to be called again; None where nobody can be late."""
+        return max(self._look_at - now, 0.0) if self._open and self._limits.any else None
+
+    def expire(self, now: float) -> None:
+        """End requests that take longer than they may."""
+        limits = self._limits
+        if not self._open or not limits.any or now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        begun = {id(s.ticket) for s in self._sequences() if s.n_cached >= 0} if limits.queue_s else set()
+        for ticket in list(self._open.values()):
+            age_s = now - ticket.submitted_at
+            if limits.request_s and age_s >= limits.request_s:
+                self.fail(ticket, TooLate(f"the request was not done within {limits.request_s:g} s", RETRY_LATER_S))
+            elif limits.queue_s and age_s >= limits.queue_s and id(ticket) not in begun:
+                self.fail(ticket, TooLate(f"no slot was free within {limits.queue_s:g} s", RETRY_LATER_S))
 
     def receive(self) -> None:
         """Queue the choices of new requests, and end those of cancelled ones."""

@@ -226,6 +226,11 @@ class SchedulingSettings(SettingsModel):
     max_queue: Annotated[Int, option(), Field(ge=0)] = 256
     """Requests that may wait for a slot of an instance; the next one gets 429 with Retry-After. Clients with less than
     their share of the queue, and within limits urgent requests, may wait beyond it, until twice as many do."""
+    queue_timeout_s: Annotated[Float, option(), Field(ge=0)] = 0.0
+    """Longest seconds that a request waits for a slot; then it gets 503 with Retry-After. 0 = any."""
+    request_timeout_s: Annotated[Float, option(), Field(ge=0)] = 0.0
+    """Longest seconds from a request's arrival at the queue to its end; then it gets 503, or a stream an error event.
+    0 = any."""
     target_itl_ms: Annotated[Float, option(), Field(ge=0)] = 250.0
     """Step time in ms that prompt chunks adapt to while other slots generate; 0 = throughput only: whole batches."""
     min_chunk: Annotated[Int, option(), Field(ge=1)] = 32

@@ -63,6 +63,9 @@ class ListenSettings(SettingsModel):
     """Largest request body in bytes."""
     max_bodies_bytes: Annotated[Int, option(), Field(ge=0)] = 0
     """Most bytes of the bodies of all running requests together; the next get a 503. 0 = four times one's limit."""
+    max_preparing: Annotated[Int, option(), Field(ge=0)] = 1024
+    """Requests that may be on their way to a queue at once: waiting for their model, or to be rendered and tokenized;
+    the next one gets 429 with Retry-After. 0 = any."""
     sse_ping_interval: Annotated[
         Int, option("--sse-ping-interval", env="LLAMA_ARG_SSE_PING_INTERVAL"), Field(ge=-1)
     ] = 30

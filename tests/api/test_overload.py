@@ -1,0 +1,43 @@
+"""What stands before the queues is bounded, too."""
+
+import asyncio
+import threading
+
+import httpx
+import pytest
+
+from tests.api.conftest import Serve, until
+from tests.fakes import FakeLoader
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+MODELS = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf", "load": "on_demand"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/chat/completions/input_tokens", CHAT)]
+)
+async def test_who_waits_for_a_load_counts_and_the_next_one_is_told(serve: Serve, path: str, body: dict):
+    gate = threading.Event()
+    async with serve(FakeLoader(gate=gate), models={"b": MODELS["b"]}, server={"max_preparing": 2}, wait=False) as api:
+
+        async def ask() -> httpx.Response:
+            return await api.client.post(path, json=body)
+
+        waiting = [asyncio.create_task(ask()) for _ in range(2)]
+        await until(lambda: api.app.state.services.gate.n == 2)
+        refused = await ask()
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        gate.set()
+        assert [(await one).status_code for one in waiting] == [200, 200]
+        assert api.app.state.services.gate.n == 0
+        assert (await ask()).status_code == 200
+
+
+async def test_who_leaves_gives_the_place_back(serve: Serve):
+    gate = threading.Event()
+    async with serve(FakeLoader(gate=gate), models={"b": MODELS["b"]}, server={"max_preparing": 1}, wait=False) as api:
+        waiting = asyncio.create_task(api.client.post("/v1/chat/completions", json=CHAT))
+        await until(lambda: api.app.state.services.gate.n == 1)
+        waiting.cancel()
+        await until(lambda: api.app.state.services.gate.n == 0)
+        gate.set()

@@ -1,0 +1,72 @@
+"""Who waits for a slot, or takes in all, longer than the server allows is told so, and nobody else notices."""
+
+import asyncio
+import threading
+
+import pytest
+
+from server.errors import TooLate
+from tests.fakes import FakeRunner
+from tests.unit.engine.builders import alone, engine_over, request, run
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_who_waits_too_long_for_a_slot_ends_and_who_has_one_does_not():
+    clock, begun, goes_on = Clock(), threading.Event(), threading.Event()
+
+    def decode(_entries: object) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+
+    async with engine_over(FakeRunner(n_seq=1, on_decode=decode), clock=clock, queue_timeout_s=5.0) as engine:
+        first = asyncio.ensure_future(run(engine, request("first")))
+        assert await asyncio.to_thread(begun.wait, 60)
+        clock.now = 4.0
+        second = asyncio.ensure_future(run(engine, request("second")))
+        third = asyncio.ensure_future(run(engine, request("third")))
+        await asyncio.sleep(0)
+        clock.now = 9.1
+        goes_on.set()
+        for waiting in (second, third):
+            (late,) = await waiting
+            assert isinstance(late.error, TooLate)
+            assert str(late.error) == "no slot was free within 5 s, retry in 5 s"
+        (done,) = await first
+        assert (done.error, done.text) == (None, alone(request("first")))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_request_that_takes_too_long_ends_in_its_middle(n: int):
+    clock, steps = Clock(), threading.Semaphore(0)
+    async with engine_over(FakeRunner(n_seq=2, steps=steps), clock=clock, request_timeout_s=5.0) as engine:
+        asked = asyncio.ensure_future(run(engine, request("x", max_tokens=200, n=n)))
+        for _ in range(5):
+            steps.release()
+        await asyncio.sleep(0)
+        clock.now = 5.1
+        for _ in range(400):
+            steps.release()
+        (reply,) = await asked
+        assert isinstance(reply.error, TooLate)
+        assert "was not done within 5 s" in str(reply.error)
+        assert not engine.busy
+        clock.now = 6.0
+        (after,) = await run(engine, request("after"))
+        assert after.text == alone(request("after"))
+
+
+async def test_without_limits_nobody_is_late():
+    clock = Clock()
+    async with engine_over(FakeRunner(), clock=clock) as engine:
+        asked = asyncio.ensure_future(run(engine, request("x")))
+        clock.now = 1e9
+        (reply,) = await asked
+        assert reply.error is None
