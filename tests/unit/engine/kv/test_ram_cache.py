@@ -54,8 +54,8 @@ def test_a_conversation_of_many_turns_that_is_over_goes_before_a_young_one() -> 
     for n in range(1, 40):
         tier.put(ram_state([1] * n, used_at=float(n)), float(n))
         tier.touch(next(iter(tier)), float(n))
-    tier.put(ram_state([2] * 9, used_at=100.0), 100.0)
-    tier.put(ram_state([3] * 9, used_at=110.0), 110.0)
+    tier.put(ram_state([2] * 39, used_at=100.0), 100.0)
+    tier.put(ram_state([3] * 39, used_at=110.0), 110.0)
     assert {e.tokens[0] for e in tier} == {2, 3}
 
 
