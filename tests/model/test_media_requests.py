@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import ollama
+import openai
 import pytest
 
 from tests.ggufs import PLAIN, gguf_file
@@ -217,3 +220,23 @@ def test_markers_and_files_go_together_or_are_a_400(server: RealServer, prompt: 
 def test_old_image_data_needs_its_place(server: RealServer) -> None:
     reply = server.request("POST", "/completion", {"prompt": "A", "image_data": [{"data": PICTURE, "id": 3}]})
     assert (reply.status, "the prompt has no [img-3]" in reply.json()["error"]["message"]) == (400, True)
+
+
+def test_the_official_clients_show_pictures(server: RealServer) -> None:
+    model = server.get("/v1/models")["data"][0]["id"]
+    n_prompt = server.post("/v1/chat/completions/input_tokens", shown(URL))["input_tokens"]
+    with openai.OpenAI(api_key="x", base_url=f"{server.base_url}/v1", max_retries=0) as client:
+        parts: Any = [{"type": "text", "text": TEXT}, {"type": "image_url", "image_url": {"url": URL}}]
+        completion = client.chat.completions.create(model=model, messages=[{"role": "user", "content": parts}], **FEW)
+        assert completion.usage is not None
+        assert completion.usage.prompt_tokens == n_prompt
+        given: Any = [{"type": "input_text", "text": TEXT}, {"type": "input_image", "image_url": URL, "detail": "auto"}]
+        counted = client.responses.input_tokens.count(model=model, input=[{"role": "user", "content": given}])
+        assert counted.input_tokens == n_prompt
+    with anthropic.Anthropic(api_key="x", base_url=server.base_url, max_retries=0) as claude:
+        blocks: Any = [{"type": "text", "text": TEXT}, anthropic_image(BASE64)]
+        tokens = claude.messages.count_tokens(model=model, messages=[{"role": "user", "content": blocks}])
+        assert tokens.input_tokens == n_prompt
+    asked: Any = [{"role": "user", "content": TEXT, "images": [media_file("tiny.png")]}]
+    said = ollama.Client(server.base_url).chat(model, messages=asked, options={"num_predict": 1})
+    assert said.prompt_eval_count == n_prompt
