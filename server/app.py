@@ -181,6 +181,7 @@ def http_options(server: ServerSettings) -> HttpOptions:
         slots=server.slots,
         props=server.props,
         ui=server.ui,
+        proxy=server.ui_mcp_proxy,
         verbose=server.verbosity >= VERBOSITY_DETAILED,
         timeout_s=server.timeout_s,
         idle_s=server.idle_s,

@@ -38,13 +38,6 @@ FIXED = (
     ),
     Fixed(("-ag", "--agent"), ("-no-ag", "--no-agent"), "LLAMA_ARG_AGENT", False, "has no built-in tools"),
     Fixed(
-        ("--ui-mcp-proxy", "--webui-mcp-proxy"),
-        ("--no-ui-mcp-proxy", "--no-webui-mcp-proxy"),
-        "LLAMA_ARG_UI_MCP_PROXY",
-        False,
-        "has no MCP proxy",
-    ),
-    Fixed(
         ("--cache-idle-slots",),
         ("--no-cache-idle-slots",),
         "LLAMA_ARG_CACHE_IDLE_SLOTS",

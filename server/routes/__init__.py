@@ -30,7 +30,7 @@
 ``POST /api/embed  /api/embeddings``
 ``GET  /api/tags  /api/ps  /api/version``           its models; ``POST /api/show`` has one model's facts
 ``GET  /page/live``                                 `page`: what engines do, for the web page
-``GET/POST /tools  /cors-proxy``                    what llama-server's page asks for; 403
+``GET/POST /tools  /cors-proxy``                    what llama-server's page asks for
 ``GET  /docs  /openapi.json``                       `openapi`: this API, as a page and described; open without a key
 ==================================================  =============================================
 """

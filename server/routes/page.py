@@ -3,6 +3,8 @@
 from fastapi import APIRouter, Request, Response
 
 from server.routes.services import services
+from server.transport.body import read_body
+from server.transport.forward import forward
 from server.transport.reply import json_reply
 from server.transport.sse import event_stream
 
@@ -19,10 +21,17 @@ async def live(request: Request) -> Response:
     return event_stream(request, used.live.events(used.draining), on_close=used.live.end, ping_s=0)
 
 
-@router.get("/tools")
-@router.post("/tools")
 @router.get("/cors-proxy")
 @router.post("/cors-proxy")
-async def off() -> Response:
-    """403: there are no tools on this side, and no way to other hosts."""
+async def cors_proxy(request: Request, url: str = "") -> Response:
+    """What the address ``url`` says to the same request, for a page's MCP clients. 403 without ``--ui-mcp-proxy``."""
+    if not services(request).options.proxy:
+        return json_reply(_OFF, status=403)
+    return await forward(request, url, await read_body(request))
+
+
+@router.get("/tools")
+@router.post("/tools")
+async def tools() -> Response:
+    """403: there are no tools on this side."""
     return json_reply(_OFF, status=403)

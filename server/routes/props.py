@@ -73,7 +73,7 @@ def server_props(used: Services) -> dict[str, Any]:
         "default_generation_settings": {"params": None, "n_ctx": 0},
         "ui_settings": {},
         "build_info": FINGERPRINT,
-        "cors_proxy_enabled": False,
+        "cors_proxy_enabled": used.options.proxy,
     }
 
 
@@ -104,7 +104,7 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
         "eos_token": info.eos_token,
         "build_info": FINGERPRINT,
         "is_sleeping": state.status is Status.SLEEPING,
-        "cors_proxy_enabled": False,
+        "cors_proxy_enabled": options.proxy,
         "memory": memory_object(facts),
     }
     if info.chat_template_tool_use:

@@ -38,6 +38,8 @@ def scope_of(method: str, path: str, query: bytes = b"") -> Scope | None:
 def changes_the_server(method: str, path: str, query: bytes = b"") -> bool:
     """Whether it loads, unloads, fetches or removes models, or sets what other requests get."""
     scope = scope_of(method, path, query)
+    if path == "/cors-proxy":  # not this server, but whatever it reaches
+        return True
     return scope in ("models", "lora", "props") or (scope == "slots" and method not in _READS)
 
 

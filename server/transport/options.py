@@ -32,6 +32,7 @@ class HttpOptions:
     slots: bool = True  # GET /slots answers
     props: bool = False  # POST /props answers
     ui: bool = True  # there is a web page
+    proxy: bool = False  # /cors-proxy forwards
     verbose: bool = False  # replies tell details (`__verbose`) unless a request says otherwise
     timeout_s: float = 3600.0  # within which a body must have arrived
     idle_s: float = IDLE_S  # longest silence within a body, longest wait for a client to read a stream

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.page.conftest import KEY, Visit
-from tests.real_server import RealServer
+from tests.page.conftest import DEMO, KEY, Visit
+from tests.real_server import ROOT, RealServer, llamapool
 
+expect.set_options(timeout=60_000)  # a busy machine takes its time; this decides how long a failure takes
 VIEWS = ("chat", "prompt", "tokens", "engine", "requests", "metrics", "models", "bench")
 ANSWER = """A list:
 
@@ -401,3 +402,13 @@ def test_the_keyboard_reaches_the_views_and_the_message(visit: Visit) -> None:
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     page.wait_for_selector(".view-prompt h1")
+
+
+def test_the_example_page_completes_a_prompt(browser: Any) -> None:
+    with llamapool(DEMO, "--path", str(ROOT / "docs"), "-c", "2048") as server:
+        visit = Visit(browser, server.base_url)
+        visit.page.goto(f"{server.base_url}/completion.html")
+        visit.page.click("button:has-text('Complete')")
+        visit.page.wait_for_selector("small:has-text('tokens/s')")
+        assert visit.page.inner_text(".new").strip()
+        visit.close()

@@ -83,7 +83,7 @@ class Visit:
         self.base = base
         self.context = browser.new_context(viewport={"width": 1280, "height": 860}, **{"locale": "en-GB", **options})
         self.page = self.context.new_page()
-        self.page.set_default_timeout(30_000)
+        self.page.set_default_timeout(60_000)
         self.faults: list[str] = []
         self.asked: list[str] = []
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))

@@ -41,6 +41,7 @@ def test_what_changes_the_server_is_known():
     assert changing == {
         *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/models/load"), ("POST", "/models/unload")),
         *(("POST", "/api/pull"), ("DELETE", "/api/delete")),
+        *(("GET", "/cors-proxy"), ("POST", "/cors-proxy")),
         *(("POST", "/lora-adapters"), ("POST", "/props"), ("POST", "/slots/{id_slot}")),
     }
     assert {each for each in changing if changes_the_disk(*each)} == {

@@ -71,6 +71,8 @@ const TEXTS = {
   writeMessage: ["Write a message", "Nachricht schreiben"],
   send: ["Send", "Senden"],
   stop: ["Stop", "Anhalten"],
+  attach: ["Attach a file", "Datei anhängen"],
+  detach: ["Remove", "Entfernen"],
   edit: ["Edit", "Bearbeiten"],
   save: ["Save", "Sichern"],
   ask: ["Send as new branch", "Als neuen Zweig senden"],

@@ -59,9 +59,8 @@ function parsed(text, what) {
 export function conversation(system, path) {
   const sent = path.map((one) => {
     if (one.role === "tool") return { role: "tool", tool_call_id: one.callId, content: one.content };
-    if (one.role === "user" && one.images?.length) {
-      const pictures = one.images.map((url) => ({ type: "image_url", image_url: { url } }));
-      return { role: "user", content: [{ type: "text", text: one.content }, ...pictures] };
+    if (one.role === "user" && one.attached?.length) {
+      return { role: "user", content: [...one.attached.map(part), { type: "text", text: one.content }] };
     }
     /** @type {Record<string, any>} */
     const message = { role: one.role, content: one.content };
@@ -75,6 +74,13 @@ export function conversation(system, path) {
     return message;
   });
   return system.trim() ? [{ role: "system", content: system }, ...sent] : sent;
+}
+
+/** A file as OpenAI's part of a message. @param {import("./store.js").Attached} file */
+function part({ kind, url }) {
+  if (kind === "image") return { type: "image_url", image_url: { url } };
+  const format = /^data:audio\/(?:x-)?(?:mpeg|mp3)/.test(url) ? "mp3" : "wav";
+  return { type: "input_audio", input_audio: { data: url.slice(url.indexOf(",") + 1), format } };
 }
 
 /** Puts what comes into a message, and shows it at most once a frame. */

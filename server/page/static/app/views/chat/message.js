@@ -45,7 +45,11 @@ export const MessageView = ({ message, state, siblings, last, actions }) => {
 const Body = ({ message, growing }) => {
   if (message.role === "user") {
     return html`<div class="said">
-      ${message.images?.map((url) => html`<img key=${url} src=${url} alt="" />`)}
+      ${message.attached?.map((file) =>
+        file.kind === "image"
+          ? html`<img key=${file.url} src=${file.url} alt=${file.name} />`
+          : html`<audio key=${file.url} controls src=${file.url} aria-label=${file.name}></audio>`,
+      )}
       <p>${message.content}</p>
     </div>`;
   }

@@ -3,11 +3,12 @@ import { signal } from "../../lib/dom.js";
 
 /**
  * @typedef {{id: string, name: string, arguments: string}} ToolCall
+ * @typedef {{kind: "image" | "audio", url: string, name: string}} Attached a file as a data: address
  * @typedef {{cache_n: number, prompt_n: number, prompt_ms: number, prompt_per_second: number, predicted_n: number,
  *   predicted_ms: number, predicted_per_second: number, first_ms?: number}} Timings
  * @typedef {{id: string, chat: string, parent: string | null, role: "user" | "assistant" | "tool", content: string,
  *   reasoning?: string, calls?: ToolCall[], callId?: string, created: number, model?: string, timings?: Timings,
- *   finish?: string, error?: string, stream?: string, resumeFrom?: string, images?: string[]}} Message
+ *   finish?: string, error?: string, stream?: string, resumeFrom?: string, attached?: Attached[]}} Message
  * @typedef {{system: string, temperature: string, top_p: string, top_k: string, min_p: string, max_tokens: string, seed: string,
  *   thinking: "auto" | "on" | "off", schema: string, grammar: string, tools: string}} Settings
  * @typedef {{id: string, title: string, created: number, updated: number, leaf: string | null, settings: Settings}} Chat

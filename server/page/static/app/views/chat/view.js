@@ -18,6 +18,7 @@ import {
 /**
  * @typedef {import("./store.js").Chat} Chat
  * @typedef {import("./store.js").Message} Message
+ * @typedef {import("./store.js").Attached} Attached
  */
 
 /** The open chat; one that nobody wrote in yet is not kept. */
@@ -77,10 +78,11 @@ async function written(message, body) {
   }
 }
 
-/** @param {string} text @param {string[]} images */
-export async function say(text, images) {
+/** @param {string} text @param {Attached[]} attached */
+export async function say(text, attached) {
   const first = !open.value.leaf;
-  const said = await add({ role: "user", parent: open.value.leaf, content: text, images: images.length ? images : undefined });
+  const more = attached.length ? { attached } : {};
+  const said = await add({ role: "user", parent: open.value.leaf, content: text, ...more });
   if (first) go("chat", open.value.id);
   await answer(said.id);
 }
@@ -89,7 +91,7 @@ export async function say(text, images) {
 const actions = {
   /** @param {Message} message @param {string} text */
   async branch(message, text) {
-    const said = await add({ role: "user", parent: message.parent, content: text, images: message.images });
+    const said = await add({ role: "user", parent: message.parent, content: text, attached: message.attached });
     await answer(said.id);
   },
   /** @param {Message} message @param {string} text */
@@ -183,9 +185,17 @@ const Talk = () => {
   const [atEnd, setAtEnd] = useState(true);
   const shown = all.slice(-n);
   const last = all.at(-1);
+  const content = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const stays = useRef(atEnd);
+  stays.current = atEnd;
   useLayoutEffect(() => {
-    if (atEnd && box.current) box.current.scrollTop = box.current.scrollHeight;
-  });
+    const follow = () => {
+      if (stays.current && box.current) box.current.scrollTop = box.current.scrollHeight;
+    };
+    const grown = new ResizeObserver(follow); // also when code and maths have been dressed up
+    if (content.current) grown.observe(content.current);
+    return () => grown.disconnect();
+  }, []);
   const scrolled = () => {
     const at = box.current;
     if (at) setAtEnd(at.scrollHeight - at.scrollTop - at.clientHeight < 40);
@@ -201,7 +211,7 @@ const Talk = () => {
   return html`
     <div class="scroll" ref=${box} onScroll=${scrolled} tabindex="0" role="log" aria-label=${t("chat")} aria-live="off">
       ${!all.length && html`<${Greeting} />`}
-      <div class="messages">
+      <div class="messages" ref=${content}>
         ${shown.length < all.length && html`<button type="button" class="earlier" onClick=${more}>${t("earlier")}</button>`}
         ${shown.map(
           (message) => html`<${MessageView} key=${message.id} message=${message} state=${running.value.get(message.id)}
@@ -224,8 +234,29 @@ const Greeting = () => html`<div class="greeting">
   <p>${keeps.value ? t("greetingAbout") : t("notKept")}</p>
 </div>`;
 
+/** @param {File} file @returns {Promise<Attached>} */
+async function asAttached(file) {
+  const url = await new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(String(reader.result));
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+  return { kind: file.type.startsWith("image/") ? "image" : "audio", url, name: file.name };
+}
+
 const Composer = () => {
   const [text, setText] = useState("");
+  const [attached, setAttached] = useState(/** @type {Attached[]} */ ([]));
+  const picker = useRef(/** @type {HTMLInputElement | null} */ (null));
+  /** @type {string[]} */
+  const takes = (chosen.value?.architecture?.input_modalities ?? []).filter((kind) => kind === "image" || kind === "audio");
+  /** @param {FileList | null | undefined} files */
+  const attach = async (files) => {
+    const fit = [...(files ?? [])].filter((file) => takes.includes(file.type.split("/")[0]));
+    const read = await Promise.all(fit.map(asAttached));
+    if (read.length) setAttached([...attached, ...read]);
+  };
   const field = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   const busy = path.value.map((message) => running.value.get(message.id)).find(Boolean);
   const pending = path.value.at(-1)?.role === "assistant" && Boolean(path.value.at(-1)?.calls?.length);
@@ -239,7 +270,8 @@ const Composer = () => {
   const send = () => {
     if (busy || !text.trim() || !chosen.value) return;
     setText("");
-    void say(text.trim(), []);
+    setAttached([]);
+    void say(text.trim(), attached);
   };
   /** @param {KeyboardEvent} event */
   const typed = (event) => {
@@ -252,8 +284,18 @@ const Composer = () => {
     event.preventDefault();
     send();
   }}>
+    ${takes.length > 0 && html`<input ref=${picker} type="file" multiple hidden accept=${takes.map((kind) => `${kind}/*`).join()}
+        aria-label=${t("attach")} onChange=${(/** @type {any} */ event) => {
+          void attach(event.target.files);
+          event.target.value = "";
+        }} />
+      <${IconButton} icon="file" label=${t("attach")} onClick=${() => picker.current?.click()} />`}
+    ${attached.map((file) => html`<button type="button" class="attached" key=${file.url} title=${t("detach")}
+      aria-label=${`${t("detach")}: ${file.name}`} onClick=${() => setAttached(attached.filter((one) => one !== file))}>
+      ${file.kind === "image" ? html`<img src=${file.url} alt="" />` : file.name}</button>`)}
     <textarea ref=${field} rows="1" value=${text} placeholder=${t("writeMessage")} aria-label=${t("message")} disabled=${pending && !busy}
-      onInput=${(/** @type {any} */ event) => setText(event.target.value)} onKeyDown=${typed}></textarea>
+      onInput=${(/** @type {any} */ event) => setText(event.target.value)} onKeyDown=${typed}
+      onPaste=${(/** @type {ClipboardEvent} */ event) => attach(event.clipboardData?.files)}></textarea>
     ${busy
       ? html`<${IconButton} icon="stop" label=${t("stop")} tone="strong" onClick=${busy.stop} />`
       : html`<${IconButton} icon="send" label=${t("send")} tone="strong" type="submit" disabled=${!text.trim() || !chosen.value} />`}

@@ -1,0 +1,72 @@
+"""A way past a browser's same-origin rule for the page's MCP clients: llama-server's ``--ui-mcp-proxy``
+(tools/server/server-cors-proxy.h). Off unless it is asked for, since it reaches whatever this machine reaches.
+
+Of the request's headers only those with a prefix go on, without it, so that no key or cookie of this server's leaves.
+What comes back can't act as a page of this server: its type is not guessed, and scripts in it don't run.
+"""
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import AsyncExitStack
+from urllib.parse import urlsplit
+
+import httpcore2
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from server.errors import InvalidRequest, Unavailable
+
+PREFIX = b"x-llama-server-proxy-header-"
+TIMEOUT_S = 600.0
+_OWN = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"accept-encoding"})
+_KEPT = frozenset({b"content-type", b"mcp-session-id", b"www-authenticate", b"cache-control"})
+_HARMLESS = {"Content-Security-Policy": "sandbox; default-src 'none'", "X-Content-Type-Options": "nosniff"}
+_TIMEOUTS = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT_S)
+
+
+async def forward(request: Request, url: str, body: bytes) -> Response:
+    """The reply of `url` to the same method and `body`, as it comes. Raises `InvalidRequest`, `Unavailable`."""
+    target, host = _target(url)
+    headers = [(b"Host", host), (b"Accept-Encoding", b"identity"), *_forwarded(request.headers.raw)]
+    stack = AsyncExitStack()
+    try:
+        pool = await stack.enter_async_context(httpcore2.AsyncConnectionPool())
+        reply = await stack.enter_async_context(
+            pool.stream(request.method, target, headers=headers, content=body, extensions={"timeout": _TIMEOUTS})
+        )
+    except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError) as error:
+        await stack.aclose()
+        raise Unavailable(f"{host.decode('latin-1')} can't be reached: {type(error).__name__}") from None
+    except BaseException:
+        await stack.aclose()
+        raise
+    kept = {name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers if name.lower() in _KEPT}
+    if reply.status in (204, 304):
+        await stack.aclose()
+        return Response(status_code=reply.status, headers={**kept, **_HARMLESS})
+    return StreamingResponse(_parts(reply, stack), status_code=reply.status, headers={**kept, **_HARMLESS})
+
+
+async def _parts(reply: httpcore2.Response, stack: AsyncExitStack) -> AsyncGenerator[bytes, None]:
+    async with stack:
+        async for part in reply.aiter_stream():
+            yield part
+
+
+def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    found = [(name[len(PREFIX) :], value) for name, value in headers if name.startswith(PREFIX)]
+    return [(name, value) for name, value in found if name and name not in _OWN]
+
+
+def _target(url: str) -> tuple[httpcore2.URL, bytes]:
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").encode("idna"), parts.port
+    except (ValueError, UnicodeError):
+        raise InvalidRequest("url: is not an address", "url") from None
+    if parts.scheme not in ("http", "https") or not host or parts.username or parts.password:
+        raise InvalidRequest("url: must be an http or https address with a host and without a password", "url")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if not path.isascii() or any(c <= " " for c in path):
+        raise InvalidRequest("url: has characters that must be escaped", "url")
+    shown = (b"[%b]" % host if b":" in host else host) + (b":%d" % port if port else b"")
+    return httpcore2.URL(scheme=parts.scheme.encode(), host=host, port=port, target=path.encode()), shown

@@ -1,0 +1,97 @@
+"""``--ui-mcp-proxy``: what goes on to the other server, what comes back, and for whom."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from tests.api.conftest import Serve
+
+ON = {"ui_mcp_proxy": True}
+PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nSet-Cookie: a=b\r\nContent-Length: 2\r\n\r\nok"
+
+
+@asynccontextmanager
+async def target(reply: bytes = PAGE) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that says `reply` to everything; its address, and the requests that came."""
+    came: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(
+            (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
+        )
+        came.append(head + await reader.readexactly(length))
+        writer.write(reply)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", came
+
+
+async def test_only_headers_with_the_prefix_go_on(serve: Serve) -> None:
+    headers = {
+        "Authorization": "Bearer secret",
+        "Cookie": "session=secret",
+        "x-llama-server-proxy-header-accept": "application/json",
+        "x-llama-server-proxy-header-authorization": "Bearer explicit",
+        "x-llama-server-proxy-header-host": "elsewhere",
+    }
+    async with target() as (url, came), serve(server={**ON, "api_keys": ["secret"]}) as api:
+        reply = await api.client.get(f"/cors-proxy?url={url}/x%3Fa=b", headers=headers)
+    assert (reply.status_code, reply.text) == (200, "ok")
+    head = came[0].decode().lower()
+    assert head.startswith("get /x?a=b http/1.1")
+    assert "authorization: bearer explicit" in head
+    assert f"host: {url[7:]}" in head
+    assert "secret" not in head
+    assert "elsewhere" not in head
+
+
+async def test_what_comes_back_cannot_act_as_a_page_of_this_server(serve: Serve) -> None:
+    async with target() as (url, _), serve(server=ON) as api:
+        reply = await api.client.get(f"/cors-proxy?url={url}")
+    assert reply.headers["content-security-policy"].startswith("sandbox")
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert "set-cookie" not in reply.headers
+
+
+async def test_a_body_goes_on_and_no_content_comes_back(serve: Serve) -> None:
+    nothing = b"HTTP/1.1 204 No Content\r\nMcp-Session-Id: 7\r\n\r\n"
+    async with target(nothing) as (url, came), serve(server=ON) as api:
+        reply = await api.client.post(f"/cors-proxy?url={url}/mcp", json={"method": "ping"})
+    assert (reply.status_code, reply.content, reply.headers["mcp-session-id"]) == (204, b"", "7")
+    assert came[0].endswith(b'{"method":"ping"}')
+
+
+@pytest.mark.parametrize(
+    "url", ["", "/x", "ftp://host/x", "http://", "http://u:p@host/", "http://host:x/", "http://[::1", "http://h/a%20b"]
+)
+async def test_an_address_that_is_none_is_refused(serve: Serve, url: str) -> None:
+    async with serve(server=ON) as api:
+        assert (await api.client.get(f"/cors-proxy?url={url}")).status_code == 400
+
+
+async def test_a_target_that_is_not_there_is_said(serve: Serve) -> None:
+    async with serve(server=ON) as api:
+        reply = await api.client.get("/cors-proxy?url=http://127.0.0.1:1/")
+    assert reply.status_code == 503
+    assert "127.0.0.1" in reply.json()["error"]["message"]
+
+
+async def test_pages_of_other_sites_and_strangers_may_not(serve: Serve) -> None:
+    async with target() as (url, came), serve(server=ON) as api:
+        reply = await api.client.get(f"/cors-proxy?url={url}", headers={"Origin": "http://evil.example"})
+        assert reply.status_code == 403
+    async with target() as (url, came), serve(server={**ON, "api_keys": ["secret"]}) as api:
+        assert (await api.client.get(f"/cors-proxy?url={url}")).status_code == 401
+    assert came == []
+
+
+async def test_it_is_off_unless_it_is_asked_for(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/cors-proxy?url=http://127.0.0.1/")).status_code == 403
+    assert (await client.get("/props")).json()["cors_proxy_enabled"] is False
