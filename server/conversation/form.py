@@ -13,7 +13,7 @@ the client's own words.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from server.constrain.grammar.text_grammar import TextGrammar
@@ -39,18 +39,27 @@ class Media:
     """A part that is none; ``what`` says more of it, such as its type or name.
 
     ``source``: the file, or where it is; None for what no model can be shown. Nothing of it is fetched or decoded yet.
-    Of a ``file`` with a source the content tells what it is.
+    Of a ``file`` with a source the content tells what it is. ``spare``: it may be left out where it can't be had.
     """
 
     kind: MediaKind
     what: str = ""
     at: str = ""
     source: Source | None = field(default=None, repr=False)
+    spare: bool = False
 
     @property
     def placeholder(self) -> str:
         """What stands in the prompt of a model that can't see it."""
-        return f"[{self.kind}{f' {self.what}' if self.what else ''}: not shown, this model reads text only]"
+        return self._instead("this model reads text only")
+
+    @property
+    def lost(self) -> str:
+        """What stands in the prompt for one that could not be had."""
+        return self._instead("it could not be read")
+
+    def _instead(self, reason: str) -> str:
+        return f"[{self.kind}{f' {self.what}' if self.what else ''}: not shown, {reason}]"
 
 
 Part = Text | Media
@@ -185,9 +194,10 @@ class Conversation:
 
     @property
     def media(self) -> tuple[Media, ...]:
-        """All that is no text, in order."""
+        """All that is no text, in order; ``spare`` is what is not in the newest message of the user."""
+        newest = _newest(self.messages)
         return tuple(
-            part
+            replace(part, spare=message is not newest)
             for message in self.messages
             if not isinstance(message.content, str)
             for part in message.content
@@ -220,10 +230,15 @@ def refuse_unseen(messages: Sequence[Message], shown: Callable[[Media], bool]) -
 
     Further back, and in results of tools, a placeholder stands for them: a client can't take back what it has said.
     """
-    newest = next((message for message in reversed(messages) if message.role == "user"), None)
+    newest = _newest(messages)
     for part in newest.parts if newest is not None else ():
         if isinstance(part, Media) and not shown(part):
             raise unseen(part)
+
+
+def _newest(messages: Sequence[Message]) -> Message | None:
+    """What the user has said last."""
+    return next((message for message in reversed(messages) if message.role == "user"), None)
 
 
 Mark = Callable[[Media], str | None]

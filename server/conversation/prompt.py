@@ -11,7 +11,6 @@ from server.conversation.form import (
     shown_text,
     template_messages,
     template_tools,
-    unseen,
 )
 from server.conversation.marks import Marks
 from server.conversation.speech import Speech
@@ -49,10 +48,10 @@ class Prompt:
 
 def read_parts(parts: Sequence[str | Media], model: LoadedModel, seen: Seen) -> MediaPrompt:
     """The tokens of texts and of the media between them, which `seen` has. Raises `InvalidRequest`."""
-    if model.media is None or all(isinstance(part, str) for part in parts):
-        text = "".join(part for part in parts if isinstance(part, str))
+    given = [_seen(part, seen) for part in parts]
+    if model.media is None or all(isinstance(part, str) for part in given):
+        text = "".join(part for part in given if isinstance(part, str))
         return MediaPrompt(model.vocab.tokenize(text, add_special=True, parse_special=True))
-    given = [part if isinstance(part, str) else _seen(part, seen) for part in parts]
     return model.media.tokenize(given, add_special=True, parse_special=True)
 
 
@@ -64,10 +63,11 @@ def can_show(model: LoadedModel) -> Callable[[Media], bool]:
     )
 
 
-def _seen(medium: Media, seen: Seen) -> Bitmap:
-    if medium.source is None or medium.source not in seen:
-        raise unseen(medium)
-    return seen[medium.source]
+def _seen(part: str | Media, seen: Seen) -> str | Bitmap:
+    """A text for a medium that could not be had, which is one that may be left out: others are errors by now."""
+    if isinstance(part, str):
+        return part
+    return part.lost if part.source is None or part.source not in seen else seen[part.source]
 
 
 def render(conversation: Conversation, speech: Speech, model: LoadedModel) -> Prompt:

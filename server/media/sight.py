@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import binascii
+import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
@@ -13,6 +14,8 @@ from server.media.decode import Decoder
 from server.media.fetch import Fetcher
 from server.media.header import Unreadable
 from server.media.source import Link, Seen, Source
+
+log = logging.getLogger(__name__)
 
 MAX_FILES = 256
 """Of one request; llama-server has no limit."""
@@ -36,6 +39,10 @@ class Shown(Protocol):
     def source(self) -> Source | None:
         """Its file."""
 
+    @property
+    def spare(self) -> bool:
+        """Whether it is left out where it can't be had: a client that has said it can't take it back."""
+
 
 class Ears(Protocol):
     """What a model takes (`pool.protocols.MediaReader`)."""
@@ -53,18 +60,18 @@ class Sight:
         self._threads: Executor = ThreadPoolExecutor(n_at_once, thread_name_prefix="media")
 
     async def see(self, media: Iterable[Shown], reader: Ears) -> Seen:
-        """Every source of `media`, decoded for `reader`'s model; equal ones once. Raises `InvalidRequest`."""
+        """The sources of `media`, decoded for `reader`'s model; equal ones once, and without spare ones that can't be
+        had. Raises `InvalidRequest`."""
         loop = asyncio.get_running_loop()
-        wanted = await loop.run_in_executor(self._threads, _wanted, media)  # a long text takes its time to be hashed
-        _check_number(wanted, MAX_FILES, "files")
-        _check_number([source for source in wanted if _is_fetched(source)], MAX_LINKS, "addresses of files")
+        wanted = await loop.run_in_executor(self._threads, _within_limits, media)  # hashing long texts takes its time
         turns = asyncio.Semaphore(_AT_ONCE)
         try:
             async with asyncio.TaskGroup() as tasks:  # the first that fails ends the others
-                found = [tasks.create_task(self._one(source, at, reader, turns)) for source, at in wanted.items()]
+                found = [tasks.create_task(self._one(source, each, reader, turns)) for source, each in wanted.items()]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
-        seen = {source: task.result() for source, task in zip(wanted, found, strict=True)}
+        results = zip(wanted, (task.result() for task in found), strict=True)
+        seen = {source: bitmap for source, bitmap in results if bitmap is not None}
         if sum(len(bitmap.data) for bitmap in seen.values()) > MAX_DECODED_BYTES:
             raise InvalidRequest(f"all media of a request may have {MAX_DECODED_BYTES} bytes when they are decoded")
         return seen
@@ -78,7 +85,7 @@ class Sight:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._decoder.close()
 
-    async def _one(self, source: Source, at: str, reader: Ears, turns: asyncio.Semaphore) -> Bitmap:
+    async def _one(self, source: Source, wanted: Shown, reader: Ears, turns: asyncio.Semaphore) -> Bitmap | None:
         loop = asyncio.get_running_loop()
         try:
             if isinstance(source, Link) and _is_fetched(source):
@@ -92,16 +99,11 @@ class Sight:
                 )
             return await loop.run_in_executor(self._threads, self._decoder.decode, data, reader.sample_rate)
         except Unreadable as fault:
-            raise InvalidRequest(f"{at}: {_FAILED}: {fault}", at) from None
-
-
-def _wanted(media: Iterable[Shown]) -> dict[Source, str]:
-    """Each source once, with where it stands first."""
-    wanted: dict[Source, str] = {}
-    for each in media:
-        if each.source is not None:
-            wanted.setdefault(each.source, each.at)
-    return wanted
+            message = f"{wanted.at}: {_FAILED}: {fault}"
+            if not wanted.spare:
+                raise InvalidRequest(message, wanted.at) from None
+            log.info("left out of a prompt: %s", message)
+            return None
 
 
 def inline(url: str) -> bytes:
@@ -137,6 +139,22 @@ def _is_fetched(source: Source) -> bool:
     return isinstance(source, Link) and source.url.startswith(("http", "file://"))
 
 
-def _check_number(found: Sequence[Source] | dict[Source, str], most: int, what: str) -> None:
-    if len(found) > most:
+def _within_limits(media: Iterable[Shown]) -> dict[Source, Shown]:
+    """Each source, for one that must be seen where there is one. Where there are too many, the oldest spare ones are
+    left out. Raises `InvalidRequest`."""
+    wanted: dict[Source, Shown] = {}
+    for each in media:
+        if each.source is not None and (each.source not in wanted or not each.spare):
+            wanted[each.source] = each
+    _leave_out(wanted, list(wanted), MAX_FILES, "files")
+    _leave_out(wanted, [source for source in wanted if _is_fetched(source)], MAX_LINKS, "addresses of files")
+    return wanted
+
+
+def _leave_out(wanted: dict[Source, Shown], found: Sequence[Source], most: int, what: str) -> None:
+    n_over = len(found) - most
+    spare = [source for source in found if wanted[source].spare]
+    if n_over > len(spare):
         raise InvalidRequest(f"a request may have at most {most} {what}, this one has {len(found)}")
+    for source in spare[: max(n_over, 0)]:
+        del wanted[source]

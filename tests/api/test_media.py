@@ -17,6 +17,7 @@ PICTURE = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).deco
 SOUND = media_file("tiny.wav")
 SEEN, HEARD = "(image 16x12)", "(audio 1600x1)"
 WORDS = "Hello."
+LOST = "[image: not shown, it could not be read]"
 
 
 def asked(*parts: str) -> str:
@@ -29,6 +30,7 @@ REPLIES = {
     asked("What?", SEEN): "A picture.",
     asked("What?", SEEN, "\nAnd?"): "wrong",
     asked("What?", SEEN, "And?", HEARD): "Both.",
+    asked("What?", LOST) + f"A.<|im_end|>\n{asked('And?', SEEN)}": "It goes on.",
 }
 
 
@@ -59,6 +61,33 @@ async def test_no_line_stands_beside_a_picture_as_in_llama_server(hearing: Api) 
     for parts, said in (((text("What?"), IMAGE), "A picture."), ((text("What?"), IMAGE, text("And?"), AUDIO), "Both.")):
         reply = await hearing.client.post("/v1/chat/completions", json=chat(*parts))
         assert reply.json()["choices"][0]["message"]["content"] == said
+
+
+@pytest.mark.parametrize("url", ["data:image/png;base64,aaaa", "http://127.0.0.1:9/gone.png", "data:text/html,x"])
+async def test_a_picture_of_the_history_that_is_lost_ends_no_session(hearing: Api, url: str) -> None:
+    lost = {"type": "image_url", "image_url": {"url": url}}
+    said = [{"role": "user", "content": [text("What?"), lost]}, {"role": "assistant", "content": "A."}]
+    again = {"role": "user", "content": [text("And?"), IMAGE]}
+    reply = await hearing.client.post("/v1/chat/completions", json={"messages": [*said, again], "temperature": 0})
+    assert reply.json()["choices"][0]["message"]["content"] == "It goes on."
+    first = await hearing.client.post("/v1/chat/completions", json={"messages": said[:1]})
+    assert (first.status_code, first.json()["error"]["message"].split(":")[0]) == (
+        400,
+        "messages.0.content.1.type",
+    )
+
+
+async def test_pictures_beyond_what_is_fetched_are_left_out_of_the_history(hearing: Api) -> None:
+    links = [{"type": "image_url", "image_url": {"url": f"http://127.0.0.1:9/{n}.png"}} for n in range(40)]
+    said = [
+        {"role": "user", "content": links},
+        {"role": "assistant", "content": "A."},
+        {"role": "user", "content": "?"},
+    ]
+    reply = await hearing.client.post("/v1/chat/completions", json={"messages": said, "max_tokens": 1})
+    assert "exceeds the available context size" in reply.text  # of the placeholders
+    first = await hearing.client.post("/v1/chat/completions", json={"messages": said[:1]})
+    assert (first.status_code, "at most 32 addresses" in first.text) == (400, True)
 
 
 async def test_models_that_are_not_loaded_tell_what_they_take(serve: Serve, tmp_path: Any) -> None:
