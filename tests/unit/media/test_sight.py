@@ -25,6 +25,7 @@ READER = SimpleNamespace(sample_rate=0)
 class Shown:
     source: Source | None
     at: str = "here"
+    spare: bool = False
 
 
 class Counting(Decoder):
@@ -132,3 +133,16 @@ async def test_a_real_decoder_is_warm_before_it_is_asked() -> None:
     seen = await sight.see([Shown(media_file("tiny.png"), "a"), Shown(png(3, 2), "b")], READER)
     assert sorted((bitmap.width, bitmap.height) for bitmap in seen.values()) == [(3, 2), (16, 12)]
     sight.close()
+
+
+async def test_what_may_be_left_out_is_where_it_can_not_be_had(sight: Sight) -> None:
+    lost, kept = Shown(b"bad", spare=True), Shown(b"good")
+    assert list(await sight.see([lost, kept], READER)) == [b"good"]
+    with pytest.raises(InvalidRequest, match="it is bad"):
+        await sight.see([lost, Shown(b"bad")], READER)
+
+
+async def test_beyond_the_limit_the_oldest_that_may_be_left_out_are(sight: Sight) -> None:
+    old = [Shown(b"%d" % n, spare=True) for n in range(MAX_FILES)]
+    seen = await sight.see([*old, Shown(b"new")], READER)
+    assert list(seen) == [*(b"%d" % n for n in range(1, MAX_FILES)), b"new"]
