@@ -16,7 +16,7 @@ CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_
 AUTO = "auto"
 KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "draft-simple")
 _NOT_HERE = {
-    "draft-mtp": "a model's own MTP heads are not used yet",
+    "draft-mtp": "a model's own MTP heads are not used (docs/speculation.md)",
     "draft-eagle3": "it needs hidden states that the library's C interface does not give out; use draft-simple",
     "draft-dflash": "it needs hidden states that the library's C interface does not give out; use draft-simple",
     "draft-dspark": "it needs hidden states that the library's C interface does not give out; use draft-simple",
