@@ -6,7 +6,7 @@ further length, reads all weights once more: 4 streams in slots 0, 2, 4 and 6 ru
 0 to 3.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -34,6 +34,31 @@ def evaluations(runs: Iterable[tuple[int, int]], n_ubatch: int) -> int:
         left = [(seq, n) for seq, n in left if n]
         n_evaluations += 1
     return n_evaluations
+
+
+def n_beside(tokens: Mapping[int, int], seq: int) -> int:
+    """How many tokens of a long run of `seq` share evaluations with those of its neighbours, `tokens` by sequence."""
+    first = last = seq
+    while first - 1 in tokens:
+        first -= 1
+    while last + 1 in tokens:
+        last += 1
+    left = {one: tokens[one] for one in range(first, last + 1) if one != seq}
+    n = 0
+    while left:
+        one, members = min(*left, seq), []
+        while one in left or one == seq:
+            members.append(one)
+            one += 1
+        n_each = min([left[one] for one in members if one != seq], default=0)
+        if not n_each:  # it is evaluated by itself now
+            break
+        n += n_each * (seq in members)
+        for one in members:
+            if one != seq:
+                left[one] -= n_each
+        left = {one: n for one, n in left.items() if n}
+    return n
 
 
 def n_runs(ids: AbstractSet[int]) -> int:

@@ -20,7 +20,7 @@ from server.engine.prefix.find import Placement, Placer, Skip
 from server.engine.prefix.hashes import Chain
 from server.engine.request import Adapters
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.evaluations import Relocation, RelocationCost, between, n_runs, relocation
+from server.engine.schedule.evaluations import Relocation, RelocationCost, between, n_beside, n_runs, relocation
 from server.engine.schedule.integrity import check_slots, check_waiting
 from server.engine.schedule.prefill_order import PromptOrder
 from server.engine.schedule.queue import OUTPUT_WEIGHT, Account, Accounts, Charge, Queue
@@ -33,6 +33,7 @@ Guesses = Callable[[list[Sequence], int], list[list[int]]]
 """Guessed tokens for each of these generating sequences, so many in all."""
 LOOKS = 32  # at sequences behind one that finds no room; each takes a search for its prefix
 TURN = 0.5  # of the step time aimed at: for so long a stream may wait while other LoRA sets compute
+REST = 8  # a prompt's last tokens, so small a part of a step, come along: a step of their own costs more
 ALONE_S = 1.0  # step time to stay under when no slot generates: bounds how long a cancel takes
 
 
@@ -212,12 +213,15 @@ class Scheduler:
         else:
             entries = [Entry(s.slot.id, len(s.slot.tokens), s.output[-1:], True, s) for s in generating if s.slot]
             n_tokens = len(entries)
-        streams = entries or (len(members) < self.n_active and any(s.phase is Phase.DECODE for s in self.active()))
-        size = self.step_size.after(self.spent_s) if streams else self.step_size_alone.size
-        budget = max(size - n_tokens, self.params.min_chunk if entries else 1)
-        budget = min(budget, self._limit - n_tokens, self.info.n_batch - n_tokens)
+        others_wait = entries or (len(members) < self.n_active and any(s.phase is decode for s in self.active()))
+        size = self.step_size.after(self.spent_s) if others_wait else self.step_size_alone.size
+        # with cells of their own, prompts are evaluated by themselves: streams take nothing from the size
+        budget = max(size - n_tokens if self.info.unified else size, self.params.min_chunk if entries else 1)
+        most = min(self._limit, self.info.n_batch) - n_tokens
+        budget = min(budget, most)
         prompts = [s for s in members if s.phase is prefill] if len(generating) < len(members) else []
-        joins = self._joining(generating, prompts, budget // 2)
+        streams = {e.seq: len(e.tokens) for e in entries} if prompts and not self.info.unified else {}
+        joins = self._joining(streams.keys(), prompts, budget // 2)
         n_joins = len(joins)
         for s in self._prompt_order.sorted(prompts, self._placer.inherited() if prompts else None):
             if s.slot is None or (budget <= n_joins and s.slot.id not in joins):
@@ -226,7 +230,11 @@ class Scheduler:
                 break
             at = len(s.slot.tokens)
             n_joins -= s.slot.id in joins
-            end = at + max(budget - n_joins, 1)
+            n = max(budget - n_joins, 1)
+            n_further = len(s.target) - at - n
+            if n_further > n // REST:
+                n_further = n_beside(streams, s.slot.id) if n > 1 else 0  # evaluated with those of streams
+            end = at + min(n + max(n_further, 0), most - n_joins)
             if at < s.tuning.start < end:  # an aLoRA begins to work there
                 end = s.tuning.start
             end = s.next_mark(at, end)
@@ -242,7 +250,8 @@ class Scheduler:
             tokens = s.target[at:end]
             if not tokens:  # others have taken the outputs of this step
                 continue
-            budget -= len(tokens)
+            budget -= min(len(tokens), n)
+            most -= len(tokens)
             wants_logits = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
             entries.append(Entry(s.slot.id, at, tokens, wants_logits or scored, s, scored, scored))
             if span is not None and span.start <= at:
@@ -278,12 +287,12 @@ class Scheduler:
             seconds += cost.round_trip_s(n_lost) if self.ram.limit else cost.compute_s(n_lost)
         return RelocationCost(seconds, copies)
 
-    def _joining(self, generating: list[Sequence], prompts: list[Sequence], most: int) -> AbstractSet[int]:
+    @staticmethod
+    def _joining(streams: AbstractSet[int], prompts: list[Sequence], most: int) -> AbstractSet[int]:
         """At most so many slots of prompts that take part in the step with one token at least: then streams on both
         sides share an evaluation."""
-        if self.info.unified or not prompts or len(generating) < 2:
+        if not prompts or len(streams) < 2:
             return _NONE
-        streams = {s.slot.id for s in generating if s.slot is not None}
         waiting = {s.slot.id for s in prompts if s.slot is not None and not s.unscored}
         return frozenset(between(streams, waiting)[:most])
 
@@ -323,7 +332,7 @@ class Scheduler:
         """The batch was decoded in `seconds`: its tokens are in the cells."""
         self._limit = self.info.n_batch
         self._turn_s, self._last_s = self._turn_s + seconds, seconds
-        n_tokens, n_prompts, generating = 0, 0, Phase.DECODE
+        n_tokens, n_of_prompts, n_prompts, generating = 0, 0, 0, Phase.DECODE
         for entry in entries:
             sequence, tokens = entry.sequence, entry.tokens
             slot, n = sequence.slot, len(tokens)
@@ -339,6 +348,7 @@ class Scheduler:
                 sequence.account.served += OUTPUT_WEIGHT
                 continue
             n_prompts += 1
+            n_of_prompts += n
             sequence.account.served += n
             if len(slot.tokens) == len(sequence.target):
                 sequence.phase, sequence.encodings = generating, {}
@@ -351,7 +361,8 @@ class Scheduler:
         elif not n_prompts:
             self._placer.step_s = self._placer.step_s * 0.875 + seconds * 0.125 if self._placer.step_s else seconds
         else:
-            (self.step_size_alone if n_prompts == len(entries) else self.step_size).observe(n_tokens, seconds)
+            size = self.step_size_alone if n_prompts == len(entries) else self.step_size
+            size.observe(n_tokens if self.info.unified else n_of_prompts, seconds)
 
     def _count_pieces(self, entries: list[Entry]) -> None:
         """Cells are taken in a batch's order: who is alone in two batches in a row goes on where it was."""

@@ -14,7 +14,7 @@ from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.evaluations import between, evaluations, n_more_runs, n_runs
+from server.engine.schedule.evaluations import between, evaluations, n_beside, n_more_runs, n_runs
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
 from tests.fakes import FakeRunner
@@ -314,6 +314,26 @@ def test_prompts_between_streams_join_them(streams: set[int], prompts: set[int])
         assert n_runs(streams | joining - {seq}) > n_runs(streams | joining)
 
 
+@pytest.mark.parametrize(
+    ("streams", "seq", "n"),
+    [
+        ({0: 1, 1: 1, 2: 1}, 3, 1),  # the first one with theirs, the others behind it
+        ({0: 1, 1: 1, 2: 1}, 5, 0),
+        ({}, 3, 0),
+        ({2: 1, 4: 1}, 3, 1),
+        ({2: 4}, 3, 4),  # a stream with three guesses
+        ({0: 3, 1: 1}, 2, 1),  # 0 goes on alone
+        ({1: 1, 2: 3}, 0, 1),  # 0 is the first one left, and stands alone
+        ({1: 3, 2: 1}, 0, 3),
+    ],
+)
+def test_how_much_of_a_prompt_is_evaluated_with_streams(streams: dict[int, int], seq: int, n: int) -> None:
+    assert n_beside(streams, seq) == n
+    batch = sorted([*streams.items(), (seq, 100)])
+    rest = sorted([*streams.items(), (seq, n)])
+    assert evaluations(batch, 512) == evaluations(rest, 512) + 1
+
+
 def n_runs_without(streams: set[int], prompts: set[int]) -> int:
     """Runs of prompts that no stream stands beside."""
     every = streams | prompts
@@ -330,7 +350,7 @@ def test_prompts_between_streams_take_part_with_a_token_though_another_one_is_co
     for slot in bench.scheduler.slots[1:4]:
         bench.cells.clear(slot)
     bench.scheduler.step_size.size = 64
-    for n in (400, 300, 200):  # the shortest is computed first
+    for n in (400, 350, 300):  # the shortest is computed first
         prompt = [bench._next() % 256 for _ in range(n)]
         bench.scheduler.waiting.append(
             Sequence(

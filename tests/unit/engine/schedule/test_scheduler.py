@@ -150,7 +150,7 @@ def test_generated_tokens_come_before_prompts_and_prompts_by_age() -> None:
     assert running.slot is not None
     running.slot.tokens, running.phase, running.output = [3], Phase.DECODE, [5]
     entries = s.plan()
-    assert [(e.sequence, len(e.tokens)) for e in entries] == [(young, 1), (old, 10), (running, 1)]  # by their slots
+    assert [(e.sequence, len(e.tokens)) for e in entries] == [(young, 2), (old, 10), (running, 1)]  # by their slots
     assert entries[2].tokens == [5]
     assert entries[2].pos == 1
 
