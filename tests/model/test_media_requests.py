@@ -240,3 +240,9 @@ def test_the_official_clients_show_pictures(server: RealServer) -> None:
     asked: Any = [{"role": "user", "content": TEXT, "images": [media_file("tiny.png")]}]
     said = ollama.Client(server.base_url).chat(model, messages=asked, options={"num_predict": 1})
     assert said.prompt_eval_count == n_prompt
+
+
+def test_what_an_embedding_can_not_be_made_of_is_said(server: RealServer) -> None:
+    prompt = {"prompt_string": f"a {server.get('/props')['media_marker']}", "multimodal_data": [SOUND]}
+    reply = server.request("POST", "/completion", {"prompt": prompt, "n_predict": 1})
+    assert (reply.status, "this model hears nothing" in reply.json()["error"]["message"]) == (400, True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.conversation.form import Media, unseen
-from server.conversation.prompt import read_parts
+from server.conversation.prompt import can_show, read_parts
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
 from server.media.source import Link, Seen
@@ -74,6 +74,10 @@ def read_prompt(prompt: Prompt, model: LoadedModel, seen: Seen, path: str) -> Me
     if model.media is None:
         named = prompt.media[0]  # a part of a message says what it is
         raise InvalidRequest(f"{path}: {_CANNOT}", path) if named.kind == "file" else unseen(named)
+    shown = can_show(model)
+    for medium in prompt.media:
+        if not shown(medium):
+            raise unseen(medium)
     return read_parts(prompt.cut(model.media.marker), model, seen)
 
 
