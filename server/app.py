@@ -189,6 +189,7 @@ def http_options(server: ServerSettings) -> HttpOptions:
         max_bodies_bytes=server.max_bodies_bytes or 4 * server.max_body_bytes,
         sse_ping_interval_s=server.sse_ping_interval,
         api_prefix=server.api_prefix,
+        admin_port=server.admin_port,
         closed=server.closed,
         cache_scope=None if server.cache_scope == "auto" else server.cache_scope,
         allowed_hosts=tuple(host.lower() for host in server.allowed_hosts),

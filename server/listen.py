@@ -30,7 +30,7 @@ class Listener:
 
 
 def open_listeners(settings: ListenSettings) -> list[Listener]:
-    """One for each host. Raises ConfigError naming the address that cannot be used."""
+    """One for each host, and the administration's. Raises ConfigError naming the address that cannot be used."""
     n_tcp = sum(not host.endswith(UNIX_SUFFIX) for host in settings.host)
     if settings.port == 0 and n_tcp > 1:
         raise ConfigError("server.port 0 needs a single TCP address in server.host; name a port")
@@ -44,6 +44,9 @@ def open_listeners(settings: ListenSettings) -> list[Listener]:
             else:
                 bound = _tcp_socket(host, settings.port, alone=n_tcp == 1, shared=settings.reuse_port)
                 opened.append(Listener(bound, _url(scheme, bound) + settings.api_prefix))
+        if settings.admin_port:
+            bound = _tcp_socket(settings.admin_host, settings.admin_port, alone=True, shared=settings.reuse_port)
+            opened.append(Listener(bound, _url(scheme, bound) + settings.api_prefix))
     except ConfigError:
         for listener in opened:
             listener.close()
@@ -53,7 +56,8 @@ def open_listeners(settings: ListenSettings) -> list[Listener]:
 
 def check_reach(settings: ServerSettings) -> list[str]:
     """A warning where whoever reaches an address may use the server. Raises ConfigError where that is refused."""
-    reached = [host for host in settings.host if not host.endswith(UNIX_SUFFIX) and not is_local(host)]
+    hosts = (*settings.host, settings.admin_host) if settings.admin_port else settings.host
+    reached = [host for host in hosts if not host.endswith(UNIX_SUFFIX) and not is_local(host)]
     if not reached or settings.keys_file is not None or settings.all_api_keys():
         return []
     if settings.closed:

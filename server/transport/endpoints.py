@@ -35,6 +35,11 @@ def scope_of(method: str, path: str, query: bytes = b"") -> Scope | None:
     return _OF_PATH.get((method, path)) or (None if method in _READS else "infer")
 
 
+def is_administration(method: str, path: str, query: bytes = b"") -> bool:
+    """Whether it is for who runs the server, rather than for who uses its models."""
+    return scope_of(method, path, query) not in (None, "infer")
+
+
 def changes_the_server(method: str, path: str, query: bytes = b"") -> bool:
     """Whether it loads, unloads, fetches or removes models, or sets what other requests get."""
     scope = scope_of(method, path, query)

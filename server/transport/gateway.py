@@ -20,7 +20,7 @@ from server.errors import AuthenticationFailed, LlamapoolError, NotFound, Permis
 from server.transport.auth import OPEN_PATHS, Access, IsOpen
 from server.transport.body_memory import BODY_SHARE, BodyMemory
 from server.transport.cors import CorsPolicy
-from server.transport.endpoints import scope_of
+from server.transport.endpoints import is_administration, scope_of
 from server.transport.event_socket import PATHS as SOCKET_PATHS
 from server.transport.event_socket import EventSocket
 from server.transport.guard import Guard
@@ -104,6 +104,7 @@ class Gateway:
         self._access = Access(keys or KeyRing(), options.api_prefix, is_page)
         self._rates = rates or Rates()
         self._guard = Guard(options)
+        self._admin_port = options.admin_port
         self._open = frozenset(options.api_prefix + path for path in OPEN_PATHS)
         self._prefix = options.api_prefix
         self._is_page = is_page
@@ -184,7 +185,14 @@ class Gateway:
             self._record(scope, exchange)
 
     def _admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Key | None:
-        """Whose request it is. Raises unless a key fits, or none is needed and it is no page's of another site."""
+        """Whose request it is. Raises `NotFound` for what is answered at the administration's port alone.
+
+        And raises unless a key fits, or none is needed and it is no page's of another site.
+        """
+        if self._admin_port and (scope.get("server") or ("", 0))[1] != self._admin_port:
+            path = scope["path"].removeprefix(self._prefix)
+            if is_administration(scope.get("method", "GET"), path, scope.get("query_string", b"")):
+                raise NotFound("File Not Found")
         scope[CALLER] = caller = self._access.caller(scope, headers)
         if not self._access.required:
             self._guard.check(scope, headers)

@@ -34,10 +34,10 @@ class Guard:
 
     def check(self, scope: Scope, headers: Headers) -> None:
         """For a request without a key, which needs none. Raises `PermissionDenied` and `NotJson`."""
-        here = (scope.get("server") or ("",))[0]
-        if self._closed and not is_local(here):
+        server = scope.get("server")  # None on a Unix socket, which no browser reaches
+        if self._closed and server and not is_local(server[0]):
             raise PermissionDenied("this server is closed to others than this machine: it has no API key yet")
-        if self._closed or is_local(here):
+        if self._closed or (server and is_local(server[0])):
             self._check_host(headers.get(b"host", b"").decode("latin-1"))
         method, path = scope.get("method", "GET"), scope["path"].removeprefix(self._prefix)
         if not (self._closed or changes_the_server(method, path, scope.get("query_string", b""))):

@@ -12,7 +12,7 @@ _PRIVATE_ENDINGS = (".localhost", ".local", ".internal", ".home.arpa")
 
 def is_local(address: str) -> bool:
     """Whether an address, or a name, is of this machine."""
-    if address == "localhost" or address.endswith(".localhost") or address.startswith("/"):  # the last: a Unix socket
+    if address == "localhost" or address.endswith(".localhost"):
         return True
     try:
         parsed = ipaddress.ip_address(address)

@@ -182,3 +182,37 @@ async def test_a_closed_server_without_keys_serves_this_machine_only(serve: Serv
     async with serve(server=CLOSED | {"api_keys": ["secret"]}) as api:
         assert (await api.client.get("/health")).status_code == 200
         assert (await api.client.get("/v1/models", headers={"X-Api-Key": "secret"})).status_code == 200
+
+
+# ---- the administration's own address
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(("GET", "/metrics"), ("GET", "/slots"), ("HEAD", "/slots"), ("GET", "/models?reload=1")),
+        *(
+            ("POST", "/models/unload"),
+            ("POST", "/lora-adapters"),
+            ("POST", "/props"),
+            ("POST", "/slots/0?action=erase"),
+        ),
+    ],
+)
+async def test_administration_is_answered_at_its_own_port_alone(serve: Serve, method, path):
+    async with serve(server={"admin_port": 9000, "metrics": True, "props": True}) as api:
+        body = b"[]" if "lora" in path else b'{"model": "demo"}'
+        content = {} if method in ("GET", "HEAD") else {"content": body, "headers": JSON}
+        refused = await api.client.request(method, path, **content)
+        assert refused.status_code == 404
+        assert (await api.client.request(method, f"http://test:9000{path}", **content)).status_code != 404
+        for base in ("", "http://test:9000"):
+            for read in ("/v1/models", "/health", "/props"):
+                assert (await api.client.get(base + read)).status_code in (200, 503)
+
+
+async def test_generation_is_answered_at_both_ports(serve: Serve):
+    async with serve(server={"admin_port": 9000}) as api:
+        for base in ("", "http://test:9000"):
+            reply = await api.client.post(base + "/v1/chat/completions", content=CHAT, headers=JSON)
+            assert reply.status_code == 200

@@ -41,6 +41,11 @@ class ListenSettings(SettingsModel):
     """TCP port; 0 = any free one."""
     reuse_port: Annotated[Bool, option("--reuse-port", env="LLAMA_ARG_REUSE_PORT")] = False
     """Let other processes listen on the same port, too; the system divides connections between them."""
+    admin_port: Annotated[Int, option(), Field(ge=0, le=65535)] = 0
+    """TCP port where what is for who runs the server is answered, and nowhere else: changes of models, slots, LoRA,
+    props and metrics (the scopes of keys but `infer`). 0 = none: at every address."""
+    admin_host: Annotated[str, option(metavar="HOST")] = "127.0.0.1"
+    """Address of that port."""
     api_prefix: Annotated[
         str, option("--api-prefix", env="LLAMA_ARG_API_PREFIX", metavar="PATH"), AfterValidator(_prefix)
     ] = ""
@@ -82,6 +87,8 @@ class ListenSettings(SettingsModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "ListenSettings":
+        if self.admin_port and self.admin_port == self.port:
+            raise ValueError("admin_port and port must differ")
         if 0 < self.max_bodies_bytes < self.max_body_bytes:
             raise ValueError("max_bodies_bytes must be at least max_body_bytes")
         if (self.ssl_key_file is None) is not (self.ssl_cert_file is None):
