@@ -41,9 +41,9 @@ nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --hypothesis-profile=search --cov
 	$(MAKE) kinds conformance clients page
 
-# Every kind of memory and weight type, beside llama-server, and damaged headers: six minutes.
+# Every kind of memory and weight type, beside llama-server, another device, and damaged headers: six minutes.
 kinds: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q tests/kinds/kinds.py tests/kinds/fuzz.py
+	$(BIN)/python -m pytest -q tests/kinds/kinds.py tests/kinds/devices.py tests/kinds/fuzz.py
 
 # Damaged pictures and sounds, thousands of each kind.
 fuzz-media: $(VENV)/.installed-dev

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -75,7 +75,7 @@ def build(folder: Path | None = None, sources: Path | None = None, jobs: int = 0
     objects = folder / "objects"
     objects.mkdir(parents=True, exist_ok=True)
     print(f"compiling {server}: some minutes, once", file=sys.stderr)
-    tree = _unpacked(folder, sources)
+    tree = _unpacked(folder, sources, "tools/server", _INCLUDES)
     (objects / "ui.h").write_text(_PAGE_H)
     (objects / "ui.cpp").write_text(_PAGE_CPP)
     flags = [*_FLAGS, f"-I{objects}", *(f"-I{tree / include}" for include in _INCLUDES)]
@@ -86,6 +86,27 @@ def build(folder: Path | None = None, sources: Path | None = None, jobs: int = 0
         compiled = list(several.map(lambda file: _compiled(file, objects, flags), files))
     _link(server, compiled, libraries)
     return server
+
+
+def rpc_backend(folder: Path | None = None, sources: Path | None = None) -> Path:
+    """ggml's RPC backend as a library that ``GGML_BACKEND_PATH`` can name, compiled where it is not there yet (ten
+    seconds): with ``rpc-server`` beside it a second device on a machine without any. Raises `PeerError`."""
+    libraries = installed_libraries()
+    folder = folder or CACHE / f"{version(PACKAGE)}-{_fingerprint(libraries)}"
+    backend = folder / "libggml-rpc.so"
+    if backend.exists():
+        return backend
+    folder.mkdir(parents=True, exist_ok=True)
+    tree = _unpacked(folder, sources, "ggml/src/ggml-rpc", ("ggml/src",))
+    files = [tree / "ggml" / "src" / "ggml-rpc" / name for name in ("ggml-rpc.cpp", "transport.cpp")]
+    defined = [f"-DGGML_{name}" for name in ("BACKEND_DL", "BACKEND_SHARED", "BACKEND_BUILD", "SHARED")]
+    found = [word for place in libraries for word in (f"-L{place}", f"-Wl,-rpath,{place}")]
+    part = backend.with_suffix(".part")
+    includes = [f"-I{tree / 'ggml' / name}" for name in ("include", "src")]
+    flags = ["-std=gnu++17", "-O1", "-shared", "-fPIC", "-w", *defined, *includes]
+    _run(["g++", *flags, *map(str, files), *found, "-lggml-base", "-o", str(part)])
+    part.replace(backend)
+    return backend
 
 
 def llama_server(server: Path, model: Path, *flags: str, environment: Mapping[str, str] | None = None) -> RealServer:
@@ -109,12 +130,13 @@ def _has_tls(folders: tuple[Path, ...]) -> bool:
     return b"libssl.so" in _library(folders, "llama-common").read_bytes()
 
 
-def _unpacked(folder: Path, archive: Path | None) -> Path:
-    """llama.cpp's tree out of the source distribution."""
+def _unpacked(folder: Path, archive: Path | None, needed: str, parts: Iterable[str]) -> Path:
+    """llama.cpp's tree out of the source distribution, those parts of it; they are there where what is `needed` is."""
     name = f"llama_cpp_python-{version(PACKAGE)}"
     tree = folder / name / "vendor" / "llama.cpp"
-    if (tree / "tools" / "server").exists():
+    if (tree / needed).exists():
         return tree
+    archive = archive or next(folder.glob(f"{name}.tar.gz"), None)
     if archive is None:
         wanted = f"{PACKAGE}=={version(PACKAGE)}"
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", PACKAGE]
@@ -122,7 +144,7 @@ def _unpacked(folder: Path, archive: Path | None) -> Path:
         archive = folder / f"{name}.tar.gz"
     with tarfile.open(archive) as packed:
         vendored = f"{name}/vendor/llama.cpp/"
-        wanted_parts = tuple(f"{vendored}{part}/" for part in _INCLUDES if part)
+        wanted_parts = tuple(f"{vendored}{part}/" for part in parts if part)
         packed.extractall(folder, [m for m in packed if m.name.startswith(wanted_parts)], filter="data")
     return tree
 
