@@ -87,6 +87,7 @@ _REFUSED = {
         LLAMA_ARG_TOOLS LLAMA_ARG_TOOLS_RUNTIME LLAMA_ARG_MCP_SERVERS_CONFIG LLAMA_ARG_MCP_SERVERS_JSON
     """,
     "writes nothing of what its users say to disk": "--log-prompts-dir",
+    "gives every model the same time to end (drain_s)": "stop-timeout",
     _REMOVED: """
         --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits --spec-ngram-simple-min-hits
         --spec-ngram-map-k-min-hits LLAMA_ARG_DRAFT_MAX LLAMA_ARG_DRAFT_MIN
@@ -134,8 +135,7 @@ FIXED_VARIABLES = {fixed.env: fixed for fixed in FIXED if fixed.env}
 
 def dead(name: str) -> str:
     """The warning for a name of `DEAD_FLAGS` or `DEAD_VARIABLES`; a preset's keys lack the dashes."""
-    reason = next(_REASONS[found] for found in (name, f"--{name}", f"-{name}") if found in _REASONS)
-    return f"{name} has no effect, {reason}"
+    return f"{name} has no effect, {_reason(_REASONS, name)}"
 
 
 def dead_flags() -> Iterator[tuple[str, list[str]]]:
@@ -150,9 +150,15 @@ def refused_flags() -> Iterator[tuple[str, list[str]]]:
 
 def _flags(texts: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
     for reason, names in texts.items():
-        yield reason, [name for name in names.split() if name.startswith("-")]
+        if flags := [name for name in names.split() if name.startswith("-")]:
+            yield reason, flags
 
 
 def refusal(name: str, remedy: str) -> str:
-    """The one line for a name that only llama-server has."""
-    return f"{name} is an option of llama-server's; Llamapool {_REFUSALS[name]}; {remedy}"
+    """The one line for a name that only llama-server has; a preset's keys lack the dashes, and may have quotes."""
+    return f"{name} is an option of llama-server's; Llamapool {_reason(_REFUSALS, name)}; {remedy}"
+
+
+def _reason(reasons: Mapping[str, str], name: str) -> str:
+    bare = name.strip("'")
+    return next(reasons[found] for found in (bare, f"--{bare}", f"-{bare}") if found in reasons)

@@ -20,7 +20,6 @@ from server.options.unsupported import (
 from server.pool.catalogue import PresetKey
 
 LOAD_ON_STARTUP = "load-on-startup"
-STOP_TIMEOUT = "stop-timeout"
 DEDUP_CACHE = "dedup-cache-models"
 
 
@@ -92,7 +91,7 @@ def _fixed(section: str, item: PresetKey, skipped: list[str]) -> bool:
 
 
 def _unknown(table: Table, key: str) -> str:
-    if {"--" + key, "-" + key} & FLAGS or key in VARIABLES or key == STOP_TIMEOUT:
+    if {"--" + key, "-" + key} & FLAGS or key in VARIABLES:
         return refusal(f"'{key}'", "remove it")
     known = [flag.lstrip("-") for flag, entry in table.by_flag.items() if entry.section == "model"]
     return f"unknown key '{key}'" + nearest(key, [*known, LOAD_ON_STARTUP], "; see docs/configuration.md")
