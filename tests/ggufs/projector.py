@@ -9,6 +9,7 @@ import numpy as np
 from gguf import GGUFWriter
 
 Shapes = dict[str, tuple[int, ...]]
+N_MEL = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +17,11 @@ class TinyProjector:
     """Options of one file.
 
     ``mlp``: LLaVA's, pictures of one size, decoded as text is. ``gemma3``: of one size, each embedding sees all.
-    ``qwen2vl``: of any size, with M-RoPE. ``n_embd_text``: the model's. Heads have 16 numbers.
+    ``qwen2vl``: of any size, with M-RoPE. ``qwen2a``: sounds, 750 embeddings for each half minute. ``n_embd_text``: the
+    model's. Heads have 16 numbers.
     """
 
-    kind: Literal["mlp", "gemma3", "qwen2vl"] = "mlp"
+    kind: Literal["mlp", "gemma3", "qwen2vl", "qwen2a"] = "mlp"
     n_embd_text: int = 64
     n_embd: int = 64
     n_layer: int = 2
@@ -51,12 +53,14 @@ def _write(path: Path, projector: TinyProjector) -> None:
     writer = GGUFWriter(path, "clip")
     writer.add_type("mmproj")
     writer.add_name(f"tiny {projector.kind}")
-    writer.add_bool("clip.has_vision_encoder", True)
+    hears = projector.kind == "qwen2a"
+    encoder = "audio" if hears else "vision"
+    writer.add_bool(f"clip.has_{encoder}_encoder", True)
     writer.add_string("clip.projector_type", {"qwen2vl": "qwen2vl_merger"}.get(projector.kind, projector.kind))
     writer.add_bool("clip.use_gelu", True)
+    sizes = {"image_size": projector.image_size, "patch_size": projector.patch_size}
     numbers = {
-        "image_size": projector.image_size,
-        "patch_size": projector.patch_size,
+        **({"num_mel_bins": N_MEL} if hears else sizes),
         "embedding_length": projector.n_embd,
         "feed_forward_length": 2 * projector.n_embd,
         "block_count": projector.n_layer,
@@ -66,9 +70,9 @@ def _write(path: Path, projector: TinyProjector) -> None:
     if projector.kind == "gemma3":
         numbers["projector.scale_factor"] = projector.n_merge
     for name, number in numbers.items():
-        writer.add_uint32(f"clip.vision.{name}", number)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-    for name in ("image_mean", "image_std"):
+        writer.add_uint32(f"clip.{encoder}.{name}", number)
+    writer.add_float32(f"clip.{encoder}.attention.layer_norm_epsilon", 1e-6)
+    for name in () if hears else ("image_mean", "image_std"):
         writer.add_array(f"clip.vision.{name}", [0.5, 0.5, 0.5])
     rng = np.random.default_rng(projector.seed)
     for name, shape in _shapes(projector).items():
@@ -90,6 +94,8 @@ def _weights(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> "np
 def _shapes(projector: TinyProjector) -> Shapes:
     """numpy's order: GGUF's, reversed."""
     n, n_text, patch = projector.n_embd, projector.n_embd_text, projector.patch_size
+    if projector.kind == "qwen2a":
+        return _hearing(projector)
     shapes: Shapes = {"v.patch_embd.weight": (n, 3, patch, patch)}
     if projector.kind == "qwen2vl":
         shapes |= {"v.patch_embd.weight.1": (n, 3, patch, patch)}
@@ -101,8 +107,25 @@ def _shapes(projector: TinyProjector) -> Shapes:
         shapes |= {"mm.soft_emb_norm.weight": (n,), "mm.input_projection.weight": (n, n_text)}
     elif projector.kind == "mlp":
         shapes |= _linear("mm.0", n, n_text) | _linear("mm.2", n_text, n_text)
+    return shapes | _layers(projector, "v")
+
+
+def _hearing(projector: TinyProjector) -> Shapes:
+    """Whisper's encoder. Its first layers' biases have two dimensions, and keys have none."""
+    n = projector.n_embd
+    shapes: Shapes = {
+        **{"a.conv1d.1.weight": (n, N_MEL, 3), "a.conv1d.1.bias": (n, 1)},
+        **{"a.conv1d.2.weight": (n, n, 3), "a.conv1d.2.bias": (n, 1)},
+        "a.position_embd.weight": (1500, n),
+    }
+    shapes |= _affine("a.post_ln", n) | _linear("mm.a.fc", n, projector.n_embd_text) | _layers(projector, "a")
+    return {name: shape for name, shape in shapes.items() if not name.endswith("attn_k.bias")}
+
+
+def _layers(projector: TinyProjector, encoder: str) -> Shapes:
+    n, shapes = projector.n_embd, Shapes()
     for layer in range(projector.n_layer):
-        name = f"v.blk.{layer}"
+        name = f"{encoder}.blk.{layer}"
         for part in ("attn_q", "attn_k", "attn_v", "attn_out"):
             shapes |= _linear(f"{name}.{part}", n, n)
         shapes |= _affine(f"{name}.ln1", n) | _affine(f"{name}.ln2", n)

@@ -30,8 +30,9 @@ MODELS = {
     "gemma3": (PLAIN, TinyProjector("gemma3")),
     "window": (SLIDING_WINDOW, TinyProjector("gemma3")),
     "qwen2vl": (MROPE, TinyProjector("qwen2vl")),
+    "qwen2a": (PLAIN, TinyProjector("qwen2a")),
 }
-KINDS = pytest.mark.parametrize("kind", MODELS)
+KINDS = pytest.mark.parametrize("kind", ["mlp", "gemma3", "window", "qwen2vl"])
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 Parts = Sequence[str | Bitmap]
 
@@ -296,3 +297,32 @@ async def test_vectors_tell_pictures_apart(gguf_folder: Path, kind: str, pooling
         assert np.allclose(one[: len(text)], alone, atol=1e-3)  # nothing in front of the picture knows of it
     await engine.close()
     weights.close()
+
+
+def sound(number: int, seconds: float) -> Bitmap:
+    samples = np.random.default_rng(number).standard_normal(int(16_000 * seconds)).astype(np.float32) / 10
+    return Bitmap("audio", len(samples), 1, samples.tobytes(), f"{number:02x}" * 32)
+
+
+async def test_sounds_are_heard_in_pieces_of_half_a_minute(gguf_folder: Path) -> None:
+    async with bench(gguf_folder, "qwen2a", n_ctx=12_288) as b:
+        assert (b.projector.kinds, b.projector.sample_rate) == ({"audio"}, 16_000)
+        request = b.request(["hear ", sound(1, 31.0), " what?"])
+        first, second = request.media
+        assert (first.id, first.nth, first.end) == (second.id, 0, second.start)
+        assert second.nth == 1
+        assert first.chunk is not None
+        assert second.chunk is not None
+        assert first.chunk.key != second.chunk.key
+        parts = ["hear ", sound(1, 2.0), " what?"]
+        computed = await b.ask(parts, cache_prompt=False, id_slot=3)
+        await b.ask(parts, id_slot=0)
+        copied = await b.ask(parts, id_slot=1)
+        assert (copied.tokens, copied.n_cached) == (computed.tokens, computed.n_prompt - 1)
+        assert b.n_encoded == 1
+        one, other = (b.request(["", sound(number, 1.0)]).media[0].chunk for number in (1, 2))
+        assert b.projector.encode([one]) != b.projector.encode([other])
+        with pytest.raises(InvalidRequest, match="image input is not supported"):
+            b.request(["see ", picture(1)])
+        with pytest.raises(InvalidRequest, match="nothing to read"):
+            b.request(["hear ", sound(1, 0.0)])
