@@ -71,15 +71,14 @@ async def test_who_looks_sees_slots_queue_and_steps(serve: Serve) -> None:
     async with serve(loader) as api, looking(api) as looks:
         idle = await looks.until("state", lambda s: s["models"][0].get("engine", {}).get("slots"))
         assert [slot["phase"] for slot in idle["models"][0]["engine"]["slots"]] == ["idle"]
-        async with (
-            posting(api.app, "/v1/chat/completions", CHAT) as first,
-            posting(api.app, "/v1/chat/completions", CHAT | {"priority": 3}),
-        ):
+        body = CHAT | {"max_tokens": 200}
+        async with posting(api.app, "/v1/chat/completions", body) as first:
             steps.release(5)
             assert await first.start() == 200
-            await looks.until("state", busy_slots)
-            steps.release(1)
-            shown = await looks.until("state", lambda s: s["models"][0]["engine"]["n_waiting"])
+            async with posting(api.app, "/v1/chat/completions", body | {"priority": 3}):
+                # a step for each look, until one has seen both
+                seen = lambda s: steps.release() or s["models"][0]["engine"]["n_waiting"]  # noqa: E731
+                shown = await looks.until("state", seen)
             slot, waiting = busy_slots(shown)[0], shown["models"][0]["engine"]["waiting"]
             assert slot["choice"]["prompt"] > 0
             assert slot["choice"]["submitted"] <= slot["choice"]["placed"]
@@ -132,7 +131,7 @@ async def test_a_running_request_is_cancelled_by_its_id(serve: Serve) -> None:
         async with posting(api.app, "/v1/chat/completions", CHAT) as exchange:
             steps.release(3)
             assert await exchange.start() == 200
-            slot = busy_slots(await looks.until("state", busy_slots))[0]
+            slot = busy_slots(await looks.until("state", lambda s: steps.release() or busy_slots(s)))[0]
             order = {"id": slot["choice"]["request"], "action": "cancel"}
             assert (await api.client.post("/v1/chat/completions/control", json=order)).json() == {"success": True}
             said = b"".join([part async for part in exchange.chunks()])
