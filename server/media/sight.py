@@ -6,6 +6,7 @@ import binascii
 import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from server.errors import InvalidRequest
@@ -23,7 +24,7 @@ MAX_LINKS = 32
 """Of those the ones that are fetched."""
 MAX_DECODED_BYTES = 1 << 30
 """Of all files of a request together."""
-_AT_ONCE = 4  # fetched for one request
+_AT_ONCE = 4  # fetched or decoded for one request
 _DATA_TYPES = ("data:image/", "data:video/", "data:audio/")
 _FAILED = "Failed to load image or audio file"  # llama-server's words
 
@@ -64,17 +65,14 @@ class Sight:
         had. Raises `InvalidRequest`."""
         loop = asyncio.get_running_loop()
         wanted = await loop.run_in_executor(self._threads, _within_limits, media)  # hashing long texts takes its time
-        turns = asyncio.Semaphore(_AT_ONCE)
+        share = _Share()
         try:
             async with asyncio.TaskGroup() as tasks:  # the first that fails ends the others
-                found = [tasks.create_task(self._one(source, each, reader, turns)) for source, each in wanted.items()]
+                found = [tasks.create_task(self._one(source, each, reader, share)) for source, each in wanted.items()]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         results = zip(wanted, (task.result() for task in found), strict=True)
-        seen = {source: bitmap for source, bitmap in results if bitmap is not None}
-        if sum(len(bitmap.data) for bitmap in seen.values()) > MAX_DECODED_BYTES:
-            raise InvalidRequest(f"all media of a request may have {MAX_DECODED_BYTES} bytes when they are decoded")
-        return seen
+        return {source: bitmap for source, bitmap in results if bitmap is not None}
 
     def warm(self) -> None:
         """A model is there that can be shown something."""
@@ -85,25 +83,39 @@ class Sight:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._decoder.close()
 
-    async def _one(self, source: Source, wanted: Shown, reader: Ears, turns: asyncio.Semaphore) -> Bitmap | None:
-        loop = asyncio.get_running_loop()
+    async def _one(self, source: Source, wanted: Shown, reader: Ears, share: "_Share") -> Bitmap | None:
         try:
-            if isinstance(source, Link) and _is_fetched(source):
-                async with turns:
-                    data = await self._fetcher.fetch(source.url)
-            else:
-                data = (
-                    source
-                    if isinstance(source, bytes)
-                    else await loop.run_in_executor(self._threads, inline, source.url)
-                )
-            return await loop.run_in_executor(self._threads, self._decoder.decode, data, reader.sample_rate)
+            async with share.turns:
+                data = source if isinstance(source, bytes) else await self._bytes(source)
+                loop = asyncio.get_running_loop()
+                bitmap = await loop.run_in_executor(self._threads, self._decoder.decode, data, reader.sample_rate)
+            share.take(len(bitmap.data))
+            return bitmap
         except Unreadable as fault:
             message = f"{wanted.at}: {_FAILED}: {fault}"
             if not wanted.spare:
                 raise InvalidRequest(message, wanted.at) from None
             log.info("left out of a prompt: %s", message)
             return None
+
+    async def _bytes(self, link: Link) -> bytes:
+        if _is_fetched(link):
+            return await self._fetcher.fetch(link.url)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, inline, link.url)
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one request may take: few files at once, so that others' come in between, and so many bytes in all."""
+
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    n_bytes: int = 0
+
+    def take(self, n_bytes: int) -> None:
+        """Raises `InvalidRequest`, before the rest is decoded."""
+        self.n_bytes += n_bytes
+        if self.n_bytes > MAX_DECODED_BYTES:
+            raise InvalidRequest(f"all media of a request may have {MAX_DECODED_BYTES} bytes when they are decoded")
 
 
 def inline(url: str) -> bytes:

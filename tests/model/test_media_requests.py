@@ -238,7 +238,8 @@ def test_the_official_clients_show_pictures(server: RealServer) -> None:
         tokens = claude.messages.count_tokens(model=model, messages=[{"role": "user", "content": blocks}])
         assert tokens.input_tokens == n_prompt
     asked: Any = [{"role": "user", "content": TEXT, "images": [media_file("tiny.png")]}]
-    said = ollama.Client(server.base_url).chat(model, messages=asked, options={"num_predict": 1})
+    with ollama.Client(server.base_url) as llama:
+        said = llama.chat(model, messages=asked, options={"num_predict": 1})
     assert said.prompt_eval_count == n_prompt
 
 

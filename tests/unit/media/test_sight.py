@@ -34,11 +34,14 @@ class Counting(Decoder):
     def __init__(self) -> None:
         self.decoded: list[bytes] = []
         self.gate = threading.Event()
+        self.large = bytes(1000)
         self.gate.set()
 
     def decode(self, data: bytes, sample_rate: int) -> Bitmap:
         assert self.gate.wait(100)
         self.decoded.append(data)
+        if data.startswith(b"large"):
+            return Bitmap("image", 1, 1, self.large, "large")
         if data == b"bad":
             raise Unreadable("it is bad")
         return Bitmap("image", 1, 1, b"rgb", str(len(self.decoded)))
@@ -84,6 +87,15 @@ async def test_a_request_has_so_many_files_and_addresses_and_no_more(sight: Sigh
         await sight.see([Shown(str(n).encode()) for n in range(MAX_FILES + 1)], READER)
     with pytest.raises(InvalidRequest, match=f"at most {MAX_LINKS} addresses"):
         await sight.see([Shown(Link(f"http://a/{n}")) for n in range(MAX_LINKS + 1)], READER)
+
+
+async def test_what_all_take_together_is_counted_before_the_rest_is_decoded(
+    sight: Sight, decoder: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.media.sight.MAX_DECODED_BYTES", 2500)
+    with pytest.raises(InvalidRequest, match="2500 bytes when they are decoded"):
+        await sight.see([Shown(b"large%d" % n) for n in range(100)], READER)
+    assert len(decoder.decoded) < 20
 
 
 async def test_whoever_leaves_waits_for_no_decoder(sight: Sight, decoder: Counting) -> None:
