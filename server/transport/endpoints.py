@@ -19,6 +19,8 @@ _OF_PATH: dict[tuple[str, str], Scope] = {
     ("GET", "/slots"): "slots",
     ("GET", "/page/live"): "metrics",
     ("GET", "/metrics"): "metrics",
+    ("GET", "/cors-proxy"): "props",  # it reaches whatever this machine does
+    ("POST", "/cors-proxy"): "props",
 }
 _LISTS = ("/models", "/v1/models")
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -43,8 +45,6 @@ def is_administration(method: str, path: str, query: bytes = b"") -> bool:
 def changes_the_server(method: str, path: str, query: bytes = b"") -> bool:
     """Whether it loads, unloads, fetches or removes models, or sets what other requests get."""
     scope = scope_of(method, path, query)
-    if path == "/cors-proxy":  # not this server, but whatever it reaches
-        return True
     return scope in ("models", "lora", "props") or (scope == "slots" and method not in _READS)
 
 

@@ -15,7 +15,6 @@ ANY_KEY = {
         "/responses/{response_id}",
         "/v1/stream",
         "/tools",
-        "/cors-proxy",
     ),
 }
 """Reads that any key may do."""
