@@ -51,7 +51,7 @@ class Media:
     @property
     def placeholder(self) -> str:
         """What stands in the prompt of a model that can't see it."""
-        return self._instead("this model reads text only")
+        return self._instead("this model takes none")
 
     @property
     def lost(self) -> str:

@@ -194,7 +194,7 @@ def test_sounds_further_back_are_a_placeholder_for_a_model_that_only_sees(server
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL}}]},
     ]
     prompt = server.post("/apply-template", {"messages": messages})["prompt"]
-    assert "[audio: not shown, this model reads text only]" in prompt
+    assert "[audio: not shown, this model takes none]" in prompt
     assert server.get("/props")["media_marker"] in prompt
 
 

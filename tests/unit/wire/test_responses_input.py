@@ -191,7 +191,7 @@ def told(message: Message) -> tuple[str, Any]:
         ({"type": "note", "role": "developer", "content": "hi"}, ("developer", "hi")),
         (
             {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}},
-            ("tool", "[image: not shown, this model reads text only]"),
+            ("tool", "[image: not shown, this model takes none]"),
         ),
     ],
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
