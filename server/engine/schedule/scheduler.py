@@ -250,11 +250,12 @@ class Scheduler:
             tokens = s.target[at:end]
             if not tokens:  # others have taken the outputs of this step
                 continue
+            is_medium = span is not None and span.start <= at  # decoded in a batch of its own
             budget -= min(len(tokens), n)
-            most -= len(tokens)
+            most -= min(len(tokens), n) if is_medium else len(tokens)
             wants_logits = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
             entries.append(Entry(s.slot.id, at, tokens, wants_logits or scored, s, scored, scored))
-            if span is not None and span.start <= at:
+            if span is not None and is_medium:
                 entries[-1].media = _input(s, span, at)
         if prompts:  # those that generate are in the order of their slots already
             entries.sort(key=_by_slot)  # see `evaluations`
