@@ -153,24 +153,27 @@ async def test_without_several_keys_files_lie_where_they_always_did(serve: Serve
 
 async def test_a_quota_bounds_each_keys_files(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("server.app.MIB", 1)  # bytes
-    settings = {"api_keys": ["ada", "bert"], "slot_save_path": str(tmp_path), "slot_save_quota": 4000}
+    folder, other = tmp_path / "slots", tmp_path / "size"
+    for each in (folder, other):
+        each.mkdir()
+
+    async def save(api: Api, name: str, file: str) -> int:
+        await n_cached(api, name, id_slot=0)
+        body = {"filename": file}
+        reply = await api.client.post("/slots/0?action=save", json=body, headers=bearer(name))
+        assert reply.status_code == 200 or "save over an older file" in reply.text
+        return reply.status_code
+
+    async with serve(server={"slot_save_path": str(other)}) as api:
+        assert await save(api, "ada", "a") == 200
+    quota = int(2.5 * (other / "a").stat().st_size)
+    settings = {"api_keys": ["ada", "bert"], "slot_save_path": str(folder), "slot_save_quota": quota}
     async with serve(server=settings) as api:
-
-        async def save(name: str, file: str) -> int:
-            await n_cached(api, name, id_slot=0)
-            body = {"filename": file}
-            reply = await api.client.post("/slots/0?action=save", json=body, headers=bearer(name))
-            assert reply.status_code == 200 or "save over an older file" in reply.text
-            return reply.status_code
-
-        statuses = [await save("ada", file) for file in "abcd"]
-        assert statuses == sorted(statuses)
-        assert set(statuses) == {200, 403}
-        assert await save("ada", "a") == 200  # over an older one
-        assert await save("bert", "a") == 200  # each has his own
-    kept = [path for path in tmp_path.rglob("*") if path.is_file()]  # noqa: ASYNC240 - the server has ended
-    assert sum(path.stat().st_size for path in kept) <= 8000
-    assert not [path for path in kept if path.name.startswith(".")]
+        assert [await save(api, "ada", file) for file in "abcd"] == [200, 200, 403, 403]
+        assert await save(api, "ada", "a") == 200  # over an older one
+        assert await save(api, "bert", "a") == 200  # each has his own
+    kept = [path for path in folder.rglob("*") if path.is_file()]
+    assert sorted(path.name for path in kept) == ["a", "a", "b"]
 
 
 async def test_a_signed_folder_restores_what_it_signed_alone(serve: Serve, tmp_path: Path):
