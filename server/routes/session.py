@@ -51,9 +51,11 @@ class Session:
         *,
         autoload: bool | None = None,
         key: Key = ANYBODY,
+        salt: str = "",
     ) -> None:
         self._services = services
         self._key = key
+        self._salt = salt
         self._n_tokens = 0  # that were read and written
         self._autoload = autoload
         self._keep_alive_s = keep_alive_s
@@ -97,7 +99,8 @@ class Session:
             for number, request in enumerate(requests(result)):
                 request.client = self._client(request.client)
                 request.priority = allowed_priority(request.priority, self._key)
-                request.cache_scope = cache_scope(self._services.cache_mode, self._key.owner, request.cache_salt)
+                salt = request.cache_salt or self._salt
+                request.cache_scope = cache_scope(self._services.cache_mode, self._key.owner, salt)
                 self._n_tokens += len(request.prompt)
                 self._tickets.append(model.engine.submit(request, self._sink(number)))
                 self._n_open += request.n
@@ -204,7 +207,10 @@ def session_of(request: HttpRequest, keep_alive_s: float | None = None) -> Sessi
     def client(end_user: str) -> str:
         return scheduled_client(request.scope, end_user, several_keys=found.keys.several)
 
-    return Session(found, client, keep_alive_s, autoload=wants_load(request), key=caller_of(request) or ANYBODY)
+    salt = request.headers.get("x-cache-salt", "")  # as in vLLM; what the body says counts before it
+    return Session(
+        found, client, keep_alive_s, autoload=wants_load(request), key=caller_of(request) or ANYBODY, salt=salt
+    )
 
 
 def allowed_priority(wanted: int, key: Key) -> int:

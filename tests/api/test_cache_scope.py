@@ -53,6 +53,15 @@ async def test_a_salt_keeps_a_conversation_to_those_who_know_it(serve: Serve):
         assert [await n_cached(api, **salt) > 0 for salt in salts] == [False, False, False, True, True]
 
 
+async def test_a_salt_may_be_a_header_and_the_bodys_counts_before_it(serve: Serve):
+    async with serve() as api:
+        found = []
+        for header, body in (("a", {}), ("a", {}), ("b", {}), ("b", {"cache_salt": "a"})):
+            api.client.headers["X-Cache-Salt"] = header
+            found.append(await n_cached(api, **body) > 0)
+        assert found == [False, True, False, True]
+
+
 async def test_a_salt_is_within_the_keys_own(serve: Serve):
     async with serve(server={"api_keys": ["ada", "bert"]}) as api:
         assert [await n_cached(api, name, cache_salt="a") > 0 for name in ("ada", "bert", "ada")] == [
