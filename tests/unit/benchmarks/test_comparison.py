@@ -52,6 +52,8 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def comparison(options: list[str], measured: Units, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(compare, "measure", measured)
+    monkeypatch.setattr(compare, "projector_for", lambda folder, n_embd: folder)
+    monkeypatch.setattr(compare, "_n_embd", lambda model: 64)
     started = compare.Comparison(compare.parse(options))
     started.run()
     return started.result
