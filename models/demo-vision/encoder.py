@@ -1,0 +1,99 @@
+"""The encoder and projector: a SigLIP-like ViT, then Janus-Pro's MLP; computed as libmtmd computes it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+MEAN = STD = 0.5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of the encoder; `dim_out` is the width of the language model."""
+
+    image: int = 96
+    patch: int = 12
+    dim: int = 192
+    n_layer: int = 5
+    n_head: int = 3
+    dim_ff: int = 512
+    dim_mlp: int = 192
+    dim_out: int = 192
+    norm_eps: float = 1e-6
+
+    @property
+    def n_tokens(self) -> int:
+        """Patches, and so embeddings, of a picture."""
+        return (self.image // self.patch) ** 2
+
+
+class Block(nn.Module):
+    """Attention in both directions and feed-forward, each normed before and added."""
+
+    def __init__(self, shape: Shape, activation: Callable[[Tensor], Tensor] = F.silu) -> None:
+        super().__init__()
+        self.n_head, self.activation = shape.n_head, activation
+        self.norm_1 = nn.LayerNorm(shape.dim, shape.norm_eps)
+        self.qkv = nn.Linear(shape.dim, 3 * shape.dim)
+        self.out = nn.Linear(shape.dim, shape.dim)
+        self.norm_2 = nn.LayerNorm(shape.dim, shape.norm_eps)
+        self.up = nn.Linear(shape.dim, shape.dim_ff)
+        self.down = nn.Linear(shape.dim_ff, shape.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, token, dim) to the same."""
+        batch, n, dim = x.shape
+        q, k, v = self.qkv(self.norm_1(x)).view(batch, n, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)
+        # Written out: for so few tokens faster on a CPU than the fused kernel.
+        weights = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1).to(v.dtype)
+        x = x + self.out((weights @ v).transpose(1, 2).reshape(batch, n, dim))
+        return x + self.down(self.activation(self.up(self.norm_2(x))))
+
+
+class Encoder(nn.Module):
+    """Pixels to hidden states of patches; `project` turns these into the language model's embeddings."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.patches = nn.Linear(3 * shape.patch**2, shape.dim)
+        self.positions = nn.Parameter(torch.randn(shape.n_tokens, shape.dim) * 0.3)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layer))
+        self.norm = nn.LayerNorm(shape.dim, shape.norm_eps)
+        self.mlp_in = nn.Linear(shape.dim, shape.dim_mlp)
+        self.mlp_out = nn.Linear(shape.dim_mlp, shape.dim_out)
+        for name, parameter in self.named_parameters():
+            if name.startswith("blocks") and parameter.ndim == 2:
+                narrow = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.04 / (2 * shape.n_layer) ** 0.5 if narrow else 0.06)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def cut(self, pixels: Tensor) -> Tensor:
+        """(batch, height, width, 3) of bytes to patches, (batch, token, 3 * patch * patch), channel first."""
+        n, side = pixels.shape[1] // self.shape.patch, self.shape.patch
+        x = pixels.view(-1, n, side, n, side, 3).permute(0, 1, 3, 5, 2, 4)
+        return (x.reshape(len(pixels), n * n, -1).float() / 255 - MEAN) / STD
+
+    def forward(self, pixels: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Bytes to hidden states (batch, token, dim): those after the third block, and the last.
+
+        kept: the patches of each picture that take part, (batch, token), when learning from fewer than all.
+        """
+        cut, positions = self.cut(pixels), self.positions
+        if kept is not None:
+            cut, positions = cut.gather(1, kept[:, :, None].expand(-1, -1, cut.shape[2])), positions[kept]
+        x = self.patches(cut) + positions
+        early = x
+        for i, block in enumerate(self.blocks):
+            x = block(x)
+            if i == 2:
+                early = x
+        return early, self.norm(x)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Hidden states to embeddings, (batch, token, dim_out)."""
+        return self.mlp_out(F.silu(self.mlp_in(hidden)))

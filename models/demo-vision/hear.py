@@ -1,0 +1,109 @@
+"""Third stage: the listener learns what is in a sound and which embeddings say so, from labels."""
+
+import argparse
+import time
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+from contents import HEARD_SIZES, HEARD_SLOTS, IGNORED, labels
+from listener import FRAMES, Listener, Shape
+from muon import Muon
+from say import Tables
+from sounds import Sound, mel_frames, sound
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+BUILD = Path(__file__).parent / "build"
+
+
+def by_seconds(sounds: list[Sound]) -> list[tuple[list[Sound], Tensor]]:
+    """Sounds with as many whole seconds together, and their mel frames (batch, mel, frame)."""
+    found: dict[int, list[tuple[Sound, np.ndarray]]] = defaultdict(list)
+    for each in sounds:
+        assert each.samples is not None
+        mel = mel_frames(each.samples)
+        found[mel.shape[1] // FRAMES].append((each, mel))
+    return [
+        ([each for each, _ in rows], torch.from_numpy(np.stack([mel for _, mel in rows]))) for rows in found.values()
+    ]
+
+
+def main() -> None:
+    """Train, go on from the checkpoint if there is one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", type=Path, default=BUILD)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--fall", type=float, default=0.5, help="share of the steps at a falling rate")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rate", type=float, default=0.005, help="of the blocks' matrices (Muon)")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    path = args.build / "hear.pt"
+    listener, tables, step = Listener(Shape()), Tables(hears=True), 0
+    tables.load_state_dict(torch.load(args.build / "say-heard.pt")["tables"])
+    readers = nn.ModuleDict({slot: nn.Linear(listener.shape.dim, size) for slot, size in HEARD_SIZES.items()})
+    matrices = [p for p in listener.blocks.parameters() if p.ndim == 2]
+    ids = {id(p) for p in matrices}
+    rest = [p for p in (*listener.parameters(), *readers.parameters()) if id(p) not in ids]
+    optimizers = [Muon(matrices, lr=args.rate), torch.optim.AdamW(rest, betas=(0.9, 0.98), weight_decay=0.0)]
+    if path.exists():
+        state = torch.load(path)
+        listener.load_state_dict(state["encoder"])
+        readers.load_state_dict(state["readers"])
+        for optimizer, kept in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+        step = state["step"]
+    rates = [args.rate, 0.3 * args.rate]
+    rng = Random(args.seed + step)
+    started, saved = time.monotonic(), time.monotonic()
+    right: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    off = 0.0
+    while step < args.steps:
+        total = torch.zeros(())
+        for heard, mel in by_seconds([sound(rng) for _ in range(args.batch)]):
+            hidden = listener(mel)
+            with torch.no_grad():
+                wanted = tables(heard)[:, : hidden.shape[1]]
+            share = len(heard) / args.batch
+            error = (listener.project(hidden) - wanted).square().mean(2)
+            loss = 5 * (error[:, : len(HEARD_SLOTS)].mean() + error[:, len(HEARD_SLOTS) :].mean())
+            off += share * loss.item()
+            found = [labels(each) for each in heard]
+            for slot, place in HEARD_SLOTS.items():
+                true = torch.tensor([each[slot] for each in found])
+                known = true != IGNORED
+                scores = readers[slot](hidden[:, place])[known]
+                loss = loss + F.cross_entropy(scores, true[known], reduction="sum") / max(1, int(known.sum()))
+                right[slot][0] += int((scores.argmax(1) == true[known]).sum())
+                right[slot][1] += int(known.sum())
+            total = total + share * loss
+        total.backward()
+        share = min(1.0, (step + 1) / 50, (args.steps - step) / (args.steps * args.fall))
+        nn.utils.clip_grad_norm_([*listener.parameters(), *readers.parameters()], 2.0)
+        for optimizer, rate in zip(optimizers, rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * share
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        step += 1
+        if step % 50 == 0 or step == args.steps:
+            shown = " ".join(f"{slot} {n / max(1, of):.3f}" for slot, (n, of) in right.items())
+            print(f"step {step} {time.monotonic() - started:.0f} s {shown} embeddings {off / 50:.3f}", flush=True)
+            right.clear()
+            off = 0.0
+        if time.monotonic() - saved > 60 or step == args.steps:
+            state = {"shape": asdict(listener.shape), "encoder": listener.state_dict()}
+            state |= {"readers": readers.state_dict(), "step": step}
+            state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
+            torch.save(state, path.with_suffix(".tmp"))
+            path.with_suffix(".tmp").replace(path)
+            saved = time.monotonic()
+
+
+if __name__ == "__main__":
+    main()

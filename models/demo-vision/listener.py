@@ -1,0 +1,61 @@
+"""The encoder of sounds, in Qwen3-ASR's form: three convolutions, a ViT over seconds of 13 positions, an MLP."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from encoder import Block
+from encoder import Shape as BlockShape
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+FRAMES = 100  # of a second
+TOKENS = 13  # of a second
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of the listener; `dim_out` is the width of the language model."""
+
+    n_mels: int = 64
+    channels: int = 16
+    dim: int = 128
+    n_layer: int = 2
+    n_head: int = 2
+    dim_ff: int = 256
+    dim_mlp: int = 128
+    dim_out: int = 192
+    norm_eps: float = 1e-5
+
+
+class Listener(nn.Module):
+    """Mel frames to hidden states; `project` turns these into the language model's embeddings."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        sizes = (1, shape.channels, shape.channels, shape.channels)
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in pairwise(sizes))
+        self.conv_out = nn.Linear(shape.channels * shape.n_mels // 8, shape.dim, bias=False)
+        self.positions = nn.Parameter(torch.randn(TOKENS, shape.dim) * 0.1)
+        block = BlockShape(dim=shape.dim, n_head=shape.n_head, dim_ff=shape.dim_ff, norm_eps=shape.norm_eps)
+        self.blocks = nn.ModuleList(Block(block, F.gelu) for _ in range(shape.n_layer))
+        self.norm = nn.LayerNorm(shape.dim, shape.norm_eps)
+        self.mlp_in = nn.Linear(shape.dim, shape.dim_mlp)
+        self.mlp_out = nn.Linear(shape.dim_mlp, shape.dim_out)
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """(batch, mel, frame) of whole seconds to hidden states, (batch, token, dim)."""
+        batch, n_mels, n_frames = mel.shape
+        x = mel.view(batch, n_mels, -1, FRAMES).transpose(1, 2).reshape(-1, 1, n_mels, FRAMES)
+        for conv in self.convs:
+            x = F.gelu(conv(x))
+        x = self.conv_out(x.permute(0, 3, 1, 2).flatten(2)) + self.positions
+        x = x.reshape(batch, n_frames // FRAMES * TOKENS, -1)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Hidden states to embeddings, (batch, token, dim_out)."""
+        return self.mlp_out(F.gelu(self.mlp_in(hidden)))

@@ -1,0 +1,234 @@
+"""Second stage: the encoder learns what is in a picture and which embeddings say so, from labels."""
+
+import argparse
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+from contents import ABSENT, IGNORED, N_SLOTS, OTHERS, SIZES, SLOTS, labels, letter_labels
+from encoder import Encoder, Shape
+from muon import Muon
+from pictures import ALPHABET, N_LETTERS, Picture, draw
+from say import Tables
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+BUILD = Path(__file__).parent / "build"
+HALVES = 2  # of a patch, from left to right: each is told which letter it belongs to
+
+
+def letter_map(picture: Picture, side: int, patch: int) -> tuple[list[int], list[int]]:
+    """For each half of each patch: the letter there, and which of the word it is."""
+    letters = np.full((side, side, HALVES), ABSENT)
+    orders = np.full((side, side, HALVES), N_LETTERS)
+    for order, (letter, left, top, right, bottom) in enumerate(picture.letters):
+        for row in range(side):
+            if min(bottom, (row + 1) * patch) - max(top, row * patch) < 3:
+                continue
+            for column in range(side * HALVES):
+                if left <= (column + 0.5) * patch / HALVES < right:
+                    letters[row, column // HALVES, column % HALVES] = ALPHABET.index(letter)
+                    orders[row, column // HALVES, column % HALVES] = order
+    return letters.ravel().tolist(), orders.ravel().tolist()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pictures and what there is to see in them.
+
+    embeddings: those to come to, (batch, token, dim); wanted: labels of the slots, (batch); letters: (batch, 6).
+    letter_map, order_map: (batch, token, HALVES).
+    kept: the patches that take part, (batch, token); None for all.
+    """
+
+    pixels: Tensor
+    embeddings: Tensor
+    wanted: dict[str, Tensor]
+    letters: Tensor
+    letter_map: Tensor
+    order_map: Tensor
+    kept: Tensor | None = None
+
+
+@torch.no_grad()
+def collated(pictures: list[Picture], tables: Tables, shape: Shape, rng: Random | None = None) -> Batch:
+    """The batch of some pictures. With rng not all patches take part: those of words alone."""
+    side = shape.image // shape.patch
+    maps = [letter_map(picture, side, shape.patch) for picture in pictures]
+    found = [labels(picture) for picture in pictures]
+    letter_maps = torch.tensor([letters for letters, _ in maps]).view(len(maps), -1, HALVES)
+    order_maps = torch.tensor([orders for _, orders in maps]).view(len(maps), -1, HALVES)
+    embeddings, kept = tables(pictures), None
+    if rng is not None:
+        kept = torch.tensor(_kept(pictures, shape, rng))
+        embeddings = embeddings.gather(1, kept[:, :, None].expand(-1, -1, embeddings.shape[2]))
+        chosen = kept[:, :, None].expand(-1, -1, HALVES)
+        letter_maps, order_maps = letter_maps.gather(1, chosen), order_maps.gather(1, chosen)
+    return Batch(
+        torch.from_numpy(np.stack([picture.pixels for picture in pictures])),
+        embeddings,
+        {slot: torch.tensor([each[slot] for each in found]) for slot in SLOTS},
+        torch.tensor([letter_labels(picture) for picture in pictures]),
+        letter_maps,
+        order_maps,
+        kept,
+    )
+
+
+def _kept(pictures: list[Picture], shape: Shape, rng: Random) -> list[list[int]]:
+    """As many patches of each picture: the slots', those in the rows of its word, and some of the others."""
+    side = shape.image // shape.patch
+    found: list[list[int]] = []
+    others: list[list[int]] = []
+    for picture in pictures:
+        top = min(box[2] for box in picture.letters) // shape.patch
+        bottom = max(box[4] for box in picture.letters) / shape.patch
+        rest = range(N_SLOTS, side * side)
+        found.append([*range(N_SLOTS), *(i for i in rest if top <= i // side < bottom)])
+        others.append([i for i in rest if not top <= i // side < bottom])
+    n_most = max(map(len, found))
+    return [[*own, *rng.sample(rest, n_most - len(own))] for own, rest in zip(found, others, strict=True)]
+
+
+class Readers(nn.Module):
+    """Linear maps from hidden states to labels: of the slots, and of each patch's letters."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.slots = nn.ModuleDict({slot: nn.Linear(shape.dim, size) for slot, size in SIZES.items()})
+        self.letters = nn.ModuleList(nn.Linear(shape.dim, ABSENT + 1) for _ in range(N_LETTERS))
+        self.letter_map = nn.Linear(shape.dim, HALVES * (ABSENT + 1))
+        self.order_map = nn.Linear(shape.dim, HALVES * (N_LETTERS + 1))
+
+    def read(self, hidden: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Scores of the slots' labels and of the letters (batch, 6, 27), from the last hidden states."""
+        slots = {slot: reader(hidden[:, SLOTS[slot]]) for slot, reader in self.slots.items()}
+        return slots, torch.stack([reader(hidden[:, i]) for i, reader in enumerate(self.letters)], 1)
+
+
+def _loss(scores: Tensor, wanted: Tensor) -> Tensor:
+    """Mean cross-entropy of those that have a label; 0 where none has."""
+    total = F.cross_entropy(scores.float(), wanted, ignore_index=IGNORED, reduction="sum")
+    return total / max(1, int((wanted != IGNORED).sum()))
+
+
+def _map_loss(scores: Tensor, wanted: Tensor) -> Tensor:
+    """As cross-entropy, but places without a letter (the last label) count a fifth."""
+    scores = scores.float().view(*wanted.shape, -1)
+    weights = torch.ones(scores.shape[-1])
+    weights[-1] = 0.2
+    return F.cross_entropy(scores.flatten(0, 2), wanted.flatten(), weights)
+
+
+def losses(encoder: Encoder, readers: Readers, batch: Batch) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
+    """Each label's loss, and how many of how many are right."""
+    wanted, letters = batch.wanted, batch.letters
+    early, hidden = encoder(batch.pixels, batch.kept)
+    scores, spelt = readers.read(hidden)
+    found = {slot: _loss(scores[slot], wanted[slot]) for slot in SLOTS}
+    off = (encoder.project(hidden).float() - batch.embeddings).square().mean(2)
+    found["embeddings"] = 5 * (off[:, :N_SLOTS].mean() + off[:, N_SLOTS:].mean())
+    found["letters"] = 3 * _loss(spelt.flatten(0, 1), letters.flatten())
+    is_word = letters[:, 0] != IGNORED
+    if is_word.any():
+        found["letter map"] = _map_loss(readers.letter_map(early[is_word]), batch.letter_map[is_word])
+        found["order map"] = _map_loss(readers.order_map(early[is_word]), batch.order_map[is_word])
+    right: dict[str, tuple[int, int]] = {}
+    for slot in SLOTS:
+        known = wanted[slot] != IGNORED
+        right[slot] = int((scores[slot].argmax(1) == wanted[slot])[known].sum()), int(known.sum())
+    same = (spelt.argmax(2) == letters)[is_word]
+    right["letter"] = int(same.sum()), same.numel()
+    right["word"] = int(same.all(1).sum()), len(same)
+    return found, right
+
+
+def main() -> None:
+    """Train, go on from the checkpoint if there is one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", type=Path, default=BUILD)
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--minutes", type=float, help="end after these minutes, not at a step")
+    parser.add_argument("--fall", type=float, default=0.25, help="share of the steps at a falling rate")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rate", type=float, default=0.004, help="of the matrices (Muon)")
+    parser.add_argument("--plain-share", type=float, default=0.0, help="of words, that are drawn plain")
+    parser.add_argument("--word-share", type=float, default=0.75, help="of the pictures, that are words")
+    parser.add_argument(
+        "--part-share", type=float, default=0.75, help="of the batches of words, with a part of the patches"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    args.build.mkdir(parents=True, exist_ok=True)
+    path = args.build / "see.pt"
+    encoder, readers, tables = Encoder(Shape()), Readers(Shape()), Tables()
+    tables.load_state_dict(torch.load(args.build / "say.pt")["tables"])
+    print(f"{sum(p.numel() for p in encoder.parameters()):,} parameters", flush=True)
+    matrices = [p for p in encoder.blocks.parameters() if p.ndim == 2]
+    ids = {id(p) for p in matrices}
+    rest = [p for p in (*encoder.parameters(), *readers.parameters()) if id(p) not in ids]
+    optimizers = [
+        Muon(matrices, lr=args.rate),
+        torch.optim.AdamW(rest, lr=0.1 * args.rate, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+    step = 0
+    if path.exists():
+        state = torch.load(path)
+        encoder.load_state_dict(state["encoder"])
+        readers.load_state_dict(state["readers"])
+        for optimizer, kept in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+        step = state["step"]
+    rates = [args.rate, 0.1 * args.rate]
+    rng = Random(args.seed + step)
+    started = saved = time.monotonic()
+    right, n, sums = defaultdict(lambda: [0, 0]), 0, defaultdict(float)
+    left = 1.0
+    first = step
+    while left > 0:
+        n_words = int(args.batch * args.word_share)
+        words = [draw(rng, "word", plain_share=args.plain_share) for _ in range(n_words)]
+        others = [draw(rng, rng.choice(OTHERS)) for _ in range(args.batch - n_words)]
+        in_part = rng.random() < args.part_share
+        left = 1 - ((time.monotonic() - started) / 60 / args.minutes if args.minutes else (step + 1) / args.steps)
+        with torch.autocast("cpu", torch.bfloat16):
+            found, counted = losses(encoder, readers, collated(words, tables, encoder.shape, rng if in_part else None))
+            more, others_counted = losses(encoder, readers, collated(others, tables, encoder.shape))
+        (sum(found.values()) + sum(more.values())).backward()
+        share = max(0.0, min(1.0, (step + 1) / 100, left / args.fall))
+        nn.utils.clip_grad_norm_([*encoder.parameters(), *readers.parameters()], 2.0)
+        for optimizer, rate in zip(optimizers, rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * share
+            with torch.autocast("cpu", torch.bfloat16):  # Muon's products
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        step, n = step + 1, n + 1
+        for name, (good, all_) in (*counted.items(), *others_counted.items()):
+            right[name][0] += good
+            right[name][1] += all_
+        for name, loss in (*found.items(), *more.items()):
+            sums[name] += loss.item()
+        if step % 50 == 0:
+            shown = " ".join(f"{name} {good / max(1, all_):.2f}" for name, (good, all_) in right.items())
+            shown += " | " + " ".join(f"{name} {value / n:.2f}" for name, value in sums.items())
+            print(
+                f"step {step} {(time.monotonic() - started) / (step - first):.2f} s rate {share:.2f} {shown}",
+                flush=True,
+            )
+            right, n, sums = defaultdict(lambda: [0, 0]), 0, defaultdict(float)
+        if time.monotonic() - saved > 120 or left <= 0:
+            state = {"shape": asdict(encoder.shape), "encoder": encoder.state_dict(), "readers": readers.state_dict()}
+            state |= {"optimizers": [optimizer.state_dict() for optimizer in optimizers], "step": step}
+            torch.save(state, path.with_suffix(".tmp"))
+            path.with_suffix(".tmp").replace(path)
+            saved = time.monotonic()
+
+
+if __name__ == "__main__":
+    main()
