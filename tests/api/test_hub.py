@@ -362,7 +362,7 @@ async def test_a_pull_that_fails_says_why(remote: StandInHub, tmp_path: Path) ->
     async with serving(remote, tmp_path, address="192.0.2.7") as api:
         for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete")):
             reply = await api.client.request(method, path, json={"model": MODEL_ID})
-            assert (reply.status_code, "API key" in reply.json()["error"]) == (401, True)
+            assert (reply.status_code, "API key" in reply.json()["error"]) == (403, True)
 
 
 async def test_a_pull_whose_client_leaves_stops_and_another_follows(remote: StandInHub, tmp_path: Path) -> None:
