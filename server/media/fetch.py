@@ -115,7 +115,10 @@ class Fetcher:
             moved, found = await self._ask(url, target)
             if not moved:
                 return found
-            url = urljoin(url, moved)
+            try:
+                url = urljoin(url, moved)
+            except ValueError:  # e.g. an unclosed bracket
+                raise Unreadable(f"{_shown(url)} is a redirect to what is no address") from None
         raise Unreadable(f"{_shown(url)} is behind more than {self._limits.redirects} redirects")
 
     async def _checked(self, url: str) -> str:
@@ -235,6 +238,8 @@ def is_outer(address: Address) -> bool:
         if mapped is not None:
             return is_outer(mapped)
         if not all(inner is None or is_outer(inner) for inner in (address.sixtofour, *(address.teredo or ()))):
+            return False
+        if address.is_site_local:  # fec0::/10, which `is_global` calls one of the internet
             return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 

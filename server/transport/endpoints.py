@@ -1,6 +1,7 @@
 """What a request is about, by its method and path: the scope that a key needs for it, whether it changes the server."""
 
 from typing import Literal, get_args
+from urllib.parse import unquote_to_bytes
 
 from server.errors import InvalidRequest
 
@@ -32,7 +33,7 @@ def scope_of(method: str, path: str, query: bytes = b"") -> Scope | None:
     method = "GET" if method == "HEAD" else method
     if path.startswith("/slots/"):
         return "slots"
-    if method == "GET" and path in _LISTS and b"reload" in query:
+    if method == "GET" and path in _LISTS and b"reload" in unquote_to_bytes(query):
         return "models"
     return _OF_PATH.get((method, path)) or (None if method in _READS else "infer")
 

@@ -21,6 +21,7 @@ CHANGES = [
     ("POST", "/slots/0?action=save", b'{"filename": "a"}'),
     ("GET", "/models?reload=1", b""),
     ("GET", "/v1/models?reload=1", b""),
+    ("GET", "/models?%72eload=1", b""),
 ]
 CHAT = b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}'
 

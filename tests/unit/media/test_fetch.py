@@ -21,7 +21,7 @@ ANYWHERE = Sites(anywhere=True)
     [
         *("127.0.0.1", "10.0.0.1", "172.16.5.5", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
         *("224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1"),
-        *("::1", "::", "fe80::1", "fc00::1", "fd12::1", "ff02::1", "2001:db8::1"),
+        *("::1", "::", "fe80::1", "fc00::1", "fd12::1", "fec0::1", "ff02::1", "2001:db8::1"),
         *("::ffff:127.0.0.1", "::ffff:10.1.2.3", "::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a00:1", "64:ff9b:1::1"),
         *("2002:7f00:1::", "2002:a00:1::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2"),
     ],
@@ -115,6 +115,13 @@ async def test_a_redirect_is_followed_and_checked_like_the_first_address() -> No
     async with site(moved("file:///etc/passwd")) as port:
         with pytest.raises(Unreadable, match="no http or https address"):
             await Fetcher(Sites(hosts=("127.0.0.1",), folder=Path("/etc"))).fetch(f"http://127.0.0.1:{port}/")
+
+
+@pytest.mark.parametrize("nowhere", ["http://[", "//[::1", "http://a]/", "http://a:b:c/"])
+async def test_a_redirect_to_what_is_no_address(nowhere: str) -> None:
+    async with site(moved(nowhere)) as port:
+        with pytest.raises(Unreadable, match="no address"):
+            await Fetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
 
 
 async def test_redirects_end() -> None:

@@ -52,6 +52,7 @@ def test_what_changes_the_server_is_known():
 def test_to_read_the_configuration_again_is_a_change_too(method):
     assert changes_the_server(method, "/models", b"reload=1")
     assert changes_the_server(method, "/v1/models", b"a=b&reload=1")
+    assert changes_the_server(method, "/models", b"%72eloa%64=1")
     assert not changes_the_server(method, "/models", b"")
 
 
