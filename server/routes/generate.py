@@ -19,6 +19,7 @@ from server.routes.session import Batch, Session, session_of
 from server.routes.streams import owner_of
 from server.transport.disconnect import while_connected
 from server.transport.handlers import error_body
+from server.transport.rates import PLACE
 from server.transport.reply import JSON_TYPE, json_reply
 from server.transport.sse import EVENTS_TYPE, PING, event_stream
 from server.wire.common import Json, event, openai_error
@@ -179,6 +180,11 @@ async def _kept(
     streams, owner = services(request).streams, owner_of(request)
     stream = streams.open(owner, conversation)
     stream.is_loading = functools.partial(session.waits, model)
+    leave: Callable[[], object] = request.scope.pop(PLACE, lambda: None)  # its key's place among those at once
+
+    def ended() -> None:
+        streams.ended(owner, stream)
+        leave()
 
     async def produce() -> None:
         try:
@@ -195,7 +201,7 @@ async def _kept(
         error=lambda error: words.error(*error_body(error)[:2]),
         ping=words.ping(),
         ping_s=ping_s,
-        ended=functools.partial(streams.ended, owner, stream),
+        ended=ended,
     )
     await while_connected(request, stream.begin())
     return event_stream(request, stream.read(0), ping_s=0, headers=headers, media_type=words.media_type)

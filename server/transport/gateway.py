@@ -27,7 +27,7 @@ from server.transport.guard import Guard
 from server.transport.handlers import error_response
 from server.transport.keys import CALLER, Key, KeyRing
 from server.transport.options import HttpOptions
-from server.transport.rates import Headers, Rates
+from server.transport.rates import PLACE, Headers, Rates
 from server.transport.sse import HEAD_ONLY
 from server.wire.messages.errors import speaks_anthropic
 
@@ -158,7 +158,6 @@ class Gateway:
 
     async def _serve(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         scope[BODY_SHARE] = share = self._bodies.share()
-        entered: Key | None = None
         try:
             if self._draining.is_set() and scope["path"] not in self._open:
                 raise ShuttingDown
@@ -169,7 +168,7 @@ class Gateway:
                     anthropic = speaks_anthropic(scope["path"].removeprefix(self._prefix))
                     exchange.limits = functools.partial(self._rates.headers, caller, anthropic=anthropic)
                     self._rates.enter(caller)
-                    entered = caller
+                    scope[PLACE] = functools.partial(self._rates.leave, caller)
             await self._app(scope, receive, exchange.send)
         except ClientDisconnect:
             exchange.status = exchange.status or CLIENT_GONE
@@ -180,8 +179,8 @@ class Gateway:
             await self._fail(error, scope, receive, exchange)
         finally:
             share.release()
-            if entered is not None:
-                self._rates.leave(entered)
+            if PLACE in scope:
+                scope.pop(PLACE)()
             self._record(scope, exchange)
 
     def _admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Key | None:

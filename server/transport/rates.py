@@ -19,6 +19,9 @@ from server.errors import Unavailable
 from server.transport.keys import Key
 
 Headers = list[tuple[bytes, bytes]]
+PLACE = "llamapool.place"
+"""A key in the ASGI scope of a request that has entered: a function that leaves. Who takes it out calls it later, for
+work that goes on without its client."""
 _REQUESTS, _TOKENS = "requests", "tokens"
 _AGAIN_S = 1  # until a place of those at once may be free
 

@@ -11,6 +11,7 @@ import yaml
 
 from server.transport.key_file import hash_of
 from tests.api.conftest import Api, GoLive, Serve, chat_request, until
+from tests.api.streams import posting
 from tests.api.test_models import TWO
 from tests.fakes import FakeLoader, FakeRunner
 
@@ -135,6 +136,20 @@ async def test_so_many_at_once(live: GoLive, tmp_path: Path):
         writer.close()
         await until(lambda: not running.api.app.state.services.rates._running)
         assert (await chat(running.api, "ada")).status_code == 200
+
+
+async def test_a_stream_that_goes_on_alone_is_one_of_those_at_once(serve: Serve, tmp_path: Path):
+    steps = threading.Semaphore(0)
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=4, steps=steps))
+    async with serve(loader, server=server(key_file(tmp_path, ada={"at_once": 1}))) as api:
+        kept = {**bearer("ada"), "X-Conversation-Id": "a"}
+        async with posting(api.app, "/v1/chat/completions", CHAT | {"stream": True}, kept) as exchange:
+            steps.release(2)
+            assert await exchange.start() == 200
+        assert (await chat(api, "ada")).status_code == 429
+        steps.release(1000)
+        await until(lambda: not api.app.state.services.rates._running)
+        assert (await chat(api, "ada")).status_code == 200
 
 
 @pytest.mark.parametrize(("ceiling", "asked", "status"), [(0, -1, 403), (0, 0, 200), (-5, -5, 200), (-5, -6, 403)])
