@@ -30,7 +30,7 @@ COMPLETION = {"prompt": "Hi", "max_tokens": 2}
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/models/load"])
 async def test_a_malformed_body_is_the_clients_mistake(client, path, content, message):
-    reply = await client.post(path, content=content)
+    reply = await client.post(path, content=content, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400
     assert reply.json()["error"]["type"] == "invalid_request_error"
     assert message in reply.json()["error"]["message"]

@@ -152,7 +152,7 @@ def test_a_mistake_is_a_bad_request_that_names_the_field(client: OpenAI) -> None
         client.responses.create(
             model=MODEL, input="hello", tools=[{"type": "web_search"}], tool_choice={"type": "web_search"}
         )
-    assert caught.value.param == "tool_choice"
+    assert caught.value.param == "tool_choice.type"
 
 
 PATCH = """start: "*** Begin" LF line{1,3} "*** End" LF?
