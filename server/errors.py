@@ -124,6 +124,14 @@ class QueueFull(Unavailable):
         self.retry_after_s = retry_after_s
 
 
+class MediaFull(QueueFull):
+    """The decoded media of requests take all the memory that there is for them."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        Unavailable.__init__(self, f"other requests' media take all memory for it, retry in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
 class TooLate(Unavailable):
     """The server's own limit of time for a request is over."""
 

@@ -6,7 +6,7 @@ from typing import Literal
 BitmapKind = Literal["image", "audio"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Bitmap:
     """``data``: of an image ``width`` x ``height`` pixels of three bytes, red, green and blue, row by row; of audio
     ``width`` samples of one channel, 32-bit floats at the model's sample rate, and ``height`` is 1.

@@ -4,12 +4,14 @@ import asyncio
 import base64
 import binascii
 import logging
+import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, MediaFull
 from server.media.bitmap import Bitmap
 from server.media.decode import Decoder
 from server.media.fetch import Fetcher
@@ -24,6 +26,9 @@ MAX_LINKS = 32
 """Of those the ones that are fetched."""
 MAX_DECODED_BYTES = 1 << 30
 """Of all files of a request together."""
+MAX_HELD_BYTES = 2 << 30
+"""Of all requests together, decoded and not yet taken by a model."""
+_RETRY_AFTER_S = 1
 _AT_ONCE = 4  # fetched or decoded for one request
 _DATA_TYPES = ("data:image/", "data:video/", "data:audio/")
 _FAILED = "Failed to load image or audio file"  # llama-server's words
@@ -58,11 +63,12 @@ class Sight:
 
     def __init__(self, decoder: Decoder, fetcher: Fetcher, n_at_once: int = 2) -> None:
         self._decoder, self._fetcher = decoder, fetcher
+        self._held = _Held()
         self._threads: Executor = ThreadPoolExecutor(n_at_once, thread_name_prefix="media")
 
     async def see(self, media: Iterable[Shown], reader: Ears) -> Seen:
         """The sources of `media`, decoded for `reader`'s model; equal ones once, and without spare ones that can't be
-        had. Raises `InvalidRequest`."""
+        had. Raises `InvalidRequest`, and `MediaFull` where those of others leave no room."""
         loop = asyncio.get_running_loop()
         wanted = await loop.run_in_executor(self._threads, _within_limits, media)  # hashing long texts takes its time
         share = _Share()
@@ -88,7 +94,7 @@ class Sight:
             async with share.turns:
                 data = source if isinstance(source, bytes) else await self._bytes(source)
                 loop = asyncio.get_running_loop()
-                bitmap = await loop.run_in_executor(self._threads, self._decoder.decode, data, reader.sample_rate)
+                bitmap = await loop.run_in_executor(self._threads, self._decode, data, reader.sample_rate)
             share.take(len(bitmap.data))
             return bitmap
         except Unreadable as fault:
@@ -97,6 +103,12 @@ class Sight:
                 raise InvalidRequest(message, wanted.at) from None
             log.info("left out of a prompt: %s", message)
             return None
+
+    def _decode(self, data: bytes, sample_rate: int) -> Bitmap:
+        self._held.check()
+        bitmap = self._decoder.decode(data, sample_rate)
+        self._held.add(bitmap)
+        return bitmap
 
     async def _bytes(self, link: Link) -> bytes:
         if _is_fetched(link):
@@ -116,6 +128,28 @@ class _Share:
         self.n_bytes += n_bytes
         if self.n_bytes > MAX_DECODED_BYTES:
             raise InvalidRequest(f"all media of a request may have {MAX_DECODED_BYTES} bytes when they are decoded")
+
+
+class _Held:
+    """How much is decoded and still in use. Safe in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # bitmaps go wherever the interpreter happens to be
+        self._n_bytes = 0
+
+    def check(self) -> None:
+        """Raises `MediaFull`."""
+        if self._n_bytes >= MAX_HELD_BYTES:
+            raise MediaFull(_RETRY_AFTER_S)
+
+    def add(self, bitmap: Bitmap) -> None:
+        """`bitmap` counts until nobody refers to it."""
+        self._count(len(bitmap.data))
+        weakref.finalize(bitmap, self._count, -len(bitmap.data)).atexit = False
+
+    def _count(self, n_bytes: int) -> None:
+        with self._lock:
+            self._n_bytes += n_bytes
 
 
 def inline(url: str) -> bytes:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, MediaFull
 from server.media.bitmap import Bitmap
 from server.media.decode import Decoder
 from server.media.fetch import Fetcher, Sites
@@ -96,6 +96,18 @@ async def test_what_all_take_together_is_counted_before_the_rest_is_decoded(
     with pytest.raises(InvalidRequest, match="2500 bytes when they are decoded"):
         await sight.see([Shown(b"large%d" % n) for n in range(100)], READER)
     assert len(decoder.decoded) < 20
+
+
+async def test_what_all_requests_take_together_is_bounded_and_given_back(
+    sight: Sight, decoder: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.media.sight.MAX_HELD_BYTES", 2000)
+    held = [await sight.see([Shown(b"large%d" % n)], READER) for n in range(2)]
+    with pytest.raises(MediaFull, match="retry in 1 s"):
+        await sight.see([Shown(b"another", spare=True)], READER)
+    assert len(decoder.decoded) == 2
+    held.pop()
+    assert await sight.see([Shown(b"another")], READER)
 
 
 async def test_whoever_leaves_waits_for_no_decoder(sight: Sight, decoder: Counting) -> None:
