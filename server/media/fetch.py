@@ -105,7 +105,7 @@ class Fetcher:
                 raise Unreadable(f"file does not exist or cannot be opened: {shown}")
             with place.open("rb") as file:
                 found = file.read(self._limits.file_bytes + 1)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RuntimeError):  # the last: links in a circle, before Python 3.13
             raise Unreadable(f"file does not exist or cannot be opened: {shown}") from None
         return self._bounded(found, url)
 

@@ -156,7 +156,7 @@ class Folder:
             if place.is_dir() and path.endswith("/"):
                 place = (place / "index.html").resolve()
             return place if place.is_relative_to(self._root) and place.is_file() else None
-        except OSError:  # a name that is too long, a loop of links
+        except (OSError, RuntimeError):  # a name that is too long, a loop of links
             return None
 
 

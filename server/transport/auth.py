@@ -67,7 +67,7 @@ class Access:
             return ANYBODY
         path = scope["path"]
         key = self._ring.find(_given_key(headers.get(b"authorization"), headers.get(b"x-api-key")))
-        if path in self._open or self._is_open(path):
+        if path in self._open or (scope.get("method") == "GET" and self._is_open(path)):
             return key
         if key is None:
             raise AuthenticationFailed("Invalid API Key")

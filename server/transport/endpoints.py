@@ -25,6 +25,7 @@ _OF_PATH: dict[tuple[str, str], Scope] = {
 }
 _LISTS = ("/models", "/v1/models")
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
+_STEERING = frozenset({"/v1/chat/completions/control", "/v1/streams/lookup"})
 _ON_DISK = frozenset({("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")})
 
 
@@ -36,6 +37,12 @@ def scope_of(method: str, path: str, query: bytes = b"") -> Scope | None:
     if method == "GET" and path in _LISTS and b"reload" in unquote_to_bytes(query):
         return "models"
     return _OF_PATH.get((method, path)) or (None if method in _READS else "infer")
+
+
+def is_work(method: str, path: str) -> bool:
+    """Whether it takes of what a key may use; what ends work, or asks what became of it, is open to who is at his
+    limit."""
+    return method == "POST" and path not in _STEERING and scope_of(method, path) == "infer"
 
 
 def is_administration(method: str, path: str, query: bytes = b"") -> bool:

@@ -20,7 +20,7 @@ from server.errors import AuthenticationFailed, LlamapoolError, NotFound, Permis
 from server.transport.auth import OPEN_PATHS, Access, IsOpen
 from server.transport.body_memory import BODY_SHARE, BodyMemory
 from server.transport.cors import CorsPolicy
-from server.transport.endpoints import is_administration, scope_of
+from server.transport.endpoints import is_administration, is_work
 from server.transport.event_socket import PATHS as SOCKET_PATHS
 from server.transport.event_socket import EventSocket
 from server.transport.guard import Guard
@@ -199,7 +199,7 @@ class Gateway:
 
     def _is_work(self, scope: Scope) -> bool:
         """Whether it counts to the limits of its key."""
-        return scope_of(scope["method"], scope["path"].removeprefix(self._prefix)) == "infer"
+        return is_work(scope["method"], scope["path"].removeprefix(self._prefix))
 
     async def _answer(self, response: Response, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         try:

@@ -1,5 +1,6 @@
 """Keys of a file: what each may do, how much, and that the file is followed."""
 
+import asyncio
 import json
 import threading
 from pathlib import Path
@@ -147,7 +148,11 @@ async def test_a_stream_that_goes_on_alone_is_one_of_those_at_once(serve: Serve,
             steps.release(2)
             assert await exchange.start() == 200
         assert (await chat(api, "ada")).status_code == 429
+        looked_up = await api.client.post("/v1/streams/lookup", json={"conversation_ids": ["a"]}, headers=bearer("ada"))
+        assert [found["is_done"] for found in looked_up.json()] == [False]
+        stopping = asyncio.create_task(api.client.delete("/v1/stream?conv_id=a", headers=bearer("ada")))
         steps.release(1000)
+        assert (await stopping).status_code == 204
         await until(lambda: not api.app.state.services.rates._running)
         assert (await chat(api, "ada")).status_code == 200
 

@@ -91,18 +91,21 @@ async def test_a_folder_of_ones_own_takes_the_pages_place(serve: Serve, tmp_path
         assert "unregister" in (await api.client.get("/sw.js")).text
         assert (await api.client.get("/favicon.svg")).status_code == 401  # no file, so it is the API's
         assert (await api.client.get("/health")).status_code == 200
+        (tmp_path / "tokenize").write_text("a file of that name opens no endpoint")
+        assert (await api.client.post("/tokenize", json={"content": "a"})).status_code == 401
         (tmp_path / "sw.js").write_text("my own")
         assert (await api.client.get("/sw.js")).text == "my own"
 
 
 @pytest.mark.parametrize(
-    "path", ["/../secret", "/%2e%2e/secret", "/link", "/sub/..%2f..%2fsecret", "/a%00b", "/" + "x" * 5000]
+    "path", ["/../secret", "/%2e%2e/secret", "/link", "/sub/..%2f..%2fsecret", "/a%00b", "/circle", "/" + "x" * 5000]
 )
 async def test_nothing_beside_the_folder_is_served(serve: Serve, tmp_path: Path, path: str) -> None:
     (tmp_path / "secret").write_text("secret")
     root = tmp_path / "root"
     (root / "sub").mkdir(parents=True)
     (root / "link").symlink_to(tmp_path / "secret")
+    (root / "circle").symlink_to("circle")
     async with serve(server={"path": str(root)}) as api:
         assert (await api.client.get(path)).status_code == 404
 

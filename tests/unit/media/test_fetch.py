@@ -162,6 +162,7 @@ async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     (folder / "link").symlink_to(tmp_path / "secret")
     (folder / "inside").symlink_to(folder / "sub" / "a b.png")
+    (folder / "circle").symlink_to("circle")
     inside = Fetcher(Sites(folder=folder), FetchLimits(file_bytes=7))
     for good in ("file://sub/a b.png", "file:///sub//a b.png", "file://inside"):
         assert await inside.fetch(good) == b"picture"
@@ -172,6 +173,7 @@ async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
         "file://sub": "does not exist",
         "file://": "does not exist",
         "file://none.png": "does not exist",
+        "file://circle": "does not exist",
         "file://sub/a b.png/x": "does not exist",
         "file://a\0b": "not allowed|does not exist",
         f"file://{'x' * 5000}": "does not exist",
