@@ -18,6 +18,7 @@ from server.conversation.thoughts import Allowance, allowance
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap
+from server.media.sight import check_shown
 from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.templates.continuation import Continued
@@ -52,6 +53,7 @@ def read_parts(parts: Sequence[str | Media], model: LoadedModel, seen: Seen) -> 
     if model.media is None or all(isinstance(part, str) for part in given):
         text = "".join(part for part in given if isinstance(part, str))
         return MediaPrompt(model.vocab.tokenize(text, add_special=True, parse_special=True))
+    check_shown([part for part in given if isinstance(part, Bitmap)])
     return model.media.tokenize(given, add_special=True, parse_special=True)
 
 

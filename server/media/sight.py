@@ -152,6 +152,15 @@ class _Held:
             self._n_bytes += n_bytes
 
 
+def check_shown(bitmaps: Sequence[Bitmap]) -> None:
+    """That one prompt shows no more than a request may send: one that stands there a hundred times is copied as often.
+    Raises `InvalidRequest`."""
+    if len(bitmaps) > MAX_FILES:
+        raise InvalidRequest(f"a prompt may show at most {MAX_FILES} files, this one shows {len(bitmaps)}")
+    if sum(len(each.data) for each in bitmaps) > MAX_DECODED_BYTES:
+        raise InvalidRequest(f"all media of a prompt may have {MAX_DECODED_BYTES} bytes when they are decoded")
+
+
 def inline(url: str) -> bytes:
     """The file in a ``data:`` address, or in base64 alone (tools/server/server-common.cpp, handle_media).
 

@@ -12,6 +12,8 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.transport.body_memory import BodyMemory, BodyShare, TooManyBodies
+
 CONNECTION = "llamapool.connection"
 """A key in the ASGI scope of a request that came over a WebSocket: what endpoints keep for its connection, a dict."""
 PATHS = ("/v1/responses", "/responses")
@@ -24,12 +26,14 @@ _OWN_HEADERS = (b"connection", b"upgrade", b"content-length", b"content-type", b
 class EventSocket:
     """One connection, once it may be accepted. `app` answers its requests."""
 
-    def __init__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send, bodies: BodyMemory) -> None:
+        """`bodies` counts what waits."""
         self._app = app
+        self._bodies = bodies
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._waiting: asyncio.Queue[str | bytes | None] = asyncio.Queue()
+        self._waiting: asyncio.Queue[tuple[str | bytes, BodyShare] | None] = asyncio.Queue()
         self._gone = asyncio.Event()
         self._kept: dict[str, Any] = {}
 
@@ -38,19 +42,29 @@ class EventSocket:
         await self._send({"type": "websocket.accept"})
         reading = asyncio.create_task(self._read())
         try:
-            while (text := await self._waiting.get()) is not None:
+            while (waiting := await self._waiting.get()) is not None:
+                text, share = waiting
+                share.release()  # what is answered counts as the body of its request
                 await self._answer(text)
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
+            while not self._waiting.empty():
+                if (waiting := self._waiting.get_nowait()) is not None:
+                    waiting[1].release()
 
     async def _read(self) -> None:
         while (message := await self._receive())["type"] == "websocket.receive":
-            if self._waiting.qsize() >= MAX_WAITING:
+            text, share = message.get("text") or message.get("bytes") or "", self._bodies.share()
+            try:
+                if self._waiting.qsize() >= MAX_WAITING:
+                    raise TooManyBodies(self._bodies.limit)
+                share.take(len(text))
+            except TooManyBodies:
                 self._gone.set()
                 await self._send({"type": "websocket.close", "code": _TOO_MUCH, "reason": "too many messages"})
                 break
-            self._waiting.put_nowait(message.get("text") or message.get("bytes") or "")
+            self._waiting.put_nowait((text, share))
         self._gone.set()
         self._waiting.put_nowait(None)
 
@@ -62,7 +76,11 @@ class EventSocket:
             return
         kind = asked.pop("type", None) if isinstance(asked, dict) else None
         if kind == "response.create":
-            body = orjson.dumps({**asked, "stream": True})
+            try:
+                body = orjson.dumps({**asked, "stream": True})
+            except orjson.JSONEncodeError:  # it reads deeper than it writes
+                await self._fail(400, "the message is nested too deeply")
+                return
             exchange = _Exchange(self._gone, body, self._say)
             await self._app(self._request(len(body)), exchange.receive, exchange.send)
         elif kind != "response.processed":  # what Codex says when it has read all

@@ -154,7 +154,7 @@ class Gateway:
                 await send({"type": "websocket.close", "code": 1008})
             return
         await receive()
-        await EventSocket(self, scope, receive, send).serve()
+        await EventSocket(self, scope, receive, send, self._bodies).serve()
 
     async def _serve(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         scope[BODY_SHARE] = share = self._bodies.share()

@@ -199,3 +199,18 @@ async def test_a_damaged_file_in_a_request_is_read_or_refused(hearing: Api, name
         part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
         reply = await hearing.client.post("/v1/chat/completions/input_tokens", json=chat(part))
         assert reply.status_code in (200, 400), reply.text
+
+
+async def test_a_picture_that_stands_in_a_prompt_too_often_is_told(hearing: Api) -> None:
+    data = base64.b64encode(media_file("tiny.png")).decode()
+    body = {"prompt": "[img-1]" * 257, "image_data": [{"id": 1, "data": data}], "n_predict": 1}
+    reply = await hearing.client.post("/completion", json=body)
+    assert (reply.status_code, "at most 256 files, this one shows 257" in reply.text) == (400, True)
+
+
+async def test_a_picture_counts_as_often_as_it_stands_in_a_prompt(
+    hearing: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.media.sight.MAX_DECODED_BYTES", 16 * 12 * 3 * 2)
+    replies = [await hearing.client.post("/v1/chat/completions", json=chat(*[IMAGE] * n)) for n in (2, 3)]
+    assert [reply.status_code for reply in replies] == [200, 400]

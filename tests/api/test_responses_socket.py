@@ -145,6 +145,32 @@ async def test_messages_that_wait_are_bounded(serve: Serve) -> None:
         await socket.close()
 
 
+async def test_messages_that_wait_count_as_bodies_do(serve: Serve) -> None:
+    steps = threading.Semaphore(0)
+    async with serve(
+        FakeLoader(runner=lambda: FakeRunner(steps=steps)),
+        server={"max_body_bytes": 1_000_000, "max_bodies_bytes": 1_000_000},
+    ) as api:
+        socket = Socket(api)
+        assert (await socket.began())["type"] == "websocket.accept"
+        for _ in range(4):
+            socket.tell({"type": "response.create", "input": "Hi", "metadata": {"a": "x" * 400_000}})
+        closed = await socket.began()
+        assert (closed["type"], closed["code"]) == ("websocket.close", 1008)
+        steps.release(10_000)
+        await socket.close()
+
+
+async def test_a_message_that_is_nested_too_deeply_is_told(serve: Serve) -> None:
+    async with serve() as api:
+        socket = Socket(api)
+        assert (await socket.began())["type"] == "websocket.accept"
+        socket.tell(f'{{"type": "response.create", "input": {"[" * 300 + "]" * 300}}}')
+        said = await socket.event()
+        assert (said["status"], said["error"]["message"]) == (400, "the message is nested too deeply")
+        await socket.close()
+
+
 @pytest.mark.parametrize(
     ("options", "status"),
     [
