@@ -326,3 +326,7 @@ async def test_sounds_are_heard_in_pieces_of_half_a_minute(gguf_folder: Path) ->
             b.request(["see ", picture(1)])
         with pytest.raises(InvalidRequest, match="nothing to read"):
             b.request(["hear ", sound(1, 0.0)])
+        for loud in (np.nan, np.inf, -np.inf, 1e30):  # else they are in cells where others' come to lie
+            samples = np.full(1600, loud, np.float32)
+            with pytest.raises(InvalidRequest, match="samples that are not numbers"):
+                b.request(["hear ", Bitmap("audio", 1600, 1, samples.tobytes(), "ab" * 32)])

@@ -16,6 +16,7 @@ from server.llama.media.bindings import AUDIO, TEXT, M
 from server.media.bitmap import Bitmap
 
 Positions = NDArray[np.int32]
+_LOUDEST = 1e6  # full scale is 1
 _NO_NUMBERS = "the library gave no tokens for a medium"
 
 
@@ -153,6 +154,8 @@ class _Parts:
         self._kept.append(data)
         if bitmap.kind == "audio":
             _check(bitmap, bitmap.width > 1 and bitmap.height == 1, 4 * bitmap.width)
+            if data is not None:
+                _check_samples(data.view(np.float32))
             floats = None if data is None else data.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             pointer = M.mtmd_bitmap_init_from_audio(bitmap.width, floats)
         else:
@@ -180,6 +183,13 @@ def _check(bitmap: Bitmap, sized: bool, n_bytes: int) -> None:
         raise InvalidRequest(f"{bitmap.kind} of {bitmap.width} x {bitmap.height} holds nothing to read")
     if bitmap.data and len(bitmap.data) != n_bytes:
         raise InternalError(f"a bitmap of {len(bitmap.data)} bytes, {n_bytes} were promised")
+
+
+def _check_samples(samples: NDArray[np.float32]) -> None:
+    """What is no number, or far from any loudness, makes embeddings that are no numbers, which stay where others'
+    cells come to lie. Raises `InvalidRequest`."""
+    if not (samples.min() > -_LOUDEST and samples.max() < _LOUDEST):  # false of NaN, too
+        raise InvalidRequest(f"audio has samples that are not numbers from {-_LOUDEST:g} to {_LOUDEST:g}")
 
 
 def _text_tokens(chunk: int) -> list[int]:

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from server.engine.media import MediaPrompt, MediaSpan, media_tokens
 from server.errors import InternalError, InvalidRequest, ModelFailed
 from server.llama.devices import find_devices, offloads
@@ -107,7 +109,7 @@ class Projector:
 
     def encode(self, chunks: Sequence[NativeChunk]) -> list[bytes]:
         """Embeddings of as many of the first chunks as can be computed together, of one at least: each
-        [n_tokens, n_embd] 32-bit floats. Raises `InternalError`."""
+        [n_tokens, n_embd] 32-bit floats. Raises `InternalError`, and `InvalidRequest` where they are no numbers."""
         with self._encoding, self._open() as context, collect_errors() as errors:
             batch = M.mtmd_batch_init(context)
             try:
@@ -122,7 +124,10 @@ class Projector:
         start = M.mtmd_batch_get_output_embd(batch, chunk.pointer)
         if not start:
             raise InternalError("the library has no embeddings for a medium")
-        return ctypes.string_at(start, 4 * self.n_embd * chunk.n_tokens)
+        found = ctypes.string_at(start, 4 * self.n_embd * chunk.n_tokens)
+        if not np.isfinite(np.frombuffer(found, np.float32)).all():  # in a cell they would spoil others' replies
+            raise InvalidRequest("a medium's embeddings are not numbers")
+        return found
 
     def close(self) -> None:
         """Free it once nobody is inside; once is enough."""
