@@ -210,6 +210,7 @@ def free_port() -> int:
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     n_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    worker %= n_workers  # one that takes the place of one that died has the next number
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
