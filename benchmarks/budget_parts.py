@@ -22,7 +22,8 @@ from server.engine.step.mailbox import Mailbox
 from server.llama.context.batch import Batch
 from server.llama.context.runner import LlamaRunner
 from server.llama.vocab import LlamaVocab
-from server.routes import chat, generate
+from server.routes import generate
+from server.routes.inference import chat
 from server.routes.session import Session
 from server.templates.isolated import IsolatedRenderer
 from server.templates.template import ChatTemplate

@@ -9,7 +9,7 @@ import uvicorn
 
 from server.app import create_app
 from server.cli.command_line import _uvicorn_config
-from server.routes.health import is_pending
+from server.routes.management.health import is_pending
 from server.settings import load_settings
 
 

@@ -2,7 +2,7 @@
 
 A request's way: `transport.gateway` (keys, CORS, log) -> `routes` -> `pool` (a lease) -> `wire` (body to
 conversation) -> `conversation` (to a prompt and a request) -> `engine` -> `conversation.assembler` (events to items)
--> `wire` (items to a reply) -> `transport.sse` or one JSON body.
+-> `wire` (items to a reply) -> `transport.streams.sse` or one JSON body.
 """
 
 import asyncio
@@ -115,7 +115,7 @@ def create_app(
     app = FastAPI(
         title="Llamapool",
         version=__version__,
-        openapi_url=None,  # `routes.openapi` has it, and the page over it
+        openapi_url=None,  # `routes.description.openapi` has it, and the page over it
         lifespan=lifespan_of(services, server, renderer, addresses, Reload(settings, ring, pool, reread)),
     )
     app.state.services = services

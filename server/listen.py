@@ -9,7 +9,7 @@ from pathlib import Path
 
 from server.errors import ConfigError
 from server.options.table.server import ListenSettings, ServerSettings
-from server.transport.hosts import is_local
+from server.transport.access.hosts import is_local
 
 UNIX_SUFFIX = ".sock"  # as llama-server's --host
 

@@ -15,9 +15,9 @@ from server.listen import check_tls
 from server.options.table.server import ServerSettings
 from server.pool.pool import Pool
 from server.settings import Settings, check_files
+from server.transport.access.key_file import read_keys
+from server.transport.access.keys import Key, KeyRing, plain_key
 from server.transport.follow import follow_files
-from server.transport.key_file import read_keys
-from server.transport.keys import Key, KeyRing, plain_key
 from server.transport.shutdown import serving
 
 logger = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from server.options.table.server import ServerSettings
 from server.pool.catalogue import problem_of
 from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate
-from server.transport.key_file import read_keys
+from server.transport.access.key_file import read_keys
 
 __all__ = [
     "TABLE",

@@ -19,7 +19,7 @@
 ``POST /v1/messages  /v1/messages/count_tokens``    `messages`: Anthropic's Messages API
 ``POST /v1/responses  /v1/responses/input_tokens``  `responses`: OpenAI's Responses API; also without ``/v1``
 ``GET/DELETE /v1/responses/{id}``                   those that are stored
-``WebSocket /v1/responses``                         the same, each message a request (`transport.event_socket`)
+``WebSocket /v1/responses``                         the same, each message a request (`transport.streams.event_socket`)
 ``POST /v1/completions``                            `completions`: OpenAI text completions
 ``POST /completion  /completions  /infill``         `native`: llama-server's own completions
 ``POST /v1/audio/transcriptions``                    `audio`: what is said in a sound; also without ``/v1``
@@ -33,32 +33,38 @@
 ``GET/POST /tools  /cors-proxy``                    what llama-server's page asks for
 ``GET  /docs  /openapi.json``                       `openapi`: this API, as a page and described; open without a key
 ==================================================  =============================================
+
+`inference` is what clients ask of a model, `management` what the server says and does about itself, `description` this
+API in OpenAPI's words. Beside them is what `inference` shares: `generate` and `embed` make the HTTP reply, `session` is
+the way through the pool and the engine, `gate` bounds how many are on it, `running` knows who is.
 """
 
 from fastapi import FastAPI
 
-from server.routes import (
+from server.routes.description import openapi
+from server.routes.inference import (
     audio,
     chat,
     completions,
     control,
     embeddings,
-    health,
-    lora,
     messages,
-    metrics,
-    models,
     native,
     ollama,
-    openapi,
-    page,
-    props,
     rerank,
     responses,
-    slot_actions,
-    slots,
     streams,
     tokens,
+)
+from server.routes.management import (
+    health,
+    lora,
+    metrics,
+    models,
+    page,
+    props,
+    slot_actions,
+    slots,
 )
 
 ROUTERS = (

@@ -14,14 +14,14 @@ from fastapi.responses import Response
 from server.conversation.form import Media
 from server.media.source import Seen
 from server.pool.model import LoadedModel
+from server.routes.inference.streams import owner_of
 from server.routes.services import services
 from server.routes.session import Batch, Session, session_of
-from server.routes.streams import owner_of
-from server.transport.disconnect import while_connected
+from server.transport.access.rates import PLACE
 from server.transport.handlers import error_body
-from server.transport.rates import PLACE
 from server.transport.reply import JSON_TYPE, json_reply
-from server.transport.sse import EVENTS_TYPE, PING, event_stream
+from server.transport.streams.disconnect import while_connected
+from server.transport.streams.sse import EVENTS_TYPE, PING, event_stream
 from server.wire.common import Json, event, openai_error
 from server.wire.generation import Generation, GenerationFields, ReplyWriter, StreamWriter
 
@@ -176,7 +176,7 @@ async def _kept(
     headers: Mapping[str, str] | None,
     words: StreamWords,
 ) -> Response:
-    """A stream that goes on when its client has gone (`transport.replay`). It begins as another one does."""
+    """A stream that goes on when its client has gone (`transport.streams.replay`). It begins as another one does."""
     streams, owner = services(request).streams, owner_of(request)
     stream = streams.open(owner, conversation)
     stream.is_loading = functools.partial(session.waits, model)

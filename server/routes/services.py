@@ -14,10 +14,10 @@ from server.pool.pool import Pool
 from server.pool.saved.slot_files import SlotFiles
 from server.routes.gate import Gate
 from server.routes.running import Running
-from server.transport.keys import CALLER, Key, KeyRing
+from server.transport.access.keys import CALLER, Key, KeyRing
+from server.transport.access.rates import Rates
 from server.transport.options import HttpOptions
-from server.transport.rates import Rates
-from server.transport.replay import KeptStreams
+from server.transport.streams.replay import KeptStreams
 from server.wire.responses.store import ResponseStore
 
 

@@ -21,8 +21,8 @@ from server.pool.lease import Lease
 from server.pool.model import LoadedModel
 from server.pool.spec import Task
 from server.routes.services import Services, caller_of, services, wants_load
-from server.transport.auth import scheduled_client
-from server.transport.keys import ANYBODY, Key
+from server.transport.access.auth import scheduled_client
+from server.transport.access.keys import ANYBODY, Key
 from server.wire.vectors.job import VectorJob
 
 T = TypeVar("T")

@@ -17,18 +17,18 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import AuthenticationFailed, LlamapoolError, NotFound, PermissionDenied, ShuttingDown
-from server.transport.auth import OPEN_PATHS, Access, IsOpen
-from server.transport.body_memory import BODY_SHARE, BodyMemory
-from server.transport.cors import CorsPolicy
-from server.transport.endpoints import is_administration, is_work
-from server.transport.event_socket import PATHS as SOCKET_PATHS
-from server.transport.event_socket import EventSocket
-from server.transport.guard import Guard
+from server.transport.access.auth import OPEN_PATHS, Access, IsOpen
+from server.transport.access.cors import CorsPolicy
+from server.transport.access.endpoints import is_administration, is_work
+from server.transport.access.guard import Guard
+from server.transport.access.keys import CALLER, Key, KeyRing
+from server.transport.access.rates import PLACE, Headers, Rates
+from server.transport.bodies.memory import BODY_SHARE, BodyMemory
 from server.transport.handlers import error_response
-from server.transport.keys import CALLER, Key, KeyRing
 from server.transport.options import HttpOptions
-from server.transport.rates import PLACE, Headers, Rates
-from server.transport.sse import HEAD_ONLY
+from server.transport.streams.event_socket import PATHS as SOCKET_PATHS
+from server.transport.streams.event_socket import EventSocket
+from server.transport.streams.sse import HEAD_ONLY
 from server.wire.messages.errors import speaks_anthropic
 
 logger = logging.getLogger(__name__)

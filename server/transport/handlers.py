@@ -29,10 +29,10 @@ from server.errors import (
     TooLate,
     Unavailable,
 )
-from server.transport.body import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
-from server.transport.body_memory import TooManyBodies
-from server.transport.guard import NotJson
-from server.transport.rates import RateLimited
+from server.transport.access.guard import NotJson
+from server.transport.access.rates import RateLimited
+from server.transport.bodies.memory import TooManyBodies
+from server.transport.bodies.read import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
 from server.transport.reply import json_reply
 from server.wire.common import openai_error, speaks_openai
 from server.wire.messages.errors import anthropic_error, speaks_anthropic

@@ -42,7 +42,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._await_head()
 
     def on_headers_complete(self) -> None:
-        """The head is complete; what follows is the body, which `transport.body` bounds."""
+        """The head is complete; what follows is the body, which `transport.bodies` bounds."""
         self._in_head, self._n_overhead = False, 0
         self._stop_timer()
         before = self.cycle

@@ -44,4 +44,4 @@ class HttpOptions:
     allowed_hosts: tuple[str, ...] = ()  # names of this server beside those that can only be its own
     cache_scope: Mode | None = None  # None = by key where there are several
     admin_port: int = 0  # what is for who runs the server is answered there alone; 0 = everywhere
-    closed: bool = False  # without a key nothing for pages of other sites; see `transport.guard`
+    closed: bool = False  # without a key nothing for pages of other sites; see `transport.access.guard`

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 
 from server.app import create_app
 from server.pool.pool import Pool
-from server.routes.health import is_pending
+from server.routes.management.health import is_pending
 from server.settings import ModelSettings, Origin, ServerSettings, Settings
 from server.transport.http_protocol import BoundedHttpProtocol
 from tests.fakes import FakeLoader

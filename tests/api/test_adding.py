@@ -12,7 +12,7 @@ from tests.fakes import FakeLoader
 from tests.real_server import ROOT
 
 BLOCK = re.compile(r"```python\n# (server/\S+)\.py\n(.*?)```", re.DOTALL)
-IN_ORDER = ("server/wire/tgi/write", "server/wire/tgi/read", "server/routes/tgi")
+IN_ORDER = ("server/wire/tgi/write", "server/wire/tgi/read", "server/routes/inference/tgi")
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ async def test_a_long_body_is_read_beside_the_event_loop_without_the_garbage_col
         seen.append((threading.current_thread(), gc.isenabled()))
         raise InvalidRequest("this was read")
 
-    monkeypatch.setattr(f"server.routes.{reader}", refuse)
+    monkeypatch.setattr(f"server.routes.inference.{reader}", refuse)
     for n in (1, 1 << 14):
         reply = await client.post(path, json={field: "x" * n})
         assert reply.status_code in (400, 501)  # the latter: a model that doesn't embed is refused first

@@ -96,7 +96,7 @@ async def test_a_model_is_downloaded_served_and_removed(remote: StandInHub, tmp_
 
 
 async def test_events_have_llama_servers_shapes(remote: StandInHub, tmp_path: Path) -> None:
-    from server.routes.models import event_object
+    from server.routes.management.models import event_object
 
     async with serving(remote, tmp_path) as api:
         seen = [event_object(event) for event in await download(api)]

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import yaml
 
-from server.transport.key_file import hash_of
+from server.transport.access.key_file import hash_of
 from tests.api.conftest import Api, GoLive, Serve, chat_request, until
 from tests.api.streams import posting
 from tests.api.test_models import TWO

@@ -10,7 +10,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from server.pool.state import Status
 from server.routes import ROUTERS
-from server.routes.operations import FIELDS, FORM, OPERATIONS
+from server.routes.description.operations import FIELDS, FORM, OPERATIONS
 from tests.api.conftest import Api, Serve
 
 pytestmark = pytest.mark.slow

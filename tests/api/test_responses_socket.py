@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from server.transport.event_socket import MAX_WAITING
+from server.transport.streams.event_socket import MAX_WAITING
 from tests.api.conftest import Api, Serve
 from tests.api.test_responses import CHATML, says
 from tests.fakes import FakeLoader, FakeRunner

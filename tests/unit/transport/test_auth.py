@@ -1,8 +1,8 @@
 import pytest
 
 from server.errors import AuthenticationFailed, PermissionDenied
-from server.transport.auth import Access, client_name, scheduled_client
-from server.transport.keys import ANYBODY, CALLER, Key, KeyRing, digest_of, plain_key
+from server.transport.access.auth import Access, client_name, scheduled_client
+from server.transport.access.keys import ANYBODY, CALLER, Key, KeyRing, digest_of, plain_key
 
 
 def admitted(keys, path="/v1/models", authorization=None, x_api_key=None, *, prefix="", method="GET", query=b""):

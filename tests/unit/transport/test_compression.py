@@ -6,7 +6,7 @@ import pytest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from server.transport.compression import MIN_BYTES, Compression, wants_gzip
-from server.transport.sse import EventStream
+from server.transport.streams.sse import EventStream
 
 
 @pytest.mark.parametrize(

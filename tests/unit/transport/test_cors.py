@@ -1,6 +1,6 @@
 import pytest
 
-from server.transport.cors import CorsPolicy
+from server.transport.access.cors import CorsPolicy
 from server.transport.options import CorsOptions
 
 

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from server.transport.disconnect import while_connected
+from server.transport.streams.disconnect import while_connected
 
 
 def request(messages: asyncio.Queue[dict]) -> Request:

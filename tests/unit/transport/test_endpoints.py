@@ -2,7 +2,7 @@ import pytest
 
 from server.errors import InvalidRequest
 from server.routes import ROUTERS
-from server.transport.endpoints import SCOPES, as_scope, changes_the_disk, changes_the_server, scope_of
+from server.transport.access.endpoints import SCOPES, as_scope, changes_the_disk, changes_the_server, scope_of
 
 ANY_KEY = {
     *("/", "/health", "/v1/health", "/livez", "/readyz", "/docs", "/openapi.json", "/models", "/v1/models"),

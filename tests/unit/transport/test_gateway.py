@@ -8,9 +8,9 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from server.errors import QueueFull
-from server.transport.body_memory import BODY_SHARE
+from server.transport.access.keys import KeyRing, plain_key
+from server.transport.bodies.memory import BODY_SHARE
 from server.transport.gateway import CLIENT_GONE, Gateway, path_template, request_id
-from server.transport.keys import KeyRing, plain_key
 from server.transport.options import HttpOptions
 
 

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from server import errors
-from server.transport.body import BodyTimeout, BodyTooLarge, UnsupportedEncoding
+from server.transport.bodies.read import BodyTimeout, BodyTooLarge, UnsupportedEncoding
 from server.transport.handlers import error_body
 
 

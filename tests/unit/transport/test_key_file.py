@@ -6,8 +6,8 @@ import pytest
 
 from server.cli.key_commands import main
 from server.errors import ConfigError
-from server.transport.key_file import hash_of, read_keys
-from server.transport.keys import KeyRing, Limits, digest_of
+from server.transport.access.key_file import hash_of, read_keys
+from server.transport.access.keys import KeyRing, Limits, digest_of
 
 HASH = hash_of("secret")
 FULL = f"""

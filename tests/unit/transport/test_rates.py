@@ -2,8 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.transport.keys import Key, Limits
-from server.transport.rates import RateLimited, Rates
+from server.transport.access.keys import Key, Limits
+from server.transport.access.rates import RateLimited, Rates
 
 
 class Clock:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 import pytest
 from sse_starlette.sse import SendTimeoutError
 
-from server.transport.sse import HEAD_ONLY, PING, EventStream
+from server.transport.streams.sse import HEAD_ONLY, PING, EventStream
 
 SCOPE = {"type": "http", "method": "GET"}
 

@@ -1,0 +1,322 @@
+"""Every endpoint as `/openapi.json` describes it: the body that its parser takes, an example, the reply, the errors.
+
+A new endpoint gets a row; a field of a body that is read by hand (``Any``) gets its schema in `FIELDS`. Tests hold the
+examples and the replies against the endpoints themselves.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from typing_extensions import TypedDict  # of Python 3.12, which pydantic needs
+
+from server.routes.description import replies as r
+from server.routes.inference import (
+    audio,
+    chat,
+    completions,
+    control,
+    embeddings,
+    messages,
+    native,
+    ollama,
+    rerank,
+    responses,
+    streams,
+    tokens,
+)
+from server.routes.management import (
+    health,
+    lora,
+    metrics,
+    models,
+    props,
+    slot_actions,
+    slots,
+)
+from server.wire.chat.read import ChatBody
+from server.wire.completions.read import CompletionBody
+from server.wire.messages.read import MessagesBody
+from server.wire.native.body import NativeBody
+from server.wire.native.infill import InfillBody
+from server.wire.native.tokens import DetokenizeBody, TokenizeBody
+from server.wire.ollama.read import OllamaChatBody, OllamaGenerateBody
+from server.wire.ollama.vectors import EmbedBody, OldEmbedBody
+from server.wire.reasoning_control import ControlBody
+from server.wire.responses.read import ResponsesBody
+from server.wire.vectors.embeddings import EmbeddingsBody
+from server.wire.vectors.rerank import RerankBody
+
+Json = dict[str, Any]
+SSE, NDJSON, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
+FINDS = (404, 503)
+"""Of an endpoint that needs a model: there is none of that name; it can't be loaded, or the server stops."""
+READS = (400, 408, 413, 415)
+RUNS = (*READS, *FINDS, 429, 501)
+"""Of one that computes: the queue is full; the model can't do it."""
+
+
+class NamedModel(TypedDict):
+    """A model by id or alias."""
+
+    model: str
+
+
+class TranscriptionForm(TypedDict, total=False):
+    """A form (``multipart/form-data``): ``file`` is required."""
+
+    file: str
+    model: str
+    prompt: str
+    language: str
+    response_format: Literal["json", "text", "verbose_json", "srt", "vtt"]
+    temperature: float
+    stream: bool
+
+
+class PulledModel(NamedModel, total=False):
+    """``model`` as ``owner/name[:quantization]`` of the hub, also behind ``hf.co/``."""
+
+    stream: bool
+
+
+class SlotFile(TypedDict, total=False):
+    """``filename`` is required for save and restore."""
+
+    filename: str
+    model: str
+
+
+class StreamNames(TypedDict):
+    """The conversations that a client has streams of."""
+
+    conversation_ids: list[str]
+
+
+class Scale(TypedDict):
+    """How strongly a LoRA adapter works on all requests."""
+
+    id: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """``body`` and `example`: of the request. ``reply``: of 200, None where there is only text, or none at all.
+
+    ``stream``: of each event or line of `media`, where the reply may come as such. ``loads``: whether a model is loaded
+    for it, unless ``autoload`` in its query says otherwise.
+    """
+
+    reply: Any = None
+    body: Any = None
+    example: Any = None
+    stream: Any = None
+    media: str = SSE
+    errors: tuple[int, ...] = ()
+    status: int | None = 200  # of success; None = never
+    loads: bool = False
+    takes: str = "application/json"  # the type of the body
+
+
+FORM = "multipart/form-data"
+_FEW: Json = {"options": {"num_predict": 16}, "stream": False}
+HI: Json = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16}
+OPERATIONS: Mapping[Callable[..., Any], Operation] = {
+    health.root: Operation(media="text/html", errors=(404,)),
+    health.health: Operation(r.Health, errors=FINDS),
+    health.livez: Operation(r.Health),
+    health.readyz: Operation(r.Health, errors=(503,)),
+    models.list_models: Operation(r.Models, errors=(503,)),
+    models.download_model: Operation(
+        r.Success, NamedModel, {"model": "ggml-org/tinygemma3-GGUF:Q8_0"}, errors=(*READS, *FINDS, 501)
+    ),
+    models.remove_model: Operation(r.Success, errors=(400, *FINDS)),
+    models.show_model: Operation(r.Model, errors=(404,)),
+    models.load_model: Operation(r.Success, NamedModel, {"model": "demo"}, errors=(*READS, *FINDS)),
+    models.unload_model: Operation(r.Success, NamedModel, {"model": "demo"}, errors=(*READS, *FINDS)),
+    models.model_events: Operation(stream=r.ModelEvent),
+    props.props: Operation(r.Props, errors=(400, *FINDS), loads=True),
+    props.change_props: Operation(r.Success, dict[str, Any], {}, errors=(*READS, 404, 501)),
+    slots.slots: Operation(list[r.Slot], errors=(400, *FINDS, 501)),
+    slot_actions.act_on_slot: Operation(r.SlotAction, SlotFile, {"filename": "talk.bin"}, errors=RUNS, loads=True),
+    lora.adapters: Operation(list[r.LoraAdapter], errors=(400, *FINDS, 501), loads=True),
+    lora.set_adapters: Operation(r.Success, list[Scale], [], errors=RUNS, loads=True),
+    metrics.metrics: Operation(media=TEXT, errors=(404, 501)),
+    chat.chat_completions: Operation(r.ChatCompletion, ChatBody, HI, r.ChatCompletionChunk, errors=RUNS, loads=True),
+    chat.chat_input_tokens: Operation(r.InputTokens, ChatBody, HI, errors=RUNS, loads=True),
+    chat.post_apply_template: Operation(r.Rendered, ChatBody, HI, errors=RUNS, loads=True),
+    streams.read_stream: Operation(stream=dict[str, Any], errors=(400, 404, 503)),
+    streams.look_up_streams: Operation(list[r.KeptStream], StreamNames, {"conversation_ids": ["c1"]}, errors=READS),
+    streams.stop_stream: Operation(errors=(400,), status=204),
+    control.control: Operation(
+        r.Success, ControlBody, {"id": "chatcmpl-1", "action": "reasoning_end"}, errors=(*READS, 404)
+    ),
+    messages.post_messages: Operation(r.AnthropicMessage, MessagesBody, HI, r.AnthropicEvent, errors=RUNS, loads=True),
+    messages.post_count_tokens: Operation(r.InputTokens, MessagesBody, HI, errors=RUNS, loads=True),
+    responses.create_response: Operation(
+        r.OpenAIResponse,
+        ResponsesBody,
+        {"input": "Hi", "max_output_tokens": 16},
+        r.ResponseEvent,
+        errors=RUNS,
+        loads=True,
+    ),
+    responses.count_input_tokens: Operation(r.InputTokens, ResponsesBody, {"input": "Hi"}, errors=RUNS, loads=True),
+    responses.get_response: Operation(r.OpenAIResponse, errors=(404,)),
+    responses.delete_response: Operation(r.Deleted, errors=(404,)),
+    completions.completions: Operation(
+        r.Completion, CompletionBody, {"prompt": "Once", "max_tokens": 16}, r.Completion, errors=RUNS
+    ),
+    native.completion: Operation(
+        r.NativeCompletion, NativeBody, {"prompt": "Once", "n_predict": 16}, r.NativeChunk, errors=RUNS
+    ),
+    native.infill: Operation(
+        r.NativeCompletion,
+        InfillBody,
+        {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_predict": 16},
+        r.NativeChunk,
+        errors=RUNS,
+        loads=True,
+    ),
+    audio.post_transcription: Operation(
+        *(r.Transcript, TranscriptionForm, {"file": "", "response_format": "json"}, r.TranscriptEvent),
+        errors=(*RUNS, 501),
+        loads=True,
+        takes=FORM,
+    ),
+    embeddings.openai_embeddings: Operation(
+        r.Embeddings, EmbeddingsBody, {"input": ["Hi", "Hello"]}, errors=RUNS, loads=True
+    ),
+    embeddings.native_embeddings: Operation(
+        list[r.NativeEmbedding], EmbeddingsBody, {"content": "Hi"}, errors=RUNS, loads=True
+    ),
+    rerank.rerank: Operation(
+        r.Reranked | list[r.TeiRank],
+        RerankBody,
+        {"query": "a planet", "documents": ["Mars", "a panda"]},
+        errors=RUNS,
+        loads=True,
+    ),
+    tokens.post_tokenize: Operation(r.Tokens, TokenizeBody, {"content": "Hi"}, errors=(*READS, *FINDS), loads=True),
+    tokens.tokenizer_info: Operation(r.TokenizerInfo, errors=FINDS, loads=True),
+    tokens.post_detokenize: Operation(
+        r.Detokenized, DetokenizeBody, {"tokens": [72, 105]}, errors=(*READS, *FINDS), loads=True
+    ),
+    ollama.post_chat: Operation(
+        *(r.OllamaAnswer, OllamaChatBody, {"messages": [{"role": "user", "content": "Hi"}], **_FEW}, r.OllamaChunk),
+        media=NDJSON,
+        errors=RUNS,
+        loads=True,
+    ),
+    ollama.post_generate: Operation(
+        *(r.OllamaText, OllamaGenerateBody, {"prompt": "Hi", **_FEW}, r.OllamaTextChunk), media=NDJSON, errors=RUNS
+    ),
+    ollama.version: Operation(r.OllamaVersion),
+    ollama.list_tags: Operation(r.OllamaTags),
+    ollama.list_running: Operation(r.OllamaPs),
+    ollama.show: Operation(r.OllamaShown, NamedModel, {"model": "demo"}, errors=(*READS, 404)),
+    ollama.post_embed: Operation(r.OllamaVectors, EmbedBody, {"input": ["Hi", "Hello"]}, errors=RUNS, loads=True),
+    ollama.post_embeddings: Operation(r.OllamaVector, OldEmbedBody, {"prompt": "Hi"}, errors=RUNS, loads=True),
+    ollama.pull: Operation(
+        r.OllamaStatus, PulledModel, {"model": "demo"}, r.OllamaPulled, media=NDJSON, errors=(*READS, *FINDS, 501)
+    ),
+    ollama.delete: Operation(None, NamedModel, {"model": "org/model-GGUF:Q8_0"}, media=TEXT, errors=(*READS, *FINDS)),
+    ollama.manage: Operation(status=None, errors=(501,)),
+    ollama.blobs: Operation(status=None, errors=(501,)),
+}
+
+_STRING: Json = {"type": "string"}
+_STRINGS: Json = {"type": "array", "items": _STRING}
+_OBJECTS: Json = {"type": "array", "items": {"type": "object"}}
+_SCHEMA: Json = {"type": ["object", "boolean"], "description": "A JSON Schema."}
+_WHOM: Json = {"description": "Whom it is for; texts tell clients apart."}
+_REFUSED: Json = {"description": "Refused unless it is empty."}
+_PART: Json = {
+    "type": "object",
+    "properties": {"type": _STRING, "text": _STRING},
+    "required": ["type"],
+    "additionalProperties": True,
+}
+_CONTENT: Json = {"anyOf": [_STRING, {"type": "array", "items": _PART}, {"type": "null"}]}
+_PROMPT: Json = {
+    "description": "A text, token ids, both mixed, or a list of such.",
+    "anyOf": [
+        _STRING,
+        {"type": "array", "items": {"anyOf": [_STRING, {"type": "integer"}, {"type": "array"}, {"type": "object"}]}},
+        {"type": "object", "properties": {"prompt_string": _STRING}},
+    ],
+}
+FIELDS: Mapping[str, Json] = {
+    "messages": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {"role": _STRING, "content": _CONTENT},
+            "required": ["role"],
+            "additionalProperties": True,
+        },
+    },
+    "system": {"anyOf": [_STRING, _OBJECTS]},
+    "tools": _OBJECTS,
+    "tool_choice": {"anyOf": [_STRING, {"type": "object"}]},
+    "functions": _OBJECTS,
+    "function_call": {"anyOf": [_STRING, {"type": "object"}]},
+    "stop": {"anyOf": [_STRING, _STRINGS]},
+    "stop_sequences": _STRINGS,
+    "samplers": {"anyOf": [_STRINGS, _STRING], "description": "Names, or their letters."},
+    "dry_sequence_breakers": _STRINGS,
+    "logit_bias": {
+        "anyOf": [{"type": "object", "additionalProperties": {"type": ["number", "boolean"]}}, {"type": "array"}],
+        "description": "Token or text to bias; as pairs, too.",
+    },
+    "lora": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {"id": {"type": "integer"}, "scale": {"type": "number"}},
+            "required": ["id", "scale"],
+        },
+    },
+    "json_schema": _SCHEMA,
+    "guided_json": {"anyOf": [_SCHEMA, _STRING]},
+    "guided_json_object": {"type": "boolean"},
+    "guided_regex": _STRING,
+    "guided_choice": _STRINGS,
+    "guided_grammar": _STRING,
+    "guided_whitespace_pattern": _STRING,
+    "structured_outputs": {"type": "object"},
+    "response_format": {"type": "object"},
+    "grammar_triggers": _OBJECTS,
+    "preserved_tokens": {"type": "array", "items": {"type": ["integer", "string"]}},
+    "prompt": _PROMPT,
+    "input": _PROMPT,
+    "content": _PROMPT,
+    "input_prefix": _PROMPT,
+    "input_suffix": _PROMPT,
+    "input_extra": _OBJECTS,
+    "image_data": {
+        **_OBJECTS,
+        "description": "Older llama-servers: base64 data and the id that the prompt has as [img-id].",
+    },
+    "tokens": {"type": "array", "items": {"type": "integer"}},
+    "response_fields": _STRINGS,
+    "logprobs": {"type": ["integer", "boolean"]},
+    "query": _STRING,
+    "documents": {"type": "array", "items": {"anyOf": [_STRING, {"type": "object"}]}},
+    "texts": _STRINGS,
+    "encoding_format": {"enum": ["float", "base64"]},
+    "modalities": _STRINGS,
+    "system_prompt": {"anyOf": [_STRING, {"type": "object"}]},
+    "include": _STRINGS,
+    "images": {"type": "array", "items": _STRING, "description": "In base64."},
+    "format": {"anyOf": [{"enum": ["json", ""]}, {"type": "object"}], "description": "JSON, or a JSON Schema."},
+    "metadata": {"type": "object"},
+    "context_management": {"anyOf": [_OBJECTS, {"type": "object"}]},
+    "conversation": {"anyOf": [_STRING, {"type": "object"}]},
+    "user": _WHOM,
+    "safety_identifier": _WHOM,
+    "audio": _REFUSED,
+    "web_search_options": _REFUSED,
+}
+"""Fields of bodies that are read by hand, by their names."""

@@ -1,0 +1,33 @@
+"""``POST /v1/audio/transcriptions``: what is said in a sound, by a model that hears."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from server.routes.generate import collected, stream
+from server.transport.bodies.form import read_form
+from server.wire.transcriptions.read import read_transcription, transcription
+from server.wire.transcriptions.write import rendered
+from server.wire.warnings import as_header
+
+router = APIRouter(tags=["audio"])
+
+
+@router.post("/v1/audio/transcriptions")
+@router.post("/audio/transcriptions")
+async def post_transcription(request: Request) -> Response:
+    """The text of a sound, as JSON, plain text or subtitles, or as events while it is written."""
+    form = await read_form(request)
+    wanted = read_transcription(form.fields, form.files)
+    headers, media = as_header(wanted.warnings), [wanted.sound]
+    if wanted.fields.stream:
+        return await stream(
+            *(request, wanted.fields.model, lambda model, seen: transcription(wanted, model, seen)),
+            headers=headers,
+            media=media,
+        )
+    body = await collected(
+        request, wanted.fields.model, lambda model, seen: transcription(wanted, model, seen), media=media
+    )
+    assert isinstance(body, dict), "one request has one reply"
+    content, kind = rendered(body, wanted.format)
+    return Response(content, media_type=kind, headers=headers)

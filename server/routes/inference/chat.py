@@ -1,0 +1,49 @@
+"""``POST /v1/chat/completions``, its ``/input_tokens``, and ``/apply-template``."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from server.routes.generate import answer, compute
+from server.routes.services import services
+from server.transport.bodies.read import read_as
+from server.wire.chat.read import Chat, apply_template, chat_generation, read_chat
+from server.wire.job import count_tokens
+from server.wire.verbose import verbosely
+from server.wire.warnings import warning_headers
+
+router = APIRouter(tags=["chat"])
+
+
+@router.post("/v1/chat/completions")
+@router.post("/chat/completions")
+async def chat_completions(request: Request) -> Response:
+    """OpenAI chat completions, with llama.cpp's sampling fields beside OpenAI's."""
+    chat, headers = await read_as(request, _read)
+    detailed = services(request).options.verbose
+    prepare = verbosely(lambda model, seen: chat_generation(chat, model, seen), chat.body, default=detailed)
+    return await answer(request, chat.body, prepare, headers, chat.conversation.media)
+
+
+def _read(given: Any) -> tuple[Chat, dict[str, str]]:
+    chat = read_chat(given)
+    return chat, warning_headers(given, warnings=chat.conversation.warnings)
+
+
+@router.post("/v1/chat/completions/input_tokens")
+@router.post("/chat/completions/input_tokens")
+async def chat_input_tokens(request: Request) -> Response:
+    """How many tokens a chat body's prompt has, without generating."""
+    chat, headers = await read_as(request, _read)
+    asked = chat.conversation
+    return await compute(
+        *(request, chat.body.model, lambda model, seen: count_tokens(asked, model, seen), headers, asked.media)
+    )
+
+
+@router.post("/apply-template")
+async def post_apply_template(request: Request) -> Response:
+    """The prompt that a chat body renders to, without generating."""
+    chat, headers = await read_as(request, _read)
+    return await compute(request, chat.body.model, lambda model, _: apply_template(chat, model), headers)

@@ -1,0 +1,58 @@
+"""``POST /v1/messages`` and its ``/count_tokens``: Anthropic's Messages API."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from server.routes.generate import StreamWords, compute, reply, stream
+from server.transport.bodies.read import read_as
+from server.wire.messages.errors import error_event
+from server.wire.messages.read import MessagesRequest, count_message_tokens, message_generation, read_messages
+from server.wire.messages.write import PING
+from server.wire.warnings import warning_headers
+
+router = APIRouter(tags=["messages"])
+_WORDS = StreamWords(error_event, lambda: PING)
+
+
+@router.post("/v1/messages")
+async def post_messages(request: Request) -> Response:
+    """A message that answers a conversation, whole or as a stream of typed events."""
+    wanted, headers = await read_as(request, _read)
+    body = wanted.body
+    if not body.stream:
+        return await reply(
+            request,
+            body.model,
+            lambda model, seen: message_generation(wanted, model, seen),
+            headers=headers,
+            media=wanted.conversation.media,
+        )
+    return await stream(
+        request,
+        body.model,
+        lambda model, seen: message_generation(wanted, model, seen),
+        ping_s=body.sse_ping_interval,
+        headers=headers,
+        words=_WORDS,
+        media=wanted.conversation.media,
+    )
+
+
+def _read(given: dict[str, Any], *, generate: bool = True) -> tuple[MessagesRequest, dict[str, str]]:
+    wanted = read_messages(given, generate=generate)
+    return wanted, warning_headers(given, warnings=wanted.conversation.warnings)
+
+
+@router.post("/v1/messages/count_tokens")
+async def post_count_tokens(request: Request) -> Response:
+    """How many tokens a body's prompt has, without generating."""
+    wanted, headers = await read_as(request, lambda given: _read(given, generate=False))
+    return await compute(
+        request,
+        wanted.body.model,
+        lambda model, seen: count_message_tokens(wanted, model, seen),
+        headers,
+        wanted.conversation.media,
+    )

@@ -1,0 +1,31 @@
+"""llama-server's own completions: ``POST /completion``, ``/completions`` and ``/infill``."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from server.routes.generate import answer
+from server.transport.bodies.read import read_as
+from server.wire.native.infill import infill_generation, read_infill
+from server.wire.native.read import native_generation, read_native
+from server.wire.warnings import warning_headers
+
+router = APIRouter(tags=["completions"])
+
+
+@router.post("/completion")
+@router.post("/completions")
+async def completion(request: Request) -> Response:
+    """A native completion of one prompt or of several."""
+    wanted, headers = await read_as(
+        request, lambda given: (read_native(given), warning_headers(given, system_prompt=True))
+    )
+    return await answer(
+        request, wanted.body, lambda model, seen: native_generation(wanted, model, seen), headers, wanted.media
+    )
+
+
+@router.post("/infill")
+async def infill(request: Request) -> Response:
+    """Code between a prefix and a suffix."""
+    wanted, headers = await read_as(request, lambda given: (read_infill(given), warning_headers(given)))
+    return await answer(request, wanted.body, lambda model, _: infill_generation(wanted, model), headers)

@@ -1,0 +1,246 @@
+"""Ollama's API (github.com/ollama/ollama, docs/api.md). What only Ollama's own store of models can do is refused."""
+
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing, suppress
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from server.errors import DownloadFailed, InvalidRequest, LlamapoolError, NotSupported, short
+from server.pool.events import Subscription
+from server.pool.names import LATEST
+from server.pool.pool import Pool
+from server.pool.spec import Task
+from server.pool.state import ModelState, Status
+from server.routes.embed import embed, read_able
+from server.routes.generate import StreamWords, reply, stream
+from server.routes.services import services, wants_load
+from server.transport.bodies.read import read_as, read_json
+from server.transport.reply import JSON_TYPE, json_reply
+from server.transport.streams.disconnect import while_connected
+from server.transport.streams.sse import NDJSON_TYPE, event_stream
+from server.wire.common import Json
+from server.wire.ollama.errors import error_line
+from server.wire.ollama.fields import without_effect
+from server.wire.ollama.models import running, shown, tags
+from server.wire.ollama.pull import SUCCESS, hub_name, pull_lines
+from server.wire.ollama.read import Ask, Options, generation, read_chat, read_generate
+from server.wire.ollama.vectors import Embed, embed_job, read_embed, read_old_embed
+from server.wire.warnings import as_header
+
+router = APIRouter(prefix="/api", tags=["ollama"])
+
+_WORDS = StreamWords(error_line, media_type=NDJSON_TYPE)
+VERSION = "0.24.0"
+"""The Ollama whose API this is; its clients ask before they use what is new."""
+
+
+@router.get("/version")
+async def version() -> Response:
+    """The version of Ollama whose API is spoken."""
+    return json_reply({"version": VERSION})
+
+
+@router.get("/tags")
+async def list_tags(request: Request) -> Response:
+    """Every configured model."""
+    return json_reply(tags(services(request).pool.states()))
+
+
+@router.get("/ps")
+async def list_running(request: Request) -> Response:
+    """The models in memory, and until when they stay."""
+    return json_reply(running(services(request).pool.states()))
+
+
+@router.post("/show")
+async def show(request: Request) -> Response:
+    """One model's template, parameters and facts, which stand in its file: it is not loaded for them."""
+    given = await read_json(request)
+    return json_reply(shown(await services(request).pool.describe(_model(given))))
+
+
+@router.post("/chat")
+async def post_chat(request: Request) -> Response:
+    """A message that answers a conversation: lines of JSON as it is written, or one object with ``"stream": false``.
+    Without messages the model is only loaded, or freed with ``"keep_alive": 0``."""
+    return await _ask(request, read_chat)
+
+
+@router.post("/generate")
+async def post_generate(request: Request) -> Response:
+    """As `/api/chat`, of a prompt: a user's message, a whole prompt (``raw``), or what is in front of a ``suffix``."""
+    return await _ask(request, read_generate)
+
+
+async def _ask(request: Request, read: Callable[[dict[str, Any]], Ask]) -> Response:
+    ask, unused = await read_as(request, lambda given: (read(given), without_effect(given, Options.model_fields)))
+    headers = as_header([*unused, *ask.warnings])
+    model, keep_alive_s = ask.body.model or None, ask.body.keep_alive
+    if ask.loads:
+        stays = await stay(request, model, keep_alive_s)
+        return json_reply(ask.reply.nothing("load" if stays else "unload"), headers=headers)
+    if ask.streams:
+        return await stream(
+            *(request, model, lambda model, seen: generation(ask, model, seen)),
+            ping_s=0,  # a line that says nothing is none that clients could read
+            headers=headers,
+            words=_WORDS,
+            keep_alive_s=keep_alive_s,
+            media=ask.media,
+        )
+    return await reply(
+        request,
+        model,
+        lambda model, seen: generation(ask, model, seen),
+        headers=headers,
+        keep_alive_s=keep_alive_s,
+        media=ask.media,
+    )
+
+
+@router.post("/embed")
+async def post_embed(request: Request) -> Response:
+    """Vectors of length 1, one for each text."""
+    return await _embed(
+        request, *await read_able(request, "embed", lambda given: (read_embed(given), without_effect(given)))
+    )
+
+
+@router.post("/embeddings")
+async def post_embeddings(request: Request) -> Response:
+    """The vector of one text, as the model gives it; `/api/embed` has come after it."""
+    read = await read_able(request, "embed", lambda given: (read_old_embed(given), without_effect(given)))
+    return await _embed(request, *read)
+
+
+async def _embed(request: Request, wanted: Embed, unused: list[str]) -> Response:
+    headers = as_header(unused)
+    if not wanted.texts:
+        await stay(request, wanted.model, wanted.keep_alive_s, "embed")
+        return Response(wanted.empty, headers=headers, media_type=JSON_TYPE)
+    return await embed(
+        *(request, wanted.model, "embed", lambda model, _: embed_job(wanted, model), headers),
+        keep_alive_s=wanted.keep_alive_s,
+    )
+
+
+@router.post("/pull")
+async def pull(request: Request) -> Response:
+    """Download ``owner/name[:quantization]`` of the hub: lines of its progress, or the last with ``"stream": false``.
+
+    Nothing to do for a model that is there. A download that is under way is followed; one that was begun here stops
+    when its client leaves, and goes on from there with the next pull.
+    """
+    given = await read_json(request)
+    streams = given.get("stream")
+    if not isinstance(streams, bool | None):
+        raise InvalidRequest("stream: must be a boolean", "stream")
+    name = _model(given)
+    if name is None:
+        raise InvalidRequest("model: is required", "model")
+    pool = services(request).pool
+    events = pool.subscribe()
+    try:
+        model = _downloading(pool.states(), name)
+        begins = model is None
+        if model is None:
+            await pool.download(model := hub_name(name))
+    except BaseException:
+        events.close()
+        raise
+    lines = _pulled(pool, model, events, begins=begins) if model else _nothing_to_pull()
+    if streams is not False:
+        return event_stream(request, _encoded(lines), on_close=events.close, ping_s=0, media_type=NDJSON_TYPE)
+    with events:
+        last = await while_connected(request, _last(lines))
+    if "error" in last:
+        raise DownloadFailed(last["error"])
+    return json_reply(last)
+
+
+def _downloading(states: Iterable[ModelState], name: str) -> str | None:
+    """The model of that name, "" where its files are there; None where there is no such model."""
+    names = (name, name.removesuffix(LATEST), hub_name(name))
+    found = next((each for each in states if not {each.spec.id, *each.spec.aliases}.isdisjoint(names)), None)
+    if found is None:
+        return None
+    return found.spec.id if found.status is Status.DOWNLOADING else ""
+
+
+async def _nothing_to_pull() -> AsyncGenerator[Json, None]:
+    yield SUCCESS
+
+
+async def _pulled(pool: Pool, model: str, events: Subscription, *, begins: bool) -> AsyncGenerator[Json, None]:
+    line: Json = {}
+    try:
+        async for line in pull_lines(model, events):
+            yield line
+    finally:
+        if begins and line != SUCCESS and "error" not in line:
+            with suppress(LlamapoolError):  # it may have ended meanwhile
+                await pool.unload(model)
+
+
+async def _encoded(lines: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(lines):
+        async for line in lines:
+            yield orjson.dumps(line) + b"\n"
+
+
+async def _last(lines: AsyncGenerator[Json, None]) -> Json:
+    async with aclosing(lines):
+        return [line async for line in lines][-1]
+
+
+@router.delete("/delete")
+async def delete(request: Request) -> Response:
+    """Unload a model of the hub's cache, or stop its download, and delete its files."""
+    name = _model(await read_json(request))
+    if name is None:
+        raise InvalidRequest("model: is required", "model")
+    await services(request).pool.remove(hub_name(name))
+    return Response()
+
+
+@router.post("/push")
+@router.post("/create")
+@router.post("/copy")
+async def manage(request: Request) -> Response:
+    """Refused: models are files of a hub or of the configuration, not layers of Ollama's own store."""
+    raise _only_ollamas(request.url.path.rpartition("/")[2])
+
+
+@router.post("/blobs/{digest}")
+@router.get("/blobs/{digest}")
+async def blobs(digest: str) -> Response:
+    """Refused, as what would be made of them is."""
+    raise _only_ollamas(f"blobs/{short(digest)}")
+
+
+def _only_ollamas(what: str) -> NotSupported:
+    return NotSupported(f"{what}: this server's models are files of a hub or of its configuration; change them there")
+
+
+async def stay(request: Request, model: str | None, keep_alive_s: float | None, task: Task = "generate") -> bool:
+    """Load the model for nothing but `keep_alive_s`; with 0 free it as soon as it is idle. Returns whether it stays."""
+    pool = services(request).pool
+    if keep_alive_s == 0 and pool.state(model, task).status is not Status.READY:
+        return False
+    with await while_connected(request, pool.acquire(model, autoload=wants_load(request), task=task)) as lease:
+        lease.keep_alive_s = keep_alive_s
+    return keep_alive_s != 0
+
+
+def _model(given: dict[str, Any]) -> str | None:
+    """The name in a body, which older clients call ``name``."""
+    for field in ("model", "name"):
+        name = given.get(field)
+        if name is not None and not isinstance(name, str):
+            raise InvalidRequest(f"{field}: must be a string", field)
+        if name:
+            return name
+    return None

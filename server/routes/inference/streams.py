@@ -1,0 +1,87 @@
+"""Streams that go on without their client (`transport.streams.replay`): read again, looked up, stopped.
+
+Paths, statuses and words are llama-server's (tools/server/server-stream.cpp, server-models.cpp).
+"""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from server.errors import InvalidRequest, ModelLoading, NotFound
+from server.routes.services import services
+from server.transport.access.auth import client_name
+from server.transport.bodies.read import read_json
+from server.transport.reply import json_reply
+from server.transport.streams.replay import KeptStream
+from server.transport.streams.sse import event_stream
+
+router = APIRouter(tags=["streams"])
+
+_GONE = "Stream not found or expired"
+
+
+def owner_of(request: Request) -> bytes:
+    """Whose streams a request may reach."""
+    headers = dict(request.scope["headers"])
+    return client_name(headers.get(b"authorization"), headers.get(b"x-api-key"))
+
+
+@router.get("/v1/stream")
+async def read_stream(request: Request, conv_id: str = "") -> Response:
+    """The stream of a conversation from the byte ``from`` on: what was sent, then what comes. 503 while its model is
+    being loaded, 400 where that byte is forgotten."""
+    stream = services(request).streams.find(owner_of(request), _named(conv_id))
+    if stream is None:
+        raise NotFound(_GONE)
+    offset = _offset(request.query_params.get("from", ""))
+    if not stream.begun:
+        if stream.is_loading():
+            raise ModelLoading
+        try:
+            await stream.begin()
+        except Exception:  # noqa: BLE001 (told to who asked for it)
+            raise NotFound(_GONE) from None
+    if not stream.holds(offset):
+        raise InvalidRequest("Stream offset lost, please restart", "from")
+    return event_stream(request, stream.read(offset), ping_s=0)
+
+
+@router.post("/v1/streams/lookup")
+async def look_up_streams(request: Request) -> Response:
+    """The state of those streams of ``{"conversation_ids": [...]}`` that there are, with variants ``{id}::{model}``;
+    there is no list of all."""
+    wanted = (await read_json(request)).get("conversation_ids")
+    names = [name for name in wanted if isinstance(name, str) and name] if isinstance(wanted, list) else []
+    return json_reply([stream_object(s) for s in services(request).streams.of(owner_of(request), names)])
+
+
+@router.delete("/v1/stream")
+async def stop_stream(request: Request, conv_id: str = "") -> Response:
+    """Stop a conversation's stream, and what computes it. 204, also where there is none."""
+    stream = services(request).streams.stop(owner_of(request), _named(conv_id))
+    if stream is not None:
+        await stream.stopped()
+    return Response(status_code=204)
+
+
+def stream_object(stream: KeptStream) -> dict[str, Any]:
+    """llama-server's description; times are unix seconds, 0 = not yet."""
+    return {
+        "conversation_id": stream.conversation,
+        "is_done": stream.done,
+        "total_bytes": stream.total_bytes,
+        "started_at": stream.started_at,
+        "completed_at": stream.completed_at,
+    }
+
+
+def _named(conversation: str) -> str:
+    if not conversation:
+        raise InvalidRequest("Missing conversation id in path", "conv_id")
+    return conversation
+
+
+def _offset(text: str) -> int:
+    if text and not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise InvalidRequest("Invalid 'from' offset", "from")
+    return int(text or 0)

@@ -1,0 +1,46 @@
+"""``POST /tokenize``, ``POST /detokenize`` and ``GET /tokenizer_info``."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from server.routes.generate import compute
+from server.routes.services import services, wants_load
+from server.transport.bodies.read import read_as
+from server.transport.reply import json_reply
+from server.wire.native.tokens import detokenize, read_detokenize, read_tokenize, tokenize
+
+router = APIRouter(tags=["tokens"])
+
+
+@router.post("/tokenize")
+async def post_tokenize(request: Request) -> Response:
+    """Tokens of a text."""
+    wanted = await read_as(request, read_tokenize)
+    return await compute(request, wanted.body.model, lambda model, _: tokenize(wanted, model.vocab))
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request, model: str = "") -> Response:
+    """vLLM's: what a client needs beside `/tokenize` to count tokens as the model does (lm-evaluation-harness)."""
+    used = services(request)
+    state = used.pool.state(model or None)
+    if state.facts is None:
+        with await used.pool.acquire(state.spec.id, autoload=wants_load(request)):
+            state = used.pool.state(state.spec.id)
+    assert state.facts is not None, "a leased model has facts"
+    info = state.facts.info
+    shown = {
+        "tokenizer_class": "gguf",
+        "bos_token": info.bos_token or None,
+        "eos_token": info.eos_token or None,
+        "chat_template": state.facts.template.source,
+        "model_max_length": state.facts.n_ctx_seq,
+    }
+    return json_reply(shown)
+
+
+@router.post("/detokenize")
+async def post_detokenize(request: Request) -> Response:
+    """Text of tokens."""
+    wanted = await read_as(request, read_detokenize)
+    return await compute(request, wanted.body.model, lambda model, _: detokenize(wanted, model.vocab))

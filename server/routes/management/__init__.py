@@ -1,0 +1,1 @@
+"""What the server says about itself and its models, and what changes them."""

@@ -1,0 +1,166 @@
+"""Is the server up, and ready? Open without a key."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request, Response
+
+from server.errors import (
+    AuthenticationFailed,
+    ModelFailed,
+    ModelLoading,
+    ModelNotFound,
+    NotFound,
+    ShuttingDown,
+    Unavailable,
+)
+from server.pool.pool import Pool
+from server.pool.state import ModelState, Status
+from server.routes.services import services
+from server.transport.access.keys import CALLER
+from server.transport.reply import json_reply
+from server.transport.streams.sse import HEAD_ONLY
+
+router = APIRouter(tags=["health"])
+
+NO_SLOT = "no slot available"
+_FULL_STATUS = 503
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCounts:
+    """Slots that wait for work, and slots that hold a request."""
+
+    idle: int = 0
+    processing: int = 0
+
+    def __add__(self, other: "SlotCounts") -> "SlotCounts":
+        return SlotCounts(self.idle + other.idle, self.processing + other.processing)
+
+
+@router.get("/health")
+@router.get("/v1/health")
+async def health(request: Request, model: str = "", fail_on_no_slot: str = "") -> Response:
+    """llama-server's: 503 "Loading model" while the only model loads. With several models the server itself counts.
+
+    ``slots_idle`` and ``slots_processing`` are those of all loaded models; with ``?model=`` of that one, whose state
+    then decides, too. With ``?fail_on_no_slot=1`` 503 when none is idle, in the words of llama-server's early
+    versions, which had all of these. Where there are keys, who gives none hears the status alone.
+    """
+    told = knows_all(request)
+    if model and not told:
+        raise AuthenticationFailed("one model's health is told with an API key")
+    states = states_of(services(request).pool, model)
+    if len(states) == 1:
+        with contextlib.nullcontext() if told else without_reasons():
+            raise_unless_serving(states[0])
+    counts = sum(map(slot_counts, states), SlotCounts())
+    body = {"status": "ok", "slots_idle": counts.idle, "slots_processing": counts.processing}
+    if not told:
+        body = {"status": "ok"}
+    if not fail_on_no_slot or counts.idle or not counts.processing:
+        return json_reply(body)
+    error = {"code": _FULL_STATUS, "message": NO_SLOT, "type": "unavailable_error"}
+    return json_reply({"error": error, **body, "status": NO_SLOT}, status=_FULL_STATUS)
+
+
+@router.get("/")
+async def root(request: Request) -> Response:
+    """The web page; 404 with ``--no-ui``. A HEAD always finds a server here: Ollama's clients send one before
+    anything else."""
+    if request.scope.get(HEAD_ONLY):
+        return Response("Llamapool is running", media_type="text/plain")
+    raise NotFound("File Not Found")
+
+
+@router.get("/livez")
+async def livez(request: Request) -> Response:
+    """200 for as long as the event loop runs and steps end: what fails it deserves a restart."""
+    if services(request).pool.hangs:
+        raise Unavailable("a step hangs; only a restart ends it")
+    return json_reply({"status": "ok"})
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> Response:
+    """200 once no model that loads at start is still loading and one of them serves; failed ones are named.
+
+    A failed model takes the others' traffic away only if none is left. 503 as soon as the server is to stop.
+    """
+    used = services(request)
+    if used.draining.is_set() or used.leaving.is_set():
+        raise ShuttingDown
+    if knows_all(request):
+        return readiness(used.pool.states())
+    with without_reasons():
+        readiness(used.pool.states())
+    return json_reply({"status": "ok"})
+
+
+def knows_all(request: Request) -> bool:
+    """Whether names and reasons are for whoever asks: there are no keys, or it gave one."""
+    return request.scope.get(CALLER) is not None
+
+
+@contextlib.contextmanager
+def without_reasons() -> Iterator[None]:
+    """What is not there is said without a name, a path or a reason."""
+    try:
+        yield
+    except ModelLoading:
+        raise  # names none
+    except Unavailable:
+        raise Unavailable("not ready; with an API key it is told why") from None
+
+
+def readiness(states: list[ModelState]) -> Response:
+    """The reply of /readyz for these models."""
+    wanted = [s for s in states if s.spec.load == "startup"]
+    pending = [s.spec.id for s in wanted if is_pending(s)]
+    if pending:
+        raise Unavailable(f"Loading model: {', '.join(pending)}")
+    failed = {s.spec.id: s.failure for s in wanted if s.failure}
+    if wanted and all(s.failed for s in wanted):
+        raise Unavailable("; ".join(_failure(state) for state in wanted))
+    return json_reply({"status": "ok", "failed": failed} if failed else {"status": "ok"})
+
+
+def states_of(pool: Pool, model: str) -> list[ModelState]:
+    """The named model, or all. Raises `NotFound` without a list of the known ones: whoever asks here has no key."""
+    if not model:
+        return pool.states()
+    try:
+        return [pool.state(model)]
+    except ModelNotFound:
+        raise NotFound("model not found") from None
+
+
+def slot_counts(state: ModelState) -> SlotCounts:
+    """The model's slots, of all its instances; none while it is not loaded. A sleeping one wakes for a request, so its
+    slots are idle; one that is being unloaded takes no request, so of its slots only the busy ones count."""
+    if state.loaded is None:
+        return SlotCounts(idle=state.facts.n_slots) if state.facts and state.status is Status.SLEEPING else SlotCounts()
+    slots = state.loaded.slots()
+    n_processing = sum(slot.is_processing for slot in slots)
+    return SlotCounts(len(slots) - n_processing if state.status is Status.READY else 0, n_processing)
+
+
+def raise_unless_serving(state: ModelState) -> None:
+    """Raise `ModelLoading` or `ModelFailed` for the only model."""
+    if is_pending(state):
+        raise ModelLoading
+    if state.status is Status.FAILED:
+        raise ModelFailed(state.spec.id, state.failure)
+    if state.failed:
+        raise Unavailable(_failure(state))
+
+
+def _failure(state: ModelState) -> str:
+    what = "failed to load" if state.status is Status.FAILED else "has failed"
+    return f"model '{state.spec.id}' {what}: {state.failure}"
+
+
+def is_pending(state: ModelState) -> bool:
+    """Whether the model is on its way: loading, waiting for its turn, or about to be started."""
+    return state.status in (Status.DOWNLOADING, Status.LOADING) or state.queued

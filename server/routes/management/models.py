@@ -1,0 +1,263 @@
+"""The configured models: the OpenAI list, llama-server's router endpoints, and their events."""
+
+import time
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from server.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
+from server.pool.events import (
+    STAGES,
+    DownloadEnded,
+    DownloadProgress,
+    ModelRemoved,
+    ModelsReloaded,
+    PoolEvent,
+    StatusChanged,
+    Subscription,
+)
+from server.pool.pool import Pool
+from server.pool.protocols import FileProgress, ModelInfo
+from server.pool.state import ModelFacts, ModelState, Status
+from server.routes.services import services
+from server.transport.bodies.read import read_json
+from server.transport.reply import json_reply
+from server.transport.streams.sse import event_stream
+from server.wire import common as wire
+from server.wire.messages.models import ANTHROPIC_VERSION, anthropic_model, anthropic_models
+
+router = APIRouter(tags=["models"])
+
+_STATUS_NAMES = {  # tools/server/server-models.h, server_model_status_to_string
+    Status.READY: "loaded",
+    Status.DRAINING: "loaded",  # an instance that is stopping counts as loaded until it has exited
+    Status.FAILED: "unloaded",
+}
+
+
+@router.get("/v1/models")
+@router.get("/models")
+async def list_models(request: Request, reload: str = "") -> Response:
+    """Every configured model with its status; OpenAI's keys, Ollama's (as llama-server) and the router's in one.
+
+    With ``?reload=1`` the cache, the folder, the preset and the YAML are read again before. Clients of Anthropic's API,
+    which name its version, get theirs, too.
+    """
+    if reload:
+        await reload_models(services(request).pool)
+    states = [state for state in services(request).pool.states() if not state.spec.hidden]
+    if ANTHROPIC_VERSION in request.headers:
+        return json_reply(anthropic_models([model_object(state) for state in states]))
+    return json_reply(
+        {
+            "models": [ollama_object(state.spec.id, capabilities(state)) for state in states],
+            "object": "list",
+            "data": [model_object(state) for state in states],
+        }
+    )
+
+
+@router.get("/models/sse")
+async def model_events(request: Request) -> Response:
+    """Status changes and load progress as they happen; llama-server's shapes. Ends when the server stops."""
+    used = services(request)
+    events = used.pool.subscribe()
+    return event_stream(request, _encoded(events, used.pool), on_close=events.close)
+
+
+@router.get("/v1/models/{model_id:path}")
+async def show_model(request: Request, model_id: str) -> Response:
+    """One model by id or alias. The id may contain slashes."""
+    states = services(request).pool.states()
+    for state in states:
+        if model_id == state.spec.id or model_id in state.spec.aliases:
+            shown = model_object(state)
+            return json_reply(anthropic_model(shown) if ANTHROPIC_VERSION in request.headers else shown)
+    raise ModelNotFound(model_id, [state.spec.id for state in states])
+
+
+@router.post("/models/load")
+async def load_model(request: Request) -> Response:
+    """Begin to load ``{"model": id}``; the reply doesn't wait for it."""
+    await services(request).pool.load(await _named_model(request))
+    return json_reply({"success": True})
+
+
+@router.post("/models/unload")
+async def unload_model(request: Request) -> Response:
+    """Begin to unload ``{"model": id}``, or stop its load; the reply doesn't wait for it."""
+    await services(request).pool.unload(await _named_model(request))
+    return json_reply({"success": True})
+
+
+@router.post("/models")
+async def download_model(request: Request) -> Response:
+    """Begin to download ``{"model": "owner/name[:quantization]"}`` into the hub's cache; the reply doesn't wait."""
+    await services(request).pool.download(await _named_model(request))
+    return json_reply({"success": True})
+
+
+@router.delete("/models")
+async def remove_model(request: Request, model: str = "") -> Response:
+    """Unload a model of the hub's cache, or stop its download, and delete its files."""
+    if not model:
+        raise InvalidRequest("model: must be a non-empty string", "model")
+    await services(request).pool.remove(model)
+    return json_reply({"success": True})
+
+
+async def reload_models(pool: Pool) -> None:
+    """Raises `Unavailable` where what is configured can't be read any more: the client can't help it."""
+    try:
+        await pool.reload()
+    except ConfigError as error:
+        raise Unavailable(f"the models are as they were: {error.message}") from None
+
+
+async def _named_model(request: Request) -> str:
+    body = await read_json(request)
+    name = body.get("model")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest("model: must be a non-empty string", "model")
+    return name
+
+
+async def _encoded(events: Subscription, pool: Pool) -> AsyncGenerator[bytes, None]:
+    async for event in events:
+        if pool.sees(event.model):
+            yield wire.event(event_object(event))
+
+
+def event_object(event: PoolEvent) -> dict[str, Any]:
+    """llama-server's event (README, GET /models/sse)."""
+    data: dict[str, Any]
+    if isinstance(event, DownloadProgress):
+        return {"model": event.model, "event": "download_progress", "data": {"progress": files_object(event.files)}}
+    if isinstance(event, DownloadEnded | ModelRemoved | ModelsReloaded):
+        return {"model": event.model, "event": _event_name(event)}
+    if isinstance(event, StatusChanged):
+        data = {"status": _STATUS_NAMES.get(event.status, event.status.value)}
+        if event.status is Status.FAILED:
+            data |= {"exit_code": 1, "failed": True, "reason": event.reason}
+        elif event.status is Status.UNLOADED:
+            data["exit_code"] = 0
+        elif event.info is not None:
+            data["info"] = {"meta": meta_object(event.info)}
+    else:
+        data = {"status": "loading", "progress": progress_object(event.value, event.current, event.stages)}
+    return {"model": event.model, "event": "model_status", "data": data}
+
+
+def _event_name(event: DownloadEnded | ModelRemoved | ModelsReloaded) -> str:
+    if isinstance(event, DownloadEnded):
+        return "download_finished" if event.ok else "download_failed"
+    return "model_remove" if isinstance(event, ModelRemoved) else "models_reload"
+
+
+def files_object(files: Iterable[FileProgress]) -> dict[str, Any]:
+    """How far the files of a download are, by their addresses (server-models.cpp, update_download_progress)."""
+    return {file.url: {"done": file.done, "total": file.total} for file in files}
+
+
+def model_object(state: ModelState) -> dict[str, Any]:
+    """One entry of ``data``: llama-server's get_res_model_info and get_router_models. ``meta`` once it is known."""
+    spec = state.spec
+    shown: dict[str, Any] = {
+        "id": spec.id,
+        "aliases": [spec.id, *spec.aliases],  # llama-server's has the id, which is an alias there, too
+        "tags": list(spec.tags),
+        "object": "model",
+        "created": int(state.facts.loaded_at if state.facts else time.time()),
+        "owned_by": "llamacpp",
+        "status": status_object(state),
+        "architecture": {"input_modalities": ["text", *input_media(state)], "output_modalities": ["text"]},
+        "source": spec.origin,
+        "can_remove": spec.origin == "cache",
+    }
+    if state.downloads:
+        shown["progress"] = files_object(state.downloads)
+    if state.facts is not None:
+        shown["meta"] = _facts_object(state.facts)
+    return shown
+
+
+def status_object(state: ModelState) -> dict[str, Any]:
+    """The router's ``status``. A model here is no process of its own; ``args`` would serve it as one."""
+    shown: dict[str, Any] = {
+        "value": _STATUS_NAMES.get(state.status, state.status.value),
+        "args": list(state.spec.args),
+    }
+    if state.spec.preset:
+        shown["preset"] = state.spec.preset
+    if state.status is Status.FAILED:
+        shown |= {"failed": True, "exit_code": 1, "reason": state.failure}
+    elif state.status is Status.LOADING:
+        shown["progress"] = progress_object(state.progress)
+    return shown
+
+
+def progress_object(value: float, current: str = STAGES[0], stages: tuple[str, ...] = STAGES) -> dict[str, Any]:
+    """How far a load is: 0..1 of one of its stages."""
+    return {"stages": list(stages), "current": current, "value": value}
+
+
+def meta_object(info: ModelInfo) -> dict[str, Any]:
+    """Facts of the GGUF."""
+    return {
+        "vocab_type": info.vocab_type,
+        "n_vocab": info.n_vocab,
+        "n_ctx_train": info.n_ctx_train,
+        "n_embd": info.n_embd,
+        "n_params": info.n_params,
+        "size": info.size,
+        "ftype": info.ftype,
+    }
+
+
+def _facts_object(facts: ModelFacts) -> dict[str, Any]:
+    return meta_object(facts.info) | {"n_ctx": facts.n_ctx_seq, "memory": memory_object(facts)}
+
+
+def memory_object(facts: ModelFacts) -> dict[str, Any]:
+    """What the model takes, in bytes by device, and what was chosen because of the memory. Not llama-server's."""
+    devices = {name: asdict(taken) for name, taken in facts.footprint.items()}
+    return {"devices": devices, "notes": list(facts.fit.notes) if facts.fit else []}
+
+
+def capabilities(state: ModelState) -> list[str]:
+    """What the model does, in Ollama's words; llama-server says completion of every model."""
+    spec, info = state.spec, state.info
+    generates = info.generates if info else spec.configured_for("generate")
+    embeds = info.embeds if info else not generates
+    return ["completion"] * generates + ["multimodal"] * bool(state.media) + ["embedding"] * embeds
+
+
+def input_media(state: ModelState) -> list[str]:
+    """What it takes beside text (server-models.cpp, get_router_models)."""
+    return [kind for kind in ("image", "audio") if kind in state.media]
+
+
+def ollama_object(model_id: str, can: list[str]) -> dict[str, Any]:
+    """One entry of ``models``, with llama-server's constants."""
+    return {
+        "name": model_id,
+        "model": model_id,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": can,
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [""],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }

@@ -1,0 +1,128 @@
+"""What a model and the server are (tools/server/server-context.cpp, get_res_props; server-models.cpp for several)."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from server.errors import InvalidRequest, NotSupported, short
+from server.pool.state import ModelFacts, ModelState, Status
+from server.routes.management.models import memory_object
+from server.routes.services import Services, services, wants_load
+from server.templates.capabilities import Capabilities
+from server.transport.bodies.read import read_optional_json
+from server.transport.options import HttpOptions
+from server.transport.reply import json_reply
+from server.wire.common import FINGERPRINT
+from server.wire.native.settings import generation_settings
+
+router = APIRouter(tags=["models"])
+
+MEDIA_MARKER = "<__media__>"
+
+
+@router.get("/props")
+async def props(request: Request, model: str = "") -> Response:
+    """A model's properties. A sleeping model is not woken for them; an unloaded one is loaded unless ``autoload``
+    says no. With several models that generate and none named: the server's own.
+    """
+    used = services(request)
+    states = used.pool.states()
+    if not model and len(states) > 1 and sum(state.spec.configured_for("generate") for state in states) != 1:
+        return json_reply(server_props(used))
+    state = used.pool.state(model or None)
+    if state.facts is None:
+        with await used.pool.acquire(state.spec.id, autoload=wants_load(request)):
+            state = used.pool.state(state.spec.id)
+    assert state.facts is not None, "a leased model has facts"
+    shown = model_props(state, state.facts, used.options)
+    return json_reply(shown if model or len(states) == 1 else router_props(used) | shown)
+
+
+@router.post("/props")
+async def change_props(request: Request) -> Response:
+    """``{"success": true}`` where the server was started with ``--props``. As in llama-server there is no property
+    yet that it changes; one that the client means to change is refused by name, where llama-server says success.
+    """
+    used = services(request)
+    if not used.options.props:
+        raise NotSupported("This server does not support changing global properties. Start it with `--props`")
+    wanted = await read_optional_json(request)
+    name = wanted.pop("model", None)
+    if name is not None:
+        if not isinstance(name, str):
+            raise InvalidRequest("model: must be a string", "model")
+        used.pool.resolve(name)
+    for field in wanted:
+        raise InvalidRequest(f"{short(field)}: is not a property that can be changed", short(field))
+    return json_reply({"success": True})
+
+
+def router_props(used: Services) -> dict[str, Any]:
+    """What tells of a server with several models, as llama-server's router says it."""
+    limits = used.pool.limits
+    shown = {"role": "router", "max_instances": limits.models_max, "models_autoload": limits.autoload}
+    return shown | {"memory_budget": dict(used.pool.budget)}
+
+
+def server_props(used: Services) -> dict[str, Any]:
+    """Several models: what llama-server's router says."""
+    return {
+        **router_props(used),
+        "model_alias": "llamapool",
+        "model_path": "none",
+        "default_generation_settings": {"params": None, "n_ctx": 0},
+        "ui_settings": {},
+        "build_info": FINGERPRINT,
+        "cors_proxy_enabled": used.options.proxy,
+    }
+
+
+def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> dict[str, Any]:
+    """One model, the reference's keys in its order."""
+    spec, info, template = state.spec, facts.info, facts.template
+    shown: dict[str, Any] = {
+        "default_generation_settings": {
+            "params": generation_settings(
+                spec.sampling, max_tokens=spec.n_predict, spec_type=spec.engine.asked_spec_type
+            ),
+            "n_ctx": facts.n_ctx_seq,
+        },
+        "total_slots": facts.n_slots,
+        "model_alias": spec.id,
+        "model_ftype": info.ftype,
+        "model_path": str(spec.path),
+        "modalities": {"vision": "image" in info.media, "video": False, "audio": "audio" in info.media},
+        "media_marker": info.media_marker or MEDIA_MARKER,
+        "endpoint_slots": options.slots,
+        "endpoint_props": options.props,
+        "endpoint_metrics": options.metrics,
+        "ui": options.ui,
+        "ui_settings": {},
+        "chat_template": template.source,
+        "chat_template_caps": template_caps(template.capabilities, thinking=template.supports_thinking),
+        "bos_token": info.bos_token,
+        "eos_token": info.eos_token,
+        "build_info": FINGERPRINT,
+        "is_sleeping": state.status is Status.SLEEPING,
+        "cors_proxy_enabled": options.proxy,
+        "memory": memory_object(facts),
+    }
+    if info.chat_template_tool_use:
+        shown["chat_template_tool_use"] = info.chat_template_tool_use
+    return shown
+
+
+def template_caps(caps: Capabilities, *, thinking: bool) -> dict[str, bool]:
+    """llama.cpp's words (common/jinja/caps.cpp, to_map) and one more: whether the template knows of thoughts."""
+    return {
+        "supports_object_arguments": caps.object_arguments,
+        "supports_parallel_tool_calls": caps.parallel_tool_calls,
+        "supports_preserve_reasoning": caps.preserve_reasoning,
+        "supports_reasoning_effort": caps.reasoning_effort,
+        "supports_string_content": caps.string_content,
+        "supports_system_role": caps.system,
+        "supports_thinking": thinking,
+        "supports_tool_calls": caps.tool_calls,
+        "supports_tools": caps.tools,
+        "supports_typed_content": caps.typed_content,
+    }

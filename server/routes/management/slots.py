@@ -1,0 +1,97 @@
+"""What every slot does, as llama-server shows it (tools/server/server-context.cpp, server_slot::to_json)."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from server.engine.cache_scope import owner_of
+from server.engine.step.snapshot import SlotSnapshot
+from server.errors import InvalidRequest, ModelLoading, NotSupported, Unavailable
+from server.pool.state import ModelState
+from server.routes.management.health import NO_SLOT, is_pending
+from server.routes.services import cache_owner, caller_of, services
+from server.transport.reply import json_reply
+from server.wire.native.settings import generation_settings
+
+router = APIRouter(tags=["monitoring"])
+
+
+@router.get("/slots")
+async def slots(request: Request, model: str = "", fail_on_no_slot: str = "") -> Response:
+    """One entry per slot. Never loads or wakes a model: a sleeping one shows its slots idle.
+
+    With ``fail_on_no_slot`` 503 when every slot is busy.
+    """
+    used = services(request)
+    if not used.options.slots:
+        raise NotSupported("This server does not support slots endpoint. Start it with `--slots`")
+    state = used.pool.state(model or None)
+    found = slots_of(state)
+    if fail_on_no_slot and not any(not slot.is_processing for slot in found):
+        raise Unavailable(NO_SLOT)
+    wanted = state.spec.chat.reasoning_format
+    shown_format = "deepseek" if wanted == "auto" else wanted  # what a request gets that asks for none
+    shown = [slot if may_see(request, slot) else hidden(slot) for slot in found]
+    return json_reply([slot_object(slot, shown_format) for slot in shown])
+
+
+def may_see(request: Request, slot: SlotSnapshot) -> bool:
+    """Whether counts and parameters are for who asks: with keys those of its own requests, unless it sees all."""
+    caller = caller_of(request)
+    return (caller is not None and caller.sees_all) or owner_of(slot.scope) in ("", cache_owner(request))
+
+
+def hidden(slot: SlotSnapshot) -> SlotSnapshot:
+    """As a slot that never did anything, but for whether it is busy."""
+    return SlotSnapshot(slot.id, slot.n_ctx, slot.is_processing, 0, 0, spec_type=slot.spec_type)
+
+
+def slots_of(state: ModelState) -> list[SlotSnapshot]:
+    """The model's slots. Raises `ModelLoading`, or `InvalidRequest` when the model is not loaded."""
+    if state.loaded is not None:
+        return state.loaded.slots()
+    if state.facts is not None:
+        facts = state.facts
+        return [SlotSnapshot(i, facts.n_ctx_seq, False, 0, 0) for i in range(facts.n_slots)]
+    if is_pending(state):
+        raise ModelLoading
+    raise InvalidRequest("model is not loaded", "model")
+
+
+def slot_object(slot: SlotSnapshot, reasoning_format: str) -> dict[str, Any]:
+    """One slot; ``id_task`` counts the requests of this slot. Prompts and replies are not shown.
+
+    An idle slot keeps the parameters of its last request, but none of its counts.
+    """
+    shown: dict[str, Any] = {
+        "id": slot.id,
+        "n_ctx": slot.n_ctx,
+        "speculative": slot.spec_type != "none",
+        "is_processing": slot.is_processing,
+    }
+    if slot.request is None:
+        return shown
+    request, busy = slot.request, slot.is_processing
+    return shown | {
+        "id_task": slot.n_requests,
+        "n_prompt_tokens": slot.n_tokens,
+        "n_checkpoints": slot.n_checkpoints,
+        "n_prompt_tokens_processed": slot.n_prompt_computed if busy else 0,
+        "n_prompt_tokens_cache": slot.n_prompt_cached if busy else 0,
+        "params": generation_settings(request.sampling, request=request, spec_type=slot.spec_type)
+        | {"reasoning_format": reasoning_format},
+        "next_token": [next_token_object(slot, request.max_tokens)],
+    }
+
+
+def next_token_object(slot: SlotSnapshot, max_tokens: int) -> dict[str, Any]:
+    """What is to come; nothing in an idle slot."""
+    if not slot.is_processing:
+        return {"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}
+    n_remain = -1 if max_tokens < 0 else max(max_tokens - slot.n_decoded, 0)
+    return {
+        "has_next_token": n_remain != 0,
+        "has_new_line": slot.has_new_line,
+        "n_remain": n_remain,
+        "n_decoded": slot.n_decoded,
+    }

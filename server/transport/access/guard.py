@@ -1,0 +1,79 @@
+"""What a server without keys refuses, so that no web page can use a visitor's browser against it.
+
+llama-server lets pages of any site call it, and its clients count on that, so generation stays open to them (``closed``
+ends that, too). What changes the server does not: it takes no request of another site's page, and no body that a page
+could send without asking first (text/plain, forms). A page whose name was made to lead to this machine (DNS rebinding)
+is told by its ``Host``. Who gives a key is past all this: pages of others have none.
+"""
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
+
+from server.errors import InvalidRequest, PermissionDenied
+from server.transport.access.endpoints import changes_the_disk, changes_the_server
+from server.transport.access.hosts import host_of, is_local, is_strangers
+from server.transport.options import HttpOptions
+
+Headers = Mapping[bytes, bytes]
+
+
+class NotJson(InvalidRequest):
+    """The body is declared as something else than JSON (HTTP 415)."""
+
+
+class Guard:
+    """Looks at requests before anything of them is read."""
+
+    def __init__(self, options: HttpOptions) -> None:
+        self._prefix = options.api_prefix
+        self._closed = options.closed
+        self._hosts = frozenset(options.allowed_hosts)
+        self._origins = options.cors.listed
+
+    def check(self, scope: Scope, headers: Headers) -> None:
+        """For a request without a key, which needs none. Raises `PermissionDenied` and `NotJson`."""
+        server = scope.get("server")  # None on a Unix socket, which no browser reaches
+        if self._closed and server and not is_local(server[0]):
+            raise PermissionDenied("this server is closed to others than this machine: it has no API key yet")
+        if self._closed or (server and is_local(server[0])):
+            self._check_host(headers.get(b"host", b"").decode("latin-1"))
+        method, path = scope.get("method", "GET"), scope["path"].removeprefix(self._prefix)
+        if not (self._closed or changes_the_server(method, path, scope.get("query_string", b""))):
+            return
+        if self.is_foreign(headers):
+            raise PermissionDenied("pages of other sites may not do this without an API key; see --cors-origins")
+        if method in ("POST", "PUT", "PATCH") and not _is_json(headers):
+            raise NotJson("send the body as Content-Type: application/json, or an API key with it")
+        if changes_the_disk(method, path) and not is_local((scope.get("client") or ("127.0.0.1",))[0]):
+            raise PermissionDenied("models are downloaded and removed by clients of this machine, or with an API key")
+
+    def is_foreign(self, headers: Headers) -> bool:
+        """Whether it comes from a page that is neither this server's, nor this machine's, nor listed."""
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if origin:
+            own = is_local(host_of(origin)) or _authority(origin) == headers.get(b"host", b"").decode("latin-1").lower()
+            return not own and origin not in self._origins
+        return headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
+
+    def _check_host(self, host: str) -> None:
+        if is_strangers(host, self._hosts):
+            raise PermissionDenied(
+                f"this server does not answer to the name {host[:80]!r}; list it in --allowed-hosts, or use a key"
+            )
+
+
+def _authority(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _is_json(headers: Headers) -> bool:
+    """Whether a body, if there is any, is declared as JSON. Some that pages may send unasked come without a type."""
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if not kind:
+        return headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+    return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))

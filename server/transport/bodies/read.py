@@ -1,0 +1,192 @@
+"""Request bodies: read within limits, parsed as one JSON object. Every fault is the client's, a 4xx."""
+
+import asyncio
+import gc
+import json
+import re
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import Request
+
+from server.errors import InvalidRequest
+from server.transport.bodies.memory import BODY_SHARE, BodyShare
+from server.transport.options import HttpOptions
+
+T = TypeVar("T")
+MAX_VALUES = 1_000_000
+"""The parser keeps the interpreter to itself, also in a thread: 64 MiB of ``[1],`` are 32 million objects and would
+stop every stream for half a minute. Commas and opening brackets are counted, those in texts too; no context holds a
+text with that many."""
+_BOM = b"\xef\xbb\xbf"
+_LONG_BYTES = 1 << 14  # longer bodies are read in a thread; one of this size takes 2 ms at worst
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_JSON_NAMES = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body is larger than the server's limit (HTTP 413)."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the request body is larger than the limit of {limit} bytes")
+
+
+class BodyTimeout(InvalidRequest):
+    """The body did not arrive in time (HTTP 408)."""
+
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(f"the request body did not arrive within {waited_s:g} s")
+
+
+class TooManyValues(InvalidRequest):
+    """The body holds more JSON values than the server takes apart (HTTP 413)."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the request body holds more than {MAX_VALUES} JSON values")
+
+
+class UnsupportedEncoding(InvalidRequest):
+    """The body is compressed (HTTP 415)."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(f"Content-Encoding '{encoding}' is not supported; send the body uncompressed")
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """`read_as` with nothing to check."""
+    return await read_as(request, lambda given: given)
+
+
+async def read_as(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
+    """What `read` makes of the body, a JSON object whatever its content type says (as llama-server).
+
+    A long body is parsed and read in a thread, so that the event loop gets its turns; no more than one at a time.
+    Raises `InvalidRequest` for what is not a JSON object in UTF-8, with the position (RFC 8259: NaN, Infinity
+    and lone surrogates are not JSON; of equal keys the last counts), and its subclasses above.
+    Raises `starlette.requests.ClientDisconnect` when the client goes away, and what `read` raises.
+    """
+    return await _parsed(request, lambda held: read(parse_object(held.pop())))
+
+
+async def read_optional_json(request: Request) -> dict[str, Any]:
+    """As `read_json`; no body at all is an empty object."""
+    return await _parsed(request, lambda held: parse_object(held.pop()) if held[0].strip() else {})
+
+
+async def read_array(request: Request) -> Any:
+    """As `read_json`, of a body that is to be an array; its items, and that it is one, are for the caller to check."""
+    return await _parsed(request, lambda held: parse_value(held.pop(), "a JSON array"))
+
+
+async def _parsed(request: Request, parse: Callable[[list[bytes]], T]) -> T:
+    """`parse` of the body, which is alone in the list: who takes it out need not hold it while what it says is read."""
+    held = [await read_body(request)]
+    if len(held[0]) <= _LONG_BYTES:
+        return parse(held)
+    threads: Executor = request.app.state.services.reading
+    return await asyncio.get_running_loop().run_in_executor(threads, _undisturbed, held, parse)
+
+
+def _undisturbed(held: list[bytes], parse: Callable[[list[bytes]], T]) -> T:
+    """Without the garbage collector, which would walk all containers again and again while they become more, and hold
+    up every thread."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return parse(held)
+    finally:
+        if collects:
+            gc.enable()
+
+
+async def read_body(request: Request) -> bytes:
+    """The raw body, within the server's limits of size and time; `TooManyBodies` when those of all are over theirs."""
+    options: HttpOptions = request.app.state.services.options
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() not in ("", "identity"):
+        raise UnsupportedEncoding(encoding)
+    if _declared_length(request) > options.max_body_bytes:
+        raise BodyTooLarge(options.max_body_bytes)
+    return await _receive(request, options)
+
+
+async def _receive(request: Request, options: HttpOptions) -> bytes:
+    """One limit of time for all of it and each piece: whichever ends first. A limit of its own for each costs more than
+    reading a short body does."""
+    body = bytearray()  # not a list of pieces: a client may send a byte at a time
+    share: BodyShare = request.scope[BODY_SHARE]
+    now = asyncio.get_running_loop().time
+    due = now() + options.timeout_s
+    limit = asyncio.timeout_at(min(due, now() + options.idle_s))
+    try:
+        async with limit:
+            async for piece in request.stream():
+                if len(body) + len(piece) > options.max_body_bytes:
+                    raise BodyTooLarge(options.max_body_bytes)
+                share.take(len(piece))
+                body += piece
+                limit.reschedule(min(due, now() + options.idle_s))
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise BodyTimeout(options.timeout_s if now() >= due else options.idle_s) from None
+    return bytes(body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Parse one JSON object; raises `InvalidRequest` with line and column."""
+    value = parse_value(body)
+    if not isinstance(value, dict):
+        found = _JSON_NAMES.get(type(value), "null")
+        raise InvalidRequest(f"the request body must be a JSON object, not {found}")
+    return value
+
+
+def parse_value(body: bytes, expected: str = "a JSON object") -> Any:
+    """Parse JSON of any type; raises `InvalidRequest` with line and column."""
+    body = body.removeprefix(_BOM)
+    if not body:
+        raise InvalidRequest(f"the request body is empty; expected {expected}")
+    if len(body) > MAX_VALUES and sum(map(body.count, (b",", b"[", b"{"))) >= MAX_VALUES:
+        raise TooManyValues
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        place = f"at line {error.lineno}, column {error.colno}: {error.msg}"
+        path = _half_character(body) if _SURROGATE.search(body) else ""
+        if path:
+            reason = "half of a character, as text has that was cut at a number of UTF-16 units"
+            raise InvalidRequest(f"{path}: holds {reason}; not valid JSON {place}", path) from None
+        raise InvalidRequest(f"the request body is not valid JSON {place}") from None
+
+
+def _half_character(body: bytes) -> str:
+    """The path of a text with a lone surrogate, which is all that is wrong with the body; "" for none."""
+    try:
+        waiting: list[tuple[str, Any]] = [("", json.loads(body))]
+    except (ValueError, RecursionError):
+        return ""
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, str) and not value.isascii() and _is_half(value):
+            return path
+        if isinstance(value, dict | list):
+            members = value.items() if isinstance(value, dict) else enumerate(value)
+            waiting += [(f"{path}.{key}" if path else str(key), each) for key, each in members]
+    return ""
+
+
+def _is_half(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _declared_length(request: Request) -> int:
+    """Content-Length, 0 where there is none (uvicorn refuses one that is not a number)."""
+    declared = request.headers.get("content-length", "0")
+    return int(declared) if declared.isdecimal() else 0

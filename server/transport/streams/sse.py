@@ -1,0 +1,151 @@
+"""Server-sent events out of ready-made bytes: each chunk that the iterator yields is one HTTP chunk."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+
+from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from server.transport.options import HttpOptions
+from server.transport.streams.disconnect import Watch
+
+HEAD_ONLY = "llamapool.head_only"
+"""A key in the ASGI scope of a GET that stands for a HEAD: the reply has no body, so nothing endless may begin."""
+EVENTS_TYPE = "text/event-stream"
+NDJSON_TYPE = "application/x-ndjson"
+PING = b":\n\n"
+"""A comment line, which clients ignore (llama-server sends the same)."""
+
+
+class EventStream(EventSourceResponse):
+    """An event stream that always closes its iterator, then calls `on_close` once, however it ends.
+
+    An async generator whose first item was never asked for does not run its ``finally``; what must be released
+    in any case belongs into `on_close`.
+
+    The reply is the library's; how it is sent is not, since its group of tasks and its scope around every send cost
+    more than a token's own work: here one task beside the stream listens for the client's disconnect, and one timer
+    looks after pings and after sends that take too long.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        *,
+        on_close: Callable[[], object] | None,
+        ping_s: float,
+        send_timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+        ping: Callable[[], bytes] = lambda: PING,
+        media_type: str = EVENTS_TYPE,
+    ) -> None:
+        headers = {"Cache-Control": "no-cache", **(headers or {})}
+        super().__init__(chunks, media_type=media_type, headers=headers, ping=max(ping_s, 0))
+        self._chunks = chunks
+        self._on_close = on_close
+        self._ping_message = ping
+        self._pinging: asyncio.Task[None] | None = None
+        self._send_timeout_s = send_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._n_sending = 0  # events and pings may be on their way together
+        self._send_began = 0.0  # the first of them
+        self._sent_at = 0.0  # the last one was
+        self._ended = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events; ends when the iterator does, when the client goes away or stops reading.
+
+        Raises `SendTimeoutError` for the last of these.
+        """
+        try:
+            if scope.get(HEAD_ONLY):
+                await Response(headers=self.headers)(scope, receive, send)
+            else:
+                await self._stream(Watch(receive), send)
+        finally:
+            try:
+                await self._chunks.aclose()
+            finally:
+                if self._on_close is not None:
+                    self._on_close()
+
+    async def _stream(self, watch: Watch, send: Send) -> None:
+        self._sent_at = self._loop.time()
+        self._look(watch, send)
+        try:
+            with watch:
+                await self._send(
+                    send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+                )
+                async for chunk in self._chunks:
+                    await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
+                self._ended = True
+                await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+        except ClientDisconnect:
+            pass  # nobody is left to hear of it
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._pinging is not None:
+                self._pinging.cancel()
+
+    async def _send(self, send: Send, message: Message) -> None:
+        if not self._n_sending:
+            self._send_began = self._loop.time()
+        self._n_sending += 1
+        try:
+            await send(message)
+        finally:
+            self._n_sending -= 1
+            self._sent_at = self._loop.time()
+
+    def _look(self, watch: Watch, send: Send) -> None:
+        """Ping where nothing was sent for a while, end the stream where one send has lasted too long; look again when
+        the next of these may be due."""
+        now = self._loop.time()
+        due = (self._send_began if self._n_sending else now) + self._send_timeout_s
+        if due <= now:
+            watch.interrupt(SendTimeoutError())
+            return
+        if self.ping_interval > 0:
+            if not self._n_sending and self._sent_at + self.ping_interval <= now:
+                self._sent_at = now
+                self._pinging = asyncio.create_task(self._send_ping(send))
+            due = min(due, (now if self._n_sending else self._sent_at) + self.ping_interval)
+        self._timer = self._loop.call_at(due, self._look, watch, send)
+
+    async def _send_ping(self, send: Send) -> None:
+        if not self._ended:
+            await self._send(send, {"type": "http.response.body", "body": self._ping_message(), "more_body": True})
+
+
+def event_stream(
+    request: Request,
+    chunks: AsyncGenerator[bytes, None],
+    *,
+    on_close: Callable[[], object] | None = None,
+    ping_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+    ping: Callable[[], bytes] = lambda: PING,
+    media_type: str = EVENTS_TYPE,
+) -> EventStream:
+    """A streamed reply. Each item of `chunks` is a whole event, blank line included, or whatever `media_type` has.
+
+    When the client disconnects, or reads nothing for ``idle_s``, the generator is closed at once where it waits.
+    `on_close` is called once at the end in every case, also when the generator never started. `ping_s` None is the
+    server's own interval, and `ping` makes what is sent then.
+    """
+    options: HttpOptions = request.app.state.services.options
+    interval_s = options.sse_ping_interval_s if ping_s is None else ping_s
+    return EventStream(
+        chunks,
+        on_close=on_close,
+        ping_s=interval_s,
+        send_timeout_s=options.idle_s,
+        headers=headers,
+        ping=ping,
+        media_type=media_type,
+    )
