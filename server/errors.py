@@ -161,6 +161,13 @@ class InternalError(LlamapoolError):
     """Our own fault, or the library's; nothing the client could have done."""
 
 
+class NotNumbers(InternalError):
+    """The model computed logits that are not numbers, of this sequence or over what another one left in the cells."""
+
+    def __init__(self) -> None:
+        super().__init__("the model computed logits that are not numbers")
+
+
 CONTAINED: tuple[type[Exception], ...] = (LlamapoolError, MemoryError)
 """What one request, batch or cache entry may end with while all others go on: memory that can't be had is not there for
 this one thing."""

@@ -384,6 +384,9 @@ class FakeRunner:
         self._keep(seq, n)
         return True
 
+    def wipe(self) -> None:
+        assert not any(self.cells.values()), "a sequence holds cells"
+
     def close(self) -> None:
         assert not self.closed, "a runner was closed twice"
         assert all(s.closed for s in self.samplers), "a sampler outlives its runner"

@@ -186,4 +186,7 @@ class Runner(Protocol):
         """Bring `seq`, which goes on from where `checkpoint` was made, back to there, where its last position was
         `n_pos` - 1; False: it is empty now."""
 
+    def wipe(self) -> None:
+        """Zero all cells, since a forgotten one still enters sums, with weight 0; no sequence may hold any."""
+
     def close(self) -> None: ...

@@ -13,6 +13,7 @@ from server.engine.speculate.speculation import Speculation
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.requests import Tickets
+from server.errors import NotNumbers
 
 
 class Sampling:
@@ -36,9 +37,13 @@ class Sampling:
         self._speculation = speculation
         self._clock = clock
 
-    def sample(self, entries: list[Entry]) -> None:
-        """`entries` are those of the last decode that have logits, in the order of their outputs."""
+    def sample(self, entries: list[Entry]) -> list[Sequence]:
+        """`entries` are those of the last decode that have logits, in the order of their outputs.
+
+        The sequences whose logits are not numbers are left as they are, for the caller.
+        """
         self._outputs.propose(entries)
+        spoiled: list[Sequence] = []
         output = 0
         for entry in entries:
             sequence = entry.sequence
@@ -48,9 +53,12 @@ class Sampling:
                         self._mailbox.emit(sequence.ticket, self._outputs.score(output, entry))
                     if sequence.phase is Phase.DECODE:
                         self._take(entry.next_output(output), entry)
+                except NotNumbers:
+                    spoiled.append(sequence)
                 except Exception as error:  # noqa: BLE001 - `Tickets.fail` logs what is not ours
                     self._tickets.fail(sequence.ticket, error)
             output += entry.n_outputs
+        return spoiled
 
     def _take(self, output: int, entry: Entry) -> None:
         """Take tokens as long as they are the guessed ones, and one more; what was guessed beyond is forgotten."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from server.engine.kv.cells import Cells
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import Entry, Scheduler
-from server.engine.sequence import Ticket
-from server.errors import CONTAINED
+from server.engine.sequence import Phase, Sequence, Ticket
+from server.errors import CONTAINED, NotNumbers
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Faults:
         cells: Cells,
         clock: Callable[[], float],
         *,
-        commit: Callable[[list[Entry], float], None],
+        commit: Callable[[list[Entry], float], object],
         fail: Callable[[Ticket, Exception], None],
     ) -> None:
         self._runner = runner
@@ -49,6 +49,33 @@ class Faults:
         for entry in kept:
             if entry.sequence.slot is not None:  # else another choice of its request has failed
                 self._decode_alone(entry)
+
+    def wipe(self, spoiled: list[Sequence]) -> None:
+        """The logits of `spoiled` are not numbers: by what computes them (a LoRA scale without bounds), or by what
+        another sequence has left in their cells, since 0 times no number is none.
+
+        Every cell is zeroed. Sequences that gave numbers just now come back from their states, the others are computed
+        anew; one to which that happens again is at fault, the sooner where an adapter computes it.
+        """
+        log.error("the logits of %d sequences are not numbers; every cell is wiped", len(spoiled))
+        now = self._clock()
+        for sequence in list(self._scheduler.active()):
+            slot = sequence.slot
+            if slot is None:  # another choice of its request has failed
+                continue
+            if sequence not in spoiled and sequence.phase is Phase.DECODE:
+                self._cells.park(sequence, now)
+                continue
+            sequence.n_faults += 1
+            if sequence.n_faults > (1 if sequence.next_adapters else MAX_FAULTS):
+                self._fail(sequence.ticket, NotNumbers())
+            else:
+                self._scheduler.park(sequence, now)
+            self._cells.clear(slot)
+        for slot in self._scheduler.slots:
+            self._cells.moving.keep(slot, len(slot.tokens), now)
+            self._cells.clear(slot)
+        self._runner.wipe()
 
     def _decode_alone(self, entry: Entry) -> None:
         started = self._clock()

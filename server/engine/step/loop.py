@@ -255,14 +255,17 @@ class Instance:
                 self._make_room(entries)
             return False
         self.pulse += 1
-        self._take_results(entries, self._clock() - started)
+        all_stay = self._take_results(entries, self._clock() - started)
         if self.params.check_integrity:
             self.scheduler.check_integrity()
         self._count()
-        return True
+        return all_stay
 
-    def _take_results(self, entries: list[Entry], seconds: float) -> None:
-        """`entries` were decoded: their tokens are in the cells, and those with logits get their next ones."""
+    def _take_results(self, entries: list[Entry], seconds: float) -> bool:
+        """`entries` were decoded: their tokens are in the cells, and those with logits get their next ones.
+
+        False when all cells had to be wiped.
+        """
         prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
         n_prompt = sum([len(e.tokens) for e in prompts]) if prompts else 0
         self._count_decode(entries, n_prompt, seconds)
@@ -279,7 +282,10 @@ class Instance:
             now = self._clock()
             for entry in prompts:
                 self._report_progress(entry.sequence, now)
-        self._sampling.sample([e for e in entries if e.want_logits])
+        spoiled = self._sampling.sample([e for e in entries if e.want_logits])
+        if spoiled:
+            self._faults.wipe(spoiled)
+        return not spoiled
 
     def _count_decode(self, entries: list[Entry], n_prompt: int, seconds: float) -> None:
         """To be called before the commit. A slot that has a request is busy, with tokens in this decode or not."""

@@ -9,7 +9,7 @@ import numpy as np
 from server.engine.lora import Adapter
 from server.engine.request import Adapters, SamplingParams, TokenLogprob
 from server.engine.runner_api import BatchEntry, RunnerInfo
-from server.errors import InternalError
+from server.errors import InternalError, NotNumbers
 from server.llama.context.batch import Batch
 from server.llama.context.draft_runner import LlamaDraftRunner
 from server.llama.context.sequences import Sequences
@@ -265,6 +265,10 @@ class LlamaRunner:
         self._open()
         return self._sequences.rewind(seq, checkpoint, n_pos)
 
+    def wipe(self) -> None:
+        """Zero all cells."""
+        C.llama_memory_clear(C.llama_get_memory(self._open()), True)
+
     def close(self) -> None:
         """Free the context; every later call raises. Once is enough."""
         context, self._context = self._context, None
@@ -321,7 +325,7 @@ class LlamaRunner:
 
 def _refuse_unless_number(highest: float) -> None:
     if not math.isfinite(highest):  # also when any logit is no number: numpy's maximum is not either, then
-        raise InternalError("the model computed logits that are not numbers")
+        raise NotNumbers
 
 
 def _best(logits: Logits, n: int) -> list[int]:
