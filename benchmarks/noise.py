@@ -28,9 +28,9 @@ class Others:
         self._began, self._before = time.monotonic(), self._taken_s()
 
     def share(self) -> float:
-        """Of all processors, since the beginning."""
+        """Of all processors, since the beginning. The kernel counts ticks of 10 ms: a moment's share says little."""
         took, elapsed = self._taken_s() - self._before, time.monotonic() - self._began
-        return max(took, 0.0) / (elapsed * (os.cpu_count() or 1))
+        return min(max(took, 0.0) / (elapsed * (os.cpu_count() or 1)), 1.0)
 
     def _taken_s(self) -> float:
         fields = [int(field) for field in Path("/proc/stat").read_text().split(maxsplit=9)[1:9]]

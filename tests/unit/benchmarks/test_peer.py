@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import peer
+from benchmarks import noise, peer
 from benchmarks.noise import Others, _tree
 
 
@@ -27,6 +27,21 @@ def test_a_peer_that_was_built_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_servers_children_are_the_servers() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert {os.getpid(), child.pid} <= set(_tree(os.getpid()))
-        assert 0.0 <= Others(child.pid).share() <= 1.0
         child.communicate(b"\n")
     assert child.pid not in _tree(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("taken_s", "share"),
+    [
+        pytest.param(1.0, 0.25, id="of all processors"),
+        pytest.param(-0.01, 0.0, id="ticks of the server's that the whole does not count yet"),
+        pytest.param(9.0, 1.0, id="a tick that was longer than what was measured"),
+    ],
+)
+def test_what_others_took_is_a_share(monkeypatch: pytest.MonkeyPatch, taken_s: float, share: float) -> None:
+    clock, taken = iter((100.0, 102.0)), iter((40.0, 40.0 + taken_s))
+    monkeypatch.setattr(noise.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(noise.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(Others, "_taken_s", lambda _: next(taken))
+    assert Others().share() == share
