@@ -17,18 +17,25 @@ class TinyProjector:
     """Options of one file.
 
     ``mlp``: LLaVA's, pictures of one size, decoded as text is. ``gemma3``: of one size, each embedding sees all.
-    ``qwen2vl``: of any size, with M-RoPE. ``qwen2a``: sounds, 750 embeddings for each half minute. ``n_embd_text``: the
-    model's. Heads have 16 numbers.
+    ``qwen2vl``: of any size, with M-RoPE. ``qwen2a``: sounds, 750 embeddings for each half minute. ``qwen3a``: sounds, 13
+    for each second. ``n_embd_text``: the model's. Heads have 16 numbers. ``positions``: the type of the positions'
+    embeddings.
     """
 
-    kind: Literal["mlp", "gemma3", "qwen2vl", "qwen2a"] = "mlp"
+    kind: Literal["mlp", "gemma3", "qwen2vl", "qwen2a", "qwen3a"] = "mlp"
     n_embd_text: int = 64
     n_embd: int = 64
     n_layer: int = 2
     image_size: int = 64
     patch_size: int = 8
     n_merge: int = 2  # gemma3 only: patches of a row that become one embedding
+    positions: Literal["F32", "F16"] = "F32"
     seed: int = 31
+
+    @property
+    def hears(self) -> bool:
+        """Sounds; the others see pictures."""
+        return self.kind in ("qwen2a", "qwen3a")
 
     @property
     def n_tokens(self) -> int:
@@ -53,14 +60,13 @@ def _write(path: Path, projector: TinyProjector) -> None:
     writer = GGUFWriter(path, "clip")
     writer.add_type("mmproj")
     writer.add_name(f"tiny {projector.kind}")
-    hears = projector.kind == "qwen2a"
-    encoder = "audio" if hears else "vision"
+    encoder = "audio" if projector.hears else "vision"
     writer.add_bool(f"clip.has_{encoder}_encoder", True)
     writer.add_string("clip.projector_type", {"qwen2vl": "qwen2vl_merger"}.get(projector.kind, projector.kind))
     writer.add_bool("clip.use_gelu", True)
     sizes = {"image_size": projector.image_size, "patch_size": projector.patch_size}
     numbers = {
-        **({"num_mel_bins": N_MEL} if hears else sizes),
+        **({"num_mel_bins": N_MEL} if projector.hears else sizes),
         "embedding_length": projector.n_embd,
         "feed_forward_length": 2 * projector.n_embd,
         "block_count": projector.n_layer,
@@ -72,11 +78,13 @@ def _write(path: Path, projector: TinyProjector) -> None:
     for name, number in numbers.items():
         writer.add_uint32(f"clip.{encoder}.{name}", number)
     writer.add_float32(f"clip.{encoder}.attention.layer_norm_epsilon", 1e-6)
-    for name in () if hears else ("image_mean", "image_std"):
+    for name in () if projector.hears else ("image_mean", "image_std"):
         writer.add_array(f"clip.vision.{name}", [0.5, 0.5, 0.5])
     rng = np.random.default_rng(projector.seed)
     for name, shape in _shapes(projector).items():
-        writer.add_tensor(name, _weights(rng, name, shape))
+        array = _weights(rng, name, shape)
+        half = "position_embd" in name and projector.positions == "F16"
+        writer.add_tensor(name, array.astype(np.float16) if half else array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -84,7 +92,7 @@ def _write(path: Path, projector: TinyProjector) -> None:
 
 
 def _weights(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> "np.typing.NDArray[np.float32]":
-    if len(shape) == 1:
+    if len(shape) == 1 or name.endswith(".bias"):
         norm = name.endswith(("ln1.weight", "ln2.weight", "ln.weight", "norm.weight"))
         return np.ones(shape, np.float32) if norm else np.zeros(shape, np.float32)
     n_in = shape[0] if name == "mm.input_projection.weight" else int(np.prod(shape[1:]))
@@ -95,7 +103,9 @@ def _shapes(projector: TinyProjector) -> Shapes:
     """numpy's order: GGUF's, reversed."""
     n, n_text, patch = projector.n_embd, projector.n_embd_text, projector.patch_size
     if projector.kind == "qwen2a":
-        return _hearing(projector)
+        return _whisper(projector)
+    if projector.kind == "qwen3a":
+        return _seconds(projector)
     shapes: Shapes = {"v.patch_embd.weight": (n, 3, patch, patch)}
     if projector.kind == "qwen2vl":
         shapes |= {"v.patch_embd.weight.1": (n, 3, patch, patch)}
@@ -110,7 +120,7 @@ def _shapes(projector: TinyProjector) -> Shapes:
     return shapes | _layers(projector, "v")
 
 
-def _hearing(projector: TinyProjector) -> Shapes:
+def _whisper(projector: TinyProjector) -> Shapes:
     """Whisper's encoder. Its first layers' biases have two dimensions, and keys have none."""
     n = projector.n_embd
     shapes: Shapes = {
@@ -120,6 +130,18 @@ def _hearing(projector: TinyProjector) -> Shapes:
     }
     shapes |= _affine("a.post_ln", n) | _linear("mm.a.fc", n, projector.n_embd_text) | _layers(projector, "a")
     return {name: shape for name, shape in shapes.items() if not name.endswith("attn_k.bias")}
+
+
+def _seconds(projector: TinyProjector) -> Shapes:
+    """Qwen3-ASR's encoder: three convolutions, and for each second the same 13 positions."""
+    n, n_channels = projector.n_embd, 8
+    shapes = Shapes()
+    for number, n_in in ((1, 1), (2, n_channels), (3, n_channels)):
+        shapes[f"a.conv2d.{number}.weight"] = (n_channels, n_in, 3, 3)
+        shapes[f"a.conv2d.{number}.bias"] = (1, n_channels, 1, 1)
+    shapes |= {"a.conv_out.weight": (n, n_channels * N_MEL // 8), "a.position_embd.weight": (13, n)}
+    shapes |= _affine("a.post_ln", n) | _linear("mm.a.mlp.1", n, n) | _linear("mm.a.mlp.2", n, projector.n_embd_text)
+    return shapes | _layers(projector, "a")
 
 
 def _layers(projector: TinyProjector, encoder: str) -> Shapes:

@@ -14,7 +14,7 @@ from server.app import PICTURES
 from server.llama.media.bindings import M, start_media
 from server.media.decode import Decoder
 from tests.ggufs import PLAIN, gguf_file
-from tests.ggufs.ear import TinyEar, ear_file
+from tests.ggufs.projector import TinyProjector, projector_file
 from tests.media_files import SOUNDS, media_file
 from tests.real_server import EXACT, RealServer, llamapool
 
@@ -23,7 +23,7 @@ SOUND = media_file("tiny.wav")
 
 @pytest.fixture(scope="module")
 def ear(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ear_file(tmp_path_factory.mktemp("ear"), TinyEar())
+    return projector_file(tmp_path_factory.mktemp("ear"), TinyProjector("qwen3a"))
 
 
 @pytest.fixture(scope="module")
