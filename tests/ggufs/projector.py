@@ -17,8 +17,8 @@ class TinyProjector:
     """Options of one file.
 
     ``mlp``: LLaVA's, pictures of one size, decoded as text is. ``gemma3``: of one size, each embedding sees all.
-    ``qwen2vl``: of any size, with M-RoPE. ``qwen2a``: sounds, 750 embeddings for each half minute. ``qwen3a``: sounds, 13
-    for each second. ``n_embd_text``: the model's. Heads have 16 numbers. ``positions``: the type of the positions'
+    ``qwen2vl``: of any size, with M-RoPE. ``qwen2a``: sounds, 750 embeddings for each half minute. ``qwen3a``: sounds,
+    13 for each second. ``n_embd_text``: the model's. Heads have 16 numbers. ``positions``: the type of the positions'
     embeddings.
     """
 

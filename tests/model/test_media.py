@@ -241,7 +241,7 @@ async def test_markers_in_a_text_are_text(gguf_folder: Path) -> None:
         assert len(request.media) == 1
 
 
-def test_a_projector_of_another_model_is_one_clear_line(gguf_folder: Path, tmp_path: Path) -> None:
+def test_a_projector_that_cannot_work_is_one_clear_line(gguf_folder: Path, tmp_path: Path) -> None:
     model, other = gguf_file(gguf_folder, PLAIN), gguf_file(gguf_folder, TinyModel(n_embd=128))
     cases = {
         projector_file(
@@ -251,12 +251,33 @@ def test_a_projector_of_another_model_is_one_clear_line(gguf_folder: Path, tmp_p
         other: "no projector: its architecture is llama",
         truncated(projector_file(tmp_path, TinyProjector("mlp"))): "truncated",
         tmp_path / "missing.gguf": "does not exist",
+        projector_file(gguf_folder, TinyProjector("gemma3", positions="F16")): r"v\.position_embd\.weight .* as F32",
+        projector_file(gguf_folder, TinyProjector("qwen2a", positions="F16")): r"a\.position_embd\.weight .* as F32",
+        projector_file(gguf_folder, TinyProjector("qwen3a", positions="F16")): r"a\.position_embd\.weight .* as F32",
     }
     for path, message in cases.items():
         spec = ModelSpec("tiny", model, mmproj=path, native=LoadParams(n_ctx=256, warmup=False, fit=False))
         with pytest.raises(ModelFailed, match=message) as caught:
             LlamaLoader().load(spec, lambda _: True)
         assert "\n" not in str(caught.value)
+
+
+def test_positions_that_are_looked_up_may_have_16_bits(gguf_folder: Path) -> None:
+    encoded = []
+    for positions in ("F32", "F16"):
+        projector = projector_file(gguf_folder, TinyProjector("mlp", positions=positions))
+        spec = ModelSpec(
+            "tiny",
+            gguf_file(gguf_folder, PLAIN),
+            mmproj=projector,
+            native=LoadParams(n_ctx=256, warmup=False, fit=False),
+        )
+        weights = LlamaLoader().load(spec, lambda _: True)
+        assert weights.media is not None
+        prompt = weights.media.tokenize([picture(1)], add_special=False, parse_special=False)
+        encoded.append(np.frombuffer(weights.media.encode([span.chunk for span in prompt.spans])[0], np.float32))
+        weights.close()
+    assert np.abs(encoded[0] - encoded[1]).max() < 0.05 * np.abs(encoded[0]).max()
 
 
 def test_a_model_without_a_projector_reads_text_only(gguf_folder: Path) -> None:

@@ -31,6 +31,14 @@ _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _MROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, _IMROPE
 _ENCODERS = ("v.blk.", "v.patch_embd", "v.position_embd", "a.blk.", "a.position_embd", "a.conv1d")
 """Tensors that give nothing to the model."""
+_F32 = 0  # enum ggml_type
+_ADD_POSITIONS = {
+    "v": "gemma3 idefics3 lfm2 janus_pro phi4 qwen3vl_merger ling3vl step3vl internvl nemotron_v2_vl llama4 kimivl "
+    "paddleocr kimik25 cogvlm glm4v glm5v granite4_vision muse-glimmer",
+    "a": "ultravox voxtral qwen2a qwen2.5o glma meralion musicflamingo qwen3a",
+}
+"""Projectors that add their embeddings of positions as they stand, by the prefix of their tensors (tools/mtmd/models);
+others look their rows up first, which makes 32 bits of any type."""
 
 
 class Projector:
@@ -139,8 +147,9 @@ class Projector:
 
 
 def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) -> None:
-    """That the file is a projector, and that a layer of it may give what a model with embeddings of these `sizes`
-    takes: the library finds out only after it has loaded all, and keeps the memory then. Raises `ModelFailed`."""
+    """That the file is a projector, that a layer of it may give what a model with embeddings of these `sizes` takes
+    (the library finds out only after it has loaded all, and keeps the memory then), and that it can compute (the
+    library ends the process otherwise). Raises `ModelFailed`."""
     if header.metadata.get("general.architecture") != "clip":
         found = header.metadata.get("general.architecture", "nothing")
         raise ModelFailed(name, f"mmproj {path} is no projector: its architecture is {found}, a projector's is clip")
@@ -152,6 +161,16 @@ def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) 
             name,
             f"mmproj {path} is another model's: this one has embeddings of {wanted} numbers, no layer of it{made_for}",
         )
+    types = {tensor.name: tensor.type for tensor in header.tensors}
+    for prefix, encoder in (("v", "vision"), ("a", "audio")):
+        positions = f"{prefix}.position_embd.weight"
+        kind = header.metadata.get("clip.projector_type") or header.metadata.get(f"clip.{encoder}.projector_type")
+        if types.get(positions, _F32) != _F32 and kind in _ADD_POSITIONS[prefix].split():
+            raise ModelFailed(
+                name,
+                f"mmproj {path}: the library can't add {positions} unless it has 32 bits a number; convert the file "
+                "anew, with that tensor as F32",
+            )
 
 
 def projector_params(name: str, native: LoadParams, marker: str) -> ctypes.Structure:
