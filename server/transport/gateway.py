@@ -52,7 +52,7 @@ _SERVER = (b"server", b"llamapool")
 class _Exchange:
     """One request and what became of its reply."""
 
-    __slots__ = ("_extra", "_send", "caller", "finished", "id", "limits", "method", "started_at", "status")
+    __slots__ = ("_extra", "_send", "finished", "id", "limits", "method", "started_at", "status")
 
     def __init__(self, send: Send, method: str, id_: bytes, cors: list[tuple[bytes, bytes]]) -> None:
         self._send = send
@@ -62,7 +62,6 @@ class _Exchange:
         self.status = 0  # 0 = not begun
         self.finished = False
         self.started_at = time.perf_counter()
-        self.caller = ""
         self.limits: Callable[[], Headers] | None = None  # headers that say what is left to who sent it
 
     async def send(self, message: Message) -> None:
@@ -162,13 +161,11 @@ class Gateway:
             if self._draining.is_set() and scope["path"] not in self._open:
                 raise ShuttingDown
             caller = self._admit(scope, headers)
-            if caller is not None:
-                exchange.caller = caller.name
-                if caller.limits and self._is_work(scope):
-                    anthropic = speaks_anthropic(scope["path"].removeprefix(self._prefix))
-                    exchange.limits = functools.partial(self._rates.headers, caller, anthropic=anthropic)
-                    self._rates.enter(caller)
-                    scope[PLACE] = functools.partial(self._rates.leave, caller)
+            if caller is not None and caller.limits and self._is_work(scope):
+                anthropic = speaks_anthropic(scope["path"].removeprefix(self._prefix))
+                exchange.limits = functools.partial(self._rates.headers, caller, anthropic=anthropic)
+                self._rates.enter(caller)
+                scope[PLACE] = functools.partial(self._rates.leave, caller)
             await self._app(scope, receive, exchange.send)
         except ClientDisconnect:
             exchange.status = exchange.status or CLIENT_GONE
@@ -192,7 +189,8 @@ class Gateway:
             path = scope["path"].removeprefix(self._prefix)
             if is_administration(scope.get("method", "GET"), path, scope.get("query_string", b"")):
                 raise NotFound("File Not Found")
-        scope[CALLER] = caller = self._access.caller(scope, headers)
+        scope[CALLER] = caller = self._access.caller(headers)  # the log names it also where it is refused
+        self._access.check(caller, scope)
         if not self._access.required:
             self._guard.check(scope, headers)
         return caller
@@ -235,7 +233,8 @@ class Gateway:
             cut = "" if exchange.finished else " (cut off)"
             # %r: a path may hold line breaks after unquoting
             method, path = exchange.method, scope["path"]
-            key = f" {exchange.caller!r}" if exchange.caller else ""
+            caller: Key | None = scope.get(CALLER)
+            key = f" {caller.name!r}" if caller is not None and caller.name else ""
             access.log(level, "%s %r %d %.1f ms %s%s%s", method, path, status, elapsed_ms, exchange.id, key, cut)
 
 

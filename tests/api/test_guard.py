@@ -150,6 +150,32 @@ async def test_elsewhere_any_name_will_do(serve: Serve):
         assert (await api.client.get("/v1/models", headers={"Host": "llm.example.com"})).status_code == 200
 
 
+@pytest.mark.parametrize(("method", "path", "body"), CHANGES)
+async def test_elsewhere_a_page_with_a_strangers_name_changes_nothing(serve: Serve, method, path, body):
+    rebound = {"Host": "rebound.example:8080", "Origin": "http://rebound.example:8080"}
+    async with serve(server={"props": True}) as api:
+        for headers in (rebound, {"Host": "rebound.example", "Sec-Fetch-Site": "same-origin"}):
+            reply = await api.client.request(method, path, content=body, headers=JSON | headers)
+            assert refused(reply)
+            assert "--allowed-hosts" in reply.json()["error"]["message"]
+        assert api.pool.states()[0].loaded is not None
+
+
+async def test_elsewhere_the_page_of_a_listed_name_may_change_it(serve: Serve):
+    async with serve(models=TWO, server={"allowed_hosts": ["llm.example.com"]}) as api:
+        own = {"Host": "llm.example.com", "Origin": "http://llm.example.com"}
+        reply = await api.client.post("/models/unload", content=b'{"model": "first"}', headers=JSON | own)
+        assert reply.status_code == 200
+
+
+async def test_a_browser_that_says_nothing_of_its_page_reloads_nothing(serve: Serve):
+    async with serve() as api:  # so it is with plain http where the address is no loopback one
+        browser = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64)"}
+        assert refused(await api.client.get("/models?reload=1", headers=browser))
+        assert (await api.client.get("/models", headers=browser)).status_code == 200
+        assert (await api.client.get("/models?reload=1")).status_code == 200
+
+
 # ---- closed
 
 CLOSED = {"closed": True}

@@ -58,20 +58,19 @@ class Access:
         """Whether there are keys at all."""
         return self._ring.required
 
-    def caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Key | None:
-        """Whose request it is; None for one without a key where none is needed, though there are keys.
-
-        Raises `AuthenticationFailed`, and `PermissionDenied` for a key that is not for this.
-        """
+    def caller(self, headers: Mapping[bytes, bytes]) -> Key | None:
+        """Whose request it is; None for one without a valid key, though there are keys."""
         if not self._ring.required:
             return ANYBODY
+        return self._ring.find(_given_key(headers.get(b"authorization"), headers.get(b"x-api-key")))
+
+    def check(self, key: Key | None, scope: Scope) -> None:
+        """Raises `AuthenticationFailed` where there had to be a key, `PermissionDenied` where it is not for this."""
         path = scope["path"]
-        key = self._ring.find(_given_key(headers.get(b"authorization"), headers.get(b"x-api-key")))
-        if path in self._open or (scope.get("method") == "GET" and self._is_open(path)):
-            return key
+        if not self._ring.required or path in self._open or (scope.get("method") == "GET" and self._is_open(path)):
+            return
         if key is None:
             raise AuthenticationFailed("Invalid API Key")
         needed = scope_of(scope.get("method", "POST"), path.removeprefix(self._prefix), scope.get("query_string", b""))
         if needed is not None and needed not in key.scopes:
             raise PermissionDenied(f"this API key may not do this: it lacks the scope '{needed}'")
-        return key

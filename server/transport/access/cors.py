@@ -11,9 +11,9 @@ class CorsPolicy:
     """``--cors-origins`` is "*", "localhost", one origin or several with commas between them."""
 
     def __init__(self, options: CorsOptions) -> None:
-        self._origins = frozenset(part.strip() for part in options.origins.split(",") if part.strip())
+        self._origins = options.listed
         self._echo_any = options.origins.strip() == "*" and options.credentials
-        self._any = "*" in self._origins
+        self._any = "*" in (part.strip() for part in options.origins.split(","))
         self._only_local = options.origins.strip() == "localhost"
         self._preflight: Headers = [
             (b"access-control-allow-credentials", b"true" if options.credentials else b"false"),

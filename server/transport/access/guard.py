@@ -2,8 +2,9 @@
 
 llama-server lets pages of any site call it, and its clients count on that, so generation stays open to them (``closed``
 ends that, too). What changes the server does not: it takes no request of another site's page, and no body that a page
-could send without asking first (text/plain, forms). A page whose name was made to lead to this machine (DNS rebinding)
-is told by its ``Host``. Who gives a key is past all this: pages of others have none.
+could send without asking first (text/plain, forms). A page whose name was made to lead here (DNS rebinding) is told
+by its ``Host``: on a loopback address it gets nothing, on another one what every page gets. Who gives a key is past
+all this: pages of others have none.
 """
 
 from collections.abc import Mapping
@@ -42,20 +43,28 @@ class Guard:
         method, path = scope.get("method", "GET"), scope["path"].removeprefix(self._prefix)
         if not (self._closed or changes_the_server(method, path, scope.get("query_string", b""))):
             return
-        if self.is_foreign(headers):
-            raise PermissionDenied("pages of other sites may not do this without an API key; see --cors-origins")
+        if self.is_foreign(headers) or (method == "GET" and not self._closed and _hides_its_page(headers)):
+            raise PermissionDenied(
+                "pages of other sites may not do this without an API key; see --cors-origins, and --allowed-hosts for "
+                "names of this server"
+            )
         if method in ("POST", "PUT", "PATCH") and not _is_json(headers):
             raise NotJson("send the body as Content-Type: application/json, or an API key with it")
         if changes_the_disk(method, path) and not is_local((scope.get("client") or ("127.0.0.1",))[0]):
             raise PermissionDenied("models are downloaded and removed by clients of this machine, or with an API key")
 
     def is_foreign(self, headers: Headers) -> bool:
-        """Whether it comes from a page that is neither this server's, nor this machine's, nor listed."""
+        """Whether it comes from a page that is neither this server's, nor this machine's, nor listed.
+
+        A page under a name that a stranger may own is not this server's, though it was asked for by that name.
+        """
+        host = headers.get(b"host", b"").decode("latin-1").lower()
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin:
-            own = is_local(host_of(origin)) or _authority(origin) == headers.get(b"host", b"").decode("latin-1").lower()
-            return not own and origin not in self._origins
-        return headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
+            own = _authority(origin) == host and not is_strangers(host, self._hosts)
+            return not (own or is_local(host_of(origin)) or origin in self._origins)
+        site = headers.get(b"sec-fetch-site")
+        return site in (b"cross-site", b"same-site") or (site == b"same-origin" and is_strangers(host, self._hosts))
 
     def _check_host(self, host: str) -> None:
         if is_strangers(host, self._hosts):
@@ -69,6 +78,12 @@ def _authority(origin: str) -> str:
         return urlsplit(origin).netloc.lower()
     except ValueError:
         return ""
+
+
+def _hides_its_page(headers: Headers) -> bool:
+    """Whether a browser asks that doesn't say which page made it ask: of a GET it says so only to a loopback address,
+    or over TLS (``Sec-Fetch-Site``; the page decides about ``Referer``)."""
+    return headers.get(b"user-agent", b"").startswith(b"Mozilla/") and b"sec-fetch-site" not in headers
 
 
 def _is_json(headers: Headers) -> bool:

@@ -10,7 +10,10 @@ def admitted(keys, path="/v1/models", authorization=None, x_api_key=None, *, pre
     given = {b"authorization": authorization, b"x-api-key": x_api_key}
     ring = KeyRing(plain_key(key) if isinstance(key, str) else key for key in keys)
     scope = {"path": path, "method": method, "query_string": query}
-    return Access(ring, prefix).caller(scope, {name: value for name, value in given.items() if value is not None})
+    access = Access(ring, prefix)
+    caller = access.caller({name: value for name, value in given.items() if value is not None})
+    access.check(caller, scope)
+    return caller
 
 
 def test_without_keys_everything_is_open():
@@ -94,8 +97,11 @@ def test_a_key_that_has_expired_is_none():
 def test_a_ring_that_loses_its_last_key_opens_nothing():
     ring = KeyRing([plain_key("one")])
     ring.replace([])
+    access = Access(ring)
+    caller = access.caller({b"x-api-key": b"one"})
+    assert caller is None
     with pytest.raises(AuthenticationFailed):
-        Access(ring).caller({"path": "/v1/models", "method": "GET"}, {b"x-api-key": b"one"})
+        access.check(caller, {"path": "/v1/models", "method": "GET"})
 
 
 def test_what_a_key_may_use_is_told_by_patterns():
