@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # llguidance takes its time to import
     from server.constrain.grammar.from_trigger import Triggers
     from server.constrain.grammar.matcher import MatcherConstraint
 
-TOKEN, WORD = 0, 1
+TOKEN, WORD, PATTERN, PATTERN_FULL = range(4)
 _FIELD = "grammar_triggers"
 
 
@@ -29,7 +29,8 @@ def preserved(texts: tuple[str, ...], vocab: Vocab) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """``triggers``: ``{"type": 0, "value", "token"}`` or ``{"type": 1, "value"}``.
+    """``triggers``: ``{"type": 0, "value", "token"}``, or ``{"type", "value"}`` with type 1 (a word), 2 (a pattern that
+    is looked for) or 3 (one for the whole text so far).
 
     ``kept``: the texts of control tokens that are shown.
     """
@@ -49,7 +50,7 @@ class Lazy:
                         word = trigger["value"]
                         raise _refused(f"Grammar trigger word should be marked as preserved token: {word}")
                     shown = {"type": TOKEN, "value": trigger["value"], "token": tokens[0]}
-            elif not 0 <= trigger["token"] < vocab.n_tokens:
+            elif trigger["type"] == TOKEN and not 0 <= trigger["token"] < vocab.n_tokens:
                 raise _refused(f"there is no token {trigger['token']}")
             found.append(shown)
         return found
@@ -66,7 +67,7 @@ class Lazy:
         from server.constrain.grammar.from_trigger import LazyGrammar
 
         lazy = LazyGrammar(constraint, _triggers(shown, vocab, grammar))
-        for trigger in shown:
+        for trigger in _spelled(shown):
             token, text = trigger.get("token", -1), _text(trigger, vocab)
             if not (lazy.takes(text) or constraint.fork().allows(token)):
                 said = text.decode(errors="replace")
@@ -86,11 +87,31 @@ def _refused(reason: str) -> InvalidRequest:
 
 def _triggers(shown: list[dict[str, Any]], vocab: Vocab, grammar: "GrammarCompiler") -> "Triggers":
     from server.constrain.grammar.from_trigger import Triggers
+    from server.constrain.grammar.patterns import Patterns
 
+    try:
+        patterns = Patterns.compiled(
+            [_searched(trigger) for trigger in shown if trigger["type"] in (PATTERN, PATTERN_FULL)]
+        )
+    except ValueError as error:
+        raise _refused(str(error)) from None
     words = tuple(trigger["value"].encode() for trigger in shown if trigger["type"] == WORD)
     tokens = frozenset(trigger["token"] for trigger in shown if trigger["type"] == TOKEN)
-    markers = grammar.markers([_text(trigger, vocab).decode("utf-8", "replace") for trigger in shown])
-    return Triggers(words, tokens, markers)
+    markers = grammar.markers([_text(trigger, vocab).decode("utf-8", "replace") for trigger in _spelled(shown)])
+    return Triggers(words, tokens, markers, patterns)
+
+
+def _spelled(shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those whose text is known beforehand."""
+    return [trigger for trigger in shown if trigger["type"] in (TOKEN, WORD)]
+
+
+def _searched(trigger: Mapping[str, Any]) -> str:
+    """A pattern to look for; one for the whole text gets its anchors (llama.cpp common/sampling.cpp)."""
+    pattern = str(trigger["value"])
+    if trigger["type"] == PATTERN:
+        return pattern
+    return f"{'' if pattern.startswith('^') else '^'}{pattern}{'' if pattern.endswith('$') else '$'}"
 
 
 def _text(trigger: Mapping[str, Any], vocab: Vocab) -> bytes:

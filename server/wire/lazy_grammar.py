@@ -1,8 +1,7 @@
 """``grammar_lazy``, ``grammar_triggers`` and ``preserved_tokens``: a grammar that holds from a trigger on.
 
-Fields and errors are llama-server's (tools/server/server-schema.cpp, server_grammar_trigger). Triggers of the types
-token (0) and word (1) are honoured; patterns (2, 3) are refused, since no regex engine here is safe from those that
-never end.
+Fields and errors are llama-server's (tools/server/server-schema.cpp, server_grammar_trigger): tokens (0), words (1),
+patterns that are looked for (2) and patterns of the whole text so far (3).
 """
 
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 from pydantic import field_validator
 
-from server.constrain.lazy import TOKEN, WORD, Lazy
+from server.constrain.lazy import PATTERN_FULL, TOKEN, WORD, Lazy
 from server.wire.fields import Body, json_type
 
 MAX_TRIGGERS = 64
@@ -59,8 +58,10 @@ def _trigger(given: object, number: int) -> Mapping[str, Any]:
         if not isinstance(token, int) or isinstance(token, bool):
             raise ValueError(f"entry {number}: 'token' must be a number")
         return {"type": TOKEN, "value": value, "token": token}
-    if kind == WORD and not isinstance(kind, bool):
+    if isinstance(kind, int) and not isinstance(kind, bool) and WORD <= kind <= PATTERN_FULL:
         if not value:
             raise ValueError(f"entry {number}: 'value' must not be empty")
-        return {"type": WORD, "value": value}
-    raise ValueError(f"entry {number}: 'type' must be 0 (token) or 1 (word); patterns are not supported")
+        return {"type": kind, "value": value}
+    raise ValueError(
+        f"entry {number}: 'type' must be 0 (token), 1 (word), 2 (pattern) or 3 (pattern of the whole text)"
+    )

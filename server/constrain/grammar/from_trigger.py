@@ -4,41 +4,52 @@ llama.cpp src/llama-grammar.cpp, llama_grammar_accept_impl: the grammar describe
 grammar would refuse behind a trigger is not sampled, instead of failing the request.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from server.constrain.grammar.markers import Markers
 from server.constrain.grammar.matcher import MatcherConstraint
+from server.constrain.grammar.patterns import LONGEST, Patterns
+from server.errors import InvalidRequest
+
+_MOST_LOOKED_AT = 4096  # tokens of a mask where a pattern decides, which takes microseconds for each
 
 
 @dataclass(frozen=True, slots=True)
 class Triggers:
-    """Texts, wherever they come, and tokens. ``markers`` is of the texts and of the tokens'."""
+    """Texts, wherever they come, tokens and patterns. ``markers`` is of the texts and of the tokens'."""
 
     texts: tuple[bytes, ...]
     tokens: frozenset[int]
     markers: Markers
+    patterns: Patterns = field(default_factory=Patterns)
 
     def begun(self, text: bytes) -> bytes | None:
         """`text` from the first trigger on."""
-        found = [at for at in (text.find(trigger) for trigger in self.texts) if at >= 0]
+        found = [at for at in (*(text.find(trigger) for trigger in self.texts), self.patterns.begun(text)) if at >= 0]
         return text[min(found) :] if found else None
+
+    @property
+    def n_seen(self) -> int:
+        """How many bytes of what came before a token may be a part of a trigger."""
+        return LONGEST if self.patterns else self.markers.longest
 
 
 class LazyGrammar:
     """`server.engine.request.Constraint`: everything may come until a trigger does."""
 
-    __slots__ = ("_active", "_inner", "_tail", "_triggers")
+    __slots__ = ("_active", "_inner", "_refused", "_tail", "_triggers")
 
     def __init__(self, inner: MatcherConstraint, triggers: Triggers) -> None:
         self._inner = inner
         self._triggers = triggers
         self._tail = b""
         self._active = False
+        self._refused = -1  # by a trigger that it ends, at the place where the text is now
 
     def fork(self) -> "LazyGrammar":
         """An independent copy in the same state."""
         copy = LazyGrammar(self._inner.fork(), self._triggers)
-        copy._tail, copy._active = self._tail, self._active
+        copy._tail, copy._active, copy._refused = self._tail, self._active, self._refused
         return copy
 
     def allows(self, token: int) -> bool:
@@ -46,17 +57,29 @@ class LazyGrammar:
         if self._active:
             return self._inner.allows(token)
         begun = self._begun(token)
-        return begun is None or self._takes(self._inner.fork(), token, begun)
+        allowed = begun is None or self._takes(self._inner.fork(), token, begun)
+        if not allowed:
+            self._refused = token
+        return allowed
 
     def mask(self) -> bytes:
-        """The allowed tokens; before a trigger all but those that would go on wrongly behind it."""
+        """The allowed tokens; before a trigger all but those that would go on wrongly behind it.
+
+        Where a pattern ends inside of the token that was refused, tokens with that byte inside are looked at, and no
+        more of them than `_MOST_LOOKED_AT` are allowed.
+        """
         if self._active:
             return self._inner.mask()
         markers = self._triggers.markers
         bits = bytearray(b"\xff" * markers.n_mask_bytes)
-        for token in (*self._triggers.tokens, *markers.crossing):
+        refused = self._refused
+        byte = self._ended_by(refused)
+        of_patterns = markers.with_inside(byte) if byte is not None else ()
+        for token in (*self._triggers.tokens, *markers.crossing, *of_patterns[:_MOST_LOOKED_AT]):
             if not self.allows(token):
                 bits[token // 8] &= ~(1 << token % 8)
+        for token in (*of_patterns[_MOST_LOOKED_AT:], *((refused,) if refused >= 0 else ())):
+            bits[token // 8] &= ~(1 << token % 8)
         return bytes(bits)
 
     def masked_by(self) -> MatcherConstraint | None:
@@ -64,15 +87,21 @@ class LazyGrammar:
         return self._inner if self._active else None
 
     def accept(self, token: int) -> None:
-        """Advance by an allowed token."""
+        """Advance by an allowed token.
+
+        Raises `InvalidRequest` for one that ends a pattern where the grammar can't go on.
+        """
         if self._active:
             self._inner.accept(token)
             return
         begun = self._begun(token)
         if begun is not None:
             self._active = self._takes(self._inner, token, begun)
-        markers = self._triggers.markers
-        self._tail = (self._tail + markers.piece(token, shown=True))[-markers.longest :]
+            if not self._active:
+                said = begun.decode(errors="replace")
+                raise InvalidRequest(f"grammar_triggers: the grammar can't begin with {said!r}, where a pattern ends")
+        self._tail = (self._tail + self._triggers.markers.piece(token, shown=True))[-self._triggers.n_seen :]
+        self._refused = -1
 
     def takes(self, trigger: bytes) -> bool:
         """Whether the grammar can begin with that text."""
@@ -87,6 +116,16 @@ class LazyGrammar:
         """What the grammar gets when `token` comes now; None before a trigger."""
         piece = self._triggers.markers.piece(token, shown=True)
         return piece if token in self._triggers.tokens else self._triggers.begun(self._tail + piece)
+
+    def _ended_by(self, token: int) -> int | None:
+        """The byte of a refused token that a pattern ends with."""
+        if token < 0 or not self._triggers.patterns:
+            return None
+        piece = self._triggers.markers.piece(token, shown=True)
+        for end in range(1, len(piece) + 1):
+            if self._triggers.patterns.begun(self._tail + piece[:end]) >= 0:
+                return piece[end - 1]
+        return None
 
     def _takes(self, constraint: MatcherConstraint, token: int, begun: bytes) -> bool:
         """Advance `constraint`, by the token itself where it stands for a token in the grammar."""

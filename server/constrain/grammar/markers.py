@@ -1,6 +1,6 @@
 """What a vocabulary has to say to markers in free text: its tokens' texts, and which may cross the end of a marker."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from server.constrain.grammar.matcher import MatcherConstraint
@@ -9,12 +9,16 @@ from server.constrain.grammar.tokens import TokenBytes
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """``crossing``: tokens that may hold the end of a marker and something behind it. ``longest``: of the markers."""
+    """``crossing``: tokens that may hold the end of a marker and something behind it. ``longest``: of the markers.
+
+    ``with_inside``: the tokens with something behind that byte.
+    """
 
     vocab: TokenBytes
     single: Mapping[int, int]
     crossing: tuple[int, ...]
     longest: int
+    with_inside: Callable[[int], tuple[int, ...]]
 
     @property
     def n_mask_bytes(self) -> int:
@@ -51,11 +55,12 @@ class MarkerIndex:
             pieces = ((token, self._vocab.piece(token, special=False)) for token in range(self._vocab.n_tokens))
             self._single = {piece[0]: token for token, piece in pieces if len(piece) == 1}
         ends = {text[-1] for text in texts}
-        for byte in ends - self._crossing.keys():
-            self._crossing[byte] = tuple(self._with_inside(byte))
-        crossing = sorted({token for byte in ends for token in self._crossing[byte]})
-        return Markers(self._vocab, self._single, tuple(crossing), max(map(len, texts)))
+        crossing = sorted({token for byte in ends for token in self.with_inside(byte)})
+        return Markers(self._vocab, self._single, tuple(crossing), max(map(len, texts), default=0), self.with_inside)
 
-    def _with_inside(self, byte: int) -> list[int]:
-        pieces = ((token, self._vocab.piece(token, special=False)) for token in range(self._vocab.n_tokens))
-        return [token for token, piece in pieces if 0 <= piece.find(byte) < len(piece) - 1]
+    def with_inside(self, byte: int) -> tuple[int, ...]:
+        """The tokens that go on behind that byte."""
+        if byte not in self._crossing:
+            pieces = ((token, self._vocab.piece(token, special=False)) for token in range(self._vocab.n_tokens))
+            self._crossing[byte] = tuple(token for token, piece in pieces if 0 <= piece.find(byte) < len(piece) - 1)
+        return self._crossing[byte]

@@ -48,6 +48,12 @@ def test_a_word_begins_it(pair: Pair) -> None:
     assert behind == "atagonia, or so it seems!"
 
 
+@pytest.mark.parametrize(("kind", "pattern"), [(2, "is [A-Z]"), (2, "capital.*?(is P)"), (3, "[\\s\\S]*(is P)")])
+def test_a_pattern_begins_it(pair: Pair, kind: int, pattern: str) -> None:
+    said = same(pair, grammar=GRAMMAR, grammar_lazy=True, grammar_triggers=[{"type": kind, "value": pattern}])
+    assert said.endswith("is Patagonia, or so it seems!")
+
+
 def test_a_trigger_that_ends_inside_of_a_token_is_kept_to_the_grammar_too(pair: Pair) -> None:
     """llama-server has sampled the whole token, which its grammar then refuses."""
     asked = body(grammar=GRAMMAR.replace('is P" "a', 'is Pa" "'), grammar_lazy=True)

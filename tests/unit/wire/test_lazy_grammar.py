@@ -90,6 +90,43 @@ def test_what_would_go_on_wrongly_behind_a_word_does_not_come() -> None:
     assert made.finished
 
 
+@pytest.mark.parametrize(
+    ("kind", "pattern", "before"),
+    [
+        (2, "<c[a-z]+>", b"I say "),
+        (2, "say (<call>)", b"I say "),  # what its first group has caught is the grammar's
+        (2, "(zzz)?<call>", "\N{SNOWMAN} ".encode()),
+        (3, "[\\s\\S]*?(<call>)", b"I\nsay "),
+        (3, "^I say (<call>)$", b"I say "),
+    ],
+)
+def test_a_pattern_begins_it(kind: int, pattern: str, before: bytes) -> None:
+    made = native(grammar_triggers=[{"type": kind, "value": pattern}]).constraint
+    assert takes(made, before + b"<call>5")
+    assert made is not None
+    assert not made.allows(ord("x"))
+    assert takes(made, b".")
+    assert made.finished
+
+
+def test_a_pattern_of_the_whole_text_has_no_beginning_elsewhere() -> None:
+    made = native(grammar_triggers=[{"type": 3, "value": "<call>"}]).constraint
+    assert takes(made, b"I say <call> and go on")
+
+
+def test_what_would_go_on_wrongly_behind_a_pattern_does_not_come() -> None:
+    made = native(Split(), grammar_triggers=[{"type": 2, "value": "<c.*l>"}]).constraint
+    assert takes(made, b"<cal")
+    assert made is not None
+    assert not made.allows(2)
+    mask = made.mask()
+    assert [mask[0] >> token & 1 for token in (2, 6)] == [0, 1]
+    with pytest.raises(InvalidRequest, match="can't begin with '<call>x'"):
+        made.fork().accept(2)
+    assert takes(made, [6, ord("8"), ord(".")])
+    assert made.finished
+
+
 class Split(Tagged):
     """Without a token of the whole word."""
 
@@ -146,7 +183,10 @@ def test_the_settings_show_them_as_they_came_to_be() -> None:
         ({"grammar_triggers": [5]}, "grammar_triggers", "entry 0"),
         ({"grammar_triggers": [WORD, {"type": 1}]}, "grammar_triggers", "entry 1"),
         ({"grammar_triggers": [{"type": 1, "value": ""}]}, "grammar_triggers", "empty"),
-        ({"grammar_triggers": [{"type": 2, "value": "a+"}]}, "grammar_triggers", "patterns are not supported"),
+        ({"grammar_triggers": [{"type": 2, "value": "(?=a)"}]}, "grammar_triggers", "(the syntax is RE2's)"),
+        ({"grammar_triggers": [{"type": 2, "value": "(a{30}){30}(b{30}){10}"}]}, "grammar_triggers", "too large"),
+        ({"grammar_triggers": [{"type": 3, "value": ""}]}, "grammar_triggers", "empty"),
+        ({"grammar_triggers": [{"type": 4, "value": "a"}]}, "grammar_triggers", "'type' must be"),
         ({"grammar_triggers": [{"type": True, "value": "a"}]}, "grammar_triggers", "type"),
         ({"grammar_triggers": [{"type": 0, "value": "a"}]}, "grammar_triggers", "token"),
         ({"grammar_triggers": [{"type": 0, "value": "a", "token": 10**6}]}, "grammar_triggers", "no token"),
