@@ -18,12 +18,15 @@ PAGE := build/page
 
 .PHONY: fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page vendor clean
 
+# Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
+SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
+
 # MODEL=owner/name[:quantization], or smollm2, in place of the configuration: downloaded first where it is not there.
 serve: $(VENV)/.installed
 ifdef MODEL
 	$(BIN)/python -m server pull $(MODEL) && exec $(BIN)/python -m server -hf $(MODEL)
 else
-	exec env LLAMAPOOL_CONFIG=$(CONFIG) $(BIN)/python -m server
+	mkdir -p build/slots && exec env LLAMAPOOL_CONFIG=$(CONFIG) $(BIN)/python -m server $(SLOTS)
 endif
 
 # Format, lint, types, import contracts, dead code, then every test. CI runs this.

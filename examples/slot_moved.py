@@ -1,0 +1,42 @@
+"""A conversation saved from one slot and gone on with in another, whose prompt then need not be computed.
+
+The server needs --slot-save-path; `make serve` gives it one. A saved file also goes on in another process.
+"""
+
+import os
+from typing import Any
+
+import httpx
+
+client = httpx.Client(base_url=os.environ.get("BASE_URL", "http://localhost:8080"), timeout=60)
+messages: list[dict[str, str]] = [
+    {"role": "system", "content": "Your name is Bob."},
+    {"role": "user", "content": "Tell me a story about a fox."},
+]
+
+
+def chat(slot: int) -> dict[str, Any]:
+    """A reply of that slot, put behind the messages; returns its timings."""
+    body = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 60, "id_slot": slot}
+    reply = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+    messages.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"]})
+    timings: dict[str, Any] = reply["timings"]
+    print(f"slot {slot}: {timings['prompt_n']} tokens computed, {timings['cache_n']} from the cache")
+    return timings
+
+
+def slot(number: int, action: str) -> dict[str, Any]:
+    """Save, restore or erase a slot."""
+    body = {"filename": "fox.bin"} if action != "erase" else {}
+    reply = client.post(f"/slots/{number}", params={"action": action, "model": "demo"}, json=body)
+    report: dict[str, Any] = reply.raise_for_status().json()
+    print(f"{action} of slot {number}: { {k: v for k, v in report.items() if k.startswith('n_')} }")
+    return report
+
+
+chat(slot=0)
+slot(0, "save")
+slot(0, "erase")
+slot(1, "restore")
+messages.append({"role": "user", "content": "What is your name?"})
+chat(slot=1)
