@@ -40,7 +40,7 @@ class Unsorted(Scheduler):
     def _joining(streams: AbstractSet[int], prompts: list[Sequence], most: int) -> AbstractSet[int]:
         return frozenset()
 
-    def relocation(self, fixed: AbstractSet[int]) -> Relocation | None:
+    def relocation(self, fixed: AbstractSet[int], spent_s: float = 0.0) -> Relocation | None:
         return None
 
 

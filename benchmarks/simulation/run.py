@@ -134,7 +134,7 @@ class Simulation:
         while not cells.moving.busy and (placement := scheduler.place()) is not None:
             cells.prepare(placement, clock.now)
             scheduler.occupy(placement, clock.now)
-        if not cells.moving.busy and (move := scheduler.relocation(frozenset())) is not None:
+        while (move := scheduler.relocation(frozenset(), cells.moving.spent_s)) is not None:
             cells.relocate(move.source, move.target, copies=move.cost.copies, now=clock.now)
             self.seen.n_relocations += 1
         scheduler.spent_s = cells.moving.spent_s

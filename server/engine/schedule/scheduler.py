@@ -261,10 +261,13 @@ class Scheduler:
             entries.sort(key=_by_slot)  # see `evaluations`
         return entries
 
-    def relocation(self, fixed: AbstractSet[int]) -> Relocation | None:
+    def relocation(self, fixed: AbstractSet[int], spent_s: float = 0.0) -> Relocation | None:
         """Which running sequence another slot is better for, as `evaluations.relocation`; who holds a slot in `fixed`,
-        or asked for a certain one, stays."""
-        if not self._may_be_apart or not self.info.evaluation_s or self.waiting:  # who waits fills the gaps
+        or asked for a certain one, stays. Others have waited `spent_s` for states that were moved in this step.
+
+        Also while somebody waits: an idle slot that he can't have now would part streams until he can.
+        """
+        if not self._may_be_apart or not self.info.evaluation_s:
             return None
         active = list(self.active())
         if len({_turn_of(s) for s in active}) > 1:  # they don't share a step
@@ -272,7 +275,7 @@ class Scheduler:
         fixed = fixed | {slot.id for slot in self.slots if slot.last is not None and slot.last.request.id_slot >= 0}
         fixed |= {s.slot.id for s in active if s.slot is not None and s.request.id_slot >= 0}
         self._may_be_apart = n_runs({s.slot.id for s in active if s.slot is not None}) > 1
-        longest_s = self.params.target_itl_ms / 2e3 or math.inf  # others wait for it, beside their step
+        longest_s = (self.params.target_itl_ms / 2e3 or math.inf) - spent_s  # others wait for it, beside their step
         return relocation(self.slots, self._placer.evaluation_s, self._relocation_cost, longest_s, fixed)
 
     def stay_apart(self) -> None:

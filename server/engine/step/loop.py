@@ -317,15 +317,11 @@ class Instance:
         self._cells.moving.start_reading()
 
     def _relocate(self) -> None:
-        """Bring a sequence to where steps need fewer evaluations, if there is one that it pays for."""
-        if self._cells.moving.busy:
-            return
-        move = self.scheduler.relocation(self._commands.slots)
-        if move is None:
-            return
-        self.mailbox.post()
-        if not self._cells.relocate(move.source, move.target, copies=move.cost.copies, now=self._clock()):
-            self.scheduler.stay_apart()
+        """Bring sequences to where steps need fewer evaluations, as long as there is one that it pays for."""
+        while (move := self.scheduler.relocation(self._commands.slots, self._cells.moving.spent_s)) is not None:
+            self.mailbox.post()
+            if not self._cells.relocate(move.source, move.target, copies=move.cost.copies, now=self._clock()):
+                self.scheduler.stay_apart()
 
     def _shift(self) -> None:
         """Make room in the contexts that are full."""

@@ -118,8 +118,7 @@ class Bench:
             while (placement := self.scheduler.place()) is not None:
                 self.cells.prepare(placement, self.now)
                 self.scheduler.occupy(placement, self.now)
-            move = self.scheduler.relocation(self.fixed)
-            if move is not None:
+            while (move := self.scheduler.relocation(self.fixed, self.cells.moving.spent_s)) is not None:
                 self.n_relocations += 1
                 self.cells.relocate(move.source, move.target, copies=move.cost.copies, now=self.now)
             entries = self.scheduler.plan()
@@ -181,6 +180,20 @@ def test_streams_that_are_left_over_are_brought_together() -> None:
     assert [s.slot.tokens for s in eight[1::2] if s.slot] == [s.content[:-1] for s in eight[1::2]]
     left = [slot.tokens for slot in bench.scheduler.slots if slot.idle] + [e.tokens for e in bench.scheduler.ram]
     assert all(tokens in left for tokens in contents), "a cache was lost by it"
+
+
+def test_they_are_brought_together_within_a_step_and_while_somebody_waits_for_a_slot_of_his() -> None:
+    bench = Bench(16, copy_s=0.001)
+    streams = bench.ask(16)
+    bench.steps(20)
+    prompt = [1, 2, 3]
+    pinned = Ticket(Request(id="", prompt=prompt, id_slot=15), lambda events: None, bench.now, n_open=1)
+    bench.scheduler.waiting.append(Sequence(pinned, 0, TextStream(), prompt))
+    bench.end(streams[:8:2])
+    bench.steps(1)
+    assert bench.scheduler.waiting
+    assert n_runs(bench.ids()) == bench.n_evaluations == 1
+    assert bench.n_relocations > 1
 
 
 @pytest.mark.parametrize("why", ["no memory", "no room"])
