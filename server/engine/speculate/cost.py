@@ -9,6 +9,7 @@ gain of a tenth. For one sequence, or where all do alike, that is the tokens per
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import log, log1p
@@ -102,30 +103,44 @@ class StepCost:
         return min(self._prompt_token_s or even, even)
 
 
-def lengths(
-    reaches: Sequence[Sequence[float]],
-    n_tokens: int,
-    base_s: float,
-    extra_s: Callable[[int], float],
-    most: int,
-) -> list[int]:
-    """How many tokens to take of each guess, when `n_tokens` sequences get one each in `base_s` seconds without any.
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The step that guesses are for: `n_tokens` come out of it in `base_s` seconds without any.
 
-    ``reaches`` has for each guess how likely its tokens are taken, never rising; ``extra_s`` says what so many guessed
-    tokens add to the step. At most `most` tokens in all.
+    ``extra_s`` says what so many guessed tokens add to it, ``evaluation_s`` what each further length does: sequences
+    with cells of their own are evaluated together only as far as they have as many tokens (`schedule.evaluations`).
     """
-    taken = [0] * len(reaches)
+
+    n_tokens: int
+    base_s: float
+    extra_s: Callable[[int], float]
+    evaluation_s: float = 0.0
+
+
+def lengths(reaches: Sequence[Sequence[float]], step: Step, most: int) -> list[int]:
+    """How many tokens to take of each guess, at most `most` in all.
+
+    ``reaches`` has for each guess how likely its tokens are taken, never rising.
+    """
+    taken, n_tokens, base_s = [0] * len(reaches), step.n_tokens, step.base_s
     if base_s <= 0:
         return taken
     ranked = sorted(_gains(reaches), reverse=True)[:most]
     best, n_best, gain = _MARGIN * (1 + n_tokens), 0, 0.0
-    for n, (more, _) in enumerate(ranked, 1):
+    alike = Counter({0: n_tokens})  # sequences by how many of their guesses are taken
+    for n, (more, i) in enumerate(ranked, 1):
         gain += more
-        cost = n_tokens * log1p(extra_s(n) / base_s)
-        if gain - cost > best:
-            best, n_best = gain - cost, n
-        if gain + (len(ranked) - n) * more - cost <= best:  # gains fall, and costs rise
+        alike[taken[i]] -= 1
+        taken[i] += 1
+        alike[taken[i]] += 1
+        n_further = sum([count > 0 for count in alike.values()]) - 1
+        least_s = step.extra_s(n)
+        value = gain - n_tokens * log1p((least_s + n_further * step.evaluation_s) / base_s)
+        if value > best:
+            best, n_best = value, n
+        if gain + (len(ranked) - n) * more - n_tokens * log1p(least_s / base_s) <= best:  # gains fall, and costs rise
             break
+    taken = [0] * len(reaches)
     for _, i in ranked[:n_best]:
         taken[i] += 1
     return taken
@@ -147,28 +162,22 @@ def _gains(reaches: Sequence[Sequence[float]]) -> list[tuple[float, int]]:
     return gains
 
 
-def draft_length(
-    chances: Sequence[float],
-    n_tokens: int,
-    base_s: float,
-    draft_s: Callable[[int], float],
-    extra_s: Callable[[int], float],
-    most: int,
-) -> tuple[int, int]:
-    """(sequences, tokens for each) that a draft model should guess; (0, 0) where nothing pays.
+def draft_length(chances: Sequence[float], step: Step, draft_s: Callable[[int], float], most: int) -> tuple[int, int]:
+    """(sequences, tokens for each) that a draft model should guess, at most `most`; (0, 0) where nothing pays.
 
     ``chances``, never rising, has for each sequence how likely a drafted token is right. A guess of one more token for
-    so many sequences takes ``draft_s``, checking so many takes ``extra_s``; otherwise as in `lengths`.
+    so many sequences takes ``draft_s``.
     """
+    n, n_tokens, base_s = len(chances), step.n_tokens, step.base_s
     best, found = _MARGIN * (1 + n_tokens), (0, 0)
-    n = len(chances)
     counts = sorted({1, n // 4, n // 2, n} - {0})
     for length in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
         if length > most:
             break
         gains = [log1p(_expected(p, length)) for p in chances]
         for count in counts:
-            seconds = base_s + length * draft_s(count) + extra_s(length * count)
+            seconds = base_s + length * draft_s(count) + step.extra_s(length * count)
+            seconds += step.evaluation_s if count < n_tokens else 0.0
             value = sum(gains[:count]) - n_tokens * log(seconds / base_s)
             if value > best:
                 best, found = value, (count, length)
@@ -178,15 +187,3 @@ def draft_length(
 def _expected(p: float, n: int) -> float:
     """Tokens that are taken of `n` when each is right with `p` and the first wrong one ends it."""
     return p * (1 - p**n) / (1 - p) if p < 1 else float(n)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The step that guesses are for: `n_tokens` come out of it in `base_s` seconds without any.
-
-    ``extra_s`` says what so many guessed tokens add to it.
-    """
-
-    n_tokens: int
-    base_s: float
-    extra_s: Callable[[int], float]

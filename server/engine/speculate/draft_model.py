@@ -330,7 +330,7 @@ class Drafting:
     def _length(self, near: Seq[Wanted], step: Step) -> tuple[int, int]:
         chances = [self._right(each) for each in near]
         most = max(self._most(each) for each in near)
-        return draft_length(chances, step.n_tokens, step.base_s, lambda n: self._draft_s(n, step), step.extra_s, most)
+        return draft_length(chances, step, lambda n: self._draft_s(n, step), most)
 
     def _spent(self, count: int, length: int, step: Step) -> float:
         return length * self._draft_s(count, step) + step.extra_s(count * length)
@@ -355,9 +355,7 @@ class Drafting:
         token_s = step.base_s / step.n_tokens
         read_s = self._read_s or _READING * _UNSEEN_SHARE * token_s
         right = self._right(each)
-        count, length = draft_length(
-            [right] * n, step.n_tokens, step.base_s, lambda m: self._draft_s(m, step), step.extra_s, each.most
-        )
+        count, length = draft_length([right] * n, step, lambda m: self._draft_s(m, step), each.most)
         if not count:  # then nothing would be guessed now
             return
         n_expected = step.n_tokens + count * sum(right**i for i in range(1, length + 1))

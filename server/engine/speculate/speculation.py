@@ -8,6 +8,7 @@ from server.engine.media import text_of
 from server.engine.params import EngineParams
 from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
+from server.engine.schedule.scheduler import Entry
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import Step, StepCost, lengths
 from server.engine.speculate.draft_model import DraftCells, Drafting, Wanted
@@ -92,11 +93,11 @@ class Speculation:
         if base_s <= 0.0:  # it is not known yet what steps cost
             return [[] for _ in generating]
         again = 1.0 if self._info.can_cut else _AGAIN
-        step = Step(n, base_s, lambda more: again * max(cost.of(n + more) - base_s, 0.0))
+        step = Step(n, base_s, lambda more: again * max(cost.of(n + more) - base_s, 0.0), self._info.evaluation_s)
         reaches = [s.speculating.reach(len(g)) if s.speculating else [] for s, g in zip(generating, found, strict=True)]
         if self._drafting is not None:
             self._draft(self._drafting, generating, found, reaches, step)
-        chosen = lengths(reaches, n, base_s, step.extra_s, room)
+        chosen = lengths(reaches, step, room)
         guesses = []
         for sequence, guess, n_chosen in zip(generating, found, chosen, strict=True):
             if sequence.speculating is not None:
@@ -172,11 +173,15 @@ class Speculation:
         """A batch with guesses found no cells: go on without them for a while."""
         self._pause = _PAUSE
 
-    def observe(self, n_tokens: int, n_prompt: int, seconds: float) -> None:
-        """A step took `seconds`: `n_tokens` of sequences that generate, guesses included, and `n_prompt` of prompts."""
+    def observe(self, entries: Seq[Entry], n_prompt: int, seconds: float) -> None:
+        """A step with `entries` took `seconds`; `n_prompt` of its tokens are prompts'."""
+        n_tokens = sum([len(e.tokens) for e in entries]) - n_prompt
         if not n_tokens:
             self._cost.observe_prompt(n_prompt, seconds)
         elif not n_prompt:
+            if n_tokens > len(entries):  # as if all were evaluated together
+                n_further = len({len(e.tokens) for e in entries}) - 1
+                seconds = max(seconds - n_further * self._info.evaluation_s, seconds / (1 + n_further))
             self._cost.observe(n_tokens, seconds)
 
     def judge(self, sequence: Sequence, n_right: int) -> None:

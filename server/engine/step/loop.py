@@ -272,7 +272,7 @@ class Instance:
         if self.published.watched:
             self.published.step(entries, n_prompt, seconds)
         if self._speculation is not None:
-            self._speculation.observe(sum([len(e.tokens) for e in entries]) - n_prompt, n_prompt, seconds)
+            self._speculation.observe(entries, n_prompt, seconds)
             if prompts:
                 self._speculation.prepare(e.sequence for e in prompts)
         self.scheduler.commit(entries, seconds)

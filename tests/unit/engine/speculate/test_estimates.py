@@ -1,12 +1,21 @@
 """What is learned of costs and of guesses, and how many guesses follow from it."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.speculate.cost import FORGET, StepCost, draft_length, lengths
+from server.engine.generate.text import TextStream
+from server.engine.params import EngineParams
+from server.engine.request import Request
+from server.engine.schedule.scheduler import Entry
+from server.engine.sequence import Sequence, Ticket
+from server.engine.speculate.cost import FORGET, Step, StepCost, draft_length, lengths
 from server.engine.speculate.lookup import Lookup
+from server.engine.speculate.speculation import Speculation
 from server.engine.speculate.state import SURE, Speculating
+from tests.fakes import FakeRunner
 
 REACHES = st.lists(st.lists(st.floats(0.0, 0.99), max_size=16).map(lambda r: sorted(r, reverse=True)), max_size=8)
 
@@ -118,23 +127,24 @@ def test_guesses_reach_less_far_the_further_ahead_they_are() -> None:
 def test_no_more_is_taken_than_there_is_room_for(
     reaches: list[list[float]], most: int, base_s: float, token_s: float
 ) -> None:
-    chosen = lengths(reaches, max(len(reaches), 1), base_s, lambda n: n * token_s, most)
+    chosen = lengths(reaches, Step(max(len(reaches), 1), base_s, lambda n: n * token_s), most)
     assert sum(chosen) <= most
     assert all(n <= len(reach) for n, reach in zip(chosen, reaches, strict=True))
 
 
 def test_the_likeliest_tokens_of_all_guesses_are_taken() -> None:
     reaches = [[0.9, 0.8, 0.7], [0.3, 0.1], [0.95, 0.2]]
-    assert lengths(reaches, 3, 0.03, lambda n: n * 0.004, 99) == [2, 0, 1]
+    assert lengths(reaches, Step(3, 0.03, lambda n: n * 0.004), 99) == [2, 0, 1]
 
 
 def test_where_a_token_costs_as_much_as_a_step_nothing_is_taken() -> None:
-    assert lengths([[0.98] * 8], 1, 0.01, lambda n: n * 0.01, 99) == [0]
+    assert lengths([[0.98] * 8], Step(1, 0.01, lambda n: n * 0.01), 99) == [0]
 
 
 def test_nobody_is_slowed_down_for_less_than_others_gain() -> None:
     def alone(n: int) -> list[int]:
-        return lengths([[0.97**i for i in range(1, 17)]] + [[]] * (n - 1), n, 0.01 + 0.003 * n, lambda k: k * 0.003, 99)
+        step = Step(n, 0.01 + 0.003 * n, lambda k: k * 0.003)
+        return lengths([[0.97**i for i in range(1, 17)]] + [[]] * (n - 1), step, 99)
 
     assert alone(1)[0] > 8
     assert alone(2)[0] > alone(4)[0] > alone(8)[0] == 0
@@ -142,7 +152,7 @@ def test_nobody_is_slowed_down_for_less_than_others_gain() -> None:
 
 def test_a_draft_is_longer_the_cheaper_and_the_better_it_is() -> None:
     def length(p: float, draft_s: float) -> int:
-        return draft_length([p], 1, 0.01, lambda n: draft_s, lambda n: n * 0.001, 16)[1]
+        return draft_length([p], Step(1, 0.01, lambda n: n * 0.001), lambda n: draft_s, 16)[1]
 
     assert length(0.9, 0.0002) > length(0.9, 0.002) > 0
     assert length(0.9, 0.0002) > length(0.5, 0.0002)
@@ -150,6 +160,29 @@ def test_a_draft_is_longer_the_cheaper_and_the_better_it_is() -> None:
 
 
 def test_only_the_sequences_that_do_well_are_drafted_for() -> None:
-    count, length = draft_length([0.95, 0.9, 0.05, 0.02], 4, 0.01, lambda n: 0.0001 * n, lambda n: n * 0.0003, 16)
+    count, length = draft_length([0.95, 0.9, 0.05, 0.02], Step(4, 0.01, lambda n: n * 0.0003), lambda n: 0.0001 * n, 16)
     assert count == 2
     assert length > 1
+
+
+def test_a_guess_for_one_of_several_streams_is_weighed_with_the_evaluation_that_it_takes() -> None:
+    """With cells of their own, sequences of other lengths are evaluated one after the other."""
+    apart, together = Step(4, 0.01, lambda n: n * 0.0001, 0.009), Step(4, 0.01, lambda n: n * 0.0001)
+    one, all_ = [[0.9, 0.8, 0.7], [], [], []], [[0.9, 0.8, 0.7]] * 4
+    assert lengths(one, together, 99) == [3, 0, 0, 0]
+    assert lengths(one, apart, 99) == [0, 0, 0, 0]
+    assert lengths(all_, apart, 99) == [3, 3, 3, 3]
+    assert draft_length([0.9, 0.1, 0.1, 0.1], apart, lambda n: 0.0001, 16)[0] == 4
+    assert draft_length([0.9, 0.1, 0.1, 0.1], together, lambda n: 0.0001, 16)[0] == 1
+
+
+def test_what_further_evaluations_took_is_not_taken_for_the_cost_of_tokens() -> None:
+    """A step in which one of four streams had four guesses was evaluated twice."""
+    info = replace(FakeRunner(n_seq=4).info, evaluation_s=0.01)
+    guessing = Speculation(EngineParams(), info, None)
+    ticket = Ticket(Request(id="", prompt=[1]), lambda events: None, 0.0)
+    sequence = Sequence(ticket, 0, TextStream(), [1])
+    for lengths_ in ([1, 1, 1, 1], [5, 1, 1, 1]):
+        entries = [Entry(i, 0, [7] * n, True, sequence) for i, n in enumerate(lengths_)]
+        guessing.observe(entries, 0, 0.012 + 0.01 * (max(lengths_) > 1))
+    assert guessing._cost.of(8) == pytest.approx(0.012)
