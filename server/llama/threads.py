@@ -25,6 +25,7 @@ def bound(spec: ModelSpec) -> ModelSpec:
     Raises `ModelFailed` for processors and a priority that can't be had.
     """
     _check_priority(spec)
+    spec = _placed(spec)
     cpus, n_instances = spec.engine.cpus, spec.native.instances
     if not cpus:
         return spec if n_instances == 1 else _with_threads(spec, n_threads(-1) // n_instances)
@@ -36,6 +37,31 @@ def bound(spec: ModelSpec) -> ModelSpec:
         here = ", ".join(map(str, sorted(allowed)))
         raise ModelFailed(spec.id, f"cpu_range, cpu_mask: an instance has no processor, there are only {here}")
     return _with_threads(spec, fewest // n_instances if len(cpus) == 1 else fewest)
+
+
+def _placed(spec: ModelSpec) -> ModelSpec:
+    """With placements of processors that are here, and a thread for each that computes batches."""
+
+    def here(native: LoadParams, name: str) -> LoadParams:
+        placement = native.placement
+        if placement is None:
+            return native
+        if not hasattr(os, "sched_setaffinity"):
+            raise ModelFailed(spec.id, f"{name}: this system can't bind threads to processors")
+        allowed = os.sched_getaffinity(0)
+        cpus, batch = placement.cpus & allowed, placement.cpus_batch & allowed
+        for wanted, some, kind in ((placement.cpus, cpus, ""), (placement.cpus_batch, batch, "_batch")):
+            if wanted and not some:
+                there = ", ".join(map(str, sorted(allowed)))
+                reason = f"{name}cpu_mask{kind}, {name}cpu_range{kind}: there are only processors {there}"
+                raise ModelFailed(spec.id, reason)
+        native = replace(native, placement=replace(placement, cpus=cpus, cpus_batch=batch))
+        if batch and native.n_threads_batch < 0:
+            native = replace(native, n_threads_batch=len(batch))
+        return replace(native, n_threads=len(cpus)) if cpus and native.n_threads < 0 else native
+
+    draft = spec.draft and replace(spec.draft, native=here(spec.draft.native, "draft_"))
+    return replace(spec, native=here(spec.native, ""), draft=draft)
 
 
 def _check_priority(spec: ModelSpec) -> None:

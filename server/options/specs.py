@@ -10,7 +10,7 @@ from server.engine.request import SamplingParams
 from server.engine.speculate.synthetic import rates_of_length
 from server.errors import ConfigError
 from server.options.read.roster import Origin
-from server.options.table.cpus import instance_cpus
+from server.options.table.cpus import instance_cpus, one_set
 from server.options.table.devices import device_sets
 from server.options.table.model import ModelDefaults, ModelSettings
 from server.options.table.option import Table
@@ -18,7 +18,7 @@ from server.options.table.overrides import metadata_override, tensor_override
 from server.options.table.speculation import AUTO
 from server.options.table.values import SAMPLERS, read_json_object
 from server.options.written import flags_of, preset_of
-from server.pool.spec import NOT_HERE, ChatParams, DraftFile, LoadParams, ModelSpec, RemoteFiles
+from server.pool.spec import NOT_HERE, ChatParams, DraftFile, LoadParams, ModelSpec, Placement, RemoteFiles
 
 WHOLE = (1 << 31) - 1
 """As ``fit_ctx``: no context is shortened. llama-server's meaning of ``-c 0`` (common/arg.cpp)."""
@@ -93,6 +93,7 @@ def _load_params(settings: ModelSettings) -> LoadParams:
     values["metadata_overrides"] = tuple(map(metadata_override, settings.override_kv))
     for name in ("n_threads", "n_threads_batch"):
         values[name] = values[name] or -1
+    values["placement"] = _placement(settings)
     if settings.reranking:
         values |= {"embedding": True, "pooling": "rank"}
     return LoadParams(**values)
@@ -103,6 +104,23 @@ def spec_type(settings: ModelDefaults) -> str:
     if settings.spec_type != AUTO:
         return settings.spec_type
     return f"{LOOKUP},draft-simple" if settings.has_draft else LOOKUP
+
+
+def _placement(settings: ModelDefaults) -> Placement | None:
+    """None when nothing is said of it; the same threads compute the draft model, so that what is said of it counts."""
+    batch = one_set(settings.cpu_range_batch, settings.cpu_mask_batch)
+    placement = Placement(frozenset(), batch, bool(settings.cpu_strict), bool(settings.cpu_strict_batch))
+    drafts = _draft_placement(settings, placement)
+    return None if placement == drafts == Placement() else placement
+
+
+def _draft_placement(settings: ModelDefaults, target: Placement) -> Placement:
+    """What is said of neither is as for the model (llama.cpp common/common.cpp, postprocess_cpu_params)."""
+    alone = one_set(settings.draft_cpu_range, settings.draft_cpu_mask)
+    batch = one_set(settings.draft_cpu_range_batch, settings.draft_cpu_mask_batch)
+    strict = bool(settings.draft_cpu_strict) or target.strict
+    strict_batch = bool(settings.draft_cpu_strict_batch) or (strict if alone else target.strict_batch)
+    return Placement(alone, batch or (frozenset() if alone else target.cpus_batch), strict, strict_batch)
 
 
 def _draft(settings: ModelSettings) -> DraftFile | None:
@@ -120,6 +138,7 @@ def _draft(settings: ModelSettings) -> DraftFile | None:
             native,
             n_threads=n_threads,
             n_threads_batch=n_batch_threads,
+            placement=native.placement and _draft_placement(settings, native.placement),
             devices=device_sets(settings.draft_device),
             tensor_overrides=tuple(map(tensor_override, settings.draft_override_tensor)),
             cpu_moe=settings.draft_cpu_moe,

@@ -95,23 +95,15 @@ _REFUSED = {
 }
 _IN_LLAMA_SERVER = "nor has it in llama-server"
 _SPINS = "as the library's threads are OpenMP's, which wait as OMP_WAIT_POLICY and GOMP_SPINCOUNT say"
-_ONE_STEP = "as a step computes prompts and generated tokens together, on the processors of --cpu-mask and --cpu-range"
-_DRAFT = "as a draft model computes on the processors of its model's instance"
-_STRICT = "as the threads of an instance share its processors"
+_ONE_PRIORITY = "as the threads of an instance have one priority, also for its draft model: --prio"
 _DEAD = {
     _IN_LLAMA_SERVER: """
         -dt --defrag-thold LLAMA_ARG_DEFRAG_THOLD
         --spec-draft-p-split --draft-p-split LLAMA_ARG_SPEC_DRAFT_P_SPLIT
     """,
     _SPINS: "--poll --poll-batch --spec-draft-poll --poll-draft --spec-draft-poll-batch --poll-batch-draft",
-    _STRICT: "--cpu-strict",
-    _ONE_STEP: "-Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict-batch --prio-batch",
-    _DRAFT: """
-        --spec-draft-cpu-mask -Cd --cpu-mask-draft --spec-draft-cpu-range -Crd --cpu-range-draft
-        --spec-draft-cpu-strict --cpu-strict-draft --spec-draft-prio --prio-draft
-        --spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft
-        --spec-draft-cpu-range-batch -Crbd --cpu-range-batch-draft --spec-draft-cpu-strict-batch
-        --cpu-strict-batch-draft --spec-draft-prio-batch --prio-batch-draft
+    _ONE_PRIORITY: """
+        --prio-batch --spec-draft-prio --prio-draft --spec-draft-prio-batch --prio-batch-draft
     """,
 }
 """Each takes a value, and no reply depends on it; by the reason, which completes "... has no effect,"."""

@@ -39,6 +39,20 @@ class MetadataOverride:
 
 
 @dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the threads of a context compute, in place of anywhere on their instance's processors.
+
+    ``cpus``: for a token alone; empty = the instance's. ``cpus_batch``: for batches; empty = as ``cpus``. ``strict``: a
+    processor for each thread.
+    """
+
+    cpus: frozenset[int] = frozenset()
+    cpus_batch: frozenset[int] = frozenset()
+    strict: bool = False
+    strict_batch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LoadParams:
     """What the native library gets (llama.cpp common/common.h, common_params). -1 and None mean automatic."""
 
@@ -48,6 +62,7 @@ class LoadParams:
     instances: int = 1
     n_threads: int = -1
     n_threads_batch: int = -1
+    placement: Placement | None = None
     n_batch: int = 2048
     n_ubatch: int = 512
     devices: tuple[tuple[str, ...] | None, ...] = (None,)  # of all instances, or a set for each; None = every GPU

@@ -10,8 +10,10 @@ import pytest
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.step.threads import NICE
+from server.errors import ModelFailed
 from server.llama.loader import LlamaLoader
-from server.pool.spec import LoadParams, ModelSpec
+from server.llama.threads import bound
+from server.pool.spec import LoadParams, ModelSpec, Placement
 from tests.unit.engine.builders import request, run
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -53,6 +55,35 @@ async def test_compute_threads_inherit_the_processors_of_their_instance(tiny_pat
     finally:
         await engine.close()
         weights.close()
+
+
+@two_processors
+@pytest.mark.parametrize("strict", [False, True])
+async def test_prompts_are_computed_elsewhere_and_the_step_thread_comes_back(tiny_path: Path, strict: bool) -> None:
+    alone, batch = frozenset({CPUS[0]}), frozenset({CPUS[1]} if not strict else CPUS[:2])
+    params = EngineParams(cpus=(alone,))
+    placement = Placement(cpus_batch=batch, strict_batch=strict)
+    native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=2, n_threads_batch=2, warmup=False, placement=placement)
+    weights = LlamaLoader().load(ModelSpec("tiny", tiny_path, native=native, engine=params), lambda _: True)
+    before = threads()
+    engine = Engine([weights.runner()], params, asyncio.get_running_loop())
+    try:
+        (reply,) = await run(engine, request("a prompt of some length", max_tokens=1))
+        assert reply.error is None
+        (worker,) = [cpus for thread, cpus in threads().items() if thread not in before and cpus != str(CPUS[0])]
+        assert worker == str(CPUS[1])
+        (reply,) = await run(engine, request("a prompt of some length", max_tokens=3))  # single tokens at the end
+        new = [cpus for thread, cpus in threads().items() if thread not in before]
+        assert new == [str(CPUS[0])] * 2
+    finally:
+        await engine.close()
+        weights.close()
+
+
+def test_processors_that_are_not_here_are_refused(tiny_path: Path) -> None:
+    placement = Placement(cpus_batch=frozenset({max(CPUS) + 1}))
+    with pytest.raises(ModelFailed, match="cpu_mask_batch, cpu_range_batch: there are only processors"):
+        bound(ModelSpec("tiny", tiny_path, native=LoadParams(placement=placement)))
 
 
 OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)

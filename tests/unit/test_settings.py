@@ -319,10 +319,16 @@ SAMPLES = {
     "lora": "a.gguf:0.5",
     "control_vectors": "a.gguf:0.5",
     "cpu_range": "0-1",
+    "cpu_range_batch": "0-1",
+    "draft_cpu_range": "0-1",
+    "draft_cpu_range_batch": "0-1",
     "override_tensor": "exps=CPU",
     "draft_override_tensor": "exps=CPU",
     "override_kv": "key=int:1",
     "cpu_mask": "f",
+    "cpu_mask_batch": "f",
+    "draft_cpu_mask": "f",
+    "draft_cpu_mask_batch": "f",
     "fit_target": "512",
     "memory": "80%",
 }
@@ -384,7 +390,7 @@ def test_every_field_of_the_inside_can_be_configured() -> None:
     derived = {
         ChatParams: {"template", "template_kwargs"},
         EngineParams: {"cpus", "spec_synth"},
-        LoadParams: {"devices", "tensor_overrides", "metadata_overrides", "n_ctx_slot"},
+        LoadParams: {"devices", "placement", "tensor_overrides", "metadata_overrides", "n_ctx_slot"},
     }
     names = {key for section, key in TABLE.entries if section == "model"}
     for inside in (LoadParams, EngineParams, SamplingParams, ChatParams):

@@ -208,7 +208,7 @@ def test_no_command_line_does_worse_than_a_config_error(words: list[str]) -> Non
         (["--no-escape"], "--no-escape has no effect: Llamapool reads no prompts from flags or files"),
         (["--cache-idle-slots"], ""),
         (["--poll", "50"], "--poll has no effect, as the library's threads are OpenMP's"),
-        (["-Cb", "0x3"], "-Cb has no effect, as a step computes prompts and generated tokens together"),
+        (["--prio-batch", "1"], "--prio-batch has no effect, as the threads of an instance have one priority"),
         (["--draft-p-split", "0.1"], "--draft-p-split has no effect, nor has it in llama-server"),
         (["-dt", "0.1"], "-dt has no effect, nor has it in llama-server"),
         (["--no-cache-idle-slots"], "--no-cache-idle-slots has no effect: Llamapool keeps what idle slots hold"),

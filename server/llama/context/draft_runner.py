@@ -10,6 +10,7 @@ from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError
 from server.llama.context.batch import Batch
 from server.llama.context.sequences import Sequences
+from server.llama.context.thread_pools import ThreadPools
 from server.llama.library import C, collect_errors, fast, reason
 from server.llama.sampling.candidates import Logits
 
@@ -30,6 +31,7 @@ class LlamaDraftRunner:
         n_shared: int,
         *,
         deferred: bool,
+        pools: ThreadPools | None = None,
         on_close: Callable[[], None],
     ) -> None:
         self.info = info
@@ -37,6 +39,7 @@ class LlamaDraftRunner:
         self._batch = Batch(info.n_batch, info.n_seq, n_vocab)
         self._n_shared = min(n_shared, n_vocab)
         self._deferred = deferred
+        self._pools = pools
         self._on_close = on_close
         self._outputs: list[int] = []
         self._sequences = Sequences(context, info, 0, self.decode)
@@ -52,10 +55,14 @@ class LlamaDraftRunner:
         context = self._open()
         self._outputs = []
         outputs = self._batch.fill(entries)
+        if self._pools is not None:
+            self._pools.enter(context, self._batch.native.n_tokens)
         with collect_errors(quiet=True) as errors:
             status = C.llama_decode(context, self._batch.native)
             if self._deferred:
                 C.llama_synchronize(context)
+        if self._pools is not None:
+            self._pools.leave()
         self._sequences.decoded(status)
         if status not in (0, 1):
             raise InternalError(f"llama_decode returned {status}: {reason(errors, 'no reason given')}")
@@ -91,4 +98,6 @@ class LlamaDraftRunner:
         context, self._context = self._context, None
         if context is not None:
             C.llama_free(context)
+            if self._pools is not None:
+                self._pools.close()
             self._on_close()

@@ -11,6 +11,7 @@ from server.engine.embedding.vectors import EmbedderInfo, Pooling, Vectors
 from server.engine.media import MediaInput, Spans, position, runs
 from server.errors import InternalError, ModelFailed
 from server.llama.context.batch import Batch, Run
+from server.llama.context.thread_pools import ThreadPools, thread_pools
 from server.llama.files.roles import POOLING_TYPES
 from server.llama.library import C, collect_errors, reason
 from server.llama.media.batch import EmbeddingBatch
@@ -35,6 +36,7 @@ class LlamaEmbeddingRunner:
         self.vocab = vocab
         self.info = info
         self._on_close = on_close
+        self.pools: ThreadPools | None = None  # of the thread that will embed
         self._memory = C.llama_get_memory(context)
         self._batch = Batch(C.llama_n_batch(context), info.n_seq, vocab.n_tokens)
         self._encoder = encoder
@@ -138,10 +140,13 @@ class LlamaEmbeddingRunner:
         self._batch.want_all()
         self._decode_native(context, self._batch.native)
 
-    @staticmethod
-    def _decode_native(context: int, batch: ctypes.Structure) -> None:
+    def _decode_native(self, context: int, batch: ctypes.Structure) -> None:
+        if self.pools is not None:
+            self.pools.enter(context, batch.n_tokens)
         with collect_errors(quiet=True) as errors:
             status = C.llama_decode(context, batch)
+        if self.pools is not None:
+            self.pools.leave()
         if status != 0:
             raise InternalError(f"llama_decode returned {status}: {reason(errors, 'no reason given')}")
 
@@ -160,6 +165,8 @@ class LlamaEmbeddingRunner:
         if context is None:
             return
         C.llama_free(context)
+        if self.pools is not None:
+            self.pools.close()
         self._on_close(self)
 
 
@@ -191,6 +198,7 @@ def open_embedding_runner(
         if spec.native.warmup:
             with ThreadPoolExecutor(1, "warm-up") as once:  # see `server.llama.weights.model`: its threads end with it
                 once.submit(runner.embed, [[max(vocab.bos, 0)]]).result()
+        runner.pools = thread_pools(spec.native, params)
     except BaseException as error:
         C.llama_free(context)
         if isinstance(error, InternalError):

@@ -13,6 +13,7 @@ from server.errors import InternalError, NotNumbers
 from server.llama.context.batch import Batch
 from server.llama.context.draft_runner import LlamaDraftRunner
 from server.llama.context.sequences import Sequences
+from server.llama.context.thread_pools import ThreadPools
 from server.llama.library import C, collect_errors, fast, reason
 from server.llama.media.batch import EmbeddingBatch
 from server.llama.media.projector import Projector
@@ -46,6 +47,7 @@ class LlamaRunner:
         stateful: bool = False,
         deferred: bool,
         threads: ComputeThreads,
+        pools: ThreadPools | None = None,
         on_close: Callable[["LlamaRunner"], None],
         adapters: Sequence[tuple[Adapter, int]] = (),
         draft: LlamaDraftRunner | None = None,
@@ -61,6 +63,7 @@ class LlamaRunner:
         self._adapters_now: Adapters = ()
         self._deferred = deferred
         self._threads = threads
+        self._pools = pools
         self._on_close = on_close
         self._batch = Batch(info.n_batch, info.n_seq, vocab.n_tokens, info.n_more_outputs)
         self._media = EmbeddingBatch(info.n_batch, info.n_seq, encoder.n_embd, mrope=encoder.mrope) if encoder else None
@@ -115,10 +118,14 @@ class LlamaRunner:
             C.llama_set_causal_attn(context, True)
 
     def _decode_native(self, context: int, batch: ctypes.Structure, outputs: list[int]) -> bool:
+        if self._pools is not None:
+            self._pools.enter(context, batch.n_tokens)
         with collect_errors(quiet=True) as errors:
             status = C.llama_decode(context, batch)
             if self._deferred and outputs:  # nobody reads anything of the others: the next decode waits for them
                 C.llama_synchronize(context)
+        if self._pools is not None:
+            self._pools.leave()
         self._sequences.decoded(status)
         if status == 1:
             return False
@@ -279,6 +286,8 @@ class LlamaRunner:
         if self.draft is not None:
             self.draft.close()
         C.llama_free(context)
+        if self._pools is not None:
+            self._pools.close()
         self._on_close(self)
 
     def _check_token(self, token: int) -> None:

@@ -7,6 +7,7 @@ from server.engine.runner_api import RunnerInfo
 from server.errors import InternalError, ModelFailed
 from server.llama.context.draft_runner import LlamaDraftRunner
 from server.llama.context.params import context_params
+from server.llama.context.thread_pools import thread_pools
 from server.llama.devices import offloads
 from server.llama.files.model_file import ModelFiles
 from server.llama.fit.breakdown import Taken
@@ -69,6 +70,7 @@ class DraftWeights:
         return LlamaDraftRunner(
             *(context, info, self._n_vocab, self._n_vocab_target),
             deferred=offloads(self._file.native),
+            pools=thread_pools(self._file.native, params),
             on_close=self._forget,
         )
 

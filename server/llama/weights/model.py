@@ -14,6 +14,7 @@ from server.llama.context.embedding_params import embedding_params
 from server.llama.context.embedding_runner import LlamaEmbeddingRunner, open_embedding_runner
 from server.llama.context.params import can_cut, generator_params, stateful, windowed
 from server.llama.context.runner import LlamaRunner
+from server.llama.context.thread_pools import thread_pools
 from server.llama.devices import offloads
 from server.llama.files.chat_templates import built_in_template
 from server.llama.files.fingerprint import fingerprint
@@ -149,6 +150,7 @@ class LlamaWeights:
             n_swa=C.llama_model_n_swa(model),
             stateful=stateful(model),
             threads=ComputeThreads(params.n_threads, params.n_threads_batch),
+            pools=thread_pools(self._spec.native, params),
             deferred=offloads(self._spec.native),
             on_close=self._forget,
             adapters=[(native.adapter, native.pointer) for native in self._adapters],

@@ -49,5 +49,22 @@ def instance_cpus(ranges: tuple[str, ...], masks: tuple[str, ...]) -> tuple[froz
     return tuple(by_range | by_mask for by_range, by_mask in pairs)
 
 
+def one_set(ranges: str, mask: str) -> frozenset[int]:
+    """Processors by a range, by a mask, or by both; none of either."""
+    return (range_cpus(ranges) if ranges else frozenset()) | (mask_cpus(mask) if mask else frozenset())
+
+
+def known_range(value: str) -> str:
+    """`value`, a range or nothing."""
+    one_set(value, "")
+    return value
+
+
+def known_mask(value: str) -> str:
+    """`value`, a mask or nothing."""
+    one_set("", value)
+    return value
+
+
 def _for_all(given: list[frozenset[int]], n: int) -> list[frozenset[int]]:
     return given * n if len(given) == 1 else given

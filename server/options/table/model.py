@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from server.options.table.adapters import AdapterSettings
 from server.options.table.chat import ChatSettings
-from server.options.table.cpus import known_masks, known_ranges
+from server.options.table.cpus import known_mask, known_masks, known_range, known_ranges
 from server.options.table.devices import AUTO, DeviceSets
 from server.options.table.embedding import EmbeddingSettings
 from server.options.table.hub import ImageName, RepositoryName, Url
@@ -161,6 +161,17 @@ class HardwareSettings(SettingsModel):
     """Processors that compute, such as 0-3; with commas, a range for each instance. Linux only."""
     cpu_mask: Annotated[TextList, option("-C", "--cpu-mask", metavar="M,..."), AfterValidator(known_masks)] = ()
     """The same as hexadecimal masks, in addition to the ranges."""
+    cpu_strict: Annotated[Int, option("--cpu-strict", metavar="0|1"), Field(ge=0, le=1)] = 0
+    """1: each compute thread keeps to a processor of its own. Linux only."""
+    cpu_range_batch: Annotated[
+        str, option("-Crb", "--cpu-range-batch", metavar="LO-HI"), AfterValidator(known_range)
+    ] = ""
+    """Processors that compute prompts, and the tokens of several slots together, of all instances; default: those of
+    cpu_range and cpu_mask. As many threads as there are, unless n_threads_batch says so."""
+    cpu_mask_batch: Annotated[str, option("-Cb", "--cpu-mask-batch", metavar="M"), AfterValidator(known_mask)] = ""
+    """The same as a hexadecimal mask, in addition to the range."""
+    cpu_strict_batch: Annotated[Int, option("--cpu-strict-batch", metavar="0|1"), Field(ge=0, le=1)] = 0
+    """1: so does each thread that computes prompts."""
     prio: Annotated[Int, option("--prio"), Field(ge=-1, le=3)] = 0
     """Priority of the threads that compute: low (-1, nice 5 or what the process has if that is more), the process's
     (0), medium (1, nice -5), high (2, -10), highest (3, -20). The system may refuse the last three. Linux only."""

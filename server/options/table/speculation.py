@@ -3,8 +3,9 @@
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from server.options.table.cpus import known_mask, known_range
 from server.options.table.devices import AUTO as AUTO_DEVICES
 from server.options.table.devices import OneDeviceSet
 from server.options.table.hub import RepositoryName
@@ -186,6 +187,37 @@ class SpeculationSettings(SettingsModel):
         Int, option("-tbd", "--threads-batch-draft", "--spec-draft-threads-batch", metavar="N"), Field(ge=-1)
     ] = -1
     """CPU threads of the draft model for prompts; -1 = as draft_n_threads, 0 = all."""
+    draft_cpu_range: Annotated[
+        str,
+        option("-Crd", "--cpu-range-draft", "--spec-draft-cpu-range", metavar="LO-HI"),
+        AfterValidator(known_range),
+    ] = ""
+    """Processors that compute the draft model, of all instances; default: the instance's."""
+    draft_cpu_mask: Annotated[
+        str, option("-Cd", "--cpu-mask-draft", "--spec-draft-cpu-mask", metavar="M"), AfterValidator(known_mask)
+    ] = ""
+    """The same as a hexadecimal mask, in addition to the range."""
+    draft_cpu_strict: Annotated[
+        Int, option("--cpu-strict-draft", "--spec-draft-cpu-strict", metavar="0|1"), Field(ge=0, le=1)
+    ] = 0
+    """1: each thread of the draft model keeps to a processor of its own; also with cpu_strict."""
+    draft_cpu_range_batch: Annotated[
+        str,
+        option("-Crbd", "--cpu-range-batch-draft", "--spec-draft-cpu-range-batch", metavar="LO-HI"),
+        AfterValidator(known_range),
+    ] = ""
+    """Processors that compute prompts of the draft model, and the guesses of several slots together; default: those of
+    draft_cpu_range and draft_cpu_mask, else of cpu_range_batch and cpu_mask_batch."""
+    draft_cpu_mask_batch: Annotated[
+        str,
+        option("-Cbd", "--cpu-mask-batch-draft", "--spec-draft-cpu-mask-batch", metavar="M"),
+        AfterValidator(known_mask),
+    ] = ""
+    """The same as a hexadecimal mask, in addition to the range."""
+    draft_cpu_strict_batch: Annotated[
+        Int, option("--cpu-strict-batch-draft", "--spec-draft-cpu-strict-batch", metavar="0|1"), Field(ge=0, le=1)
+    ] = 0
+    """1: so does each thread of the draft model that computes prompts."""
     draft_device: Annotated[
         OneDeviceSet, option("-devd", "--device-draft", "--spec-draft-device", metavar="NAME,...")
     ] = (AUTO_DEVICES,)
