@@ -16,7 +16,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page vendor clean
+.PHONY: profile trace fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -42,7 +42,7 @@ quick: $(VENV)/.installed-dev $(VENV)/.templates
 # that people run.
 nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --hypothesis-profile=search --cov
-	$(MAKE) kinds conformance clients page
+	$(MAKE) kinds conformance clients page docs
 
 # Every kind of memory and weight type, beside llama-server, another device, and damaged headers: six minutes.
 kinds: $(VENV)/.installed-dev
@@ -78,6 +78,15 @@ bench-gpu: $(VENV)/.installed-bench
 	    --scenario one,slots,rate,prefix,long,half,left --json build/bench-gpu-$$n.json || exit 1; \
 	done
 
+# Where the time of a step and of a request goes, as flame graphs: build/profile/{step,request}.svg, half a minute.
+profile: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks.profile
+
+# One request's way through the files, as text: build/trace.txt.
+trace: $(VENV)/.installed-dev
+	@mkdir -p build
+	$(BIN)/python -m benchmarks.trace > build/trace.txt
+
 # llama.cpp's own server tests, some ten minutes; every night in CI. They have an environment of their own.
 conformance: $(VENV)/.installed $(CONFORMANCE)/.installed
 	$(CONFORMANCE)/bin/python tests/conformance/run.py --python $(CURDIR)/$(BIN)/python
@@ -111,8 +120,14 @@ $(VENV)/.installed-page: pyproject.toml $(VENV)/.installed-dev
 vendor:
 	$(PYTHON) extras/page/vendor.py
 
-docs: $(VENV)/.installed-dev
+# What is generated in docs/ is written anew, then all of it becomes a site in build/site; a link that leads nowhere is an error.
+docs: $(VENV)/.installed-docs
 	$(BIN)/python -m server docs --write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(VENV)/.installed-docs: pyproject.toml $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet --editable '.[dev,docs]'
+	@touch $@
 
 # The chat templates of llama-cpp-python's source distribution; where it can't be had, the tests of them are skipped,
 # or fail in CI. So it is with the model below.

@@ -407,7 +407,7 @@ def test_the_keyboard_reaches_the_views_and_the_message(visit: Visit) -> None:
 def test_the_example_page_completes_a_prompt(browser: Any) -> None:
     with llamapool(DEMO, "--path", str(ROOT / "docs"), "-c", "2048") as server:
         visit = Visit(browser, server.base_url)
-        visit.page.goto(f"{server.base_url}/completion.html")
+        visit.page.goto(f"{server.base_url}/example-page.html")
         visit.page.click("button:has-text('Complete')")
         visit.page.wait_for_selector("small:has-text('tokens/s')")
         assert visit.page.inner_text(".new").strip()

@@ -1,0 +1,47 @@
+"""Blocks of code in documents are of the language that they say, and links within the repository lead somewhere."""
+
+import ast
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    path
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("*/*/README.md"))
+    if not {".venv", "build"} & set(path.relative_to(ROOT).parts)
+)
+_OF_MODELS = ("tool-formats.md",)  # has what models write
+_FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+
+
+def _blocks(page: Path, *languages: str) -> Iterator[str]:
+    for match in _FENCE.finditer(page.read_text()):
+        if match[1] in languages:
+            yield match[2]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_blocks_are_of_their_language(page: Path) -> None:
+    for code in _blocks(page, "python"):
+        ast.parse(code)
+    for code in _blocks(page, "json") if page.name not in _OF_MODELS else ():
+        json.loads("\n".join(line for line in code.splitlines() if not line.startswith("//")))  # says which file it is
+    for code in _blocks(page, "yaml"):
+        list(yaml.safe_load_all(code))
+    for code in _blocks(page, "sh", "bash"):
+        done = subprocess.run(["bash", "-n"], input=code, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, f"{code}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = _FENCE.sub("", page.read_text())
+    targets = [target for target in _LINK.findall(text) if not re.match(r"[a-z]+:", target)]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
