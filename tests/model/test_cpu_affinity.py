@@ -3,15 +3,18 @@
 import asyncio
 import contextlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
-from server.engine.step.threads import NICE
+from server.engine.step.threads import NICE, bind
 from server.errors import ModelFailed
+from server.llama.context.batch import Run
 from server.llama.loader import LlamaLoader
+from server.llama.neighbours import ComputeThreads
 from server.llama.threads import bound
 from server.pool.spec import LoadParams, ModelSpec, Placement
 from tests.unit.engine.builders import request, run
@@ -59,25 +62,28 @@ async def test_compute_threads_inherit_the_processors_of_their_instance(tiny_pat
 
 @two_processors
 @pytest.mark.parametrize("strict", [False, True])
-async def test_prompts_are_computed_elsewhere_and_the_step_thread_comes_back(tiny_path: Path, strict: bool) -> None:
+def test_prompts_are_computed_elsewhere_and_the_thread_that_decodes_comes_back(
+    tiny_path: Path, strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ComputeThreads, "change", lambda self: None)  # whatever else is at work here
     alone, batch = frozenset({CPUS[0]}), frozenset({CPUS[1]} if not strict else CPUS[:2])
-    params = EngineParams(cpus=(alone,))
     placement = Placement(cpus_batch=batch, strict_batch=strict)
     native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=2, n_threads_batch=2, warmup=False, placement=placement)
-    weights = LlamaLoader().load(ModelSpec("tiny", tiny_path, native=native, engine=params), lambda _: True)
+    weights = LlamaLoader().load(ModelSpec("tiny", tiny_path, native=native), lambda _: True)
+    runner = weights.runner()
     before = threads()
-    engine = Engine([weights.runner()], params, asyncio.get_running_loop())
-    try:
-        (reply,) = await run(engine, request("a prompt of some length", max_tokens=1))
-        assert reply.error is None
-        (worker,) = [cpus for thread, cpus in threads().items() if thread not in before and cpus != str(CPUS[0])]
-        assert worker == str(CPUS[1])
-        (reply,) = await run(engine, request("a prompt of some length", max_tokens=3))  # single tokens at the end
-        new = [cpus for thread, cpus in threads().items() if thread not in before]
-        assert new == [str(CPUS[0])] * 2
-    finally:
-        await engine.close()
-        weights.close()
+
+    def where_after(tokens: range) -> list[str]:
+        assert runner.decode([Run(0, tokens.start, list(tokens), want_logits=True)])
+        return sorted(cpus for thread, cpus in threads().items() if thread not in before)
+
+    with ThreadPoolExecutor(1, "step", initializer=bind, initargs=(alone,)) as step:
+        try:
+            assert step.submit(where_after, range(5)).result() == [str(CPUS[0]), str(CPUS[1])]  # itself, a worker
+            assert step.submit(where_after, range(5, 6)).result() == [str(CPUS[0])] * 2
+        finally:
+            step.submit(runner.close).result()
+    weights.close()
 
 
 def test_processors_that_are_not_here_are_refused(tiny_path: Path) -> None:
