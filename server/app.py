@@ -32,6 +32,7 @@ from server.options.table.server import VERBOSITY_DETAILED
 from server.page.history import History
 from server.page.live import Live
 from server.page.serving import page_of
+from server.page.tools.catalogue import Tools
 from server.pool.budget import read_budget
 from server.pool.events import StatusChanged
 from server.pool.load.lifecycle import Factories
@@ -104,6 +105,7 @@ def create_app(
         pool=pool,
         live=Live(pool.states, History(pool.states)),
         options=http_options(server),
+        tools=Tools(server.enabled_tools),
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
         metrics=Metrics(),
@@ -181,7 +183,8 @@ def http_options(server: ServerSettings) -> HttpOptions:
         slots=server.slots,
         props=server.props,
         ui=server.ui,
-        proxy=server.ui_mcp_proxy,
+        proxy=server.ui_mcp_proxy or server.agent,
+        ui_settings=server.ui_config,
         verbose=server.verbosity >= VERBOSITY_DETAILED,
         timeout_s=server.timeout_s,
         idle_s=server.idle_s,
@@ -194,12 +197,19 @@ def http_options(server: ServerSettings) -> HttpOptions:
         cache_scope=None if server.cache_scope == "auto" else server.cache_scope,
         allowed_hosts=tuple(host.lower() for host in server.allowed_hosts),
         cors=CorsOptions(
-            origins="" if server.closed and server.cors_origins.strip() == "*" else server.cors_origins,
+            origins=cors_origins(server),
             methods=server.cors_methods,
             headers=server.cors_headers,
             credentials=server.cors_credentials,
         ),
     )
+
+
+def cors_origins(server: ServerSettings) -> str:
+    """With tools of this machine only pages that are served from it may call, unless others are named."""
+    if server.enabled_tools and "cors_origins" not in server.model_fields_set:
+        return "" if server.closed else "localhost"
+    return "" if server.closed and server.cors_origins.strip() == "*" else server.cors_origins
 
 
 def n_prepare_threads(server: ServerSettings) -> int:

@@ -36,7 +36,6 @@ FIXED = (
         True,
         "always batches continuously",
     ),
-    Fixed(("-ag", "--agent"), ("-no-ag", "--no-agent"), "LLAMA_ARG_AGENT", False, "has no built-in tools"),
     Fixed(
         ("--cache-idle-slots",),
         ("--no-cache-idle-slots",),
@@ -72,19 +71,17 @@ FIXED = (
     ),
 )
 
-_MCP = "has no tools of its own and speaks to no MCP server: clients bring tools"
+_MCP = "speaks to no MCP server and enters no container: its tools work on this machine"
 _REMOVED = "has no such option, nor has llama-server any more"
 _REFUSED = {
     "takes pictures and sounds, and no videos yet": """
         --video-fps --video-timestamp-interval --video-ffmpeg-dir
         LLAMA_ARG_VIDEO_FPS LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL LLAMA_ARG_VIDEO_FFMPEG_DIR
     """,
-    "is not told to by flags yet": """
-        --ui-config --webui-config --ui-config-file --webui-config-file LLAMA_ARG_UI_CONFIG LLAMA_ARG_UI_CONFIG_FILE
-    """,
+    "is told the page's settings by ui_config": "LLAMA_ARG_UI_CONFIG_FILE",
     _MCP: """
-        --tools --tools-runtime --mcp-servers-config --mcp-servers-json
-        LLAMA_ARG_TOOLS LLAMA_ARG_TOOLS_RUNTIME LLAMA_ARG_MCP_SERVERS_CONFIG LLAMA_ARG_MCP_SERVERS_JSON
+        --tools-runtime --mcp-servers-config --mcp-servers-json
+        LLAMA_ARG_TOOLS_RUNTIME LLAMA_ARG_MCP_SERVERS_CONFIG LLAMA_ARG_MCP_SERVERS_JSON
     """,
     "writes nothing of what its users say to disk": "--log-prompts-dir",
     "gives every model the same time to end (drain_s)": "stop-timeout",

@@ -29,7 +29,7 @@
 ``POST /api/chat  /api/generate``                   `ollama`: Ollama's API
 ``POST /api/embed  /api/embeddings``
 ``GET  /api/tags  /api/ps  /api/version``           its models; ``POST /api/show`` has one model's facts
-``GET  /page/live``                                 `page`: what engines do, for the web page
+``GET  /page/live  /page/config``                   `page`: what engines do, for the web page, and its settings
 ``GET/POST /tools  /cors-proxy``                    what llama-server's page asks for
 ``GET  /docs  /openapi.json``                       `openapi`: this API, as a page and described; open without a key
 ==================================================  =============================================

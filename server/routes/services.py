@@ -10,6 +10,7 @@ from server.engine.cache_scope import Mode
 from server.media.sight import Sight
 from server.metrics.exposition import Metrics
 from server.page.live import Live
+from server.page.tools.catalogue import Tools
 from server.pool.pool import Pool
 from server.pool.saved.slot_files import SlotFiles
 from server.routes.gate import Gate
@@ -37,6 +38,7 @@ class Services:
     metrics: Metrics
     sight: Sight
     live: Live
+    tools: Tools
     slot_files: SlotFiles | None = None  # where slots are saved; None = nowhere
     running: Running = field(default_factory=Running)
     gate: Gate = field(default_factory=Gate)

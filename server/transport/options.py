@@ -1,6 +1,8 @@
 """What the HTTP side needs of the settings, as plain values."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from server.engine.cache_scope import Mode
 
@@ -33,6 +35,7 @@ class HttpOptions:
     props: bool = False  # POST /props answers
     ui: bool = True  # there is a web page
     proxy: bool = False  # /cors-proxy forwards
+    ui_settings: Mapping[str, Any] = field(default_factory=dict)  # what the page begins with
     verbose: bool = False  # replies tell details (`__verbose`) unless a request says otherwise
     timeout_s: float = 3600.0  # within which a body must have arrived
     idle_s: float = IDLE_S  # longest silence within a body, longest wait for a client to read a stream

@@ -22,11 +22,14 @@ _OF_PATH: dict[tuple[str, str], Scope] = {
     ("GET", "/metrics"): "metrics",
     ("GET", "/cors-proxy"): "props",  # it reaches whatever this machine does
     ("POST", "/cors-proxy"): "props",
+    ("POST", "/tools"): "props",  # so do they
 }
 _LISTS = ("/models", "/v1/models")
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _STEERING = frozenset({"/v1/chat/completions/control", "/v1/streams/lookup"})
-_ON_DISK = frozenset({("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")})
+_ON_DISK = frozenset({("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")}) | {
+    ("POST", "/tools")
+}
 
 
 def scope_of(method: str, path: str, query: bytes = b"") -> Scope | None:
@@ -57,7 +60,7 @@ def changes_the_server(method: str, path: str, query: bytes = b"") -> bool:
 
 
 def changes_the_disk(method: str, path: str) -> bool:
-    """Whether it downloads a model or deletes its files."""
+    """Whether it downloads a model or deletes its files, or has a tool do what the server may."""
     return (method, path) in _ON_DISK
 
 

@@ -51,7 +51,9 @@ class Guard:
         if method in ("POST", "PUT", "PATCH") and not _is_json(headers):
             raise NotJson("send the body as Content-Type: application/json, or an API key with it")
         if changes_the_disk(method, path) and not is_local((scope.get("client") or ("127.0.0.1",))[0]):
-            raise PermissionDenied("models are downloaded and removed by clients of this machine, or with an API key")
+            raise PermissionDenied(
+                "models are downloaded and removed, and tools used, by clients of this machine, or with an API key"
+            )
 
     def is_foreign(self, headers: Headers) -> bool:
         """Whether it comes from a page that is neither this server's, nor this machine's, nor listed.

@@ -15,6 +15,7 @@ ANY_KEY = {
         "/responses/{response_id}",
         "/v1/stream",
         "/tools",
+        "/page/config",
     ),
 }
 """Reads that any key may do."""
@@ -40,11 +41,17 @@ def test_what_changes_the_server_is_known():
     assert changing == {
         *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/models/load"), ("POST", "/models/unload")),
         *(("POST", "/api/pull"), ("DELETE", "/api/delete")),
-        *(("GET", "/cors-proxy"), ("POST", "/cors-proxy")),
+        *(("GET", "/cors-proxy"), ("POST", "/cors-proxy"), ("POST", "/tools")),
         *(("POST", "/lora-adapters"), ("POST", "/props"), ("POST", "/slots/{id_slot}")),
     }
     assert {each for each in changing if changes_the_disk(*each)} == {
-        *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")),
+        *(
+            ("POST", "/models"),
+            ("DELETE", "/models"),
+            ("POST", "/api/pull"),
+            ("DELETE", "/api/delete"),
+            ("POST", "/tools"),
+        ),
     }
 
 

@@ -1,0 +1,106 @@
+"""``--tools``: who may use them, and what their processes do."""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.app import cors_origins
+from tests.api.conftest import Serve, make_settings
+
+ALL = {"tools": "all"}
+
+
+async def use(client: httpx.AsyncClient, tool: str, params: object, **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await client.post("/tools", json={"tool": tool, "params": params}, headers=named)
+
+
+async def test_tools_work_in_the_folder_that_the_header_names(serve: Serve, tmp_path: Path) -> None:
+    async with serve(server=ALL) as api:
+        shown = (await api.client.get("/tools")).json()
+        assert {one["tool"] for one in shown if one["permissions"]["write"]} == {
+            *("exec_shell_command", "write_file", "edit_file")
+        }
+        assert (await api.client.get("/page/config")).json()["tools"] is True
+        here = {"x_tool_cwd": str(tmp_path)}
+        await use(api.client, "write_file", {"path": "a.txt", "content": "hello\n", "cwd": "/nowhere"}, **here)
+        assert (tmp_path / "a.txt").read_text() == "hello\n"
+        said = await use(api.client, "exec_shell_command", {"command": "cat a.txt; exit 3"}, **here)
+        assert said.json() == {"plain_text_response": "hello\n\n[exit code: 3]"}
+        raw = await use(api.client, "read_file", {"path": "a.txt"}, x_resp_type="base64", **here)
+        assert raw.json() == {"base64": "aGVsbG8K", "size_bytes": 6}
+        gone = await use(api.client, "read_file", {"path": "a.txt"}, x_tool_cwd=str(tmp_path / "gone"))
+        assert "can't work" in gone.json()["error"]
+
+
+async def test_a_command_has_bounds_and_none_of_the_servers_keys(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_API_KEY", "secret")
+    async with serve(server=ALL) as api:
+        params = {"command": "echo $LLAMA_API_KEY; yes | head -c 100000", "max_output_size": 5}
+        said = (await use(api.client, "exec_shell_command", params)).json()["plain_text_response"]
+        assert said == "\ny\ny\n\n[output truncated]\n[exit code: 0]"
+        said = (await use(api.client, "exec_shell_command", {"command": "echo a; sleep 1000", "timeout": 0})).json()
+        assert said["plain_text_response"].endswith("[exit code: -9] [exit due to timed out]")
+
+
+async def test_output_comes_as_it_is_written(serve: Serve) -> None:
+    async with serve(server=ALL) as api:
+        body = {"tool": "exec_shell_command", "params": {"command": "echo hello"}, "stream": True}
+        reply = await api.client.post("/tools", json=body)
+        events = [json.loads(line[6:]) for line in reply.text.split("\n") if line.startswith("data: ")]
+        assert events == [{"chunk": "hello\n"}, {"chunk": "\n[exit code: 0]"}, {"done": True}]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 400),
+        ({"tool": "get_info", "params": []}, 400),
+        ({"tool": "nothing"}, 404),
+        ({"tool": "read_file"}, 400),
+        ({"tool": "read_file", "params": {"path": "a"}, "stream": True}, 404),
+    ],
+)
+async def test_what_is_no_call_is_refused(serve: Serve, body: object, status: int) -> None:
+    async with serve(server=ALL) as api:
+        assert (await api.client.post("/tools", json=body)).status_code == status
+        elsewhere = await use(api.client, "get_info", {}, x_tool_runtime="docker:busybox")
+        assert elsewhere.status_code == 501
+
+
+async def test_pages_of_others_and_other_machines_use_no_tools(serve: Serve) -> None:
+    async with serve(server=ALL) as api:
+        foreign = await use(api.client, "get_info", {}, Origin="http://evil.example")
+        assert foreign.status_code == 403
+        transport = httpx.ASGITransport(api.app, client=("192.0.2.7", 1234))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as other:
+            assert (await use(other, "get_info", {})).status_code == 403
+        for origin, allowed in (("http://localhost:8080", True), ("http://evil.example", False)):
+            asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            reply = await api.client.options("/completions", headers=asked)
+            assert ("access-control-allow-origin" in reply.headers) is allowed
+
+
+@pytest.mark.parametrize(
+    ("given", "origins"),
+    [
+        ({}, "*"),
+        ({"tools": "get_info"}, "localhost"),
+        ({"agent": True}, "localhost"),
+        ({"agent": True, "cors_origins": "*"}, "*"),
+        ({"agent": True, "closed": True, "api_keys": ["a"]}, ""),
+    ],
+)
+def test_with_tools_only_this_machines_pages_may_call_unless_others_are_named(
+    given: dict[str, object], origins: str
+) -> None:
+    assert cors_origins(make_settings(server=given).server) == origins
+
+
+async def test_the_pages_settings_are_told(serve: Serve) -> None:
+    config = {"systemMessage": "Be kind.", "temperature": 0.3}
+    async with serve(server={"ui_config": config}) as api:
+        assert (await api.client.get("/page/config")).json() == {"settings": config, "tools": False}
+        assert (await api.client.get("/props")).json()["ui_settings"] == config
