@@ -322,6 +322,7 @@ SAMPLES = {
     "cpu_range_batch": "0-1",
     "draft_cpu_range": "0-1",
     "draft_cpu_range_batch": "0-1",
+    "tools": "get_info",
     "override_tensor": "exps=CPU",
     "draft_override_tensor": "exps=CPU",
     "override_kv": "key=int:1",
@@ -355,6 +356,7 @@ def observed(argv: list[str]) -> tuple[Any, ...]:
 def test_every_option_reaches_the_server_settings_or_a_model_spec(entry: Entry, tmp_path: Path) -> None:
     template = write(tmp_path, "{{ messages }}", "t.jinja")
     special = {
+        "ui_config": ["--ui-config", '{"theme": "dark"}'],
         "chat_template_file": ["--chat-template-file", str(template)],
         "grammar_file": ["--grammar-file", str(template)],
         "json_schema": ["-j", '{"type": "object"}'],
