@@ -127,7 +127,7 @@ def create_app(
     served = page.around(Compression(DirectRoutes(app, app.build_middleware_stack(), ROUTERS, server.api_prefix)))
     # Around everything, Starlette's own middlewares too: it talks to the server's `send` itself.
     app.middleware_stack = Gateway(
-        served, services.options, services.draining, services.metrics.count_request, page.has, ring, services.rates
+        served, services.options, services.draining, services.metrics.ended, page.has, ring, services.rates
     )
     return app
 

@@ -1,10 +1,23 @@
-"""How the process logs: llama-server's --log-* and --verbosity, as a configuration of `logging`."""
+"""How the process logs: llama-server's --log-* and --verbosity, as a configuration of `logging`.
+
+Everything that logs does so through `logging`; structlog writes the lines, with what the emitter gave as ``extra`` and
+what is bound to its context (`structlog.contextvars`): the id of the request at hand. As text these stand behind the
+message as ``name=value``, as JSON they are keys of their own.
+"""
 
 import json
 import logging
 import logging.config
 import sys
+import time
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
+
+from structlog.contextvars import merge_contextvars
+from structlog.processors import ExceptionRenderer, LogfmtRenderer
+from structlog.stdlib import ExtraAdder, ProcessorFormatter
+from structlog.typing import EventDict, WrappedLogger
 
 from server.errors import ConfigError
 from server.options.table.server import LogSettings
@@ -16,45 +29,63 @@ _RESET = "\033[0m"
 BARE = "bare"
 """The mark (in ``extra``) of records that a terminal shows without time and level."""
 _OURS = ("server", "llamapool", "uvicorn")
+_OWN = frozenset(
+    {
+        "event",
+        "exception",
+        "level",
+        "origin",
+        "time",
+        BARE,
+        "message",
+        "asctime",
+        "color_message",
+        "_record",
+        "_from_structlog",
+    }
+)
+_written = LogfmtRenderer(bool_as_flag=False)
 
 
-class LineFormatter(logging.Formatter):
-    """``time level origin: message``, the parts as configured; the level is its first letter.
+def _with_origin(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Who says it, when (unix seconds) and how loud."""
+    record: logging.LogRecord = event["_record"]
+    event.update({"time": record.created, "level": record.levelname[0], "origin": _origin(record.name)})
+    return event
+
+
+def as_json(_: WrappedLogger, __: str, event: EventDict) -> str:
+    """A JSON object with llama-server's keys (llama.cpp common/log.cpp), the origin, and what else there is to say."""
+    message = str(event["event"])
+    if "exception" in event:
+        message += f"\n{event['exception']}"
+    said = {"type": "log", **{key: event[key] for key in ("time", "level", "origin")}, "msg": message}
+    return json.dumps(said | _fields(event), ensure_ascii=False, default=str)
+
+
+def as_text(
+    _: WrappedLogger, __: str, event: EventDict, *, prefix: bool, timestamps: bool, colors: bool, screen: bool
+) -> str:
+    """``time level origin: message name=value …``, the parts as configured; the level is its first letter.
 
     ``screen``: what a person reads as it comes: the first screen has neither there.
     """
-
-    def __init__(
-        self, *, prefix: bool = True, timestamps: bool = True, colors: bool = False, screen: bool = False
-    ) -> None:
-        super().__init__()
-        self._prefix = prefix
-        self._timestamps = timestamps
-        self._colors = colors
-        self._screen = screen
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        """The line, before a traceback is appended."""
-        if self._screen and getattr(record, BARE, False):
-            return record.message
-        letter = record.levelname[0]
-        parts = [f"{self.formatTime(record)} "] if self._timestamps else []
-        if self._prefix:
-            shown = f"{_COLORS.get(letter, '')}{letter}{_RESET}" if self._colors else letter
-            parts.append(f"{shown} {_origin(record.name)}: ")
-        return "".join([*parts, record.message])
+    line, bare = str(event["event"]), screen and event.get(BARE, False)
+    if prefix and not bare:
+        letter = event["level"]
+        shown = f"{_COLORS.get(letter, '')}{letter}{_RESET}" if colors else letter
+        line = f"{shown} {event['origin']}: {line}"
+    if timestamps and not bare:
+        at = event["time"]
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))},{int(at % 1 * 1000):03d} {line}"
+    fields = _fields(event)
+    if fields:
+        line += f" {_written(None, '', fields)}"
+    return f"{line}\n{event['exception']}" if "exception" in event else line
 
 
-class JsonFormatter(logging.Formatter):
-    """A JSON object for each record, with llama-server's keys (llama.cpp common/log.cpp) and the origin."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        message = record.getMessage()
-        if record.exc_info:
-            message += "\n" + self.formatException(record.exc_info)
-        said = {"type": "log", "time": record.created, "level": record.levelname[0], "origin": _origin(record.name)}
-        return json.dumps(said | {"msg": message}, ensure_ascii=False)
+def _fields(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in event.items() if key not in _OWN and value is not None}
 
 
 def _origin(logger: str) -> str:
@@ -71,33 +102,36 @@ def configure(settings: LogSettings) -> None:
 
 
 def log_config(settings: LogSettings) -> dict[str, Any]:
-    """For `logging.config.dictConfig`. Raises nothing; a log file is opened when it is applied."""
+    """For `logging.config.dictConfig`. Raises nothing; a log file is opened when it is applied.
+
+    The file may be moved or cut while it is written to: who rotates logs does either.
+    """
     if settings.log_disable:
         return _tree({"none": {"class": "logging.NullHandler"}}, {}, logging.CRITICAL)
-    formatters = {
-        name: {
-            "()": LineFormatter,
-            "prefix": settings.log_prefix,
-            "timestamps": settings.log_timestamps,
-            "colors": colors,
-            "screen": screen,
-        }
-        for name, colors, screen in (
-            ("terminal", _wants_colors(settings.log_colors), sys.stderr.isatty()),
-            ("file", False, False),
-        )
+    text = partial(as_text, prefix=settings.log_prefix, timestamps=settings.log_timestamps)
+    colors = _wants_colors(settings.log_colors)
+    renderers = {
+        "terminal": as_json if settings.log_jsonl else partial(text, colors=colors, screen=sys.stderr.isatty()),
+        "file": as_json if settings.log_jsonl else partial(text, colors=False, screen=False),
     }
-    if settings.log_jsonl:
-        formatters = {name: {"()": JsonFormatter} for name in formatters}
+    formatters = {name: {"()": formatter, "render": render} for name, render in renderers.items()}
     handlers: dict[str, Any] = {"terminal": {"class": "logging.StreamHandler", "formatter": "terminal"}}
     if settings.log_file is not None:
         handlers["file"] = {
-            "class": "logging.FileHandler",
+            "class": "logging.handlers.WatchedFileHandler",
             "formatter": "file",
             "filename": str(settings.log_file),
             "encoding": "utf-8",
         }
     return _tree(handlers, formatters, level_of(settings.verbosity))
+
+
+def formatter(render: Any) -> logging.Formatter:
+    """Records as lines that `render` (`as_text`, `as_json`) writes."""
+    return ProcessorFormatter(
+        foreign_pre_chain=[merge_contextvars, ExtraAdder()],
+        processors=[_with_origin, ExceptionRenderer(), render],
+    )
 
 
 def level_of(verbosity: int) -> int:

@@ -97,11 +97,18 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The prompt is fully in the cache; first event of every choice, right before its first text."""
+    """The prompt is fully in the cache; first event of every choice, right before its first text.
+
+    Seconds: until there was a slot, that its cells were brought to the prompt's beginning, and from then to here.
+    """
 
     index: int
     n_prompt: int
     n_cached: int
+    id_slot: int = -1
+    queue_s: float = 0.0
+    placement_s: float = 0.0
+    prefill_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +194,7 @@ class Request:
     ``spec_n_max``, ``spec_n_min`` and ``spec_p_min`` bound what is guessed; negative = as configured.
     ``cache_salt`` is what the client says to keep its cells from others, ``cache_scope`` what follows from it and from
     who it is (`engine.cache_scope`).
+    ``log_id`` is what the log calls it: the id of the HTTP request that it is a part of.
     ``priority``: lower is served earlier. ``client``: an opaque name; what one client asks for does not starve others.
     """
 
@@ -220,6 +228,7 @@ class Request:
     cache_salt: str = ""
     cache_scope: str = ""
     media: Spans = ()
+    log_id: str = ""
 
 
 Sink = Callable[[list[Event]], None]

@@ -87,6 +87,7 @@ class Sequence:
     n_scored: int = 0  # prompt tokens whose logits were read for ``prompt_logprobs``
     n_cached: int = -1  # prompt tokens that needed no computing; -1 until the first placement
     placed_at: float = 0.0
+    placement_s: float = 0.0  # that bringing its cells to the prompt's beginning took
     prompt_done_at: float = 0.0
     last_token_at: float = 0.0
 
@@ -235,6 +236,12 @@ class Slot:
         if self.media:
             n = whole(self.media, n)
         return n if not self.floor else reach(n, len(self.tokens), self.floor, [c.n_tokens for c in self.checkpoints])
+
+
+def log_fields(*requests: Request | None) -> dict[str, str]:
+    """What a line of the log says that is about `requests`; for ``extra`` of `logging`."""
+    ids = dict.fromkeys(request.log_id or request.id for request in requests if request is not None)
+    return {"request": ",".join(ids)} if ids else {}
 
 
 _CONTENT = tuple(one.name for one in fields(Slot) if one.name not in ("id", "n_requests"))

@@ -11,6 +11,7 @@ from server.metrics.collector import MAX_TOKENS_NAMES, EngineCollector
 from server.metrics.ledger import Ledger
 from server.metrics.windows import Windows
 from server.pool.state import ModelState
+from server.telemetry.record import Record
 
 _TYPES_OF_MAX = tuple(
     (f"# TYPE {name} gauge\n".encode(), f"# TYPE {name} counter\n".encode()) for name in MAX_TOKENS_NAMES
@@ -42,9 +43,9 @@ class Metrics:
         """Follow the pool: call it on each change of a model's status."""
         self._ledger.observe(states)
 
-    def count_request(self, path_template: str, method: str, status: int) -> None:
-        """Count one answered request. `path_template` comes from the routes, never from the client."""
-        self._requests.labels(path_template, method, str(status)).inc()
+    def ended(self, record: Record) -> None:
+        """Count a request."""
+        self._requests.labels(record.route, record.method, str(record.status)).inc()
 
     def render(self, accept: str, states: Iterable[ModelState], model: str = "") -> tuple[bytes, str]:
         """The text and its content type: Prometheus' plain text, or OpenMetrics where `accept` asks for it.

@@ -240,6 +240,7 @@ async def _late(
         yield words.ping()
         generation = await starting
     except Exception as error:  # noqa: BLE001 (as in `_chunks`)
+        session.failed(error)
         status, body, _ = error_body(error)
         yield words.error(status, body)
         return
@@ -277,6 +278,7 @@ async def _chunks(
         for chunk in writer.finish():
             yield chunk
     except Exception as error:  # noqa: BLE001 (the status is sent: `error_body` logs what is unexpected)
+        session.failed(error)
         status, body, _ = error_body(error)
         yield words.error(status, body)
     finally:

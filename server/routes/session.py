@@ -1,6 +1,7 @@
 """A client's request from the lease to the last event, whatever ends it."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,7 +14,7 @@ from server.constrain.thinking_end import ReasoningSwitch
 from server.conversation.form import Media
 from server.conversation.prompt import can_show
 from server.engine.cache_scope import cache_scope
-from server.engine.request import Event, Failed, Finished, Request, Sink, Text
+from server.engine.request import Event, Failed, Finished, Request, Sink, Started, Text
 from server.engine.sequence import Ticket
 from server.errors import PermissionDenied, Unavailable
 from server.media.source import NOTHING_SEEN, Seen
@@ -21,6 +22,7 @@ from server.pool.lease import Lease
 from server.pool.model import LoadedModel
 from server.pool.spec import Task
 from server.routes.services import Services, caller_of, services, wants_load
+from server.telemetry.record import CANCELLED, FAILED, RECORD, Record, Usage, reason_of
 from server.transport.access.auth import scheduled_client
 from server.transport.access.keys import ANYBODY, Key
 from server.wire.vectors.job import VectorJob
@@ -52,11 +54,17 @@ class Session:
         autoload: bool | None = None,
         key: Key = ANYBODY,
         salt: str = "",
+        record: Record | None = None,
     ) -> None:
         self._services = services
+        self._usage = Usage()
+        self._end = CANCELLED  # what became of choices that don't end by themselves
+        self._log_id = ""
+        self._record = record
+        if record is not None:
+            record.usage, self._log_id = self._usage, record.id
         self._key = key
         self._salt = salt
-        self._n_tokens = 0  # that were read and written
         self._autoload = autoload
         self._keep_alive_s = keep_alive_s
         self._client = client
@@ -65,7 +73,6 @@ class Session:
         self._tickets: list[Ticket] = []
         self._events: deque[Batch] = deque()  # an asyncio.Queue takes a dozen calls for each token
         self._arrival: asyncio.Future[None] | None = None  # what `next` waits for
-        self._n_open = 0
 
     def waits(self, name: str | None) -> bool:
         """Whether the model must be loaded or woken first. Raises `ModelNotFound`."""
@@ -101,9 +108,10 @@ class Session:
                 request.priority = allowed_priority(request.priority, self._key)
                 salt = request.cache_salt or self._salt
                 request.cache_scope = cache_scope(self._services.cache_mode, self._key.owner, salt)
-                self._n_tokens += len(request.prompt)
+                request.log_id = self._log_id
+                self._usage.n_prompt += len(request.prompt)
                 self._tickets.append(model.engine.submit(request, self._sink(number)))
-                self._n_open += request.n
+                self._usage.n_open += request.n
         return result
 
     async def embed(self, name: str | None, task: Task, work: Work[VectorJob], media: Sequence[Media] = ()) -> bytes:
@@ -115,7 +123,7 @@ class Session:
             with embedder.preparing():
                 job = await self._in_thread(lambda model: work(model, seen), model)
                 computing = embedder.submit(job.inputs)
-                self._n_tokens += sum(map(len, job.inputs))
+                self._usage.n_prompt += sum(map(len, job.inputs))
         found = await computing
         return await self._in_thread(lambda _: job.reply(found), model)
 
@@ -134,7 +142,7 @@ class Session:
     @property
     def open(self) -> bool:
         """Whether a choice has not finished, so that `next` has something to wait for."""
-        return self._n_open > 0
+        return self._usage.n_open > 0
 
     async def next(self) -> Batch:
         """The next batch of events; one caller at a time. Raises the error of a request that fails."""
@@ -145,26 +153,37 @@ class Session:
             finally:
                 self._arrival = None
         number, events = self._events.popleft()
+        used = self._usage
         for event in events:
             if isinstance(event, Text):
-                self._n_tokens += len(event.tokens)
-            if isinstance(event, Failed):
+                used.n_predicted += len(event.tokens)
+            elif isinstance(event, Started):
+                used.started(event)
+            elif isinstance(event, Finished):
+                used.finished(event)
+            elif isinstance(event, Failed):
+                self._end = FAILED
                 raise event.error
-            if isinstance(event, Finished):
-                self._n_open -= 1
         return number, events
+
+    def failed(self, error: Exception) -> None:
+        """What ended its reply; to be called before `close` where the reply has begun."""
+        if self._record is not None:
+            self._record.error = reason_of(error)
 
     def close(self) -> None:
         """Cancel what runs and release the lease; later calls do nothing."""
         lease, self._lease = self._lease, None
         if lease is None:
             return
-        self._services.rates.charge(self._key, self._n_tokens)
+        used = self._usage
+        self._services.rates.charge(self._key, used.n_prompt + used.n_predicted)
         for ticket in self._tickets:
             self._services.running.remove(ticket.request.id)
-        if self._n_open:
+        if used.n_open:
             for ticket in self._tickets:
                 lease.model.engine.cancel(ticket)
+            used.cut_off(self._end)
         preparing = self._preparing
         if preparing is None or preparing.done():
             lease.release()
@@ -174,8 +193,10 @@ class Session:
         preparing.add_done_callback(lambda _: loop.call_soon_threadsafe(lease.release))
 
     async def _acquire(self, name: str | None, task: Task = "generate") -> LoadedModel:
+        began = time.perf_counter()
         self._lease = await self._services.pool.acquire(name, autoload=self._autoload, task=task)
         self._lease.keep_alive_s = self._keep_alive_s
+        self._usage.model, self._usage.load_s = self._lease.model.spec.id, time.perf_counter() - began
         return self._lease.model
 
     async def _see(self, media: Sequence[Media], model: LoadedModel) -> Seen:
@@ -187,9 +208,13 @@ class Session:
         return await self._services.sight.see([each for each in media if shown(each)], reader)
 
     async def _in_thread(self, work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
+        began = time.perf_counter()
         future = self._services.prepare.submit(work, model)
         self._preparing = future  # type: ignore[assignment]
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            self._usage.prepare_s += time.perf_counter() - began
 
     def _sink(self, number: int) -> Sink:
         return partial(self._take, number)
@@ -209,7 +234,11 @@ def session_of(request: HttpRequest, keep_alive_s: float | None = None) -> Sessi
 
     salt = request.headers.get("x-cache-salt", "")  # as in vLLM; what the body says counts before it
     return Session(
-        found, client, keep_alive_s, autoload=wants_load(request), key=caller_of(request) or ANYBODY, salt=salt
+        *(found, client, keep_alive_s),
+        autoload=wants_load(request),
+        key=caller_of(request) or ANYBODY,
+        salt=salt,
+        record=request.scope.get(RECORD),
     )
 
 

@@ -49,7 +49,7 @@ class DirectRoutes:
         except ClientDisconnect:
             raise  # nobody is left to answer; the gateway records it
         except Exception as error:
-            await error_response(error, scope["path"].removeprefix(self._prefix))(scope, receive, send)
+            await error_response(error, scope, self._prefix)(scope, receive, send)
             if not isinstance(error, EXPECTED):
                 raise  # the gateway logs whose request it was
             return

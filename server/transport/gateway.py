@@ -15,9 +15,11 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bind_contextvars
 
 from server.errors import AuthenticationFailed, LlamapoolError, NotFound, PermissionDenied, ShuttingDown
-from server.transport.access.auth import OPEN_PATHS, Access, IsOpen
+from server.telemetry.record import RECORD, Record, reason_of
+from server.transport.access.auth import OPEN_PATHS, Access, IsOpen, given_name
 from server.transport.access.cors import CorsPolicy
 from server.transport.access.endpoints import is_administration, is_work
 from server.transport.access.guard import Guard
@@ -34,8 +36,8 @@ from server.wire.messages.errors import speaks_anthropic
 logger = logging.getLogger(__name__)
 access = logging.getLogger("server.access")
 
-CountRequest = Callable[[str, str, int], None]
-"""path template, method, status"""
+Ended = Callable[[Record], None]
+"""Told of each request when it has ended."""
 
 UNMATCHED = "unmatched"
 CLIENT_GONE = 499
@@ -52,25 +54,24 @@ _SERVER = (b"server", b"llamapool")
 class _Exchange:
     """One request and what became of its reply."""
 
-    __slots__ = ("_extra", "_send", "finished", "id", "limits", "method", "started_at", "status")
+    __slots__ = ("_extra", "_send", "limits", "record")
 
-    def __init__(self, send: Send, method: str, id_: bytes, cors: list[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self, send: Send, scope: Scope, headers: Mapping[bytes, bytes], cors: list[tuple[bytes, bytes]]
+    ) -> None:
+        id_, method = request_id(headers), scope["method"]
         self._send = send
         self._extra = [_SERVER, (b"x-request-id", id_), *cors]
-        self.method = method if method in _METHODS else "other"
-        self.id = id_.decode()
-        self.status = 0  # 0 = not begun
-        self.finished = False
-        self.started_at = time.perf_counter()
+        self.record = Record(id_.decode(), method if method in _METHODS else "other", scope["path"], headers=headers)
         self.limits: Callable[[], Headers] | None = None  # headers that say what is left to who sent it
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self.record.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._extra, *(self.limits() if self.limits else ())]
         else:
-            self.finished = not message.get("more_body", False)
-            if self.method == "HEAD":
+            self.record.finished = not message.get("more_body", False)
+            if self.record.method == "HEAD":
                 message = {**message, "body": b""}
         await self._send(message)
 
@@ -93,7 +94,7 @@ class Gateway:
         app: ASGIApp,
         options: HttpOptions,
         draining: asyncio.Event,
-        count: CountRequest,
+        ended: Ended,
         is_page: IsOpen = lambda _: False,
         keys: KeyRing | None = None,
         rates: Rates | None = None,
@@ -110,7 +111,7 @@ class Gateway:
         self._quiet = frozenset(options.api_prefix + path for path in _QUIET)
         self._bodies = BodyMemory(options.max_bodies_bytes)
         self._draining = draining
-        self._count = count
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of any kind."""
@@ -123,13 +124,14 @@ class Gateway:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         origin, method = headers.get(b"origin"), scope["method"]
         if method == "OPTIONS":
-            exchange = _Exchange(send, method, request_id(headers), self._cors.preflight(origin))
+            exchange = _Exchange(send, scope, headers, self._cors.preflight(origin))
             await self._answer(Response(b"", media_type="text/html"), scope, receive, exchange)
             return
+        exchange = _Exchange(send, scope, headers, self._cors.headers(origin))
         scope = dict(scope)  # the server's own must keep its method: it counts the body's bytes by it
+        scope[RECORD] = exchange.record
         if method == "HEAD":  # of every path that has a GET, as in llama-server
             scope |= {"method": "GET", HEAD_ONLY: True}
-        exchange = _Exchange(send, method, request_id(headers), self._cors.headers(origin))
         await self._serve(headers, scope, receive, exchange)
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -148,7 +150,7 @@ class Gateway:
             logger.warning("a WebSocket at %r was refused: %s", scope["path"], error.message)
             await receive()
             if "websocket.http.response" in scope.get("extensions", {}):
-                await error_response(error, scope["path"].removeprefix(self._prefix))(scope, receive, send)
+                await error_response(error, scope, self._prefix)(scope, receive, send)
             else:
                 await send({"type": "websocket.close", "code": 1008})
             return
@@ -156,6 +158,8 @@ class Gateway:
         await EventSocket(self, scope, receive, send, self._bodies).serve()
 
     async def _serve(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+        record = exchange.record
+        bind_contextvars(request=record.id)  # what is logged meanwhile says so
         scope[BODY_SHARE] = share = self._bodies.share()
         try:
             if self._draining.is_set() and scope["path"] not in self._open:
@@ -168,9 +172,10 @@ class Gateway:
                 scope[PLACE] = functools.partial(self._rates.leave, caller)
             await self._app(scope, receive, exchange.send)
         except ClientDisconnect:
-            exchange.status = exchange.status or CLIENT_GONE
-        except SendTimeoutError:
-            logger.warning("request %s: the client stopped reading, dropped", exchange.id)
+            record.status = record.status or CLIENT_GONE
+        except SendTimeoutError as error:
+            record.error = reason_of(error)
+            logger.warning("the client stopped reading, dropped")
             await self._drop(exchange)
         except Exception as error:  # noqa: BLE001 (the last net: logged and answered in _fail)
             await self._fail(error, scope, receive, exchange)
@@ -207,17 +212,20 @@ class Gateway:
 
     async def _fail(self, error: Exception, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         """A fault that no handler answered: as a reply if none has begun, else by ending the connection."""
+        record = exchange.record
+        record.error = record.error or reason_of(error)
         if isinstance(error, AuthenticationFailed):
             client = (scope.get("client") or ["a local socket"])[0]
-            logger.warning("request %s: no valid API key from %s for %r", exchange.id, client, scope["path"])
-        if exchange.status == 0:
-            response = error_response(error, scope["path"].removeprefix(self._prefix))
+            record.key = given_name(record.headers)
+            logger.warning("no valid API key from %s for %r", client, scope["path"], extra={"key": record.key})
+        if record.status == 0:
+            response = error_response(error, scope, self._prefix)
             response.headers.setdefault("Connection", "close")  # the request's body may be unread
             await response(scope, receive, exchange.send)
-        elif exchange.finished:
-            logger.error("request %s failed: %s", exchange.id, type(error).__name__)  # answered and logged inside
+        elif record.finished:
+            logger.error("a request failed: %s", type(error).__name__)  # answered and logged inside
         else:
-            logger.error("request %s failed in the middle of its reply", exchange.id, exc_info=error)
+            logger.error("a request failed in the middle of its reply", exc_info=error)
             await self._drop(exchange)
 
     async def _drop(self, exchange: _Exchange) -> None:
@@ -225,17 +233,18 @@ class Gateway:
         await asyncio.sleep(0)  # so that uvicorn hears of it before it looks for the reply's end
 
     def _record(self, scope: Scope, exchange: _Exchange) -> None:
-        status = exchange.status or CLIENT_GONE
-        self._count(path_template(scope), exchange.method, status)
+        record, caller = exchange.record, scope.get(CALLER)
+        record.elapsed_s = time.perf_counter() - record.started_at
+        record.status = record.status or CLIENT_GONE
+        record.route = path_template(scope)
+        if caller is not None:
+            record.key = caller.name
+        self._ended(record)
         level = logging.DEBUG if scope["path"] in self._quiet or self._is_page(scope["path"]) else logging.INFO
         if access.isEnabledFor(level):
-            elapsed_ms = (time.perf_counter() - exchange.started_at) * 1000
-            cut = "" if exchange.finished else " (cut off)"
             # %r: a path may hold line breaks after unquoting
-            method, path = exchange.method, scope["path"]
-            caller: Key | None = scope.get(CALLER)
-            key = f" {caller.name!r}" if caller is not None and caller.name else ""
-            access.log(level, "%s %r %d %.1f ms %s%s%s", method, path, status, elapsed_ms, exchange.id, key, cut)
+            said = (record.method, record.path, record.status, record.elapsed_s * 1000)
+            access.log(level, "%s %r %d %.1f ms", *said, extra=record.fields())
 
 
 def request_id(headers: Mapping[bytes, bytes]) -> bytes:

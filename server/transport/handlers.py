@@ -11,6 +11,7 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from server.errors import (
     AuthenticationFailed,
@@ -29,6 +30,7 @@ from server.errors import (
     TooLate,
     Unavailable,
 )
+from server.telemetry.record import RECORD, Record, reason_of
 from server.transport.access.guard import NotJson
 from server.transport.access.rates import RateLimited
 from server.transport.bodies.memory import TooManyBodies
@@ -87,8 +89,12 @@ def error_body(error: Exception) -> ErrorReply:
     return _reply(500, "server_error", "internal server error; the server's log has the details")
 
 
-def error_response(error: Exception, path: str) -> Response:
-    """`error` as a whole reply of the endpoint at `path` (without the server's prefix), in the words of its API."""
+def error_response(error: Exception, scope: Scope, prefix: str) -> Response:
+    """`error` as the whole reply to the request of `scope`, in the words of its API; `prefix` is the server's."""
+    path = scope["path"].removeprefix(prefix)
+    record: Record | None = scope.get(RECORD)
+    if record is not None:
+        record.error = reason_of(error)
     status, body, headers = error_body(error)
     for speaks, written in _SPOKEN:
         if speaks(path):
@@ -102,7 +108,7 @@ def add_error_handlers(app: FastAPI, prefix: str) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, SendTimeoutError):  # the reply has begun, nothing more is sent; the gateway logs it
             return Response(status_code=408)
-        return error_response(error, request.scope["path"].removeprefix(prefix))
+        return error_response(error, request.scope, prefix)
 
     async def forget(_: Request, __: Exception) -> None:
         """Nobody is left to answer; the gateway records it."""

@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 from server.cli.command_line import effective_yaml, main, reference_files
 from server.errors import ConfigError
 from server.listen import check_tls, open_listeners
-from server.logs import JsonFormatter, LineFormatter, level_of, log_config
-from server.options.table.server import VERBOSITY_ALL, ServerSettings
+from server.options.table.server import ServerSettings
 from server.settings import TABLE, load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -85,19 +84,6 @@ def test_a_port_may_be_shared() -> None:
         open_listeners(ServerSettings(port=port))
     for listener in (*first, *second):
         listener.close()
-
-
-def test_a_log_of_json_lines() -> None:
-    try:
-        raise ValueError("bad")
-    except ValueError:
-        failure = sys.exc_info()
-    record = logging.LogRecord("server.pool", logging.WARNING, "", 0, "%s is late", ("demo",), failure)
-    said = json.loads(JsonFormatter().format(record))
-    assert (said["type"], said["level"], said["origin"]) == ("log", "W", "pool")
-    assert said["msg"].startswith("demo is late\nTraceback")
-    formatters = log_config(ServerSettings(log_jsonl=True))["formatters"]
-    assert {each["()"] for each in formatters.values()} == {JsonFormatter}
 
 
 def test_bench_has_a_command_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,36 +252,6 @@ def test_a_certificate_that_is_none(tmp_path: Path) -> None:
             check_tls(ServerSettings(ssl_key_file=tmp_path / name, ssl_cert_file=tmp_path / name))
 
 
-@pytest.mark.parametrize(
-    ("verbosity", "level"),
-    [
-        (0, logging.ERROR),
-        (2, logging.WARNING),
-        (3, logging.INFO),
-        (4, logging.DEBUG),
-        (VERBOSITY_ALL, logging.DEBUG - 5),
-    ],
-)
-def test_verbosity_is_a_level(verbosity: int, level: int) -> None:
-    assert level_of(verbosity) == level
-
-
-def test_log_lines_are_as_configured() -> None:
-    record = logging.LogRecord("server.pool", logging.INFO, "", 0, "ready: %s", ("demo",), None)
-    assert LineFormatter(timestamps=False).format(record) == "I pool: ready: demo"
-    assert LineFormatter(prefix=False, timestamps=False).format(record) == "ready: demo"
-    assert LineFormatter(timestamps=False, colors=True).format(record) == "\x1b[32mI\x1b[0m pool: ready: demo"
-    assert LineFormatter().format(record).endswith(" I pool: ready: demo")
-
-
-def test_the_log_configuration_has_a_file_or_nothing(tmp_path: Path) -> None:
-    with_file = log_config(ServerSettings(log_file=tmp_path / "log"))
-    assert set(with_file["handlers"]) == {"terminal", "file"}
-    assert with_file["loggers"]["server"]["level"] == logging.INFO
-    assert set(log_config(ServerSettings(log_disable=True))["handlers"]) == {"none"}
-    logging.config.DictConfigurator(log_config(ServerSettings(log_colors="on")))
-
-
 def test_a_log_file_that_cannot_be_opened_is_one_line(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,10 +284,3 @@ def test_check_config_prints_what_models_take_as_comments(
     assert set(yaml.safe_load(shown)["models"]) == {"a", "b"}
     assert "# a: " in shown
     assert "#   can't be loaded: " in shown
-
-
-def test_the_first_screen_has_no_time_on_a_terminal() -> None:
-    record = logging.LogRecord("server.first_screen", logging.INFO, "", 0, "  try", (), None)
-    record.bare = True
-    assert LineFormatter(screen=True).format(record) == "  try"
-    assert LineFormatter().format(record).endswith(" I first_screen:   try")

@@ -160,7 +160,13 @@ class Outputs:
         n_prompt = len(sequence.request.prompt)
         self._stats.prompt_tokens_cached += sequence.n_cached
         self._stats.time_to_first_token.observe(now - sequence.ticket.submitted_at)
-        return Started(sequence.index, n_prompt, sequence.n_cached)
+        assert sequence.slot is not None
+        return Started(
+            *(sequence.index, n_prompt, sequence.n_cached, self._first_slot + sequence.slot.id),
+            queue_s=sequence.placed_at - sequence.ticket.submitted_at,
+            placement_s=sequence.placement_s,
+            prefill_s=now - sequence.placed_at - sequence.placement_s,
+        )
 
     def _text(self, sequence: Sequence, shown: Shown, now: float) -> Event:
         timings = sequence.timings(now) if sequence.request.timings_per_token else None

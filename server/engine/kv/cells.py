@@ -12,7 +12,7 @@ from server.engine.media import Spans, below, dropped, n_up_to, position, span_a
 from server.engine.prefix.find import Placement
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import Entry, Scheduler
-from server.engine.sequence import Sequence, Slot
+from server.engine.sequence import Sequence, Slot, log_fields
 from server.engine.stats import EngineStats
 from server.engine.step.slot_state import SlotState
 from server.errors import CONTAINED, InvalidRequest
@@ -114,7 +114,9 @@ class Cells:
         if entry.undo is not None and self._rewind(slot, entry.undo):
             sequence.n_taken_back = n_left - entry.undo.n_tokens
             return
-        log.warning("slot %d: wrong guesses could not be taken back, its %d tokens are computed again", slot.id, n_left)
+        about = log_fields(sequence.request)
+        what = "slot %d: wrong guesses could not be taken back, its %d tokens are computed again"
+        log.warning(what, slot.id, n_left, extra=about)
         self._scheduler.park(sequence, now)
         self.clear(slot)
 
@@ -192,7 +194,8 @@ class Cells:
         try:
             self._bring(placement, now)
         except CONTAINED as error:
-            log.warning("slot %d: its prompt is computed from its beginning: %r", slot.id, error)
+            about = log_fields(placement.sequence.request)
+            log.warning("slot %d: its prompt is computed from its beginning: %r", slot.id, error, extra=about)
             self.clear(slot)
 
     def _bring(self, placement: Placement, now: float) -> None:
@@ -430,7 +433,10 @@ class Cells:
                 self._checkpoints_are(slot, parked.checkpoints)
                 self._look(slot)
             else:
-                log.info("slot %d: a parked state of %d tokens does not fit, computing it again", slot.id, n)
+                about = log_fields(sequence.request)
+                log.info(
+                    "slot %d: a parked state of %d tokens does not fit, computing it again", slot.id, n, extra=about
+                )
                 self.clear(slot)
         finally:
             self._scheduler.ram.let_go(parked.states)

@@ -16,7 +16,7 @@ from server.engine.kv.ram_cache import RamState, ram_state, size_of
 from server.engine.media import Spans, last_position
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import ALONE_S, Scheduler
-from server.engine.sequence import Phase, Sequence, Slot
+from server.engine.sequence import Phase, Sequence, Slot, log_fields
 from server.engine.step.slot_state import SlotState
 from server.errors import CONTAINED, InternalError
 
@@ -126,13 +126,16 @@ class Moving:
         if not n_bytes or self._refuses(self._scheduler.move_cost.move_s(0, n_bytes, slot.n_pieces), sequence):
             return None
         if not self.reserve(n_bytes, now):
-            log.info("slot %d: no room in RAM for the state of a request that is parked", slot.id)
+            about = log_fields(sequence.request)
+            log.info("slot %d: no room in RAM for the state of a request that is parked", slot.id, extra=about)
             return None
         try:
             parked = self.take_out(slot)
             ram.hold(parked.states)  # the checkpoints are the slot's, and held already
         except CONTAINED as error:
-            log.warning("slot %d: its state could not be saved: %s", slot.id, _words(error))
+            log.warning(
+                "slot %d: its state could not be saved: %s", slot.id, _words(error), extra=log_fields(sequence.request)
+            )
             return None
         finally:
             ram.release(n_bytes)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from server.engine.kv.cells import Cells
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import Entry, Scheduler
-from server.engine.sequence import Phase, Sequence, Ticket
+from server.engine.sequence import Phase, Sequence, Ticket, log_fields
 from server.errors import CONTAINED, NotNumbers
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,8 @@ class Faults:
         Where the model can't forget a part of a sequence, it is parked and computed anew, in steps of its own until it
         is past the place of the fault, at most `MAX_FAULTS` times.
         """
-        log.error("a decode of %d sequences failed: %r", len(entries), error)
+        about = log_fields(*(entry.sequence.request for entry in entries))
+        log.error("a decode of %d sequences failed: %r", len(entries), error, extra=about)
         kept = [entry for entry in entries if self._rewind(entry, error)]
         if len(entries) == 1:
             for entry in kept:
@@ -57,7 +58,8 @@ class Faults:
         Every cell is zeroed. Sequences that gave numbers just now come back from their states, the others are computed
         anew; one to which that happens again is at fault, the sooner where an adapter computes it.
         """
-        log.error("the logits of %d sequences are not numbers; every cell is wiped", len(spoiled))
+        about = log_fields(*(sequence.request for sequence in spoiled))
+        log.error("the logits of %d sequences are not numbers; every cell is wiped", len(spoiled), extra=about)
         now = self._clock()
         for sequence in list(self._scheduler.active()):
             slot = sequence.slot

@@ -305,6 +305,7 @@ class Instance:
                 self.scheduler.occupy(placement, now)
                 self._tickets.ask_for_media(sequence)
                 if first:
+                    sequence.placement_s = self._clock() - now
                     self.stats.queue_time.observe(now - sequence.ticket.submitted_at)
                     self._outputs.begin(sequence)
                     self._report_progress(sequence, now)

@@ -9,7 +9,7 @@ from server.engine.encode.encoder import Encoder
 from server.engine.generate.text import TextStream
 from server.engine.request import Failed
 from server.engine.schedule.scheduler import Scheduler
-from server.engine.sequence import Phase, Sequence, Ticket
+from server.engine.sequence import Phase, Sequence, Ticket, log_fields
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox, Recall
 from server.engine.step.published import Outcome, Publisher
@@ -138,7 +138,7 @@ class Tickets:
     def fail(self, ticket: Ticket, error: Exception) -> None:
         """End every choice of a request with one event; an error that is not ours is logged, and not shown."""
         if not isinstance(error, LlamapoolError):
-            log.error("a request failed", exc_info=error)
+            log.error("a request failed", exc_info=error, extra=log_fields(ticket.request))
             error = InternalError("the engine failed on this request; see the server's log")
         for sequence in self._sequences():
             if sequence.ticket is ticket:
@@ -154,7 +154,7 @@ class Tickets:
             try:
                 self.fail(ticket, error)
             except Exception:  # it is told all the same, and so are the others
-                log.exception("a request could not be ended in order")
+                log.exception("a request could not be ended in order", extra=log_fields(ticket.request))
                 self._close(ticket)
                 self._mailbox.emit(ticket, Failed(error))
 

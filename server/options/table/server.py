@@ -243,11 +243,12 @@ class LogSettings(SettingsModel):
     log_disable: Annotated[Bool, option("--log-disable")] = False
     """No log at all."""
     log_jsonl: Annotated[Bool, option("--log-jsonl", env="LLAMA_ARG_LOG_JSONL", off=("--no-log-jsonl",))] = False
-    """A JSON object on each line: type, time (unix seconds), level, origin, msg."""
+    """A JSON object on each line: type, time (unix seconds), level, origin, msg, and of what is about a request its id
+    and what it took."""
     log_file: Annotated[
         FilePath | None, option("--log-file", env="LLAMA_ARG_LOG_FILE", metavar="FILE", is_path=True)
     ] = None
-    """File that the log goes to, too."""
+    """File that the log goes to, too. It may be moved away or cut meanwhile (logrotate, either way)."""
     log_colors: Annotated[Switch, option("--log-colors", env="LLAMA_ARG_LOG_COLORS")] = "auto"
     """Colours; auto = when standard error is a terminal."""
     log_prefix: Annotated[Bool, option("--log-prefix", env="LLAMA_ARG_LOG_PREFIX", off=("--no-log-prefix",))] = True

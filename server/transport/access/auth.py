@@ -7,7 +7,7 @@ from starlette.types import Scope
 
 from server.errors import AuthenticationFailed, PermissionDenied
 from server.transport.access.endpoints import scope_of
-from server.transport.access.keys import ANYBODY, CALLER, Key, KeyRing
+from server.transport.access.keys import ANYBODY, CALLER, Key, KeyRing, digest_of, key_name
 
 IsOpen = Callable[[str], bool]
 """Whether a path, the server's prefix included, is everybody's: a page's files are."""
@@ -23,6 +23,12 @@ description of the API is everybody's. llama-server opens ``/health`` and the ro
 def client_name(authorization: bytes | None, x_api_key: bytes | None) -> bytes:
     """What tells clients apart: their keys, without holding any. On an open server it is whatever they send."""
     return hashlib.sha256(_given_key(authorization, x_api_key)).digest()
+
+
+def given_name(headers: Mapping[bytes, bytes]) -> str:
+    """What the log calls a key that opens nothing: the beginning of its hash; "" where none was given."""
+    given = _given_key(headers.get(b"authorization"), headers.get(b"x-api-key"))
+    return key_name(digest_of(given)) if given else ""
 
 
 def _given_key(authorization: bytes | None, x_api_key: bytes | None) -> bytes:

@@ -71,7 +71,12 @@ def digest_of(key: bytes) -> bytes:
 def plain_key(text: str) -> Key:
     """A key of ``--api-key`` or ``--api-key-file``, which may do everything."""
     digest = digest_of(text.encode())
-    return Key(f"key-{digest.hex()[:_SHOWN_HEX]}", digest)
+    return Key(key_name(digest), digest)
+
+
+def key_name(digest: bytes) -> str:
+    """What a key is called that has no name."""
+    return f"key-{digest.hex()[:_SHOWN_HEX]}"
 
 
 class KeyRing:

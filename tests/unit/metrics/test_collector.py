@@ -7,6 +7,7 @@ from server.engine.stats import EngineStats, Histogram, combined
 from server.metrics.collector import EngineCollector, buckets
 from server.metrics.exposition import Metrics
 from server.metrics.windows import Windows
+from server.telemetry.record import Record
 
 
 @dataclass
@@ -113,7 +114,7 @@ def test_a_models_name_cannot_break_the_format():
 
 def test_each_application_has_its_own_registry():
     one, other = Metrics(), Metrics()
-    one.count_request("/health", "GET", 200)
+    one.ended(Record("1", "GET", "/health", route="/health", status=200))
     assert b'path_template="/health"' in one.render("", [])[0]
     assert b'path_template="/health"' not in other.render("", [])[0]
 

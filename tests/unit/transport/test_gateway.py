@@ -1,4 +1,5 @@
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -7,7 +8,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
+from server import logs
 from server.errors import QueueFull
+from server.telemetry.record import Record
 from server.transport.access.keys import KeyRing, plain_key
 from server.transport.bodies.memory import BODY_SHARE
 from server.transport.gateway import CLIENT_GONE, Gateway, path_template, request_id
@@ -22,7 +25,7 @@ class Recorder:
         self.sent: list[dict] = []
         self.draining = asyncio.Event()
         ring = KeyRing(map(plain_key, keys))
-        self.gateway = Gateway(app, HttpOptions(**options), self.draining, lambda *c: self.counted.append(c), keys=ring)
+        self.gateway = Gateway(app, HttpOptions(**options), self.draining, self._count, keys=ring)
 
     async def request(self, method: str = "GET", path: str = "/x", **headers: str) -> None:
         raw = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
@@ -34,6 +37,9 @@ class Recorder:
 
     async def send(self, message: dict) -> None:
         self.sent.append(message)
+
+    def _count(self, record: Record) -> None:
+        self.counted.append((record.route, record.method, record.status))
 
     @property
     def status(self) -> int:
@@ -87,12 +93,14 @@ async def test_a_fault_in_the_middle_of_a_reply_ends_the_connection(caplog):
     assert "in the middle of its reply" in caplog.text
 
 
-async def test_a_fault_after_the_reply_is_logged_only(caplog):
+async def test_a_fault_after_the_reply_is_logged_only(caplog, monkeypatch):
     connection = Recorder(raising(KeyError("x"), after="all"))
+    monkeypatch.setattr(caplog.handler, "formatter", logs.formatter(logs.as_json))
     with caplog.at_level(logging.ERROR):
         await connection.request(x_request_id="r-2")
     assert len(connection.sent) == 2
-    assert "request r-2 failed: KeyError" in caplog.text
+    said = json.loads(caplog.text)
+    assert (said["msg"], said["request"]) == ("a request failed: KeyError", "r-2")
 
 
 async def test_a_client_that_left_is_no_fault(caplog):
@@ -139,8 +147,10 @@ async def test_a_refused_key_is_logged_without_the_key(caplog):
     with caplog.at_level(logging.WARNING):
         await connection.request(path="/v1/models\nx", authorization="Bearer wrong", x_request_id="r-3")
     assert connection.status == 401
-    assert "request r-3: no valid API key from a local socket for '/v1/models\\nx'" in caplog.text
+    assert "no valid API key from a local socket for '/v1/models\\nx'" in caplog.text
     assert "wrong" not in caplog.text
+    (record,) = caplog.records
+    assert record.key == plain_key("wrong").name
 
 
 async def test_bodies_are_given_back_when_their_request_ends_however_it_ends():

@@ -1,0 +1,1 @@
+"""What became of requests, as plain values, for who looks in from outside: the log, metrics, traces."""

@@ -1,0 +1,114 @@
+"""One HTTP request and what it used, as its line in the log, the metrics and its spans tell it. Nothing is done with it
+before it has ended; until then it costs a few attributes."""
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from server.engine.request import Finished, Started
+
+RECORD = "llamapool.record"
+"""A key in the ASGI scope of a request: its `Record`."""
+CANCELLED, FAILED = "cancelled", "failed"
+_WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+@dataclass(slots=True)
+class Usage:
+    """What a request has used of a model, all its choices together. Seconds are of the choice that took longest;
+    ``reasons`` are those that choices ended for, in order."""
+
+    model: str = ""
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_predicted: int = 0
+    n_draft: int = 0  # tokens that were guessed
+    n_draft_accepted: int = 0
+    slots: list[int] = field(default_factory=list)
+    load_s: float = 0.0  # until the model was there
+    prepare_s: float = 0.0  # that template, tokens, grammar and media took
+    queue_s: float = 0.0  # until there was a slot
+    placement_s: float = 0.0  # that its cells were brought to the prompt's beginning
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    reasons: list[str] = field(default_factory=list)
+    n_open: int = 0  # choices that have not ended
+    decoding_since: float = 0.0  # `time.perf_counter`, of the last choice that began
+
+    def started(self, event: Started) -> None:
+        """A choice has its prompt computed."""
+        self.n_cached += event.n_cached if event.index == 0 else 0
+        if event.id_slot >= 0:
+            self.slots.append(event.id_slot)
+        self.queue_s = max(self.queue_s, event.queue_s)
+        self.placement_s = max(self.placement_s, event.placement_s)
+        self.prefill_s = max(self.prefill_s, event.prefill_s)
+        self.decoding_since = time.perf_counter()
+
+    def finished(self, event: Finished) -> None:
+        """A choice has ended."""
+        self.n_draft += event.timings.draft_n
+        self.n_draft_accepted += event.timings.draft_n_accepted
+        self.decode_s = max(self.decode_s, event.timings.predicted_ms / 1e3)
+        self.reasons.append(event.reason.value)
+        self.n_open -= 1
+
+    def cut_off(self, reason: str) -> None:
+        """Choices that have not ended never will."""
+        if self.n_open and self.decoding_since:
+            self.decode_s = max(self.decode_s, time.perf_counter() - self.decoding_since)
+        self.reasons += [reason] * self.n_open
+        self.n_open = 0
+
+
+@dataclass(slots=True)
+class Record:
+    """One HTTP request. ``status`` 0: no reply has begun."""
+
+    id: str
+    method: str
+    path: str
+    key: str = ""  # the name of who sent it
+    route: str = ""  # its path as the routes have it, which no client has made up
+    status: int = 0
+    finished: bool = False  # the reply was sent whole
+    started_at: float = field(default_factory=time.perf_counter)
+    elapsed_s: float = 0.0  # until it had ended
+    headers: Mapping[bytes, bytes] = field(default_factory=dict, repr=False)  # that it came with
+    error: str = ""  # why it was refused or broken off, `reason_of` what was raised
+    usage: Usage | None = None
+
+    @property
+    def outcome(self) -> str:
+        """``done``, ``cut off`` by a client that left, or why it failed."""
+        return self.error or ("done" if self.finished else "cut off")
+
+    def fields(self) -> dict[str, object]:
+        """What its line in the log says beside method, path, status and time. Nothing that a client has made up."""
+        said: dict[str, object] = {"request": self.id}
+        if self.key:
+            said["key"] = self.key
+        used = self.usage
+        if used is not None and used.model:
+            said["model"] = used.model
+            if used.slots:
+                said["slot"] = ",".join(map(str, used.slots))
+            said |= {"prompt": used.n_prompt, "cached": used.n_cached, "predicted": used.n_predicted}
+            if used.n_draft:
+                said |= {"guessed": used.n_draft, "guessed_right": used.n_draft_accepted}
+            for name in ("load", "prepare", "queue", "prefill", "decode"):
+                said[f"{name}_ms"] = round(getattr(used, f"{name}_s") * 1e3, 1)
+            if used.reasons:
+                said["finish"] = ",".join(used.reasons)
+        said["outcome"] = self.outcome
+        return said
+
+
+def reason_of(error: BaseException) -> str:
+    """An error's kind as a word: ``QueueFull`` is ``queue_full``, what Starlette raises by its status ``http_404``.
+    Never what it says."""
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int):
+        return f"http_{status}"
+    return _WORD_BEGINS.sub("_", type(error).__name__).lower()

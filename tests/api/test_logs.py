@@ -1,0 +1,131 @@
+"""One line a request, and what is logged meanwhile says which one it is about."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from server import logs
+from server.errors import InternalError
+from server.transport.access.keys import plain_key
+from tests.api.conftest import GoLive, Serve, chat_request, until
+from tests.fakes import FakeLoader, FakeRunner
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "ignore_eos": True}
+Lines = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
+    """What was logged under a name so far, as the JSON that a server writes."""
+    as_json = logs.formatter(logs.as_json)
+    found: list[tuple[str, dict[str, Any]]] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append((record.name, json.loads(as_json.format(record))))
+
+    handler = Kept()
+    logging.getLogger("server").addHandler(handler)
+    with caplog.at_level(logging.INFO, "server"):
+        yield lambda name: [line for logger, line in found if logger == name]
+    logging.getLogger("server").removeHandler(handler)
+
+
+async def test_a_chats_line_says_what_it_took(serve: Serve, lines: Lines) -> None:
+    async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=1))) as api:
+        for stream in (False, True):
+            body = CHAT | {"stream": stream}
+            assert (
+                await api.client.post("/v1/chat/completions", json=body, headers={"X-Request-Id": "a-1"})
+            ).is_success
+        for said in lines("server.access"):
+            assert said["msg"].startswith("POST '/v1/chat/completions' 200 ")
+            assert (said["request"], said["model"], said["slot"]) == ("a-1", "demo", "0")
+            assert (said["predicted"], said["finish"], said["outcome"]) == (3, "limit", "done")
+            times = [said[f"{name}_ms"] for name in ("load", "prepare", "queue", "prefill", "decode")]
+            assert min(times) >= 0
+        first, second = lines("server.access")
+        assert first["prompt"] == second["prompt"] > second["cached"] > first["cached"] == 0
+
+
+async def test_choices_are_counted_together(serve: Serve, lines: Lines) -> None:
+    async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=2))) as api:
+        reply = await api.client.post("/v1/chat/completions", json=CHAT | {"n": 2})
+        (said,) = lines("server.access")
+        used = reply.json()["usage"]
+        assert (said["prompt"], said["predicted"]) == (used["prompt_tokens"], used["completion_tokens"])
+        assert (said["finish"], sorted(said["slot"].split(","))) == ("limit,limit", ["0", "1"])
+
+
+async def test_who_is_refused_is_named(serve: Serve, lines: Lines) -> None:
+    async with serve(server={"api_keys": ["right"]}) as api:
+        for headers in ({"Authorization": "Bearer wrong"}, {}):
+            await api.client.post("/v1/chat/completions", json=CHAT, headers=headers)
+        wrong, none = lines("server.access")
+        assert (wrong["outcome"], wrong["key"]) == ("authentication_failed", plain_key("wrong").name)
+        assert (none["outcome"], none.get("key")) == ("authentication_failed", None)
+        assert "wrong" not in json.dumps([*lines("server.access"), *lines("server.transport.gateway")])
+
+
+async def test_a_mistake_has_its_reason(serve: Serve, lines: Lines) -> None:
+    async with serve() as api:
+        await api.client.post("/v1/chat/completions", json={"messages": 3})
+        await api.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x" * 999}]})
+        assert [said["outcome"] for said in lines("server.access")] == ["invalid_request", "context_exceeded"]
+
+
+async def test_a_client_that_leaves(live: GoLive, lines: Lines) -> None:
+    gate = threading.Semaphore(1)
+    async with live(FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=gate))) as running:
+        reader, writer = await running.connect(chat_request(max_tokens=50))
+        await reader.readuntil(b"}\n\n")
+        writer.close()
+        await writer.wait_closed()
+        await until(lambda: lines("server.access"))
+        (said,) = lines("server.access")
+        assert (said["outcome"], said["finish"]) == ("cut off", "cancelled")
+        assert said["prompt"] > 0
+        gate.release(1000)
+
+
+async def test_the_engines_lines_name_the_request(serve: Serve, lines: Lines) -> None:
+    class Broken(FakeRunner):
+        def decode(self, entries: Any) -> bool:
+            raise InternalError("no")
+
+    async with serve(FakeLoader(runner=lambda: Broken(n_seq=1))) as api:
+        reply = await api.client.post("/v1/chat/completions", json=CHAT, headers={"X-Request-Id": "a-7"})
+        assert reply.status_code == 500
+        assert [said["request"] for said in lines("server.engine.step.faults")] == ["a-7"]
+        assert lines("server.access")[0]["outcome"] == "internal_error"
+        assert lines("server.access")[0]["finish"] == "failed"
+
+
+async def test_a_broken_stream_has_its_reason(serve: Serve, lines: Lines) -> None:
+    class Breaks(FakeRunner):
+        n_decoded = 0
+
+        def decode(self, entries: Any) -> bool:
+            self.n_decoded += 1
+            if self.n_decoded > 2:
+                raise InternalError("no")
+            return super().decode(entries)
+
+    async with serve(FakeLoader(runner=lambda: Breaks(n_seq=1))) as api:
+        reply = await api.client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+        assert reply.status_code == 200
+        (said,) = lines("server.access")
+        assert (said["outcome"], said["finish"]) == ("internal_error", "failed")
+
+
+async def test_embeddings_have_a_line_too(serve: Serve, lines: Lines) -> None:
+    model = {"path": "e.gguf", "embedding": True, "pooling": "mean", "load": "startup"}
+    async with serve(models={"e": model}) as api:
+        reply = await api.client.post("/v1/embeddings", json={"input": "Hi"})
+        assert reply.status_code == 200
+        (said,) = lines("server.access")
+        assert (said["model"], said["prompt"]) == ("e", reply.json()["usage"]["prompt_tokens"])

@@ -1,0 +1,134 @@
+import json
+import logging
+import logging.config
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.contextvars import bound_contextvars
+
+from server.logs import as_json, as_text, formatter, level_of, log_config
+from server.options.table.server import VERBOSITY_ALL, ServerSettings
+
+PLAIN = partial(as_text, prefix=True, timestamps=False, colors=False, screen=False)
+
+
+def record(message: str, *args: object, name: str = "server.pool", level: int = logging.INFO, **extra: Any) -> Any:
+    made = logging.LogRecord(name, level, "", 0, message, args, None)
+    made.__dict__.update(extra)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "level"),
+    [
+        (0, logging.ERROR),
+        (2, logging.WARNING),
+        (3, logging.INFO),
+        (4, logging.DEBUG),
+        (VERBOSITY_ALL, logging.DEBUG - 5),
+    ],
+)
+def test_verbosity_is_a_level(verbosity: int, level: int) -> None:
+    assert level_of(verbosity) == level
+
+
+def test_lines_are_as_configured() -> None:
+    ready = record("ready: %s", "demo")
+
+    def line(**how: bool) -> str:
+        return formatter(partial(PLAIN, **how)).format(ready)
+
+    assert line() == "I pool: ready: demo"
+    assert line(prefix=False) == "ready: demo"
+    assert line(colors=True) == "\x1b[32mI\x1b[0m pool: ready: demo"
+    assert line(timestamps=True).endswith(" I pool: ready: demo")
+    time, _, rest = line(timestamps=True, prefix=False).partition(",")
+    assert time == logging.Formatter().formatTime(ready).partition(",")[0]
+    assert rest.endswith(" ready: demo")
+
+
+def test_the_first_screen_has_no_time_on_a_terminal() -> None:
+    screen = record("  try", name="server.first_screen", bare=True)
+    how = partial(as_text, prefix=True, timestamps=True, colors=False)
+    assert formatter(partial(how, screen=True)).format(screen) == "  try"
+    assert formatter(partial(how, screen=False)).format(screen).endswith(" I first_screen:   try")
+
+
+def test_what_a_line_is_about_follows_its_message() -> None:
+    about = record("late", request="a-1", key="Ada L", model=None)
+    assert formatter(PLAIN).format(about) == 'I pool: late request=a-1 key="Ada L"'
+    assert "\n" not in formatter(PLAIN).format(record("late", key="x\ny"))
+
+
+def test_the_request_at_hand_is_named_without_a_word() -> None:
+    with bound_contextvars(request="a-2"):
+        assert formatter(PLAIN).format(record("late")) == "I pool: late request=a-2"
+        assert formatter(PLAIN).format(record("late", request="b")) == "I pool: late request=b"  # said is said
+    assert formatter(PLAIN).format(record("late")) == "I pool: late"
+
+
+def test_json_lines() -> None:
+    late = record("%s is late", "demo", level=logging.WARNING, request="a-1", slot=3)
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        late.exc_info = sys.exc_info()
+    said = json.loads(formatter(as_json).format(late))
+    assert (said["type"], said["level"], said["origin"]) == ("log", "W", "pool")
+    assert said["msg"].startswith("demo is late\nTraceback")
+    assert (said["request"], said["slot"], said["time"]) == ("a-1", 3, late.created)
+    formatters = log_config(ServerSettings(log_jsonl=True))["formatters"]
+    assert all(each["render"] is as_json for each in formatters.values())
+
+
+def test_a_traceback_follows_the_line_once() -> None:
+    late = record("late", request="a-1")
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        late.exc_info = sys.exc_info()
+    text = formatter(PLAIN).format(late)
+    assert text.startswith("I pool: late request=a-1\nTraceback")
+    assert text.count("ValueError: bad") == 1
+
+
+def test_the_log_configuration_has_a_file_or_nothing(tmp_path: Path) -> None:
+    with_file = log_config(ServerSettings(log_file=tmp_path / "log"))
+    assert set(with_file["handlers"]) == {"terminal", "file"}
+    assert with_file["loggers"]["server"]["level"] == logging.INFO
+    assert set(log_config(ServerSettings(log_disable=True))["handlers"]) == {"none"}
+    logging.config.DictConfigurator(log_config(ServerSettings(log_colors="on")))
+
+
+def lines_to(path: Path) -> tuple[logging.Logger, logging.Handler]:
+    """A logger that writes into `path` as the server's do, and its handler, which is to be closed."""
+    config = log_config(ServerSettings(log_file=path, log_prefix=False, log_timestamps=False))
+    maker = logging.config.DictConfigurator(config)
+    maker.config["formatters"] = {n: maker.configure_formatter(f) for n, f in config["formatters"].items()}
+    handler = maker.configure_handler(config["handlers"]["file"])
+    logger = logging.Logger("rotated")
+    logger.addHandler(handler)
+    return logger, handler
+
+
+def test_a_file_that_is_moved_away_is_made_anew(tmp_path: Path) -> None:
+    logger, handler = lines_to(tmp_path / "log")
+    logger.warning("first")
+    (tmp_path / "log").rename(tmp_path / "log.1")  # logrotate
+    logger.warning("second")
+    handler.close()
+    assert (tmp_path / "log.1").read_text() == "first\n"
+    assert (tmp_path / "log").read_text() == "second\n"
+
+
+def test_a_file_that_is_cut_goes_on_at_its_beginning(tmp_path: Path) -> None:
+    logger, handler = lines_to(tmp_path / "log")
+    logger.warning("first")
+    with (tmp_path / "log").open("r+") as file:  # logrotate's copytruncate
+        file.truncate()
+    logger.warning("second")
+    handler.close()
+    assert (tmp_path / "log").read_bytes() == b"second\n"
