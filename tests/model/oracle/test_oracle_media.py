@@ -45,13 +45,17 @@ def png(number: int, width: int, height: int) -> Png:
 
 
 PICTURES = [png(0, 64, 64), png(1, 100, 80), png(2, 33, 150), png(3, 200, 40)]
-PROMPTS = [
+PROMPTS: list[list[str | Png]] = [
     ["what is this: ", PICTURES[0], " and why?"],
     ["first ", PICTURES[1], " then ", PICTURES[2], " in one go"],
     [PICTURES[3], PICTURES[3], " twice the same"],
     ["nothing to see here"],
     ["the end is no picture ", PICTURES[2], "."],  # llama-server does not survive one that is
+    [PICTURES[0], " and ", PICTURES[1], " and ", PICTURES[2], " and ", PICTURES[3], " all four"],
+    ["what is this: ", PICTURES[0], " then?"],
+    ["what is this: ", PICTURES[1], " then?"],
 ]
+"""As many as there are slots."""
 
 
 @pytest.fixture(scope="module", params=["mlp", "gemma3", "qwen2vl"])
@@ -70,8 +74,8 @@ def theirs(kind: str, folder: Path) -> Iterator[RealServer]:
     params = {"mmproj.path": str(spec.mmproj), "flash_attn_type": 0, "cache_type_k": 0, "cache_type_v": 0}
     with oracle(
         spec.path,
-        n_ctx=4096,
-        n_parallel=4,
+        n_ctx=8192,
+        n_parallel=len(PROMPTS),
         n_threads=1,
         params={**params, "warmup": False},
         environment={**WAIT_QUIETLY, "LLAMA_MEDIA_MARKER": MARKER},
@@ -103,7 +107,8 @@ def test_the_same_tokens_and_the_same_text(kind: str, folder: Path, theirs: Real
     expected = [asked_there(theirs, prompt) for prompt in PROMPTS]
 
     async def ask() -> list[list[Answer]]:
-        native = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32", "n_ctx": 4096}
+        native = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
+        native |= {"n_ctx": 8192, "n_parallel": len(PROMPTS)}
         async with bench(folder, kind, EngineParams(spec_type="none"), **native) as b:
             fields = {"max_tokens": N_PREDICT}
             alone = [await b.ask(parts_of(prompt), cache_prompt=False, **fields) for prompt in PROMPTS]

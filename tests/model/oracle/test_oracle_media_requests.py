@@ -5,7 +5,7 @@ import functools
 import http.server
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,13 @@ def site() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    folder = tmp_path_factory.mktemp("gguf")
-    model, projector = gguf_file(folder, PLAIN), str(projector_file(folder, TinyProjector("mlp")))
-    params = {"mmproj.path": projector, "media_path": f"{FILES}/", "flash_attn_type": 0}
+@contextmanager
+def with_projector(folder: Path, projector: TinyProjector) -> Iterator[Pair]:
+    """Both servers with it, on one model; both read files and, ours with leave, addresses of this machine."""
+    model, path = gguf_file(folder, PLAIN), str(projector_file(folder, projector))
+    params = {"mmproj.path": path, "media_path": f"{FILES}/", "flash_attn_type": 0}
     environment = {**WAIT_QUIETLY, "LLAMA_MEDIA_MARKER": MARKER}
-    flags = ("--mmproj", projector, "--media-path", str(FILES), "--media-fetch", "127.0.0.1", "--spec-type", "none")
+    flags = ("--mmproj", path, "--media-path", str(FILES), "--media-fetch", "127.0.0.1", "--spec-type", "none")
     with ExitStack() as stack:
         theirs = oracle(
             *(model,),
@@ -65,6 +65,12 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         theirs.wait_until_ready()
         ours.wait_until_ready()
         yield Pair(ours, theirs)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with with_projector(tmp_path_factory.mktemp("gguf"), TinyProjector("mlp")) as pair:
+        yield pair
 
 
 def chat(*parts: object, **more: object) -> dict[str, Any]:

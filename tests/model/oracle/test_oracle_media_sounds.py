@@ -1,0 +1,101 @@
+"""Requests with sounds, to both servers with one model and projector: the same counts, text, transcriptions, errors."""
+
+import base64
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.ggufs.projector import TinyProjector
+from tests.media_files import SOUNDS, media_file
+from tests.model.oracle.comparison import Pair
+from tests.model.oracle.test_oracle_media_requests import (
+    CHAT,
+    MARKER,
+    both,
+    chat,
+    check_chat,
+    image,
+    text,
+    with_projector,
+)
+
+WAV, MP3, FLAC = (base64.b64encode(media_file(f"tiny.{kind}")).decode() for kind in ("wav", "mp3", "flac"))
+BOUNDARY = "one-after-the-other"
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with with_projector(tmp_path_factory.mktemp("gguf"), TinyProjector("qwen3a")) as pair:
+        yield pair
+
+
+def sound(data: str, form: str = "wav") -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": data, "format": form}}
+
+
+def form(file: bytes, fields: Mapping[str, str]) -> bytes:
+    parts = [(f'name="{name}"', value.encode()) for name, value in fields.items()]
+    head = f"--{BOUNDARY}\r\nContent-Disposition: form-data; "
+    lines = [
+        b"%b%b\r\n\r\n%b\r\n" % (head.encode(), name.encode(), value)
+        for name, value in [*parts, ('name="file"; filename="a.wav"', file)]
+    ]
+    return b"%b--%b--\r\n" % (b"".join(lines), BOUNDARY.encode())
+
+
+@pytest.mark.parametrize("name", SOUNDS)
+def test_sounds_of_every_type(hearing: Pair, name: str) -> None:
+    data = base64.b64encode(media_file(name)).decode()
+    form = "mp3" if name.endswith(".mp3") else "wav"  # llama-server knows no other word, and looks at the content
+    check_chat(hearing, chat(text("What is said?"), sound(data, form), text("And why?")))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (sound(WAV), text("first")),
+        (sound(WAV), sound(MP3, "mp3"), text("both")),
+        (text("the same twice"), sound(WAV), sound(WAV), text("?")),
+        (text("a"), sound(FLAC), text("b"), sound(WAV), text("c")),
+    ],
+)
+def test_several_sounds_stand_in_order(hearing: Pair, parts: tuple[dict[str, Any], ...]) -> None:
+    check_chat(hearing, chat(*parts))
+
+
+def test_prompts_with_markers_of_sounds(hearing: Pair) -> None:
+    given = {"prompt_string": f"Hear {MARKER} and {MARKER}.", "multimodal_data": [WAV, MP3]}
+    body = {"prompt": given, "n_predict": 8, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+    ours, theirs = both(hearing, "/completion", body)
+    for key in ("content", "tokens", "tokens_evaluated", "prompt"):
+        assert ours[key] == theirs[key], key
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt": "Write it down"}, {"language": "en"}])
+def test_transcriptions(hearing: Pair, fields: dict[str, str]) -> None:
+    body = form(media_file("tiny.wav"), {"model": "m", "temperature": "0", "max_tokens": "8"} | fields)
+    headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+    replies = [
+        server.request("POST", "/v1/audio/transcriptions", body, headers=headers)
+        for server in (hearing.ours, hearing.theirs)
+    ]
+    assert [reply.status for reply in replies] == [200, 200]
+    ours, theirs = (reply.json() for reply in replies)
+    assert ours["text"].rstrip("\ufffd") == theirs["text"].rstrip("\ufffd")
+    assert ours["usage"]["input_tokens"] == theirs["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize("part", [sound("aGVsbG8gd29ybGQ="), sound("!"), image(WAV[:40])])
+def test_errors_say_what_llama_server_says(hearing: Pair, part: dict[str, Any]) -> None:
+    ours, theirs = (server.request("POST", CHAT, chat(text("a"), part)) for server in (hearing.ours, hearing.theirs))
+    assert ours.status == 400
+    assert theirs.status in (400, 500)
+    assert theirs.json()["error"]["message"] in ours.json()["error"]["message"]
+
+
+def test_what_the_model_takes_is_told_alike(hearing: Pair) -> None:
+    ours, theirs = hearing.get("/props")
+    assert ours["modalities"] == theirs["modalities"]
+    ours, theirs = (found["models"][0]["capabilities"] for found in hearing.get("/v1/models"))
+    assert ours == theirs
