@@ -47,9 +47,10 @@ def site() -> Iterator[str]:
 def with_projector(folder: Path, projector: TinyProjector) -> Iterator[Pair]:
     """Both servers with it, on one model; both read files and, ours with leave, addresses of this machine."""
     model, path = gguf_file(folder, PLAIN), str(projector_file(folder, projector))
-    params = {"mmproj.path": path, "media_path": f"{FILES}/", "flash_attn_type": 0}
+    params = {"mmproj.path": path, "media_path": f"{FILES}/", "slot_save_path": f"{folder}/", "flash_attn_type": 0}
     environment = {**WAIT_QUIETLY, "LLAMA_MEDIA_MARKER": MARKER}
-    flags = ("--mmproj", path, "--media-path", str(FILES), "--media-fetch", "127.0.0.1", "--spec-type", "none")
+    flags = ["--mmproj", path, "--media-path", str(FILES), "--media-fetch", "127.0.0.1", "--spec-type", "none"]
+    flags += ["--slot-save-path", str(folder)]
     with ExitStack() as stack:
         theirs = oracle(
             *(model,),
@@ -170,6 +171,24 @@ def test_prompts_with_markers(seeing: Pair, prompt: str, files: list[str]) -> No
     ours, theirs = both(seeing, "/completion", body)
     for key in ("content", "tokens", "tokens_evaluated", "prompt"):
         assert ours[key] == theirs[key], key
+
+
+def test_saved_slots_have_their_pictures(seeing: Pair) -> None:
+    """Each its own: the wheel's llama-server has another version of the file, which is refused both ways."""
+    given = {"prompt_string": f"Once {MARKER} there was {MARKER} and", "multimodal_data": [PNG, JPEG]}
+    body = {"prompt": given, "n_predict": 4, "temperature": 0, "ignore_eos": True, "id_slot": 0, "cache_prompt": True}
+    both(seeing, "/completion", body)
+    found = []
+    for server in (seeing.ours, seeing.theirs):
+        file = {"filename": f"{server.port}.bin"}
+        n_saved = server.post("/slots/0?action=save", file)["n_saved"]
+        n_erased = server.post("/slots/0?action=erase", {})["n_erased"]
+        n_restored = server.post("/slots/0?action=restore", file)["n_restored"]
+        more = {**body, "prompt": {**given, "prompt_string": given["prompt_string"] + " then?"}}
+        reply = server.post("/completion", more)
+        found.append((n_saved, n_erased, n_restored, reply["timings"]["cache_n"], reply["content"]))
+    assert found[0] == found[1]
+    assert found[0][3] > 2 * TinyProjector("mlp").n_tokens
 
 
 @pytest.mark.parametrize(
