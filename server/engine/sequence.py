@@ -82,7 +82,7 @@ class Sequence:
     n_needed: int = 0  # cells, when it was looked at last
     looked_at: int = -1  # see `Room`, as the next three
     passed_at: int = -1
-    n_overtaken: int = 0
+    n_passes: int = 0
     n_turn: int = 0
     n_scored: int = 0  # prompt tokens whose logits were read for ``prompt_logprobs``
     n_cached: int = -1  # prompt tokens that needed no computing; -1 until the first placement

@@ -1,8 +1,8 @@
 """Whom the cells that are left are given to, where all slots share them (unified KV). Pure.
 
-Who finds too few is passed over by those that fit. `OVERTAKES` of them may take cells that it needs; then it is *due*:
+Who finds too few is passed by those that fit. `MOST_PASSES` of them may take cells that it needs; then it is *due*:
 looked at before everybody else, and passed only by those that find room beside it and beside all who came after it.
-So it waits for those that ran, for `OVERTAKES` more, and for nobody else.
+So it waits for those that ran, for `MOST_PASSES` more, and for nobody else.
 
 Who was parked because the cells had run out waits until somebody leaves. What is taken is an estimate, cells that
 several slots share above all: where it is too low, who comes straight back is parked straight again.
@@ -12,11 +12,11 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from server.engine.runner_api import RunnerInfo
+from server.engine.schedule.queue import MOST_PASSES
 from server.engine.sequence import Phase, Sequence, Slot
 
 RESERVE = 64  # cells kept for what a placed sequence will generate
 LEAST = RESERVE + 1  # cells that any sequence needs: the last token of a prompt is always computed
-OVERTAKES = 8
 
 
 class Room:
@@ -79,12 +79,12 @@ class Room:
             later = sums[-1] - sums[bisect_right(turns, one.passed_at)]
             if later + sequence.n_needed + one.n_needed <= n_cells:
                 continue
-            if one.n_overtaken >= OVERTAKES:
+            if one.n_passes >= MOST_PASSES:
                 return False
             hindered.append(one)
         for one in hindered:
-            one.n_overtaken += 1
-            if one.n_overtaken == OVERTAKES:
+            one.n_passes += 1
+            if one.n_passes == MOST_PASSES:
                 self.due.append(one)
         return True
 
@@ -92,7 +92,7 @@ class Room:
         """`sequence` holds a slot now."""
         self._changes += 1
         self._n_placed += 1
-        sequence.n_turn, sequence.passed_at, sequence.n_overtaken = self._n_placed, -1, 0
+        sequence.n_turn, sequence.passed_at, sequence.n_passes = self._n_placed, -1, 0
 
     def ran_out(self, victim: Sequence, n_batch: int) -> None:
         """No cells were left for a batch of `n_batch` tokens, and no idle slot held any: `victim` is to be parked."""

@@ -1,64 +1,44 @@
 """Which prompt gets the tokens of a step that no generating slot needs. Pure.
 
-A step's tokens go to one prompt before the next, since many short runs cost more than a long one. Lower `priority`
-comes first (also that of one who waits for a prompt's beginning), then the client that was served less by more than a
-batch, then the prompt with the least left to compute: a short one does not stand behind a long one. One step in
-`OLDEST` begins with the oldest instead: none starves.
+A step's tokens go to one prompt before the next, since many short runs cost more than a long one. The order is that of
+one number, in tokens (`aged`), the least first: what is left to compute, so that a short prompt does not stand behind a
+long one; what its client was served more than others; and less, the longer it has its slot: so none starves.
 """
 
 from collections.abc import Iterable, Mapping
-from operator import itemgetter
 
 from server.engine.sequence import Sequence
 
-OLDEST = 2
+WAIT_WEIGHT = 0.25
+"""Of the tokens that could be computed while a prompt waits: a long one is passed by shorter ones that come within four
+times of what computing it takes. In `benchmarks.simulation`, 0.1 has longer first tokens at p99, 1.0 at p50."""
+PRIORITY_S = 600.0
+"""A step of `priority` counts as so much waiting."""
+UNSEEN_RATE = 1000.0  # prompt tokens per second, before any were computed
 
 
-class PromptOrder:
-    """The order of one instance; ``quantum`` weighted tokens of difference leave two clients equals."""
+def aged(sequence: Sequence, rate: float, priority: int, least_served: float) -> float:
+    """`rate`: prompt tokens computed per second."""
+    n_left = len(sequence.target) - sequence.n_computed
+    waits_since = sequence.placed_at + PRIORITY_S * priority
+    return n_left + sequence.account.served - least_served + WAIT_WEIGHT * rate * waits_since
 
-    def __init__(self, quantum: int) -> None:
-        self._quantum = quantum
-        self._n_steps = 0
 
-    def sorted(self, prompts: Iterable[Sequence], inherited: Mapping[Sequence, int] | None = None) -> list[Sequence]:
-        """`prompts`, the first to be computed first; called once for each step.
+def in_order(
+    prompts: Iterable[Sequence], rate: float, inherited: Mapping[Sequence, int] | None = None
+) -> list[Sequence]:
+    """`prompts`, the first to be computed first, at so many tokens per second; 0 = not known.
 
-        ``inherited``: priorities other than their own, of prompts that others wait for.
-        """
-        order = list(prompts)
-        if len(order) < 2:
-            return order
-        urgency = self._urgency(order, inherited)
-        keys = [
-            (
-                len(s.target) - len(s.slot.tokens) if s.slot is not None else len(s.target),
-                s.ticket.submitted_at,
-                s.index,
-                i,
-            )
-            for i, s in enumerate(order)
-        ]
-        if urgency is None:
-            keys.sort()
-        else:
-            keys = [key for _, key in sorted(zip(urgency, keys, strict=True))]
-        order = [order[i] for _, _, _, i in keys]
-        self._n_steps += 1
-        if self._n_steps % OLDEST == 0:
-            oldest = order[keys.index(min(keys, key=itemgetter(1, 2)))]
-            order.remove(oldest)
-            order.insert(0, oldest)
+    ``inherited``: priorities other than their own, of prompts that others wait for.
+    """
+    order = list(prompts)
+    if len(order) < 2:
         return order
-
-    def _urgency(
-        self, prompts: list[Sequence], inherited: Mapping[Sequence, int] | None
-    ) -> list[tuple[int, float]] | None:
-        """What comes before lengths and ages; None where it is the same for all, as mostly: that sorts much faster."""
-        priorities, served = [s.ticket.request.priority for s in prompts], [s.account.served for s in prompts]
-        if inherited:
-            priorities = [inherited.get(s, s.ticket.request.priority) for s in prompts]
-        least = min(served)
-        if min(priorities) == max(priorities) and max(served) - least < self._quantum:
-            return None
-        return [(priority, (n - least) // self._quantum) for priority, n in zip(priorities, served, strict=True)]
+    least = min([s.account.served for s in order])
+    own = inherited or {}
+    rate = rate or UNSEEN_RATE
+    keys = [
+        (aged(s, rate, own.get(s, s.ticket.request.priority), least), s.ticket.submitted_at, s.index, i)
+        for i, s in enumerate(order)
+    ]
+    return [order[i] for *_, i in sorted(keys)]

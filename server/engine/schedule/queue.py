@@ -2,7 +2,8 @@
 
 Lower `priority` first, as in vLLM. Within one priority: who was parked comes back first, then the client that was
 served least, and the requests of a client as they came. So a single client that sets no priority has a plain queue.
-One placement in `BLIND` looks at no priority: a stream of urgent requests delays the others, and starves none.
+Who is passed `MOST_PASSES` times is next: one placement in so many looks at no priority. A stream of urgent requests
+delays the others, and starves none.
 
 What each client was served are virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI
 2024): a client's counter grows with the tokens computed for it, and the smallest counter is served next. One that comes
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # a sequence has an account
     from server.engine.sequence import Sequence
 
-BLIND = 8
+MOST_PASSES = 8
+"""By more urgent ones here, and by those that take cells which one needs that fits less well (`cell_room`)."""
 OUTPUT_WEIGHT = 2.0
 """What a generated token counts in prompt tokens; the paper's choice, and about what providers charge."""
 MOST_ACCOUNTS = 4096
@@ -131,7 +133,7 @@ class Queue:
         first = list(due)
         yield from first
         priorities = sorted({*self._parked, *self._lines})
-        if len(priorities) > 1 and self._n_placed % BLIND == BLIND - 1:
+        if len(priorities) > 1 and self._n_placed % MOST_PASSES == MOST_PASSES - 1:
             heads = [parked[0] for parked in self._parked.values()]
             heads += [line[0] for lines in self._lines.values() for line in lines.values()]
             head = min(heads, key=lambda head: (charge(head.account), head.ticket.submitted_at))

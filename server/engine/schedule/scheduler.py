@@ -22,7 +22,7 @@ from server.engine.request import Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.evaluations import Relocation, RelocationCost, between, n_beside, n_runs, relocation
 from server.engine.schedule.integrity import check_slots, check_waiting
-from server.engine.schedule.prefill_order import PromptOrder
+from server.engine.schedule.prefill_order import in_order
 from server.engine.schedule.queue import OUTPUT_WEIGHT, Account, Accounts, Charge, Queue
 from server.engine.schedule.step_size import StepSize
 from server.engine.sequence import Phase, Sequence, Slot
@@ -88,7 +88,6 @@ class Scheduler:
         self._placer = Placer(self.slots, self.ram, info, params, self.move_cost)
         self._accounts = Accounts()
         self.waiting = Queue(self._accounts)
-        self._prompt_order = PromptOrder(info.n_batch)
         self.step_size = StepSize(params.target_itl_ms / 1e3, min(params.min_chunk, info.n_batch), info.n_batch)
         self.step_size_alone = StepSize(ALONE_S, self.step_size.smallest, info.n_batch, min(512, info.n_batch))
         self.spent_s = 0.0  # of this step, before its decode: states that were moved
@@ -223,7 +222,8 @@ class Scheduler:
         streams = {e.seq: len(e.tokens) for e in entries} if prompts and not self.info.unified else {}
         joins = self._joining(streams.keys(), prompts, budget // 2)
         n_joins = len(joins)
-        for s in self._prompt_order.sorted(prompts, self._placer.inherited() if prompts else None):
+        rate = self.move_cost.computed.value
+        for s in in_order(prompts, rate, self._placer.inherited() if prompts else None):
             if s.slot is None or (budget <= n_joins and s.slot.id not in joins):
                 continue
             if budget <= 0:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.schedule.cell_room import OVERTAKES, RESERVE
+from server.engine.schedule.cell_room import RESERVE
+from server.engine.schedule.queue import MOST_PASSES
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence
 from tests.unit.engine.schedule.test_scheduler import finish, place, scheduler, waiting
@@ -147,7 +148,7 @@ def test_only_so_many_take_the_cells_of_one_that_waits(priority: int) -> None:
         s.occupy(placement, 0.0)
         finish(s, brief, 0.0)
         passed += 1
-    assert OVERTAKES <= passed <= 8 * OVERTAKES  # urgent ones are before it, but for one placement in 8
+    assert MOST_PASSES <= passed <= 8 * MOST_PASSES  # urgent ones are before it, but for one placement in 8
     finish(s, running, 1.0)
     assert place(s).sequence is large
 
@@ -156,7 +157,7 @@ def test_small_ones_pass_for_ever_where_they_take_nothing_that_the_large_one_nee
     s = scheduler(4, unified=True, n_cells=2000)
     running = filled(s, waiting(s, [1] * 1000))
     large = waiting(s, [2] * 1200)
-    for n in range(20 * OVERTAKES):
+    for n in range(20 * MOST_PASSES):
         brief = waiting(s, [3] * 50, at=float(n))
         assert place(s).sequence is brief
         finish(s, brief, 0.0)

@@ -4,7 +4,7 @@ import pytest
 
 from server.engine.generate.text import TextStream
 from server.engine.request import Request
-from server.engine.schedule.queue import BLIND, Account, Accounts, Queue
+from server.engine.schedule.queue import MOST_PASSES, Account, Accounts, Queue
 from server.engine.sequence import Sequence, Ticket
 
 
@@ -104,7 +104,7 @@ def test_urgent_requests_without_end_do_not_starve_the_rest() -> None:
     q.waiting.remove(parked)
     q.waiting.appendleft(parked)
     taken = []
-    for _ in range(2 * BLIND):
+    for _ in range(2 * MOST_PASSES):
         q.ask(priority=-100)
         taken.append(q.take(1.0))
     assert {patient, parked} <= set(taken)
