@@ -79,6 +79,7 @@ class Sequence:
     account: Account = field(default_factory=Account)  # of its client, from the queue on
     n_faults: int = 0  # refused batches that it was in and had to be computed anew after
     suspect: int = 0  # until so many of its tokens are computed, it decodes alone: it may be the one at fault
+    anew: bool = False  # nothing that is kept is of use to it: its logits were no numbers, and that may be why
     n_needed: int = 0  # cells, when it was looked at last
     looked_at: int = -1  # see `Room`, as the next three
     passed_at: int = -1
@@ -145,6 +146,8 @@ class Sequence:
     @property
     def n_reusable(self) -> int:
         """The most tokens of ``target`` that may come from a cache: whose logits are wanted is decoded."""
+        if self.anew:
+            return 0
         n = len(self.target) - 1
         return min(n, self.n_scored) if self.unscored else n
 

@@ -16,7 +16,9 @@ from server.wire.common import Json
 from server.wire.fields import field_error, json_type
 
 MAX_ADAPTERS = 1024
-MAX_SCALE = 1e6
+MAX_SCALE = 100.0
+"""Adapters are made for scales around 1. At a hundred thousand the demo's computes no numbers, and whoever shares its
+cells loses time (`server.engine.step.faults`)."""
 
 
 def read_adapters(value: object) -> Adapters:

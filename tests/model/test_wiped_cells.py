@@ -14,7 +14,8 @@ from tests.model.native_fixtures import GREEDY, load, prompt_tokens
 from tests.unit.engine.builders import run
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
-TEXT = "the quick brown fox jumps over the lazy dog and then the other animals of the forest " * 9
+TEXT = "What is 2 plus 3?\n2 plus 3 is 5.\n" * 30
+"""The model is so sure of what follows, 2000 to 1, that no other order of sums changes it."""
 WITHOUT_BOUNDS = ((0, 1e5),)
 
 

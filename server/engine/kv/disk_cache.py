@@ -151,6 +151,13 @@ class DiskCache:
             self._pending += state.size
         self._writer.submit(self._write, state)
 
+    def drop(self, entry: DiskState) -> None:
+        """Forget `entry`; its file goes soon."""
+        with self._lock:
+            if entry in self._states:
+                self._states.remove(entry)
+        self._writer.submit(self._remove, [entry])
+
     def read(self, entry: DiskState) -> "Future[RamState | None]":
         """The state of `entry`; None when its file is not what was written, it is dropped then."""
         with self._lock:

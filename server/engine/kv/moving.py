@@ -174,6 +174,16 @@ class Moving:
             return
         self._keep(slot, n_bytes, now)
 
+    def distrust(self, sequence: Sequence) -> None:
+        """Forget what in RAM and on disk it may have come from: that would do the same to whoever begins as it does."""
+        tokens, tuning = sequence.content, sequence.tuning
+        in_ram, _ = self._scheduler.ram.match(tokens, tuning, 0)
+        if in_ram is not None:
+            self._scheduler.ram.remove(in_ram)
+        on_disk = self.disk.match(tokens, tuning, 0)[0] if self.disk is not None else None
+        if self.disk is not None and on_disk is not None:
+            self.disk.drop(on_disk)
+
     def _size(self, slot: Slot) -> int:
         """Bytes of the state of `slot`, which is not copied for it; 0 when the library can't tell."""
         try:

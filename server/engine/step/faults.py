@@ -12,6 +12,7 @@ from server.errors import CONTAINED, NotNumbers
 log = logging.getLogger(__name__)
 
 MAX_FAULTS = 2  # times a sequence is computed anew without getting further; then it is taken to be at fault
+MAX_SPOILED = 8  # the same for logits that are no numbers, where an adapter may have left that in the cells
 
 
 class Faults:
@@ -56,11 +57,13 @@ class Faults:
         another sequence has left in their cells, since 0 times no number is none.
 
         Every cell is zeroed. Sequences that gave numbers just now come back from their states, the others are computed
-        anew; one to which that happens again is at fault, the sooner where an adapter computes it.
+        anew. One whose logits are none again, though nothing kept was of use to it, is at fault; so is, at once, one
+        that an adapter computes, be it in the middle of its prompt.
         """
         about = log_fields(*(sequence.request for sequence in spoiled))
         log.error("the logits of %d sequences are not numbers; every cell is wiped", len(spoiled), extra=about)
         now = self._clock()
+        most = MAX_SPOILED if self._runner.adapters else MAX_FAULTS
         for sequence in list(self._scheduler.active()):
             slot = sequence.slot
             if slot is None:  # another choice of its request has failed
@@ -68,15 +71,19 @@ class Faults:
             if sequence not in spoiled and sequence.phase is Phase.DECODE:
                 self._cells.park(sequence, now)
                 continue
-            sequence.n_faults += 1
-            if sequence.n_faults > (1 if sequence.next_adapters else MAX_FAULTS):
+            tuned = bool(sequence.next_adapters)
+            sequence.n_faults += tuned or sequence in spoiled
+            if sequence.n_faults > (1 if tuned else most):
                 self._fail(sequence.ticket, NotNumbers())
             else:
+                sequence.anew = True
                 self._scheduler.park(sequence, now)
             self._cells.clear(slot)
         for slot in self._scheduler.slots:
             self._cells.moving.keep(slot, len(slot.tokens), now)
             self._cells.clear(slot)
+        for sequence in spoiled:
+            self._cells.moving.distrust(sequence)
         self._runner.wipe()
 
     def _decode_alone(self, entry: Entry) -> None:

@@ -129,6 +129,18 @@ def test_a_longer_state_of_the_same_text_replaces_the_file() -> None:
     assert [len(s.tokens) for s in files.saved.values()] == [200]
 
 
+def test_what_is_not_trusted_any_more_goes() -> None:
+    files = Files()
+    put(files, state(TEXT))
+    with tier_over(files) as tier:
+        entry, _ = tier.match(TEXT, BARE, 0)
+        assert entry is not None
+        tier.drop(entry)
+        assert tier.match(TEXT, BARE, 0) == (None, 0)
+        tier.drop(entry)  # another instance came to the same end
+    assert files.saved == {}
+
+
 def test_a_damaged_file_is_dropped() -> None:
     files = Files()
     put(files, state(TEXT))
