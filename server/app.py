@@ -35,7 +35,7 @@ from server.page.serving import page_of
 from server.page.tools.catalogue import Tools
 from server.pool.budget import read_budget
 from server.pool.events import StatusChanged
-from server.pool.load.lifecycle import Factories
+from server.pool.load.assembly import Factories
 from server.pool.load.loading import chat_template
 from server.pool.load.progress import show_load_progress
 from server.pool.pool import Pool, PoolLimits
@@ -75,10 +75,12 @@ def create_app(
     loader: Loader | None = None,
     addresses: Sequence[str] = (),
     reread: Callable[[], Settings] | None = None,
+    in_process: Callable[[], Loader] | None = None,
 ) -> FastAPI:
     """The application. It loads and serves nothing before its lifespan starts.
 
-    `addresses`: where it will be, for its first screen; `loader` replaces the native library's (tests); `reread` says
+    `addresses`: where it will be, for its first screen; `loader` replaces the native library's (tests), and
+    `in_process` what makes one in a model's own process; `reread` says
     what the settings are now, for ``GET /models?reload=1`` and after a download. Raises `ConfigError`.
     """
     server = settings.server
@@ -90,7 +92,9 @@ def create_app(
         linger_s=LINGER_S if os.environ.get("LLAMA_SERVER_DEBUG_FAKE_TIMING") else 0.0,
     )
     renderer = isolated_renderer() if loader is None else None
-    factories = Factories(template=partial(chat_template, renderer=renderer))
+    if in_process is None and loader is None:
+        in_process = loader_by_name(tuple(server.rpc))
+    factories = Factories(template=partial(chat_template, renderer=renderer), in_process=in_process)
     pool = Pool(
         model_specs(settings),
         loader or native_loader(server.rpc),
@@ -158,13 +162,16 @@ def reread_models(reread: Callable[[], Settings]) -> list[ModelSpec]:
 def native_loader(remote: Sequence[str] = ()) -> Loader:
     """llama.cpp's, with the devices of those machines. Imported here, so that an application over another loader needs
     no native library. Raises ConfigError."""
-    from server.llama.loader import LlamaLoader
+    from server.llama.loader import open_loader
 
-    if remote:
-        from server.llama.devices import add_remote_devices
+    return open_loader(tuple(remote))
 
-        add_remote_devices(remote)
-    return LlamaLoader()
+
+def loader_by_name(remote: tuple[str, ...]) -> Callable[[], Loader]:
+    """`native_loader` for another process, which gets it in a pickle."""
+    from server.llama.loader import open_loader
+
+    return partial(open_loader, remote)
 
 
 def isolated_renderer() -> "IsolatedRenderer | None":

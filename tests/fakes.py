@@ -531,6 +531,16 @@ class FakeWeights:
         self.closed = True
 
 
+class FakeVocabulary:
+    """A vocabulary without weights."""
+
+    def __init__(self, fim: str) -> None:
+        self.vocab = FakeVocab(fim)
+
+    def close(self) -> None:
+        pass
+
+
 class FakeLoader:
     """Loads at once; ``failing`` maps a model's id to the reason why it can't be loaded.
 
@@ -555,6 +565,9 @@ class FakeLoader:
         self.gate = gate
         self.make = runner or (lambda: FakeRunner(replies=replies))
         self.loaded: list[FakeWeights] = []
+
+    def vocabulary(self, spec: ModelSpec) -> "FakeVocabulary":
+        return FakeVocabulary(self.fim)
 
     def describe(self, spec: ModelSpec) -> ModelInfo:
         if spec.id in self.failing:

@@ -5,6 +5,7 @@ llama.cpp's common/reasoning-budget.cpp the tokens behind the opening tag count,
 is cut in two, and thoughts that are opened anew have a budget of their own.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -44,16 +45,20 @@ class Ending:
 
 
 class ReasoningSwitch:
-    """Shared by all choices of a chat. Only `end` is called from another thread than the step thread."""
+    """Shared by all choices of a chat. Only `end` is called from another thread than the step thread. ``heard`` is
+    called with it, where the chat is generated in another process."""
 
-    __slots__ = ("n_calls",)
+    __slots__ = ("heard", "n_calls")
 
     def __init__(self) -> None:
         self.n_calls = 0
+        self.heard: Callable[[], None] | None = None
 
     def end(self) -> None:
         """End the thoughts that are being generated; later ones are not concerned."""
         self.n_calls += 1
+        if self.heard is not None:
+            self.heard()
 
 
 class _State(Enum):

@@ -158,7 +158,10 @@ def _gone_on(constraint: MatcherConstraint, prefilled: str, at: str, model: Load
         reason = f"to go on with it in JSON, the last message must have at most {MAX_PREFILLED_CHARS} characters"
         raise InvalidRequest(f"{at}: {reason}", at)
     begun = constraint.fork()
-    return begun if model.grammar.markers([prefilled]).feed(begun, prefilled.encode()) else constraint
+    if not model.grammar.markers([prefilled]).feed(begun, prefilled.encode()):
+        return constraint
+    begun.recipe = begun.recipe._replace(begun=prefilled.encode())
+    return begun
 
 
 def _calls(tools: Tools, speech: Speech, model: LoadedModel, *, answer: object | None = None) -> Constraint:

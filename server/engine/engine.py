@@ -1,12 +1,12 @@
 """Several instances of one model behind one door; everything here runs on the event loop."""
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
+from server.engine.checks import Bounds, check_adapters
 from server.engine.encode.cache import EmbeddingCache, EmbeddingFiles
 from server.engine.encode.encoder import Encoder
 from server.engine.group import InstanceGroup
@@ -27,7 +27,7 @@ from server.engine.step.published import EndedChoice, InstanceView
 from server.engine.step.slot_state import SlotState
 from server.engine.step.snapshot import SlotSnapshot, snapshot
 from server.engine.step.threads import yield_to_steps
-from server.errors import ContextExceeded, InvalidRequest, QueueFull
+from server.errors import QueueFull
 
 
 class Engine(InstanceGroup[Instance]):
@@ -45,7 +45,6 @@ class Engine(InstanceGroup[Instance]):
         self.n_ctx_seq = runners[0].info.n_ctx_seq
         self.adapters = runners[0].adapters
         self._can_cut = runners[0].info.can_cut
-        self._n_ubatch = runners[0].info.n_ubatch
         projector = runners[0].encoder
         self._encoder = (
             Encoder(projector, EmbeddingCache(params.media_cache * MIB), yield_to_steps) if projector else None
@@ -67,6 +66,9 @@ class Engine(InstanceGroup[Instance]):
         self._own_cache_limit = self._ram.limit
         for instance in instances[1:]:
             instance.scheduler.use_ram(self._ram)
+        info = runners[0].info
+        n_slots = info.n_seq * len(runners)
+        self.bounds = Bounds(self.vocab.n_tokens, info.n_ctx_seq, n_slots, info.n_ubatch, projector is not None)
         self._router = Router(instances, self.n_slots_each, params.max_queue, loop, clock)
         self._start(instances)
 
@@ -128,7 +130,7 @@ class Engine(InstanceGroup[Instance]):
         Raises ContextExceeded, InvalidRequest, QueueFull, ShuttingDown or Unavailable; then nothing was queued.
         """
         self._check_open()
-        self._check(request)
+        self.bounds.check(request)
         wanted = self._tuning(request)
         chain = Chain()
         instance, n_own = self._router.choose(request, wanted, chain)
@@ -196,7 +198,7 @@ class Engine(InstanceGroup[Instance]):
 
         Raises `InvalidRequest` for an adapter that is not there.
         """
-        self._check_adapters(scales)
+        check_adapters(scales, self.adapters)
         wanted = dict(scales)
         self.adapters = tuple(replace(a, scale=wanted.get(a.id, 0.0)) for a in self.adapters)
 
@@ -222,8 +224,7 @@ class Engine(InstanceGroup[Instance]):
 
     async def _command(self, id_slot: int, work: commands.Work) -> object:
         self._check_open()
-        if not 0 <= id_slot < self.n_slots:
-            raise InvalidRequest(f"id_slot must be one of 0 to {self.n_slots - 1}", "id_slot")
+        self.bounds.check_slot(id_slot)
         command = commands.Command(id_slot % self.n_slots_each, work)
         self._instances[id_slot // self.n_slots_each].mailbox.command(command)
         return await asyncio.wrap_future(command.done)
@@ -233,49 +234,9 @@ class Engine(InstanceGroup[Instance]):
         for instance in self._instances:
             instance.scheduler.check_integrity()
 
-    def _check(self, request: Request) -> None:
-        prompt = request.prompt
-        if not prompt:
-            raise InvalidRequest("the prompt is empty", "prompt")
-        if len(prompt) >= self.n_ctx_seq:
-            raise ContextExceeded(len(prompt), self.n_ctx_seq)
-        if request.media:
-            self._check_media(request)
-        elif min(prompt) < 0 or max(prompt) >= self.vocab.n_tokens:
-            raise InvalidRequest(f"a token id is outside the vocabulary (0 to {self.vocab.n_tokens - 1})", "prompt")
-        if not -1 <= request.id_slot < self.n_slots:
-            raise InvalidRequest(f"id_slot must be -1 or one of 0 to {self.n_slots - 1}", "id_slot")
-        if request.n < 1:
-            raise InvalidRequest("n must be at least 1", "n")
-
-    def _check_media(self, request: Request) -> None:
-        """Also that the library can decode each of them."""
-        at = n_media = 0
-        for span in request.media:
-            if self._encoder is None or span.chunk is None or span.start < at or span.end > len(request.prompt):
-                raise InvalidRequest("the prompt has media that are not this model's", "prompt")
-            at, n_media = span.end, n_media + span.n_tokens
-            if not span.chunk.causal and span.n_tokens > self._n_ubatch:
-                raise InvalidRequest(
-                    f"a medium has {span.n_tokens} tokens, which this model reads all at once, and n_ubatch is "
-                    f"{self._n_ubatch}: set ubatch-size to {span.n_tokens} or more",
-                    "prompt",
-                )
-        if sum(token < 0 for token in request.prompt) != n_media or max(request.prompt) >= self.vocab.n_tokens:
-            raise InvalidRequest(f"a token id is outside the vocabulary (0 to {self.vocab.n_tokens - 1})", "prompt")
-        if request.prompt_logprobs:
-            raise InvalidRequest("there are no log probabilities of a prompt with media", "prompt")
-
     def _tuning(self, request: Request) -> Tuning:
         """What computes the request; raises `InvalidRequest` for an adapter that is not there."""
         if request.adapters is None:
             return tuning(default_set(self.adapters), self.adapters, request.prompt, request.cache_scope)
-        self._check_adapters(request.adapters)
+        check_adapters(request.adapters, self.adapters)
         return tuning(request.adapters, self.adapters, request.prompt, request.cache_scope)
-
-    def _check_adapters(self, adapters: Adapters) -> None:
-        ids = [id_ for id_, _ in adapters]
-        if ids != sorted(set(ids)) or any(scale == 0.0 or not math.isfinite(scale) for _, scale in adapters):
-            raise InvalidRequest("lora: ids must ascend, and scales be finite and not 0", "lora")
-        if any(not 0 <= id_ < len(self.adapters) for id_ in ids):
-            raise InvalidRequest(f"lora: there are {len(self.adapters)} adapters", "lora")

@@ -97,6 +97,11 @@ class InstanceGroup(Generic[M]):
         """Totals over the instances; a copy."""
         return reduce(combined, (instance.stats for instance in self._instances), EngineStats())
 
+    @property
+    def pulses(self) -> tuple[tuple[int, bool], ...]:
+        """Of each instance its pulse, and whether it waits for work or for the end."""
+        return tuple((one.pulse, one.at_rest or bool(one.failure)) for one in self._instances)
+
     def check_progress(self, limit_s: float) -> None:
         """To be called now and then: an instance whose thread has been at one thing for `limit_s` seconds is given up,
         and its requests end. What the thread holds stays in memory: nothing can stop it."""

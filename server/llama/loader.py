@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from server.errors import InternalError, ModelFailed
+from server.llama.devices import add_remote_devices
 from server.llama.files.description import describe, media_kinds
 from server.llama.files.metadata_overrides import without_effect
 from server.llama.files.model_file import ModelFiles, check_files
@@ -16,6 +17,7 @@ from server.llama.fit.measure import Measure
 from server.llama.fit.memory import machine_memory, room, shape_of
 from server.llama.library import C, collect_errors, hear_log, reason, start_backend
 from server.llama.threads import bound
+from server.llama.vocab import LlamaVocab
 from server.llama.weights.device_sets import load_by_devices
 from server.llama.weights.draft import DraftWeights
 from server.llama.weights.model import LlamaWeights
@@ -65,6 +67,10 @@ class LlamaLoader:
         """Now."""
         return machine_memory()
 
+    def vocabulary(self, spec: ModelSpec) -> "FileVocabulary":
+        """Blocking: what comes before the tensors is read. Raises `ModelFailed`."""
+        return FileVocabulary(spec)
+
     def describe(self, spec: ModelSpec) -> ModelInfo:
         """Blocking. Raises `ModelFailed` for a missing, broken or truncated file."""
         return describe(spec)
@@ -72,6 +78,37 @@ class LlamaLoader:
     def media(self, spec: ModelSpec) -> frozenset[BitmapKind]:
         """By the header of the projector's file."""
         return media_kinds(spec)
+
+
+class FileVocabulary:
+    """`server.pool.protocols.Vocabulary` of a file."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        native = replace(spec.native, devices=((),), n_gpu_layers=0, tensor_overrides=(), mlock=False)
+        files = check_files(spec.id, spec.path, native.metadata_overrides)
+        start_backend(native.numa)
+        params = model_params(spec.id, native, files)
+        params.vocab_only = True
+        with collect_errors(quiet=True) as errors:
+            model = C.llama_model_load_from_file(str(files.path).encode(), params)
+        if not model:
+            raise ModelFailed(spec.id, f"{spec.path}: {reason(errors, 'the native library gave no reason')}")
+        self._model: int | None = model
+        self.vocab = LlamaVocab(model)
+
+    def close(self) -> None:
+        """Free it; once is enough."""
+        model, self._model = self._model, None
+        self.vocab.close()
+        if model is not None:
+            C.llama_model_free(model)
+
+
+def open_loader(remote: tuple[str, ...] = ()) -> LlamaLoader:
+    """The loader of a process, with the devices of these machines. Raises ConfigError."""
+    if remote:
+        add_remote_devices(remote)
+    return LlamaLoader()
 
 
 def _can_measure(native: LoadParams) -> bool:

@@ -36,6 +36,7 @@ def model_spec(table: Table, model_id: str, settings: ModelSettings, origin: Ori
         tags=settings.tags,
         mmproj=settings.mmproj or (origin.mmproj if settings.mmproj_auto else None),
         load=settings.load,
+        isolation=settings.isolation,
         pinned=settings.pinned,
         native=_load_params(settings),
         draft=_draft(settings),

@@ -15,11 +15,10 @@ from typing import Any
 
 import orjson
 
-from server.engine.engine import Engine
-from server.engine.kv.ram_cache import KeptState
 from server.engine.step.published import ChoiceView, EndedChoice, InstanceView
 from server.errors import QueueFull
 from server.page.history import History
+from server.pool.protocols import Generator, Kept
 from server.pool.state import ModelState
 
 EVERY_S = 0.4
@@ -105,7 +104,7 @@ class Live:
             shown["engine"] = self._engine(state.loaded.generator, (state.spec.id, state.loaded.loaded_at))
         return shown
 
-    def _engine(self, engine: Engine, key: tuple[str, float]) -> Json:
+    def _engine(self, engine: Generator, key: tuple[str, float]) -> Json:
         at = _Clock(engine.now)
         views = engine.views()
         stats = engine.stats
@@ -201,7 +200,7 @@ def ended_object(ended: EndedChoice, model: str, at: _Clock) -> Json:
     return shown | {"model": model, "slot": ended.slot, "ended": at.ms(ended.ended_at), "outcome": ended.outcome.value}
 
 
-def _tier(states: Sequence[KeptState], now: float) -> Json:
+def _tier(states: Sequence[Kept], now: float) -> Json:
     most = sorted(states, key=lambda one: one.value(now), reverse=True)[:MOST_STATES]
     shown = [[len(s.tokens), s.size, round(now - s.used_at, 1), s.n_used, s.value(now)] for s in most]
     return {"n": len(states), "bytes": sum(s.size for s in states), "states": shown}

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from server.engine.embedding.engine import EmbeddingEngine
-from server.engine.engine import Engine
 from server.engine.stats import EngineStats, combined
 from server.engine.step.snapshot import SlotSnapshot
 from server.errors import NotSupported
 from server.pool.footprint import Fit
-from server.pool.protocols import MediaReader, ModelEngine, ModelInfo, Weights
+from server.pool.protocols import Embedder, Generator, MediaReader, ModelEngine, ModelInfo, Weights
 from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate
 from server.vocab import Vocab
@@ -65,8 +63,8 @@ class LoadedModel:
     spec: ModelSpec
     info: ModelInfo
     vocab: Vocab
-    generator: Engine | None
-    embedding: EmbeddingEngine | None
+    generator: Generator | None
+    embedding: Embedder | None
     template: ChatTemplate
     weights: Weights
     fit: Fit
@@ -76,14 +74,14 @@ class LoadedModel:
     _grammar_lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Generator:
         """What generates. Raises `NotSupported`."""
         if self.generator is None:
             raise cannot_generate(self.spec.id)
         return self.generator
 
     @property
-    def embedder(self) -> EmbeddingEngine:
+    def embedder(self) -> Embedder:
         """What embeds. Raises `NotSupported`."""
         if self.embedding is None:
             raise cannot_embed(self.spec.id)

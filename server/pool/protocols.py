@@ -1,13 +1,20 @@
 """What the pool needs of the native side, and what a loaded model is."""
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from server.engine.embedding.vectors import EmbeddingRunner
+from server.engine.embedding.vectors import EmbedderInfo, EmbeddingRunner, Vectors
+from server.engine.lora import Adapter
 from server.engine.media import MediaPrompt
+from server.engine.request import Adapters, Request, Sink
 from server.engine.runner_api import Runner
+from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats
+from server.engine.step.published import EndedChoice, InstanceView
+from server.engine.step.slot_state import SlotState
 from server.engine.step.snapshot import SlotSnapshot
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.footprint import Fit, Footprint, Memory
@@ -75,9 +82,75 @@ class ModelEngine(Protocol):
         """Totals since the load; readable after the engine was closed, too."""
 
     def slots(self) -> list[SlotSnapshot]: ...
+    def check_integrity(self) -> None:
+        """Prove that nothing is lost; only meaningful while idle. Raises `AssertionError`."""
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Give running requests `drain_s` seconds, then fail them and free the contexts."""
+
+
+class Kept(Protocol):
+    """A prompt state that has no slot, as far as who looks is concerned."""
+
+    @property
+    def tokens(self) -> Sized: ...
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    @property
+    def used_at(self) -> float: ...
+    @property
+    def n_used(self) -> int: ...
+    def value(self, now: float) -> float:
+        """What keeping it is worth."""
+
+
+class Generator(ModelEngine, Protocol):
+    """An engine that generates: in this process (`server.engine.engine.Engine`, which says more), or in another."""
+
+    @property
+    def n_slots_each(self) -> int:
+        """Of each instance."""
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The loaded LoRA adapters, by id, with the scales of requests that ask for none."""
+
+    def set_adapter_scales(self, scales: Adapters) -> None:
+        """These scales, and 0 for all others. Raises `InvalidRequest`."""
+
+    def submit(self, request: Request, sink: Sink) -> Ticket:
+        """Queue; events go to `sink` on the event loop. Raises what can be said at once."""
+
+    def cancel(self, ticket: Ticket) -> None: ...
+    def preparing(self) -> AbstractContextManager[None]:
+        """Around the preparation of a request."""
+
+    async def save_slot(self, id_slot: int, owner: str = "") -> SlotState: ...
+    async def restore_slot(self, id_slot: int, saved: SlotState) -> None: ...
+    async def erase_slot(self, id_slot: int, owner: str = "") -> int: ...
+    def limit_ram_cache(self, n_bytes: int) -> None: ...
+
+    # ---- for who looks
+
+    def watch(self, *, wanted: bool) -> None: ...
+    def views(self) -> Sequence[InstanceView]: ...
+    def ended(self) -> Sequence[EndedChoice]: ...
+    def kept_states(self) -> Mapping[str, Sequence[Kept]]: ...
+    @property
+    def now(self) -> float:
+        """The clock of all these times."""
+
+
+class Embedder(ModelEngine, Protocol):
+    """An engine that embeds, here or in another process."""
+
+    @property
+    def info(self) -> EmbedderInfo: ...
+    def preparing(self) -> AbstractContextManager[None]: ...
+    def submit(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> asyncio.Future[list[Vectors]]:
+        """The vectors of each input. Raises what can be said at once."""
 
 
 class MediaReader(Protocol):
@@ -162,6 +235,14 @@ class Fetcher(Protocol):
         """Delete a model's files from the cache. Raises `server.errors.Unavailable`."""
 
 
+class Vocabulary(Protocol):
+    """Of a model whose weights are elsewhere."""
+
+    @property
+    def vocab(self) -> Vocab: ...
+    def close(self) -> None: ...
+
+
 class Loader(Protocol):
     """Loads weights; blocking, called in a thread."""
 
@@ -184,6 +265,9 @@ class Loader(Protocol):
 
     def describe(self, spec: ModelSpec) -> ModelInfo:
         """What the file says, without loading it. Raises `server.errors.ModelFailed`."""
+
+    def vocabulary(self, spec: ModelSpec) -> Vocabulary:
+        """Of the file, without its weights. Raises `server.errors.ModelFailed`."""
 
     def media(self, spec: ModelSpec) -> frozenset[BitmapKind]:
         """What its projector says that the model sees or hears, quickly; nothing where that can't be read."""

@@ -10,7 +10,7 @@ from server.llama.loader import LlamaLoader
 from server.llama.weights.model import LlamaWeights
 from server.pool.budget import Amount, Budget
 from server.pool.footprint import HOST, totals
-from server.pool.load.lifecycle import Factories
+from server.pool.load.assembly import Factories
 from server.pool.pool import Pool, PoolLimits
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec

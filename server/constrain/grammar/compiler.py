@@ -15,7 +15,7 @@ from server.constrain.grammar.json_schema import ANY_OBJECT, grammar_text, unsup
 from server.constrain.grammar.lark import checked_lark, literal
 from server.constrain.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
 from server.constrain.grammar.markers import MarkerIndex, Markers
-from server.constrain.grammar.matcher import MatcherConstraint, first_line
+from server.constrain.grammar.matcher import MatcherConstraint, Recipe, first_line
 from server.constrain.grammar.panics import contained
 from server.constrain.grammar.tokens import TokenBytes, build_tokenizer, end_tokens
 from server.constrain.grammar.unique_items import ItemEnds, UniqueItems
@@ -59,9 +59,20 @@ class GrammarCompiler:
         text, unique, narrowed = written(schema, "json_schema")
         try:
             made = self._compile(grammar_text(text), "json_schema", "json_schema")
+            made.recipe = Recipe("json_schema", json.dumps(schema), "json_schema")
         except InvalidRequest as error:
             raise unsupported(error.message.removeprefix("json_schema: "), schema, "json_schema", narrowed) from None
         return made if unique is None else UniqueItems.over(made, unique, self._all_item_ends())
+
+    def made_anew(self, recipe: Recipe) -> MatcherConstraint:
+        """A constraint that a compiler over the same vocabulary has made, and that has taken ``recipe.begun`` since."""
+        if recipe.kind == "json_schema":
+            made = self.json_schema(json.loads(recipe.text))
+        else:
+            made = self._constraint(recipe.text, recipe.param)
+        if recipe.begun:
+            self.markers([recipe.begun.decode()]).feed(made, recipe.begun)
+        return made
 
     def json_object(self) -> MatcherConstraint:
         """Any JSON object."""
@@ -130,7 +141,7 @@ class GrammarCompiler:
         if matcher.is_error() or not any(allowed):
             reason = first_line(_without_place(matcher.get_error()))
             raise InvalidRequest(f"{prefix}: {reason}", param)
-        return MatcherConstraint(matcher, self._vocab.n_tokens, self._ends, param)
+        return MatcherConstraint(matcher, self._vocab.n_tokens, self._ends, param, Recipe("grammar", grammar, param))
 
     @contained
     def _all_tokens(self) -> llguidance.LLTokenizer:

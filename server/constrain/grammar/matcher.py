@@ -1,6 +1,7 @@
 """One sequence's progress through a grammar."""
 
 import re
+from typing import Literal, NamedTuple
 
 import llguidance
 
@@ -8,6 +9,16 @@ from server.constrain.grammar.panics import contained
 from server.errors import InternalError, InvalidRequest
 
 _SOURCE_LINE = re.compile(r"\s*\d+ \| ")
+
+
+class Recipe(NamedTuple):
+    """What a constraint was made of, for a compiler elsewhere over the same vocabulary (`GrammarCompiler.made_anew`).
+    ``begun``: the text that it has taken since."""
+
+    kind: Literal["grammar", "json_schema"] = "grammar"
+    text: str = ""
+    param: str = ""
+    begun: bytes = b""
 
 
 class MatcherConstraint:
@@ -18,20 +29,26 @@ class MatcherConstraint:
     failure: the output cannot be continued truthfully. A panic of the library is an InternalError, of any method.
     """
 
-    __slots__ = ("_ends", "_matcher", "_n_tokens", "_param")
+    __slots__ = ("_ends", "_matcher", "_n_tokens", "_param", "recipe")
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, n_tokens: int, ends: frozenset[int], param: str | None = None
+        self,
+        matcher: llguidance.LLMatcher,
+        n_tokens: int,
+        ends: frozenset[int],
+        param: str | None = None,
+        recipe: Recipe = Recipe(),  # noqa: B008 - it never changes
     ) -> None:
         self._matcher = matcher
         self._n_tokens = n_tokens
         self._ends = ends
         self._param = param
+        self.recipe = recipe
 
     @contained
     def fork(self) -> "MatcherConstraint":
         """An independent copy in the same state."""
-        return MatcherConstraint(self._matcher.deep_copy(), self._n_tokens, self._ends, self._param)
+        return MatcherConstraint(self._matcher.deep_copy(), self._n_tokens, self._ends, self._param, self.recipe)
 
     @contained
     def allows(self, token: int) -> bool:

@@ -33,7 +33,7 @@ class UniqueItems(MatcherConstraint):
     __slots__ = ("_base", "_cursor", "_item_ends")
 
     def __init__(self, base: MatcherConstraint, cursor: Cursor, item_ends: ItemEnds) -> None:
-        super().__init__(base.matcher, base._n_tokens, base._ends, base._param)
+        super().__init__(base.matcher, base._n_tokens, base._ends, base._param, base.recipe)
         self._base = base
         self._cursor = cursor
         self._item_ends = item_ends

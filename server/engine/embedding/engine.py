@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from server.engine.embedding.instance import EmbeddingInstance
 from server.engine.embedding.queue import Job
-from server.engine.embedding.vectors import EmbeddingRunner, Vectors
+from server.engine.embedding.vectors import EmbedderInfo, EmbeddingRunner, Vectors
 from server.engine.group import InstanceGroup
 from server.engine.media import MediaPrompt, text_of
 from server.engine.params import EngineParams
@@ -27,7 +27,7 @@ class EmbeddingEngine(InstanceGroup[EmbeddingInstance]):
     ) -> None:
         super().__init__(params, runners[0].info.n_seq, clock)
         self.info = runners[0].info
-        self._takes_media = runners[0].takes_media
+        self.takes_media = runners[0].takes_media
         self.vocab = runners[0].vocab
         self.n_ctx_seq = self.info.n_ctx_seq
         self._loop = loop
@@ -53,7 +53,7 @@ class EmbeddingEngine(InstanceGroup[EmbeddingInstance]):
             raise InvalidRequest('"input" must not be empty', "input")
         prompts = [one if isinstance(one, MediaPrompt) else MediaPrompt(list(one)) for one in inputs]
         for prompt in prompts:
-            self._check(prompt)
+            check_input(prompt, self.info, self.vocab.n_tokens, media=self.takes_media)
         instance = min((i for i in self._instances if not i.failure), key=lambda i: i.n_load)
         if instance.n_load >= self.params.max_queue + self.info.n_seq:
             raise QueueFull(instance.n_load - self.info.n_seq, self._retry_after_s(instance))
@@ -72,25 +72,27 @@ class EmbeddingEngine(InstanceGroup[EmbeddingInstance]):
             instance.queue.check_integrity()
             assert instance.n_load or not instance.queue.jobs, "a job is queued that nobody waits for"
 
-    def _check(self, prompt: MediaPrompt) -> None:
-        """llama-server's limits in its words (tools/server/server-context.cpp, update_slots)."""
-        info, tokens, n = self.info, prompt.tokens, len(prompt.tokens)
-        if not n:
-            raise InvalidRequest("Input content cannot be empty", "input")
-        if info.whole and n > info.n_ubatch:
-            raise InvalidRequest(
-                f"input ({n} tokens) is too large to process. increase the physical batch size "
-                f"(current batch size: {info.n_ubatch})",
-                "input",
-            )
-        if info.whole and n > info.n_ctx_seq:
-            message = f"input ({n} tokens) is larger than the max context size ({info.n_ctx_seq} tokens). skipping"
-            raise ContextExceeded(n, info.n_ctx_seq, message)
-        if not info.whole and n >= info.n_ctx_seq:
-            raise ContextExceeded(n, info.n_ctx_seq)
-        if prompt.spans and not self._takes_media:
-            raise InvalidRequest("this model embeds text only", "input")
-        if any(span.n_tokens > info.n_ubatch for span in prompt.spans):
-            raise InvalidRequest(f"a medium has more tokens than the physical batch size ({info.n_ubatch})", "input")
-        if min(text_of(tokens, prompt.spans), default=0) < 0 or max(tokens) >= self.vocab.n_tokens:
-            raise InvalidRequest(f"a token id is outside the vocabulary (0 to {self.vocab.n_tokens - 1})", "input")
+
+def check_input(prompt: MediaPrompt, info: EmbedderInfo, n_vocab: int, *, media: bool) -> None:
+    """llama-server's limits in its words (tools/server/server-context.cpp, update_slots). Raises `InvalidRequest`,
+    `ContextExceeded`."""
+    tokens, n = prompt.tokens, len(prompt.tokens)
+    if not n:
+        raise InvalidRequest("Input content cannot be empty", "input")
+    if info.whole and n > info.n_ubatch:
+        raise InvalidRequest(
+            f"input ({n} tokens) is too large to process. increase the physical batch size "
+            f"(current batch size: {info.n_ubatch})",
+            "input",
+        )
+    if info.whole and n > info.n_ctx_seq:
+        message = f"input ({n} tokens) is larger than the max context size ({info.n_ctx_seq} tokens). skipping"
+        raise ContextExceeded(n, info.n_ctx_seq, message)
+    if not info.whole and n >= info.n_ctx_seq:
+        raise ContextExceeded(n, info.n_ctx_seq)
+    if prompt.spans and not media:
+        raise InvalidRequest("this model embeds text only", "input")
+    if any(span.n_tokens > info.n_ubatch for span in prompt.spans):
+        raise InvalidRequest(f"a medium has more tokens than the physical batch size ({info.n_ubatch})", "input")
+    if min(text_of(tokens, prompt.spans), default=0) < 0 or max(tokens) >= n_vocab:
+        raise InvalidRequest(f"a token id is outside the vocabulary (0 to {n_vocab - 1})", "input")

@@ -143,6 +143,9 @@ class HardwareSettings(SettingsModel):
 
     load: Annotated[Literal["startup", "on_demand"], option(metavar="WHEN")] = "on_demand"
     """When the model is loaded: at start-up, or with the first request; a model named by -m: startup."""
+    isolation: Annotated[Literal["none", "process"], option(metavar="HOW")] = "none"
+    """process: the model runs in a process of its own: a crash of it or an end for want of memory costs no other model,
+    it is started again, and its steps don't share the interpreter with HTTP."""
     pinned: Annotated[Bool, option()] = False
     """The model stays loaded, whatever other models need."""
     instances: Annotated[Int, option(), Field(ge=1, le=64)] = 1

@@ -3,46 +3,27 @@
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import TypeVar
 
-from server.engine.embedding.engine import EmbeddingEngine
-from server.engine.embedding.vectors import EmbeddingRunner
-from server.engine.engine import Engine
-from server.engine.kv.ram_cache import MIB
 from server.engine.lora import default_set
-from server.engine.params import EngineParams
-from server.engine.runner_api import Runner
 from server.errors import LlamapoolError, ModelFailed
 from server.pool.entry import Entry
 from server.pool.events import FanOut, LoadProgress, StatusChanged
 from server.pool.footprint import Footprint, Memory, held, readable, totals
-from server.pool.load.loading import Load, Parts, TemplateFactory, chat_template
-from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
+from server.pool.isolated.core import Core
+from server.pool.isolated.weights import IsolatedLoader
+from server.pool.load.assembly import Factories, assemble
+from server.pool.load.loading import Load
+from server.pool.model import LoadedModel
 from server.pool.protocols import Loader
-from server.pool.saved.embedding_folder import EmbeddingFolder
-from server.pool.saved.state_folder import StateFolder
+from server.pool.spec import ModelSpec
 from server.pool.state import ModelFacts, Status, check_transition
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-EngineFactory = Callable[[Sequence[Runner], EngineParams, asyncio.AbstractEventLoop], Engine]
-EmbedderFactory = Callable[[Sequence[EmbeddingRunner], EngineParams, asyncio.AbstractEventLoop], EmbeddingEngine]
-
-
-@dataclass(frozen=True, slots=True)
-class Factories:
-    """What a loaded model is put together from."""
-
-    engine: EngineFactory = Engine
-    embedder: EmbedderFactory = EmbeddingEngine
-    template: TemplateFactory = chat_template
-    grammar: GrammarFactory = compile_grammars
 
 
 class Lifecycle:
@@ -93,7 +74,7 @@ class Lifecycle:
 
         factories = self._factories
         load = Load(
-            *(entry.spec, self._loader, factories.template, report, self._clock),
+            *(entry.spec, self._loader_of(entry.spec), factories.template, report, self._clock),
             *(factories.grammar, self._quiet, granted or {}, entry.fit),
         )
         entry.load = load
@@ -103,6 +84,14 @@ class Lifecycle:
         entry.progress = 0.0
         entry.failure = ""
         self._to(entry, Status.LOADING)
+
+    def _loader_of(self, spec: ModelSpec) -> Loader:
+        if spec.isolation == "none":
+            return self._loader
+        if self._factories.in_process is None:
+            raise ModelFailed(spec.id, "isolation: process is not possible here")
+        core = Core(spec.id, self._factories.in_process, asyncio.get_running_loop())
+        return IsolatedLoader(self._loader, core, prepares=self._quiet())
 
     async def load(self, entry: Entry, fitted: Callable[[], None] = lambda: None) -> None:
         """Load; the entry ends READY, FAILED with the reason, or UNLOADED when the load was cancelled. `fitted` is
@@ -116,57 +105,18 @@ class Lifecycle:
                 entry.fitting = False
                 fitted()
             parts = await self._in_thread(load.run)
-            model = await self._assemble(load, parts)
+            model = await assemble(load, parts, self._factories, self._in_thread)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             load.cancel()
+            _abandon(load)
             raise
         except BaseException as error:  # noqa: BLE001 (a Rust library's panic, too, is the model's failure)
             entry.load = None
+            _abandon(load)
             self._not_loaded(entry, load, error)
         else:
             entry.load = None
             self._loaded(entry, model)
-
-    async def _assemble(self, load: Load, parts: Parts) -> LoadedModel:
-        """Put engines over the runners; frees the parts when that fails or the load was cancelled."""
-        spec, loop = load.spec, asyncio.get_running_loop()
-        generator: Engine | None = None
-        embedder: EmbeddingEngine | None = None
-        try:
-            if load.cancelled:
-                raise ModelFailed(spec.id, "the load was cancelled")
-            if parts.runners:
-                generator = self._factories.engine(parts.runners, spec.engine, loop)
-            if parts.embedders:
-                embedder = self._factories.embedder(parts.embedders, spec.engine, loop)
-        except BaseException:
-            if generator is not None:
-                await generator.close()
-                parts.runners.clear()
-            await self._in_thread(parts.close)
-            raise
-        model = LoadedModel(
-            load.spec,
-            parts.weights.info,
-            parts.weights.vocab,
-            generator,
-            embedder,
-            parts.template,
-            parts.weights,
-            parts.fit,
-            loaded_at=time.time(),
-            make_grammar=self._factories.grammar,
-            _grammar=parts.grammar,
-        )
-        try:
-            if generator is not None and spec.engine.cache_disk and spec.engine.cache_disk_path is not None:
-                await generator.keep_media(EmbeddingFolder(spec.id, spec.engine.cache_disk_path))
-                await generator.use_disk(StateFolder(model, spec.engine.cache_disk_path, spec.engine.cache_disk * MIB))
-        except BaseException:
-            await model.close()
-            await self._in_thread(parts.weights.close)
-            raise
-        return model
 
     def _loaded(self, entry: Entry, model: LoadedModel) -> None:
         woke = entry.facts is not None
@@ -310,6 +260,12 @@ class Lifecycle:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _abandon(load: Load) -> None:
+    """Of a load that has failed no process stays."""
+    if isinstance(load.loader, IsolatedLoader):
+        load.loader.abandon()
 
 
 def described(facts: ModelFacts) -> str:

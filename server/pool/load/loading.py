@@ -12,8 +12,9 @@ from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.runner_api import Runner
 from server.errors import InvalidRequest, ModelFailed
 from server.pool.footprint import Fit, totals
+from server.pool.isolated.weights import IsolatedWeights
 from server.pool.model import GrammarFactory
-from server.pool.protocols import Loader, ModelInfo, Weights
+from server.pool.protocols import Embedder, Generator, Loader, ModelInfo, Weights
 from server.pool.spec import ModelSpec
 from server.templates.rendering import Renderer
 from server.templates.template import ChatTemplate
@@ -65,6 +66,8 @@ class Parts:
     runners: list[Runner]
     embedders: list[EmbeddingRunner]
     grammar: "GrammarCompiler | None" = None
+    generator: Generator | None = None  # of a model in a process of its own, which has the runners
+    embedder: Embedder | None = None
 
     def close(self) -> None:
         """Free all of it, contexts before weights."""
@@ -113,6 +116,10 @@ class Load:
         self._check_wanted()
         return self._fit
 
+    def take(self, fit: Fit) -> None:
+        """Load it so, without measuring."""
+        self._fit = fit
+
     def _fits_again(self, before: Fit) -> bool:
         """Whether it had all that it could have, and there is ample room for that again: then nothing is measured."""
         memory, kept = self.loader.memory(), max(self.spec.native.fit_target) << 20
@@ -134,7 +141,10 @@ class Load:
             parts = Parts(fit, weights, self.template(weights.info, self.spec), [], [])
             with ThreadPoolExecutor(1, "prepare-grammar") as beside:  # ends before the weights are closed
                 grammar = beside.submit(self._prepared, weights)
-                self._open_contexts(parts, undo)
+                if isinstance(weights, IsolatedWeights):
+                    parts.generator, parts.embedder = weights.generator, weights.embedder
+                else:
+                    self._open_contexts(parts, undo)
                 parts.grammar = grammar.result()
             self._check_wanted()
             undo.pop_all()

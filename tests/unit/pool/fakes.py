@@ -14,7 +14,7 @@ from server.engine.runner_api import Runner
 from server.errors import ModelFailed
 from server.pool.footprint import HOST, Fit, Footprint, Memory
 from server.pool.lease import Lease
-from server.pool.load.lifecycle import EmbedderFactory, Factories
+from server.pool.load.assembly import EmbedderFactory, Factories
 from server.pool.pool import Pool, PoolLimits
 from server.pool.protocols import Fetcher
 from server.pool.spec import LoadParams, ModelSpec

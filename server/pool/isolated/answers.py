@@ -1,0 +1,141 @@
+"""What comes up from a model's process: plain values of which nothing but our own dataclasses is made.
+
+Events are tuples, since there are many: ``(ticket, index, text, tokens)`` for the text of one choice, which nearly all
+are; ``(ticket, [event, ...])`` else. Everything else is a tuple that begins with a word, pickled; `Answers` makes
+dataclasses and enums of the modules below of it, and refuses every other name: a file may have taken the process over.
+"""
+
+import dataclasses
+import io
+import pickle
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from server import errors
+from server.engine.request import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Progress,
+    PromptLogprobs,
+    Started,
+    Text,
+    Timings,
+    TokenLogprob,
+)
+from server.errors import InternalError, LlamapoolError
+
+Plain: TypeAlias = tuple[Any, ...]
+_OURS = ("server.engine.", "server.pool.", "server.media.", "server.constrain.")
+_STANDARD = {("builtins", "set"), ("builtins", "range"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
+_STARTED, _PROGRESS, _SCORED, _TEXT, _FINISHED, _FAILED = range(6)
+
+
+class Answers(pickle.Unpickler):
+    """Reads what a process says; raises `pickle.UnpicklingError` for what it can't have meant."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A plain dataclass or enum of ours."""
+        if (module, name) in _STANDARD:
+            return super().find_class(module, name)
+        if module.startswith(_OURS):
+            found = getattr(import_module(module), name, None)
+            if isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, Enum)):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is nothing that a model's process says")
+
+
+def read(body: bytes) -> Any:
+    """The message. Raises `pickle.UnpicklingError`, or what a broken pickle raises."""
+    return Answers(io.BytesIO(body)).load()
+
+
+def written(message: object) -> bytes:
+    """For `read`."""
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+
+
+def written_error(error: BaseException) -> Plain:
+    """An error as plain values; one that is not ours as our own fault."""
+    if not isinstance(error, LlamapoolError):
+        said = "too little memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
+        return InternalError.__name__, said, {}
+    return type(error).__name__, error.message, vars(error)
+
+
+def read_error(written: Plain) -> LlamapoolError:
+    """The error again, whatever its constructor takes."""
+    name, message, fields = written
+    kind = getattr(errors, name, InternalError)
+    error: LlamapoolError = kind.__new__(kind)
+    Exception.__init__(error, message)
+    vars(error).update(fields)
+    return error
+
+
+def written_events(batch: Iterable[tuple[int, Sequence[Event]]]) -> bytes:
+    """The events of a step, by ticket."""
+    items: list[Plain] = []
+    for ticket, events in batch:
+        if len(events) == 1 and type(event := events[0]) is Text and not event.logprobs and event.timings is None:
+            items.append((ticket, event.index, event.text, event.tokens))
+        else:
+            items.append((ticket, [_written(event) for event in events]))
+    return pickle.dumps(items, pickle.HIGHEST_PROTOCOL)
+
+
+def read_events(body: bytes) -> list[tuple[int, list[Event]]]:
+    """What `written_events` wrote."""
+    return [
+        (item[0], [Text(item[1], item[2], item[3])] if len(item) == 4 else [_read(event) for event in item[1]])
+        for item in read(body)
+    ]
+
+
+def _written(event: Event) -> Plain:
+    match event:
+        case Text():
+            tokens = [_written_token(one) for one in event.logprobs]
+            timings = None if event.timings is None else dataclasses.astuple(event.timings)
+            return _TEXT, event.index, event.text, event.tokens, tokens, timings
+        case Started():
+            return _STARTED, event.index, event.n_prompt, event.n_cached
+        case Progress():
+            return _PROGRESS, event.index, event.total, event.cached, event.computed, event.elapsed_ms
+        case PromptLogprobs():
+            return _SCORED, event.index, [_written_token(one) for one in event.tokens]
+        case Finished():
+            plain = {one.name: getattr(event, one.name) for one in dataclasses.fields(event)}
+            return _FINISHED, plain | {"reason": event.reason.value, "timings": dataclasses.astuple(event.timings)}
+        case Failed():
+            return _FAILED, written_error(event.error)
+
+
+def _read(item: Plain) -> Event:
+    kind, *rest = item
+    if kind == _TEXT:
+        index, text, tokens, logprobs, timings = rest
+        found = tuple(map(_read_token, logprobs))
+        return Text(index, text, tokens, found, None if timings is None else Timings(*timings))
+    if kind == _STARTED:
+        return Started(*rest)
+    if kind == _PROGRESS:
+        return Progress(*rest)
+    if kind == _SCORED:
+        return PromptLogprobs(rest[0], tuple(map(_read_token, rest[1])))
+    if kind == _FINISHED:
+        plain = rest[0]
+        return Finished(**plain | {"reason": FinishReason(plain["reason"]), "timings": Timings(*plain["timings"])})
+    return Failed(read_error(rest[0]))
+
+
+def _written_token(one: TokenLogprob) -> Plain:
+    return one.id, one.piece, one.logprob, [_written_token(each) for each in one.top], one.ends
+
+
+def _read_token(item: Plain) -> TokenLogprob:
+    id_, piece, logprob, top, ends = item
+    return TokenLogprob(id_, piece, logprob, tuple(map(_read_token, top)), ends)

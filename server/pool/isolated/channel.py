@@ -1,0 +1,108 @@
+"""Frames on a pair of sockets: what both ends of it have in common.
+
+A frame is its length, what it is, and bytes. Messages that are long go as several frames, between which others pass.
+"""
+
+import asyncio
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import cast
+
+_HEAD = struct.Struct("<IB")
+_PART = struct.Struct("<IB")  # which message it is of, and whether it is its last one
+PART_BYTES = 1 << 18
+
+
+class Kind(IntEnum):
+    """What a frame holds."""
+
+    EVENTS = 0  # of a step
+    MESSAGE = 1
+    PART = 2  # of a message
+
+
+class Channel(asyncio.Protocol):
+    """One end. Used on the event loop; `received` and `lost` are called there."""
+
+    def __init__(self, received: Callable[[Kind, bytes], None], lost: Callable[[], None]) -> None:
+        self._received, self._lost = received, lost
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._parts: dict[int, bytearray] = {}
+        self._n_long = 0
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    @property
+    def open(self) -> bool:
+        """Whether the other end may still get something."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, kind: Kind, body: bytes) -> None:
+        """Send at once; nothing when the other end is gone."""
+        if self._transport is not None and self.open:
+            self._transport.write(_HEAD.pack(len(body), kind) + body)
+
+    async def send_long(self, body: bytes) -> None:
+        """Send a message of any length, no faster than it is read."""
+        if len(body) <= PART_BYTES:
+            self.send(Kind.MESSAGE, body)
+            return
+        self._n_long += 1
+        number, view = self._n_long, memoryview(body)
+        for at in range(0, len(body), PART_BYTES):
+            is_last = at + PART_BYTES >= len(body)
+            self.send(Kind.PART, _PART.pack(number, is_last) + view[at : at + PART_BYTES])
+            await self._writable.wait()
+
+    def close(self) -> None:
+        """Send what is written, and nothing more."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # ---- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It begins."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self._transport.set_write_buffer_limits(4 * PART_BYTES)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """The other end is gone."""
+        self._writable.set()
+        self._lost()
+
+    def pause_writing(self) -> None:
+        """The other end reads more slowly than it is written to."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        """A piece of a frame, or several frames."""
+        if self._buffer:
+            self._buffer += data
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        at, end = 0, len(data)
+        while end - at >= _HEAD.size:
+            size, kind = _HEAD.unpack_from(data, at)
+            if end - at - _HEAD.size < size:
+                break
+            at += _HEAD.size
+            self._frame(kind, data[at : at + size])
+            at += size
+        self._buffer += data[at:]
+
+    def _frame(self, kind: int, body: bytes) -> None:
+        if kind != Kind.PART:
+            self._received(Kind(kind), body)
+            return
+        number, is_last = _PART.unpack_from(body)
+        whole = self._parts.setdefault(number, bytearray())
+        whole += memoryview(body)[_PART.size :]
+        if is_last:
+            self._received(Kind.MESSAGE, bytes(self._parts.pop(number)))

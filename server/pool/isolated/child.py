@@ -1,0 +1,490 @@
+"""The process of one model: loads it, runs its engines, and does what the other side asks. It ends with the socket."""
+
+import asyncio
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from server.constrain.grammar.matcher import Recipe
+from server.constrain.thinking_end import ReasoningSwitch
+from server.engine.embedding.engine import EmbeddingEngine
+from server.engine.engine import Engine
+from server.engine.kv.ram_cache import KeptState
+from server.engine.media import MediaPrompt, MediaSpan
+from server.engine.request import Adapters, Event, Failed, Request
+from server.engine.sequence import Ticket
+from server.engine.step.slot_state import SlotState
+from server.errors import CONTAINED
+from server.media.bitmap import Bitmap
+from server.pool.footprint import Fit
+from server.pool.isolated import answers, crossing
+from server.pool.isolated.channel import Channel, Kind
+from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, KeptView, ModelFacts, ReaderFacts, Told
+from server.pool.load.assembly import Factories, assemble
+from server.pool.load.loading import Load
+from server.pool.model import LoadedModel
+from server.pool.protocols import Loader, ModelInfo
+from server.pool.spec import ModelSpec
+from server.templates.template import ChatTemplate
+
+AT_WORK_S, AT_REST_S = 0.5, 2.0
+"""How often it says that it lives, and what it does."""
+SOON_S = 0.05
+VIEWS_S = 0.2
+MOST_KEPT = 60  # states of a cache that are shown, the most valuable ones
+STEPS_FAILED = 70
+_PR_SET_PDEATHSIG = 1
+_OOM_SCORE = "500"  # of 1000: rather this process than the server
+log = logging.getLogger(__name__)
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve `parent` on an inherited socket."""
+    _die_with(parent)
+    os.dup2(2, 1)  # what a library prints is no answer of anything
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, chain=False)  # where every thread is, for who is about to kill it
+    for ours in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(ours, signal.SIG_IGN)  # sent to all of a group: the server decides what ends
+    try:
+        import uvloop
+    except ImportError:
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    else:
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(_serve(socket.socket(fileno=descriptor)))
+
+
+def _die_with(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        try:
+            Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+        except OSError as error:  # a container may forbid it
+            log.debug("oom_score_adj: %s", error)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(0)
+
+
+async def _serve(ours: socket.socket) -> NoReturn:
+    process = Process()
+    await asyncio.get_running_loop().create_unix_connection(lambda: process.channel, sock=ours)
+    await process.live()
+
+
+class Process:
+    """Everything here runs on the event loop, but for what says otherwise."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.channel = Channel(self._received, _exit)
+        self._threads = ThreadPoolExecutor(8, "model")
+        self._grammars = ThreadPoolExecutor(1, "grammar")
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._loader: Loader | None = None
+        self._served: _Served | None = None
+        self._messages: dict[str, Callable[..., None]] = {
+            "hello": self._hello,
+            "call": self._call,
+            "drop": self._drop,
+            "read": self._read_beside,
+        }
+        self._asked: dict[str, Callable[..., Awaitable[object]]] = {"fit": self._fit_memory, "load": self._load}
+
+    async def live(self) -> NoReturn:
+        """Say so now and then."""
+        while True:
+            served = self._served
+            if served is not None:
+                served.tell()
+                if reason := served.failure:
+                    await self.channel.send_long(answers.written(("failing", reason)))
+                    self._loop.call_later(1.0, _exit, STEPS_FAILED)
+            else:
+                self.say("alive")
+            await asyncio.sleep(AT_WORK_S if served is None or served.busy else AT_REST_S)
+
+    def say(self, *message: object) -> None:
+        """Send a short message."""
+        self.channel.send(Kind.MESSAGE, answers.written(message))
+
+    # ---- messages
+
+    def _received(self, _kind: Kind, body: bytes) -> None:
+        word, *rest = crossing.Inward(body, self._here).load()
+        handle = self._messages.get(word) or (self._served.messages[word] if self._served is not None else None)
+        assert handle is not None, f"nothing is loaded that {word} is for"
+        handle(*rest)
+
+    def _here(self, kind: str, name: Any) -> object:
+        assert self._served is not None
+        return self._served.here(kind, name)
+
+    def _read_beside(self, number: int, body: bytes) -> None:
+        """A request with a grammar, which takes its time to compile."""
+
+        def read() -> tuple[Any, ...]:
+            found: tuple[Any, ...] = crossing.Inward(body, self._here).load()
+            return found
+
+        def done(reading: "asyncio.Future[tuple[Any, ...]]") -> None:
+            assert self._served is not None
+            error = reading.exception()
+            if error is None:
+                self._served.submit(*reading.result())
+            else:
+                self._served.refused(number, error)
+
+        assert self._served is not None
+        self._served.expect(number)
+        self._loop.run_in_executor(self._grammars, read).add_done_callback(done)
+
+    def _hello(self, make_loader: Callable[[], Loader], levels: Mapping[str, int]) -> None:
+        logging.getLogger().handlers = [_ToServer(self)]
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        self._loader = make_loader()
+
+    def _call(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        self._calls[number] = task = self._loop.create_task(self._answer(number, name, arguments))
+        task.add_done_callback(lambda _: self._calls.pop(number))
+
+    async def _answer(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            asked = self._asked.get(name) or (self._served.asked[name] if self._served is not None else None)
+            assert asked is not None, f"nothing is loaded that {name} is for"
+            message: tuple[object, ...] = ("answer", number, await asked(*arguments))
+        except asyncio.CancelledError:
+            return
+        except BaseException as error:
+            if not isinstance(error, CONTAINED):
+                log.exception("%s failed", name)
+            message = ("error", number, answers.written_error(error))
+        await self.channel.send_long(answers.written(message))
+
+    def _drop(self, number: int) -> None:
+        if number in self._calls:
+            self._calls[number].cancel()
+
+    # ---- loading
+
+    async def _fit_memory(self, spec: ModelSpec, granted: Mapping[str, int]) -> Fit:
+        loader = self._loader
+        assert loader is not None
+        found: Fit = await self.in_thread(lambda: loader.fit(spec, granted))
+        return found
+
+    async def _load(self, spec: ModelSpec, fit: Fit, prepares: bool) -> ModelFacts:
+        assert self._loader is not None
+        load = Load(
+            *(spec, self._loader, _no_template, self._progressed),
+            *(self._loop.time, Factories().grammar, lambda: prepares),
+        )
+        load.take(fit)
+        parts = await self.in_thread(load.run)
+        model = await assemble(load, parts, Factories(template=_no_template), self.in_thread)
+        self._served = _Served(self, model)
+        return self._served.facts()
+
+    def _progressed(self, value: float) -> None:
+        """In the thread that loads."""
+        self._loop.call_soon_threadsafe(self.say, "progress", value)
+
+    async def in_thread(self, work: Callable[[], Any]) -> Any:
+        """What blocks."""
+        return await self._loop.run_in_executor(self._threads, work)
+
+
+class _Served:
+    """The loaded model."""
+
+    def __init__(self, process: Process, model: LoadedModel) -> None:
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._model = model
+        assert model.generator is None or isinstance(model.generator, Engine)
+        assert model.embedding is None or isinstance(model.embedding, EmbeddingEngine)
+        self._generator, self._embedder = model.generator, model.embedding
+        self._tickets: dict[int, Ticket] = {}
+        self._awaited: set[int] = set()  # requests that are being read
+        self._numbers: dict[int, tuple[int, Request]] = {}  # by the request's identity
+        self._n_begun = self._n_jobs = 0
+        self._batch: list[tuple[int, list[Event]]] = []
+        self._ending = False  # something of the batch is over
+        self._timer: asyncio.TimerHandle | None = None
+        self._resting: asyncio.Task[None] | None = None
+        self._views: asyncio.Task[None] | None = None
+        self._preparing: dict[str, Any] = {}
+        self._chunks = crossing.Chunks()
+        self._switches: dict[int, ReasoningSwitch] = {}
+        self.messages: dict[str, Callable[..., None]] = {
+            "submit": self.submit,
+            "cancel": self._cancel,
+            "preparing": self._prepare,
+            "adapters": self._set_adapters,
+            "ram": self._limit_ram,
+            "watch": self._watch,
+            "forget": self._chunks.forget,
+            "switch": lambda number: self._switches[number].end(),
+        }
+        self.asked: dict[str, Callable[..., Awaitable[object]]] = {
+            "save": self._save,
+            "restore": self._restore,
+            "erase": self._erase,
+            "embed": self._embed,
+            "tokenize": self._tokenize,
+            "count": self._count,
+            "close": self._close,
+        }
+
+    def facts(self) -> ModelFacts:
+        """For the other side."""
+        generator, embedder, reader = self._generator, self._embedder, self._model.media
+        generates = embeds = reads = None
+        if generator is not None:
+            generates = GeneratorFacts(generator.bounds, generator.n_slots_each, generator.adapters)
+        if embedder is not None:
+            embeds = EmbedderFacts(embedder.info, embedder.n_slots, embedder.takes_media)
+        if reader is not None:
+            reads = ReaderFacts(reader.kinds, reader.marker, reader.sample_rate, reader.fingerprint)
+        return ModelFacts(self._model.info, dict(self._model.weights.footprint()), generates, embeds, reads)
+
+    def here(self, kind: str, name: Any) -> object:
+        """What `crossing` has named. Also in the thread that reads grammars."""
+        match kind:
+            case "vocab":
+                return self._model.vocab
+            case "constraint":
+                return self._model.grammar.made_anew(Recipe(*name))
+            case "chunk":
+                return self._chunks[name]
+            case "switch":
+                return self._switches.setdefault(name, ReasoningSwitch())
+        raise AssertionError(kind)
+
+    # ---- requests
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits or runs."""
+        return self._model.busy or bool(self._awaited)
+
+    @property
+    def failure(self) -> str:
+        """Why one of its instances no longer steps."""
+        return self._model.failure
+
+    def expect(self, number: int) -> None:
+        """A request is being read."""
+        self._awaited.add(number)
+
+    def refused(self, number: int, error: BaseException) -> None:
+        """It can't be read."""
+        if number in self._awaited:
+            self._awaited.discard(number)
+            self._n_begun += 1
+            self._emit(number, [Failed(answers.read_error(answers.written_error(error)))])
+
+    def submit(self, number: int, request: Request) -> None:
+        """A request that was checked; what is wrong with it here is its last event."""
+        assert self._generator is not None
+        self._awaited.discard(number)
+        self._n_begun += 1
+        try:
+            self._tickets[number] = self._generator.submit(request, partial(self._emit, number))
+        except CONTAINED as error:
+            self._emit(number, [Failed(error)])
+            return
+        self._numbers[id(request)] = number, request
+        self._tell_at_rest()
+
+    def _cancel(self, number: int) -> None:
+        assert self._generator is not None
+        ticket = self._tickets.pop(number, None)
+        self._switches.pop(number, None)
+        if ticket is not None:
+            self._generator.cancel(ticket)
+        elif number in self._awaited:
+            self.refused(number, asyncio.CancelledError())
+
+    def _emit(self, number: int, events: list[Event]) -> None:
+        if not self._batch:
+            self._loop.call_soon(self._flush)
+        self._batch.append((number, events))
+        if len(events) > 1 or not hasattr(events[0], "text"):
+            ticket = self._tickets.get(number)
+            if ticket is None or ticket.n_open == 0 or isinstance(events[-1], Failed):
+                self._ending = True
+                self._tickets.pop(number, None)
+                self._switches.pop(number, None)
+
+    def _flush(self) -> None:
+        """All events of a step; first the totals, for who sees the end."""
+        batch, self._batch = self._batch, []
+        if self._ending:
+            self._ending = False
+            self.tell()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(SOON_S, self.tell)
+        self._process.channel.send(Kind.EVENTS, answers.written_events(batch))
+
+    def _tell_at_rest(self) -> None:
+        if self._resting is None or self._resting.done():
+            self._resting = self._loop.create_task(self._rest())
+
+    async def _rest(self) -> None:
+        for engine in (self._generator, self._embedder):
+            while engine is not None and engine.busy:
+                await engine.wait_idle()
+        self.tell()
+
+    # ---- telling
+
+    def tell(self) -> None:
+        """What both engines do."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        generator, embedder = self._generator, self._embedder
+        told: list[Told | None] = [None, None]
+        if generator is not None:
+            slots = generator.slots()
+            shown = tuple(self._numbers.get(id(slot.request), (-1,))[0] for slot in slots)
+            kept = {id(slot.request) for slot in slots} | {id(ticket.request) for ticket in self._tickets.values()}
+            if len(self._numbers) > 2 * len(kept):
+                self._numbers = {key: found for key, found in self._numbers.items() if key in kept}
+            bare = tuple(replace(slot, request=None) for slot in slots)
+            busy = generator.busy or bool(self._awaited)
+            told[0] = Told(self._n_begun, busy, generator.pulses, generator.stats, bare, shown)
+        if embedder is not None:
+            slots = embedder.slots()
+            told[1] = Told(
+                self._n_jobs, embedder.busy, embedder.pulses, embedder.stats, tuple(slots), (-1,) * len(slots)
+            )
+        self._process.say("told", *told)
+
+    def _watch(self, wanted: bool) -> None:
+        assert self._generator is not None
+        self._generator.watch(wanted=wanted)
+        if wanted and self._views is None:
+            self._views = self._loop.create_task(self._show(self._generator))
+        elif not wanted and self._views is not None:
+            self._views.cancel()
+            self._views = None
+
+    async def _show(self, engine: Engine) -> None:
+        while True:
+            now = engine.now
+            kept = {tier: _most_valuable(states, now) for tier, states in engine.kept_states().items()}
+            await self._process.channel.send_long(answers.written(("views", engine.views(), engine.ended(), kept)))
+            await asyncio.sleep(VIEWS_S)
+
+    # ---- other messages
+
+    def _prepare(self, which: str, begins: bool) -> None:
+        engine = self._generator if which == "generator" else self._embedder
+        assert engine is not None
+        if begins:
+            self._preparing[which] = context = engine.preparing()
+            context.__enter__()
+        elif which in self._preparing:
+            self._preparing.pop(which).__exit__(None, None, None)
+
+    def _set_adapters(self, scales: Adapters) -> None:
+        assert self._generator is not None
+        self._generator.set_adapter_scales(scales)
+
+    def _limit_ram(self, n_bytes: int) -> None:
+        assert self._generator is not None
+        self._generator.limit_ram_cache(n_bytes)
+
+    # ---- calls
+
+    async def _save(self, id_slot: int, owner: str) -> SlotState:
+        assert self._generator is not None
+        return await self._generator.save_slot(id_slot, owner)
+
+    async def _restore(self, id_slot: int, saved: SlotState) -> None:
+        assert self._generator is not None
+        await self._generator.restore_slot(id_slot, saved)
+
+    async def _erase(self, id_slot: int, owner: str) -> int:
+        assert self._generator is not None
+        return await self._generator.erase_slot(id_slot, owner)
+
+    async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[tuple[tuple[int, ...], bytes]]:
+        assert self._embedder is not None
+        self._n_jobs += 1
+        try:
+            vectors = await self._embedder.submit(inputs)
+        finally:
+            self._tell_at_rest()
+        return [(each.shape, each.tobytes()) for each in vectors]
+
+    async def _tokenize(
+        self, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool
+    ) -> tuple[list[int], list[tuple[MediaSpan, int, bytes, bool]]]:
+        """The prompt; of each medium what it is, and the number that its chunk has here, its key and its causality."""
+        reader = self._model.media
+        assert reader is not None
+        tokenize = partial(reader.tokenize, parts, add_special=add_special, parse_special=parse_special)
+        prompt: MediaPrompt = await self._process.in_thread(tokenize)
+        spans: list[tuple[MediaSpan, int, bytes, bool]] = []
+        for span in prompt.spans:
+            assert span.chunk is not None
+            spans.append((span.kept, self._chunks.add(span.chunk), span.chunk.key, span.chunk.causal))
+        return prompt.tokens, spans
+
+    async def _count(self, parts: Sequence[str | Bitmap], add_special: bool, parse_special: bool) -> int:
+        reader = self._model.media
+        assert reader is not None
+        count = partial(reader.count, parts, add_special=add_special, parse_special=parse_special)
+        n: int = await self._process.in_thread(count)
+        return n
+
+    async def _close(self, which: str, drain_s: float) -> None:
+        engine = self._generator if which == "generator" else self._embedder
+        assert engine is not None
+        await engine.close(drain_s)
+        self.tell()
+
+
+def _most_valuable(states: Sequence[KeptState], now: float) -> list[KeptView]:
+    most = sorted(states, key=lambda one: one.value(now), reverse=True)[:MOST_KEPT]
+    return [KeptView(range(len(s.tokens)), s.size, s.used_at, s.n_used, s.value(now)) for s in most]
+
+
+def _no_template(_info: ModelInfo, _spec: ModelSpec) -> ChatTemplate:
+    """Prompts are made on the other side."""
+    return ChatTemplate("", bos_token="", eos_token="")
+
+
+def _exit(status: int = 0) -> None:
+    os._exit(status)
+
+
+class _ToServer(logging.Handler):
+    """Sends records to where the log is written."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__()
+        self._process, self._loop = process, asyncio.get_running_loop()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """In any thread."""
+        if record.exc_info and not record.exc_text:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        extra = {key: value for key, value in vars(record).items() if isinstance(value, str | int | float)}
+        message = ("log", extra | {"msg": record.getMessage()})
+        self._loop.call_soon_threadsafe(self._process.say, *message)

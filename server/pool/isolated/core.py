@@ -1,0 +1,439 @@
+"""The server's side of one model's process: starts it, asks it, sees it end, and starts it again."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+
+from server.constrain.thinking_end import ReasoningSwitch
+from server.engine.request import Event, Request
+from server.errors import InternalError, LlamapoolError, ModelFailed, Unavailable
+from server.pool.footprint import Fit
+from server.pool.isolated import answers, crossing
+from server.pool.isolated.channel import Channel, Kind
+from server.pool.isolated.facts import ModelFacts, Told
+from server.pool.protocols import Loader
+from server.pool.spec import ModelSpec
+from server.vocab import Vocab
+
+END_S = 5.0
+"""For a process to end whose socket is closed, or that was killed."""
+HEALTHY_S = 60.0
+"""A process that has lived for so long ended by a fault of its own, not by one that comes at every start."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+SILENT_S = 10.0
+"""The least silence of a process that counts as its end; it speaks every two seconds."""
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[3:]; from server.pool.isolated.child import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+_SECRETS = ("LLAMA_API_KEY", "LLAMA_ARG_", "LLAMAPOOL_", "HF_", "HUGGING_FACE_", "AWS_", "MODEL_ENDPOINT")
+_LOGGERS = ("server", "llamapool")
+log = logging.getLogger(__name__)
+
+
+class Side(Protocol):
+    """An engine's half in this process."""
+
+    def told(self, told: Told) -> None:
+        """What the other half does."""
+
+    def lost(self, reason: str, pause_s: float) -> None:
+        """The process is gone; it is started again after `pause_s`."""
+
+    def begins(self) -> None:
+        """It is there again."""
+
+    def gave_up(self, error: LlamapoolError) -> None:
+        """It could not be started; it is tried again later."""
+
+
+class GeneratingSide(Side, Protocol):
+    """That of the engine that generates."""
+
+    def events(self, batch: Sequence[tuple[int, list[Event]]]) -> None:
+        """What a step has said, by request."""
+
+
+@dataclass(eq=False)
+class Child:
+    """One process. Used on the event loop, in the thread that started it: the system ends it with that thread."""
+
+    name: str
+    received: Callable[["Child", Kind, bytes], None]
+    vocab: Vocab | None = None
+    calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    progress: Callable[[float], None] = lambda _: None
+    reason: str = ""  # why it is to end
+    heard_at: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        """Start it."""
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.channel = Channel(self._heard, self._lost)
+        self._numbers = count(1)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            given = (str(theirs.fileno()), str(os.getpid()), *map(os.path.abspath, sys.path))
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, these arguments
+                [sys.executable, "-I", "-c", _BOOT, *given],
+                stdin=subprocess.DEVNULL,
+                env={name: value for name, value in os.environ.items() if not name.startswith(_SECRETS)},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # a Ctrl-C is for the server
+            )
+        self._ours = ours
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The system's number of it."""
+        return self._process.pid
+
+    async def connect(self, make_loader: Callable[[], Loader]) -> None:
+        """Say what it is to be."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self.channel, sock=self._ours)
+        levels = {name: logging.getLogger(name).getEffectiveLevel() for name in _LOGGERS}
+        self.post("hello", make_loader, levels)
+
+    def post(self, *message: object) -> None:
+        """Send a message that has no answer."""
+        self.channel.send(Kind.MESSAGE, self.written(*message))
+
+    def written(self, *message: object) -> bytes:
+        """As it crosses."""
+        return crossing.written(message, self.vocab, _no_switch)
+
+    def submit(self, number: int, request: Request) -> None:
+        """A request; one with a grammar is read beside the others there."""
+
+        def numbered(switch: ReasoningSwitch) -> int:
+            switch.heard = lambda: self.post("switch", number)
+            return number
+
+        if request.constraint is None:
+            self.post("submit", number, request)
+        else:
+            self.post("read", number, crossing.written((number, request), self.vocab, numbered))
+
+    async def call(self, name: str, *arguments: object) -> Any:
+        """What it answers. Raises what it raises there, and `Unavailable` when it ends. Cancelled, it is so there."""
+        if self.ended.done():
+            raise Unavailable(f"model '{self.name}': {self.ended.result()}")
+        number = next(self._numbers)
+        self.calls[number] = answer = asyncio.get_running_loop().create_future()
+        try:
+            await self.channel.send_long(self.written("call", number, name, arguments))
+            return await answer
+        except asyncio.CancelledError:
+            self.post("drop", number)
+            raise
+        finally:
+            self.calls.pop(number, None)
+
+    # ---- what it says
+
+    def _heard(self, kind: Kind, body: bytes) -> None:
+        self.heard_at = time.monotonic()
+        try:
+            self.received(self, kind, body)
+        except Exception:  # what a model's file has made of it is not to be understood
+            log.exception("model '%s': its process said what can't be", self.name)
+            self.kill("its process said what can't be")
+
+    def answer(self, number: int, value: object, error: LlamapoolError | None) -> None:
+        """A call's result."""
+        waiting = self.calls.get(number)
+        if waiting is None or waiting.done():
+            return
+        if error is None:
+            waiting.set_result(value)
+        else:
+            waiting.set_exception(error)
+
+    # ---- the end
+
+    def kill(self, reason: str, *, stacks: bool = False) -> None:
+        """End it, whatever it does; with `stacks` it writes to the log before where its threads are."""
+        self.reason = self.reason or reason
+        if stacks:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGUSR1)
+        self._process.kill()
+
+    def _lost(self) -> None:
+        self._ending = asyncio.get_running_loop().create_task(self._end())
+
+    async def _end(self) -> None:
+        try:
+            status = await asyncio.to_thread(self._process.wait, END_S)
+        except subprocess.TimeoutExpired:
+            self.kill("its process closed its socket and did not end")
+            status = await asyncio.to_thread(self._process.wait)
+        if not self.ended.done():
+            self.ended.set_result(self.reason or ended_by(status))
+        for waiting in self.calls.values():
+            if not waiting.done():
+                waiting.set_exception(Unavailable(f"model '{self.name}': {self.ended.result()}"))
+
+    async def close(self) -> None:
+        """Let it end by itself; returns when it has."""
+        self.channel.close()
+        await asyncio.shield(self.ended)
+
+
+def ended_by(status: int) -> str:
+    """A process' end in words."""
+    if status >= 0:
+        return f"its process ended with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    why = " (out of memory, or killed from outside)" if status == -signal.SIGKILL else ""
+    return f"its process was ended by {name}{why}"
+
+
+class Core:
+    """A model's process, and those that come after it. Used on the event loop, but for what says otherwise.
+
+    ``generator`` and ``embedder`` are the halves of its engines; ``vocab`` is known once it was loaded for the
+    first time.
+    """
+
+    def __init__(self, name: str, make_loader: Callable[[], Loader], loop: asyncio.AbstractEventLoop) -> None:
+        self.name, self.loop = name, loop
+        self.vocab: Vocab | None = None
+        self.generator: GeneratingSide | None = None
+        self.embedder: Side | None = None
+        self.facts: ModelFacts | None = None
+        self.down = ""  # why there is no process that serves
+        self.n_restarts = 0
+        self.shown: Callable[[Any, Any, Any], None] = lambda *_: None  # views
+        self._make_loader = make_loader
+        self._child: Child | None = None
+        self._spec: ModelSpec | None = None
+        self._fit: Fit | None = None
+        self._closing = False
+        self._n_short_lives = 0
+        self._born_at = 0.0
+        self._keeper: asyncio.Task[None] | None = None
+        self._n_looks = 0
+
+    @property
+    def sides(self) -> Sequence[Side]:
+        """One or two."""
+        return [side for side in (self.generator, self.embedder) if side is not None]
+
+    @property
+    def up(self) -> bool:
+        """Whether a process serves."""
+        return self._child is not None and not self.down
+
+    @property
+    def pid(self) -> int:
+        """Of the process; 0 = none."""
+        return 0 if self._child is None else self._child.pid
+
+    def in_thread(self, work: Any) -> Any:
+        """The result of a coroutine, for a thread that may block."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    # ---- loading
+
+    async def _started(self) -> Child:
+        if self._child is None:
+            self._child = Child(self.name, self._received, self.vocab)
+            await self._child.connect(self._make_loader)
+        return self._child
+
+    async def measure(self, spec: ModelSpec, granted: Mapping[str, int]) -> Fit:
+        """As `Loader.fit`, in a process that then is this model's."""
+        try:
+            found: Fit = _checked(Fit, await (await self._started()).call("fit", spec, dict(granted)))
+        except Unavailable as error:
+            raise self._not_loaded(error) from None
+        return found
+
+    async def load(self, spec: ModelSpec, fit: Fit, progress: Callable[[float], None], *, prepares: bool) -> ModelFacts:
+        """Load in a process. Raises `ModelFailed`, also where the process ends."""
+        self._spec, self._fit = spec, fit
+        child = await self._started()
+        child.progress = progress
+        try:
+            self.facts = _checked(ModelFacts, await child.call("load", spec, fit, prepares))
+        except Unavailable as error:
+            raise self._not_loaded(error) from None
+        self._born_at = time.monotonic()
+        self._keeper = self.loop.create_task(self._keep(child))
+        return self.facts
+
+    def _not_loaded(self, error: Unavailable) -> ModelFailed:
+        if isinstance(error, ModelFailed):
+            return error
+        return ModelFailed(self.name, error.message.removeprefix(f"model '{self.name}': "))
+
+    def abandon(self) -> None:
+        """A load is not wanted any more. In any thread."""
+        self.loop.call_soon_threadsafe(self._abandon)
+
+    def _abandon(self) -> None:
+        self._closing = True
+        if self._child is not None:
+            self._child.kill("its load was stopped")
+
+    # ---- asking
+
+    def post(self, *message: object) -> None:
+        """Send a message that has no answer, if there is somebody to get it."""
+        if self._child is not None and self.up:
+            self._child.post(*message)
+
+    def post_soon(self, *message: object) -> None:
+        """As `post`; in any thread, and also where nobody runs this loop any more."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.post, *message)
+
+    def submit(self, number: int, request: Request) -> None:
+        """As `Child.submit`, if there is one."""
+        if self._child is not None and self.up:
+            self._child.submit(number, request)
+
+    async def call(self, name: str, *arguments: object) -> Any:
+        """As `Child.call`. Raises `Unavailable` while there is none."""
+        if self._child is None or not self.up:
+            raise Unavailable(f"model '{self.name}' is being loaded again: {self.down}")
+        return await self._child.call(name, *arguments)
+
+    # ---- hearing
+
+    def _received(self, child: Child, kind: Kind, body: bytes) -> None:
+        if kind is Kind.EVENTS:
+            if self.generator is not None and child is self._child:
+                self.generator.events(answers.read_events(body))
+            return
+        word, *rest = answers.read(body)
+        match word:
+            case "answer":
+                child.answer(rest[0], rest[1], None)
+            case "error":
+                child.answer(rest[0], None, answers.read_error(rest[1]))
+            case "told" if child is self._child:
+                for side, told in zip((self.generator, self.embedder), rest, strict=True):
+                    if side is not None and told is not None:
+                        side.told(_checked(Told, told))
+            case "progress":
+                child.progress(float(rest[0]))
+            case "views":
+                self.shown(*rest)
+            case "log":
+                _log(rest[0])
+            case "failing":
+                child.kill(f"a step thread has failed: {rest[0]}")
+            case "alive" | "told":
+                pass
+            case _:
+                raise InternalError(f"what is {word!r}?")
+
+    def check_silence(self, limit_s: float) -> None:
+        """To be called now and then: a process that says nothing at all is ended."""
+        child = self._child
+        if child is None or not self.up:
+            return
+        silent_s = time.monotonic() - child.heard_at
+        self._n_looks = self._n_looks + 1 if silent_s > max(limit_s, SILENT_S) else 0
+        if self._n_looks > 1:  # what it said is read between two looks, if this process was the one that stood still
+            self.kill(f"it has said nothing for {silent_s:.0f} s")
+
+    def kill(self, reason: str) -> None:
+        """End the process: it is started again."""
+        if self._child is not None:
+            log.critical("model '%s' is killed: %s", self.name, reason)
+            self._child.kill(reason, stacks=True)
+
+    # ---- its life
+
+    async def _keep(self, child: Child) -> None:
+        while not self._closing:
+            reason = await asyncio.shield(child.ended)
+            if self._closing:
+                return
+            child = await self._again(reason)
+
+    async def _again(self, reason: str) -> Child:
+        lived_s = time.monotonic() - self._born_at
+        self._n_short_lives = 0 if lived_s >= HEALTHY_S else self._n_short_lives
+        while True:
+            pause_s = min(FIRST_PAUSE_S * 2.0 ** (n - 1), LONGEST_PAUSE_S) if (n := self._n_short_lives) else 0.0
+            self._n_short_lives += 1
+            self.down = reason
+            log.error("model '%s': %s; it is loaded again in %g s", self.name, reason, pause_s)
+            for side in self.sides:
+                side.lost(reason, pause_s)
+            await asyncio.sleep(pause_s)
+            self._child = None
+            try:
+                return await self._born_again()
+            except LlamapoolError as error:
+                reason = error.reason if isinstance(error, ModelFailed) else error.message
+                failed = ModelFailed(self.name, reason)
+            except (OSError, pickle.UnpicklingError) as error:
+                failed = ModelFailed(self.name, f"its process: {error}")
+            for side in self.sides:
+                side.gave_up(failed)
+
+    async def _born_again(self) -> Child:
+        assert self._spec is not None
+        assert self._fit is not None
+        child = await self._started()
+        try:
+            facts = _checked(ModelFacts, await child.call("load", self._spec, self._fit, True))
+            if self.facts is not None and not facts.is_as(self.facts):
+                raise ModelFailed(self.name, "its files have changed; unload it to have it loaded anew")
+        except BaseException:
+            child.kill("it could not be loaded")
+            raise
+        self.n_restarts += 1
+        self._born_at = time.monotonic()
+        self.down = ""
+        log.warning("model '%s' is loaded again", self.name)
+        for side in self.sides:
+            side.begins()
+        return child
+
+    async def close(self) -> None:
+        """End the process for good."""
+        self._closing = True
+        self.down = self.down or "it is unloaded"
+        if self._keeper is not None:
+            self._keeper.cancel()
+        if self._child is not None:
+            await self._child.close()
+
+
+def _no_switch(_: ReasoningSwitch) -> int:
+    raise InternalError("a switch is part of a request")
+
+
+def _checked(kind: type[Any], value: object) -> Any:
+    if not isinstance(value, kind):
+        raise InternalError(f"a model's process said {type(value).__name__} for {kind.__name__}")
+    return value
+
+
+def _log(fields: Mapping[str, Any]) -> None:
+    """A record of the process, as if it were of this one."""
+    record = logging.makeLogRecord(dict(fields))
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)

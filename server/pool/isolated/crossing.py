@@ -1,0 +1,95 @@
+"""What goes down to a model's process: pickles, in which what belongs to a model is named instead of copied.
+
+A vocabulary, a compiled grammar, a tokenized medium, a switch that ends thoughts: each is there, too, or is made there.
+"""
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from server.constrain.thinking_end import ReasoningSwitch
+from server.engine.media import MediaChunk
+from server.vocab import Vocab
+
+Here = Callable[[str, Any], object]
+"""What a name of a kind means in this process."""
+_THERE = "there"
+
+
+def there(kind: str, name: Any) -> object:
+    """Stands in a pickle for what `Inward` puts in its place."""
+    raise AssertionError(f"a {kind} was read outside of a model's process: {name}")
+
+
+class DistantChunk:
+    """A medium that a model's process has tokenized; forgotten there with this."""
+
+    __slots__ = ("_forget", "causal", "key", "number")
+
+    def __init__(self, number: int, key: bytes, *, causal: bool, forget: Callable[[int], None]) -> None:
+        self.number, self.key, self.causal, self._forget = number, key, causal, forget
+
+    def __del__(self) -> None:
+        self._forget(self.number)
+
+
+class Outward(pickle.Pickler):
+    """`vocab` is the model's; `heard` gets a switch, and says the number that it has from then on."""
+
+    def __init__(self, file: io.BytesIO, vocab: Vocab | None, heard: Callable[[ReasoningSwitch], int]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._vocab, self._heard = vocab, heard
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How an object that is no plain value is written."""
+        if obj is self._vocab:
+            return there, ("vocab", None)
+        kind = type(obj)
+        if kind is DistantChunk:
+            return there, ("chunk", obj.number)
+        if kind is ReasoningSwitch:
+            return there, ("switch", self._heard(obj))
+        if hasattr(kind, "recipe"):  # a compiled grammar; importing llguidance to name its class takes its time
+            return there, ("constraint", tuple(obj.recipe))
+        return NotImplemented
+
+
+class Inward(pickle.Unpickler):
+    """Reads what `Outward` has written."""
+
+    def __init__(self, body: bytes, here: Here) -> None:
+        super().__init__(io.BytesIO(body))
+        self._here = here
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Everything, and `there` as what it means here."""
+        return self._here if (module, name) == (__name__, _THERE) else super().find_class(module, name)
+
+
+def written(message: tuple[object, ...], vocab: Vocab | None, heard: Callable[[ReasoningSwitch], int]) -> bytes:
+    """A message for `Inward`."""
+    file = io.BytesIO()
+    Outward(file, vocab, heard).dump(message)
+    return file.getvalue()
+
+
+class Chunks:
+    """The media that a model's process keeps for the other side, by number."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, MediaChunk] = {}
+        self._n = 0
+
+    def add(self, chunk: MediaChunk) -> int:
+        """Its number."""
+        self._n += 1
+        self._chunks[self._n] = chunk
+        return self._n
+
+    def __getitem__(self, number: int) -> MediaChunk:
+        return self._chunks[number]
+
+    def forget(self, number: int) -> None:
+        """Nobody there has it any more."""
+        self._chunks.pop(number, None)

@@ -1,0 +1,434 @@
+"""A model's engines, whose other halves are in its process: `server.pool.protocols.Generator` and `Embedder`."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+
+from server.engine.checks import check_adapters
+from server.engine.embedding.engine import check_input
+from server.engine.embedding.vectors import EmbedderInfo, Vectors
+from server.engine.lora import Adapter
+from server.engine.media import MediaPrompt
+from server.engine.params import EngineParams
+from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink
+from server.engine.sequence import Ticket
+from server.engine.stats import EngineStats, combined
+from server.engine.stats import ended as without_gauges
+from server.engine.step.published import EndedChoice, InstanceView
+from server.engine.step.slot_state import SlotState
+from server.engine.step.snapshot import SlotSnapshot
+from server.errors import InvalidRequest, LlamapoolError, QueueFull, ShuttingDown, Unavailable
+from server.pool.isolated.core import Core
+from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, KeptView, Told
+
+LEAST_LIMIT_S = 2.0
+"""A process at work says what it does every half second."""
+CLOSE_S = 60.0
+"""For prompt states to be saved, once requests have ended."""
+PATIENCE_S = 5.0
+"""Who asks while a process is started again waits; where that is not to begin soon, he is told so."""
+
+
+class _Half:
+    """What both engines have in common."""
+
+    def __init__(self, core: Core, n_slots: int, n_ctx_seq: int, which: str) -> None:
+        self.core = core
+        self.n_slots, self.n_ctx_seq = n_slots, n_ctx_seq
+        self.hangs = False  # it can be killed
+        self._which = which
+        self._closing = False
+        self._past, self._stats = EngineStats(), EngineStats()
+        self._told: Told | None = None
+        self._n_begun = 0  # requests that this process was given
+        self._n_preparing = 0
+        self._pulses: list[tuple[int, float, int]] = []  # seen last, since when, and in how many looks
+        self._pause_s = 0.0
+
+    @property
+    def failure(self) -> str:
+        """Why there is no process that serves."""
+        return "" if self._closing else self.core.down
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is one."""
+        return not self.core.down
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals since the load, of all processes."""
+        return combined(self._past, self._stats)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether the process has what to do, as far as is known."""
+        told = self._told
+        return bool(self._n_begun) if told is None else told.busy or told.n_begun != self._n_begun
+
+    def told(self, told: Told) -> None:
+        """What the other half does."""
+        self._told, self._stats = told, told.stats
+
+    def lost(self, reason: str, pause_s: float) -> None:
+        """The process is gone."""
+        del reason
+        self._pause_s = pause_s
+        self._past, self._stats = combined(self._past, without_gauges(self._stats)), EngineStats()
+        self._told, self._n_begun, self._pulses = None, 0, []
+
+    def begins(self) -> None:
+        """It is there again."""
+        if self._n_preparing:
+            self.core.post("preparing", self._which, True)
+
+    def check_progress(self, limit_s: float) -> None:
+        """To be called now and then: a process whose steps don't go on is killed, and so started again."""
+        if self._which == "generator" or self.core.generator is None:
+            self.core.check_silence(limit_s)
+        told, now = self._told, time.monotonic()
+        if told is None or not self.core.up:
+            return
+        if len(self._pulses) != len(told.pulses):
+            self._pulses = [(-1, now, 0)] * len(told.pulses)
+        for i, (pulse, at_rest) in enumerate(told.pulses):
+            seen, since, looks = self._pulses[i]
+            if at_rest or pulse != seen:
+                self._pulses[i] = pulse, now, 0
+            elif now - since >= max(limit_s, LEAST_LIMIT_S) and looks > 1:
+                self.core.kill(f"no step has ended for {now - since:.0f} s")
+                return
+            else:
+                self._pulses[i] = pulse, since, looks + 1
+
+    def _check_open(self) -> None:
+        """Raises `ShuttingDown`, or `Unavailable` where it would take long."""
+        if self._closing:
+            raise ShuttingDown("model")
+        if self.core.down and self._pause_s > PATIENCE_S:
+            raise Unavailable(f"model '{self.core.name}' is loaded again in {self._pause_s:.0f} s: {self.core.down}")
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Around the preparation of a request: the step threads give it a moment to join the next batch."""
+        self._n_preparing += 1
+        if self._n_preparing == 1:
+            self.core.post("preparing", self._which, True)
+        try:
+            yield
+        finally:
+            self._n_preparing -= 1
+            if self._n_preparing == 0:
+                self.core.post("preparing", self._which, False)
+
+
+@dataclass(eq=False, slots=True)
+class _Open:
+    """A request that has not ended. ``heard``: something of it was said; ``again``: it was asked once more."""
+
+    number: int
+    ticket: Ticket
+    n_open: int
+    sent: bool = False
+    heard: bool = False
+    again: bool = False
+
+
+class IsolatedEngine(_Half):
+    """`server.pool.protocols.Generator`."""
+
+    def __init__(self, core: Core, facts: GeneratorFacts, params: EngineParams) -> None:
+        super().__init__(core, facts.bounds.n_slots, facts.bounds.n_ctx_seq, "generator")
+        self.n_slots_each = facts.n_slots_each
+        self.adapters: tuple[Adapter, ...] = facts.adapters
+        self._bounds, self._params = facts.bounds, params
+        self._numbers = count(1)
+        self._open: dict[int, _Open] = {}
+        self._by_ticket: dict[int, _Open] = {}
+        self._shown: dict[int, Request] = {}  # by number: what slots may show
+        self._ram = -1
+        self._watched = False
+        self._views: Sequence[InstanceView] = ()
+        self._ended: Sequence[EndedChoice] = ()
+        self._kept: Mapping[str, Sequence[KeptView]] = {"ram": ()}
+        core.generator = self
+        core.shown = self._show
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._open) or self.at_work
+
+    # ---- requests
+
+    def submit(self, request: Request, sink: Sink) -> Ticket:
+        """Queue `request`; its events go to `sink`. Raises what can be said at once; else it is the first event."""
+        self._check_open()
+        self._bounds.check(request)
+        if request.adapters is not None:
+            check_adapters(request.adapters, self.adapters)
+        if self.core.down and len(self._open) >= self._params.max_queue + self.n_slots:
+            raise QueueFull(len(self._open), 10)
+        ticket = Ticket(request, sink, time.perf_counter(), n_open=request.n)
+        found = _Open(next(self._numbers), ticket, request.n)
+        self._open[found.number] = self._by_ticket[id(ticket)] = found
+        self._send(found)
+        return ticket
+
+    def _send(self, found: _Open) -> None:
+        if self.core.up:
+            self._n_begun += 1
+            found.sent = True
+            self._shown[found.number] = found.ticket.request
+            self.core.submit(found.number, found.ticket.request)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Stop a request; its slots are free by the next step. Harmless when it has ended."""
+        ticket.cancelled = True
+        found = self._by_ticket.get(id(ticket))
+        if found is not None:
+            self._forget(found)
+            self.core.post("cancel", found.number)
+
+    def _forget(self, found: _Open) -> None:
+        del self._open[found.number], self._by_ticket[id(found.ticket)]
+
+    def events(self, batch: Sequence[tuple[int, list[Event]]]) -> None:
+        """What a step has said."""
+        for number, events in batch:
+            found = self._open.get(number)
+            if found is None:
+                continue
+            found.heard = True
+            for event in events:
+                if type(event) is Finished:
+                    found.n_open -= 1
+                elif type(event) is Failed:
+                    found.n_open = 0
+            if not found.n_open:
+                self._forget(found)
+            found.ticket.sink(events)
+
+    # ---- the process
+
+    def told(self, told: Told) -> None:
+        """What the other half does."""
+        super().told(told)
+        if len(self._shown) > 4 * self.n_slots + len(self._open):
+            kept = self._open.keys() | set(told.requests)
+            self._shown = {number: request for number, request in self._shown.items() if number in kept}
+
+    def lost(self, reason: str, pause_s: float) -> None:
+        """What has said nothing yet is asked once more, all else ends."""
+        super().lost(reason, pause_s)
+        self._views, self._shown = (), {}
+        for found in list(self._open.values()):
+            if found.heard or found.again or found.ticket.request.media:
+                self._fail(found, Unavailable(f"the model has ended: {reason}; it is loaded again"))
+            else:
+                found.again = found.sent
+
+    def begins(self) -> None:
+        """It is there again, as it was."""
+        super().begins()
+        self.core.post("adapters", tuple((a.id, a.scale) for a in self.adapters if a.scale))
+        self.core.post("ram", self._ram)
+        if self._watched:
+            self.core.post("watch", True)
+        for found in list(self._open.values()):
+            found.number = self._renumbered(found)
+            self._send(found)
+
+    def _renumbered(self, found: _Open) -> int:
+        number = next(self._numbers)
+        self._open[number] = self._open.pop(found.number)
+        return number
+
+    def gave_up(self, error: LlamapoolError) -> None:
+        """It could not be started."""
+        for found in list(self._open.values()):
+            self._fail(found, error)
+
+    def _fail(self, found: _Open, error: LlamapoolError) -> None:
+        self._forget(found)
+        found.ticket.sink([Failed(error)])
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Give running requests `drain_s` seconds, then fail them; prompt states are saved."""
+        self._closing = True
+        if self.core.up:
+            with contextlib.suppress(TimeoutError, LlamapoolError):
+                async with asyncio.timeout(drain_s + CLOSE_S):
+                    await self.core.call("close", self._which, drain_s)
+        self.gave_up(ShuttingDown("model"))
+        self._n_begun, self._told = 0, self._told and replace(self._told, busy=False, n_begun=0)
+
+    # ---- looking
+
+    def slots(self) -> list[SlotSnapshot]:
+        """What every slot did a moment ago."""
+        if self._told is None:
+            return [SlotSnapshot(i, self.n_ctx_seq, False, 0, 0) for i in range(self.n_slots)]
+        pairs = zip(self._told.slots, self._told.requests, strict=True)
+        return [replace(slot, request=self._shown.get(number)) for slot, number in pairs]
+
+    def watch(self, *, wanted: bool) -> None:
+        """Have it tell what it does, or no longer."""
+        if wanted is not self._watched:
+            self._watched = wanted
+            self.core.post("watch", wanted)
+
+    def _show(
+        self,
+        views: Sequence[InstanceView],
+        gone: Sequence[EndedChoice],
+        kept: Mapping[str, Sequence[KeptView]],
+    ) -> None:
+        self._views, self._ended, self._kept = views, gone, kept
+
+    def views(self) -> Sequence[InstanceView]:
+        """What each instance published last."""
+        return self._views
+
+    def ended(self) -> Sequence[EndedChoice]:
+        """The choices that ended last."""
+        return self._ended
+
+    def kept_states(self) -> Mapping[str, Sequence[KeptView]]:
+        """The prompt states that have no slot, by where they are."""
+        return self._kept
+
+    @property
+    def now(self) -> float:
+        """The clock of views: the system's, which is the same in all of its processes."""
+        return time.perf_counter()
+
+    def check_integrity(self) -> None:
+        """Nothing is open."""
+        assert not self._open, "a request is open"
+        assert not self._by_ticket, "a ticket is kept"
+
+    # ---- settings and slots
+
+    def set_adapter_scales(self, scales: Adapters) -> None:
+        """The LoRA set of requests that come from now on and ask for none. Raises `InvalidRequest`."""
+        check_adapters(scales, self.adapters)
+        wanted = dict(scales)
+        self.adapters = tuple(replace(a, scale=wanted.get(a.id, 0.0)) for a in self.adapters)
+        self.core.post("adapters", scales)
+
+    def limit_ram_cache(self, n_bytes: int) -> None:
+        """Keep at most so many bytes of prompt states from now on. Safe in any thread."""
+        self._ram = n_bytes
+        self.core.post_soon("ram", n_bytes)
+
+    async def save_slot(self, id_slot: int, owner: str = "") -> SlotState:
+        """What the slot holds, once it is idle."""
+        self._check_slot(id_slot)
+        saved = await self.core.call("save", id_slot, owner)
+        assert isinstance(saved, SlotState)
+        return saved
+
+    async def restore_slot(self, id_slot: int, saved: SlotState) -> None:
+        """Replace what the slot holds, once it is idle. Raises `InvalidRequest`."""
+        self._check_slot(id_slot)
+        await self.core.call("restore", id_slot, saved)
+
+    async def erase_slot(self, id_slot: int, owner: str = "") -> int:
+        """Forget what the slot holds, once it is idle; the number of its tokens."""
+        self._check_slot(id_slot)
+        return int(await self.core.call("erase", id_slot, owner))
+
+    def _check_slot(self, id_slot: int) -> None:
+        self._check_open()
+        self._bounds.check_slot(id_slot)
+
+
+class IsolatedEmbedder(_Half):
+    """`server.pool.protocols.Embedder`."""
+
+    def __init__(self, core: Core, facts: EmbedderFacts, n_vocab: int) -> None:
+        super().__init__(core, facts.n_slots, facts.info.n_ctx_seq, "embedder")
+        self.info: EmbedderInfo = facts.info
+        self._takes_media, self._n_vocab = facts.takes_media, n_vocab
+        self._jobs: set[asyncio.Task[list[Vectors]]] = set()
+        self._back = asyncio.Event()
+        self._back.set()
+        self._error: LlamapoolError | None = None
+        core.embedder = self
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._jobs)
+
+    def submit(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> asyncio.Future[list[Vectors]]:
+        """Queue a request; the future has the vectors of each input. Cancelling it frees its place."""
+        self._check_open()
+        if not inputs:
+            raise InvalidRequest('"input" must not be empty', "input")
+        for one in inputs:
+            prompt = one if isinstance(one, MediaPrompt) else MediaPrompt(list(one))
+            check_input(prompt, self.info, self._n_vocab, media=self._takes_media)
+        job = asyncio.get_running_loop().create_task(self._embed(inputs))
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+        return job
+
+    async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[Vectors]:
+        """Once more when the process ends: vectors are the same again."""
+        for last in (False, True):
+            await self._back.wait()
+            if self._error is not None:
+                raise self._error
+            self._n_begun += 1
+            try:
+                found = await self.core.call("embed", inputs)
+            except Unavailable:
+                if last or self.core.up:
+                    raise
+                continue
+            return [np.frombuffer(raw, np.float32).reshape(shape) for shape, raw in found]
+        raise AssertionError
+
+    def lost(self, reason: str, pause_s: float) -> None:
+        """The process is gone."""
+        super().lost(reason, pause_s)
+        self._error = None
+        self._back.clear()
+
+    def begins(self) -> None:
+        """It is there again."""
+        super().begins()
+        self._back.set()
+
+    def gave_up(self, error: LlamapoolError) -> None:
+        """It could not be started."""
+        self._error = error
+        self._back.set()
+
+    def slots(self) -> list[SlotSnapshot]:
+        """One for each input that the instances' decodes can carry."""
+        if self._told is None:
+            return [SlotSnapshot(i, self.n_ctx_seq, False, 0, 0) for i in range(self.n_slots)]
+        return list(self._told.slots)
+
+    def check_integrity(self) -> None:
+        """Nothing is open."""
+        assert not self._jobs, "a request is open"
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Give running requests `drain_s` seconds, then fail them."""
+        self._closing = True
+        if self.core.up:
+            with contextlib.suppress(TimeoutError, LlamapoolError):
+                async with asyncio.timeout(drain_s + CLOSE_S):
+                    await self.core.call("close", self._which, drain_s)
+        self.gave_up(ShuttingDown("model"))
+        if self._jobs:
+            await asyncio.wait(self._jobs)

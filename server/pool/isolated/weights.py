@@ -1,0 +1,155 @@
+"""A loaded model whose weights are in its own process: `server.pool.protocols.Weights`, a reader of media, a loader."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import replace
+from typing import Any
+
+from server.engine.embedding.vectors import EmbeddingRunner
+from server.engine.media import MediaPrompt
+from server.engine.runner_api import Runner
+from server.errors import InternalError, ModelFailed
+from server.media.bitmap import Bitmap, BitmapKind
+from server.pool.footprint import Fit, Footprint, Memory
+from server.pool.isolated.core import Core
+from server.pool.isolated.crossing import DistantChunk
+from server.pool.isolated.engines import IsolatedEmbedder, IsolatedEngine
+from server.pool.isolated.facts import ModelFacts, ReaderFacts
+from server.pool.protocols import Loader, MediaReader, ModelInfo, Vocabulary
+from server.pool.spec import ModelSpec
+from server.vocab import Vocab
+
+LOOK_S = 0.2
+"""How often a load is asked whether it is still wanted."""
+
+
+class IsolatedWeights:
+    """`server.pool.protocols.Weights`; its engines have what else is made over weights."""
+
+    def __init__(self, core: Core, spec: ModelSpec, facts: ModelFacts, vocabulary: Vocabulary) -> None:
+        self._core, self._vocabulary = core, vocabulary
+        core.vocab = vocabulary.vocab
+        self.info: ModelInfo = facts.info
+        self._footprint = facts.footprint
+        reader, generator, embedder = facts.reader, facts.generator, facts.embedder
+        self.media: MediaReader | None = None if reader is None else IsolatedReader(core, reader)
+        self.generator = None if generator is None else IsolatedEngine(core, generator, spec.engine)
+        self.embedder = None if embedder is None else IsolatedEmbedder(core, embedder, facts.info.n_vocab)
+
+    @property
+    def vocab(self) -> Vocab:
+        """The file's, in this process."""
+        return self._vocabulary.vocab
+
+    def runner(self) -> Runner:
+        """None in this process."""
+        raise InternalError("the model is in another process")
+
+    def embedding_runner(self) -> EmbeddingRunner:
+        """None in this process."""
+        raise InternalError("the model is in another process")
+
+    def footprint(self) -> Footprint:
+        """What the process has measured."""
+        return self._footprint
+
+    def close(self) -> None:
+        """End the process, which frees all; blocking."""
+        self._core.in_thread(self._core.close())
+        self._vocabulary.close()
+
+
+class IsolatedReader:
+    """`server.pool.protocols.MediaReader`: asks the process, which keeps what it has made of a medium."""
+
+    def __init__(self, core: Core, facts: ReaderFacts) -> None:
+        self._core = core
+        self.kinds: frozenset[BitmapKind] = facts.kinds
+        self.marker, self.sample_rate, self.fingerprint = facts.marker, facts.sample_rate, facts.fingerprint
+
+    def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
+        """A prompt of texts and media; blocking."""
+        core = self._core
+        tokens, spans = core.in_thread(core.call("tokenize", list(parts), add_special, parse_special))
+        found = (
+            replace(span, chunk=DistantChunk(number, key, causal=causal, forget=self._forget))
+            for span, number, key, causal in spans
+        )
+        return MediaPrompt(tokens, tuple(found))
+
+    def _forget(self, number: int) -> None:
+        self._core.post_soon("forget", number)
+
+    def count(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> int:
+        """How many tokens `tokenize` would give; blocking."""
+        core = self._core
+        return int(core.in_thread(core.call("count", list(parts), add_special, parse_special)))
+
+
+class IsolatedLoader:
+    """`server.pool.protocols.Loader` for one load of one model: what could crash is done in the model's process."""
+
+    def __init__(self, here: Loader, core: Core, *, prepares: bool) -> None:
+        """`prepares`: whether its grammars may be made ready, which takes the interpreter there a while."""
+        self._here, self._core, self._prepares = here, core, prepares
+
+    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
+        """In the process."""
+        fit: Fit = self._core.in_thread(self._core.measure(_marked(spec), granted or {}))
+        return fit
+
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> IsolatedWeights:
+        """Start it; only the vocabulary is read here, too."""
+        seen = [0.0]
+
+        def report(value: float) -> None:
+            seen[0] = value
+            progress(value)
+
+        core = self._core
+        loading: Future[Any] = asyncio.run_coroutine_threadsafe(
+            core.load(spec, Fit(spec), report, prepares=self._prepares), core.loop
+        )
+        while True:
+            try:
+                facts = loading.result(LOOK_S)
+                break
+            except NotYet:
+                if not progress(seen[0]):
+                    core.abandon()
+                    raise ModelFailed(spec.id, "the load was stopped") from None
+        return IsolatedWeights(core, spec, facts, self._here.vocabulary(spec))
+
+    def abandon(self) -> None:
+        """Nobody wants what was begun."""
+        self._core.abandon()
+
+    def least(self, spec: ModelSpec) -> Footprint:
+        """As here."""
+        return self._here.least(spec)
+
+    def memory(self) -> Mapping[str, Memory]:
+        """As here."""
+        return self._here.memory()
+
+    def describe(self, spec: ModelSpec) -> ModelInfo:
+        """As here."""
+        return self._here.describe(spec)
+
+    def vocabulary(self, spec: ModelSpec) -> Vocabulary:
+        """As here."""
+        return self._here.vocabulary(spec)
+
+    def media(self, spec: ModelSpec) -> frozenset[BitmapKind]:
+        """As here."""
+        return self._here.media(spec)
+
+
+def _marked(spec: ModelSpec) -> ModelSpec:
+    """With a marker of media that is the same in every process of the model."""
+    if spec.mmproj is None or spec.native.media_marker:
+        return spec
+    return replace(spec, native=replace(spec.native, media_marker=f"<__media_{secrets.token_hex(16)}__>"))

@@ -1,0 +1,79 @@
+"""The last part of a load: engines over what was loaded. On the event loop."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.engine.embedding.engine import EmbeddingEngine
+from server.engine.embedding.vectors import EmbeddingRunner
+from server.engine.engine import Engine
+from server.engine.kv.ram_cache import MIB
+from server.engine.params import EngineParams
+from server.engine.runner_api import Runner
+from server.errors import ModelFailed
+from server.pool.load.loading import Load, Parts, TemplateFactory, chat_template
+from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
+from server.pool.protocols import Embedder, Generator, Loader
+from server.pool.saved.embedding_folder import EmbeddingFolder
+from server.pool.saved.state_folder import StateFolder
+
+EngineFactory = Callable[[Sequence[Runner], EngineParams, asyncio.AbstractEventLoop], Engine]
+EmbedderFactory = Callable[[Sequence[EmbeddingRunner], EngineParams, asyncio.AbstractEventLoop], EmbeddingEngine]
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Factories:
+    """What a loaded model is put together from. ``in_process``: makes the loader in a model's own process, by a pickle;
+    None = no model can be in one."""
+
+    engine: EngineFactory = Engine
+    embedder: EmbedderFactory = EmbeddingEngine
+    template: TemplateFactory = chat_template
+    grammar: GrammarFactory = compile_grammars
+    in_process: Callable[[], Loader] | None = None
+
+
+async def assemble(load: Load, parts: Parts, factories: Factories, in_thread: InThread) -> LoadedModel:
+    """Put engines over the runners; frees the parts when that fails or the load was cancelled."""
+    spec, loop = load.spec, asyncio.get_running_loop()
+    generator: Generator | None = parts.generator
+    embedder: Embedder | None = parts.embedder
+    here: Engine | None = None
+    try:
+        if load.cancelled:
+            raise ModelFailed(spec.id, "the load was cancelled")
+        if parts.runners:
+            generator = here = factories.engine(parts.runners, spec.engine, loop)
+        if parts.embedders:
+            embedder = factories.embedder(parts.embedders, spec.engine, loop)
+    except BaseException:
+        if here is not None:
+            await here.close()
+            parts.runners.clear()
+        await in_thread(parts.close)
+        raise
+    model = LoadedModel(
+        load.spec,
+        parts.weights.info,
+        parts.weights.vocab,
+        generator,
+        embedder,
+        parts.template,
+        parts.weights,
+        parts.fit,
+        loaded_at=time.time(),
+        make_grammar=factories.grammar,
+        _grammar=parts.grammar,
+    )
+    try:
+        if here is not None and spec.engine.cache_disk and spec.engine.cache_disk_path is not None:
+            await here.keep_media(EmbeddingFolder(spec.id, spec.engine.cache_disk_path))
+            await here.use_disk(StateFolder(model, spec.engine.cache_disk_path, spec.engine.cache_disk * MIB))
+    except BaseException:
+        await model.close()
+        await in_thread(parts.weights.close)
+        raise
+    return model

@@ -1,0 +1,156 @@
+"""``isolation: process``: a model's end is its own, and it comes back."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from server.app import create_app
+from server.pool.isolated.engines import IsolatedEngine
+from tests.api.conftest import Api, check_nothing_leaked, make_settings, run_app, until
+from tests.api.streams import Exchange, posting
+from tests.fakes import FakeLoader
+from tests.isolated_fakes import in_process
+
+ONE = {"demo": {"path": "demo.gguf", "load": "startup", "isolation": "process", "n_parallel": 4}}
+TWO = {name: {**ONE["demo"], "path": f"{name}.gguf"} for name in ("a", "b")}
+Start = Callable[..., AbstractAsyncContextManager[Api]]
+
+
+@pytest.fixture
+def start() -> Start:
+    """An application whose models are in processes of their own; none is left at the end."""
+
+    @asynccontextmanager
+    async def started(kind: str = "acting", models: Any = ONE, **server: Any) -> AsyncIterator[Api]:
+        app = create_app(make_settings(server=server, models=models), loader=FakeLoader(), in_process=in_process(kind))
+        pids: list[int] = []
+        async with (
+            run_app(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+        ):
+            api = Api(app, client, FakeLoader())
+            await api.settled()
+            yield api
+            pids = [engine(api, name).core.pid for name in models]
+            await check_nothing_leaked(api)
+        assert not [pid for pid in pids if pid and Path(f"/proc/{pid}").exists()], "a process is left"
+
+    return started
+
+
+def engine(api: Api, model: str = "demo") -> IsolatedEngine:
+    """A loaded model's engine."""
+    loaded = api.pool.state(model).loaded
+    assert loaded is not None
+    assert isinstance(loaded.generator, IsolatedEngine)
+    return loaded.generator
+
+
+async def is_back(api: Api, model: str = "demo", after: int = 0) -> None:
+    """Wait until the model was started again more often than `after` times."""
+    await until(lambda: engine(api, model).core.n_restarts > after and engine(api, model).serves)
+
+
+def chat(text: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 20, **more}
+
+
+async def until_streamed(exchange: Exchange) -> None:
+    """Wait for the first text."""
+    assert await exchange.start() == 200
+    while b'"content":"' not in await exchange.chunk():
+        pass
+
+
+async def test_a_reply_is_the_same_as_in_the_servers_own_process(start: Start):
+    async with start("plain", metrics=True) as api:
+        isolated = (await api.client.post("/v1/chat/completions", json=chat("Hi", seed=1))).json()
+        counts = (await api.client.get("/metrics")).text
+        slots = (await api.client.get("/slots")).json()
+    own = create_app(make_settings(), loader=FakeLoader())
+    async with (
+        run_app(own),
+        httpx.AsyncClient(transport=httpx.ASGITransport(own), base_url="http://test") as client,
+    ):
+        await Api(own, client, FakeLoader()).settled()
+        here = (await client.post("/v1/chat/completions", json=chat("Hi", seed=1))).json()
+    assert isolated["choices"] == here["choices"]
+    assert isolated["usage"]["completion_tokens"] == 20
+    assert "llamacpp:tokens_predicted_total 20" in counts
+    assert [slot["is_processing"] for slot in slots] == [False] * 4
+
+
+async def test_a_stream_comes_token_by_token_and_its_end_frees_the_slot(start: Start):
+    async with start() as api:
+        async with posting(api.app, "/v1/chat/completions", chat("!wait", stream=True, max_tokens=200)) as exchange:
+            await until_streamed(exchange)
+            await until(lambda: sum(slot.is_processing for slot in engine(api).slots()) == 1)
+        assert engine(api).busy  # the step that it is in does not end
+        os.kill(engine(api).core.pid, signal.SIGKILL)
+        await is_back(api)
+        assert not engine(api).busy
+
+
+async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes_back(start: Start):
+    async with start(models=TWO) as api, AsyncExitStack() as stack:
+        body = chat("!wait", stream=True, max_tokens=200)
+        of_a = [
+            await stack.enter_async_context(posting(api.app, "/v1/chat/completions", {"model": "a", **body}))
+            for _ in range(3)
+        ]
+        await asyncio.gather(*map(until_streamed, of_a))
+        other = engine(api, "b").core.pid
+        os.kill(engine(api, "a").core.pid, signal.SIGKILL)
+        for exchange in of_a:
+            raw = b"".join([part async for part in exchange.chunks()])
+            last = orjson.loads(raw.rpartition(b"data: {")[2].partition(b"\n\n")[0].join([b"{", b""]))
+            assert "SIGKILL" in last["error"]["message"]
+        reply = await api.client.post("/v1/chat/completions", json=chat("Hi", model="b"))
+        assert reply.status_code == 200
+        await is_back(api, "a")
+        reply = await api.client.post("/v1/chat/completions", json=chat("Hi", model="a"))
+        assert reply.status_code == 200
+        assert engine(api, "b").core.pid == other
+        assert (await api.client.get("/readyz")).status_code == 200
+
+
+async def test_what_has_said_nothing_yet_is_asked_once_more(start: Start, tmp_path: Path):
+    async with start() as api:
+        reply = await api.client.post("/v1/chat/completions", json=chat(f"!die once {tmp_path / 'died'}!"))
+        assert reply.status_code == 200
+        assert reply.json()["usage"]["completion_tokens"] == 20
+        assert engine(api).core.n_restarts == 1
+
+
+async def test_what_ends_the_process_twice_gets_an_error(start: Start):
+    async with start() as api:
+        reply = await api.client.post("/v1/chat/completions", json=chat("!abort"))
+        assert reply.status_code == 503
+        assert "SIGABRT" in reply.json()["error"]["message"]
+        await is_back(api, after=1)
+        assert (await api.client.post("/v1/chat/completions", json=chat("Hi"))).status_code == 200
+
+
+async def test_a_step_that_hangs_is_ended_by_the_watchdog_and_nothing_else_is(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.05)
+    monkeypatch.setattr("server.pool.isolated.engines.LEAST_LIMIT_S", 0.2)
+    async with start(models=TWO, watchdog_s=0.2) as api:
+        other = engine(api, "b").core.pid
+        reply = await api.client.post("/v1/chat/completions", json=chat("!hang", model="a"))
+        assert reply.status_code == 503
+        assert "no step has ended" in reply.json()["error"]["message"]
+        assert (await api.client.get("/livez")).status_code == 200
+        await is_back(api, "a", after=1)
+        assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="a"))).status_code == 200
+        assert engine(api, "b").core.pid == other
+        assert engine(api, "b").core.n_restarts == 0
