@@ -40,6 +40,10 @@ class Patterns:
             raise ValueError(f"the patterns are too large: {size} instructions of RE2's, where {_MAX_SIZE} may be")
         return cls(tuple(made))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle has the patterns' texts; so they come to a model's own process."""
+        return Patterns.compiled, ([pattern.pattern.decode() for pattern in self.regexes],)
+
     def __bool__(self) -> bool:
         return bool(self.regexes)
 
