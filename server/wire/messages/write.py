@@ -17,7 +17,7 @@ import orjson
 
 from server.conversation.assembler import Assembler, Delta, Item, Kind, NewParser
 from server.engine.request import Event, Finished, FinishReason, Started, Text
-from server.formats.arguments import object_text
+from server.formats.arguments import ObjectStream, object_text
 from server.wire.common import Header, Json, typed_event
 
 PING = typed_event({"type": "ping"})
@@ -71,6 +71,7 @@ class MessageStream:
         self._show_thoughts = show_thoughts
         self._began = False
         self._open: Item | None = None  # whose block is being written
+        self._input = ObjectStream()  # of the call that is
         self._index = -1
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
@@ -110,15 +111,17 @@ class MessageStream:
         for delta in deltas:
             if delta.begins:
                 events += self._next(delta.item)
-            shown = (self._show_thoughts or delta.item.kind is not Kind.THOUGHTS) and not _is_odd(delta.item)
-            if delta.text and shown:
-                events.append(self._delta(*_KEYS[delta.item.kind], delta.text))
+            text = delta.text
+            if delta.item.kind is Kind.CALL:
+                text = self._input.feed(text)
+            if text and (self._show_thoughts or delta.item.kind is not Kind.THOUGHTS):
+                events.append(self._delta(*_KEYS[delta.item.kind], text))
         return events
 
     def _next(self, item: Item) -> list[bytes]:
         """The end of the block before, and the beginning of the item's."""
         ended = self._close()
-        self._open = item
+        self._open, self._input = item, ObjectStream()
         self._index += 1
         empty: dict[Kind, Json] = {
             Kind.TEXT: {"type": "text", "text": ""},
@@ -135,17 +138,12 @@ class MessageStream:
         rest: list[bytes] = []
         if item.kind is Kind.THOUGHTS:  # Anthropic signs them; clients wait for a signature before the block's end
             rest = [self._delta(b"signature_delta", b"signature", "")]
-        elif _is_odd(item):
-            rest = [self._delta(*_KEYS[item.kind], object_text(item.text, whole=True))]
+        elif item.kind is Kind.CALL and (text := self._input.finish()):
+            rest = [self._delta(*_KEYS[item.kind], text)]
         return [*rest, typed_event({"type": "content_block_stop", "index": self._index})]
 
     def _delta(self, kind: bytes, key: bytes, text: str) -> bytes:
         return _DELTA % (self._index, kind, key, orjson.dumps(text))
-
-
-def _is_odd(item: Item) -> bool:
-    """Whether it is a call whose arguments are no object, so that they are known once all of them are there."""
-    return item.kind is Kind.CALL and bool(item.texts) and item.texts[0][:1] not in ("{", "")
 
 
 def _message(header: Header, content: list[Json], end: Json, usage: Json) -> Json:

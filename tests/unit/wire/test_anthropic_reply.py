@@ -229,9 +229,14 @@ def test_thoughts_that_are_not_to_be_shown_leave_an_empty_block():
         ("[1]", b'{"arguments":[1]}'),
         ("[1", b'{"arguments":[1]}'),
         ("null", b"{}"),
-        ('{"a": "\\ud800"}', b'{"arguments": "{\\"a\\": \\"\\\\ud800\\"}"}'),
-        ("[" * 500 + "]" * 500, b'{"arguments": "%b"}' % (b"[" * 500 + b"]" * 500)),
-        ('{"a": NaN}', b'{"a":null}'),
+        ('{"a": "\\ud800"}', b'{"a": "","arguments":"{\\"a\\": \\"\\\\ud800\\"}"}'),
+        ('{"a": [1, "x" 2]} ', b'{"a": [1, "x"],"arguments":"{\\"a\\": [1, \\"x\\" 2]} "}'),
+        ('{"a": "b"} and', b'{"a": "b","arguments":"{\\"a\\": \\"b\\"} and"}'),
+        ('{"a": 1e400, "b": NaN}', b'{"a": null, "b": null}'),
+        ('{"a": 01}', b'{"arguments":"{\\"a\\": 01}"}'),
+        ('{"a": {]', b'{"a": {},"arguments":"{\\"a\\": {]"}'),
+        ("[" * 500 + "]" * 500, b'{"arguments":"%b"}' % (b"[" * 500 + b"]" * 500)),
+        ('{"a": NaN}', b'{"a": null}'),
         ("[" * 5000, b'{"arguments":"%b"}' % (b"[" * 5000)),
     ],
 )
@@ -247,7 +252,7 @@ def test_arguments_deeper_than_json_writers_go_are_passed_on():
     assert deep.encode() in orjson.dumps(message.body())
 
 
-@pytest.mark.parametrize("written", ["[1, 2]", "5", '"a"', "a city"])
+@pytest.mark.parametrize("written", ["[1, 2]", "5", '"a"', "a city", '{"a" 1}', "{'a': 1}", "{a: 1}"])
 def test_arguments_that_are_no_object_are_one_member_in_a_stream_and_in_one_piece(written: str):
     def script() -> Script:
         return Script([ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, written)])
