@@ -31,6 +31,7 @@ from server.options.table.option import SettingsModel
 from server.pool.spec import ModelSpec
 from server.settings import TABLE, Settings, check_files, load_settings, model_specs
 from server.transport.http_protocol import BoundedHttpProtocol
+from server.transport.socket_protocol import PatientSocketProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -280,7 +281,7 @@ def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="on",
-        ws="websockets-sansio",
+        ws=PatientSocketProtocol,
         ws_max_size=server.max_body_bytes,
         ws_per_message_deflate=False,  # a small message could become a large one
         server_header=False,

@@ -24,6 +24,7 @@ from server.pool.pool import Pool
 from server.routes.management.health import is_pending
 from server.settings import ModelSettings, Origin, ServerSettings, Settings
 from server.transport.http_protocol import BoundedHttpProtocol
+from server.transport.socket_protocol import PatientSocketProtocol
 from tests.fakes import FakeLoader
 
 TIMEOUT_S = 100.0
@@ -149,6 +150,7 @@ class LiveServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=BoundedHttpProtocol,
+                ws=PatientSocketProtocol,
                 lifespan="on",
                 log_config=None,
                 access_log=False,

@@ -1,6 +1,7 @@
 """``/v1/responses`` over a WebSocket, below any client: one ASGI connection, message by message."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,9 +9,11 @@ from typing import Any
 
 import orjson
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
-from server.transport.streams.event_socket import MAX_WAITING
-from tests.api.conftest import Api, Serve
+from server.transport.streams.event_socket import LEAVING, MAX_WAITING
+from tests.api.conftest import Api, GoLive, Serve, until
 from tests.api.test_responses import CHATML, says
 from tests.fakes import FakeLoader, FakeRunner
 
@@ -188,3 +191,29 @@ async def test_a_connection_that_may_not_be_is_refused(serve: Serve, options: di
         await asyncio.wait_for(socket.task, TIMEOUT_S)
         async with opened(api, headers={"authorization": "Bearer sk-one", "origin": "http://localhost:1"}) as fine:
             assert (await fine.response(input="Hi"))["type"] == "response.completed"
+
+
+async def test_a_server_that_stops_lets_a_response_end_and_closes_behind_it(live: GoLive) -> None:
+    steps = threading.Semaphore(3)
+    async with live(FakeLoader(runner=lambda: FakeRunner(steps=steps))) as server:
+        async with connect(f"ws://127.0.0.1:{server.port}/v1/responses") as socket:
+            await socket.send(orjson.dumps({"type": "response.create", "input": "Hi", "max_output_tokens": 20}))
+            assert orjson.loads(await socket.recv())["type"] == "response.created"
+            server.server.should_exit = True
+            await until(lambda: not server.server.servers[0].sockets)
+            steps.release(10_000)
+            said = []
+            with contextlib.suppress(ConnectionClosed):
+                while True:
+                    said.append(orjson.loads(await asyncio.wait_for(socket.recv(), TIMEOUT_S)))
+        assert (said[-1]["type"], socket.close_code) == ("response.incomplete", 1012)
+
+
+async def test_a_server_that_stops_closes_connections_that_say_nothing(serve: Serve) -> None:
+    async with serve() as api:
+        socket = Socket(api)
+        assert (await socket.began())["type"] == "websocket.accept"
+        socket._heard.put_nowait({"type": LEAVING})
+        closed = await socket.began()
+        await asyncio.wait_for(socket.task, TIMEOUT_S)
+    assert (closed["type"], closed["code"]) == ("websocket.close", 1012)

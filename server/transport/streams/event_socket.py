@@ -3,10 +3,12 @@
 So keys, limits, the queue, the log and the metrics are those of HTTP. What the stream would have as events comes as
 messages, one JSON object each; an error that would have been a reply is a message too, ``{"type": "error", "status",
 "error"}`` (developers.openai.com, WebSocket mode; codex-rs/codex-api/src/endpoint/responses_websocket.rs). Messages are
-answered one after the other, and a connection remembers its responses though ``store`` says no.
+answered one after the other, and a connection remembers its responses though ``store`` says no. When the server is to
+stop, the response under way is finished, as streams are, and the connection closed.
 """
 
 import asyncio
+import contextlib
 from typing import Any
 
 import orjson
@@ -19,7 +21,10 @@ CONNECTION = "llamapool.connection"
 PATHS = ("/v1/responses", "/responses")
 MAX_WAITING = 32
 """Messages of one connection that wait for those before them."""
+LEAVING = "llamapool.leaving"
+"""The type of an ASGI message: the server is to stop (`transport.socket_protocol`)."""
 _TOO_MUCH = 1008  # RFC 6455, 7.4.1: a policy is violated
+_RESTARTS = 1012  # IANA's registry of close codes: the service restarts, so that clients may come back
 _OWN_HEADERS = (b"connection", b"upgrade", b"content-length", b"content-type", b"accept-encoding")
 
 
@@ -46,6 +51,9 @@ class EventSocket:
                 text, share = waiting
                 share.release()  # what is answered counts as the body of its request
                 await self._answer(text)
+            if not self._gone.is_set():
+                with contextlib.suppress(OSError):  # gone by now
+                    await self._send({"type": "websocket.close", "code": _RESTARTS, "reason": "the server stops"})
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
@@ -54,7 +62,10 @@ class EventSocket:
                     waiting[1].release()
 
     async def _read(self) -> None:
-        while (message := await self._receive())["type"] == "websocket.receive":
+        while (message := await self._receive())["type"] in ("websocket.receive", LEAVING):
+            if message["type"] == LEAVING:
+                self._waiting.put_nowait(None)  # what waits is refused, as every new request is
+                continue
             text, share = message.get("text") or message.get("bytes") or "", self._bodies.share()
             try:
                 if self._waiting.qsize() >= MAX_WAITING:
