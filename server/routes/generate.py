@@ -24,6 +24,7 @@ from server.transport.streams.disconnect import while_connected
 from server.transport.streams.sse import EVENTS_TYPE, PING, event_stream
 from server.wire.common import Json, event, openai_error
 from server.wire.generation import Generation, GenerationFields, ReplyWriter, StreamWriter
+from server.wire.warnings import with_warnings
 
 CONVERSATION = "X-Conversation-Id"
 Prepare = Callable[[LoadedModel, Seen], Generation]
@@ -53,8 +54,9 @@ async def compute(
     as JSON where it was made, in a thread."""
     session = session_of(request)
     try:
-        written = session.prepare(model, lambda loaded, seen: orjson.dumps(work(loaded, seen)), media)
-        return Response(await while_connected(request, written), media_type=JSON_TYPE, headers=headers)
+        preparing = session.prepare(model, lambda loaded, seen: orjson.dumps(work(loaded, seen)), media)
+        written = await while_connected(request, preparing)
+        return Response(written, media_type=JSON_TYPE, headers=with_warnings(headers, session.unseen))
     finally:
         session.close()
 
@@ -82,20 +84,15 @@ async def reply(
     media: Sequence[Media] = (),
 ) -> Response:
     """The whole reply in one object. The client's disconnect cancels the request at once."""
-    found = await collected(request, model, prepare, keep_alive_s=keep_alive_s, media=media)
-    return json_reply(found, headers=headers)
+    session = session_of(request, keep_alive_s)
+    found = await collected(request, session, model, prepare, media)
+    return json_reply(found, headers=with_warnings(headers, session.unseen))
 
 
 async def collected(
-    request: Request,
-    model: str | None,
-    prepare: Prepare,
-    *,
-    keep_alive_s: float | None = None,
-    media: Sequence[Media] = (),
+    request: Request, session: Session, model: str | None, prepare: Prepare, media: Sequence[Media] = ()
 ) -> Json | list[Json]:
     """What the writer of a whole reply has written. The client's disconnect cancels the request at once."""
-    session = session_of(request, keep_alive_s)
     try:
         return await while_connected(request, _collect(session, model, prepare, media))
     finally:
@@ -158,7 +155,7 @@ async def stream(
         *(request, chunks),
         on_close=close,
         ping_s=ping_s,
-        headers=headers,
+        headers=with_warnings(headers, session.unseen),
         ping=words.ping,
         media_type=words.media_type,
     )
@@ -204,6 +201,7 @@ async def _kept(
         ended=ended,
     )
     await while_connected(request, stream.begin())
+    headers = with_warnings(headers, session.unseen)
     return event_stream(request, stream.read(0), ping_s=0, headers=headers, media_type=words.media_type)
 
 

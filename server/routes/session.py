@@ -39,7 +39,8 @@ class Session:
 
     `client` makes the name that the scheduler knows it by, of whom the body says that it is for. `keep_alive_s` is what
     it wants of the model's stay in memory behind the request (`Lease.keep_alive_s`). `key` pays for tokens, and
-    says how urgent requests may be.
+    says how urgent requests may be. ``unseen``: of each medium that the model was not
+    shown, where it is and what stands for it.
 
     The queue of events needs no bound of its own: a request has at most as many events as its context has
     tokens, and the transport ends streams whose client does not read.
@@ -56,6 +57,7 @@ class Session:
         salt: str = "",
         record: Record | None = None,
     ) -> None:
+        self.unseen: Sequence[str] = ()
         self._services = services
         self._usage = Usage()
         self._end = CANCELLED  # what became of choices that don't end by themselves
@@ -201,11 +203,14 @@ class Session:
 
     async def _see(self, media: Sequence[Media], model: LoadedModel) -> Seen:
         """What of `media` the model can be shown: fetched and decoded while nothing else waits for it."""
-        reader = model.media
-        if reader is None or not media:
+        if not media:
             return NOTHING_SEEN
-        shown = can_show(model)
-        return await self._services.sight.see([each for each in media if shown(each)], reader)
+        reader, shown = model.media, can_show(model)
+        wanted = [each for each in media if shown(each)]
+        seen = NOTHING_SEEN if reader is None else await self._services.sight.see(wanted, reader)
+        lost = [each for each in media if each.source not in seen]
+        self.unseen = [f"{each.at}: {each.lost if shown(each) else each.placeholder}" for each in lost]
+        return seen
 
     async def _in_thread(self, work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
         began = time.perf_counter()

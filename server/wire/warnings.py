@@ -44,6 +44,15 @@ def as_header(warnings: Iterable[str]) -> dict[str, str]:
     return {WARNING_HEADER: header}
 
 
+def with_warnings(headers: Mapping[str, str] | None, warnings: Iterable[str]) -> Mapping[str, str] | None:
+    """`headers`, with what came out only later, too."""
+    later = as_header(warnings)
+    if not later:
+        return headers
+    said = [each[WARNING_HEADER] for each in (headers or {}, later) if WARNING_HEADER in each]
+    return {**(headers or {}), WARNING_HEADER: "; ".join(said)}
+
+
 def _printable(text: str) -> str:
     """As a header may have it: one line of ASCII."""
     cut = text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."

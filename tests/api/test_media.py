@@ -70,11 +70,27 @@ async def test_a_picture_of_the_history_that_is_lost_ends_no_session(hearing: Ap
     again = {"role": "user", "content": [text("And?"), IMAGE]}
     reply = await hearing.client.post("/v1/chat/completions", json={"messages": [*said, again], "temperature": 0})
     assert reply.json()["choices"][0]["message"]["content"] == "It goes on."
+    assert reply.headers["x-llamapool-warning"] == f"messages.0.content.1.type: {LOST}"
+    stream = {"messages": [*said, again], "stream": True, "max_tokens": 1}
+    assert (
+        (await hearing.client.post("/v1/chat/completions", json=stream)).headers["x-llamapool-warning"].endswith(LOST)
+    )
     first = await hearing.client.post("/v1/chat/completions", json={"messages": said[:1]})
     assert (first.status_code, first.json()["error"]["message"].split(":")[0]) == (
         400,
         "messages.0.content.1.type",
     )
+
+
+async def test_a_model_that_sees_nothing_says_what_it_is_told_instead(serve: Serve) -> None:
+    said = [{"role": "user", "content": [text("What?"), IMAGE]}, {"role": "user", "content": "And?"}]
+    async with serve() as api:
+        body = {"messages": said, "max_tokens": 1, "tools": [{"type": "web_search"}]}
+        reply = await api.client.post("/v1/chat/completions", json=body)
+        counted = await api.client.post("/v1/chat/completions/input_tokens", json=body)
+    told = "messages.0.content.1.type: [image: not shown, this model takes none]"
+    for each in (reply, counted):
+        assert each.headers["x-llamapool-warning"] == f"tools of type 'web_search' are left out; {told}"
 
 
 async def test_pictures_beyond_what_is_fetched_are_left_out_of_the_history(hearing: Api) -> None:

@@ -4,6 +4,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.routes.generate import collected, stream
+from server.routes.session import session_of
 from server.transport.bodies.form import read_form
 from server.wire.transcriptions.read import read_transcription, transcription
 from server.wire.transcriptions.write import rendered
@@ -25,9 +26,8 @@ async def post_transcription(request: Request) -> Response:
             headers=headers,
             media=media,
         )
-    body = await collected(
-        request, wanted.fields.model, lambda model, seen: transcription(wanted, model, seen), media=media
-    )
+    session, model = session_of(request), wanted.fields.model
+    body = await collected(request, session, model, lambda loaded, seen: transcription(wanted, loaded, seen), media)
     assert isinstance(body, dict), "one request has one reply"
     content, kind = rendered(body, wanted.format)
     return Response(content, media_type=kind, headers=headers)
