@@ -19,7 +19,7 @@ PAGES = {
     "SECURITY.md": "threat-model.md",
     "benchmarks/README.md": "benchmarks.md",
     "examples/README.md": "examples.md",
-    "models/demo/README.md": "demo-model.md",
+    "models/README.md": "demo-model.md",
     "models/demo-vision/README.md": "demo-vision.md",
 }
 PICTURES = ("benchmarks/plots/*.png", "models/demo-vision/frozen/word-1.png")

@@ -1,7 +1,7 @@
 """The default configuration on the model that ships: a sample that guards its scores, with margins.
 
-`models/demo/evaluate.py` scores hundreds of held-out cases; these questions are few, so a floor below the measured
-scores is asserted, and only what must never break is asserted strictly.
+`extras/demo-model/evaluate.py` scores hundreds of held-out cases; these questions are few, so a floor below the
+measured scores is asserted, and only what must never break is asserted strictly.
 """
 
 import json

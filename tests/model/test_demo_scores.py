@@ -1,6 +1,6 @@
 """The model card's scores, guarded on a sample: the first held-out cases of each ability, at temperature 0.
 
-`models/demo/evaluate.py` scores all; a file that was exported wrongly, a changed template or tokenizer, or other
+`extras/demo-model/evaluate.py` scores all; a file that was exported wrongly, a changed template or tokenizer, or other
 weights than those that were scored show here.
 """
 
@@ -12,7 +12,8 @@ from types import ModuleType
 import llama_cpp
 import pytest
 
-DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "models"
 PER_ABILITY = 8
 FEWER = 2.5 / PER_ABILITY  # an ability may miss two cases of the sample more than its score says
 FEWER_IN_ALL = 0.05
@@ -20,31 +21,39 @@ FEWER_IN_ALL = 0.05
 
 @pytest.fixture(scope="module")
 def evaluate() -> ModuleType:
-    """The script that scores, with the corpus that it draws from."""
+    """The script that scores."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(DEMO)
+        patch.syspath_prepend(ROOT / "extras" / "demo-model")
         return import_module("evaluate")
 
 
 @pytest.fixture(scope="module")
 def scores(evaluate: ModuleType) -> dict[str, float]:
-    model = llama_cpp.Llama(str(DEMO.parent / "demo.gguf"), n_ctx=4096, n_threads=1, n_threads_batch=1, verbose=False)
+    model = llama_cpp.Llama(str(MODELS / "demo.gguf"), n_ctx=4096, n_threads=1, n_threads_batch=1, verbose=False)
     try:
-        found: dict[str, float] = evaluate.score(model, evaluate.cases(PER_ABILITY), {"temperature": 0.0}, 0)
+        found: dict[str, float] = evaluate.score(model, evaluate.frozen(PER_ABILITY), {"temperature": 0.0})
     finally:
         model.close()
     return found
 
 
 def test_the_sample_has_the_abilities_of_the_card(scores: dict[str, float]) -> None:
-    assert set(scores) == set(json.loads((DEMO / "scores.json").read_text())["greedy"])
+    assert set(scores) == set(json.loads((MODELS / "scores.json").read_text())["greedy"])
 
 
 def test_no_ability_falls_far_behind_its_score(scores: dict[str, float]) -> None:
-    published = json.loads((DEMO / "scores.json").read_text())["greedy"]
+    published = json.loads((MODELS / "scores.json").read_text())["greedy"]
     assert not {name: score for name, score in scores.items() if score < published[name] - FEWER}
 
 
 def test_all_together_are_as_good_as_the_card_says(scores: dict[str, float]) -> None:
-    published = json.loads((DEMO / "scores.json").read_text())["greedy"]
+    published = json.loads((MODELS / "scores.json").read_text())["greedy"]
     assert sum(scores.values()) > sum(published.values()) - FEWER_IN_ALL * len(published)
+
+
+def test_cases_are_held_out(evaluate: ModuleType) -> None:
+    sample = import_module("corpus.sample")
+    patterns = ("Hello!", "[Tell me|Name|Say] the capital [of|city of] {0}[.|!]")
+    trained = {sample.plain(text) for group in sample._side(patterns, "train") for text in group}
+    assert not [text for group in sample._side(patterns, "test") for text in group if sample.plain(text) in trained]
+    assert len(evaluate.frozen()) == 13 * 60

@@ -1,4 +1,4 @@
-"""Train the demo model: corpus, tokenizer, network. `python models/demo/train.py --help` says more."""
+"""Train the demo model: corpus, tokenizer, network. `python extras/demo-model/train.py --help` says more."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-"""Train the LoRA adapter on the demo model and write it: `python models/demo/adapter.py --help`."""
+"""Train the LoRA adapter on the demo model and write it: `python extras/demo-model/adapter.py --help`."""
 
 import argparse
 import time
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from workers import loss_of
 
 HERE = Path(__file__).parent
+MODELS = HERE.parents[1] / "models"
 RANK = 8
 ALPHA = 16.0
 
@@ -67,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
     parser.add_argument("--checkpoint", default="demo")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "demo-lora.gguf")
+    parser.add_argument("--out", type=Path, default=MODELS / "demo-lora.gguf")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rate", type=float, default=4e-3)
     parser.add_argument("--threads", type=int, default=2)

@@ -145,17 +145,32 @@ def spelled_out(pattern: str) -> tuple[str, ...]:
     return tuple(text for way in found[1].split("|") for text in spelled_out(before + way + after_))
 
 
+def plain(text: str) -> str:
+    """The text without capital letters and punctuation."""
+    return " ".join(re.findall(r"[\w{}+-]+", text.lower()))
+
+
+class NothingHeldOut(Exception):
+    """Of these patterns every phrasing is trained, but for case and punctuation (greetings, yes and no)."""
+
+
 @cache
 def _side(patterns: tuple[str, ...], split: Split) -> tuple[tuple[str, ...], ...]:
+    """What differs from a trained phrasing in case and punctuation alone is on neither side."""
     groups = [spelled_out(pattern) for pattern in patterns]
     test = {text for group in groups for text in group if held_out(text)} - {groups[0][0]} or {groups[-1][-1]}
-    sides = (tuple(text for text in group if (text in test) == (split == "test")) for group in groups)
-    return tuple(side for side in sides if side)
+    trained = {plain(text) for group in groups for text in group if text not in test}
+    test_side = (tuple(text for text in group if text in test and plain(text) not in trained) for group in groups)
+    train_side = (tuple(text for text in group if text not in test) for group in groups)
+    return tuple(side for side in (test_side if split == "test" else train_side) if side)
 
 
 def phrase(rng: Random, split: Split, patterns: tuple[str, ...]) -> str:
-    """One of the phrasings of this side of the split. The first is always for training."""
-    return rng.choice(rng.choice(_side(patterns, split)))
+    """One of the phrasings of this side of the split. The first is always for training. Raises `NothingHeldOut`."""
+    sides = _side(patterns, split)
+    if not sides:
+        raise NothingHeldOut
+    return rng.choice(rng.choice(sides))
 
 
 def article(noun: str) -> str:

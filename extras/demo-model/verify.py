@@ -14,6 +14,7 @@ from network import Network, Shape
 from tokenizer import tokenizer_at
 
 HERE = Path(__file__).parent
+MODELS = HERE.parents[1] / "models"
 _ODD = (
     "Grüße aus Köln! Ça va? ¿Qué tal? Привет, мир. こんにちは 世界 🦙🦙",
     "a\n\n\n b\t\tc  d   \n e 12345 6.78 -9 it's I'LL we've\r\nx",
@@ -56,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
     parser.add_argument("--checkpoint", default="demo")
-    parser.add_argument("--model", type=Path, default=HERE.parent / "demo.gguf")
+    parser.add_argument("--model", type=Path, default=MODELS / "demo.gguf")
     args = parser.parse_args()
     cases = list(islice(stream(99), 500))
     check_template([case for case in cases if not isinstance(case, Infill)])

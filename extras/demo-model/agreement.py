@@ -1,4 +1,4 @@
-"""How often the draft model's best next token is the demo model's: `python models/demo/agreement.py --help`."""
+"""How often the draft model's best next token is the demo model's: `python extras/demo-model/agreement.py --help`."""
 
 import argparse
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Score checkpoints of several sizes and amounts of training: `python models/demo/curve.py --help`.
+"""Score checkpoints of several sizes and amounts of training: `python extras/demo-model/curve.py --help`.
 
 Each checkpoint is `NAME[:TOKENS]`: NAME.pt in the build folder, and how many tokens it saw where it doesn't say so.
 A checkpoint that the JSON file has already is not scored again.
@@ -11,10 +11,11 @@ from pathlib import Path
 
 import llama_cpp
 import torch
-from evaluate import SAMPLING, cases, score
+from evaluate import SAMPLING, frozen, score
 from export import export
 
 HERE = Path(__file__).parent
+MODELS = HERE.parents[1] / "models"
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def point(build: Path, wanted: str, n_cases: int) -> Point:
     exported = build / f"{name}.curve.gguf"
     export(build / f"{name}.pt", build / "tokenizer.json", exported, name, "f16")
     model = llama_cpp.Llama(str(exported), n_ctx=4096, n_threads=1, n_threads_batch=1, verbose=False)
-    scores = score(model, cases(n_cases), SAMPLING["greedy"], 0)
+    scores = score(model, frozen(n_cases), SAMPLING["greedy"])
     model.close()
     exported.unlink()
     n_parameters = sum(weight.numel() for weight in state["average"].values())
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--build", type=Path, default=HERE / "build")
     parser.add_argument("--checkpoints", nargs="+", default=["draft", "broad", "demo"], metavar="NAME[:TOKENS]")
     parser.add_argument("--per-ability", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=HERE / "curve.json", help="JSON file, added to")
+    parser.add_argument("--out", type=Path, default=MODELS / "curve.json", help="JSON file, added to")
     args = parser.parse_args()
     known = {entry["name"]: Point(**entry) for entry in json.loads(args.out.read_text())} if args.out.exists() else {}
     for wanted in args.checkpoints:

@@ -10,7 +10,7 @@ from .infill import infill
 from .llamapool import llamapool
 from .quoting import quoting
 from .recall import recall
-from .sample import Infill, Sample, Split, after
+from .sample import Infill, NothingHeldOut, Sample, Split, after
 from .stories import story
 from .systems import plain_system, system
 from .tools import tool_use
@@ -79,7 +79,11 @@ def stream(seed: int, split: Split = "train", mix: str = "broad") -> Iterator[Sa
     rng = Random(seed)
     while True:
         is_long = split == "train" and rng.random() < _LONG_SHARE
-        yield long_talk(rng, split) if is_long else sample(rng, split, mix)
+        try:
+            made = long_talk(rng, split) if is_long else sample(rng, split, mix)
+        except NothingHeldOut:  # of the test's side alone: another one is drawn
+            continue
+        yield made
 
 
 __all__ = ["MIXES", "Infill", "Maker", "Sample", "Split", "sample", "stream"]

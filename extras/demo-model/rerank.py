@@ -1,4 +1,4 @@
-"""Train the reranker, write it and score it: `python models/demo/rerank.py --help`."""
+"""Train the reranker, write it and score it: `python extras/demo-model/rerank.py --help`."""
 
 import argparse
 import ctypes
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 HERE = Path(__file__).parent
+MODELS = HERE.parents[1] / "models"
 ARCHITECTURE = "neo-bert"  # llama.cpp's bidirectional one with RMSNorm, RoPE and SwiGLU, as `Network` has them
 
 
@@ -148,7 +149,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "demo-rerank.gguf")
+    parser.add_argument("--out", type=Path, default=MODELS / "demo-rerank.gguf")
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--batch", type=int, default=16, help="queries in a step, with eight documents each")
     parser.add_argument("--seed", type=int, default=1, help="of the rankings; a new one to go on")

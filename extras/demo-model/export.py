@@ -1,4 +1,4 @@
-"""Write a checkpoint as GGUF: `python models/demo/export.py --help`."""
+"""Write a checkpoint as GGUF: `python extras/demo-model/export.py --help`."""
 
 import argparse
 import json
@@ -12,6 +12,7 @@ from tokenizer import CONTROL, PRE, TAGS
 from torch import Tensor
 
 HERE = Path(__file__).parent
+MODELS = HERE.parents[1] / "models"
 _BLOCK_NAMES = {
     "attn_norm": "attn_norm",
     "attn.q": "attn_q",
@@ -127,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
     parser.add_argument("--checkpoint", default="demo")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "demo.gguf")
+    parser.add_argument("--out", type=Path, default=MODELS / "demo.gguf")
     parser.add_argument("--name", default="Llamapool demo")
     parser.add_argument("--kind", choices=("f32", "f16", "q8_0"), default="f16")
     parser.add_argument("--raw", action="store_true", help="the last step's weights, not their average")

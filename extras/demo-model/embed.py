@@ -1,4 +1,4 @@
-"""Train the embedding model on paraphrases, write it and score it: `python models/demo/embed.py --help`."""
+"""Train the embedding model on paraphrases, write it and score it: `python extras/demo-model/embed.py --help`."""
 
 import argparse
 import json
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from train import Average, save
 
 HERE = Path(__file__).parent
+MODELS = HERE.parents[1] / "models"
 TEMPERATURE = 0.05
 
 
@@ -81,7 +82,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "demo-embed.gguf")
+    parser.add_argument("--out", type=Path, default=MODELS / "demo-embed.gguf")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--batch", type=int, default=96, help="pairs in a step")
     parser.add_argument("--threads", type=int, default=1)
