@@ -14,12 +14,15 @@ import numpy as np
 
 from server.bench import figures
 from server.bench.figures import Figures
+from server.bench.prompts import TOKENS_PER_WORD
 from server.bench.reply import Record
 from server.bench.scenarios import Setting
 from server.bench.session import Body, Session
 from tests.ggufs.projector import TinyProjector, projector_file
 
 SIDE = 224
+N_TOKENS = 196
+"""Of a picture."""
 N_CLIENTS = 8
 N_STREAMS = 3
 ROUNDS = 3
@@ -72,16 +75,17 @@ async def _media(session: Session, setting: Setting) -> Figures:
         "TTFT of one known in another slot ms": 1e3 * min(map(figures.first_s, known)),
         "TTFT of a second turn ms": 1e3 * min(map(figures.first_s, second)),
         "TTFT max of 8 with one picture ms": 1e3 * min(together),
-        **await _gaps(session, first + 500),
+        **await _gaps(session, setting, first + 500),
     }
 
 
-async def _gaps(session: Session, number: int) -> Figures:
-    """The longest gap of streams while a picture is read, and while a text of as many tokens is."""
-    texts = " ".join(WORDS[i % len(WORDS)] for i in range(150))
+async def _gaps(session: Session, setting: Setting, number: int) -> Figures:
+    """The longest gap of streams while a picture is read, and while a text of as many tokens is that is as new."""
+    words = setting.words("media")
+    texts = [words.text(N_TOKENS / TOKENS_PER_WORD) for _ in range(ROUNDS)]
     found = {}
     for name, bodies in {
-        "longest gap beside a text ms": [_body(session, "", f"{texts} {i}") for i in range(ROUNDS)],
+        "longest gap beside a text ms": [_body(session, "", text) for text in texts],
         "longest gap beside a picture ms": [_body(session, picture(number + i), "what?") for i in range(ROUNDS)],
     }.items():
         found[name] = 1e3 * min([await _gap(session, body) for body in bodies])

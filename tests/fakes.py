@@ -187,6 +187,10 @@ class FakeRunner:
             return False
         if any(e.pos + len(e.tokens) > self.info.n_ctx_seq for e in entries):
             return False
+        at_once = [len(e.tokens) for e in entries if e.media is not None and not e.media.causal]
+        assert len(set(at_once)) < 2, f"one of {at_once} tokens would be cut"
+        assert sum(at_once) <= self.info.n_ubatch
+        assert len(at_once) in (0, len(entries)), "text would see what follows it"
         self.outputs, self.histories = [], []
         for entry in entries:
             cells = self.cells[entry.seq]

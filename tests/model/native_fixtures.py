@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from server.engine.media import MediaInput
 from server.engine.request import SamplingParams
 from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
@@ -35,7 +36,7 @@ class Entry:
     tokens: Sequence[int]
     want_logits: bool = True
     all_logits: bool = False
-    media: None = None
+    media: MediaInput | None = None
 
 
 def load(path: Path, **native: Any) -> LlamaWeights:

@@ -12,10 +12,12 @@ import pytest
 
 from server.engine.embedding.engine import EmbeddingEngine
 from server.engine.engine import Engine
+from server.engine.media import MediaInput
 from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Text
 from server.errors import InternalError, InvalidRequest, ModelFailed
 from server.llama.loader import LlamaLoader
+from server.llama.media.chunks import NativeChunk
 from server.llama.media.projector import Projector
 from server.media.bitmap import Bitmap
 from server.pool.protocols import Weights
@@ -24,6 +26,7 @@ from server.pool.spec import LoadParams, ModelSpec
 from tests.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, gguf_file, truncated
 from tests.ggufs.catalogue import MROPE
 from tests.ggufs.projector import TinyProjector, projector_file
+from tests.model.native_fixtures import Entry, raw_logits
 
 MODELS = {
     "mlp": (PLAIN, TinyProjector("mlp")),
@@ -142,6 +145,37 @@ async def test_several_at_once_say_what_each_alone_says(gguf_folder: Path, kind:
         for parts, answer in zip(prompts, together, strict=True):
             assert answer.tokens == (await b.ask(parts, cache_prompt=False)).tokens
         assert b.n_encoded == 2  # the embeddings are kept, too
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_pictures_of_several_sequences_are_seen_at_once(gguf_folder: Path, *, unified: bool) -> None:
+    """Each sees all of its own, and nothing of the others'."""
+    weights = LlamaLoader().load(specification(gguf_folder, "gemma3", kv_unified=unified), lambda _: True)
+    runner = weights.runner()
+    try:
+        inputs = [media_input(weights, picture(number)) for number in range(3)]
+        size = inputs[0].span.n_tokens
+        entries = [Entry(seq, 0, [-2] * size, media=given) for seq, given in enumerate(inputs)]
+        assert runner.decode(entries)
+        together = [raw_logits(runner, output) for output in range(3)]
+        for entry, expected in zip(entries, together, strict=True):
+            runner.clear(entry.seq)
+            assert runner.decode([entry])
+            assert raw_logits(runner) == pytest.approx(expected, abs=1e-2)
+        assert np.abs(np.subtract(together[0], together[1])).max() > 0.1
+        with pytest.raises(InternalError):
+            runner.decode([entries[0], Entry(1, 0, [-2] * (size - 1), media=inputs[1])])
+    finally:
+        runner.close()
+        weights.close()
+
+
+def media_input(weights: Weights, seen: Bitmap) -> MediaInput:
+    projector = weights.media
+    assert isinstance(projector, Projector)
+    (span,) = projector.tokenize([seen], add_special=False, parse_special=False).spans
+    assert isinstance(span.chunk, NativeChunk)
+    return MediaInput(span, projector.encode([span.chunk])[0], 0)
 
 
 @KINDS

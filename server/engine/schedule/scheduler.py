@@ -231,14 +231,15 @@ class Scheduler:
             at = len(s.slot.tokens)
             n_joins -= s.slot.id in joins
             n = max(budget - n_joins, 1)
-            n_further = len(s.target) - at - n
-            if n_further > n // REST:
-                n_further = n_beside(streams, s.slot.id) if n > 1 else 0  # evaluated with those of streams
+            span = span_at(s.media, at) if s.media else None
+            is_medium = span is not None and span.start <= at  # decoded in a batch of its own
+            n_further = (span.end if span is not None and is_medium else len(s.target)) - at - n
+            if n_further > n // REST:  # else those that share evaluations with streams
+                n_further = n_beside(streams, s.slot.id) if n > 1 and not is_medium else 0
             end = at + min(n + max(n_further, 0), most - n_joins)
             if at < s.tuning.start < end:  # an aLoRA begins to work there
                 end = s.tuning.start
             end = s.next_mark(at, end)
-            span = span_at(s.media, at) if s.media else None
             if span is not None:
                 end = _end_with_media(span, at, end)
             scored = s.unscored and at >= s.n_scored
@@ -250,7 +251,6 @@ class Scheduler:
             tokens = s.target[at:end]
             if not tokens:  # others have taken the outputs of this step
                 continue
-            is_medium = span is not None and span.start <= at  # decoded in a batch of its own
             budget -= min(len(tokens), n)
             most -= min(len(tokens), n) if is_medium else len(tokens)
             wants_logits = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
@@ -439,15 +439,24 @@ class Scheduler:
         self.ram.check_integrity()
 
 
-def batches(entries: list[Entry]) -> Iterator[list[Entry]]:
-    """`entries` as the library decodes them, one call each: text; media that are decoded as text is; each of the
-    others."""
+def batches(entries: list[Entry], n_ubatch: int) -> Iterator[list[Entry]]:
+    """`entries` as the library decodes them, one call each: text; media that are decoded as text is; of the others as
+    many of one size as are evaluated at once (llama-batch.cpp, split_equal: a longer one would be cut)."""
     if not [entry for entry in entries if entry.media is not None]:
         yield entries
         return
     text = [entry for entry in entries if entry.media is None]
     causal = [entry for entry in entries if entry.media is not None and entry.media.causal]
-    others = [[entry] for entry in entries if entry.media is not None and not entry.media.causal]
+    others: list[list[Entry]] = []
+    for entry in entries:
+        if entry.media is not None and not entry.media.causal:
+            n = len(entry.tokens)
+            fits = (one for one in others if len(one[0].tokens) == n and (len(one) + 1) * n <= n_ubatch)
+            found = next(fits, None)
+            if found is None:
+                others.append([entry])
+            else:
+                found.append(entry)
     for batch in (text, causal, *others):
         live = [entry for entry in batch if entry.sequence.slot is not None]  # else it ended with a batch before
         if live:

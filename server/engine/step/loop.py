@@ -230,7 +230,7 @@ class Instance:
         if not entries:
             self._cells.moving.begin_step()
             return False
-        for batch in batches(entries):
+        for batch in batches(entries, self.runner.info.n_ubatch):
             if not self._decode(batch):
                 break
         return True

@@ -108,9 +108,9 @@ class LlamaRunner:
         outputs = self._media.fill(entries)
         if all(entry.media is not None and entry.media.causal for entry in entries):
             return self._decode_native(context, self._media.native, outputs)
-        n_tokens = sum(len(entry.tokens) for entry in entries)
-        if len(entries) != 1 or n_tokens > self.info.n_ubatch:  # the library would abort, or give one the others' sight
-            raise InternalError(f"{len(entries)} media of {n_tokens} tokens can't be read all at once")
+        sizes = {len(entry.tokens) for entry in entries}
+        if len(sizes) != 1 or sum(sizes) * len(entries) > self.info.n_ubatch:  # the library would abort, or cut one
+            raise InternalError(f"{len(entries)} media of {sorted(sizes)} tokens can't be read all at once")
         C.llama_set_causal_attn(context, False)
         try:
             return self._decode_native(context, self._media.native, outputs)

@@ -76,6 +76,21 @@ async def test_different_pictures_are_encoded_together_as_far_as_the_projector_t
         assert max(map(len, encoder.batches)) > 1
 
 
+async def test_pictures_that_are_seen_at_once_share_a_decode_where_they_have_one_size() -> None:
+    runner = FakeRunner(encoder=FakeEncoder())
+    assert (runner.info.n_seq, runner.info.n_ubatch) == (4, 64)
+    sizes = (20, 20, 24, 20)
+    async with engine_over(runner, check_integrity=True) as engine:
+        parts = [picture(f"of {n}", n, causal=False) for n in sizes]
+        await run(engine, *(seen([part], max_tokens=1) for part in parts))  # their embeddings are kept from here on
+        runner.batches.clear()
+        with_text = [seen([f"{number}: ", part, " well?"]) for number, part in enumerate(parts)]
+        assert [reply.error for reply in await run(engine, *with_text)] == [None] * 4
+    decoded = [sorted(n for _, n in batch) for batch in runner.batches]
+    assert [20, 20, 20] in decoded
+    assert [24] in decoded
+
+
 async def test_who_leaves_while_waiting_for_a_picture_frees_the_slot_and_is_not_encoded() -> None:
     encoder = FakeEncoder(most=1)
     async with engine_over(FakeRunner(encoder=encoder, n_seq=2), gather_ms=0.0) as engine:
