@@ -9,11 +9,12 @@ It is the ceiling for what the server can reach with the same library, and shows
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from server.engine.media import MediaInput
 from server.engine.request import SamplingParams
 from server.llama.context.runner import LlamaRunner
 from server.llama.library import C, system_info
@@ -31,6 +32,7 @@ class Entry:
     tokens: Sequence[int]
     want_logits: bool = True
     all_logits: bool = False
+    media: MediaInput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ class _Stopwatch:
     def __init__(self) -> None:
         self._spent_s = 0.0
 
-    def around(self, function):  # type: ignore[no-untyped-def]
-        def timed(context, batch):  # type: ignore[no-untyped-def]
+    def around(self, function: Callable[..., int]) -> Callable[..., int]:
+        def timed(context: object, batch: object) -> int:
             started = time.perf_counter()
             status = function(context, batch)
             self._spent_s += time.perf_counter() - started
@@ -128,6 +130,7 @@ def main() -> None:
             flash_attn=flash_attn,
         )
         weights = LlamaLoader().load(ModelSpec("bench", args.model, native=native), lambda _fraction: True)
+        assert isinstance(weights, LlamaWeights)
         result = measure(weights, n_seq, args.prompt, args.steps, params)
         weights.close()
         print(

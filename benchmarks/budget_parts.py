@@ -127,11 +127,11 @@ class Threads:
             original = getattr(part.owner, part.function)
             self._originals.append((part, original))
             setattr(part.owner, part.function, self._counted(part.name, original))
-        Instance._step = self._stepped(Instance._step)  # type: ignore[method-assign]
+        Instance._step = self._stepped(Instance._step)  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        Instance._step = self._step  # type: ignore[method-assign]
+        Instance._step = self._step  # type: ignore[method-assign, assignment]
         for part, original in reversed(self._originals):
             setattr(part.owner, part.function, original)
 

@@ -7,8 +7,9 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
-from server.engine.kv.ram_cache import Entry
+from server.engine.kv.ram_cache import KeptState
 from server.engine.lora import BARE, NEVER
 from server.engine.prefix.index import PrefixIndex
 from server.engine.prefix.match import common_prefix, longest_match
@@ -42,8 +43,8 @@ def _slots() -> None:
         # Fresh int objects in every slot, as tokens that were computed from different requests are.
         shared = [Cache(i, [int(str(t)) for t in prompt[:-1]] + [i]) for i in range(n_slots)]
         other = [Cache(i, [t + 1 for t in prompt]) for i in range(n_slots)]
-        nothing = _us(lambda: longest_match(prompt, other))  # noqa: B023
-        everything = _us(lambda: longest_match(prompt, shared))  # noqa: B023
+        nothing = _us(partial(longest_match, prompt, other))
+        everything = _us(partial(longest_match, prompt, shared))
         print(f"| {n_slots} | {n_tokens} | {nothing:,.0f} us | {everything:,.0f} us |")
 
 
@@ -56,10 +57,12 @@ def _kept_states() -> None:
     for n_states, n_tokens in ((100, 2_000), (1_000, 2_000), (5_000, 2_000), (1_000, 16_000)):
         rest = n_tokens - len(system)
         entries = [
-            Entry([int(str(t)) for t in system] + [rng.randrange(150_000) for _ in range(rest)], BARE, NEVER, 1, 0.0)
+            KeptState(
+                [int(str(t)) for t in system] + [rng.randrange(150_000) for _ in range(rest)], BARE, NEVER, 1, 0.0
+            )
             for _ in range(n_states)
         ]
-        index: PrefixIndex[Entry] = PrefixIndex()
+        index: PrefixIndex[KeptState] = PrefixIndex()
         started = time.perf_counter()
         for entry in entries:
             index.add(entry)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -25,7 +26,7 @@ LONG = {"ignore_eos": True, "max_tokens": 400}
 SHORT = {"max_tokens": 1}
 
 
-async def load(port: int, wanted: dict[str, object], seconds: float) -> int:
+async def load(port: int, wanted: Mapping[str, object], seconds: float) -> int:
     """Keep every slot busy with such requests for so long; how many were answered."""
     answered = 0
     until = time.monotonic() + seconds
@@ -55,7 +56,7 @@ async def _status(http: httpx.AsyncClient) -> int:
         return 0
 
 
-def record(name: str, wanted: dict[str, object], seconds: float, native: bool) -> Path:
+def record(name: str, wanted: Mapping[str, object], seconds: float, native: bool) -> Path:
     """The flame graph's file."""
     target = ROOT / "build" / "profile" / f"{name}.svg"
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,8 @@ of several rounds, since a neighbour on the machine only makes them longer.
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -44,6 +45,11 @@ def median_ms(step: Callable[[], object], n_steps: int, n_rounds: int) -> float:
     return min(statistics.median(timed() for _ in range(n_steps)) for _ in range(n_rounds)) * 1e3
 
 
+def _one_by_one(candidates: Candidates, wanted: Sequence[tuple[NativeSampler, Logits]]) -> None:
+    for sampler, logits in wanted:
+        candidates.choose(sampler, logits)
+
+
 def main() -> None:
     """Print a Markdown table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sampling", description=__doc__)
@@ -59,19 +65,11 @@ def main() -> None:
         logits: list[Logits] = [random.normal(0, 3, n_vocab).astype(np.float32) for _ in chains]
         wanted = list(zip(chains, logits, strict=True))
         one, several = Candidates(n_vocab, apply_unlocked), ParallelSampling(n_vocab)
-        alone = median_ms(
-            lambda one=one, wanted=wanted: [one.choose(*pair) for pair in wanted], args.steps, args.rounds
-        )
-        found = []
-        for n in range(2, several.n_cpus + 1):
-            found.append(
-                (
-                    median_ms(
-                        lambda several=several, wanted=wanted, n=n: several.choose(wanted, n), args.steps, args.rounds
-                    ),
-                    n,
-                )
-            )
+        alone = median_ms(partial(_one_by_one, one, wanted), args.steps, args.rounds)
+        found = [
+            (median_ms(partial(several.choose, wanted, n), args.steps, args.rounds), n)
+            for n in range(2, several.n_cpus + 1)
+        ]
         several.close()
         chosen = threads_for(args.slots, several._chain_s, several._handing_s, several.n_cpus)
         together, n = min(found, default=(alone, 1))

@@ -5,9 +5,9 @@ from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
-from server.constrain.grammar.constraint import MatcherConstraint
 
 from benchmarks.make_gguf import CONTROL_TOKENS, byte_alphabet, make_vocabulary
+from server.constrain.grammar.matcher import MatcherConstraint
 
 N_VOCAB = 151_936  # as Qwen 2.5 and 3
 CLOSERS = tuple(b"}],")  # outside of a string; a comma where something is still required

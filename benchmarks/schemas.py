@@ -79,13 +79,13 @@ def _judged(validator: Any, text: str) -> str:
     except ValueError as error:
         return f"no JSON: {error}"
     try:
-        error = best_match(validator.iter_errors(value))
+        worst = best_match(validator.iter_errors(value))
     except (re.error, RecursionError) as problem:
         return f"jsonschema cannot say: {problem!r}"[:200]
-    if error is None:
+    if worst is None:
         return "valid"
-    place = "/".join(map(str, error.absolute_schema_path))
-    return f"invalid: {error.validator} at {place}: {error.message[:200]}"
+    place = "/".join(map(str, worst.absolute_schema_path))
+    return f"invalid: {worst.validator} at {place}: {worst.message[:200]}"
 
 
 def keyword(refused: str) -> str:

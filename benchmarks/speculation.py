@@ -38,7 +38,7 @@ from server.engine.request import Event, Failed, Finished, Request, SamplingPara
 from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
 from server.llama.sampling.sampler import NativeSampler
-from server.llama.weights.model import LlamaWeights
+from server.pool.protocols import Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -126,7 +126,7 @@ def script(name: str, rng: random.Random, n_vocab: int, n_prompt: int, n_tokens:
     return prompt, [*said, *(rng.choice(source) for _ in range(n_tokens))]
 
 
-def real_prompt(weights: LlamaWeights, name: str, number: int) -> list[int]:
+def real_prompt(weights: Weights, name: str, number: int) -> list[int]:
     """What a real model is asked."""
     if name == "file":
         old, new, path = RENAMED[number % len(RENAMED)]
@@ -141,7 +141,7 @@ def real_prompt(weights: LlamaWeights, name: str, number: int) -> list[int]:
     return weights.vocab.tokenize(text, add_special=True, parse_special=True)
 
 
-def chat_prompt(weights: LlamaWeights, rng: random.Random) -> list[int]:
+def chat_prompt(weights: Weights, rng: random.Random) -> list[int]:
     """A question to the demo model."""
     asked = rng.choice(ASKED).format(rng.choice(HEROES))
     text = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"

@@ -283,7 +283,7 @@ class FakeRunner:
         assert not sampler.closed
         sampler.accepted.append(token)
 
-    def sample_constrained(self, output: int, sampler: FakeSampler, mask: "bytes | memoryview") -> int:
+    def sample_constrained(self, output: int, sampler: FakeSampler, mask: "bytes | memoryview | bytearray") -> int:
         bits = bytes(mask)
         allowed = [t for t in range(self.vocab.n_tokens) if bits[t // 8] >> (t % 8) & 1]
         if not allowed:
@@ -294,7 +294,7 @@ class FakeRunner:
         return token
 
     def propose_probs(
-        self, output: int, sampler: FakeSampler, n_top: int, mask: "bytes | memoryview | None" = None
+        self, output: int, sampler: FakeSampler, n_top: int, mask: "bytes | memoryview | bytearray | None" = None
     ) -> TokenLogprob:
         token = self._draw(output, sampler)
         if mask is not None:

@@ -50,7 +50,7 @@ class Reference:
 
     def _score(self, tokens: list[int], n_context: int) -> Scored:
         llama = self._llama
-        llama.reset()
+        llama.reset()  # type: ignore[no-untyped-call]
         llama.eval(tokens)
         scored = tokens[n_context:]
         logprobs = np.asarray(Llama.logits_to_logprobs(llama.scores[n_context - 1 : len(tokens) - 1]), np.float64)
