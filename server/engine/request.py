@@ -80,6 +80,16 @@ class TokenLogprob:
     logprob: float
     top: tuple["TokenLogprob", ...] = ()
     ends: bool = False  # the end token, which is a token of the reply without text
+    mask: "MaskView | None" = None  # of the constraint at this place, for who asked for it
+
+
+@dataclass(frozen=True, slots=True)
+class MaskView:
+    """How many tokens a constraint allowed, and the most probable ones that it did not, as far as they are among the
+    `MASK_LOOKS_AT` most probable ones of all."""
+
+    n_allowed: int
+    forbidden: tuple[TokenLogprob, ...]
 
 
 @dataclass(slots=True)
@@ -190,6 +200,7 @@ class Request:
     ``n_keep`` and ``n_discard`` say what a context shift keeps (-1 = the prompt) and drops (0 = half of the rest).
     ``n_cache_reuse`` > 0: runs of at least so many cached tokens are reused by moving their positions.
     ``n_indent`` > 0: generation ends at the first line that is indented by fewer white spaces.
+    ``n_forbidden`` > 0: beside log probabilities so many tokens that the constraint forbade, and how many it allowed.
     ``post_sampling_probs``: log probabilities after the sampler chain, instead of the model's own.
     ``spec_n_max``, ``spec_n_min`` and ``spec_p_min`` bound what is guessed; negative = as configured.
     ``cache_salt`` is what the client says to keep its cells from others, ``cache_scope`` what follows from it and from
@@ -206,6 +217,7 @@ class Request:
     n: int = 1
     n_probs: int = 0
     want_logprobs: bool = False
+    n_forbidden: int = 0
     prompt_logprobs: bool = False
     cache_prompt: bool = True
     id_slot: int = -1

@@ -110,6 +110,7 @@ class Live:
         stats = engine.stats
         kept = engine.kept_states()
         return {
+            "shared": [pair for view in views for pair in view.shared],
             "slots": [slot for number, view in enumerate(views) for slot in self._slots(view, number, at)],
             "waiting": [choice_object(choice, at) for view in views for choice in view.waiting],
             "n_waiting": sum(view.n_waiting for view in views),
@@ -132,7 +133,6 @@ class Live:
                 "phase": slot.phase,
                 "tokens": slot.n_tokens,
                 "adapters": slot.adapters,
-                "shared": slot.shared,
                 "used": at.ms(slot.last_used),
                 "choice": None if slot.choice is None else choice_object(slot.choice, at),
             }
@@ -188,6 +188,8 @@ def choice_object(choice: ChoiceView, at: _Clock) -> Json:
         "cached": choice.n_cached,
         "predicted": choice.n_predicted,
         "max": choice.max_tokens,
+        "source": [choice.source, choice.source_slot],
+        "anew": choice.anew,
         "submitted": at.ms(choice.submitted_at),
         "placed": at.ms(choice.placed_at),
         "prompt_done": at.ms(choice.prompt_done_at),

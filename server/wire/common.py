@@ -120,7 +120,17 @@ def probabilities(tokens: Iterable[TokenLogprob], *, after_sampling: bool = Fals
             {**_prob(t), "top_probs": [_prob(alternative) for alternative in t.top if alternative.logprob > -math.inf]}
             for t in tokens
         ]
-    return [{**_logprob(t), "top_logprobs": [_logprob(alternative) for alternative in t.top]} for t in tokens]
+    return [
+        {**_logprob(t), "top_logprobs": [_logprob(alternative) for alternative in t.top], **_mask(t)} for t in tokens
+    ]
+
+
+def _mask(token: TokenLogprob) -> Json:
+    """What a constraint forbade here, for who asked for it (``n_forbidden``)."""
+    if token.mask is None:
+        return {}
+    forbidden = [_logprob(one) for one in token.mask.forbidden]
+    return {"mask": {"n_allowed": token.mask.n_allowed, "forbidden": forbidden}}
 
 
 def _logprob(token: TokenLogprob) -> Json:

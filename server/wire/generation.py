@@ -26,6 +26,8 @@ MAX_PROBS = 1000
 """Most alternatives per token of ``n_probs``, and of ``logprobs`` and ``top_logprobs``, the same to llama-server. There
 is no limit in it; a thousand are 60 kB a token."""
 FEW_PROBS = 20
+MOST_FORBIDDEN = 50
+"""Of a constraint, for each token."""
 MAX_CLOSING_CHARS = 4096
 """Of the message that ends thoughts whose budget is spent; all of it counts as output."""
 MAX_ALTERNATIVES = 400_000
@@ -64,6 +66,7 @@ class GenerationFields(SamplingFields, ConstraintFields):
     n_indent: Count | None = None
     stop: Any = None
     n_probs: Annotated[Whole, Field(le=MAX_PROBS)] | None = None
+    n_forbidden: Annotated[Whole, Field(le=MOST_FORBIDDEN)] | None = None
     post_sampling_probs: bool | None = None
     cache_prompt: bool | None = None
     id_slot: CountOrAll | None = None
@@ -217,6 +220,7 @@ def engine_request(
         n=fields.n_choices,
         n_probs=logprobs.n_top,
         want_logprobs=logprobs.wanted,
+        n_forbidden=fields.n_forbidden or 0,
         cache_prompt=defaults.cache_prompt if fields.cache_prompt is None else fields.cache_prompt,
         id_slot=id_slot,
         deadline_s=max(fields.t_max_predict_ms or 0, 0) / 1e3,

@@ -119,10 +119,11 @@ async def test_beginnings_that_slots_share_are_named(serve: Serve) -> None:
         for end in "ab":
             body = {"prompt": "x" * 64 + end * 16, "max_tokens": 2, "id_slot": "ab".index(end)}
             await api.client.post("/completion", json=body)
-        state = await looks.until("state", lambda s: any(x["shared"][1] for x in s["models"][0]["engine"]["slots"]))
-        slots = state["models"][0]["engine"]["slots"]
-        assert (slots[0]["shared"][0], slots[1]["shared"][0]) == (1, 0)
-        assert slots[0]["shared"][1] == 64
+        state = await looks.until("state", lambda s: s["models"][0]["engine"]["shared"])
+        assert [(sorted(pair[:2]), pair[2]) for pair in state["models"][0]["engine"]["shared"]] == [([0, 1], 64)]
+        ended = {one["slot"]: one for one in await looks.until("requests", lambda found: len(found) == 2)}
+        assert (ended[0]["source"], ended[0]["anew"]) == (["none", -1], "nothing")
+        assert (ended[1]["source"], ended[1]["anew"]) == (["copy", 0], "differs")
 
 
 async def test_a_running_request_is_cancelled_by_its_id(serve: Serve) -> None:

@@ -242,3 +242,18 @@ async def test_a_forced_call_that_a_limit_cuts_off_shows_no_markup(serve: Serve,
             streamed = await api.client.post(URL, json={**cut, "stream": True})
             deltas = [chunk["choices"][0]["delta"] for chunk in chunks(_events(streamed.content)) if chunk["choices"]]
             assert not "".join(delta.get("content") or "" for delta in deltas)
+
+
+async def test_who_asks_is_told_what_a_grammar_forbade(serve: Serve) -> None:
+    loader, models = model_that_says("no")
+    body = {"messages": HI, "grammar": 'root ::= "y" | "z"', "logprobs": True, "top_logprobs": 2, "n_forbidden": 3}
+    async with serve(loader, models=models) as api:
+        first = (await api.client.post(URL, json=body)).json()["choices"][0]["logprobs"]["content"][0]
+        assert first["mask"]["n_allowed"] == 2
+        forbidden = first["mask"]["forbidden"]
+        assert forbidden[0]["token"] == "n"
+        assert len(forbidden) == 3
+        assert not {"y", "z"} & {one["token"] for one in forbidden}
+        free = (await api.client.post(URL, json=body | {"grammar": None, "max_tokens": 2})).json()
+        assert "mask" not in free["choices"][0]["logprobs"]["content"][0]
+        assert (await api.client.post(URL, json=body | {"n_forbidden": 51})).status_code == 400

@@ -256,7 +256,9 @@ def test_tokens_show_what_else_was_likely_and_branch(visit: Visit) -> None:
     page.click("button[type=submit]")
     page.wait_for_selector(".chip.forced")
     page.locator(".chip.forced").first.click()
-    assert "forbade" in page.inner_text(".alternatives")
+    assert "allowed 2 tokens" in page.inner_text(".alternatives")
+    assert page.locator(".forbidden .barred").count() == 8
+    assert page.locator(".masks rect").count() == page.locator(".chip").count()
 
 
 def test_the_prompt_is_shown_by_role_with_its_cached_part(visit: Visit) -> None:
@@ -269,7 +271,24 @@ def test_the_prompt_is_shown_by_role_with_its_cached_part(visit: Visit) -> None:
         page.wait_for_selector(".raw")
         page.wait_for_selector("button:has-text('Ask once'):enabled")
     assert page.locator(".tok.cached").count() > 5
+    expect(page.get_by_role("status").filter(has_text="in place")).to_contain_text("1 anew: one token always is")
     assert page.inner_text(".raw").strip()
+    page.fill(".page textarea", "What is a llama, and what is a puddle?")
+    page.wait_for_selector(".tok:has-text('puddle'), .tok:has-text('udd')")
+    page.click("text=Ask once")
+    expect(page.get_by_role("status").filter(has_text="anew:")).to_contain_text(
+        re.compile("another text was held|another slot held a little more")  # by what other tests have left
+    )
+
+
+def test_what_slots_share_is_a_tree(visit: Visit, server: RealServer) -> None:
+    begin, other = "One two three four five six seven eight. " * 8, "Nine ten eleven twelve. " * 8
+    for slot, text in enumerate((begin + other + "a", begin + other + "b", begin + "c")):
+        server.request("POST", "/completion", {"model": "demo", "prompt": text, "id_slot": slot, "n_predict": 1})
+    page = visit.open("engine")
+    inner = page.locator(".tree .branch .branch")
+    expect(inner.locator(".leaf")).to_have_text(["Slot 0", "Slot 1"])
+    expect(page.locator(".tree > .branch").first.locator(".leaf")).to_have_count(3)
 
 
 def test_the_last_hour_is_plotted(visit: Visit) -> None:

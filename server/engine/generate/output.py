@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from server.constrain.constraint import Constraint
 from server.engine.generate.constrained import Constrained
 from server.engine.generate.text import IndentLimit, Shown
 from server.engine.media import text_of
@@ -11,6 +12,7 @@ from server.engine.request import (
     Event,
     Finished,
     FinishReason,
+    MaskView,
     PromptLogprobs,
     Started,
     Text,
@@ -22,6 +24,8 @@ from server.engine.sequence import Phase, Sequence
 from server.engine.speculate.speculation import Speculation
 from server.engine.stats import EngineStats
 
+MASK_LOOKS_AT = 200
+"""Of the most probable tokens those that a constraint forbids are looked for among so many."""
 NOT_TAKEN = -1
 """In place of a given token: the next guess is refused, whatever is sampled."""
 
@@ -144,7 +148,10 @@ class Outputs:
                 raise drawn
             return runner.sample(output, sampler) if drawn is None else drawn, None
         n_top = sequence.request.n_probs
+        mask = None
         if sequence.constraint is not None:
+            if wants_logprobs and sequence.request.n_forbidden:
+                mask = self._mask(output, sequence.constraint, sequence.request.n_forbidden)
             token, after = self._constrained.sample(output, sequence)
         elif wants_logprobs and sequence.request.post_sampling_probs:
             after = runner.propose_probs(output, sampler, n_top)
@@ -152,8 +159,16 @@ class Outputs:
         else:
             token, after = runner.sample(output, sampler), None
         if wants_logprobs and after is None:
-            return token, runner.logprobs(output, token, n_top)
-        return token, after
+            after = runner.logprobs(output, token, n_top)
+        return token, after if mask is None or after is None else replace(after, mask=mask)
+
+    def _mask(self, output: int, constraint: Constraint, n: int) -> MaskView:
+        """What `constraint` forbids of these logits."""
+        best = self._runner.logprobs(output, 0, MASK_LOOKS_AT).top
+        constraint.allows(best[0].id)  # whose mask depends on a token that it refused last is asked about one here
+        bits = int.from_bytes(constraint.mask(), "little")
+        forbidden = [one for one in best if not bits >> one.id & 1]
+        return MaskView((bits & (1 << self._vocab.n_tokens) - 1).bit_count(), tuple(forbidden[:n]))
 
     def _started(self, sequence: Sequence, now: float) -> Event:
         sequence.prompt_done_at = now

@@ -10,6 +10,7 @@ from server.engine.generate.sample import Sampling
 from server.engine.kv.cells import Cells, span
 from server.engine.kv.disk_cache import DiskCache, give_up_late, wait_s
 from server.engine.params import EngineParams
+from server.engine.prefix.origin import origin_of
 from server.engine.request import FinishReason, Progress
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import Entry, Scheduler, batches
@@ -300,8 +301,10 @@ class Instance:
             sequence = placement.sequence
             now = self._clock()
             try:
-                self._cells.prepare(placement, now)
                 first = sequence.n_cached < 0
+                if first:
+                    sequence.origin = origin_of(placement, self.scheduler.slots)
+                self._cells.prepare(placement, now)
                 self.scheduler.occupy(placement, now)
                 self._tickets.ask_for_media(sequence)
                 if first:

@@ -40,6 +40,9 @@ class ChoiceView:
     n_cached: int
     n_predicted: int
     max_tokens: int
+    source: str  # of what was cached (`engine.prefix.origin`); "" = it has no slot yet
+    source_slot: int  # -1 = no slot's
+    anew: str  # why the rest was computed
     submitted_at: float
     placed_at: float
     prompt_done_at: float
@@ -57,14 +60,12 @@ class EndedChoice:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot: what its cells hold, and who holds it. ``shared``: the other slot whose beginning has most in common with
-    its own, and how many tokens, in whole blocks; (-1, 0) = none."""
+    """A slot: what its cells hold, and who holds it."""
 
     id: int
     n_tokens: int
     phase: str  # "idle", or the sequence's
     adapters: Adapters
-    shared: tuple[int, int]
     last_used: float
     choice: ChoiceView | None = None
 
@@ -83,10 +84,16 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class InstanceView:
-    """An instance at one moment. ``steps``: the last ones, also those that an earlier view has told."""
+    """An instance at one moment. ``steps``: the last ones, also those that an earlier view has told.
+
+    ``shared``: pairs of slots and how many tokens both begin with, in whole blocks: as many pairs as it takes to lead
+    from each slot to all that share anything with it, by those that share the most. What two others share is the least
+    on the way between them, so that this is the whole tree of beginnings.
+    """
 
     at: float
     slots: tuple[SlotView, ...]
+    shared: tuple[tuple[int, int, int], ...]
     waiting: tuple[ChoiceView, ...]
     n_waiting: int
     steps: tuple[StepRecord, ...]
@@ -117,7 +124,7 @@ class Publisher:
     def end(self, sequence: Sequence, now: float, outcome: Outcome) -> None:
         """A choice is about to give back what it holds."""
         slot = -1 if sequence.slot is None else self._first_slot + sequence.slot.id
-        self.ended.append(EndedChoice(_choice(sequence), now, outcome, slot))
+        self.ended.append(EndedChoice(self._choice(sequence), now, outcome, slot))
 
     def publish(self, *, idle: bool = False) -> None:
         """Make a view, if one is due; the thread is about to wait when it is `idle`, and then it always is."""
@@ -126,32 +133,60 @@ class Publisher:
             return
         self._told_at = now
         slots = self._scheduler.slots
-        chains = [_chain(slot) for slot in slots]
+        chains = list(map(_chain, slots))
         waiting = list(self._scheduler.waiting)
         self.view = InstanceView(
             at=now,
-            slots=tuple(self._slot(slot, chains) for slot in slots),
-            waiting=tuple(_choice(sequence) for sequence in waiting[:MOST_WAITING]),
+            slots=tuple(map(self._slot, slots)),
+            shared=tuple((self._first_slot + a, self._first_slot + b, n) for a, b, n in shared_beginnings(chains)),
+            waiting=tuple(self._choice(sequence) for sequence in waiting[:MOST_WAITING]),
             n_waiting=len(waiting),
             steps=tuple(self._steps),
         )
 
-    def _slot(self, slot: Slot, chains: list[Chain]) -> SlotView:
-        own, other = chains[slot.id], -1
-        n_shared = 0
-        for i, chain in enumerate(chains):
-            if i != slot.id and (n := own.shared(chain)) > n_shared:
-                other, n_shared = self._first_slot + i, n
+    def _slot(self, slot: Slot) -> SlotView:
         sequence = slot.sequence
         return SlotView(
             id=self._first_slot + slot.id,
             n_tokens=len(slot.tokens),
             phase="idle" if sequence is None else sequence.phase.value,
             adapters=slot.tuning.adapters,
-            shared=(other, n_shared),
             last_used=slot.last_used,
-            choice=None if sequence is None else _choice(sequence),
+            choice=None if sequence is None else self._choice(sequence),
         )
+
+    def _choice(self, sequence: Sequence) -> ChoiceView:
+        request, origin = sequence.request, sequence.origin
+        return ChoiceView(
+            request=request.id,
+            index=sequence.index,
+            priority=request.priority,
+            n_prompt=len(request.prompt),
+            n_cached=max(sequence.n_cached, 0),
+            n_predicted=len(sequence.output),
+            max_tokens=request.max_tokens,
+            source="" if origin is None else origin.source.value,
+            source_slot=-1 if origin is None or origin.slot < 0 else self._first_slot + origin.slot,
+            anew="" if origin is None else origin.anew.value,
+            submitted_at=sequence.ticket.submitted_at,
+            placed_at=sequence.placed_at,
+            prompt_done_at=sequence.prompt_done_at,
+        )
+
+
+def shared_beginnings(chains: Seq[Chain]) -> list[tuple[int, int, int]]:
+    """A spanning forest of most shared tokens (Prim's algorithm), in as many comparisons as there are pairs."""
+    found = []
+    best = dict.fromkeys(range(len(chains)), (0, -1))  # of those that are not in the tree: most shared, with whom
+    while best:
+        at = max(best, key=lambda i: best[i][0])
+        n, other = best.pop(at)
+        if n:
+            found.append((other, at, n))
+        for i, (most, _) in best.items():
+            if (common := chains[at].shared(chains[i])) > most:
+                best[i] = (common, at)
+    return found
 
 
 def _chain(slot: Slot) -> Chain:
@@ -164,19 +199,3 @@ def _chain(slot: Slot) -> Chain:
         return slot.chain
     sequence.chain.upto(min(len(slot.tokens), len(sequence.target)) // BLOCK, sequence.target, sequence.tuning)
     return sequence.chain
-
-
-def _choice(sequence: Sequence) -> ChoiceView:
-    request = sequence.request
-    return ChoiceView(
-        request=request.id,
-        index=sequence.index,
-        priority=request.priority,
-        n_prompt=len(request.prompt),
-        n_cached=max(sequence.n_cached, 0),
-        n_predicted=len(sequence.output),
-        max_tokens=request.max_tokens,
-        submitted_at=sequence.ticket.submitted_at,
-        placed_at=sequence.placed_at,
-        prompt_done_at=sequence.prompt_done_at,
-    )

@@ -4,13 +4,13 @@ import { signal, useEffect } from "./dom.js";
 
 /**
  * @typedef {{request: string, index: number, priority: number, prompt: number, cached: number, predicted: number, max: number,
- *   submitted: number, placed: number, prompt_done: number}} Choice
+ *   source: [where: string, slot: number], anew: string, submitted: number, placed: number, prompt_done: number}} Choice
  * @typedef {Choice & {model: string, slot: number, ended: number, outcome: string}} Ended
- * @typedef {{id: number, instance: number, phase: string, tokens: number, adapters: [number, number][], shared: [number, number],
+ * @typedef {{id: number, instance: number, phase: string, tokens: number, adapters: [number, number][],
  *   used: number, choice: Choice | null}} Slot
  * @typedef {[number: number, at: number, seconds: number, decode: number, guessed: number, prompt: number]} Step
  * @typedef {{n: number, bytes: number, states: [tokens: number, bytes: number, age: number, uses: number, value: number][]}} Tier
- * @typedef {{slots: Slot[], waiting: Choice[], n_waiting: number, steps: Step[][], adapters: {id: number, path: string, scale: number}[],
+ * @typedef {{slots: Slot[], shared: [number, number, number][], waiting: Choice[], n_waiting: number, steps: Step[][], adapters: {id: number, path: string, scale: number}[],
  *   tiers: Record<string, Tier>, ram: {bytes: number, hits: number}, disk: {bytes: number, hits: number}, prompt_tokens: number,
  *   cached_tokens: number, parked: number, drafts: [number, number]}} Engine
  * @typedef {{id: string, status: string, progress: number, failure: string, leases: number, waiting: number, n_ctx?: number,

@@ -26,7 +26,9 @@ export const Slots = ({ model, now }) => {
 const SlotView = ({ slot, model, now, onSaid }) => {
   const { choice } = slot;
   const room = model.n_ctx || 1;
-  const [other, shared] = slot.shared;
+  const pairs = (model.engine?.shared ?? []).filter(([a, b]) => a === slot.id || b === slot.id);
+  const [a, b, shared] = pairs.reduce((best, pair) => (pair[2] > best[2] ? pair : best), [-1, -1, 0]);
+  const other = a === slot.id ? b : a;
   const part = (/** @type {number} */ n) => Math.min(100, (100 * n) / room);
   const cached = Math.min(slot.tokens, shared);
   return html`<li class=${`slot ${slot.phase}`}>

@@ -1,50 +1,53 @@
-// What slots hold in common: each beginning that several share is a branch, as long as it is.
+// What slots hold in common, as a tree: each beginning that several share is a branch, and what some of these share beyond it
+// a branch of that.
 import { html } from "../../lib/dom.js";
 import { number } from "../../lib/format.js";
 import { t } from "../../lib/texts.js";
 
-/** @typedef {import("../../lib/live.js").Slot} Slot */
+/**
+ * @typedef {import("../../lib/live.js").Slot} Slot
+ * @typedef {{shared: number, n: number, key: string, below: Twig[]}} Branch `n`: slots below
+ * @typedef {Branch | Slot} Twig
+ */
 
 /**
- * Slots in groups of those that share the most, by the longest beginning that each has in common with another one.
- * @param {Slot[]} slots @returns {{shared: number, slots: Slot[]}[]}
+ * Joins slots by the pairs that share the most, the longest beginnings first.
+ * @param {Slot[]} slots @param {[number, number, number][]} pairs @returns {Twig[]}
  */
-export function groups(slots) {
+export function grown(slots, pairs) {
   const held = slots.filter((slot) => slot.tokens);
-  const leader = new Map(held.map((slot) => [slot.id, slot.id]));
-  const find = (/** @type {number} */ id) => {
-    let at = id;
-    while (leader.get(at) !== at) at = leader.get(at) ?? at;
-    return at;
-  };
-  for (const slot of held) {
-    const [other, n] = slot.shared;
-    if (n && leader.has(other)) leader.set(find(slot.id), find(other));
+  /** @type {Map<number, Twig>} */
+  const top = new Map(held.map((slot) => [slot.id, slot]));
+  /** @type {Map<Twig, number[]>} */
+  const under = new Map(held.map((slot) => [slot, [slot.id]]));
+  for (const [a, b, shared] of [...pairs].sort((one, other) => other[2] - one[2])) {
+    const [left, right] = [top.get(a), top.get(b)];
+    if (!left || !right || left === right) continue;
+    const below = [left, right].flatMap((twig) => ("below" in twig && twig.shared === shared ? twig.below : [twig]));
+    const ids = [...(under.get(left) ?? []), ...(under.get(right) ?? [])];
+    const branch = { shared, n: ids.length, key: `b${Math.min(...ids)}-${shared}`, below };
+    under.set(branch, ids);
+    for (const id of ids) top.set(id, branch);
   }
-  const found = new Map();
-  for (const slot of held) {
-    const at = find(slot.id);
-    if (!found.has(at)) found.set(at, []);
-    found.get(at).push(slot);
-  }
-  return [...found.values()]
-    .map((/** @type {Slot[]} */ some) => ({ shared: some.length > 1 ? Math.min(...some.map((slot) => slot.shared[1])) : 0, slots: some }))
-    .sort((a, b) => b.shared - a.shared);
+  const size = (/** @type {Twig} */ twig) => ("below" in twig ? twig.shared : 0);
+  return [...new Set(top.values())].sort((a, b) => size(b) - size(a));
 }
 
-/** @param {{slots: Slot[]}} props */
-export const Tree = ({ slots }) => {
-  const found = groups(slots);
+/** @param {{slots: Slot[], shared: [number, number, number][]}} props */
+export const Tree = ({ slots, shared }) => {
+  const found = grown(slots, shared);
   if (!found.length) return html`<p class="quiet">${t("nothingHeld")}</p>`;
-  return html`<ul class="tree">
-    ${found.map(
-      ({ shared, slots: some }) => html`<li key=${some[0].id}>
-        ${shared > 0 && html`<span class="trunk">${t("sharedBy", number(shared), some.length)}</span>`}
-        <ul>${some.map(
-          (slot) => html`<li key=${slot.id}><span class=${`leaf ${slot.phase}`}>${t("slot", slot.id)}</span>
-            <span class="quiet">${shared > 0 ? `+${number(slot.tokens - shared)}` : number(slot.tokens)}</span></li>`,
-        )}</ul>
-      </li>`,
-    )}
-  </ul>`;
+  return html`<ul class="tree">${found.map((twig) => html`<${Twigs} key=${"below" in twig ? twig.key : twig.id} twig=${twig} above=${0} />`)}</ul>`;
+};
+
+/** @param {{twig: Twig, above: number}} props `above`: tokens of the branch that it grows from */
+const Twigs = ({ twig, above }) => {
+  if (!("below" in twig)) {
+    return html`<li><span class=${`leaf ${twig.phase}`}>${t("slot", twig.id)}</span>
+      <span class="quiet">${above > 0 ? `+${number(twig.tokens - above)}` : number(twig.tokens)}</span></li>`;
+  }
+  const label = above > 0 ? t("sharedFurther", number(twig.shared - above), twig.n) : t("sharedBy", number(twig.shared), twig.n);
+  return html`<li class="branch"><span class="trunk">${label}</span>
+    <ul>${twig.below.map((one) => html`<${Twigs} key=${"below" in one ? one.key : one.id} twig=${one} above=${twig.shared} />`)}</ul>
+  </li>`;
 };

@@ -69,7 +69,7 @@ const Shown = ({ model }) => {
     <div class="columns">
       <section aria-labelledby="tree-title">
         <h2 id="tree-title">${t("prefixes")}</h2>
-        <${Tree} slots=${engine.slots} />
+        <${Tree} slots=${engine.slots} shared=${engine.shared} />
       </section>
       <section aria-labelledby="tiers-title">
         <h2 id="tiers-title">${t("tiers")}</h2>

@@ -2,7 +2,7 @@
 import { json } from "../../lib/api.js";
 import { html, useEffect, useState } from "../../lib/dom.js";
 import { number } from "../../lib/format.js";
-import { state, useLive } from "../../lib/live.js";
+import { requests, useLive } from "../../lib/live.js";
 import { chosen } from "../../lib/models.js";
 import { t } from "../../lib/texts.js";
 import { requestBody, sentence } from "../chat/generate.js";
@@ -12,7 +12,7 @@ import { ModelPicker } from "../model-picker.js";
 import { spans } from "./spans.js";
 
 const SHOWN = 6000;
-/** @typedef {{cached: number, prompt: number, from: string, raw: string, parsed: any, speed: number}} Answer */
+/** @typedef {{cached: number, prompt: number, source: [string, number], anew: string, raw: string, parsed: any}} Answer */
 
 /**
  * The open chat up to its newest question, or one that is written here.
@@ -68,9 +68,10 @@ export const PromptView = () => {
           <textarea rows="2" value=${text} onInput=${(/** @type {any} */ event) => setText(event.target.value)}></textarea></label>`
       : html`<p class="quiet">${t("promptOfChat", open.value.title)}</p>`}
     ${trouble && html`<p class="failure" role="alert">${trouble}</p>`}
-    ${prompt && html`<${Rendered} prompt=${prompt} said=${said} cached=${answer ? answer.cached : -1} />`}
+    ${prompt && html`<${Rendered} prompt=${prompt} said=${said} answer=${answer} />`}
     <div class="row"><button type="button" class="strong" disabled=${busy || !model} onClick=${ask}>${t("askOnce")}</button>
-      ${answer && html`<span class="quiet" role="status">${t("fromWhere", number(answer.cached), number(answer.prompt), t(`from_${answer.from}`))}</span>`}
+      ${answer && html`<span class="quiet" role="status">${t("fromWhere", number(answer.cached), number(answer.prompt), t(`from_${answer.source[0]}`, answer.source[1]))}${
+        answer.anew && `. ${t("anewBecause", number(answer.prompt - answer.cached), t(`anew_${answer.anew}`))}.`}</span>`}
     </div>
     ${answer && html`<div class="columns">
       <section aria-labelledby="raw-title"><h2 id="raw-title">${t("raw")}</h2><pre class="raw" tabindex="0">${answer.raw}</pre></section>
@@ -97,27 +98,42 @@ async function rendered(model, said) {
 
 /** @param {string} model @param {import("../chat/store.js").Message[]} said @returns {Promise<Answer>} */
 async function answered(model, said) {
-  const hits = () => {
-    const engine = state.value?.models.find((one) => one.id === model)?.engine;
-    return [engine?.ram.hits ?? 0, engine?.disk.hits ?? 0];
-  };
-  const before = hits();
   const body = requestBody(model, open.value.settings, said, false);
   body.verbose = true;
   body.max_tokens ??= 128;
   const reply = await json("v1/chat/completions", { body });
-  await new Promise((done) => setTimeout(done, 900)); // until the next state has come
-  const [ram, disk] = hits();
   const { timings, choices } = reply;
-  const from = !timings.cache_n ? "none" : disk > before[1] ? "disk" : ram > before[0] ? "ram" : "slot";
+  const { source, anew } = await ended(reply.id);
   return {
-    ...{ cached: timings.cache_n, prompt: timings.cache_n + timings.prompt_n, from, speed: timings.predicted_per_second },
+    ...{ cached: timings.cache_n, prompt: timings.cache_n + timings.prompt_n, source, anew },
     ...{ raw: reply.__verbose?.content ?? "", parsed: choices[0].message },
   };
 }
 
-/** @param {{prompt: {text: string, tokens: any[]}, said: import("../chat/store.js").Message[], cached: number}} props */
-const Rendered = ({ prompt, said, cached }) => {
+/**
+ * What live data tell of a request that has ended; they follow it by half a second, or don't come.
+ * @param {string} id @returns {Promise<{source: [string, number], anew: string}>}
+ */
+function ended(id) {
+  return new Promise((resolve) => {
+    let stop = () => {};
+    const late = setTimeout(() => {
+      stop();
+      resolve({ source: ["none", -1], anew: "" });
+    }, 4000);
+    stop = requests.subscribe((all) => {
+      const found = all.find((one) => one.request === id);
+      if (!found) return;
+      clearTimeout(late);
+      queueMicrotask(() => stop());
+      resolve(found);
+    });
+  });
+}
+
+/** @param {{prompt: {text: string, tokens: any[]}, said: import("../chat/store.js").Message[], answer: Answer | null}} props */
+const Rendered = ({ prompt, said, answer }) => {
+  const cached = answer ? answer.cached : -1;
   const found = spans(prompt.text, prompt.tokens, said, open.value.settings.system);
   return html`<figure class="rendered">
     <figcaption>
@@ -127,7 +143,7 @@ const Rendered = ({ prompt, said, cached }) => {
       <span class="stretch"></span><span class="quiet small">${t("nTokens", number(prompt.tokens.length))}</span>
     </figcaption>
     <div class="token-text" tabindex="0">${found.slice(0, SHOWN).map(
-      (one, i) => html`${i === cached && i > 0 && html`<span class="boundary">${t("anewFrom")}</span>`}<span
+      (one, i) => html`${i === cached && i > 0 && html`<span class="boundary" title=${answer?.anew ? t(`anew_${answer.anew}`) : ""}>${t("anewFrom")}</span>`}<span
           class=${`tok role-${one.role}${i < cached ? " cached" : ""}`} title=${`${one.id}`}>${shown(one.text)}</span>`,
     )}</div>
     ${found.length > SHOWN && html`<p class="quiet">${t("andMore", number(found.length - SHOWN))}</p>`}

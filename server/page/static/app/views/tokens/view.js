@@ -8,12 +8,15 @@ import { t } from "../../lib/texts.js";
 import { ModelPicker } from "../model-picker.js";
 import { sentence } from "../chat/generate.js";
 
-/** @typedef {{token: string, logprob: number, bytes: number[], top_logprobs: {token: string, logprob: number, bytes: number[]}[]}} Token */
+/**
+ * @typedef {{token: string, logprob: number, bytes: number[]}} Piece
+ * @typedef {Piece & {top_logprobs: Piece[], mask?: {n_allowed: number, forbidden: Piece[]}}} Token
+ */
 
 const ALTERNATIVES = 8;
 const decoder = new TextDecoder();
-/** Those above the chosen one, if the most probable one is always taken: something forbade them. @param {Token} token */
-const better = (token) => token.top_logprobs.filter((one) => one.logprob > token.logprob + 1e-6);
+/** What the model would rather have said, and was not allowed to. @param {Token} token */
+const better = (token) => (token.mask?.forbidden ?? []).filter((one) => one.logprob > token.logprob + 1e-6);
 
 export const TokensView = () => {
   const [text, setText] = useState("Tell me a short story.");
@@ -43,7 +46,7 @@ export const TokensView = () => {
       messages: [{ role: "user", content: text }, ...(prefix ? [{ role: "assistant", content: prefix }] : [])],
     };
     if (greedy) body.temperature = 0;
-    if (grammar.trim() && !prefix) body.grammar = grammar;
+    if (grammar.trim() && !prefix) Object.assign(body, { grammar, n_forbidden: ALTERNATIVES });
     try {
       let all = begun;
       for await (const { data } of events(await call("v1/chat/completions", { body, signal: stop.signal }))) {
@@ -80,10 +83,11 @@ export const TokensView = () => {
         <span class="stretch"></span>${summary(tokens)}</p>
       <div class="token-answer" role="group" aria-label=${t("tokens")}>${tokens.map(
         (one, i) => html`<button type="button" key=${i} class=${classes("chip", `p${Math.min(5, Math.floor(-one.logprob * 1.2))}`,
-          i < kept && "given", greedy && better(one).length > 0 && "forced", i === at && "chosen")} aria-pressed=${i === at}
-          title=${percent(Math.exp(one.logprob))} onClick=${() => setAt(i === at ? -1 : i)}>${shown(one.token)}</button>`,
-      )}</div>`}
-    ${token && html`<${Alternatives} token=${token} greedy=${greedy} onBranch=${(/** @type {Token} */ other) => ask([...tokens.slice(0, at), other])} />`}
+          i < kept && "given", better(one).length > 0 && "forced", i === at && "chosen")} aria-pressed=${i === at}
+          title=${title(one)} onClick=${() => setAt(i === at ? -1 : i)}>${shown(one.token)}</button>`,
+      )}</div>
+      <${Masks} tokens=${tokens} />`}
+    ${token && html`<${Alternatives} token=${token} onBranch=${(/** @type {Token} */ other) => ask([...tokens.slice(0, at), other])} />`}
     ${tokens.length > 0 && !token && html`<p class="quiet">${t("tokensAbout")}</p>`}
   </div>`;
 };
@@ -97,13 +101,40 @@ function summary(tokens) {
 /** @param {string} text */
 const shown = (text) => text.replaceAll("\n", "↵").replace(/^ /, "\u00b7") || "∅";
 
-/** @param {{token: Token, greedy: boolean, onBranch: (token: Token) => void}} props */
-const Alternatives = ({ token, greedy, onBranch }) => {
+/** @param {Token} token */
+function title(token) {
+  const sure = percent(Math.exp(token.logprob));
+  return token.mask ? `${sure} · ${t("maskSize", number(token.mask.n_allowed))}` : sure;
+}
+
+/** How much the grammar left at each step, a bar each, by its logarithm. @param {{tokens: Token[]}} props */
+const Masks = ({ tokens }) => {
+  const sizes = tokens.flatMap((one) => (one.mask ? [one.mask.n_allowed] : []));
+  if (!sizes.length) return null;
+  const most = Math.max(1, ...sizes.map((n) => Math.log2(1 + n)));
+  return html`<figure class="masks">
+    <svg viewBox=${`0 0 ${Math.max(40, sizes.length) * 6} 40`} preserveAspectRatio="none" role="img"
+      aria-label=${t("maskSizes", number(Math.min(...sizes)), number(Math.max(...sizes)))}>
+      ${sizes.map((n, i) => {
+        const height = Math.max(1, (38 * Math.log2(1 + n)) / most);
+        return html`<rect key=${i} x=${i * 6} y=${40 - height} width="5" height=${height}><title>${`${shown(tokens[i]?.token ?? "")}: ${number(n)}`}</title></rect>`;
+      })}
+    </svg>
+    <figcaption class="small quiet">${t("maskSizes", number(Math.min(...sizes)), number(Math.max(...sizes)))}</figcaption>
+  </figure>`;
+};
+
+/** @param {{p: number}} props */
+const Probability = ({ p }) => html`
+  <svg viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true"><rect width=${Math.max(0.5, p * 100)} height="6" rx="1" /></svg>
+  <span class="right">${p < 0.0005 ? "< 0.1 %" : `${number(p * 100, 1)} %`}</span>`;
+
+/** @param {{token: Token, onBranch: (token: Token) => void}} props */
+const Alternatives = ({ token, onBranch }) => {
   const all = token.top_logprobs.some((one) => one.token === token.token) ? token.top_logprobs : [...token.top_logprobs, token];
-  const forbidden = greedy ? better(token) : [];
+  const forbidden = token.mask?.forbidden ?? [];
   return html`<section class="alternatives" aria-labelledby="alternatives-title">
     <h2 id="alternatives-title">${t("instead")}</h2>
-    ${forbidden.length > 0 && html`<p class="quiet">${t("forbade", forbidden.length)}</p>`}
     <ul>${all.map((one) => {
       const p = Math.exp(one.logprob);
       const own = one.token === token.token;
@@ -112,9 +143,12 @@ const Alternatives = ({ token, greedy, onBranch }) => {
         <button type="button" class=${classes("alternative", own && "own", barred && "barred")} disabled=${own}
           onClick=${() => onBranch({ ...one, top_logprobs: all })}>
           <span class="code">${shown(one.token)}</span>
-          <svg viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true"><rect width=${Math.max(0.5, p * 100)} height="6" rx="1" /></svg>
-          <span class="right">${p < 0.0005 ? "< 0.1 %" : `${number(p * 100, 1)} %`}</span>
+          <${Probability} p=${p} />
         </button></li>`;
     })}</ul>
+    ${token.mask && html`<h3>${t("forbidden")}</h3>
+      <p class="quiet">${t("maskSize", number(token.mask.n_allowed))} ${forbidden.length > 0 && t("forbade", better(token).length)}</p>
+      <ul class="forbidden">${forbidden.map((one) => html`<li key=${one.token} class="alternative barred">
+        <span class="code">${shown(one.token)}</span><${Probability} p=${Math.exp(one.logprob)} /></li>`)}</ul>`}
   </section>`;
 };

@@ -1,0 +1,88 @@
+"""From where a prompt's beginning came, and why the rest was computed."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.generate.text import TextStream
+from server.engine.kv.ram_cache import ram_state
+from server.engine.lora import Tuning
+from server.engine.prefix.find import Placement
+from server.engine.prefix.hashes import BLOCK, Chain
+from server.engine.prefix.match import common_prefix
+from server.engine.prefix.origin import Anew, Source, origin_of
+from server.engine.request import Request
+from server.engine.sequence import Sequence, Slot, Ticket
+from server.engine.step.published import shared_beginnings
+from server.engine.step.slot_state import SlotState
+
+BARE = Tuning()
+
+
+def sequence(prompt: list[int], **options: Any) -> Sequence:
+    return Sequence(Ticket(Request("r", prompt, **options), lambda _: None, 0.0), 0, TextStream(), list(prompt))
+
+
+def slot(number: int, tokens: list[int], tuning: Tuning = BARE) -> Slot:
+    made = Slot(number)
+    made.tokens, made.tuning = tokens, tuning
+    return made
+
+
+@pytest.mark.parametrize(
+    ("held", "n", "anew"),
+    [
+        ([1, 2, 3, 4, 5], 4, Anew.LAST),
+        ([1, 2, 3, 9, 9], 3, Anew.DIFFERS),
+        ([1, 2], 2, Anew.ENDS),
+        ([1, 2, 3, 9], 1, Anew.UNCUT),
+    ],
+)
+def test_a_slot_held_the_beginning(held: list[int], n: int, anew: Anew) -> None:
+    source, other = slot(0, held), slot(1, [])
+    for target, where in ((source, Source.SLOT), (other, Source.COPY)):
+        origin = origin_of(Placement(sequence([1, 2, 3, 4, 5]), target, source, n), [source, other])
+        assert (origin.source, origin.slot, origin.anew) == (where, 0, anew)
+
+
+def test_nothing_was_taken() -> None:
+    prompt = [1, 2, 3, 4, 5]
+    empty, near = slot(0, []), slot(1, [1, 2, 9])
+    others = slot(1, [1, 2, 9], Tuning(scope="somebody else"))
+    off, scored = sequence(prompt, cache_prompt=False), sequence(prompt, prompt_logprobs=True)
+    for asked, slots, anew in (
+        (sequence(prompt), [empty], Anew.NOTHING),
+        (sequence(prompt), [empty, near], Anew.SHORT),
+        (sequence(prompt), [empty, others], Anew.OTHER),
+        (off, [empty, near], Anew.OFF),
+        (scored, [empty, near], Anew.SCORED),
+    ):
+        origin = origin_of(Placement(asked, empty, None, 0), slots)
+        assert (origin.source, origin.slot, origin.anew) == (Source.NONE, -1, anew)
+
+
+def test_a_kept_state_held_it() -> None:
+    stored = ram_state(SlotState([1, 2, 3], b"", BARE, 3), 0.0)
+    origin = origin_of(Placement(sequence([1, 2, 3, 4, 5]), slot(0, []), None, 3, stored=stored), [slot(0, [])])
+    assert (origin.source, origin.slot, origin.anew) == (Source.RAM, -1, Anew.ENDS)
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=4), min_size=1, max_size=7))
+def test_the_pairs_tell_what_any_two_share(texts: list[list[int]]) -> None:
+    blocks = [[token for block in text for token in [block] * BLOCK] for text in texts]
+    chains = [Chain() for _ in blocks]
+    for chain, tokens in zip(chains, blocks, strict=True):
+        chain.upto(len(tokens) // BLOCK, tokens, BARE)
+    pairs = shared_beginnings(chains)
+    groups = [{i: 10**9} for i in range(len(blocks))]  # from each, what it shares at least with whom it leads to
+    for _ in blocks:
+        for a, b, n in pairs:
+            for one, other in ((a, b), (b, a)):
+                for i, most in [*groups[one].items()]:
+                    groups[other][i] = max(groups[other].get(i, 0), min(n, most))
+    for i, group in enumerate(groups):
+        for j in range(len(blocks)):
+            if i != j:
+                assert group.get(j, 0) == common_prefix(blocks[i], blocks[j])
