@@ -112,7 +112,7 @@ def create_app(
         tools=Tools(server.enabled_tools),
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
-        metrics=Metrics(),
+        metrics=Metrics(pool.states),
         sight=sight_of(server),
         keys=ring,
         gate=Gate(server.max_preparing),
@@ -258,9 +258,10 @@ def lifespan_of(
         watch = asyncio.create_task(_follow_pool(services), name="metrics follow the pool")
         files = asyncio.create_task(reload.follow(), name="keys and certificates follow their files")
         bars = asyncio.create_task(show_load_progress(services.pool.subscribe()), name="load progress")
+        lag = asyncio.create_task(services.metrics.watch_loop(), name="event loop lag")
         hour = asyncio.create_task(services.live.history.keep(), name="the last hour")
         dog = asyncio.create_task(watch_steps(services.pool, server.watchdog_s), name="watchdog")
-        for task in (watch, bars, hour, files, dog):
+        for task in (watch, bars, hour, files, dog, lag):
             task.add_done_callback(log_failure)
         StopSignals(begin_stop, leave=services.leaving.set, delay_s=server.shutdown_delay_s).install()
         on_hangup(reload.begin)
@@ -279,6 +280,7 @@ def lifespan_of(
             hour.cancel()
             files.cancel()
             dog.cancel()
+            lag.cancel()
             await asyncio.gather(watch, bars)  # they end with the pool
             for threads in (services.prepare, services.reading):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
@@ -300,6 +302,8 @@ async def _follow_pool(services: Services) -> None:
     with services.pool.subscribe() as events:
         async for event in events:
             services.metrics.observe(services.pool.states())
+            if isinstance(event, StatusChanged):
+                services.metrics.status_changed(event)
             if isinstance(event, StatusChanged) and event.info is not None and event.info.media:
                 services.sight.warm()
 

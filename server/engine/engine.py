@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import PurePath
 
 from server.engine.checks import Bounds, check_adapters
 from server.engine.encode.cache import EmbeddingCache, EmbeddingFiles
@@ -119,6 +120,17 @@ class Engine(InstanceGroup[Instance]):
         if self._disk is not None:
             total.cache_disk_bytes, total.cache_disk_states = self._disk.n_bytes, self._disk.n_entries
             total.n_disk_hits, total.n_disk_dropped = self._disk.n_hits, self._disk.n_dropped
+        for instance in self._instances:
+            total.kv_cells += instance.runner.info.n_cells
+            for slot in list(instance.scheduler.slots):
+                n_own = max(len(slot.tokens) - slot.n_shared, 0)
+                total.kv_cells_running += n_own if slot.sequence is not None else 0
+                total.kv_cells_cached += n_own if slot.sequence is None else 0
+        if self.adapters:
+            running = {id(s.ticket) for i in self._instances for slot in i.scheduler.slots if (s := slot.sequence)}
+            tickets = [ticket for instance in self._instances for ticket in list(instance.mailbox.open.values())]
+            total.adapters_running = self._adapter_names(t for t in tickets if id(t) in running)
+            total.adapters_waiting = self._adapter_names(t for t in tickets if id(t) not in running)
         if self._encoder is not None:
             total.n_media_encoded, total.n_media_hits = self._encoder.n_encoded, self._encoder.cache.n_hits
             total.media_cache_bytes = self._encoder.cache.size
@@ -182,6 +194,10 @@ class Engine(InstanceGroup[Instance]):
         """The choices that ended last, in order."""
         found = [one for instance in self._instances for one in instance.published.ended.copy()]
         return sorted(found, key=attrgetter("ended_at"))
+
+    def _adapter_names(self, tickets: Iterable[Ticket]) -> frozenset[str]:
+        ids = {id_ for ticket in tickets for id_, _ in ticket.tuning.adapters}
+        return frozenset(PurePath(self.adapters[id_].path).stem for id_ in ids)
 
     def kept_states(self) -> dict[str, list[KeptState]]:
         """The prompt states that have no slot, by where they are: "ram", and "disk" if there is one."""

@@ -72,6 +72,11 @@ class EngineStats:
     n_media_encoded: int = 0  # images and pieces of audio
     n_media_hits: int = 0  # times that embeddings were there already
     media_cache_bytes: int = 0  # gauge: of embeddings, in RAM and on disk
+    kv_cells: int = 0  # gauge: all there are
+    kv_cells_running: int = 0  # gauge: that requests with a slot hold
+    kv_cells_cached: int = 0  # gauge: that hold what may be reused
+    adapters_running: frozenset[str] = frozenset()  # names of LoRA adapters that requests with a slot use
+    adapters_waiting: frozenset[str] = frozenset()
     time_to_first_token: Histogram = field(default_factory=Histogram)
     inter_token: Histogram = field(default_factory=Histogram)
     queue_time: Histogram = field(default_factory=Histogram)
@@ -117,6 +122,12 @@ def ended(stats: EngineStats) -> EngineStats:
         cache_ram_states=0,
         cache_disk_bytes=0,
         cache_disk_states=0,
+        media_cache_bytes=0,
+        kv_cells=0,
+        kv_cells_running=0,
+        kv_cells_cached=0,
+        adapters_running=frozenset(),
+        adapters_waiting=frozenset(),
     )
 
 
@@ -126,4 +137,6 @@ def _sum(name: str, one: Any, other: Any) -> Any:
         return Histogram(one.bounds, counts, one.sum + other.sum)
     if isinstance(one, list):
         return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
+    if isinstance(one, frozenset):
+        return one | other
     return max(one, other) if name == "n_tokens_max" else one + other

@@ -143,8 +143,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineStats], Histogram]], ...] = (
 class EngineCollector(Collector):
     """llama-server's metrics of all models together, without labels; the same for each, and more, under ``llamapool_``.
 
-    Not `labelled`, for one model alone: its own as llama-server's, and the rest without a label. Each scrape ends the
-    windows that the throughput gauges are averages of, whoever scrapes, as in llama-server.
+    Not `labelled`, for one model alone: its own as llama-server's, and the rest without a label.
     """
 
     def __init__(self, totals: Totals, windows: Windows, *, labelled: bool = True) -> None:

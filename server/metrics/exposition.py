@@ -1,17 +1,25 @@
 """One application's metrics: its own registry, nothing global."""
 
+import asyncio
+import platform
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
 
-from prometheus_client import CollectorRegistry, Counter, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
+from server import __version__
 from server.metrics.collector import MAX_TOKENS_NAMES, EngineCollector
 from server.metrics.ledger import Ledger
+from server.metrics.server_collector import ServerCollector
 from server.metrics.windows import Windows
-from server.pool.state import ModelState
-from server.telemetry.record import Record
+from server.pool.events import StatusChanged
+from server.pool.state import ModelState, Status
+from server.telemetry.record import Record, Usage
 
 _TYPES_OF_MAX = tuple(
     (f"# TYPE {name} gauge\n".encode(), f"# TYPE {name} counter\n".encode()) for name in MAX_TOKENS_NAMES
@@ -21,38 +29,128 @@ _TYPES_OF_MAX = tuple(
 _WHOLE = re.compile(rb"^([^#\n].*)\.0$", re.MULTILINE)
 """llama-server writes a whole number without the decimal point; who reads a counter with ``int()`` relies on it."""
 
+_LOAD_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+LOOK_EVERY_S = 0.25
+"""That the event loop's lag is measured."""
+
+
+class _Counted(Collector):
+    """A metric without the series that tell when it was made, of which Prometheus makes nothing."""
+
+    def __init__(self, metric: Counter | Gauge | Histogram) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._metric.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
+
 
 class Metrics:
-    """What ``GET /metrics`` shows. Used on the event loop."""
+    """What ``GET /metrics`` shows. Used on the event loop. `states`: the pool's."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        states: Callable[[], Sequence[ModelState]] = lambda: (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.started_at = time.time()  # unix seconds
+        self._states = states
+        self._clock = clock
+        self._load_begun: dict[str, float] = {}
         self._ledger = Ledger()
-        self._windows = Windows()
+        self._windows = Windows(clock)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(EngineCollector(self._ledger.totals, self._windows))
+        self._registry.register(ServerCollector(states))
         ProcessCollector(registry=self._registry)
-        self._requests = Counter(
-            "llamapool_http_requests",
-            "HTTP requests answered",
-            ["path_template", "method", "status"],
-            registry=self._registry,
+        self._requests = self._counter("http_requests", "HTTP requests answered", ["path_template", "method", "status"])
+        self._errors = self._counter(
+            "request_errors", "Requests that were refused or have failed, by what went wrong", ["reason"]
         )
+        self._of_key = self._counter("key_requests", "HTTP requests of a key, by its name", ["key", "status"])
+        self._tokens_of_key = self._counter(
+            "key_tokens", "Tokens of a key: of prompts, of these from a cache, and predicted", ["key", "kind"]
+        )
+        self._choices = self._counter(
+            "choices",
+            "Choices that have ended, by why: eos, word (a stop string), limit, cancelled, failed",
+            ["model", "reason"],
+        )
+        self._loads = self._counter("model_loads", "Loads of a model, by how they ended", ["model", "result"])
+        self._load_seconds = Histogram(
+            "llamapool_model_load_seconds",
+            "Time of a model's loads",
+            ["model"],
+            buckets=_LOAD_SECONDS,
+            registry=None,
+        )
+        self._lag = Histogram(
+            "llamapool_event_loop_lag_seconds",
+            "How much later than asked for the event loop woke up, measured four times a second",
+            buckets=_LAG_SECONDS,
+            registry=None,
+        )
+        built = Gauge("llamapool_build_info", "1; what runs", ["version", "llama_cpp_python", "python"], registry=None)
+        built.labels(__version__, _version_of("llama-cpp-python"), platform.python_version()).set(1)
+        for each in (self._load_seconds, self._lag, built):
+            self._registry.register(_Counted(each))
+
+    def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
+        counter = Counter(f"llamapool_{name}", text, labels, registry=None)
+        self._registry.register(_Counted(counter))
+        return counter
 
     def observe(self, states: Iterable[ModelState]) -> None:
         """Follow the pool: call it on each change of a model's status."""
         self._ledger.observe(states)
 
+    def status_changed(self, event: StatusChanged) -> None:
+        """Count loads, and their time."""
+        if event.status is Status.LOADING:
+            self._load_begun[event.model] = self._clock()
+            return
+        begun = self._load_begun.pop(event.model, None)
+        if begun is None:
+            return
+        ready = event.status is Status.READY
+        self._loads.labels(
+            event.model, "ready" if ready else "failed" if event.status is Status.FAILED else "cancelled"
+        ).inc()
+        if ready:
+            self._load_seconds.labels(event.model).observe(self._clock() - begun)
+
     def ended(self, record: Record) -> None:
         """Count a request."""
         self._requests.labels(record.route, record.method, str(record.status)).inc()
+        if record.error:
+            self._errors.labels(record.error).inc()
+        if record.key:
+            self._of_key.labels(record.key, str(record.status)).inc()
 
-    def render(self, accept: str, states: Iterable[ModelState], model: str = "") -> tuple[bytes, str]:
+    def used(self, usage: Usage, key: str) -> None:
+        """Count what a request has used; `key`: the name of who pays for it, "" = nobody."""
+        for reason in usage.reasons:
+            self._choices.labels(usage.model, reason).inc()
+        if key:
+            for kind, n in (("prompt", usage.n_prompt), ("cached", usage.n_cached), ("predicted", usage.n_predicted)):
+                self._tokens_of_key.labels(key, kind).inc(n)
+
+    async def watch_loop(self) -> None:
+        """Measure the event loop's lag. Endless."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LOOK_EVERY_S
+            await asyncio.sleep(LOOK_EVERY_S)
+            self._lag.observe(max(loop.time() - due, 0.0))
+
+    def render(self, accept: str, model: str = "") -> tuple[bytes, str]:
         """The text and its content type: Prometheus' plain text, or OpenMetrics where `accept` asks for it.
 
         With the id of a `model` only its own metrics, without a label: llama-server's text to the letter.
         """
-        self._ledger.observe(states)
+        self._ledger.observe(self._states())
         encode, content_type = choose_encoder(accept)
         text = encode(self._of_one(model) if model else self._registry)
         if content_type.startswith("text/plain"):
@@ -66,3 +164,10 @@ class Metrics:
         totals = {model: self._ledger.totals()[model]}
         registry.register(EngineCollector(lambda: totals, self._windows, labelled=False))
         return registry
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "none"

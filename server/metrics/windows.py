@@ -1,44 +1,59 @@
-"""Throughput between two scrapes (llama.cpp tools/server/server-common.h, server_metrics::bucket)."""
+"""Throughput lately, the same for everybody who asks: no scrape ends the window of another one.
 
-from dataclasses import dataclass, field
+llama-server's gauges (llama.cpp tools/server/server-common.h, server_metrics::bucket) are averages since the last
+scrape, whoever's that was.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from server.engine.stats import EngineStats
 
-
-@dataclass(slots=True)
-class _Window:
-    """The totals when the window began."""
-
-    steps: float = 0
-    seconds: float = 0.0
-
-    def close(self, steps: float, seconds: float) -> float:
-        """Steps per second since the window began, 0 when nothing ran; the next one begins."""
-        n, elapsed = steps - self.steps, seconds - self.seconds
-        self.steps, self.seconds = steps, seconds
-        return n / elapsed if elapsed > 0 else 0.0
+WINDOW_S = 15.0
+"""That an average reaches back at least, as far as somebody has looked."""
+_APART_S = 1.0
 
 
-@dataclass(slots=True)
-class _Pair:
-    prompt: _Window = field(default_factory=_Window)
-    predicted: _Window = field(default_factory=_Window)
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Totals of tokens, and of the seconds that they took."""
+
+    at: float = -math.inf
+    prompt: float = 0.0
+    prompt_s: float = 0.0
+    predicted: float = 0.0
+    predicted_s: float = 0.0
 
 
 class Windows:
-    """One pair of windows for each model, shared by all views of the metrics."""
+    """Of each model by its name. Used on the event loop."""
 
-    def __init__(self) -> None:
-        self._pairs: dict[str, _Pair] = {}
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._samples: dict[str, deque[_Sample]] = {}
 
     def rates(self, model: str, stats: EngineStats) -> tuple[float, float]:
-        """Prompt and generated tokens per second since the last call.
+        """Prompt and generated tokens per second of work, since the newest look that is `WINDOW_S` old or older; 0 when
+        nothing ran.
 
         A choice's first token comes out of the prompt's last step, so it costs no time of its own and isn't counted.
         """
-        pair = self._pairs.setdefault(model, _Pair())
-        gaps = stats.inter_token
+        gaps, at = stats.inter_token, self._clock()
+        now = _Sample(at, stats.prompt_tokens, stats.prompt_seconds, sum(gaps.counts), gaps.sum)
+        samples = self._samples.setdefault(model, deque((_Sample(),)))
+        while len(samples) > 1 and at - samples[1].at >= WINDOW_S:
+            samples.popleft()
+        before = samples[0]
+        if at - samples[-1].at >= _APART_S:
+            samples.append(now)
         return (
-            pair.prompt.close(stats.prompt_tokens, stats.prompt_seconds),
-            pair.predicted.close(sum(gaps.counts), gaps.sum),
+            _rate(now.prompt - before.prompt, now.prompt_s - before.prompt_s),
+            _rate(now.predicted - before.predicted, now.predicted_s - before.predicted_s),
         )
+
+
+def _rate(n: float, seconds: float) -> float:
+    return n / seconds if seconds > 0 else 0.0

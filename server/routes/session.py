@@ -186,6 +186,7 @@ class Session:
             for ticket in self._tickets:
                 lease.model.engine.cancel(ticket)
             used.cut_off(self._end)
+        self._services.metrics.used(used, self._key.name)
         preparing = self._preparing
         if preparing is None or preparing.done():
             lease.release()

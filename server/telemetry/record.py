@@ -70,6 +70,7 @@ class Record:
     method: str
     path: str
     key: str = ""  # the name of who sent it
+    refused_key: str = ""  # what the log calls a key that opens nothing
     route: str = ""  # its path as the routes have it, which no client has made up
     status: int = 0
     finished: bool = False  # the reply was sent whole
@@ -87,8 +88,8 @@ class Record:
     def fields(self) -> dict[str, object]:
         """What its line in the log says beside method, path, status and time. Nothing that a client has made up."""
         said: dict[str, object] = {"request": self.id}
-        if self.key:
-            said["key"] = self.key
+        if self.key or self.refused_key:
+            said["key"] = self.key or self.refused_key
         used = self.usage
         if used is not None and used.model:
             said["model"] = used.model

@@ -216,8 +216,8 @@ class Gateway:
         record.error = record.error or reason_of(error)
         if isinstance(error, AuthenticationFailed):
             client = (scope.get("client") or ["a local socket"])[0]
-            record.key = given_name(record.headers)
-            logger.warning("no valid API key from %s for %r", client, scope["path"], extra={"key": record.key})
+            record.refused_key = given_name(record.headers)
+            logger.warning("no valid API key from %s for %r", client, scope["path"], extra={"key": record.refused_key})
         if record.status == 0:
             response = error_response(error, scope, self._prefix)
             response.headers.setdefault("Connection", "close")  # the request's body may be unread

@@ -1,7 +1,12 @@
+import threading
+from importlib.metadata import version
+from pathlib import Path
+
 from server.pool.state import Status
-from tests.api.conftest import Serve
+from server.transport.access.key_file import add_entry, hash_of
+from tests.api.conftest import GoLive, Serve, chat_request, until
 from tests.api.test_models import TWO, reached
-from tests.fakes import FakeLoader
+from tests.fakes import FakeLoader, FakeRunner
 
 
 def sample(text: str, line_start: str) -> float:
@@ -124,7 +129,7 @@ async def test_llama_servers_names_are_of_all_models_together(serve: Serve):
         assert [line for line in text.splitlines() if line.startswith("llamacpp:") and "model" in line] == []
         assert sample(text, 'llamapool_tokens_predicted_total{model="b"}') == 3
         again = llama_servers((await api.client.get("/metrics")).text)
-        assert again["llamacpp:predicted_tokens_seconds"] == ("gauge", 0)
+        assert again["llamacpp:predicted_tokens_seconds"] == found["llamacpp:predicted_tokens_seconds"]
 
 
 async def test_the_metrics_of_a_model_that_was_never_loaded_are_zeros_and_load_nothing(serve: Serve):
@@ -141,3 +146,80 @@ async def test_openmetrics_on_request(serve: Serve):
         reply = await api.client.get("/metrics", headers=accept)
         assert reply.headers["content-type"].startswith("application/openmetrics-text")
         assert reply.text.endswith("# EOF\n")
+
+
+async def test_states_slots_and_cells_of_models(serve: Serve):
+    async with serve(models=TWO, server={"metrics": True}) as api:
+        text = (await api.client.get("/metrics")).text
+        assert sample(text, 'llamapool_model_status{model="b",status="unloaded"}') == 1
+        assert sample(text, 'llamapool_model_status{model="b",status="ready"}') == 0
+        body = {"model": "b", "prompt": "Hello", "max_tokens": 3, "ignore_eos": True}
+        assert (await api.client.post("/v1/completions", json=body)).status_code == 200
+        await until(lambda: not api.pool.state("b").loaded.busy)
+        text = (await api.client.get("/metrics")).text
+        assert sample(text, 'llamapool_model_status{model="b",status="ready"}') == 1
+        assert sample(text, 'llamapool_model_loads_total{model="b",result="ready"}') == 1
+        assert sample(text, 'llamapool_model_load_seconds_count{model="b"}') == 1
+        n_slots, n_cells = (sample(text, f'llamapool_{name}{{model="b"}}') for name in ("slots", "kv_cells"))
+        assert (n_slots, n_cells) == (4, 1024)
+        assert sample(text, 'llamapool_kv_cells_used{by="cached",model="b"}') == 8
+        assert sample(text, 'llamapool_kv_cells_used{by="running",model="b"}') == 0
+        assert sample(text, 'llamapool_kv_cache_usage_ratio{model="b"}') == 0
+        assert sample(text, 'llamapool_choices_total{model="b",reason="limit"}') == 1
+
+
+async def test_cells_of_running_requests(live: GoLive):
+    steps = threading.Semaphore(1)
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=steps))
+    async with live(loader, server={"metrics": True}) as running:
+        reader, writer = await running.connect(chat_request(max_tokens=50))
+        await reader.readuntil(b"}\n\n")
+        text = (await running.api.client.get("/metrics")).text
+        used = sample(text, 'llamapool_kv_cells_used{by="running",model="demo"}')
+        assert used > 0
+        assert sample(text, 'llamapool_kv_cache_usage_ratio{model="demo"}') == used / 512
+        assert sample(text, "llamapool_server_kv_cache_usage_ratio") == used / 512
+        assert sample(text, "llamapool_server_requests_running") == 1
+        writer.close()
+        await writer.wait_closed()
+        steps.release(1000)
+
+
+async def test_keys_and_errors_are_counted_by_name(serve: Serve, tmp_path: Path):
+    file = tmp_path / "keys.yaml"
+    add_entry(file, {"name": "ada", "hash": hash_of("ada"), "scopes": ["infer", "metrics"]})
+    async with serve(server={"metrics": True, "keys_file": file}) as api:
+        body = {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
+        for key in ("ada", "ada", "wrong-1", "wrong-2"):
+            await api.client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+        assert (await api.client.get("/metrics")).status_code == 401
+        text = (await api.client.get("/metrics", headers={"Authorization": "Bearer ada"})).text
+        assert sample(text, 'llamapool_key_requests_total{key="ada",status="200"}') == 2
+        tokens = {
+            k: sample(text, f'llamapool_key_tokens_total{{key="ada",kind="{k}"}}') for k in ("prompt", "predicted")
+        }
+        assert tokens == {"prompt": 6, "predicted": 6}
+        assert sample(text, 'llamapool_request_errors_total{reason="authentication_failed"}') == 3
+        assert "wrong-" not in text
+        assert "key-" not in text
+
+
+async def test_a_load_that_fails_is_counted(serve: Serve):
+    async with serve(FakeLoader(failing={"demo": "no"}), server={"metrics": True}, wait=False) as api:
+        await until(lambda: api.pool.state("demo").status is Status.FAILED)
+        await until(
+            lambda: api.app.state.services.metrics._registry.get_sample_value(
+                "llamapool_model_loads_total", {"model": "demo", "result": "failed"}
+            )
+        )
+        text = (await api.client.get("/metrics")).text
+        assert "llamapool_model_load_seconds_count{" not in text
+
+
+async def test_what_runs_and_how_late_the_loop_is(serve: Serve, monkeypatch):
+    monkeypatch.setattr("server.metrics.exposition.LOOK_EVERY_S", 0.001)
+    async with serve(server={"metrics": True}) as api:
+        registry = api.app.state.services.metrics._registry
+        await until(lambda: registry.get_sample_value("llamapool_event_loop_lag_seconds_count"))
+        text = (await api.client.get("/metrics")).text
+        assert f'llamapool_build_info{{llama_cpp_python="{version("llama-cpp-python")}"' in text

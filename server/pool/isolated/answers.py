@@ -102,7 +102,7 @@ def _written(event: Event) -> Plain:
             timings = None if event.timings is None else dataclasses.astuple(event.timings)
             return _TEXT, event.index, event.text, event.tokens, tokens, timings
         case Started():
-            return _STARTED, event.index, event.n_prompt, event.n_cached
+            return _STARTED, *dataclasses.astuple(event)
         case Progress():
             return _PROGRESS, event.index, event.total, event.cached, event.computed, event.elapsed_ms
         case PromptLogprobs():

@@ -18,7 +18,7 @@ async def metrics(request: Request, model: str = "") -> Response:
     if not used.options.metrics:
         raise NotSupported("This server does not support metrics endpoint. Start it with `--metrics`")
     only = used.pool.state(model).spec.id if model else ""
-    body, content_type = used.metrics.render(request.headers.get("accept", ""), used.pool.states(), only)
+    body, content_type = used.metrics.render(request.headers.get("accept", ""), only)
     return Response(
         body,
         headers={

@@ -57,49 +57,6 @@ def test_drafts_are_counted_by_position_once_there_are_any():
     assert 'llamapool_spec_decode_num_accepted_tokens_per_pos_total{model="demo",position="1"} 1.0\n' in text
 
 
-def test_rates_are_averages_since_the_last_scrape():
-    stats, windows = EngineStats(prompt_tokens=40, prompt_seconds=2.0), Windows()
-    stats.inter_token.observe(0.5)
-    assert windows.rates("demo", stats) == (20.0, 2.0)
-    assert windows.rates("demo", stats) == (0.0, 0.0)
-    stats.prompt_tokens, stats.prompt_seconds = 50, 2.5
-    for _ in range(3):
-        stats.inter_token.observe(0.1)
-    prompt, predicted = windows.rates("demo", stats)
-    assert (prompt, round(predicted, 6)) == (20.0, 10.0)
-
-
-def test_a_scrape_in_the_middle_of_a_generation_takes_nothing_from_the_next_window():
-    """Tokens count together with their time, not at once and their time at the request's end."""
-    stats, windows = EngineStats(), Windows()
-    for _ in range(4):
-        stats.predicted_tokens += 1
-        stats.inter_token.observe(0.25)
-        assert windows.rates("demo", stats)[1] == 4.0
-
-
-def test_the_first_token_of_a_choice_is_free():
-    stats = EngineStats(predicted_tokens=1)
-    assert Windows().rates("demo", stats)[1] == 0.0
-
-
-def test_each_model_has_windows_of_its_own():
-    windows, stats = Windows(), EngineStats(prompt_tokens=4, prompt_seconds=1.0)
-    assert windows.rates("a", stats)[0] == 4.0
-    assert windows.rates("b", stats)[0] == 4.0
-
-
-def test_every_view_of_the_metrics_ends_the_same_window():
-    stats, windows = EngineStats(prompt_tokens=4, prompt_seconds=1.0), Windows()
-    values = []
-    for labels in (["model"], []):
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(EngineCollector(lambda: {"demo": stats}, windows, labelled=bool(labels)))
-        name = "llamapool_prompt_tokens_seconds" if labels else "llamacpp:prompt_tokens_seconds"
-        values.append(registry.get_sample_value(name, dict.fromkeys(labels, "demo")))
-    assert values == [4.0, 0.0]
-
-
 def test_histograms_are_cumulative():
     histogram = Histogram()
     for seconds in (0.0004, 0.02, 500.0):
@@ -115,36 +72,36 @@ def test_a_models_name_cannot_break_the_format():
 def test_each_application_has_its_own_registry():
     one, other = Metrics(), Metrics()
     one.ended(Record("1", "GET", "/health", route="/health", status=200))
-    assert b'path_template="/health"' in one.render("", [])[0]
-    assert b'path_template="/health"' not in other.render("", [])[0]
+    assert b'path_template="/health"' in one.render("")[0]
+    assert b'path_template="/health"' not in other.render("")[0]
 
 
 def test_the_peak_is_a_counter_as_in_llama_server_where_the_format_allows_it():
     ledger_of_one = {"demo": Engine(EngineStats(n_tokens_max=9))}
     metrics = Metrics()
     metrics._ledger.note(ledger_of_one)
-    text = metrics.render("", [])[0]
+    text = metrics.render("")[0]
     assert b"# TYPE llamacpp:n_tokens_max counter\nllamacpp:n_tokens_max 9\n" in text
     assert b'# TYPE llamapool_n_tokens_max counter\nllamapool_n_tokens_max{model="demo"} 9\n' in text
-    text = metrics.render("application/openmetrics-text; version=1.0.0", [])[0]
+    text = metrics.render("application/openmetrics-text; version=1.0.0")[0]
     assert b"# TYPE llamacpp:n_tokens_max gauge\n" in text
 
 
 def test_whole_numbers_have_no_decimal_point_as_in_llama_server():
     metrics = Metrics()
     metrics._ledger.note({"demo": Engine(EngineStats(prompt_tokens=120, n_decode=2, n_busy_slots=3))})
-    for text in (metrics.render("", [], "demo")[0], metrics.render("", [])[0]):
+    for text in (metrics.render("", "demo")[0], metrics.render("")[0]):
         assert b"\nllamacpp:prompt_tokens_total 120\n" in text
         assert b"\nllamacpp:requests_processing 0\n" in text
         assert b"\nllamacpp:n_busy_slots_per_decode 1.5\n" in text
 
 
 def test_openmetrics_is_given_to_those_who_ask():
-    assert Metrics().render("", [])[1].startswith("text/plain; version=0.0.4")
-    body, content_type = Metrics().render("application/openmetrics-text; version=1.0.0", [])
+    assert Metrics().render("")[1].startswith("text/plain; version=0.0.4")
+    body, content_type = Metrics().render("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
 
 
 def test_the_process_is_measured():
-    assert b"process_resident_memory_bytes" in Metrics().render("", [])[0]
+    assert b"process_resident_memory_bytes" in Metrics().render("")[0]

@@ -1,0 +1,114 @@
+"""What the server as a whole is at: its models' states and cells, and, without a label, what routers in front read.
+
+A router such as llm-d's endpoint picker takes the first series of a family, so what it reads has one series only.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from server.engine.prefix.hashes import BLOCK
+from server.engine.stats import EngineStats, combined
+from server.pool.state import ModelState, Status
+
+_OURS, _ALL = "llamapool_", "llamapool_server_"
+_MODEL = ["model"]
+
+
+class ServerCollector(Collector):
+    """Of what `states` says; asked on the event loop."""
+
+    def __init__(self, states: Callable[[], Sequence[ModelState]]) -> None:
+        self._states = states
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: a registry would otherwise collect once to find the names."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """One reading of the pool."""
+        states = self._states()
+        yield from _of_models(states)
+        yield from _of_all(states)
+
+
+def _of_models(states: Sequence[ModelState]) -> Iterator[Metric]:
+    status = GaugeMetricFamily(
+        _OURS + "model_status", "1 for the state that a model is in, 0 for the others", labels=["model", "status"]
+    )
+    memory = GaugeMetricFamily(
+        _OURS + "model_memory_bytes", "Bytes that a model takes, by device", labels=["model", "device"]
+    )
+    loaded_at = GaugeMetricFamily(_OURS + "model_loaded_seconds", "Unix time of a model's load", labels=_MODEL)
+    slots = GaugeMetricFamily(_OURS + "slots", "Slots of a loaded model, of all its instances", labels=_MODEL)
+    waiting = GaugeMetricFamily(
+        _OURS + "model_waiting_requests", "Requests that wait for a model to be loaded", labels=_MODEL
+    )
+    leases = GaugeMetricFamily(_OURS + "model_leases", "Requests that hold a model in memory", labels=_MODEL)
+    cells = GaugeMetricFamily(_OURS + "kv_cells", "KV cells (tokens) of a loaded model", labels=_MODEL)
+    used = GaugeMetricFamily(
+        _OURS + "kv_cells_used",
+        "KV cells in use: by requests that run (running), or by what they left for others (cached)",
+        labels=["model", "by"],
+    )
+    ratio = GaugeMetricFamily(
+        _OURS + "kv_cache_usage_ratio", "Part of a model's KV cells that running requests hold, 0 to 1", labels=_MODEL
+    )
+    for state in states:
+        model = state.spec.id
+        for one in Status:
+            status.add_metric([model, one.value], float(state.status is one))
+        waiting.add_metric([model], state.n_waiting)
+        leases.add_metric([model], state.n_leases)
+        if state.loaded is None:
+            continue
+        stats = state.loaded.stats
+        loaded_at.add_metric([model], state.loaded.loaded_at)
+        slots.add_metric([model], state.loaded.n_slots)
+        if state.facts is not None:
+            for device, taken in state.facts.footprint.items():
+                memory.add_metric([model, str(device)], taken.total)
+        if stats.kv_cells:
+            cells.add_metric([model], stats.kv_cells)
+            used.add_metric([model, "running"], stats.kv_cells_running)
+            used.add_metric([model, "cached"], stats.kv_cells_cached)
+            ratio.add_metric([model], stats.kv_cells_running / stats.kv_cells)
+    yield from (status, memory, loaded_at, slots, waiting, leases, cells, used, ratio)
+
+
+def _of_all(states: Sequence[ModelState]) -> Iterator[Metric]:
+    """One series each."""
+    loaded = [state.loaded for state in states if state.loaded is not None]
+    stats = [one.stats for one in loaded]
+    total = reduce(combined, stats, EngineStats())
+    waiting = total.n_deferred + sum(state.n_waiting for state in states)
+    yield GaugeMetricFamily(
+        _ALL + "requests_waiting", "Requests that wait for a slot or for a model's load, of all models", waiting
+    )
+    yield GaugeMetricFamily(_ALL + "requests_running", "Requests that hold a slot, of all models", total.n_processing)
+    fullest = max((one.kv_cells_running / one.kv_cells for one in stats if one.kv_cells), default=0.0)
+    yield GaugeMetricFamily(
+        _ALL + "kv_cache_usage_ratio",
+        "Part of the KV cells that running requests hold, 0 to 1: the fullest model's",
+        fullest,
+    )
+    info = GaugeMetricFamily(
+        _ALL + "cache_config_info",
+        "Tokens of a block as the prefix search and KV events count them, and such blocks of all loaded models",
+        labels=["block_size", "num_gpu_blocks"],
+    )
+    info.add_metric([str(BLOCK), str(total.kv_cells // BLOCK)], 1)
+    yield info
+    n_adapters = sum(len(one.generator.adapters) for one in loaded if one.generator is not None)
+    lora = GaugeMetricFamily(
+        _ALL + "lora_requests_info",
+        "LoRA adapters of running and of waiting requests; the value is the unix time of this reading",
+        labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+    )
+    if n_adapters:
+        names = (",".join(sorted(one)) for one in (total.adapters_running, total.adapters_waiting))
+        lora.add_metric([str(n_adapters), *names], time.time())
+    yield lora
