@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from server.conversation.form import Call, Message
-from server.conversation.speech import OutputParser
 from server.engine.request import Finished, FinishReason, Text, TokenLogprob
 from server.formats.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.reasoning import OutputParser
 
 NewParser = Callable[[], OutputParser]
 

@@ -12,9 +12,9 @@ from server.constrain.grammar.markers import Markers
 from server.constrain.grammar.matcher import MatcherConstraint
 from server.constrain.grammar.triggered import Begun, Rules, Triggered
 from server.conversation.form import Tools
-from server.conversation.speech import Function, Speech
 from server.errors import InvalidRequest
-from server.formats.call_grammar import Trigger, loosened
+from server.formats.call_grammar import Function, Trigger, loosened
+from server.formats.speech import Speech
 from server.pool.model import LoadedModel
 
 

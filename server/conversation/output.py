@@ -17,9 +17,10 @@ from server.constrain.thinking_end import UNLIMITED, ReasoningSwitch
 from server.conversation.begun_calls import begun_calls, blamed
 from server.conversation.form import Conversation, Tools
 from server.conversation.prompt import Prompt
-from server.conversation.speech import OutputParser, Speech
 from server.conversation.thoughts import ended_by
 from server.errors import InvalidRequest
+from server.formats.reasoning import OutputParser
+from server.formats.speech import Speech
 from server.pool.model import LoadedModel
 
 MAX_PREFILLED_CHARS = 1 << 16
@@ -38,12 +39,12 @@ class Output:
 
 def decide(conversation: Conversation, speech: Speech, prompt: Prompt, model: LoadedModel) -> Output:
     """What may come behind `prompt`. Raises `InvalidRequest`."""
-    if not conversation.tools.callable:  # calls have grammars of their own
-        conversation = replace(conversation, shape=conversation.shape or model.spec.shape)
     tools, asked = conversation.tools, conversation.thinking
-    reasoning_format = asked.format or model.spec.chat.reasoning_format
     functions = [tool.function for tool in tools.tools] if tools.callable else []
-    shown = shown_tokens(speech, tools, model)
+    if not functions:  # calls have grammars of their own
+        conversation = replace(conversation, shape=conversation.shape or model.spec.shape)
+    reasoning_format = asked.format or model.spec.chat.reasoning_format
+    shown = preserved(speech.tags(calls=bool(functions)), model.vocab)
     taken = frozenset(call.id for message in conversation.messages for call in message.calls)
 
     def parser() -> OutputParser:
@@ -58,13 +59,10 @@ def decide(conversation: Conversation, speech: Speech, prompt: Prompt, model: Lo
         )
 
     switch = ReasoningSwitch() if asked.switch else None
-    constraint = _held(conversation, speech, prompt, model, shown, thoughts_apart=reasoning_format != "none")
+    constraint = _held(
+        conversation, speech, prompt, model, shown, calls=bool(functions), thoughts_apart=reasoning_format != "none"
+    )
     return Output(_limited(constraint, tools, speech, prompt, switch, model), shown, parser, switch)
-
-
-def shown_tokens(speech: Speech, tools: Tools, model: LoadedModel) -> frozenset[int]:
-    """Control tokens that the parsers must see as text: those of thoughts, and of calls where they may come."""
-    return preserved(speech.tags(calls=tools.callable), model.vocab)
 
 
 def _held(
@@ -74,18 +72,19 @@ def _held(
     model: LoadedModel,
     shown: frozenset[int],
     *,
+    calls: bool,
     thoughts_apart: bool,
 ) -> Constraint | None:
     """The constraint of the answer, which begins behind the thoughts, if there are any.
 
     Tools that must be called leave nothing else; with tools that may be, a schema holds for the answer that is
-    not a call, and without one only calls are constrained. ``thoughts_apart``: whether thoughts are told from the
-    answer, so that there are no calls in them.
+    not a call, and without one only calls are constrained. ``calls``: whether there may be any. ``thoughts_apart``:
+    whether thoughts are told from the answer, so that there are no calls in them.
     """
     tools, shape = conversation.tools, conversation.shape
     generation_prompt = prompt.rendered.generation_prompt
-    opened = speech.begun_thoughts(generation_prompt) is not None
-    if tools.callable and tools.choice == "auto" and shape is None:
+    opened = prompt.thoughts is not None
+    if calls and tools.choice == "auto" and shape is None:
         return begun_calls(tools, speech, model, shown=shown, thinking=opened)
     if prompt.prefilled and tools.choice == "auto":
         tools = replace(tools, choice="none")  # an answer that has begun is no call
@@ -101,7 +100,7 @@ def _held(
     own = shape is not None and shape.at == "grammar" and not lead
     may_think = prompt.thinks and speech.knows_thoughts and prompt.opens and not closed and not own
     may_think = may_think and (thoughts_apart or form.thinks)
-    lead = "" if tools.callable else lead  # with calls it is in their grammar
+    lead = "" if calls and tools.choice != "none" else lead  # with calls it is in their grammar
     if not (opened or may_think or lead):
         return constraint
     framing = Framing(tags[0].encode(), tags[1].encode(), lead.encode(), form.again.encode())
@@ -130,7 +129,7 @@ def _limited(
         constraint,
         model.vocab,
         speech.thought_tags,
-        prompt=prompt.rendered.generation_prompt,
+        begun=prompt.thoughts,
         other_ends=speech.form.breaks,
         reopens=free,
         switch=switch,

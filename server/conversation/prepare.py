@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from server.conversation.form import Conversation
 from server.conversation.output import Output, decide
 from server.conversation.prompt import Prompt, render
-from server.conversation.speech import speech_of
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
 from server.media.source import Seen
@@ -24,7 +23,7 @@ class Prepared:
 def prepare(conversation: Conversation, model: LoadedModel, seen: Seen) -> Prepared:
     """Render, tokenize and compile; blocking, for a thread. ``seen``: what the conversation's media are. Raises
     `InvalidRequest`."""
-    speech = speech_of(model.template, tools=bool(conversation.tools.tools))
+    speech = model.template.speech(tools=bool(conversation.tools.tools))
     prompt = render(conversation, speech, model)
     tokens = prompt.read(model, seen)
     if not tokens.tokens:
@@ -35,4 +34,4 @@ def prepare(conversation: Conversation, model: LoadedModel, seen: Seen) -> Prepa
 
 def prompt_of(conversation: Conversation, model: LoadedModel) -> Prompt:
     """The prompt alone, for those who ask what it is or how long. Raises `InvalidRequest`."""
-    return render(conversation, speech_of(model.template, tools=bool(conversation.tools.tools)), model)
+    return render(conversation, model.template.speech(tools=bool(conversation.tools.tools)), model)

@@ -13,10 +13,11 @@ from server.conversation.form import (
     template_tools,
 )
 from server.conversation.marks import Marks
-from server.conversation.speech import Speech
 from server.conversation.thoughts import Allowance, allowance
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
+from server.formats.reasoning import begun_thoughts
+from server.formats.speech import Speech
 from server.media.bitmap import Bitmap
 from server.media.sight import check_shown
 from server.media.source import Seen
@@ -29,14 +30,16 @@ from server.templates.template import RenderedPrompt
 class Prompt:
     """``rendered``: its text and what of it opens the assistant's turn.
 
-    ``thinks``: whether the model may think; ``allowed``: how long. ``continued``: what of the last message it ends
-    with, and ``prefilled``: the content of that. ``opens``: whether the assistant's turn begins with it. ``parts``: the
-    text in pieces, with the media that stand between them; in ``rendered`` these are the model's marker.
+    ``thinks``: whether the model may think; ``allowed``: how long. ``thoughts``: those that it ends with, None where it
+    ends outside of any. ``continued``: what of the last message it ends with, and ``prefilled``: the content of that.
+    ``opens``: whether the assistant's turn begins with it. ``parts``: the text in pieces, with the media that stand
+    between them; in ``rendered`` these are the model's marker.
     """
 
     rendered: RenderedPrompt
     thinks: bool
     allowed: Allowance
+    thoughts: str | None = None
     continued: Continued = False
     prefilled: str = ""
     opens: bool = True
@@ -75,7 +78,6 @@ def _seen(part: str | Media, seen: Seen) -> str | Bitmap:
 def render(conversation: Conversation, speech: Speech, model: LoadedModel) -> Prompt:
     """The prompt. Raises `InvalidRequest`, also with the template's own complaint."""
     marks = Marks(can_show(model))
-    refuse_unseen(conversation.messages, marks.shown)
     tools, asked = conversation.tools, conversation.thinking
     messages, continued = conversation.messages, _continued(conversation, speech, model)
     if continued:
@@ -87,6 +89,7 @@ def render(conversation: Conversation, speech: Speech, model: LoadedModel) -> Pr
         kwargs["reasoning_effort"] = asked.effort
     # Tools are shown also where none may be called (as llama-server does), unless the template can't show any.
     shown = tools.callable or model.template.supports_tools
+    refuse_unseen(conversation.messages, marks.shown)
     try:
         rendered = model.template.render(
             template_messages(messages, marks.mark),
@@ -106,6 +109,7 @@ def render(conversation: Conversation, speech: Speech, model: LoadedModel) -> Pr
         _shown(rendered, marks, model),
         thinks,
         allowed,
+        begun_thoughts(rendered.generation_prompt, speech.thought_tags),
         continued,
         messages[-1].text if continued in (True, "content") else "",
         opens=conversation.opens is not False and not continued,

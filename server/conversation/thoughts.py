@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from server.constrain.constraint import Constraint
 from server.constrain.thinking_end import UNLIMITED, Ending, ReasoningSwitch, ThinkingEnd
 from server.errors import InvalidRequest
-from server.formats.reasoning import begun_thoughts
 from server.pool.spec import ChatParams
 from server.vocab import Vocab
 
@@ -33,14 +32,14 @@ def ended_by(
     vocab: Vocab,
     tags: tuple[str, str],
     *,
-    prompt: str,
+    begun: str | None,
     other_ends: Sequence[str] = (),
     reopens: bool,
     switch: ReasoningSwitch | None = None,
 ) -> ThinkingEnd:
     """`inner` with an end to the thoughts.
 
-    `prompt` is the end of the prompt, which may have opened them; ``other_ends`` are texts that end thoughts beside
+    ``begun``: those that the prompt ends with, None for none; ``other_ends`` are texts that end thoughts beside
     their tag; ``reopens``: whether further thoughts may follow. Raises `InvalidRequest` for a message that would end
     thoughts itself.
     """
@@ -53,7 +52,6 @@ def ended_by(
     def tokens(text: str) -> tuple[int, ...]:
         return tuple(vocab.tokenize(text, add_special=False, parse_special=True)) if text else ()
 
-    begun = begun_thoughts(prompt, tags)
     ending = Ending(
         opening.encode(),
         tuple(end.encode() for end in closings),

@@ -10,7 +10,6 @@ They stand at the start of the output; the generation prompt may have opened the
 dropped (llama.cpp common/chat.cpp does the same). Formats that put thoughts anywhere read them themselves (`frame`).
 """
 
-from functools import lru_cache
 from typing import Protocol
 
 from server.formats.pieces import Piece, joined
@@ -58,7 +57,6 @@ def begun_thoughts(prompt: str, tags: tuple[str, str]) -> str | None:
     return begun if opened and closing not in begun else None
 
 
-@lru_cache(64)
 def _named(source: str) -> tuple[str, str] | None:
     built = next((pair for sign, pair in _BUILT.items() if sign in source), None)
     return built or next((pair for pair in TAGS if pair[1] in source), None)

@@ -17,7 +17,8 @@ from server.formats.call_form import CallForm
 from server.formats.form import ToolFormat
 from server.formats.pieces import Piece, ToolCallArguments, ToolCallBegin
 from server.formats.reading import reader_of
-from server.formats.reasoning import thinking_tags
+from server.formats.reasoning import speaks_of_thoughts, thinking_tags
+from server.formats.speech import Speech
 from server.formats.turn import Reading
 
 Message = Mapping[str, Any]
@@ -45,32 +46,29 @@ class RenderedTurn:
     n_calls: int
 
 
-@dataclass(frozen=True, slots=True)
-class Recognised:
-    """``call_form``: how a model with that template writes calls. ``doubt``: why it may be another one."""
+def recognise(render: Render, source: str, name: str, *, shows_tools: bool, shows_calls: bool) -> Speech:
+    """How a model with that template writes: in the format of that name, for auto in the one that the template's
+    renderings and its source show."""
+    tags, named = thinking_tags(source), speaks_of_thoughts(source)
 
-    form: ToolFormat
-    call_form: CallForm
-    doubt: str = ""
+    def speech(form: ToolFormat, call_form: CallForm, doubt: str = "") -> Speech:
+        return Speech(form, call_form, source, form.thoughts or tags, named, doubt)
 
-
-def recognise(render: Render, source: str, name: str, *, shows_tools: bool, shows_calls: bool) -> Recognised:
-    """The format of that name; for auto the one that the template's renderings and its source show."""
     by_signs = recognised(source, name)
     if name in BY_NAME:
-        return Recognised(by_signs, by_signs.call_form(source))
+        return speech(by_signs, by_signs.call_form(source))
     turns = rendered_turns(render) if shows_calls else []
     form = by_rendering(FORMATS, turns, source)
     if form is not None:
         exactly = [each for each in form.call_forms if each.stands_in(turns[0].text, NAME, space="")]
         shown = (each for each in (*exactly, *form.call_forms) if each.stands_in(turns[0].text, NAME))
-        return Recognised(form, next(shown, form.call_form(source)))
+        return speech(form, next(shown, form.call_form(source)))
     doubt = ""
     if shows_calls:
         doubt = "no parser reads the tool calls that it renders"
     elif shows_tools and by_signs is GENERIC:
         doubt = "it renders tools but no calls, and nothing in it shows how they are written"
-    return Recognised(by_signs, by_signs.call_form(source), doubt)
+    return speech(by_signs, by_signs.call_form(source), doubt)
 
 
 def rendered_turns(render: Render) -> list[RenderedTurn]:

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from server.errors import InvalidRequest
-from server.formats.form import ToolFormat
-from server.formats.reasoning import speaks_of_thoughts, thinking_tags
+from server.formats.speech import Speech
 from server.templates.adaptation import text_of
 from server.templates.capabilities import Capabilities
 
@@ -49,16 +48,14 @@ def cut(text: str, message: Message, *, thinks: bool) -> str | None:
     return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
 
 
-def written(
-    opening: str, message: Message, wanted: Continued, form: ToolFormat, caps: Capabilities, source: str
-) -> str:
+def written(opening: str, message: Message, wanted: Continued, speech: Speech, caps: Capabilities) -> str:
     """The opening of the assistant's turn with the message's parts behind it.
 
     Thoughts are closed in front of content, empty ones too where the template itself closes thoughts.
     """
     content, thought = text_of(message.get("content")), message.get("reasoning_content") or ""
     thinks = goes_on_thinking(message, wanted)
-    start, end, closes = _around(form, caps, source)
+    start, end, closes = _around(speech, caps)
     tag = start.strip()
     if thinks and not tag:
         raise InvalidRequest(
@@ -66,16 +63,17 @@ def written(
             "continue_final_message",
         )
     if tag and (thought or thinks or tag in opening or closes):
-        opening = opening.partition(tag)[0] + start + thought + ("" if thinks else end + form.again)
-    return opening if thinks else opening + form.lead(source) + content
+        opening = opening.partition(tag)[0] + start + thought + ("" if thinks else end + speech.form.again)
+    return opening if thinks else opening + speech.lead + content
 
 
-def _around(form: ToolFormat, caps: Capabilities, source: str) -> tuple[str, str, bool]:
+def _around(speech: Speech, caps: Capabilities) -> tuple[str, str, bool]:
     """What stands in front of thoughts and behind them, "" for nothing, and whether empty ones are closed."""
+    form, source = speech.form, speech.source
     if form.thoughts is not None:
         return *form.thoughts, False
     if form.leads:
-        return (*thinking_tags(source), True) if speaks_of_thoughts(source) else ("", "", False)
+        return (*speech.thought_tags, True) if speech.names_thoughts else ("", "", False)
     start, end = caps.thought_tags
     if form.thinks and start and start == start.rstrip() and f"{start}\\n" in source:
         start += "\n"  # Gemma 4: its template shows thoughts in front of calls only

@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from server.errors import ConfigError, InvalidRequest
-from server.formats.recognition import TOOL, Recognised, n_common, recognise
+from server.formats.recognition import TOOL, n_common, recognise
+from server.formats.speech import Speech
 from server.templates.adaptation import Message, adapt, adapted_effort
 from server.templates.built_in import CHATML, format_of, names, source_of
 from server.templates.capabilities import Capabilities, probe
@@ -38,7 +39,7 @@ class RenderedPrompt:
 class _Compiled:
     source: str
     capabilities: Capabilities
-    calls: Recognised
+    speech: Speech
 
 
 class _FailedError(InvalidRequest):
@@ -95,9 +96,9 @@ class ChatTemplate:
         """What the template for requests with tools can do; the more expressive one, as llama-server reports."""
         return self._for_tools.capabilities
 
-    def calls(self, *, tools: bool = True) -> Recognised:
-        """How a model with this template writes calls, and with them thoughts and content."""
-        return (self._for_tools if tools else self._main).calls
+    def speech(self, *, tools: bool = True) -> Speech:
+        """How a model with this template writes; `tools`: where there are any, for which it may have another one."""
+        return (self._for_tools if tools else self._main).speech
 
     def render(
         self,
@@ -142,7 +143,7 @@ class ChatTemplate:
         try:
             return prompt(messages, _told_as_variables([completed(tool) for tool in tools]))
         except _FailedError:
-            return prompt(with_tools(messages, tools, compiled.calls.call_form), _told_as_variables(()))
+            return prompt(with_tools(messages, tools, compiled.speech.call_form), _told_as_variables(()))
 
     def _opened(self, compiled: _Compiled, arguments: Mapping[str, Any]) -> RenderedPrompt:
         given = {**arguments, **self._fixed}
@@ -164,15 +165,14 @@ class ChatTemplate:
         start = len(opened.text) - len(opened.generation_prompt)
         if text is not None:
             return RenderedPrompt(text, text[n_common(opened.text[:start], text) :])
-        form, caps = compiled.calls.form, compiled.capabilities
-        opening = written(opened.generation_prompt, last, wanted, form, caps, compiled.source)
+        opening = written(opened.generation_prompt, last, wanted, compiled.speech, compiled.capabilities)
         return RenderedPrompt(opened.text[:start] + opening, opening)
 
     def _told(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], compiled: _Compiled
     ) -> Sequence[Message]:
         """Messages that tell of tools, and of calls and results, for a template that does not show them itself."""
-        caps, form = compiled.capabilities, compiled.calls.call_form
+        caps, form = compiled.capabilities, compiled.speech.call_form
         tells, writes = bool(tools) and not caps.tools, not caps.tool_calls
         if writes:
             own_results = caps.tools and caps.tool_results  # a template that tells of tools has a place for these

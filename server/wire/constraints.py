@@ -39,8 +39,8 @@ def read_shape(
     stands beside its name. Raises `InvalidRequest`.
     """
     form = fields.response_format if form is None else form
-    guided = guide(fields)
     shape = _format_shape(form, at, flat=flat)
+    guided = guide(fields)
     others = {
         at: shape is not None,
         "json_schema": fields.json_schema is not None,

@@ -206,6 +206,7 @@ def engine_request(
 ) -> Request:
     """One engine request from a body's shared fields. Raises `InvalidRequest`."""
     check_choices(fields, model)
+    max_tokens = token_limit(fields, model.spec.n_predict)
     id_slot = -1 if fields.id_slot is None else fields.id_slot
     if id_slot >= model.engine.n_slots:
         raise field_error("id_slot", f"there are slots 0 to {model.engine.n_slots - 1}")
@@ -215,7 +216,7 @@ def engine_request(
         prompt=prompt,
         media=media,
         sampling=sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq),
-        max_tokens=token_limit(fields, model.spec.n_predict),
+        max_tokens=max_tokens,
         stop=fields.stop or model.spec.stop,
         n=fields.n_choices,
         n_probs=logprobs.n_top,

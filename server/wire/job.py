@@ -1,4 +1,4 @@
-"""A conversation's way to the engine, and what a body says of thoughts, for all wire formats with conversations."""
+"""A conversation's way to the engine, for all wire formats with conversations."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,6 @@ from server.engine.request import Request
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.common import Json
-from server.wire.fields import wrong_type
 from server.wire.generation import (
     NO_LOGPROBS,
     GenerationFields,
@@ -16,8 +15,6 @@ from server.wire.generation import (
     check_alternatives,
     engine_request,
 )
-
-_SWITCH = "enable_thinking"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +54,3 @@ def prepare_job(
     )
     check_alternatives([request], model.engine.n_ctx_seq)
     return Job(request, prepared)
-
-
-def asked_to_think(kwargs: Json | None, *fields: bool | None) -> bool | None:
-    """Whether to think, by the first field that says, or by the template's variable. Raises `InvalidRequest`."""
-    given = (kwargs or {}).get(_SWITCH)
-    if given is not None and not isinstance(given, bool):
-        raise wrong_type(f"chat_template_kwargs.{_SWITCH}", "a boolean", given)
-    return next((each for each in (*fields, given) if each is not None), None)
-
-
-def template_kwargs(given: Json | None) -> Json:
-    """The template's variables, but for the one that `asked_to_think` reads."""
-    return {name: value for name, value in (given or {}).items() if name != _SWITCH}

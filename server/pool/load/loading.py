@@ -50,9 +50,9 @@ def chat_template(info: ModelInfo, spec: ModelSpec, renderer: Renderer | None = 
         tool_format=spec.chat.tool_format,
         renderer=renderer,
     )
-    if (calls := template.calls()).doubt:
+    if (speech := template.speech()).doubt:
         why = "model %s: its chat template: %s; tool calls are read as those of %s (tool_format sets it)"
-        log.warning(why, spec.id, calls.doubt, calls.form.name)
+        log.warning(why, spec.id, speech.doubt, speech.form.name)
     return template
 
 

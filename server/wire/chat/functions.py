@@ -4,7 +4,7 @@ They become tools and calls, so that templates, grammars and parsers know one th
 the old words again. A message has one call at most.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -57,20 +57,22 @@ def _names_one(choice: object) -> bool:
     return isinstance(choice, dict) and isinstance(choice.get("name"), str) and bool(choice["name"])
 
 
-def is_old(message: object) -> bool:
+def _is_old(message: object) -> bool:
     """Whether a message calls a function or has the result of one in the words of 2023."""
     return isinstance(message, dict) and (message.get("role") == "function" or message.get("function_call") is not None)
 
 
-def with_tools(messages: Sequence[object]) -> list[object]:
-    """The messages with calls and results as those of tools, under ids of our own.
+def with_tools(messages: object) -> object:
+    """The messages with calls and results as those of tools, under ids of our own; as they are where none is old.
 
     Raises `InvalidRequest` with a path such as ``messages.1.function_call.name``.
     """
+    if not isinstance(messages, list) or not any(map(_is_old, messages)):
+        return messages
     ids: dict[str, str] = {}
     return [
         _modern(message, f"messages.{index}", f"call{index:05d}", ids)
-        if isinstance(message, dict) and is_old(message)
+        if isinstance(message, dict) and _is_old(message)
         else message
         for index, message in enumerate(messages)
     ]

@@ -10,7 +10,6 @@ from typing import Any
 
 from server.conversation.form import Call, Content, Media, MediaKind, Message, Part, Text
 from server.errors import InvalidRequest
-from server.wire.chat.functions import is_old, with_tools
 from server.wire.custom_input import input_arguments
 from server.wire.fields import MAX_MESSAGES, json_text, wrong_type
 from server.wire.media import file_of, link
@@ -48,9 +47,8 @@ def read_messages(value: object, warnings: list[str] | None = None) -> list[Mess
         raise InvalidRequest("messages: must have at least one message", "messages")
     if len(value) > MAX_MESSAGES:
         raise InvalidRequest(f"messages: must have at most {MAX_MESSAGES} messages", "messages")
-    given = with_tools(value) if any(map(is_old, value)) else value
     reader = _Reader([] if warnings is None else warnings)
-    return [reader.message(message, f"messages.{index}") for index, message in enumerate(given)]
+    return [reader.message(message, f"messages.{index}") for index, message in enumerate(value)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.conversation.form import Conversation, Thinking
+from server.conversation.form import Conversation
 from server.conversation.prepare import prompt_of
 from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
-from server.wire.chat.functions import read_functions
+from server.wire.chat.functions import read_functions, with_tools
 from server.wire.chat.messages import read_messages
 from server.wire.chat.tools import ChatTools, read_tools
 from server.wire.chat.write import ChatReply, ChatStream, ChatWords
@@ -26,8 +26,8 @@ from server.wire.generation import (
     Generation,
     Logprobs,
 )
-from server.wire.job import asked_to_think, prepare_job, template_kwargs
-from server.wire.reasoning_budget import BudgetFields
+from server.wire.job import prepare_job
+from server.wire.thinking import ThinkingFields, read_thinking, template_kwargs
 
 DEFAULT_TOP_LOGPROBS = 20  # llama-server's, for logprobs without top_logprobs
 _REFUSED = {
@@ -36,7 +36,7 @@ _REFUSED = {
 }
 
 
-class ChatBody(BudgetFields):
+class ChatBody(ThinkingFields):
     """The body of ``POST /v1/chat/completions`` and ``/apply-template``."""
 
     messages: Any = None
@@ -46,10 +46,6 @@ class ChatBody(BudgetFields):
     parse_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_PROBS)] | None = None
-    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
-    reasoning_effort: str | None = None
-    enable_thinking: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     echo: bool | None = None
@@ -83,7 +79,7 @@ def read_chat(given: object) -> Chat:
     if body.modalities not in (None, ["text"]):
         raise InvalidRequest('modalities: only ["text"] is supported', "modalities")
     warnings: list[str] = []
-    messages = read_messages(body.messages, warnings)
+    messages = read_messages(with_tools(body.messages), warnings)
     chat_tools = _read_tools(body, warnings)
     tools = chat_tools.tools
     if tools.callable and body.grammar:
@@ -94,32 +90,20 @@ def read_chat(given: object) -> Chat:
         raise InvalidRequest("logprobs: logprobs is not supported with tools + stream", "logprobs")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs: top_logprobs requires logprobs to be set to true", "top_logprobs")
+    thinking, variables = read_thinking(body), template_kwargs(body.chat_template_kwargs)
     conversation = Conversation(
         tuple(messages),
         tools,
-        read_thinking(body),
+        thinking,
         read_shape(body),
         body.lazy,
-        template_kwargs=template_kwargs(body.chat_template_kwargs),
+        template_kwargs=variables,
         opens=body.add_generation_prompt,
         continues=body.continue_final_message,
         reads_calls=body.parse_tool_calls is not False,
         warnings=tuple(warnings),
     )
     return Chat(body, conversation, chat_tools.custom)
-
-
-def read_thinking(body: ChatBody) -> Thinking:
-    """What a chat's fields say of thoughts. Raises `InvalidRequest`."""
-    asked = None if body.thinking is None else body.thinking.wanted
-    return Thinking(
-        wanted=asked_to_think(body.chat_template_kwargs, body.enable_thinking, asked),
-        effort=body.reasoning_effort or "",
-        budget=body.asked_budget,
-        message=body.reasoning_budget_message,
-        format=body.reasoning_format,
-        switch=bool(body.reasoning_control),
-    )
 
 
 def _read_tools(body: ChatBody, warnings: list[str]) -> ChatTools:
@@ -134,8 +118,9 @@ def _read_tools(body: ChatBody, warnings: list[str]) -> ChatTools:
 
 def chat_generation(chat: Chat, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
     """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
-    header, body = Header(model.spec.id), chat.body
-    job = prepare_job(chat.conversation, body, model, header.id, logprobs=chat_logprobs(body), seen=seen)
+    body, logprobs = chat.body, chat_logprobs(chat.body)
+    header = Header(model.spec.id)
+    job = prepare_job(chat.conversation, body, model, header.id, logprobs=logprobs, seen=seen)
     output, prefilled = job.prepared.output, job.prepared.prompt.prefilled
     # Of a continued message llama-server repeats the beginning in whole replies, in streams only with "echo".
     words = ChatWords(body.old, job.request.post_sampling_probs, chat.custom)

@@ -22,10 +22,11 @@ class ChatTools:
 
 def read_tools(tools: object, choice: object, parallel: bool | None, warnings: list[str]) -> ChatTools:
     """Check both fields together; adds to `warnings` what no model can use. Raises `InvalidRequest`."""
-    wanted = read_choice(choice)
     reader = _Reader(warnings)
     found = tool_list(tools, reader.read, "function.name")
-    return ChatTools(choose(found, wanted, parallel, warnings, skipped=reader.skips), frozenset(reader.custom))
+    return ChatTools(
+        choose(found, read_choice(choice), parallel, warnings, skipped=reader.skips), frozenset(reader.custom)
+    )
 
 
 @dataclass(slots=True)

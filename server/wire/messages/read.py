@@ -19,12 +19,12 @@ from server.wire.adapters import read_adapters
 from server.wire.common import Header, Json, random_id
 from server.wire.fields import Body, Count, CountOrAll, parse
 from server.wire.generation import CacheSalt, Generation, GenerationFields, Priority, read_stop
-from server.wire.job import asked_to_think, count_tokens, prepare_job, template_kwargs
+from server.wire.job import count_tokens, prepare_job
 from server.wire.messages.messages import read_conversation
 from server.wire.messages.tools import read_tools
 from server.wire.messages.write import MessageReply, MessageStream
-from server.wire.reasoning_budget import UNSAID_BUDGET, ThinkingOption
 from server.wire.sampling import SamplingFields
+from server.wire.thinking import UNSAID_BUDGET, ThinkingOption, asked_to_think, template_kwargs
 from server.wire.warnings import left_out
 
 DEFAULT_MAX_TOKENS = 4096

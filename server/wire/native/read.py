@@ -16,6 +16,7 @@ from server.conversation.thoughts import allowance, ended_by
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest
+from server.formats.reasoning import begun_thoughts
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.common import Json, random_id
@@ -143,8 +144,8 @@ def _budgeted(constraint: Constraint | None, body: NativeBody, model: LoadedMode
         reason = "can't be used with what shapes the whole output; chat completions can"
         raise field_error("reasoning_budget_tokens", reason)
     opening, ends = tags
-    prompt, others = body.generation_prompt or "", ends[1:]
-    return ended_by(allowed, None, model.vocab, (opening, ends[0]), prompt=prompt, other_ends=others, reopens=True)
+    begun, others = begun_thoughts(body.generation_prompt or "", (opening, ends[0])), ends[1:]
+    return ended_by(allowed, None, model.vocab, (opening, ends[0]), begun=begun, other_ends=others, reopens=True)
 
 
 def _settings(body: NativeBody, request: Request, model: LoadedModel) -> Json:

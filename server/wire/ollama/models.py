@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from server.conversation.speech import speech_of
 from server.pool.footprint import HOST, totals
 from server.pool.protocols import ModelInfo
 from server.pool.state import ModelState, Status
@@ -79,7 +78,7 @@ def capabilities(state: ModelState) -> list[str]:
 
 def can_think(template: ChatTemplate) -> bool:
     """Whether a model with that template has thoughts of its own, so that clients may ask for them."""
-    return template.supports_thinking or speech_of(template, tools=False).knows_thoughts
+    return template.supports_thinking or template.speech(tools=False).knows_thoughts
 
 
 def _listed(state: ModelState) -> Json:

@@ -11,15 +11,15 @@ from pydantic import Field, field_validator
 
 from server.conversation.form import Conversation, Message
 from server.errors import InvalidRequest
-from server.wire.chat.read import ChatBody, read_thinking
+from server.wire.chat.read import ChatBody
 from server.wire.common import Json
 from server.wire.constraints import read_shape
 from server.wire.fields import Body, Count, Whole, field_error, parse
 from server.wire.generation import MAX_TOP_LOGPROBS, Limit
-from server.wire.job import template_kwargs
 from server.wire.responses.input import read_input
 from server.wire.responses.store import ClientResponses
 from server.wire.responses.tools import ClientTools, read_tools
+from server.wire.thinking import read_thinking, template_kwargs
 from server.wire.warnings import shown
 
 MAX_METADATA = 16

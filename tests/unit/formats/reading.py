@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.conversation.speech import OutputParser, speech_of
 from server.formats.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.reasoning import OutputParser
 from server.templates.template import ChatTemplate
 from tests.unit.formats.recorded import TOOLS
 
@@ -48,7 +48,7 @@ def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def forced_call_grammar(template: ChatTemplate, tools: Sequence[Mapping[str, Any]], **options: Any) -> str:
     """The grammar of forced calls in the template's format."""
-    return speech_of(template).forced_calls(functions_of(tools), **options)
+    return template.speech().forced_calls(functions_of(tools), **options)
 
 
 def output_parser(
@@ -61,7 +61,7 @@ def output_parser(
     parallel_tool_calls: bool,
 ) -> OutputParser:
     """A parser of what a model with that template writes."""
-    return speech_of(template, tools=bool(tools)).parser(
+    return template.speech(tools=bool(tools)).parser(
         functions_of(tools),
         generation_prompt=generation_prompt,
         reasoning_format=reasoning_format,

@@ -46,7 +46,7 @@ def test_one_file_and_a_sample_make_a_family(family: ToolFormat) -> None:
     forced = BYTES.lark(forced_call_grammar(template(family.name), TOOLS, name="", parallel=True))
     assert matches(forced.fork(), f"<otter_call>get_weather\n{FULL}\n</otter_call>")
     assert not matches(forced.fork(), '<otter_call>get_weather\n{"city": 5}\n</otter_call>')
-    assert speaker(rendering(family)).calls().form is family
+    assert speaker(rendering(family)).speech().form is family
 
 
 def test_everything_that_the_page_points_to_is_there() -> None:

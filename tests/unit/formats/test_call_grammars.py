@@ -9,7 +9,6 @@ import pytest
 
 from server import formats
 from server.constrain.grammar.matcher import MatcherConstraint
-from server.conversation.speech import speech_of
 from server.formats.call_form import Arguments, Braces, Elements, Parameters
 from server.formats.written import calls_text
 from tests.unit.constrain.builders import WORDS, WordVocab, allowed
@@ -140,7 +139,7 @@ def test_a_named_function_is_the_only_one_and_called_once(name: str, sign: str) 
 @pytest.mark.parametrize(("name", "sign"), VARIANTS)
 def test_behind_each_trigger_only_a_call_that_fits_can_come(name: str, sign: str) -> None:
     functions = [tool["function"] for tool in TOOLS]
-    found = speech_of(template(name, sign)).call_triggers(functions, parallel=True)
+    found = template(name, sign).speech().call_triggers(functions, parallel=True)
     assert found
     for number, trigger in enumerate(found):
         text = trigger.text + walk(name, sign, trigger.lark, number)

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.conversation.speech import speech_of
 from server.templates.template import ChatTemplate
 from tests.unit.constrain.builders import BYTES, matches
 from tests.unit.formats.reading import forced_call_grammar, parser, read, template
@@ -104,19 +103,19 @@ def test_ids_that_a_model_is_used_to_are_its_own(form: str, text: str, call_id: 
 @pytest.mark.parametrize("taken", [frozenset[str](), frozenset(["functions.f:0"])])
 def test_an_id_that_a_model_writes_twice_is_its_own_once(taken: frozenset[str]) -> None:
     call = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
-    made = speech_of(template("kimi-k2")).parser([{"name": "f"}], taken=taken)
+    made = template("kimi-k2").speech().parser([{"name": "f"}], taken=taken)
     first, second = read(made, call * 2).ids
     assert (first == "functions.f:0") == (not taken)
     assert second not in (first, "functions.f:0")
 
 
 def test_the_tags_of_the_format_are_shown() -> None:
-    assert speech_of(ChatTemplate("", bos_token="", eos_token="")).call_tags(calls=True) == (
+    assert ChatTemplate("", bos_token="", eos_token="").speech().call_tags(calls=True) == (
         "<tool_call>",
         "</tool_call>",
     )
-    assert speech_of(ChatTemplate("", bos_token="", eos_token="")).call_tags(calls=False) == ()
-    assert "<|channel|>" in speech_of(template("harmony")).call_tags(calls=False)
+    assert ChatTemplate("", bos_token="", eos_token="").speech().call_tags(calls=False) == ()
+    assert "<|channel|>" in template("harmony").speech().call_tags(calls=False)
 
 
 POINT = {
@@ -148,7 +147,7 @@ def test_a_forced_call_takes_what_the_parser_reads_and_nothing_else(
     source: str, wrap: str, key: str, joint: str
 ) -> None:
     speaker = ChatTemplate(SOURCES[source], bos_token="", eos_token="")
-    form = speech_of(speaker).form.name
+    form = speaker.speech().form.name
 
     def call(name: str, arguments: str) -> str:
         return wrap.replace("{}", f'{{"name": "{name}", "{key}": {arguments}}}')

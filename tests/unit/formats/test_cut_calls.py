@@ -5,7 +5,7 @@ llama-server shows none either once the function's name is complete (common/chat
 
 import pytest
 
-from server.conversation.speech import OutputParser, speech_of
+from server.formats.reasoning import OutputParser
 from tests.unit.formats.reading import Read, forced_call_grammar, functions_of, parser, template
 from tests.unit.formats.recorded import RECORDED
 from tests.unit.formats.samples import Recorded
@@ -31,7 +31,7 @@ def cut(made: OutputParser, text: str, *, at_once: bool) -> Read:
 @pytest.mark.parametrize(("name", "sign"), VARIANTS)
 def test_a_forced_call_never_shows_its_markup(name: str, sign: str) -> None:
     lark = forced_call_grammar(template(name, sign), TOOLS, name="", parallel=True)
-    text, speech = walk(name, sign, lark, 1), speech_of(template(name, sign))
+    text, speech = walk(name, sign, lark, 1), template(name, sign).speech()
     for n in range(0, len(text), STEP):
         made = speech.parser(
             functions_of(TOOLS),
@@ -59,7 +59,7 @@ def test_neither_does_a_call_that_a_model_has_begun(recorded: Recorded) -> None:
 
 
 def test_thoughts_stay_where_they_are_with_a_forced_call_behind_them() -> None:
-    speech = speech_of(template("hermes"))
+    speech = template("hermes").speech()
     said = "<think>Hm, a <tool_call>.</think>\n<tool_call>\n{"
     for reasoning_format, content, thoughts in (
         ("auto", "", "Hm, a <tool_call>."),

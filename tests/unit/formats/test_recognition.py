@@ -120,7 +120,7 @@ def test_a_format_can_be_set_by_its_name() -> None:
     assert recognised("<tool_call></tool_call>", "glm").name == "glm"
     found = read(parser("llama3", sign="<tool_call></tool_call>"), '{"name": "get_weather", "parameters": {}}')
     assert found.calls == [("get_weather", "{}")]
-    assert template("harmony").calls().form.name == "harmony"
+    assert template("harmony").speech().form.name == "harmony"
 
 
 HERMES = (
@@ -137,10 +137,10 @@ def speaker(source: str, **options: Any) -> ChatTemplate:
 def test_what_a_template_renders_counts_more_than_its_signs() -> None:
     mentioned = HERMES.replace("OPEN", "<tool_call>\n").replace("CLOSE", "\n</tool_call>") + "{# [TOOL_CALLS] #}"
     assert recognised(mentioned).name == "mistral"
-    assert speaker(mentioned).calls().form.name == "hermes"
+    assert speaker(mentioned).speech().form.name == "hermes"
     built = HERMES.replace("OPEN", "{{ '<tool' ~ '_call>' }}").replace("CLOSE", "{{ '</tool' ~ '_call>' }}")
     assert recognised(built).name == "generic"
-    assert speaker(built).calls().form.name == "hermes"
+    assert speaker(built).speech().form.name == "hermes"
 
 
 def rendering(form: ToolFormat) -> str:
@@ -169,18 +169,18 @@ SAME = {"ernie": "hermes", "functionary-v3.2": "glm4", "granite3": "phi4-mini", 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if isinstance(form.forced.arguments, JsonObject)])
 def test_a_call_in_a_formats_own_shape_is_recognised_as_that_format(form: ToolFormat) -> None:
-    found = speaker(rendering(form)).calls()
+    found = speaker(rendering(form)).speech()
     assert found.form.name == SAME.get(form.name, form.name)
     assert not found.doubt
 
 
 def test_a_template_whose_calls_nobody_reads_is_doubted() -> None:
     odd = HERMES.replace("OPEN", "~~").replace("CLOSE", "~~")
-    found = speaker(odd + "{# <tool_call></tool_call> #}").calls()
+    found = speaker(odd + "{# <tool_call></tool_call> #}").speech()
     assert (found.form.name, found.doubt) == ("hermes", "no parser reads the tool calls that it renders")
-    set_by_name = speaker(odd, tool_format="glm").calls()
+    set_by_name = speaker(odd, tool_format="glm").speech()
     assert (set_by_name.form.name, set_by_name.doubt) == ("glm", "")
-    told = speaker("{{ messages[0].content }}{{ tools | tojson if tools }}").calls()
+    told = speaker("{{ messages[0].content }}{{ tools | tojson if tools }}").speech()
     assert told.form.name == "generic"
     assert "nothing in it shows" in told.doubt
 
@@ -190,7 +190,7 @@ def test_a_shape_is_chosen_by_what_is_rendered() -> None:
     call += "<arg_key>{{ k }}</arg_key>LINE<arg_value>{{ v }}</arg_value>LINE{% endfor %}</tool_call>"
     source = HERMES.replace("OPEN{{ c.function | tojson }}CLOSE", call)
     for line in ("", "\n"):
-        found = speaker(source.replace("LINE", line)).calls()
+        found = speaker(source.replace("LINE", line)).speech()
         assert found.form.name == "glm"
         assert isinstance(found.call_form.arguments, Parameters)
         assert found.call_form.arguments.joint == line
@@ -199,13 +199,13 @@ def test_a_shape_is_chosen_by_what_is_rendered() -> None:
 def test_built_in_templates_carry_the_formats_of_their_models() -> None:
     for name in names():
         wanted = format_of(name)
-        found = speaker(name).calls().form
+        found = speaker(name).speech().form
         if wanted != "auto":
             assert found is BY_NAME[wanted]
         if wanted not in ("auto", "qwen3-coder"):
             prompt = speaker(name).render([{"role": "user", "content": "hi"}], tools=TOOLS).text
             assert "get_weather" in prompt
-    assert speaker("llama3", tool_format="glm").calls().form.name == "glm"
+    assert speaker("llama3", tool_format="glm").speech().form.name == "glm"
 
 
 def test_names_are_unique_and_every_shipped_templates_format_exists() -> None:
@@ -221,8 +221,8 @@ def shipped(name: str) -> ChatTemplate:
 
 @needs_templates
 def test_every_template_is_recognised_by_what_it_renders() -> None:
-    assert {name: shipped(name).calls().form.name for name in SHIPPED} == SHIPPED
-    assert not any(shipped(name).calls().doubt for name in SHIPPED)
+    assert {name: shipped(name).speech().form.name for name in SHIPPED} == SHIPPED
+    assert not any(shipped(name).speech().doubt for name in SHIPPED)
 
 
 @needs_templates

@@ -12,7 +12,6 @@ from server.constrain.constraint import Constraint
 from server.conversation.form import Conversation, Thinking, Tools
 from server.conversation.output import decide
 from server.conversation.prompt import Prompt
-from server.conversation.speech import speech_of
 from server.conversation.thoughts import Allowance
 from server.engine.lora import Adapter
 from server.engine.request import (
@@ -158,7 +157,7 @@ def answer_of(
     thinking = Thinking(format=reasoning_format)
     conversation = Conversation((), tools or Tools(), thinking, read_shape(asked), asked.lazy)
     prompt = Prompt(RenderedPrompt("", opened), thinks, Allowance(), prefilled=prefilled, opens=opens)
-    speech = speech_of(model.template, tools=bool(conversation.tools.tools))
+    speech = model.template.speech(tools=bool(conversation.tools.tools))
     return decide(conversation, speech, prompt, model).constraint
 
 

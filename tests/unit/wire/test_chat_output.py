@@ -7,11 +7,10 @@ import pytest
 
 from server.constrain.constraint import Constraint
 from server.constrain.grammar.compiler import GrammarCompiler
+from server.constrain.lazy import preserved
 from server.conversation.form import Call, Conversation, Message, Tools
-from server.conversation.output import shown_tokens
 from server.conversation.prepare import prepare
 from server.conversation.prompt import render
-from server.conversation.speech import speech_of
 from server.errors import InvalidRequest
 from server.formats.pieces import ToolCallBegin
 from server.pool.spec import ChatParams
@@ -48,7 +47,8 @@ def accepts(made: Constraint | None, text: str) -> bool:
 
 
 def shown_to(tools: Tools, model: Any) -> frozenset[int]:
-    return shown_tokens(speech_of(model.template, tools=bool(tools.tools)), tools, model)
+    speech = model.template.speech(tools=bool(tools.tools))
+    return preserved(speech.tags(calls=tools.callable), model.vocab)
 
 
 def choosing(choice: object) -> Tools:
@@ -147,7 +147,7 @@ def test_the_configured_template_arguments_say_whether_to_think(wanted: bool) ->
     model: Any = make_model(template="{{ messages }}<think></think>")
     model.spec = replace(model.spec, chat=ChatParams(template_kwargs={"enable_thinking": wanted}))
     conversation = Conversation((Message("user", "hi"),))
-    assert render(conversation, speech_of(model.template, tools=False), model).thinks is wanted
+    assert render(conversation, model.template.speech(tools=False), model).thinks is wanted
 
 
 def test_tags_of_one_token_are_shown() -> None:

@@ -9,7 +9,7 @@ from server.wire.chat.read import ChatBody, chat_generation, read_chat
 from server.wire.fields import parse
 from server.wire.messages.read import read_messages
 from server.wire.native.read import native_generation, read_native
-from server.wire.reasoning_budget import UNSAID_BUDGET
+from server.wire.thinking import UNSAID_BUDGET
 from tests.fakes import FakeVocab
 from tests.unit.wire.builders import make_model
 

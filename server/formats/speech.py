@@ -1,35 +1,27 @@
 """How a model writes its turn: thoughts, answer and calls, as its template's format has it.
 
-`speech_of` finds that out once for a request; from there come the parser of what is generated, the grammars that force
-a call, and the markup that both must see.
+`recognition` finds that out once for a template; from there come the parser of what is generated, the grammars that
+force a call, and the markup that both must see.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from server.formats.call_form import CallForm
-from server.formats.call_grammar import Trigger, calls_lark, triggers
+from server.formats.call_grammar import Function, Trigger, calls_lark, triggers
 from server.formats.form import ToolFormat
 from server.formats.lark_text import Control
 from server.formats.reading import reader_of
-from server.formats.reasoning import OutputParser, begun_thoughts, speaks_of_thoughts, thinking_tags
+from server.formats.reasoning import OutputParser
 from server.formats.turn import Reading
-from server.templates.template import ChatTemplate
-
-__all__ = ["Function", "OutputParser", "Speech", "speech_of"]
-
-Function = Mapping[str, Any]
-"""A function as OpenAI describes it: ``name``, ``description``, ``parameters``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speech:
     """``form``: the format of calls, and ``call_form``: how this model writes it; ``source``: the template's.
 
-    ``thought_tags``: what stands around thoughts.
-
-    ``names_thoughts``: whether the template names them, ``knows_thoughts``: whether thoughts can be told from answers.
+    ``thought_tags``: what stands around thoughts; ``names_thoughts``: whether the template names them.
+    ``doubt``: why the format may be another one.
     """
 
     form: ToolFormat
@@ -37,16 +29,17 @@ class Speech:
     source: str
     thought_tags: tuple[str, str]
     names_thoughts: bool
-    knows_thoughts: bool
+    doubt: str = ""
+
+    @property
+    def knows_thoughts(self) -> bool:
+        """Whether thoughts can be told from the answer."""
+        return self.names_thoughts or self.form.thoughts is not None
 
     @property
     def lead(self) -> str:
         """Markup that stands in front of an answer."""
         return self.form.lead(self.source)
-
-    def begun_thoughts(self, prompt: str) -> str | None:
-        """The thoughts that `prompt` ends with; None where it ends outside of any."""
-        return begun_thoughts(prompt, self.thought_tags)
 
     def tags(self, *, calls: bool) -> tuple[str, ...]:
         """Markup that the parser must see even where it is a control token; with that of `calls` where they may come.
@@ -119,16 +112,3 @@ class Speech:
         if not functions:
             return []
         return triggers(self.call_form, functions, parallel=parallel, control=control, tags=self.form.tags)
-
-
-def speech_of(template: ChatTemplate, *, tools: bool = True) -> Speech:
-    """How a model with that template writes: as configured, else as its template shows.
-
-    `tools`: whether the request has any, since a model may have a template of its own for those.
-    """
-    source = template.tool_source if tools else template.source
-    found = template.calls(tools=tools)
-    form, named = found.form, speaks_of_thoughts(source)
-    return Speech(
-        form, found.call_form, source, form.thoughts or thinking_tags(source), named, named or form.thoughts is not None
-    )
