@@ -30,6 +30,7 @@ from server.options.reference import completion, help_text, json_schema, markdow
 from server.options.table.option import SettingsModel
 from server.pool.spec import ModelSpec
 from server.settings import TABLE, Settings, check_files, load_settings, model_specs
+from server.transport.connections import most_connections
 from server.transport.http_protocol import BoundedHttpProtocol
 from server.transport.socket_protocol import PatientSocketProtocol
 
@@ -277,7 +278,7 @@ def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:
     server = settings.server
     return uvicorn.Config(
         app,
-        http=BoundedHttpProtocol,
+        http=partial(BoundedHttpProtocol, most=most_connections(server.max_connections)),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         lifespan="on",

@@ -11,13 +11,16 @@ from server.media.sight import Sight
 from server.metrics.exposition import Metrics
 from server.page.live import Live
 from server.page.tools.catalogue import Tools
+from server.pool.lease import Lease
 from server.pool.pool import Pool
 from server.pool.saved.slot_files import SlotFiles
+from server.pool.spec import Task
 from server.routes.gate import Gate
 from server.routes.running import Running
 from server.transport.access.keys import CALLER, Key, KeyRing
 from server.transport.access.rates import Rates
 from server.transport.options import HttpOptions
+from server.transport.streams.disconnect import while_connected
 from server.transport.streams.replay import KeptStreams
 from server.wire.responses.store import ResponseStore
 
@@ -75,6 +78,17 @@ def cache_owner(request: Request) -> str:
     found: Services = request.app.state.services
     caller = caller_of(request)
     return "" if caller is None or found.cache_mode == "server" else caller.owner
+
+
+async def lease_for(request: Request, name: str | None, task: Task = "generate") -> Lease:
+    """A hold on a model, which is loaded or woken first; who waits for that counts at the gate, and may leave.
+
+    Raises as `Pool.acquire`, `QueueFull`, and `ClientDisconnect`.
+    """
+    used = services(request)
+    with used.gate.entered():
+        work = used.pool.acquire(name, autoload=wants_load(request), task=task)
+        return await while_connected(request, work)
 
 
 def wants_load(request: Request) -> bool | None:

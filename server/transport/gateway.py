@@ -26,6 +26,7 @@ from server.transport.access.guard import Guard
 from server.transport.access.keys import CALLER, Key, KeyRing
 from server.transport.access.rates import PLACE, Headers, Rates
 from server.transport.bodies.memory import BODY_SHARE, BodyMemory
+from server.transport.connections import REFUSED, TooManyConnections
 from server.transport.handlers import error_response
 from server.transport.options import HttpOptions
 from server.transport.streams.event_socket import PATHS as SOCKET_PATHS
@@ -164,6 +165,8 @@ class Gateway:
         try:
             if self._draining.is_set() and scope["path"] not in self._open:
                 raise ShuttingDown
+            if REFUSED in scope and scope["path"] not in self._open:
+                raise TooManyConnections
             caller = self._admit(scope, headers)
             if caller is not None and caller.limits and self._is_work(scope):
                 anthropic = speaks_anthropic(scope["path"].removeprefix(self._prefix))

@@ -35,6 +35,7 @@ from server.transport.access.guard import NotJson
 from server.transport.access.rates import RateLimited
 from server.transport.bodies.memory import TooManyBodies
 from server.transport.bodies.read import BodyTimeout, BodyTooLarge, TooManyValues, UnsupportedEncoding
+from server.transport.connections import TooManyConnections
 from server.transport.reply import json_reply
 from server.wire.common import openai_error, speaks_openai
 from server.wire.messages.errors import anthropic_error, speaks_anthropic
@@ -139,7 +140,7 @@ def _known(error: LlamapoolError) -> ErrorReply:
 
 
 def _retry_after(error: LlamapoolError) -> dict[str, str]:
-    if isinstance(error, QueueFull | NoRoom | TooLate | TooManyBodies | RateLimited):
+    if isinstance(error, QueueFull | NoRoom | TooLate | TooManyBodies | TooManyConnections | RateLimited):
         return {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, ModelLoading):
         return {"Retry-After": str(_RETRY_LOADING_S)}

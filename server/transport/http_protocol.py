@@ -1,5 +1,6 @@
-"""uvicorn's fast HTTP protocol with what it lacks: bounds for the size of a request's head and the time it may take,
-and header names in their usual case, which clients know that look into a plain dictionary for ``Content-Type``."""
+"""uvicorn's fast HTTP protocol with what it lacks: bounds for the size of a request's head, for the time it may take
+and for the number of connections, and header names in their usual case, which clients know that look into a plain
+dictionary for ``Content-Type``."""
 
 import asyncio
 from functools import lru_cache
@@ -7,8 +8,13 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from server.transport.connections import REFUSED
+
 MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's other protocol (h11) and nginx's order of magnitude
 HEAD_S = 60.0
+REFUSED_HEAD_S = 5.0  # over a connection too many
+UNREAD_S = 60.0  # without a byte read of what is left of a reply
+SPARE = 64  # connections too many that are told so; what comes beyond them is closed
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -16,27 +22,73 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     For ``uvicorn.Config(http=BoundedHttpProtocol)``. The parser keeps an unfinished header in memory, however
     long it is, and has no clock.
+
+    With `most` connections, the next one takes the place of the one that has been without a request for the longest
+    time; where all have requests, its own are marked as `REFUSED`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, most: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._most = most
+        self._refused = False
+        self._idle_since = 0.0
         self._n_overhead = 0  # bytes since the head began, or since the last byte of a body
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A new connection: its first request's head is due."""
         super().connection_made(transport)
+        self._idle_since = self.loop.time()
+        if 0 < self._most < len(self.connections) and not self._take_a_place():
+            if len(self.connections) > self._most + SPARE:
+                transport.close()
+                return
+            self._refused = True
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         self._stop_timer()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
         super().connection_lost(exc)
+
+    def _take_a_place(self) -> bool:
+        """Close who has been idle for the longest time. False where nobody is."""
+        others = (c for c in self.connections if isinstance(c, BoundedHttpProtocol) and c is not self and c.is_idle)
+        idlest = min(others, key=lambda c: c._idle_since, default=None)
+        if idlest is None:
+            return False
+        idlest.transport.close()
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request of it is under way, as far as its head has come."""
+        return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
+
+    def on_response_complete(self) -> None:
+        """A request is over; what is written of its reply may still have to be read."""
+        self._idle_since = self.loop.time()
+        if self._unread_timer is None and (n_left := self.transport.get_write_buffer_size()):
+            self._unread_timer = self.loop.call_later(UNREAD_S, self._look_for_reader, n_left)
+        super().on_response_complete()
+
+    def _look_for_reader(self, n_before: int) -> None:
+        """Drop a connection whose client reads nothing: closing it would wait for him, for ever."""
+        n_left, self._unread_timer = self.transport.get_write_buffer_size(), None
+        if n_left and n_left >= n_before:
+            self.transport.abort()
+        elif n_left:
+            self._unread_timer = self.loop.call_later(UNREAD_S, self._look_for_reader, n_left)
 
     def on_message_begin(self) -> None:
         """A request begins; the bytes of this read are counted already when it is the first."""
         super().on_message_begin()
+        if self._refused:
+            self.scope[REFUSED] = True  # type: ignore[literal-required]
         if not self._in_head:
             self._in_head, self._n_overhead = True, 0
             self._await_head()
@@ -72,7 +124,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._stop_timer()
-        self._head_timer = self.loop.call_later(HEAD_S, self.transport.close)
+        limit_s = REFUSED_HEAD_S if self._refused else HEAD_S
+        self._head_timer = self.loop.call_later(limit_s, self.transport.close)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

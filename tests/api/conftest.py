@@ -12,6 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import httpx
@@ -145,11 +146,11 @@ def client(api: Api) -> httpx.AsyncClient:
 class LiveServer(uvicorn.Server):
     """uvicorn on a loopback socket, in the test's own event loop; says when it has started."""
 
-    def __init__(self, app: FastAPI, **config: Any) -> None:
+    def __init__(self, app: FastAPI, most: int = 0, **config: Any) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=BoundedHttpProtocol,
+                http=partial(BoundedHttpProtocol, most=most),  # type: ignore[arg-type]
                 ws=PatientSocketProtocol,
                 lifespan="on",
                 log_config=None,
@@ -207,7 +208,7 @@ def live() -> GoLive:
         listening = socket.create_server(("127.0.0.1", 0))
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)  # so that little fits on the way
         port = listening.getsockname()[1]
-        server = LiveServer(app)
+        server = LiveServer(app, settings.get("server", {}).get("max_connections", 0))
         async with asyncio.timeout(TIMEOUT_S):
             running = asyncio.create_task(server.serve(sockets=[listening]))
             await server.ready.wait()

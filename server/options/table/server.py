@@ -68,6 +68,9 @@ class ListenSettings(SettingsModel):
     """Largest request body in bytes."""
     max_bodies_bytes: Annotated[Int, option(), Field(ge=0)] = 0
     """Most bytes of the bodies of all running requests together; the next get a 503. 0 = four times one's limit."""
+    max_connections: Annotated[Int, option(), Field(ge=0)] = 0
+    """Connections at once. The next one takes the place of one without a request; where there is none, its requests get
+    a 503 with Retry-After, but those for health. 0 = what the process may open, less 256, at most 8192."""
     max_preparing: Annotated[Int, option(), Field(ge=0)] = 1024
     """Requests that may be on their way to a queue at once: waiting for their model, or to be rendered and tokenized;
     the next one gets 429 with Retry-After. 0 = any."""

@@ -16,7 +16,7 @@ from server.pool.spec import Task
 from server.pool.state import ModelState, Status
 from server.routes.embed import embed, read_able
 from server.routes.generate import StreamWords, reply, stream
-from server.routes.services import services, wants_load
+from server.routes.services import lease_for, services
 from server.transport.bodies.read import read_as, read_json
 from server.transport.reply import JSON_TYPE, json_reply
 from server.transport.streams.disconnect import while_connected
@@ -230,7 +230,7 @@ async def stay(request: Request, model: str | None, keep_alive_s: float | None, 
     pool = services(request).pool
     if keep_alive_s == 0 and pool.state(model, task).status is not Status.READY:
         return False
-    with await while_connected(request, pool.acquire(model, autoload=wants_load(request), task=task)) as lease:
+    with await lease_for(request, model, task) as lease:
         lease.keep_alive_s = keep_alive_s
     return keep_alive_s != 0
 

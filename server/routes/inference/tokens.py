@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.routes.generate import compute
-from server.routes.services import services, wants_load
+from server.routes.services import lease_for, services
 from server.transport.bodies.read import read_as
 from server.transport.reply import json_reply
 from server.wire.native.tokens import detokenize, read_detokenize, read_tokenize, tokenize
@@ -25,7 +25,7 @@ async def tokenizer_info(request: Request, model: str = "") -> Response:
     used = services(request)
     state = used.pool.state(model or None)
     if state.facts is None:
-        with await used.pool.acquire(state.spec.id, autoload=wants_load(request)):
+        with await lease_for(request, state.spec.id):
             state = used.pool.state(state.spec.id)
     assert state.facts is not None, "a leased model has facts"
     info = state.facts.info

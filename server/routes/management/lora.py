@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.routes.services import services, wants_load
+from server.routes.services import lease_for
 from server.transport.bodies.read import read_array
 from server.transport.reply import json_reply
 from server.wire.adapters import adapter_objects, read_scales
@@ -13,7 +13,7 @@ router = APIRouter(tags=["models"])
 @router.get("/lora-adapters")
 async def adapters(request: Request, model: str = "") -> Response:
     """The loaded adapters with their scales. Loads or wakes the model, unless ``autoload`` says no."""
-    with await services(request).pool.acquire(model or None, autoload=wants_load(request)) as lease:
+    with await lease_for(request, model or None) as lease:
         return json_reply(adapter_objects(lease.model.engine.adapters, lease.model.vocab))
 
 
@@ -21,7 +21,7 @@ async def adapters(request: Request, model: str = "") -> Response:
 async def set_adapters(request: Request, model: str = "") -> Response:
     """Set the scales for requests that come from now on; adapters that are not named are switched off."""
     body = await read_array(request)
-    with await services(request).pool.acquire(model or None, autoload=wants_load(request)) as lease:
+    with await lease_for(request, model or None) as lease:
         engine = lease.model.engine
         engine.set_adapter_scales(read_scales(body, engine.adapters))
     return json_reply({"success": True})

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from server.errors import InvalidRequest, NotSupported, short
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.management.models import memory_object
-from server.routes.services import Services, services, wants_load
+from server.routes.services import Services, lease_for, services
 from server.templates.capabilities import Capabilities
 from server.transport.bodies.read import read_optional_json
 from server.transport.options import HttpOptions
@@ -31,7 +31,7 @@ async def props(request: Request, model: str = "") -> Response:
         return json_reply(server_props(used))
     state = used.pool.state(model or None)
     if state.facts is None:
-        with await used.pool.acquire(state.spec.id, autoload=wants_load(request)):
+        with await lease_for(request, state.spec.id):
             state = used.pool.state(state.spec.id)
     assert state.facts is not None, "a leased model has facts"
     shown = model_props(state, state.facts, used.options)

@@ -9,7 +9,7 @@ from server.errors import InvalidRequest, NotSupported
 from server.pool.model import LoadedModel
 from server.pool.saved import slots as saved_slots
 from server.pool.saved.slot_files import SlotFiles, check_name
-from server.routes.services import cache_owner, caller_of, services, wants_load
+from server.routes.services import cache_owner, caller_of, lease_for, services
 from server.transport.bodies.read import read_json, read_optional_json
 from server.transport.reply import json_reply
 from server.transport.streams.disconnect import while_connected
@@ -32,7 +32,7 @@ async def act_on_slot(request: Request, id_slot: str, action: str = "", model: s
         raise InvalidRequest("Invalid action", "action")
     body = await (read_optional_json if action == "erase" else read_json)(request)
     name = "" if action == "erase" else check_name(body.get("filename"))
-    with await used.pool.acquire(model or _named(body), autoload=wants_load(request)) as lease:
+    with await lease_for(request, model or _named(body)) as lease:
         if slot >= lease.model.engine.n_slots:
             raise InvalidRequest("Invalid slot ID", "id_slot")
         return json_reply(
