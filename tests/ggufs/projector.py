@@ -17,18 +17,19 @@ class TinyProjector:
     """Options of one file.
 
     ``mlp``: LLaVA's, pictures of one size, decoded as text is. ``gemma3``: of one size, each embedding sees all.
-    ``qwen2vl``: of any size, with M-RoPE. ``qwen2a``: sounds, 750 embeddings for each half minute. ``qwen3a``: sounds,
+    ``qwen2vl``: of any size, with M-RoPE. ``internvl``: in slices of one size, several of which the library encodes
+    together. ``qwen2a``: sounds, 750 embeddings for each half minute. ``qwen3a``: sounds,
     13 for each second. ``n_embd_text``: the model's. Heads have 16 numbers. ``positions``: the type of the positions'
     embeddings.
     """
 
-    kind: Literal["mlp", "gemma3", "qwen2vl", "qwen2a", "qwen3a"] = "mlp"
+    kind: Literal["mlp", "gemma3", "qwen2vl", "internvl", "qwen2a", "qwen3a"] = "mlp"
     n_embd_text: int = 64
     n_embd: int = 64
     n_layer: int = 2
     image_size: int = 64
     patch_size: int = 8
-    n_merge: int = 2  # gemma3 only: patches of a row that become one embedding
+    n_merge: int = 2  # gemma3 and internvl: patches of a row that become one embedding
     positions: Literal["F32", "F16"] = "F32"
     seed: int = 31
 
@@ -73,7 +74,7 @@ def _write(path: Path, projector: TinyProjector) -> None:
         "projection_dim": projector.n_embd_text,
         "attention.head_count": projector.n_embd // 16,
     }
-    if projector.kind == "gemma3":
+    if projector.kind in ("gemma3", "internvl"):
         numbers["projector.scale_factor"] = projector.n_merge
     for name, number in numbers.items():
         writer.add_uint32(f"clip.{encoder}.{name}", number)
@@ -93,7 +94,7 @@ def _write(path: Path, projector: TinyProjector) -> None:
 
 def _weights(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> "np.typing.NDArray[np.float32]":
     if len(shape) == 1 or name.endswith(".bias"):
-        norm = name.endswith(("ln1.weight", "ln2.weight", "ln.weight", "norm.weight"))
+        norm = name.endswith(("mlp.0.weight", "ln1.weight", "ln2.weight", "ln.weight", "norm.weight"))
         return np.ones(shape, np.float32) if norm else np.zeros(shape, np.float32)
     n_in = shape[0] if name == "mm.input_projection.weight" else int(np.prod(shape[1:]))
     return rng.standard_normal(shape, np.float32) * np.float32(1.5 / np.sqrt(n_in))
@@ -111,10 +112,15 @@ def _shapes(projector: TinyProjector) -> Shapes:
         shapes |= {"v.patch_embd.weight.1": (n, 3, patch, patch)}
         shapes |= _affine("v.post_ln", n) | _linear("mm.0", 4 * n, 4 * n) | _linear("mm.2", 4 * n, n_text)
     else:
-        shapes |= {"v.patch_embd.bias": (n,), "v.position_embd.weight": ((projector.image_size // patch) ** 2, n)}
+        n_places = (projector.image_size // patch) ** 2 + (projector.kind == "internvl")
+        shapes |= {"v.patch_embd.bias": (n,), "v.position_embd.weight": (n_places, n)}
         shapes |= _affine("v.post_ln", n)
     if projector.kind == "gemma3":
         shapes |= {"mm.soft_emb_norm.weight": (n,), "mm.input_projection.weight": (n, n_text)}
+    elif projector.kind == "internvl":
+        n_wide, mlp = projector.n_merge**2 * n, "mm.model.mlp"
+        shapes |= {"v.class_embd": (n,)} | _affine(f"{mlp}.0", n_wide)
+        shapes |= _linear(f"{mlp}.1", n_wide, n_text) | _linear(f"{mlp}.3", n_text, n_text)
     elif projector.kind == "mlp":
         shapes |= _linear("mm.0", n, n_text) | _linear("mm.2", n_text, n_text)
     return shapes | _layers(projector, "v")

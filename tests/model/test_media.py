@@ -33,6 +33,7 @@ MODELS = {
     "gemma3": (PLAIN, TinyProjector("gemma3")),
     "window": (SLIDING_WINDOW, TinyProjector("gemma3")),
     "qwen2vl": (MROPE, TinyProjector("qwen2vl")),
+    "internvl": (PLAIN, TinyProjector("internvl")),
     "qwen2a": (PLAIN, TinyProjector("qwen2a")),
 }
 KINDS = pytest.mark.parametrize("kind", ["mlp", "gemma3", "window", "qwen2vl"])
@@ -176,6 +177,39 @@ def media_input(weights: Weights, seen: Bitmap) -> MediaInput:
     (span,) = projector.tokenize([seen], add_special=False, parse_special=False).spans
     assert isinstance(span.chunk, NativeChunk)
     return MediaInput(span, projector.encode([span.chunk])[0], 0)
+
+
+@pytest.mark.parametrize("most", [1024, 40])
+def test_pictures_of_several_requests_are_encoded_together(gguf_folder: Path, most: int) -> None:
+    """As far as the library takes them into a batch: 16 embeddings each."""
+    weights = LlamaLoader().load(specification(gguf_folder, "internvl", mtmd_batch_max_tokens=most), lambda _: True)
+    projector = weights.media
+    assert isinstance(projector, Projector)
+    try:
+        prompts = [projector.tokenize([picture(n, 64, 64)], add_special=False, parse_special=False) for n in range(3)]
+        chunks = [span.chunk for prompt in prompts for span in prompt.spans]
+        assert [chunk.n_tokens for chunk in chunks if isinstance(chunk, NativeChunk)] == [16] * 3
+        together = projector.encode(chunks)
+        assert len(together) == min(3, most // 16)
+        for chunk, found in zip(chunks, together, strict=False):
+            (alone,) = projector.encode([chunk])
+            numbers, expected = (np.frombuffer(each, np.float32) for each in (found, alone))
+            assert np.abs(numbers - expected).max() < 1e-3 * np.abs(expected).max()
+        assert together[0] != together[1]
+    finally:
+        weights.close()
+
+
+async def test_slices_of_pictures_are_encoded_together(gguf_folder: Path) -> None:
+    """Of one request and of several: what a slice is asked for says, not whose it is."""
+    prompts = [["see ", picture(n, 200, 100), " and say"] for n in range(3)]
+    async with bench(gguf_folder, "internvl") as b:
+        n_slices = len(b.request(prompts[0]).media)
+        assert n_slices > 1
+        together = await asyncio.gather(*(b.ask(parts) for parts in prompts))
+        assert b.n_encoded == n_slices * len(prompts)
+        for parts, answer in zip(prompts, together, strict=True):
+            assert answer.tokens == (await b.ask(parts, cache_prompt=False)).tokens
 
 
 @KINDS

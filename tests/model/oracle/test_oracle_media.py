@@ -58,7 +58,7 @@ PROMPTS: list[list[str | Png]] = [
 """As many as there are slots."""
 
 
-@pytest.fixture(scope="module", params=["mlp", "gemma3", "qwen2vl"])
+@pytest.fixture(scope="module", params=["mlp", "gemma3", "qwen2vl", "internvl"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
