@@ -8,8 +8,8 @@ import gguf
 import torch
 from batches import IGNORED, batches
 from corpus.pirate import pirate_stream
-from export import gguf_name, write
-from network import Network, Shape
+from export import write
+from network import Network, Shape, gguf_name
 from tokenizer import tokenizer_at
 from torch import Tensor, nn
 from torch.nn import functional as F

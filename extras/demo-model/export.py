@@ -7,31 +7,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from network import Shape
+from network import Shape, gguf_name
 from tokenizer import CONTROL, PRE, TAGS
 from torch import Tensor
 
 HERE = Path(__file__).parent
 MODELS = HERE.parents[1] / "models"
-_BLOCK_NAMES = {
-    "attn_norm": "attn_norm",
-    "attn.q": "attn_q",
-    "attn.k": "attn_k",
-    "attn.v": "attn_v",
-    "attn.o": "attn_output",
-    "ff_norm": "ffn_norm",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
-}
-
-
-def gguf_name(name: str) -> str:
-    """The tensor's name in GGUF."""
-    if name.startswith("blocks."):
-        _, i, rest = name.split(".", 2)
-        return f"blk.{i}.{_BLOCK_NAMES[rest.removesuffix('.weight')]}.weight"
-    return {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}[name]
 
 
 def add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:

@@ -6,6 +6,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+_BLOCK_NAMES = {
+    "attn_norm": "attn_norm",
+    "attn.q": "attn_q",
+    "attn.k": "attn_k",
+    "attn.v": "attn_v",
+    "attn.o": "attn_output",
+    "ff_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -33,6 +45,14 @@ def shape_of(name: str, n_vocab: int) -> Shape:
         return Shape(n_vocab)
     small = Shape(n_vocab, dim=96, n_layer=2, n_head=3, n_head_kv=3, dim_ff=256)
     return {"draft": small, "embed": small, "rerank": replace(small, n_layer=3)}[name]
+
+
+def gguf_name(name: str) -> str:
+    """The tensor's name in GGUF."""
+    if name.startswith("blocks."):
+        _, i, rest = name.split(".", 2)
+        return f"blk.{i}.{_BLOCK_NAMES[rest.removesuffix('.weight')]}.weight"
+    return {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}[name]
 
 
 def rotations(shape: Shape, n_tokens: int) -> Tensor:

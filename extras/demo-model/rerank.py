@@ -10,9 +10,9 @@ from random import Random
 import gguf
 import torch
 from corpus.ranking import Ranking, Rankings
-from export import add_card, add_shape, add_tensor, add_tokenizer, gguf_name, write
+from export import add_card, add_shape, add_tensor, add_tokenizer, write
 from muon import Muon
-from network import Network, Shape, shape_of
+from network import Network, Shape, gguf_name, shape_of
 from tokenizer import tokenizer_at
 from tokenizers import Tokenizer
 from torch import Tensor, nn

@@ -1,6 +1,6 @@
 """The demo's eyes and ears: libmtmd computes what PyTorch did, and the default configuration answers as recorded.
 
-`models/demo-vision/verify.py` froze the pictures, sounds and questions; `evaluate.py` there scores hundreds.
+`extras/demo-vision/verify.py` froze the pictures, sounds and questions; `evaluate.py` there scores hundreds.
 """
 
 import json
@@ -18,8 +18,8 @@ from server.llama.files.model_file import read_gguf
 from tests.real_server import RealServer, llamapool_config
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "models" / "demo-vision"
-FROZEN = SCRIPTS / "frozen"
+SCRIPTS = ROOT / "extras" / "demo-vision"
+FROZEN = ROOT / "models" / "demo-vision" / "frozen"
 PROJECTOR = ROOT / "models" / "mmproj-demo.gguf"
 CASES: list[dict[str, Any]] = json.loads((FROZEN / "cases.json").read_text())
 MAX_BYTES = 4_000_000

@@ -29,5 +29,5 @@ def test_a_client_of_llama_server_finds_what_it_expects(row: Row, found: Mapping
 
 
 def test_the_page_says_what_came_out(found: Mapping[int, Found]) -> None:
-    options, endpoints, mistakes = ([found[id(row)] for row in rows] for rows in TABLES)
-    assert PAGE.read_text(encoding="utf-8") == text(endpoints, options, mistakes), RENEW
+    options, endpoints, mistakes, media = ([found[id(row)] for row in rows] for rows in TABLES)
+    assert PAGE.read_text(encoding="utf-8") == text(endpoints, options, mistakes, media), RENEW

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.ggufs import BERT, BERT_RERANKER, REPO_FIM, gguf_file, lora_file
+from tests.ggufs import BERT, BERT_RERANKER, PLAIN, REPO_FIM, gguf_file, lora_file
+from tests.ggufs.projector import TinyProjector, projector_file
 from tests.model.oracle.comparison import Pair, rounded, shape_differences
-from tests.model.oracle.compatibility.rows import Row
+from tests.model.oracle.compatibility.rows import MARKER, Row
 from tests.oracle import oracle
-from tests.real_server import Reply, llamapool
+from tests.real_server import EXACT, Reply, llamapool
 
-WAIT_QUIETLY = {"OMP_WAIT_POLICY": "passive"}
+ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "LLAMA_MEDIA_MARKER": MARKER}
 N_CTX, N_SLOTS = 2048, 4
 TOLERANCE = 1e-3  # of log probabilities, and of the components of normalized vectors
 
@@ -31,6 +32,7 @@ class Found:
 def servers(folder: Path) -> Iterator[Mapping[str, Pair]]:
     """The pairs of servers that the rows name, all started at once."""
     lora = lora_file(folder, "lora")
+    projector = str(projector_file(folder, TinyProjector("mlp")))
     for name in ("ours", "theirs"):
         (folder / name).mkdir()
     with ExitStack() as stack:
@@ -49,6 +51,11 @@ def servers(folder: Path) -> Iterator[Mapping[str, Pair]]:
             "ranking": _pair(
                 *(stack, gguf_file(folder, BERT_RERANKER)), ["--reranking"], {"embedding": True, "pooling_type": 4}
             ),
+            "seeing": _pair(
+                *(stack, gguf_file(folder, PLAIN)),
+                ["--mmproj", projector, *EXACT],
+                {"mmproj.path": projector, "flash_attn_type": 0, "cache_type_k": 0, "cache_type_v": 0},
+            ),
         }
         for pair in pairs.values():
             pair.theirs.wait_until_ready()
@@ -58,11 +65,11 @@ def servers(folder: Path) -> Iterator[Mapping[str, Pair]]:
 
 def _pair(stack: ExitStack, model: Path, flags: list[str], params: dict[str, Any]) -> Pair:
     theirs = oracle(
-        *(model,), n_ctx=N_CTX, n_parallel=N_SLOTS, n_threads=1, alias="tiny", params=params, environment=WAIT_QUIETLY
+        *(model,), n_ctx=N_CTX, n_parallel=N_SLOTS, n_threads=1, alias="tiny", params=params, environment=ENVIRONMENT
     )
     stack.callback(theirs.stop)
     sizes = ["-c", str(N_CTX), "-np", str(N_SLOTS), "-t", "1", "-a", "tiny", "--spec-type", "none"]
-    ours = llamapool(model, *sizes, *flags, environment=WAIT_QUIETLY)
+    ours = llamapool(model, *sizes, *flags, environment=ENVIRONMENT)
     stack.callback(ours.stop)
     return Pair(ours, theirs)
 

@@ -35,13 +35,16 @@ def unexpected(found: Found) -> list[str]:
     return lacking
 
 
-def text(endpoints: Sequence[Found], options: Sequence[Found], mistakes: Sequence[Found]) -> str:
+def text(
+    endpoints: Sequence[Found], options: Sequence[Found], mistakes: Sequence[Found], media: Sequence[Found]
+) -> str:
     """The whole page."""
     return (
         _INTRODUCTION
         + _table("Endpoints", "request", endpoints)
         + _table("Options of POST /completion", "option", options)
         + _table("Mistakes", "mistake", mistakes)
+        + _table("Pictures", "what is shown", media)
         + _flags()
     )
 

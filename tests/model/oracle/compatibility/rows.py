@@ -1,9 +1,11 @@
 """What is compared: requests with what of their replies must be equal, and where Llamapool differs on purpose."""
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.media_files import media_file
 from tests.model.oracle.comparison import ONLY_ASCII
 
 GREEDY: dict[str, Any] = {"temperature": 0, "n_predict": 12, "seed": 7, "logit_bias": ONLY_ASCII, "cache_prompt": False}
@@ -11,6 +13,7 @@ TEXT = "the quick brown fox jumps over the lazy dog. the quick brown"
 CHAT = [{"role": "user", "content": "hello there"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 LORA = [{"id": 0, "scale": 0.5}]
+MARKER = "<__media__>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,5 +264,58 @@ MISTAKES = (
     Row("a path that is none", "GET", "/nothing"),
 )
 
-TABLES = (OPTIONS, ENDPOINTS, MISTAKES)
+PNG, JPEG, WEBP, WAV = (base64.b64encode(media_file(f"tiny.{form}")).decode() for form in ("png", "jpg", "webp", "wav"))
+
+
+def shown(*parts: dict[str, Any]) -> dict[str, Any]:
+    """A chat with those parts behind a text."""
+    content = [{"type": "text", "text": "Look: "}, *parts]
+    return {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 6,
+        "temperature": 0,
+        "cache_prompt": False,
+    }
+
+
+def picture(url: str) -> dict[str, Any]:
+    """A part of a chat."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def seen(name: str, path: str, body: Any, *same: str, differs: str = "") -> Row:
+    """A request to a model that sees."""
+    return Row(name, path=path, body=body, same=same, server="seeing", differs=differs)
+
+
+_MARKED = {"prompt_string": f"What is {MARKER} and {MARKER} then", "multimodal_data": [PNG, JPEG]}
+_ANTHROPIC = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
+_RESPONSES = [{"role": "user", "content": [{"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"}]}]
+_CHAT, _COUNT = "/v1/chat/completions", "/v1/chat/completions/input_tokens"
+_FFMPEG = "llama-server asks ffmpeg; here a 400 says which types are read"
+MEDIA = (
+    seen(
+        *("`multimodal_data` in a prompt", "/completion"),
+        {**GREEDY, "prompt": _MARKED, "return_tokens": True},
+        *("content", "tokens", "tokens_evaluated", "prompt"),
+    ),
+    seen("`image_url`: a `data:` address", _CHAT, shown(picture(f"data:image/png;base64,{PNG}")), "usage"),
+    seen("`image_url`: base64 alone", _CHAT, shown(picture(JPEG)), "usage"),
+    seen("two pictures, counted", _COUNT, shown(picture(PNG), picture(JPEG)), "input_tokens"),
+    seen("Anthropic's `image`, counted", "/v1/messages/count_tokens", shown(_ANTHROPIC), "input_tokens"),
+    seen("`input_image`, counted", "/v1/responses/input_tokens", {"input": _RESPONSES}, "input_tokens"),
+    Row("GET /props", "GET", "/props", same=("modalities", "media_marker"), server="seeing", differs="no videos"),
+    seen("a marker too many", "/completion", {**GREEDY, "prompt": {**_MARKED, "multimodal_data": [PNG]}}),
+    seen("base64 that is none", _CHAT, shown(picture("data:image/png;base64,!"))),
+    seen("a type of no picture", _CHAT, shown(picture("data:text/html;base64,aGk="))),
+    seen("a file that is no picture", _CHAT, shown(picture("aGVsbG8gd29ybGQ="))),
+    seen(
+        *("a sound, for a model that sees", _CHAT),
+        shown({"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}}),
+        differs="a 400 where llama-server has a 500",
+    ),
+    seen("WebP", _CHAT, shown(picture(WEBP)), differs=_FFMPEG),
+)
+
+TABLES = (OPTIONS, ENDPOINTS, MISTAKES, MEDIA)
 """In this order: an endpoint may change what later requests get."""

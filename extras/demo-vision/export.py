@@ -1,4 +1,4 @@
-"""Write the encoders and projectors as one GGUF that libmtmd loads: `python models/demo-vision/export.py --help`."""
+"""Write the encoders and projectors as one GGUF that libmtmd loads: `python extras/demo-vision/export.py --help`."""
 
 import argparse
 from pathlib import Path
@@ -114,7 +114,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "mmproj-demo.gguf")
+    parser.add_argument("--out", type=Path, default=HERE.parents[1] / "models" / "mmproj-demo.gguf")
     parser.add_argument(
         "--kind", choices=("f16", "q8_0"), default="q8_0", help="of the matrices of the eyes' feed-forwards"
     )

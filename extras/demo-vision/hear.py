@@ -3,7 +3,6 @@
 import argparse
 import time
 from collections import defaultdict
-from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
@@ -11,11 +10,11 @@ import numpy as np
 import torch
 from contents import HEARD_SIZES, HEARD_SLOTS, IGNORED, labels
 from listener import FRAMES, Listener, Shape
-from muon import Muon
 from say import Tables
 from sounds import Sound, mel_frames, sound
 from torch import Tensor, nn
 from torch.nn import functional as F
+from training import Training
 
 BUILD = Path(__file__).parent / "build"
 
@@ -44,27 +43,16 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    path = args.build / "hear.pt"
-    listener, tables, step = Listener(Shape()), Tables(hears=True), 0
+    listener, tables = Listener(Shape()), Tables(hears=True)
     tables.load_state_dict(torch.load(args.build / "say-heard.pt")["tables"])
     readers = nn.ModuleDict({slot: nn.Linear(listener.shape.dim, size) for slot, size in HEARD_SIZES.items()})
-    matrices = [p for p in listener.blocks.parameters() if p.ndim == 2]
-    ids = {id(p) for p in matrices}
-    rest = [p for p in (*listener.parameters(), *readers.parameters()) if id(p) not in ids]
-    optimizers = [Muon(matrices, lr=args.rate), torch.optim.AdamW(rest, betas=(0.9, 0.98), weight_decay=0.0)]
-    if path.exists():
-        state = torch.load(path)
-        listener.load_state_dict(state["encoder"])
-        readers.load_state_dict(state["readers"])
-        for optimizer, kept in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(kept)
-        step = state["step"]
-    rates = [args.rate, 0.3 * args.rate]
-    rng = Random(args.seed + step)
-    started, saved = time.monotonic(), time.monotonic()
+    training = Training(args.build / "hear.pt", listener, readers, args.rate)
+    rates = args.rate, 0.3 * args.rate
+    rng = Random(args.seed + training.step)
+    started = time.monotonic()
     right: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     off = 0.0
-    while step < args.steps:
+    while (step := training.step) < args.steps:
         total = torch.zeros(())
         for heard, mel in by_seconds([sound(rng) for _ in range(args.batch)]):
             hidden = listener(mel)
@@ -85,24 +73,14 @@ def main() -> None:
             total = total + share * loss
         total.backward()
         share = min(1.0, (step + 1) / 50, (args.steps - step) / (args.steps * args.fall))
-        nn.utils.clip_grad_norm_([*listener.parameters(), *readers.parameters()], 2.0)
-        for optimizer, rate in zip(optimizers, rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * share
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        training.update(rates, share)
         step += 1
         if step % 50 == 0 or step == args.steps:
             shown = " ".join(f"{slot} {n / max(1, of):.3f}" for slot, (n, of) in right.items())
             print(f"step {step} {time.monotonic() - started:.0f} s {shown} embeddings {off / 50:.3f}", flush=True)
             right.clear()
             off = 0.0
-        if time.monotonic() - saved > 60 or step == args.steps:
-            state = {"shape": asdict(listener.shape), "encoder": listener.state_dict()}
-            state |= {"readers": readers.state_dict(), "step": step}
-            state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
-            torch.save(state, path.with_suffix(".tmp"))
-            path.with_suffix(".tmp").replace(path)
-            saved = time.monotonic()
+        training.save(at_once=step == args.steps)
 
 
 if __name__ == "__main__":

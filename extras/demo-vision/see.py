@@ -3,7 +3,7 @@
 import argparse
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from contents import ABSENT, IGNORED, N_SLOTS, OTHERS, SIZES, SLOTS, labels, letter_labels
 from encoder import Encoder, Shape
-from muon import Muon
 from pictures import ALPHABET, N_LETTERS, Picture, draw
 from say import Tables
 from torch import Tensor, nn
 from torch.nn import functional as F
+from training import Training
 
 BUILD = Path(__file__).parent / "build"
 HALVES = 2  # of a patch, from left to right: each is told which letter it belongs to
@@ -166,31 +166,16 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     args.build.mkdir(parents=True, exist_ok=True)
-    path = args.build / "see.pt"
     encoder, readers, tables = Encoder(Shape()), Readers(Shape()), Tables()
     tables.load_state_dict(torch.load(args.build / "say.pt")["tables"])
     print(f"{sum(p.numel() for p in encoder.parameters()):,} parameters", flush=True)
-    matrices = [p for p in encoder.blocks.parameters() if p.ndim == 2]
-    ids = {id(p) for p in matrices}
-    rest = [p for p in (*encoder.parameters(), *readers.parameters()) if id(p) not in ids]
-    optimizers = [
-        Muon(matrices, lr=args.rate),
-        torch.optim.AdamW(rest, lr=0.1 * args.rate, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
-    step = 0
-    if path.exists():
-        state = torch.load(path)
-        encoder.load_state_dict(state["encoder"])
-        readers.load_state_dict(state["readers"])
-        for optimizer, kept in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(kept)
-        step = state["step"]
-    rates = [args.rate, 0.1 * args.rate]
-    rng = Random(args.seed + step)
-    started = saved = time.monotonic()
+    training = Training(args.build / "see.pt", encoder, readers, args.rate)
+    rates = args.rate, 0.1 * args.rate
+    rng = Random(args.seed + training.step)
+    started = time.monotonic()
     right, n, sums = defaultdict(lambda: [0, 0]), 0, defaultdict(float)
     left = 1.0
-    first = step
+    step = first = training.step
     while left > 0:
         n_words = int(args.batch * args.word_share)
         words = [draw(rng, "word", plain_share=args.plain_share) for _ in range(n_words)]
@@ -202,13 +187,9 @@ def main() -> None:
             more, others_counted = losses(encoder, readers, collated(others, tables, encoder.shape))
         (sum(found.values()) + sum(more.values())).backward()
         share = max(0.0, min(1.0, (step + 1) / 100, left / args.fall))
-        nn.utils.clip_grad_norm_([*encoder.parameters(), *readers.parameters()], 2.0)
-        for optimizer, rate in zip(optimizers, rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * share
-            with torch.autocast("cpu", torch.bfloat16):  # Muon's products
-                optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        step, n = step + 1, n + 1
+        with torch.autocast("cpu", torch.bfloat16):  # Muon's products
+            training.update(rates, share)
+        step, n = training.step, n + 1
         for name, (good, all_) in (*counted.items(), *others_counted.items()):
             right[name][0] += good
             right[name][1] += all_
@@ -222,12 +203,7 @@ def main() -> None:
                 flush=True,
             )
             right, n, sums = defaultdict(lambda: [0, 0]), 0, defaultdict(float)
-        if time.monotonic() - saved > 120 or left <= 0:
-            state = {"shape": asdict(encoder.shape), "encoder": encoder.state_dict(), "readers": readers.state_dict()}
-            state |= {"optimizers": [optimizer.state_dict() for optimizer in optimizers], "step": step}
-            torch.save(state, path.with_suffix(".tmp"))
-            path.with_suffix(".tmp").replace(path)
-            saved = time.monotonic()
+        training.save(at_once=left <= 0)
 
 
 if __name__ == "__main__":

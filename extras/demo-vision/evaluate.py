@@ -12,7 +12,7 @@ from questions import Question, question
 from reader import MARKER, Medium, Reader
 from sounds import Sound, beep, speak
 
-HERE = Path(__file__).parent
+MODELS = Path(__file__).parents[2] / "models"
 SEED = 61_000  # another one after each look at the misses
 # ability: the kinds of pictures or sounds that it is asked of
 ABILITIES = {
@@ -97,8 +97,8 @@ def score(reader: Reader, by_ability: dict[str, list[Case]], show: int) -> dict[
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=HERE.parent / "demo.gguf")
-    parser.add_argument("--projector", type=Path, default=HERE.parent / "mmproj-demo.gguf")
+    parser.add_argument("--model", type=Path, default=MODELS / "demo.gguf")
+    parser.add_argument("--projector", type=Path, default=MODELS / "mmproj-demo.gguf")
     parser.add_argument("--per-ability", type=int, default=100)
     parser.add_argument("--plain-share", type=float, default=1.0, help="of words, that are drawn plain")
     parser.add_argument("--abilities", nargs="+", choices=tuple(ABILITIES), default=list(ABILITIES))

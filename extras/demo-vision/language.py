@@ -6,29 +6,11 @@ from pathlib import Path
 import gguf
 import llama_cpp
 import torch
-from network import Network, Shape
+from network import Network, Shape, gguf_name
 from torch import Tensor
 from torch.nn import functional as F
 
-MODEL = Path(__file__).parent.parent / "demo.gguf"
-_BLOCK_NAMES = {
-    "attn_norm": "attn_norm",
-    "attn.q": "attn_q",
-    "attn.k": "attn_k",
-    "attn.v": "attn_v",
-    "attn.o": "attn_output",
-    "ff_norm": "ffn_norm",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
-}
-
-
-def _gguf_name(name: str) -> str:
-    if name.startswith("blocks."):
-        _, i, rest = name.split(".", 2)
-        return f"blk.{i}.{_BLOCK_NAMES[rest.removesuffix('.weight')]}.weight"
-    return {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}[name]
+MODEL = Path(__file__).parents[2] / "models" / "demo.gguf"
 
 
 def demo_network(path: Path = MODEL) -> Network:
@@ -37,7 +19,7 @@ def demo_network(path: Path = MODEL) -> Network:
     n_vocab = int(tensors["token_embd.weight"].shape[1])
     network = Network(Shape(n_vocab))
     weights = {
-        name: torch.tensor(tensors[_gguf_name(name)].data, dtype=torch.float32).reshape(value.shape)
+        name: torch.tensor(tensors[gguf_name(name)].data, dtype=torch.float32).reshape(value.shape)
         for name, value in network.state_dict().items()
     }
     network.load_state_dict(weights)

@@ -18,6 +18,7 @@ from reader import Medium, Reader
 from sounds import RATE, mel_frames, sound
 
 HERE = Path(__file__).parent
+MODELS = HERE.parents[1] / "models"
 SEED = 71_000
 PER_ABILITY = 3
 LEAST_SEEN, LEAST_HEARD = 0.999, 0.998  # a tone in perfect silence is rounded otherwise by libmtmd's Fourier transform
@@ -85,8 +86,8 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
-    parser.add_argument("--model", type=Path, default=HERE.parent / "demo.gguf")
-    parser.add_argument("--projector", type=Path, default=HERE.parent / "mmproj-demo.gguf")
+    parser.add_argument("--model", type=Path, default=MODELS / "demo.gguf")
+    parser.add_argument("--projector", type=Path, default=MODELS / "mmproj-demo.gguf")
     parser.add_argument("--freeze", type=Path, help="folder for the pictures and sounds of the tests")
     args = parser.parse_args()
     original, reader = Original(args.build), Reader(args.model, args.projector)

@@ -214,7 +214,7 @@ _CONSONANTS, _VOWELS = "bcdfghjklmnpqrstvwxyz", "aeiouy"
 @cache
 def real_words() -> tuple[str, ...]:
     """The words of up to six letters that the demo model's corpus is made of."""
-    folder = Path(__file__).parent.parent / "demo" / "corpus"
+    folder = Path(__file__).parents[1] / "demo-model" / "corpus"
     texts = (path.read_text() for path in sorted(folder.glob("*.py")))
     found = {word.lower() for text in texts for word in re.findall(r"[A-Za-z]+", text)}
     return tuple(sorted(word for word in found if 2 <= len(word) <= N_LETTERS))
