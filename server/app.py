@@ -23,6 +23,7 @@ from server import __version__, logs
 from server.errors import ConfigError
 from server.first_screen import show_first_screen
 from server.hub.fetcher import HubFetcher
+from server.kv_events.follow import KvEvents
 from server.media.decode import Decoder
 from server.media.fetch import Fetcher, Sites
 from server.media.sight import Sight
@@ -118,13 +119,18 @@ def create_app(
         gate=Gate(server.max_preparing),
         slot_files=slot_files_of(server),
     )
+    events = kv_events_of(server)
     app = FastAPI(
         title="Llamapool",
         version=__version__,
         openapi_url=None,  # `routes.description.openapi` has it, and the page over it
-        lifespan=lifespan_of(services, server, renderer, addresses, Reload(settings, ring, pool, reread)),
+        lifespan=lifespan_of(
+            *(services, server, renderer, addresses),
+            Reload(settings, ring, pool, reread),
+            events,
+        ),
     )
-    app.state.services = services
+    app.state.services, app.state.events = services, events
     include_routes(app, server.api_prefix)
     add_error_handlers(app, server.api_prefix)
     page = page_of(ui=server.ui, folder=server.path, prefix=server.api_prefix)
@@ -224,6 +230,13 @@ def n_prepare_threads(server: ServerSettings) -> int:
     return server.threads_http if server.threads_http > 0 else min(4, os.cpu_count() or 1)
 
 
+def kv_events_of(server: ServerSettings) -> KvEvents | None:
+    """What tells routers which prompts are held; None = nobody is told. Raises ConfigError."""
+    if not server.kv_events:
+        return None
+    return KvEvents(server.kv_events, server.kv_events_replay, server.kv_events_pod)
+
+
 def sight_of(server: ServerSettings) -> Sight:
     """What reads the media of requests; it starts processes when there are some."""
     hosts = tuple(host for host in server.media_fetch if host != ANYWHERE)
@@ -240,6 +253,7 @@ def lifespan_of(
     renderer: "IsolatedRenderer | None",
     addresses: Sequence[str],
     reload: Reload,
+    events: KvEvents | None = None,
 ) -> Lifespan:
     """Starts the pool; on the way out gives running requests ``drain_s`` seconds and frees everything."""
 
@@ -256,12 +270,16 @@ def lifespan_of(
             return stopping[0]
 
         watch = asyncio.create_task(_follow_pool(services), name="metrics follow the pool")
-        files = asyncio.create_task(reload.follow(), name="keys and certificates follow their files")
         bars = asyncio.create_task(show_load_progress(services.pool.subscribe()), name="load progress")
-        lag = asyncio.create_task(services.metrics.watch_loop(), name="event loop lag")
-        hour = asyncio.create_task(services.live.history.keep(), name="the last hour")
-        dog = asyncio.create_task(watch_steps(services.pool, server.watchdog_s), name="watchdog")
-        for task in (watch, bars, hour, files, dog, lag):
+        endless = [
+            asyncio.create_task(reload.follow(), name="keys and certificates follow their files"),
+            asyncio.create_task(services.metrics.watch_loop(), name="event loop lag"),
+            asyncio.create_task(services.live.history.keep(), name="the last hour"),
+            asyncio.create_task(watch_steps(services.pool, server.watchdog_s), name="watchdog"),
+        ]
+        if events is not None:
+            endless.append(asyncio.create_task(events.follow(services.pool.states), name="KV events"))
+        for task in (watch, bars, *endless):
             task.add_done_callback(log_failure)
         StopSignals(begin_stop, leave=services.leaving.set, delay_s=server.shutdown_delay_s).install()
         on_hangup(reload.begin)
@@ -277,10 +295,9 @@ def lifespan_of(
             yield
         finally:
             await begin_stop()
-            hour.cancel()
-            files.cancel()
-            dog.cancel()
-            lag.cancel()
+            for task in endless:
+                task.cancel()
+            await asyncio.gather(*endless, return_exceptions=True)
             await asyncio.gather(watch, bars)  # they end with the pool
             for threads in (services.prepare, services.reading):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library

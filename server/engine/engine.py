@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import PurePath
@@ -14,7 +14,9 @@ from server.engine.group import InstanceGroup
 from server.engine.kv.disk_cache import DiskCache, StateFiles
 from server.engine.kv.ram_cache import MIB, KeptState, min_limit
 from server.engine.lora import Tuning, default_set, tuning
+from server.engine.media import Spans
 from server.engine.params import EngineParams
+from server.engine.prefix.blocks import BlockReport, Blocks, Held
 from server.engine.prefix.hashes import Chain
 from server.engine.request import Adapters, Request, Sink
 from server.engine.routing import Router
@@ -51,6 +53,7 @@ class Engine(InstanceGroup[Instance]):
             Encoder(projector, EmbeddingCache(params.media_cache * MIB), yield_to_steps) if projector else None
         )
         self._disk: DiskCache | None = None
+        self._blocks = Blocks()
         instances = [
             Instance(
                 runner,
@@ -195,6 +198,21 @@ class Engine(InstanceGroup[Instance]):
         found = [one for instance in self._instances for one in instance.published.ended.copy()]
         return sorted(found, key=attrgetter("ended_at"))
 
+    async def block_changes(self) -> BlockReport:
+        """What of prompts' blocks, in slots and in RAM, has come and gone since it was asked last. One who asks."""
+        return self._blocks.update(self._held())
+
+    def _held(self) -> Iterator[Held]:
+        """Text alone, as far as the bare model has computed it."""
+        for i, instance in enumerate(self._instances):
+            for slot in instance.scheduler.slots:
+                n = _n_plain(slot.tuning, slot.n_exact, slot.media)
+                tokens = slot.tokens.copy()  # at once, whatever the step thread does
+                yield Held((i, slot.id), tokens, min(n, len(tokens)), "GPU", slot.tuning.scope)
+        for state in list(self._ram):
+            n = _n_plain(state.tuning, state.n_exact, state.media)
+            yield Held(id(state), state.tokens, min(n, len(state.tokens)), "CPU", state.tuning.scope)
+
     def _adapter_names(self, tickets: Iterable[Ticket]) -> frozenset[str]:
         ids = {id_ for ticket in tickets for id_, _ in ticket.tuning.adapters}
         return frozenset(PurePath(self.adapters[id_].path).stem for id_ in ids)
@@ -256,3 +274,8 @@ class Engine(InstanceGroup[Instance]):
             return tuning(default_set(self.adapters), self.adapters, request.prompt, request.cache_scope)
         check_adapters(request.adapters, self.adapters)
         return tuning(request.adapters, self.adapters, request.prompt, request.cache_scope)
+
+
+def _n_plain(tuning: Tuning, n_exact: int, media: Spans) -> int:
+    """How many of the first tokens are text that the model without adapters computed, where it stands."""
+    return min(tuning.start, n_exact, media[0].start if media else n_exact)

@@ -9,6 +9,7 @@ from typing import Protocol
 from server.engine.embedding.vectors import EmbedderInfo, EmbeddingRunner, Vectors
 from server.engine.lora import Adapter
 from server.engine.media import MediaPrompt
+from server.engine.prefix.blocks import BlockReport
 from server.engine.request import Adapters, Request, Sink
 from server.engine.runner_api import Runner
 from server.engine.sequence import Ticket
@@ -133,6 +134,9 @@ class Generator(ModelEngine, Protocol):
     def limit_ram_cache(self, n_bytes: int) -> None: ...
 
     # ---- for who looks
+
+    async def block_changes(self) -> BlockReport:
+        """What of prompts' blocks has come and gone since it was asked last. Raises `Unavailable`."""
 
     def watch(self, *, wanted: bool) -> None: ...
     def views(self) -> Sequence[InstanceView]: ...

@@ -14,6 +14,7 @@ from server.options.table.fetching import FetchSettings
 from server.options.table.hub import HubSettings
 from server.options.table.option import SettingsModel, option
 from server.options.table.page import PageSettings
+from server.options.table.telemetry import TelemetrySettings
 from server.options.table.values import Bool, FilePath, Float, Int, Switch, TextList, split_list
 from server.pool.budget import read_budget
 
@@ -263,7 +264,14 @@ class LogSettings(SettingsModel):
 
 
 class ServerSettings(
-    LogSettings, HubSettings, PoolSettings, FetchSettings, PageSettings, AccessSettings, ListenSettings
+    LogSettings,
+    TelemetrySettings,
+    HubSettings,
+    PoolSettings,
+    FetchSettings,
+    PageSettings,
+    AccessSettings,
+    ListenSettings,
 ):
     """The YAML's ``server``."""
 

@@ -21,6 +21,7 @@ from server.engine.embedding.engine import EmbeddingEngine
 from server.engine.engine import Engine
 from server.engine.kv.ram_cache import KeptState
 from server.engine.media import MediaPrompt, MediaSpan
+from server.engine.prefix.blocks import BlockReport
 from server.engine.request import Adapters, Event, Failed, Request
 from server.engine.sequence import Ticket
 from server.engine.step.slot_state import SlotState
@@ -242,6 +243,7 @@ class _Served:
             "save": self._save,
             "restore": self._restore,
             "erase": self._erase,
+            "blocks": self._block_changes,
             "embed": self._embed,
             "tokenize": self._tokenize,
             "count": self._count,
@@ -410,6 +412,10 @@ class _Served:
         self._generator.limit_ram_cache(n_bytes)
 
     # ---- calls
+
+    async def _block_changes(self) -> BlockReport:
+        assert self._generator is not None
+        return await self._generator.block_changes()
 
     async def _save(self, id_slot: int, owner: str) -> SlotState:
         assert self._generator is not None

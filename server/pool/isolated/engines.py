@@ -15,6 +15,7 @@ from server.engine.embedding.vectors import EmbedderInfo, Vectors
 from server.engine.lora import Adapter
 from server.engine.media import MediaPrompt
 from server.engine.params import EngineParams
+from server.engine.prefix.blocks import BlockReport
 from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats, combined
@@ -326,6 +327,12 @@ class IsolatedEngine(_Half):
         """Keep at most so many bytes of prompt states from now on. Safe in any thread."""
         self._ram = n_bytes
         self.core.post_soon("ram", n_bytes)
+
+    async def block_changes(self) -> BlockReport:
+        """What has come and gone since it was asked last."""
+        found = await self.core.call("blocks")
+        assert isinstance(found, BlockReport)
+        return found
 
     async def save_slot(self, id_slot: int, owner: str = "") -> SlotState:
         """What the slot holds, once it is idle."""

@@ -1,0 +1,81 @@
+"""Asks loaded models which blocks they hold, and tells what has changed."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from server.engine.prefix.blocks import BlockReport, BlocksRemoved, BlocksStored
+from server.errors import ConfigError, Unavailable
+from server.pool.state import ModelState
+
+EVERY_S = 0.2
+Change = BlocksStored | BlocksRemoved
+
+
+@dataclass(slots=True)
+class _Told:
+    """What a model is known to hold."""
+
+    epoch: str = ""
+    hashes: dict[str, set[int]] = field(default_factory=dict)  # by medium
+
+    def follow(self, report: BlockReport | None) -> list[Change]:
+        """What is to be told; None: it holds nothing any more."""
+        changes: list[Change] = []
+        epoch = "" if report is None else report.epoch
+        if epoch != self.epoch:
+            changes += [BlocksRemoved(tuple(sorted(held)), medium) for medium, held in self.hashes.items() if held]
+            self.epoch, self.hashes = epoch, {}
+        for change in () if report is None else report.changes:
+            held = self.hashes.setdefault(change.medium, set())
+            if isinstance(change, BlocksStored):
+                held.update(change.hashes)
+            else:
+                held.difference_update(change.hashes)
+            changes.append(change)
+        return changes
+
+
+class KvEvents:
+    """To be told at `endpoint`, of this server under the name of `pod`, by default the host's. Raises ConfigError where
+    ZMQ is not there."""
+
+    def __init__(self, endpoint: str, replay: str = "", pod: str = "") -> None:
+        try:
+            from server.kv_events.publisher import Publisher
+        except ImportError as error:
+            raise ConfigError(f"server.kv_events: {error}; pip install 'llamapool[events]'") from None
+        self._open = partial(Publisher, endpoint, replay, pod or socket.gethostname())
+        self.addresses: list[str] = []  # where it is told, once it is
+
+    async def follow(self, states: Callable[[], Sequence[ModelState]]) -> None:
+        """Publish until cancelled. Raises ConfigError where an address can't be had."""
+        publisher = self._open()
+        self.addresses = publisher.addresses
+        told: dict[str, _Told] = {}
+        try:
+            while True:
+                for state in states():
+                    model = state.spec.id
+                    if model not in told:
+                        told[model] = _Told()
+                        await publisher.clear(model)
+                    changes = told[model].follow(await _report(state))
+                    if changes:
+                        await publisher.publish(model, changes)
+                await asyncio.sleep(EVERY_S)
+        finally:
+            for model in told:
+                await publisher.clear(model)
+            await publisher.close()
+
+
+async def _report(state: ModelState) -> BlockReport | None:
+    if state.loaded is None or state.loaded.generator is None:
+        return None
+    try:
+        return await state.loaded.generator.block_changes()
+    except Unavailable:  # its process is being started again
+        return None

@@ -1,0 +1,117 @@
+"""Events about KV blocks over ZMQ, as vLLM publishes them (vllm/distributed/kv_events.py) and llm-d's router reads them
+(pkg/kvevents: zmq_subscriber.go, engineadapter/vllm_adapter.go).
+
+A message has three frames: the topic ``kv@POD@MODEL``, its number (8 bytes, big-endian), and in msgpack ``[unix time,
+[event, ...]]``; an event is an array that begins with its name. Who has missed some asks the replay address for those
+from a number on, and gets them one by one, then one with an empty last frame.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterable
+
+import msgpack
+import zmq
+import zmq.asyncio
+
+from server.engine.prefix.blocks import BlocksRemoved, BlocksStored
+from server.engine.prefix.hashes import BLOCK
+from server.errors import ConfigError
+
+KEPT = 10_000
+"""Messages for who has missed some."""
+_HWM = 100_000
+_END = (-1).to_bytes(8, "big", signed=True)
+CLEARED = ["AllBlocksCleared"]
+
+
+class Publisher:
+    """Used on the event loop. `endpoint`: ``tcp://*:5557`` is listened at, ``tcp://host:5557`` connected to, as in
+    vLLM; `replay` is listened at, "" = no replay. Raises ConfigError."""
+
+    def __init__(self, endpoint: str, replay: str, pod: str) -> None:
+        self._pod = pod
+        self._n = 0
+        self._kept: deque[tuple[bytes, int, bytes]] = deque(maxlen=KEPT)
+        self._context = zmq.asyncio.Context()
+        self._answering: asyncio.Task[None] | None = None
+        try:
+            self._events = self._context.socket(zmq.PUB)
+            self._events.set_hwm(_HWM)
+            self._events.linger = 0
+            if "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc:"):
+                self._events.bind(endpoint)
+            else:
+                self._events.connect(endpoint)
+            if replay:
+                self._replay = self._context.socket(zmq.ROUTER)
+                self._replay.linger = 0
+                self._replay.bind(replay)
+                self._answering = asyncio.create_task(self._answer(), name="kv events: replay")
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"server.kv_events: {endpoint} {replay}: {error}; use such as tcp://*:5557") from None
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it is, for what was bound to any port."""
+        sockets = [self._events, *([self._replay] if self._answering else [])]
+        return [socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in sockets]
+
+    async def publish(self, model: str, changes: Iterable[BlocksStored | BlocksRemoved]) -> None:
+        """Tell of a model's changes."""
+        await self._send(model, [written(change) for change in changes])
+
+    async def clear(self, model: str) -> None:
+        """Nothing is held."""
+        await self._send(model, [CLEARED])
+
+    async def _send(self, model: str, events: list[list[object]] | list[list[str]]) -> None:
+        topic = f"kv@{self._pod}@{model}".encode()
+        number, self._n = self._n, self._n + 1
+        message = (topic, number, _packed([time.time(), events]))
+        self._kept.append(message)
+        await self._events.send_multipart(_frames(*message))
+
+    async def _answer(self) -> None:
+        """Endless."""
+        while True:
+            asked = await self._replay.recv_multipart()
+            if len(asked) != 3 or len(asked[2]) != 8:
+                continue
+            who, delimiter, first = asked[0], asked[1], int.from_bytes(asked[2], "big")
+            for message in list(self._kept):
+                if message[1] >= first:
+                    await self._replay.send_multipart([who, delimiter, *_frames(*message)])
+            await self._replay.send_multipart([who, delimiter, b"", _END, b""])
+
+    async def close(self) -> None:
+        """Free the addresses."""
+        if self._answering is not None:
+            self._answering.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._answering
+        self._context.destroy(linger=100)  # milliseconds, for what is on its way
+
+
+def _packed(message: object) -> bytes:
+    packed: bytes = msgpack.packb(message)  # type: ignore[no-untyped-call]
+    return packed
+
+
+def _frames(topic: bytes, number: int, payload: bytes) -> list[bytes]:
+    return [topic, number.to_bytes(8, "big"), payload]
+
+
+def written(change: BlocksStored | BlocksRemoved) -> list[object]:
+    """An event as an array: name, hashes, hash before them, tokens, tokens of a block, LoRA's id, where, LoRA's name,
+    extra keys of each block."""
+    if isinstance(change, BlocksRemoved):
+        return ["BlockRemoved", list(change.hashes), change.medium]
+    event: list[object] = ["BlockStored", list(change.hashes), change.parent, list(change.tokens), BLOCK]
+    event += [None, change.medium, None]
+    if change.salt:
+        event.append([[change.salt], *([None] * (len(change.hashes) - 1))])
+    return event

@@ -1,0 +1,19 @@
+"""Options of what is told to who looks from outside."""
+
+from typing import Annotated, ClassVar
+
+from server.options.table.option import SettingsModel, option
+
+
+class TelemetrySettings(SettingsModel):
+    """What routers in front are told, beside metrics."""
+
+    group: ClassVar[str] = "Telemetry"
+
+    kv_events: Annotated[str, option("--kv-events", metavar="ENDPOINT")] = ""
+    """Where to publish which prompts' beginnings are held, over ZMQ as vLLM does: tcp://*:5557 is listened at,
+    tcp://router:5557 connected to. Whoever subscribes reads the tokens of prompts. Needs llamapool[events]."""
+    kv_events_replay: Annotated[str, option("--kv-events-replay", metavar="ENDPOINT")] = ""
+    """Where to answer who has missed some of these events, e.g. tcp://*:5558."""
+    kv_events_pod: Annotated[str, option("--kv-events-pod", metavar="NAME")] = ""
+    """What these events call this server, as the router knows it; by default the host's name."""
