@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,13 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
 
 @pytest.fixture(autouse=True)
-def daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As without a terminal, whose end SIGHUP would be; files are looked at often."""
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As without a terminal, whose end SIGHUP would be, nor under nohup; files are looked at often."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     monkeypatch.setattr("server.transport.shutdown._has_terminal", lambda: False)
     monkeypatch.setattr("server.reload.EVERY_S", 0.005)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def configure(folder: Path, text: str) -> Path:
