@@ -1,3 +1,5 @@
 """Llamapool: a drop-in for llama-server, in Python over llama-cpp-python."""
 
-__version__ = "0.1.0"
+from llamapool import __version__
+
+__all__ = ["__version__"]

@@ -7,6 +7,7 @@ model in place of the YAML's. docs/configuration.md is generated from the table.
 """
 
 import os
+import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,8 +52,10 @@ __all__ = [
 
 DEFAULT_CONFIGS = (
     Path(__file__).resolve().parent.parent / "config" / "default.yaml",  # a checkout's
-    Path("config") / "default.yaml",  # of the working directory, for an installed package
+    Path("config") / "default.yaml",  # of the working directory
+    Path(sysconfig.get_path("data")) / "share" / "llamapool" / "config" / "default.yaml",  # an installed package's
 )
+DEMO_CONFIGS = (DEFAULT_CONFIGS[0], DEFAULT_CONFIGS[-1])  # of ours, not of a folder that somebody is in
 TABLE = Table(ServerSettings, ModelSettings)
 _HUB_KEYS = frozenset({"hf_token", "offline", "hf_file"})
 MODEL_ONLY = frozenset(ModelSettings.model_fields) - frozenset(ModelDefaults.model_fields)
@@ -124,7 +127,7 @@ def load_settings(
     path = config or _config_path(flags, variables)
     document = read_yaml(TABLE, path, MODEL_ONLY) if path else Document()
     named = bool(config or flags.config or variables.config)
-    inputs = Inputs(TABLE, flags, variables, document, named, is_demo=not named and path == DEFAULT_CONFIGS[0])
+    inputs = Inputs(TABLE, flags, variables, document, named, is_demo=not named and path in DEMO_CONFIGS)
     place = _hub_place(os.environ if env is None else env)
     without_models = _laid_over(inputs, Roster(), place)  # says where the models are
     roster = find_models(inputs, without_models.server, hub_of(without_models))

@@ -33,9 +33,9 @@ Each option can be given as a flag, as a variable, or in the YAML. Strongest fir
 
 - **YAML**: `--config FILE` or `LLAMAPOOL_CONFIG`; without either, and without a model on the command line or in the
   environment (`-m`, `-hf`, `--models-dir`, `--models-preset` or their variables), `config/default.yaml` of the
-  checkout, or of the working directory where the package is installed elsewhere. Keys are the names below:
-  `server.<name>`, `defaults.<name>` for every model, `models.<id>.<name>` for one. Paths are relative to the file's
-  folder. `config/schema.json` is the file's schema for editors.
+  checkout, else of the working directory, else the one that came with the package, which serves the demo. Keys are
+  the names below: `server.<name>`, `defaults.<name>` for every model, `models.<id>.<name>` for one. Paths are
+  relative to the file's folder. `config/schema.json` is the file's schema for editors.
 - **Flags**: llama-server's, spelled out: `-c 4096`, `--ctx-size 4096` (`--ctx-size=4096` too). A flag of a model's
   option holds for every model. `-m FILE` serves that model in place of the YAML's; its id is its alias (of several
   the first in alphabetical order), or else the path as given.

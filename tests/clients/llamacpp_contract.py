@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.client import BadRequest, CompletionResponse, LlamaCppClient, NotSupported, StopType
+from llamapool.client import BadRequest, CompletionResponse, LlamaCppClient, NotSupported, StopType
 from tests.clients.slots import wait_until
 from tests.closeness import same_vectors
 from tests.ggufs import REPO_FIM

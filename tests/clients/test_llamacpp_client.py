@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.client import AuthenticationFailed, LlamaCppClient, NotFound, ServerUnreachable
+from llamapool.client import AuthenticationFailed, LlamaCppClient, NotFound, ServerUnreachable
 from tests.clients.conftest import API_KEY, QUIET
 from tests.clients.llamacpp_contract import (
     ALIAS,

@@ -149,7 +149,7 @@ def test_the_models_stay_in_the_files_order(tmp_path: Path) -> None:
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installed package's view: no configuration beside it, one in the working directory, as in the image."""
-    monkeypatch.setattr("server.settings.DEFAULT_CONFIGS", (tmp_path / "none.yaml", DEFAULT_CONFIGS[-1]))
+    monkeypatch.setattr("server.settings.DEFAULT_CONFIGS", (tmp_path / "none.yaml", DEFAULT_CONFIGS[1]))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").mkdir()
     return write(tmp_path / "config", "models: {here: {path: ../models/here.gguf}}\n", "default.yaml")

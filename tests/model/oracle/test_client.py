@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.client import LlamaCppClient
+from llamapool.client import LlamaCppClient
 from tests.clients.llamacpp_contract import (
     ALIAS,
     GENERATOR,

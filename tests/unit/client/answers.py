@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from server.client import LlamaCppClient
+from llamapool.client import LlamaCppClient
 
 BASE_URL = "http://server.test"
 Handler = Callable[[httpx.Request], httpx.Response]

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from server.client import (
+from llamapool.client import (
     ApiError,
     AuthenticationFailed,
     BadRequest,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from server.client import HealthStatus, ServerUnreachable, server_state
+from llamapool.client import HealthStatus, ServerUnreachable, server_state
 from tests.unit.client.answers import answering, served_by
 
 

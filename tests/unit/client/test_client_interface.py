@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from server import client as package
-from server.client import LlamaCppClient, StopType
-from server.client.chat import ChatCompletionsAPI
-from server.client.embeddings import EmbeddingsClientAPI
-from server.client.lora import LoraClientAPI
-from server.client.models import ModelsClientAPI
-from server.client.slots import SlotsClientAPI
+from llamapool import client as package
+from llamapool.client import LlamaCppClient, StopType
+from llamapool.client.chat import ChatCompletionsAPI
+from llamapool.client.embeddings import EmbeddingsClientAPI
+from llamapool.client.lora import LoraClientAPI
+from llamapool.client.models import ModelsClientAPI
+from llamapool.client.slots import SlotsClientAPI
 from tests.real_server import ROOT
 
 METHODS: dict[Callable[..., object], str] = {
@@ -109,9 +109,9 @@ def test_the_parts_of_a_client() -> None:
 
 def test_importing_the_client_imports_nothing_of_the_server() -> None:
     program = (
-        "import sys, server.client\n"
+        "import sys, llamapool.client\n"
         "print(*sorted({n.split('.')[0] for n in sys.modules} - set(sys.stdlib_module_names)))\n"
-        "print(*sorted(n for n in sys.modules if n.startswith('server.') and not n.startswith('server.client')))\n"
+        'print(*sorted(n for n in sys.modules if n.partition(".")[0] == "server" or n == "llamapool.app"))\n'
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     libraries, of_the_server = done.stdout.splitlines()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.client import (
+from llamapool.client import (
     Choice,
     CompletionResponse,
     EmbeddingData,

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.client import LlamaCppClient
+from llamapool.client import LlamaCppClient
 from tests.unit.client.answers import Asked, answering, served_by
 
 CHAT: dict[str, Any] = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}}]}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.client.sse import Event, SseDecoder
+from llamapool.client.sse import Event, SseDecoder
 
 
 def events(stream: bytes, *cuts: int) -> list[Event]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from server.client import ApiError, BadRequest, EventStream, RequestTimedOut, ServerUnreachable, UnexpectedReply
+from llamapool.client import ApiError, BadRequest, EventStream, RequestTimedOut, ServerUnreachable, UnexpectedReply
 from tests.unit.client.answers import Asked, answering, served_by, streaming
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import httpx
 
-from server.client.errors import RequestTimedOut, ServerUnreachable
+from llamapool.client.errors import RequestTimedOut, ServerUnreachable
 
 
 @contextmanager

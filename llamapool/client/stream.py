@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import httpx
 
-from server.client.connection import connection_errors
-from server.client.errors import UnexpectedReply, api_error
-from server.client.sse import Event, SseDecoder
+from llamapool.client.connection import connection_errors
+from llamapool.client.errors import UnexpectedReply, api_error
+from llamapool.client.sse import Event, SseDecoder
 
 DONE = "[DONE]"  # the last event of OpenAI's streams; llama-server's own end without one
 

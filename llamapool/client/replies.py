@@ -6,9 +6,9 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from server.client.completion_replies import Raw, Usage
-from server.client.errors import ApiError, UnexpectedReply
-from server.client.shape import as_object, as_objects, required
+from llamapool.client.completion_replies import Raw, Usage
+from llamapool.client.errors import ApiError, UnexpectedReply
+from llamapool.client.shape import as_object, as_objects, required
 
 _FLOAT_BYTES = 4
 

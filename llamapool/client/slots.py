@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from server.client.replies import SlotInfo
-from server.client.shape import as_objects
-from server.client.transport import Transport
+from llamapool.client.replies import SlotInfo
+from llamapool.client.shape import as_objects
+from llamapool.client.transport import Transport
 
 Slots = list[SlotInfo]  # inside the class, `list` is the method
 

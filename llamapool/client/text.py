@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from server.client.arguments import body_of
-from server.client.errors import UnexpectedReply
-from server.client.replies import TokenizeResponse
-from server.client.shape import as_object, required
-from server.client.transport import Transport
+from llamapool.client.arguments import body_of
+from llamapool.client.errors import UnexpectedReply
+from llamapool.client.replies import TokenizeResponse
+from llamapool.client.shape import as_object, required
+from llamapool.client.transport import Transport
 
 
 class TextCalls:

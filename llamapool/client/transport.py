@@ -6,10 +6,10 @@ from typing import Any
 
 import httpx
 
-from server.client.connection import connection_errors
-from server.client.errors import ApiError, UnexpectedReply, api_error
-from server.client.shape import as_object
-from server.client.stream import EventStream
+from llamapool.client.connection import connection_errors
+from llamapool.client.errors import ApiError, UnexpectedReply, api_error
+from llamapool.client.shape import as_object
+from llamapool.client.stream import EventStream
 
 STREAM_HEADERS = {
     "Accept": "text/event-stream",

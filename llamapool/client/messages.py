@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, overload
 
-from server.client.arguments import body_of
-from server.client.shape import as_object, as_objects, required
-from server.client.stream import EventStream
-from server.client.transport import Transport
+from llamapool.client.arguments import body_of
+from llamapool.client.shape import as_object, as_objects, required
+from llamapool.client.stream import EventStream
+from llamapool.client.transport import Transport
 
 Messages = list[dict[str, Any]]
 Raw = dict[str, Any]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
-from server.client.shape import as_object, as_objects
+from llamapool.client.shape import as_object, as_objects
 
 Raw = dict[str, Any]
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from server.client.replies import LoraAdapter
-from server.client.shape import as_objects
-from server.client.transport import Transport
+from llamapool.client.replies import LoraAdapter
+from llamapool.client.shape import as_objects
+from llamapool.client.transport import Transport
 
 Adapters = list[LoraAdapter]  # inside the class, `list` is the method
 Scales = list[dict[str, Any]]

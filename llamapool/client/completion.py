@@ -2,10 +2,10 @@
 
 from typing import Any, Literal, overload
 
-from server.client.arguments import body_of
-from server.client.completion_replies import CompletionResponse
-from server.client.stream import EventStream
-from server.client.transport import Transport
+from llamapool.client.arguments import body_of
+from llamapool.client.completion_replies import CompletionResponse
+from llamapool.client.stream import EventStream
+from llamapool.client.transport import Transport
 
 Prompt = str | list[str | int] | list[str] | list[int]
 Extra = list[dict[str, str]]

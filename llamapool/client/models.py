@@ -2,10 +2,10 @@
 
 from urllib.parse import quote
 
-from server.client.replies import ModelInfo
-from server.client.shape import as_object, as_objects
-from server.client.stream import EventStream
-from server.client.transport import Transport
+from llamapool.client.replies import ModelInfo
+from llamapool.client.shape import as_object, as_objects
+from llamapool.client.stream import EventStream
+from llamapool.client.transport import Transport
 
 Models = list[ModelInfo]  # inside the class, `list` is the method
 

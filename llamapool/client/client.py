@@ -5,20 +5,20 @@ from typing import Any, Literal, Self, overload
 
 import httpx
 
-from server.client.chat import ChatCompletionsAPI, Messages
-from server.client.completion import CompletionCalls
-from server.client.completion_replies import CompletionResponse
-from server.client.embeddings import EmbeddingCalls, EmbeddingsClientAPI
-from server.client.lora import LoraClientAPI
-from server.client.messages import MessagesClientAPI
-from server.client.models import ModelsClientAPI
-from server.client.openai_completions import CompletionsClientAPI
-from server.client.responses import ResponsesClientAPI
-from server.client.server_state import ServerCalls
-from server.client.slots import SlotsClientAPI
-from server.client.stream import EventStream
-from server.client.text import TextCalls
-from server.client.transport import Transport, new_http_client
+from llamapool.client.chat import ChatCompletionsAPI, Messages
+from llamapool.client.completion import CompletionCalls
+from llamapool.client.completion_replies import CompletionResponse
+from llamapool.client.embeddings import EmbeddingCalls, EmbeddingsClientAPI
+from llamapool.client.lora import LoraClientAPI
+from llamapool.client.messages import MessagesClientAPI
+from llamapool.client.models import ModelsClientAPI
+from llamapool.client.openai_completions import CompletionsClientAPI
+from llamapool.client.responses import ResponsesClientAPI
+from llamapool.client.server_state import ServerCalls
+from llamapool.client.slots import SlotsClientAPI
+from llamapool.client.stream import EventStream
+from llamapool.client.text import TextCalls
+from llamapool.client.transport import Transport, new_http_client
 
 
 class LlamaCppClient(CompletionCalls, EmbeddingCalls, TextCalls, ServerCalls):

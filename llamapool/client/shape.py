@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from server.client.errors import UnexpectedReply
+from llamapool.client.errors import UnexpectedReply
 
 
 def as_object(reply: Any) -> dict[str, Any]:

@@ -6,9 +6,9 @@ one file per family of endpoints (`chat`, `completion`, `openai_completions`, `m
 `transport` (HTTP), `stream` with `sse` (server-sent events), `errors`.
 """
 
-from server.client.client import LlamaCppClient
-from server.client.completion_replies import Choice, CompletionResponse, Message, StopType, Timings, Usage
-from server.client.errors import (
+from llamapool.client.client import LlamaCppClient
+from llamapool.client.completion_replies import Choice, CompletionResponse, Message, StopType, Timings, Usage
+from llamapool.client.errors import (
     ApiError,
     AuthenticationFailed,
     BadRequest,
@@ -20,9 +20,9 @@ from server.client.errors import (
     Unavailable,
     UnexpectedReply,
 )
-from server.client.messages import MessageResponse
-from server.client.openai_completions import TokenScore
-from server.client.replies import (
+from llamapool.client.messages import MessageResponse
+from llamapool.client.openai_completions import TokenScore
+from llamapool.client.replies import (
     EmbeddingData,
     EmbeddingsResponse,
     HealthStatus,
@@ -33,8 +33,8 @@ from server.client.replies import (
     SlotInfo,
     TokenizeResponse,
 )
-from server.client.responses import ResponseReply
-from server.client.stream import EventStream
+from llamapool.client.responses import ResponseReply
+from llamapool.client.stream import EventStream
 
 __all__ = [
     "ApiError",

@@ -3,10 +3,10 @@
 import time
 from typing import Any
 
-from server.client.errors import ApiError, ServerUnreachable
-from server.client.replies import HealthStatus
-from server.client.shape import as_object
-from server.client.transport import Transport
+from llamapool.client.errors import ApiError, ServerUnreachable
+from llamapool.client.replies import HealthStatus
+from llamapool.client.shape import as_object
+from llamapool.client.transport import Transport
 
 
 class ServerCalls:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from server.client.arguments import body_of
-from server.client.replies import EmbeddingsResponse, RerankResponse, vectors
-from server.client.transport import Transport
+from llamapool.client.arguments import body_of
+from llamapool.client.replies import EmbeddingsResponse, RerankResponse, vectors
+from llamapool.client.transport import Transport
 
 
 class EmbeddingsClientAPI:

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, overload
 from urllib.parse import quote
 
-from server.client.arguments import body_of
-from server.client.completion_replies import Raw
-from server.client.shape import as_object, as_objects, required
-from server.client.stream import EventStream
-from server.client.transport import Transport
+from llamapool.client.arguments import body_of
+from llamapool.client.completion_replies import Raw
+from llamapool.client.shape import as_object, as_objects, required
+from llamapool.client.stream import EventStream
+from llamapool.client.transport import Transport
 
 Input = str | list[dict[str, Any]]
 

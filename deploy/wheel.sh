@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Builds both distributions into dist/ (each wheel from its source distribution), installs each in an empty environment,
+# and tries every way in: the commands, the packaged default, the application, the client. `make wheel`.
+set -euo pipefail
+source=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-python3}
+root=$(mktemp -d); trap 'kill "${server:-}" 2>/dev/null || true; rm -rf "$root"' EXIT
+unset PYTHONPATH LLAMAPOOL_CONFIG
+export LLAMA_CACHE="$root/cache" HF_HUB_OFFLINE=1 NO_COLOR=1
+
+"$python" -m venv "$root/tools"
+"$root/tools/bin/pip" install --quiet build
+mkdir -p "$source/dist"
+rm -f "$source"/dist/llamapool*
+for project in "$source" "$source/extras/client"; do
+  "$root/tools/bin/python" -m build --outdir "$source/dist" "$project" >"$root/build.log" 2>&1 || { tail -n 40 "$root/build.log"; exit 1; }
+done
+ls -l "$source"/dist/llamapool*
+version=$(cd "$source" && "$python" -c 'import llamapool; print(llamapool.__version__)')
+cd "$root"
+
+said() { # WORDS COMMAND...: what the command prints has these words
+  local words=$1 out; shift
+  out=$("$@" 2>&1) || { echo "$* failed: $out"; exit 1; }
+  grep -qF -- "$words" <<<"$out" || { echo "$* does not say '$words': $out"; exit 1; }
+  echo "ok: $*"
+}
+
+"$python" -m venv client
+client/bin/pip install --quiet "$source/dist/llamapool_client-$version-py3-none-any.whl"
+said "No module named" bash -c '! client/bin/python -c "import llama_cpp"'
+said "No module named" bash -c '! client/bin/python -c "import server"'
+said "py.typed" client/bin/python -c 'import pathlib, llamapool; print(*pathlib.Path(llamapool.__file__).parent.iterdir())'
+said "$version" client/bin/python -c 'import llamapool; print(llamapool.__version__, llamapool.LlamaCppClient)'
+
+"$python" -m venv whole
+whole/bin/pip install --quiet --find-links "$source/dist" "llamapool[client]==$version"
+whole/bin/pip check
+for command in whole/bin/llamapool "whole/bin/python -m llamapool" "whole/bin/python -m server"; do
+  said "llamapool $version" $command --version
+done
+said "--ctx-size" whole/bin/llamapool --help
+said "pull" whole/bin/llamapool pull --help
+said "scenario" whole/bin/llamapool bench --help
+said "complete" whole/bin/llamapool --completion-bash
+said "devices" whole/bin/llamapool --list-devices
+said "demo" whole/bin/llamapool check-config whole/share/llamapool/config/default.yaml
+said "no models in" whole/bin/llamapool list
+said "context" whole/bin/llamapool fit whole/share/llamapool/models/demo.gguf
+said "FastAPI" whole/bin/python -c 'from llamapool.app import create_app, load_settings; print(create_app(load_settings([])))'
+said "py.typed" whole/bin/python -c 'import pathlib, server; print(*pathlib.Path(server.__file__).parent.iterdir())'
+
+port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+LLAMA_ARG_PORT=$port whole/bin/llamapool >server.log 2>&1 & server=$!
+cat >ask.py <<'PROGRAM'
+import sys
+from llamapool import LlamaCppClient
+
+with LlamaCppClient(sys.argv[1]) as client:
+    assert client.wait_until_ready(120)
+    reply = client.chat.completions.create([{"role": "user", "content": "What is the capital of France?"}], temperature=0)
+    print(reply.choices[0].message.content)
+PROGRAM
+for environment in whole client; do
+  said "Paris" $environment/bin/python ask.py "http://127.0.0.1:$port" || { cat server.log; exit 1; }
+done
+curl -sSf "http://127.0.0.1:$port/" | grep -qi '<!doctype html' && echo "ok: the page"
+kill -TERM "$server"; wait "$server" && status=0 || status=$?
+echo "ok: SIGTERM ended the packaged default with status $status"

@@ -1,0 +1,30 @@
+"""The server as an ASGI application: ``uvicorn llamapool.app:app``, or in a program of yours.
+
+::
+
+    from llamapool.app import create_app, load_settings
+
+    app = create_app(load_settings(["-m", "model.gguf", "-c", "8192"]))
+
+It loads and serves nothing before its lifespan starts; a wrong setting is a `ConfigError` of one line.
+"""
+
+from typing import TYPE_CHECKING
+
+from server import app as _server
+from server.app import create_app
+from server.errors import ConfigError, LlamapoolError
+from server.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+__all__ = ["ConfigError", "LlamapoolError", "Settings", "create_app", "load_settings"]
+
+
+def __getattr__(name: str) -> "FastAPI":
+    """``app``, made of flags and environment when it is asked for."""
+    if name != "app":
+        raise AttributeError(f"module 'llamapool.app' has no attribute {name!r}")
+    made: FastAPI = _server.app
+    return made
