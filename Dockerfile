@@ -14,19 +14,30 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 RUN python3 -m venv /opt/venv
-COPY pyproject.toml README.md ./
+# The versions that are tested, each by its hash; what stands here changes seldom, so that the layer is kept.
+COPY deploy/locks ./deploy/locks
+RUN --mount=type=cache,target=/root/.cache/pip /opt/venv/bin/pip install --require-hashes --requirement deploy/locks/server.txt
+COPY pyproject.toml MANIFEST.in README.md LICENSE ./
+COPY llamapool ./llamapool
 COPY server ./server
-RUN --mount=type=cache,target=/root/.cache/pip /opt/venv/bin/pip install .
+COPY config ./config
+COPY models/*.gguf ./models/
+RUN /opt/venv/bin/pip install --no-deps . && /opt/venv/bin/pip check
+# What is in the image: /opt/venv/share/llamapool/sbom.cdx.json and LICENSES.txt, beside the default configuration and
+# its models. Those of Debian's packages are in /usr/share/doc.
+COPY deploy/inventory.sh ./deploy/
+RUN --mount=type=cache,target=/root/.cache/pip python3 -m venv /opt/tools \
+ && /opt/tools/bin/pip install --require-hashes --requirement deploy/locks/image.txt \
+ && deploy/inventory.sh /opt/venv /opt/tools
 
 FROM ${RUN_IMAGE}
+LABEL org.opencontainers.image.title="Llamapool" org.opencontainers.image.licenses="MIT"
 RUN apt-get update \
  && apt-get install -y --no-install-recommends libgomp1 python3 \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --system --uid 10001 --create-home llamapool
 COPY --from=build /opt/venv /opt/venv
 WORKDIR /app
-COPY config ./config
-COPY models/*.gguf ./models/
 # All addresses of the container, and therefore only with a key: docker run -e LLAMA_API_KEY=... (docs/security.md)
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 LLAMA_ARG_HOST=0.0.0.0 LLAMAPOOL_SERVER__CLOSED=true
 USER llamapool

@@ -16,7 +16,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: profile trace fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page vendor clean
+.PHONY: wheel locks profile trace fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -42,7 +42,15 @@ quick: $(VENV)/.installed-dev $(VENV)/.templates
 # that people run.
 nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --hypothesis-profile=search --cov
-	$(MAKE) kinds conformance clients page docs
+	$(MAKE) kinds conformance clients page docs wheel
+
+# Both distributions into dist/, each tried in an empty environment: two minutes, once llama-cpp-python is in pip's cache.
+wheel: $(VENV)/.installed
+	PYTHON=$(CURDIR)/$(BIN)/python deploy/wheel.sh
+
+# The newest versions that pyproject.toml allows become those that are tested and shipped.
+locks: $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet uv && UV=$(BIN)/uv deploy/locks/update.sh
 
 # Every kind of memory and weight type, beside llama-server, another device, and damaged headers: six minutes.
 kinds: $(VENV)/.installed-dev
@@ -113,7 +121,7 @@ $(PAGE)/.installed: extras/page/package.json extras/page/package-lock.json
 	@touch $@
 
 $(VENV)/.installed-page: pyproject.toml $(VENV)/.installed-dev
-	$(BIN)/pip install --quiet --editable '.[dev,page]'
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,page]'
 	@touch $@
 
 # The page's third-party modules, anew from npm; a test compares them with their checksums.
@@ -126,7 +134,7 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 $(VENV)/.installed-docs: pyproject.toml $(VENV)/.installed-dev
-	$(BIN)/pip install --quiet --editable '.[dev,docs]'
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,docs]'
 	@touch $@
 
 # The chat templates of llama-cpp-python's source distribution; where it can't be had, the tests of them are skipped,
@@ -158,18 +166,24 @@ PROGRESS = tee $(VENV)/install.log | awk -v tty="$$(test -t 2 && echo 1)" ' \
     if (tty) printf "\rcompiling llama.cpp: %s ", of; else if (n % 25 == 1) print "compiling llama.cpp: " of; fflush() } \
   END { if (n && tty) print "" }'
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+# The versions that are tested (deploy/locks), without their hashes: what pip has compiled here has none.
+CONSTRAINTS := $(VENV)/constraints.txt
+$(CONSTRAINTS): deploy/locks/dev.txt | $(VENV)/bin/python
+	@sed -e 's/ *\\$$//' -e '/--hash=/d' $< > $@
+
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	@echo "Installing; the first time llama-cpp-python is compiled, which takes 4 to 15 minutes on two cores."
-	@$(BIN)/pip install --verbose $(if $(PREBUILT),--extra-index-url $(PREBUILT_INDEX)/$(PREBUILT)) --editable . 2>&1 | \
+	@$(BIN)/pip install --verbose $(if $(PREBUILT),--extra-index-url $(PREBUILT_INDEX)/$(PREBUILT)) \
+	  --constraint $(CONSTRAINTS) --editable . 2>&1 | \
 	  $(PROGRESS) || { tail -n 40 $(VENV)/install.log; exit 1; }
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
 	@touch $@
 
 $(VENV)/.installed-bench: pyproject.toml $(VENV)/.installed-dev
-	$(BIN)/pip install --quiet --editable '.[dev,bench]'
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,bench]'
 	@touch $@
 
 clean:
