@@ -23,7 +23,7 @@ from server.transport.access.auth import OPEN_PATHS, Access, IsOpen, given_name
 from server.transport.access.cors import CorsPolicy
 from server.transport.access.endpoints import is_administration, is_work
 from server.transport.access.guard import Guard
-from server.transport.access.keys import CALLER, Key, KeyRing
+from server.transport.access.keys import CALLER, MANAGES, Key, KeyRing
 from server.transport.access.rates import PLACE, Headers, Rates
 from server.transport.bodies.memory import BODY_SHARE, BodyMemory
 from server.transport.connections import REFUSED, TooManyConnections
@@ -193,7 +193,8 @@ class Gateway:
 
         And raises unless a key fits, or none is needed and it is no page's of another site.
         """
-        if self._admin_port and (scope.get("server") or ("", 0))[1] != self._admin_port:
+        elsewhere = bool(self._admin_port) and (scope.get("server") or ("", 0))[1] != self._admin_port
+        if elsewhere:
             path = scope["path"].removeprefix(self._prefix)
             if is_administration(scope.get("method", "GET"), path, scope.get("query_string", b"")):
                 raise NotFound("File Not Found")
@@ -201,6 +202,8 @@ class Gateway:
         self._access.check(caller, scope)
         if not self._access.required:
             self._guard.check(scope, headers)
+        may = caller is not None and "models" in caller.scopes
+        scope[MANAGES] = may and not elsewhere and (self._access.required or not self._guard.is_foreign(headers))
         return caller
 
     def _is_work(self, scope: Scope) -> bool:

@@ -1,6 +1,7 @@
 """Ollama's chat and generate over a fake model: lines and whole replies, calls, thoughts, structure, mistakes."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import ollama
@@ -9,6 +10,7 @@ import pytest
 
 from tests.api.conftest import Api, GoLive, Serve, idle, until
 from tests.api.streams import posting
+from tests.api.test_keys import bearer, key_file
 from tests.fakes import FakeLoader, FakeRunner
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -236,6 +238,25 @@ async def test_nothing_to_say_loads_and_frees(serve: Serve) -> None:
         assert gone.json()["done_reason"] == "unload"
         await until(lambda: api.pool.state("other").loaded is None)
         await whole(api, messages=[HI], options={"num_predict": 1}, keep_alive=0)
+        await until(lambda: api.pool.state("demo").loaded is None)
+
+
+@pytest.mark.parametrize("path", [CHAT, GENERATE])
+async def test_a_page_of_another_site_frees_no_model(serve: Serve, path: str) -> None:
+    async with serve() as api:
+        reply = await api.client.post(path, json={"keep_alive": 0}, headers={"Origin": "https://evil.example"})
+        assert reply.status_code == 200
+        assert reply.headers["x-llamapool-warning"] == "keep_alive: is left to who may load and unload models"
+        assert api.pool.state("demo").sleeps_in_s is None
+
+
+async def test_keep_alive_is_for_keys_that_may_load(serve: Serve, tmp_path: Path) -> None:
+    file = key_file(tmp_path, ada={}, ops={"scopes": ["infer", "models"]})
+    async with serve(server={"keys_file": str(file)}) as api:
+        for name, done in (("ada", "load"), ("ops", "unload")):
+            reply = await api.client.post(CHAT, json={"model": "demo", "keep_alive": 0}, headers=bearer(name))
+            assert reply.json()["done_reason"] == done
+            assert ("x-llamapool-warning" in reply.headers) is (name == "ada")
         await until(lambda: api.pool.state("demo").loaded is None)
 
 

@@ -17,6 +17,7 @@ from server.pool.state import ModelState, Status
 from server.routes.embed import embed, read_able
 from server.routes.generate import StreamWords, reply, stream
 from server.routes.services import lease_for, services
+from server.transport.access.keys import MANAGES
 from server.transport.bodies.read import read_as, read_json
 from server.transport.reply import JSON_TYPE, json_reply
 from server.transport.streams.disconnect import while_connected
@@ -77,8 +78,9 @@ async def post_generate(request: Request) -> Response:
 
 async def _ask(request: Request, read: Callable[[dict[str, Any]], Ask]) -> Response:
     ask, unused = await read_as(request, lambda given: (read(given), without_effect(given, Options.model_fields)))
-    headers = as_header([*unused, *ask.warnings])
-    model, keep_alive_s = ask.body.model or None, ask.body.keep_alive
+    keep_alive_s, untold = keep_alive(request, ask.body.keep_alive)
+    headers = as_header([*unused, *ask.warnings, *untold])
+    model = ask.body.model or None
     if ask.loads:
         stays = await stay(request, model, keep_alive_s)
         return json_reply(ask.reply.nothing("load" if stays else "unload"), headers=headers)
@@ -117,13 +119,14 @@ async def post_embeddings(request: Request) -> Response:
 
 
 async def _embed(request: Request, wanted: Embed, unused: list[str]) -> Response:
-    headers = as_header(unused)
+    keep_alive_s, untold = keep_alive(request, wanted.keep_alive_s)
+    headers = as_header([*unused, *untold])
     if not wanted.texts:
-        await stay(request, wanted.model, wanted.keep_alive_s, "embed")
+        await stay(request, wanted.model, keep_alive_s, "embed")
         return Response(wanted.empty, headers=headers, media_type=JSON_TYPE)
     return await embed(
         *(request, wanted.model, "embed", lambda model, _: embed_job(wanted, model), headers),
-        keep_alive_s=wanted.keep_alive_s,
+        keep_alive_s=keep_alive_s,
     )
 
 
@@ -223,6 +226,13 @@ async def blobs(digest: str) -> Response:
 
 def _only_ollamas(what: str) -> NotSupported:
     return NotSupported(f"{what}: this server's models are files of a hub or of its configuration; change them there")
+
+
+def keep_alive(request: Request, wanted_s: float | None) -> tuple[float | None, list[str]]:
+    """What of ``keep_alive`` counts, and what to say of it: it frees models, so it is for who may load and unload."""
+    if wanted_s is None or request.scope.get(MANAGES):
+        return wanted_s, []
+    return None, ["keep_alive: is left to who may load and unload models"]
 
 
 async def stay(request: Request, model: str | None, keep_alive_s: float | None, task: Task = "generate") -> bool:

@@ -13,6 +13,8 @@ from server.transport.access.endpoints import SCOPES, Scope
 CALLER = "llamapool.caller"
 """A key in the ASGI scope of a request: the `Key` that it came with, `ANYBODY` where none is needed, or None where one
 is and none was given (few paths are open to such)."""
+MANAGES = "llamapool.manages"
+"""A key in the ASGI scope of a request: whether who sent it may say which models stay in memory."""
 _SHOWN_HEX = 8
 
 
