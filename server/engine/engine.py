@@ -17,24 +17,25 @@ from server.engine.lora import Tuning, default_set, tuning
 from server.engine.media import Spans
 from server.engine.params import EngineParams
 from server.engine.prefix.blocks import BlockReport, Blocks, Held
-from server.engine.prefix.hashes import Chain
-from server.engine.request import Adapters, Request, Sink
+from server.engine.request import Adapters, Event, Failed, Request, Sink
 from server.engine.routing import Router
 from server.engine.runner_api import Runner
+from server.engine.schedule.admission import admits
+from server.engine.schedule.model_queue import ModelQueue
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats
 from server.engine.step import commands
 from server.engine.step.loop import Instance
-from server.engine.step.mailbox import Mailbox, Recall
+from server.engine.step.mailbox import Mailbox
 from server.engine.step.published import EndedChoice, InstanceView
 from server.engine.step.slot_state import SlotState
 from server.engine.step.snapshot import SlotSnapshot, snapshot
 from server.engine.step.threads import yield_to_steps
-from server.errors import QueueFull
+from server.errors import InternalError, QueueFull
 
 
 class Engine(InstanceGroup[Instance]):
-    """Submits requests to the instance that is expected to answer soonest."""
+    """Queues requests, of which each instance takes what it has slots for."""
 
     def __init__(
         self,
@@ -54,15 +55,12 @@ class Engine(InstanceGroup[Instance]):
         )
         self._disk: DiskCache | None = None
         self._blocks = Blocks()
+        self._loop = loop
+        self._queue = ModelQueue(len(runners))
         instances = [
             Instance(
-                runner,
-                params,
-                Mailbox(loop, self._has_room, self._recalled),
-                clock,
-                self._count_preparing,
-                i * self.n_slots_each,
-                self._encoder,
+                *(runner, params, self._queue, i, Mailbox(loop, self._left), clock, self._count_preparing),
+                encoder=self._encoder,
             )
             for i, runner in enumerate(runners)
         ]
@@ -73,7 +71,7 @@ class Engine(InstanceGroup[Instance]):
         info = runners[0].info
         n_slots = info.n_seq * len(runners)
         self.bounds = Bounds(self.vocab.n_tokens, info.n_ctx_seq, n_slots, info.n_ubatch, projector is not None)
-        self._router = Router(instances, self.n_slots_each, params.max_queue, loop, clock)
+        self._router = Router(instances, self.n_slots_each)
         self._start(instances)
 
     async def use_disk(self, files: StateFiles) -> None:
@@ -118,6 +116,7 @@ class Engine(InstanceGroup[Instance]):
     def stats(self) -> EngineStats:
         """Totals over the instances; a copy."""
         total = super().stats
+        total.n_deferred += self._queue.n_waiting
         total.cache_ram_bytes, total.cache_ram_states = self._ram.n_bytes, len(self._ram)
         total.n_ram_hits = self._ram.n_hits
         if self._disk is not None:
@@ -147,32 +146,46 @@ class Engine(InstanceGroup[Instance]):
         self._check_open()
         self.bounds.check(request)
         wanted = self._tuning(request)
-        chain = Chain()
-        instance, n_own = self._router.choose(request, wanted, chain)
-        if not self._router.admits(request, instance):
-            n_queued = instance.n_load - self.n_slots_each
-            raise QueueFull(n_queued, self._retry_after_s(instance))
-        ticket = Ticket(request, sink, self._clock(), n_open=request.n, tuning=wanted, n_expected=n_own, chain=chain)
-        self._idle.clear()
-        self._router.send(ticket, instance)
-        self._router.balance()
+        self._admit(request)
+        ticket = Ticket(request, sink, self._clock(), n_open=request.n, tuning=wanted)
+        self._router.route(ticket, self._queue.open.values())
+        if self._queue.add(ticket):
+            self._idle.clear()
+            self._wake_all()
+        else:  # the one that it named has failed
+            failure = self._instances[ticket.instance].failure
+            gone: list[Event] = [Failed(InternalError(f"the engine has failed and must be loaded anew ({failure})"))]
+            self._loop.call_soon(sink, gone)
         return ticket
 
-    def _has_room(self) -> None:
+    @property
+    def n_load(self) -> int:
+        """Choices that wait or run; exact on the event loop."""
+        return self._queue.n_load
+
+    def _admit(self, request: Request) -> None:
+        """Raises `QueueFull` where there is no place; who names a slot has those of its instance."""
+        n = len(self._instances)
+        if request.id_slot < 0 and self.n_load < n * (self.n_slots_each + self.params.max_queue):
+            return
+        open_ = list(self._queue.open.values())
+        if request.id_slot >= 0:
+            n, named = 1, request.id_slot // self.n_slots_each
+            open_ = [ticket for ticket in open_ if ticket.instance == named]
+        n_slots = n * self.n_slots_each
+        if not admits(request, open_, n_slots, n * self.params.max_queue):
+            raise QueueFull(sum(ticket.request.n for ticket in open_) - n_slots, self._retry_after_s())
+
+    def _left(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            self._queue.left(ticket)
+            self._router.served(ticket)
         self._one_is_idle()
-        self._router.balance()
-
-    def _recalled(self, recall: Recall) -> None:
-        self._router.recalled(recall)
-
-    def _stop(self) -> None:
-        self._router.stop()
 
     def cancel(self, ticket: Ticket) -> None:
         """Stop a request; its slots are free by the next step. Harmless when it has ended."""
         ticket.cancelled = True
-        for instance in self._instances:
-            instance.wake()
+        self._wake_all()
 
     def slots(self) -> list[SlotSnapshot]:
         """What every slot does now; ids run on across instances."""

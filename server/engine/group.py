@@ -7,6 +7,7 @@ import math
 import sys
 import threading
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Generic, Protocol, TypeVar
@@ -30,10 +31,6 @@ class Member(Protocol):
     pulse: int  # grows with all that its thread does
     at_rest: bool  # its thread waits to be woken
 
-    @property
-    def n_load(self) -> int:
-        """What waits or runs; exact on the event loop."""
-
     def start(self) -> None: ...
     def wake(self) -> None: ...
     def stop(self) -> None: ...
@@ -44,7 +41,7 @@ class Member(Protocol):
 M = TypeVar("M", bound=Member)
 
 
-class InstanceGroup(Generic[M]):
+class InstanceGroup(ABC, Generic[M]):
     """Starts its instances, knows when all are idle, and ends them."""
 
     def __init__(self, params: EngineParams, n_slots_each: int, clock: Callable[[], float]) -> None:
@@ -69,9 +66,14 @@ class InstanceGroup(Generic[M]):
         return self.n_slots_each * len(self._instances)
 
     @property
+    @abstractmethod
+    def n_load(self) -> int:
+        """What waits or runs; exact on the event loop."""
+
+    @property
     def busy(self) -> bool:
         """Whether any request waits or runs."""
-        return any(instance.n_load for instance in self._instances)
+        return self.n_load > 0
 
     @property
     def failure(self) -> str:
@@ -138,15 +140,11 @@ class InstanceGroup(Generic[M]):
         if drain_s > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.wait_idle(), drain_s)
-        self._stop()
         for instance in self._instances:
             instance.stop()
         joined = [await asyncio.to_thread(one.join, HUNG_S if self.hangs else None) for one in self._instances]
         if not all(joined):
             raise InternalError("a step hangs, so that its memory can't be freed")
-
-    def _stop(self) -> None:
-        """The step threads are about to be stopped: nothing may be handed to them any more."""
 
     def _one_is_idle(self) -> None:
         if not self.busy:
@@ -155,12 +153,12 @@ class InstanceGroup(Generic[M]):
     def _count_preparing(self) -> int:
         return self._n_preparing
 
-    def _retry_after_s(self, instance: M) -> int:
+    def _retry_after_s(self) -> int:
         """Seconds until about half of the queue is gone, at the pace of the requests so far."""
-        durations = instance.stats.request_duration
+        durations = self.stats.request_duration
         n = sum(durations.counts)
         mean_s = durations.sum / n if n else 1.0
-        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(mean_s * instance.n_load / self.n_slots_each / 2)))
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(mean_s * self.n_load / self.n_slots / 2)))
 
 
 def stacks() -> str:

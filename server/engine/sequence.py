@@ -21,6 +21,19 @@ from server.engine.speculate.state import Speculating
 from server.engine.step.slot_state import SlotState
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which instances may take a request: each from its time in ``ready_at`` on (never: infinity), and where it finds
+    too few cells not before ``anyway_at``. ``n_own`` prompt tokens each of them is expected to compute."""
+
+    ready_at: tuple[float, ...] = (-math.inf,)
+    anyway_at: float = -math.inf
+    n_own: tuple[int, ...] = (0,)
+
+
+ALONE = Route()
+
+
 @dataclass(eq=False, slots=True)
 class Ticket:
     """A submitted request: where its events go, and whether anybody still wants them."""
@@ -31,9 +44,16 @@ class Ticket:
     n_open: int = 0  # choices that have not ended
     tuning: Tuning = BARE
     cancelled: bool = False
-    n_expected: int = 0  # prompt tokens that are to be computed, estimated when it was submitted
-    moved_at: float = -math.inf  # when it changed over from another instance
+    route: Route = ALONE
+    instance: int = 0  # where it costs least; who took it, once it is ``taken``
+    taken: bool = False
     chain: Chain = field(default_factory=Chain)  # of the prompt, as far as the event loop asked for it
+    account: Account = field(default_factory=Account)  # of its client, from the queue on
+
+    @property
+    def n_to_compute(self) -> int:
+        """Prompt tokens, as was estimated when it came."""
+        return self.route.n_own[self.instance]
 
 
 class Phase(Enum):

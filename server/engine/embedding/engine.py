@@ -56,11 +56,16 @@ class EmbeddingEngine(InstanceGroup[EmbeddingInstance]):
             check_input(prompt, self.info, self.vocab.n_tokens, media=self.takes_media)
         instance = min((i for i in self._instances if not i.failure), key=lambda i: i.n_load)
         if instance.n_load >= self.params.max_queue + self.info.n_seq:
-            raise QueueFull(instance.n_load - self.info.n_seq, self._retry_after_s(instance))
+            raise QueueFull(instance.n_load - self.info.n_seq, self._retry_after_s())
         job = Job([p.tokens for p in prompts], [p.spans for p in prompts], self._loop.create_future(), self._clock())
         self._idle.clear()
         instance.submit(job)
         return job.done
+
+    @property
+    def n_load(self) -> int:
+        """Jobs that wait or run; exact on the event loop."""
+        return sum(instance.n_load for instance in self._instances)
 
     def slots(self) -> list[SlotSnapshot]:
         """One for each input that the instances' decodes can carry; ids run on across instances."""

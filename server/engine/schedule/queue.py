@@ -11,6 +11,7 @@ back after a pause begins at the present virtual time, as in start-time fair que
 that nobody saves up.
 """
 
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -35,24 +36,26 @@ class Account:
 
 
 class Accounts:
-    """The clients of one instance, by opaque names."""
+    """The clients of one model, by opaque names. Of what two step threads count at once a token may be lost."""
 
     def __init__(self, most: int = MOST_ACCOUNTS) -> None:
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._most = most
         self._now = 0.0  # virtual: the counter of who was last chosen for being behind
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._accounts)
 
     def of(self, client: str) -> Account:
         """The account of `client`, seen now."""
-        account = self._accounts.get(client)
-        if account is None:
-            account = self._accounts[client] = Account(self._now)
-            if len(self._accounts) > self._most:
-                self._accounts.popitem(last=False)
-        self._accounts.move_to_end(client)
+        with self._lock:
+            account = self._accounts.get(client)
+            if account is None:
+                account = self._accounts[client] = Account(self._now)
+                if len(self._accounts) > self._most:
+                    self._accounts.popitem(last=False)
+            self._accounts.move_to_end(client)
         return account
 
     def catch_up(self, account: Account) -> None:

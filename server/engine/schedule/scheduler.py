@@ -20,6 +20,7 @@ from server.engine.prefix.find import Placement, Placer, Skip
 from server.engine.prefix.hashes import Chain
 from server.engine.request import Adapters
 from server.engine.runner_api import RunnerInfo
+from server.engine.schedule.cell_room import RESERVE
 from server.engine.schedule.evaluations import Relocation, RelocationCost, between, n_beside, n_runs, relocation
 from server.engine.schedule.integrity import check_slots, check_waiting
 from server.engine.schedule.prefill_order import in_order
@@ -75,7 +76,7 @@ class Entry:
 class Scheduler:
     """Queue, slots and budgets of one instance."""
 
-    def __init__(self, info: RunnerInfo, params: EngineParams) -> None:
+    def __init__(self, info: RunnerInfo, params: EngineParams, accounts: Accounts | None = None) -> None:
         self.info = info
         self.ram: StateCache[RamState] = StateCache(
             ram_limit(params.cache_ram, info.free_bytes), automatic_limit(info.free_bytes)
@@ -86,8 +87,7 @@ class Scheduler:
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
         self._placer = Placer(self.slots, self.ram, info, params, self.move_cost)
-        self._accounts = Accounts()
-        self.waiting = Queue(self._accounts)
+        self.waiting = Queue(accounts or Accounts())
         self.step_size = StepSize(params.target_itl_ms / 1e3, min(params.min_chunk, info.n_batch), info.n_batch)
         self.step_size_alone = StepSize(ALONE_S, self.step_size.smallest, info.n_batch, min(512, info.n_batch))
         self.spent_s = 0.0  # of this step, before its decode: states that were moved
@@ -97,7 +97,6 @@ class Scheduler:
         self._turn_now: Turn | None = None
         self._turn_s = self._last_s = 0.0  # what the steps of that took so far, and the last of them
         self._may_be_apart = False  # slots in use have changed
-        self.without_room: list[Sequence] = []  # who found too few free cells, though slots are idle
 
     def use_ram(self, ram: StateCache[RamState]) -> None:
         """Share another instance's."""
@@ -122,13 +121,11 @@ class Scheduler:
 
     def place(self) -> Placement | None:
         """The next waiting sequence that can have a slot, taken out of the queue."""
-        self.without_room = []
         if not self.waiting or self.n_active == len(self.slots):
             return None
         room = self._placer.room
         room.measure()
         before: list[Sequence] = []  # those that don't fit
-        self.without_room = before
         n_looks = LOOKS
         for sequence in self.waiting.candidates(self._charges(), room.due):
             if before and room.full:
@@ -147,6 +144,19 @@ class Scheduler:
             if placement is not Skip.LATER:
                 before.append(sequence)
         return None
+
+    @property
+    def n_free(self) -> int:
+        """Slots that nobody holds or waits for; negative: more wait than there are."""
+        return len(self.slots) - self.n_active - len(self.waiting)
+
+    def free_cells(self) -> float:
+        """Cells that are left for who comes; any number where each slot has its own, and where nobody is."""
+        room = self._placer.room
+        room.measure()
+        if not self.info.unified or (room.empty and not self.waiting):
+            return math.inf
+        return room.free - sum(s.ticket.n_to_compute + RESERVE for s in self.waiting)
 
     def in_turn(self) -> list[Sequence]:
         """Who waits, in the order in which they are to be placed."""

@@ -13,6 +13,7 @@ from server.engine.params import EngineParams
 from server.engine.prefix.origin import origin_of
 from server.engine.request import FinishReason, Progress
 from server.engine.runner_api import Runner
+from server.engine.schedule.model_queue import ModelQueue
 from server.engine.schedule.scheduler import Entry, Scheduler, batches
 from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.speculate.speculation import speculation
@@ -29,28 +30,34 @@ log = logging.getLogger(__name__)
 
 
 class Instance:
-    """Owns `runner`; takes tickets from its mailbox, and runs steps until it is stopped."""
+    """Owns `runner`; takes tickets from `queue`, and runs steps until it is stopped. It is the `number`-th of them."""
 
     def __init__(
         self,
         runner: Runner,
         params: EngineParams,
+        queue: ModelQueue,
+        number: int,
         mailbox: Mailbox,
         clock: Callable[[], float],
         preparing: Callable[[], int],
-        first_slot: int = 0,
         encoder: Encoder | None = None,
     ) -> None:
         self.runner = runner
         self.params = params
         self.mailbox = mailbox
         self.stats = EngineStats()
-        self.scheduler = Scheduler(runner.info, params)
+        self.scheduler = Scheduler(runner.info, params, queue.accounts)
+        self._queue = queue
+        self._number = number
+        first_slot = number * runner.info.n_seq
         self._clock = clock
         self._preparing = preparing
-        self.published = Publisher(self.scheduler, clock, first_slot)
+        self.published = Publisher(self.scheduler, clock, first_slot, lambda: queue.expected(number))
         limits = Limits(params.queue_timeout_s, params.request_timeout_s)
-        self._tickets = Tickets(self.scheduler, mailbox, self.stats, clock, self.published, encoder, limits)
+        self._tickets = Tickets(
+            self.scheduler, queue, number, mailbox, self.stats, clock, self.published, encoder, limits
+        )
         self._cells = Cells(runner, self.scheduler, clock)
         self._shifts = params.context_shift and runner.info.can_shift
         self._speculation = speculation(params, runner, clock)
@@ -64,7 +71,7 @@ class Instance:
             runner, self.scheduler, self._cells, clock, commit=self._take_results, fail=self._tickets.fail
         )
         self._commands = Commands()
-        self._cpus = cpus_of(first_slot // runner.info.n_seq, params.cpus)
+        self._cpus = cpus_of(number, params.cpus)
         self._prio = params.prio
         self._stopping = False
         self.failure = ""  # why the step thread no longer steps
@@ -97,12 +104,8 @@ class Instance:
         self.failure = reason
         error = InternalError(f"the engine has failed and must be loaded anew ({reason})")
         self._commands.give_up(error)
-        self.mailbox.give_up(error)
-
-    @property
-    def n_load(self) -> int:
-        """Choices that wait or run; exact on the event loop."""
-        return self.mailbox.n_load
+        self._queue.close(self._number)
+        self.mailbox.give_up(error, self._queue.taken_by(self._number))
 
     def wake(self) -> None:
         """Make the step thread look."""
@@ -136,7 +139,7 @@ class Instance:
                 if not stepped:
                     self._count()
                     self.mailbox.post()
-                    if self.mailbox.empty and not self._stopping:
+                    if not self.mailbox.woken and not self._stopping:
                         self._keep_ahead()
                         now = self._clock()
                         waits = (wait_s(self.scheduler.waiting, now), self._tickets.next_look_s(now))
@@ -163,12 +166,11 @@ class Instance:
             self._rest()
 
     def _end_all(self, error: LlamapoolError) -> None:
-        """End every request and command, new ones too; nobody is given back."""
+        """End every request and command, new ones too."""
+        self._tickets.take_no_more()
         self._tickets.fail_all(error)
         self._receive_commands()
         self._commands.refuse(error)
-        while self.mailbox.take_recall() is not None:
-            pass
         self._count()
         self.mailbox.post()
 
@@ -178,7 +180,7 @@ class Instance:
         self.scheduler.use_disk(disk)
 
     def _keep_ahead(self) -> None:
-        while self.mailbox.empty and not self._stopping and self._cells.moving.keep_ahead(self._clock()):
+        while not self.mailbox.woken and not self._stopping and self._cells.moving.keep_ahead(self._clock()):
             pass
 
     def _save_all(self) -> None:
@@ -221,8 +223,6 @@ class Instance:
             self.mailbox.post()
         self._place()
         self._relocate()
-        if not self._cells.moving.busy:
-            self._tickets.give_back()
         self.scheduler.spent_s = self._cells.moving.spent_s
         if self._shifts:
             self._shift()

@@ -10,10 +10,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import StrEnum
 
+from server.engine.generate.text import TextStream
 from server.engine.prefix.hashes import BLOCK, Chain
 from server.engine.request import Adapters
 from server.engine.schedule.scheduler import Entry, Scheduler
-from server.engine.sequence import Sequence, Slot
+from server.engine.sequence import Sequence, Slot, Ticket
 
 PERIOD_S = 0.2
 MOST_WAITING = 50  # of those that wait, told one by one
@@ -103,13 +104,20 @@ class Publisher:
     """Of one instance. `watched` is set by who looks; everything else is the step thread's, but for reading `view` and
     `ended`."""
 
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float], first_slot: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: Callable[[], float],
+        first_slot: int,
+        not_taken: Callable[[], Seq[Ticket]] = tuple,
+    ) -> None:
         self.watched = False
         self.view: InstanceView | None = None
         self.ended: deque[EndedChoice] = deque(maxlen=MOST_ENDED)
         self._scheduler = scheduler
         self._clock = clock
         self._first_slot = first_slot
+        self._not_taken = not_taken  # requests that wait for this instance before others
         self._steps: deque[StepRecord] = deque(maxlen=MOST_STEPS)
         self._n_steps = 0
         self._told_at = -PERIOD_S
@@ -134,7 +142,7 @@ class Publisher:
         self._told_at = now
         slots = self._scheduler.slots
         chains = list(map(_chain, slots))
-        waiting = list(self._scheduler.waiting)
+        waiting = [*self._scheduler.waiting, *map(_to_come, self._not_taken())]
         self.view = InstanceView(
             at=now,
             slots=tuple(map(self._slot, slots)),
@@ -172,6 +180,11 @@ class Publisher:
             placed_at=sequence.placed_at,
             prompt_done_at=sequence.prompt_done_at,
         )
+
+
+def _to_come(ticket: Ticket) -> Sequence:
+    """The first choice of a request that no instance has taken."""
+    return Sequence(ticket, 0, TextStream(), ticket.request.prompt)
 
 
 def shared_beginnings(chains: Seq[Chain]) -> list[tuple[int, int, int]]:

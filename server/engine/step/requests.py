@@ -2,16 +2,17 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from server.engine.encode.encoder import Encoder
 from server.engine.generate.text import TextStream
 from server.engine.request import Failed
+from server.engine.schedule.model_queue import ModelQueue
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket, log_fields
 from server.engine.stats import EngineStats
-from server.engine.step.mailbox import Mailbox, Recall
+from server.engine.step.mailbox import Mailbox
 from server.engine.step.published import Outcome, Publisher
 from server.errors import CONTAINED, InternalError, LlamapoolError, TooLate
 
@@ -42,6 +43,8 @@ class Tickets:
     def __init__(
         self,
         scheduler: Scheduler,
+        queue: ModelQueue,
+        instance: int,
         mailbox: Mailbox,
         stats: EngineStats,
         clock: Callable[[], float],
@@ -50,6 +53,8 @@ class Tickets:
         limits: Limits = Limits(),
     ) -> None:
         self._scheduler = scheduler
+        self._queue = queue
+        self._instance = instance
         self._mailbox = mailbox
         self._stats = stats
         self._clock = clock
@@ -60,15 +65,22 @@ class Tickets:
         self._look_at = -math.inf
 
     def next_look_s(self, now: float) -> float | None:
-        """Until `expire` is to be called again; None where nobody can be late."""
-        return max(self._look_at - now, 0.0) if self._open and self._limits.any else None
+        """Until something is to be done though nothing happens: `expire`, or to `receive` what was left to others."""
+        scheduler = self._scheduler
+        takes_s = self._queue.next_s(self._instance, scheduler.free_cells, now) if scheduler.n_free > 0 else None
+        if not (self._limits.any and (self._open or len(self._queue))):
+            return takes_s
+        late_s = max(self._look_at - now, 0.0)
+        return late_s if takes_s is None else min(late_s, takes_s)
 
     def expire(self, now: float) -> None:
         """End requests that take longer than they may."""
         limits = self._limits
-        if not self._open or not limits.any or now < self._look_at:
+        if not limits.any or now < self._look_at or not (self._open or len(self._queue)):
             return
         self._look_at = now + LOOK_S
+        for least_s in (limits.queue_s, limits.request_s):
+            self._own(self._queue.late(self._instance, now - least_s) if least_s else ())
         begun = {id(s.ticket) for s in self._sequences() if s.n_cached >= 0} if limits.queue_s else set()
         for ticket in list(self._open.values()):
             age_s = now - ticket.submitted_at
@@ -78,9 +90,10 @@ class Tickets:
                 self.fail(ticket, TooLate(f"no slot was free within {limits.queue_s:g} s", RETRY_LATER_S))
 
     def receive(self) -> None:
-        """Queue the choices of new requests, and end those of cancelled ones."""
-        while (ticket := self._mailbox.take()) is not None:
-            self._open[id(ticket)] = ticket
+        """Take requests that there are slots for, and end those that were cancelled."""
+        scheduler = self._scheduler
+        for ticket in self._queue.take(self._instance, scheduler.n_free, scheduler.free_cells, self._clock()):
+            self._own((ticket,))
             try:
                 self._enqueue(ticket)
             except CONTAINED as error:
@@ -146,10 +159,15 @@ class Tickets:
         self._close(ticket)
         self._mailbox.emit(ticket, Failed(error))
 
+    def _own(self, tickets: Iterable[Ticket]) -> None:
+        self._open.update((id(ticket), ticket) for ticket in tickets)
+
+    def take_no_more(self) -> None:
+        """From now on; who waits for this instance alone is its own."""
+        self._own(self._queue.close(self._instance))
+
     def fail_all(self, error: LlamapoolError) -> None:
-        """End every request, new ones too."""
-        while (ticket := self._mailbox.take()) is not None:
-            self._open[id(ticket)] = ticket
+        """End every request."""
         for ticket in list(self._open.values()):
             try:
                 self.fail(ticket, error)
@@ -157,37 +175,6 @@ class Tickets:
                 log.exception("a request could not be ended in order", extra=log_fields(ticket.request))
                 self._close(ticket)
                 self._mailbox.emit(ticket, Failed(error))
-
-    def give_back(self) -> None:
-        """Answer who asks for requests that have not begun: those that would be next, were there a slot.
-
-        To be called when nobody else can be placed. Who waits beside an idle slot waits for cells, and may go, or for
-        what is coming to these cells or from disk, and stays.
-        """
-        scheduler = self._scheduler
-        while (recall := self._mailbox.take_recall()) is not None:
-            queue = scheduler.in_turn()
-            full = scheduler.n_active == len(scheduler.slots)
-            self._give(recall, queue, queue if full else scheduler.without_room)
-
-    def _give(self, recall: Recall, queue: list[Sequence], candidates: list[Sequence]) -> None:
-        wanted, n_given = {id(ticket) for ticket in recall.tickets}, 0
-        for head in candidates:
-            ticket = head.ticket
-            if id(ticket) not in wanted or id(ticket) not in self._open or ticket.cancelled:
-                continue
-            wanted.discard(id(ticket))
-            choices = [s for s in queue if s.ticket is ticket and s.n_cached < 0]
-            if len(choices) < ticket.request.n:  # it has begun
-                continue
-            for choice in choices:
-                self._scheduler.waiting.remove(choice)
-                choice.phase = Phase.ENDED  # nobody may place it any more
-            del self._open[id(ticket)]
-            recall.given.append(ticket)
-            n_given += ticket.request.n
-            if n_given >= recall.most:
-                return
 
     def _enqueue(self, ticket: Ticket) -> None:
         request = ticket.request

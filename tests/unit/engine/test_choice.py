@@ -10,7 +10,7 @@ from server.engine.lora import BARE, Tuning
 from server.engine.prefix.hashes import Chain
 from server.engine.request import Request
 from server.engine.routing import BLOCK, MOST_COMPARED, STREAM_TOKENS, Footprints, cached, outlook, turn_tokens
-from server.engine.sequence import Phase, Sequence, Slot, Ticket
+from server.engine.sequence import Phase, Route, Sequence, Slot, Ticket
 from server.engine.stats import EngineStats
 from tests.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
@@ -19,7 +19,8 @@ from tests.unit.engine.events import events_of
 
 
 def ticket(n: int, *, n_expected: int = 0, **options: bool) -> Ticket:
-    return Ticket(Request(id="r", prompt=list(range(n)), **options), lambda events: None, 0.0, n_expected=n_expected)  # type: ignore[arg-type]
+    route = Route(n_own=(n_expected,))
+    return Ticket(Request(id="r", prompt=list(range(n)), **options), lambda events: None, 0.0, route=route)  # type: ignore[arg-type]
 
 
 def running(slot: Slot, n: int, *, phase: Phase, done: int) -> Ticket:
@@ -93,19 +94,14 @@ def two(**options: int) -> list[FakeRunner]:
 
 
 async def served_by(engine: Engine, runners: list[FakeRunner], prompts: list[str]) -> list[int]:
-    """The instances that the requests went to, submitted together."""
+    """The instances that took the requests, submitted together."""
     streams = [events_of(engine, request(prompt)) for prompt in prompts]
-    owners = [i for prompt in prompts for i, one in enumerate(engine._instances) if _has(one.mailbox.open, prompt)]
     for runner in runners:
         runner.steps.release(10_000)  # type: ignore[union-attr]
     for stream in streams:
         async for _ in stream:
             pass
-    return owners
-
-
-def _has(open_: dict[int, Ticket], prompt: str) -> bool:
-    return any(t.request.prompt[1:] == list(prompt.encode()) for t in open_.values())
+    return [stream.ticket.instance for stream in streams if stream.ticket is not None]
 
 
 async def test_twins_that_arrive_together_go_to_the_same_instance_and_strangers_to_the_other() -> None:

@@ -1,6 +1,7 @@
-"""Requests that wait for one instance change over to another that has a slot for them."""
+"""Requests that cost least in one instance are taken by another that has a slot for them."""
 
 import asyncio
+import math
 import random
 import threading
 import time
@@ -10,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from server.engine import routing
 from server.engine.engine import Engine
 from server.engine.request import Event, Failed, Finished
 from server.engine.runner_api import BatchEntry
-from server.engine.sequence import Ticket
-from server.engine.step.mailbox import Recall
+from server.engine.sequence import Route, Ticket
 from server.errors import InternalError, QueueFull, ShuttingDown
 from tests.fakes import FakeRunner
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
@@ -49,7 +48,7 @@ async def reply_of(stream: EventStream) -> Reply:
 
 def home(engine: Engine, ticket: Ticket | None) -> list[int]:
     """The instances where it waits or runs."""
-    return [i for i, one in enumerate(engine._instances) if id(ticket) in one.mailbox.open]
+    return [t.instance for t in engine._queue.open.values() if t is ticket]
 
 
 async def test_who_waits_behind_a_long_stream_changes_over_when_another_instance_is_idle() -> None:
@@ -65,7 +64,6 @@ async def test_who_waits_behind_a_long_stream_changes_over_when_another_instance
         assert home(engine, long.ticket) == [0]
         long.cancel()
         await engine.wait_idle()
-        assert engine._router.n_moved == 1
 
 
 async def test_two_long_requests_run_on_two_instances_at_the_same_time() -> None:
@@ -124,11 +122,10 @@ async def test_the_most_urgent_changes_over_first() -> None:
             stream.cancel()
         await asyncio.gather(*waiting)
         assert ended == ["urgent", "plain", "late"]
-        assert engine._router.n_moved == 3
         long.cancel()
 
 
-async def test_a_request_that_is_given_back_to_a_closing_engine_fails_once() -> None:
+async def test_who_waits_for_an_instance_when_the_engine_closes_fails_once() -> None:
     steps = threading.Semaphore(0)
     async with engine_over(runner(steps=steps), runner()) as engine:
         stuck = events_of(engine, request("for long", max_tokens=FOR_EVER, id_slot=0))
@@ -141,17 +138,6 @@ async def test_a_request_that_is_given_back_to_a_closing_engine_fails_once() -> 
         await closing
     for reply in replies:
         assert len(reply.finished) + (reply.error is not None) == 1
-
-
-async def test_what_comes_back_when_the_step_threads_are_stopped_fails() -> None:
-    async with engine_over(runner(), runner()) as engine:
-        ending = Ending()
-        ticket = Ticket(request("late"), ending.put, 0.0)
-        recall = Recall(0, 1, [ticket], 1, given=[ticket])
-        engine._router._asked[0] = recall
-        engine._router.stop()
-        engine._router.recalled(recall)
-        assert [type(error) for error in ending.failed] == [ShuttingDown]
 
 
 class Ending:
@@ -175,6 +161,11 @@ class Ending:
         return self.finished == Counter(range(n))
 
 
+def mislead(ticket: Ticket, _open: object) -> None:
+    n, slot = len(ticket.request.prompt), ticket.request.id_slot
+    ticket.route = Route((-math.inf,) * 3 if slot < 0 else (-math.inf, math.inf, math.inf), -math.inf, (n,) * 3)
+
+
 @pytest.mark.parametrize("seed", range(6))
 async def test_every_request_ends_exactly_once_whatever_happens_meanwhile(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -194,15 +185,12 @@ async def test_every_request_ends_exactly_once_whatever_happens_meanwhile(
         for _ in range(3)
     ]
     closes = seed % 3 == 2
-    misled = seed >= 2  # all are sent to the first instance, and change over as often as they can
-    if misled:
-        monkeypatch.setattr(routing, "AGAIN_S", 0.0)
+    misled = seed >= 2  # all are taken to cost least in the first instance, and others may take them at once
     asked: list[tuple[Ticket, Ending]] = []
     n_refused = 0
     async with engine_over(*runners, max_queue=15) as engine:
         if misled:
-            first = engine._instances[0]
-            monkeypatch.setattr(engine._router, "choose", lambda wanted, *_: (first, len(wanted.prompt)))
+            monkeypatch.setattr(engine._router, "route", mislead)
         for i in range(100):
             tail = "!" if chance.random() < 0.05 else "$" if chance.random() < 0.02 else ""
             ending = Ending()
@@ -226,11 +214,9 @@ async def test_every_request_ends_exactly_once_whatever_happens_meanwhile(
             await engine.close()
         await asyncio.wait_for(engine.wait_idle(), 60)
         assert engine.stats.n_deferred == 0
-        assert engine._router.n_moved or not misled
-        assert all(not one.n_load and not one.mailbox.open for one in engine._instances)
-        async with asyncio.timeout(60):  # the last question may still be on its way
-            while engine._router._asked and not closes:  # noqa: ASYNC110 (an answer that moves nobody tells nobody)
-                await asyncio.sleep(0.001)
+        assert not engine._queue.open
+        assert not len(engine._queue)
+        assert not any(engine._queue._held.values())
         for ticket, ending in asked:
             if not ticket.cancelled:
                 assert ending.is_whole(ticket.request.n), (ticket.request.id, ending.finished, ending.failed)

@@ -39,6 +39,7 @@ async def test_what_reaches_a_thread_that_has_just_failed_is_answered() -> None:
         await run(engine, request("one"))
         (instance,) = engine._instances
         failure, instance.failure = instance.failure, ""
+        engine._queue._closed.clear()
         (reply,) = await run(engine, request("two"))
         assert failure in str(reply.error)
         instance.failure = failure

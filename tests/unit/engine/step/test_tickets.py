@@ -1,110 +1,164 @@
-"""What an instance answers when tickets are asked back from it."""
+"""What an instance takes of the requests of its model, and what it leaves to others."""
 
 import asyncio
+import math
 
 from server.engine.params import EngineParams
+from server.engine.schedule.cell_room import RESERVE
+from server.engine.schedule.model_queue import ModelQueue
+from server.engine.schedule.queue import MOST_PASSES
 from server.engine.schedule.scheduler import Scheduler
-from server.engine.sequence import Ticket
+from server.engine.sequence import Route, Ticket
 from server.engine.stats import EngineStats
-from server.engine.step.mailbox import Mailbox, Recall
+from server.engine.step.mailbox import Mailbox
 from server.engine.step.published import Publisher
-from server.engine.step.requests import Tickets
+from server.engine.step.requests import Limits, Tickets
 from tests.fakes import FakeRunner
 from tests.unit.engine.builders import request
 
+NOW = (0.0, 0.0)
+
 
 class Desk:
-    """The tickets of one instance without its thread: what crosses is delivered by the loop's next turn."""
+    """The tickets of the first of two instances, without its thread."""
 
-    def __init__(self, n_seq: int = 1) -> None:
-        self.n_room = 0
-        self.recalled: list[Recall] = []
-        self.mailbox = Mailbox(asyncio.get_running_loop(), self._count_room, self.recalled.append)
-        self.scheduler = Scheduler(FakeRunner(n_seq=n_seq).info, EngineParams())
+    def __init__(self, n_seq: int = 1, *, n_cells: int | None = None, queue_s: float = 0.0) -> None:
+        self.now = 0.0
+        self.ended: list[Ticket] = []
+        self.queue = ModelQueue(2)
+        info = FakeRunner(n_seq=n_seq, n_cells=n_cells, unified=n_cells is not None).info
+        self.scheduler = Scheduler(info, EngineParams(), self.queue.accounts)
+        clock = lambda: self.now  # noqa: E731
         self.tickets = Tickets(
-            self.scheduler, self.mailbox, EngineStats(), lambda: 0.0, Publisher(self.scheduler, lambda: 0.0, 0)
+            *(self.scheduler, self.queue, 0, Mailbox(asyncio.get_running_loop(), self.ended.extend), EngineStats()),
+            clock,
+            Publisher(self.scheduler, clock, 0),
+            limits=Limits(queue_s=queue_s),
         )
 
-    def _count_room(self) -> None:
-        self.n_room += 1
-
-    def submit(self, text: str, *, n: int = 1, priority: int = 0) -> Ticket:
-        ticket = Ticket(request(text, n=n, priority=priority), lambda events: None, 0.0, n_open=n)
-        self.mailbox.submit(ticket)
-        self.tickets.receive()
+    def ask(self, text: str, *, n: int = 1, priority: int = 0, client: str = "", route: Route | None = None) -> Ticket:
+        wanted = request(text, n=n, priority=priority, client=client)
+        route = route or Route(NOW, math.inf, (len(wanted.prompt),) * 2)
+        ticket = Ticket(wanted, lambda events: None, self.now, n_open=n, route=route)
+        assert self.queue.add(ticket)
         return ticket
+
+    def receive(self) -> list[Ticket]:
+        """Who is new here."""
+        before = list(self.queue.taken_by(0))
+        self.tickets.receive()
+        return [ticket for ticket in self.queue.taken_by(0) if ticket not in before]
 
     def place(self) -> Ticket | None:
         placement = self.scheduler.place()
         if placement is None:
             return None
-        self.scheduler.occupy(placement, 0.0)
+        self.scheduler.occupy(placement, self.now)
         return placement.sequence.ticket
 
-    async def ask(self, *tickets: Ticket, most: int = 1) -> list[Ticket]:
-        recall = Recall(0, 1, list(tickets), most)
-        self.mailbox.recall(recall)
-        self.tickets.give_back()
-        self.mailbox.post()
-        await asyncio.sleep(0)
-        assert self.recalled[-1] is recall
-        return recall.given
 
-
-async def test_who_would_be_next_is_given_and_is_here_no_longer() -> None:
-    desk = Desk()
-    runs, late, urgent = desk.submit("runs"), desk.submit("late"), desk.submit("urgent", priority=-1)
-    assert desk.place() is urgent
-    assert await desk.ask(runs, late) == [runs]
-    assert list(desk.mailbox.open.values()) == [late, urgent]
-    assert desk.mailbox.n_load == 2
-    assert [sequence.ticket for sequence in desk.scheduler.waiting] == [late]
-    assert await desk.ask(runs) == []
-
-
-async def test_nobody_is_given_who_has_begun_or_could_begin_here() -> None:
+async def test_it_takes_who_is_next_for_its_slots_and_leaves_the_rest_to_others() -> None:
     desk = Desk(n_seq=2)
-    several, other = desk.submit("several", n=3), desk.submit("other")
-    assert await desk.ask(several, other) == [], "two slots are idle"
-    assert desk.place() is desk.place() is several
-    assert await desk.ask(several, other, most=9) == [other]
+    late, first, second, urgent = desk.ask("late", priority=1), desk.ask("1"), desk.ask("2"), desk.ask("u", priority=-1)
+    assert desk.receive() == [first, urgent]
+    assert {id(desk.place()), id(desk.place())} == {id(first), id(urgent)}
+    assert desk.receive() == []
+    assert desk.queue.take(1, 1, lambda: math.inf, 0.0) == [second]
+    assert desk.queue.expected(0) == [late]
 
 
-async def test_a_large_request_that_was_passed_often_is_not_placed_after_it_was_given() -> None:
+async def test_choices_count_and_a_request_is_taken_whole() -> None:
+    desk = Desk(n_seq=2)
+    several, other = desk.ask("several", n=3), desk.ask("other")
+    assert desk.receive() == [several]
+    assert (desk.scheduler.n_free, len(desk.scheduler.waiting), desk.queue.n_load) == (-1, 3, 4)
+    assert desk.queue.expected(0) == [other]
+
+
+async def test_who_costs_least_elsewhere_is_taken_when_computing_it_anew_would_have_taken_as_long() -> None:
     desk = Desk()
-    desk.submit("runs")
-    desk.place()
-    large = desk.submit("large")
-    (sequence,) = desk.scheduler.waiting
-    desk.scheduler._placer.room.due.append(sequence)
-    assert await desk.ask(large) == [large]
-    desk.scheduler.release(next(desk.scheduler.active()), 0.0)
-    desk.submit("next")
-    placed = desk.place()
-    assert placed is not None
-    assert placed is not large
+    wanted = desk.ask("cached in the other", route=Route((2.5, 0.0), math.inf, (100, 10)))
+    assert desk.receive() == []
+    assert desk.tickets.next_look_s(0.5) == 2.0
+    desk.now = 2.5
+    assert desk.receive() == [wanted]
+    assert desk.tickets.next_look_s(3.0) is None
 
 
-async def test_an_answer_tells_that_there_may_be_room_also_when_the_request_was_cancelled_meanwhile() -> None:
+async def test_a_client_of_many_requests_shares_the_slots_of_all_instances_with_who_comes_later() -> None:
+    desk = Desk(n_seq=2)
+    flood = [desk.ask(f"{i}" * 9, client="flood") for i in range(9)]
+    assert desk.receive() == flood[:2]
+    few = [desk.ask(f"{i}" * 9, client="few") for i in range(2)]
+    assert desk.queue.take(1, 2, lambda: math.inf, 0.0) == few
+
+
+async def test_urgent_requests_without_end_do_not_starve_the_rest() -> None:
     desk = Desk()
-    desk.submit("runs")
+    patient = desk.ask("patient", priority=1)
+    taken: list[Ticket] = []
+    for i in range(MOST_PASSES):
+        desk.ask(f"urgent {i}")
+        taken += desk.queue.take(1, 1, lambda: math.inf, 0.0)
+    assert patient in taken
+
+
+async def test_who_finds_too_few_cells_is_left_to_others_for_a_while() -> None:
+    desk = Desk(n_seq=3, n_cells=1000)
+    runs = desk.ask("x" * 400)
+    assert desk.receive() == [runs]
     desk.place()
-    waits = desk.submit("waits")
-    recall = Recall(0, 1, [waits], 1)
-    desk.mailbox.recall(recall)
-    desk.tickets.give_back()
+    large = desk.ask("y" * 800, route=Route(NOW, 7.0, (801, 801)))
+    small = desk.ask("z")
+    assert desk.receive() == [small]
+    assert desk.scheduler.free_cells() < 801 + RESERVE
+    assert desk.tickets.next_look_s(0.0) == 7.0
+    desk.now = 7.0
+    assert desk.receive() == [large]
+
+
+async def test_who_is_cancelled_before_anybody_took_it_ends() -> None:
+    desk = Desk()
+    desk.ask("runs")
+    desk.receive()
+    desk.place()
+    waits = desk.ask("waits")
     waits.cancelled = True
-    desk.mailbox.post()
+    assert desk.receive() == [waits]
+    desk.tickets._mailbox.post()
     await asyncio.sleep(0)
-    assert desk.recalled == [recall]
-    assert (desk.n_room, desk.mailbox.n_load) == (1, 1)
+    assert desk.ended == [waits]
+    assert not len(desk.scheduler.waiting)
 
 
-async def test_a_cancelled_request_is_not_given() -> None:
-    desk = Desk()
-    desk.submit("runs")
+async def test_who_waited_too_long_for_any_instance_ends() -> None:
+    desk = Desk(queue_s=5.0)
+    desk.ask("runs")
+    desk.receive()
     desk.place()
-    waits = desk.submit("waits")
-    waits.cancelled = True
-    assert await desk.ask(waits) == []
-    assert desk.mailbox.open[id(waits)] is waits
+    waits = desk.ask("waits", route=Route((math.inf, 0.0), math.inf, (6, 6)))
+    desk.now = 5.0
+    desk.tickets.expire(desk.now)
+    desk.tickets._mailbox.post()
+    await asyncio.sleep(0)
+    assert desk.ended == [waits]
+
+
+async def test_who_names_an_instance_that_takes_no_more_is_its_own_or_refused() -> None:
+    desk = Desk()
+    pinned, free = desk.ask("pinned", route=Route((0.0, math.inf), math.inf, (7, 7))), desk.ask("free")
+    assert desk.queue.close(0) == [pinned]
+    assert not desk.queue.add(Ticket(request("late"), lambda events: None, 0.0, route=pinned.route))
+    assert desk.receive() == []
+    assert desk.queue.take(1, 1, lambda: math.inf, 0.0) == [free]
+    assert desk.queue.n_load == 2
+
+
+async def test_an_instance_that_is_alone_takes_everybody_as_they_came() -> None:
+    queue = ModelQueue()
+    asked = [Ticket(request(f"{i}", priority=-i), lambda events: None, 0.0) for i in range(5)]
+    assert all(queue.add(ticket) for ticket in asked)
+    assert queue.take(0, 0, lambda: 0.0, 0.0) == asked
+    for ticket in asked:
+        queue.left(ticket)
+    assert (queue.n_load, queue.open, dict(queue._held)) == (0, {}, {})
