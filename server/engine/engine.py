@@ -130,7 +130,7 @@ class Engine(InstanceGroup[Instance]):
                 total.kv_cells_cached += n_own if slot.sequence is None else 0
         if self.adapters:
             running = {id(s.ticket) for i in self._instances for slot in i.scheduler.slots if (s := slot.sequence)}
-            tickets = [ticket for instance in self._instances for ticket in list(instance.mailbox.open.values())]
+            tickets = list(self._queue.open.values())
             total.adapters_running = self._adapter_names(t for t in tickets if id(t) in running)
             total.adapters_waiting = self._adapter_names(t for t in tickets if id(t) not in running)
         if self._encoder is not None:

@@ -155,9 +155,9 @@ class InstanceGroup(ABC, Generic[M]):
 
     def _retry_after_s(self) -> int:
         """Seconds until about half of the queue is gone, at the pace of the requests so far."""
-        durations = self.stats.request_duration
-        n = sum(durations.counts)
-        mean_s = durations.sum / n if n else 1.0
+        durations = [instance.stats.request_duration for instance in self._instances]
+        n = sum(sum(one.counts) for one in durations)
+        mean_s = sum(one.sum for one in durations) / n if n else 1.0
         return min(MAX_RETRY_AFTER_S, max(1, math.ceil(mean_s * self.n_load / self.n_slots / 2)))
 
 
