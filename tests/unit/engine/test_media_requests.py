@@ -79,7 +79,7 @@ async def test_different_pictures_are_encoded_together_as_far_as_the_projector_t
 async def test_pictures_that_are_seen_at_once_share_a_decode_where_they_have_one_size() -> None:
     runner = FakeRunner(encoder=FakeEncoder())
     assert (runner.info.n_seq, runner.info.n_ubatch) == (4, 64)
-    sizes = (20, 20, 24, 20)
+    sizes = (20, 20, 20, 24)
     async with engine_over(runner, check_integrity=True) as engine:
         parts = [picture(f"of {n}", n, causal=False) for n in sizes]
         await run(engine, *(seen([part], max_tokens=1) for part in parts))  # their embeddings are kept from here on
