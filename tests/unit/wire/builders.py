@@ -23,6 +23,7 @@ from server.engine.request import (
     Timings,
     TokenLogprob,
 )
+from server.formats.reasoning import begun_thoughts
 from server.pool.protocols import MediaReader
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
 from server.templates.template import RenderedPrompt
@@ -156,8 +157,9 @@ def answer_of(
     asked = parse(ConstraintFields, fields)
     thinking = Thinking(format=reasoning_format)
     conversation = Conversation((), tools or Tools(), thinking, read_shape(asked), asked.lazy)
-    prompt = Prompt(RenderedPrompt("", opened), thinks, Allowance(), prefilled=prefilled, opens=opens)
     speech = model.template.speech(tools=bool(conversation.tools.tools))
+    thoughts = begun_thoughts(opened, speech.thought_tags)
+    prompt = Prompt(RenderedPrompt("", opened), thinks, Allowance(), thoughts, prefilled=prefilled, opens=opens)
     return decide(conversation, speech, prompt, model).constraint
 
 

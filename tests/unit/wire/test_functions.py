@@ -5,6 +5,7 @@ import pytest
 from server.constrain.grammar.compiler import GrammarCompiler
 from server.conversation.form import template_messages
 from server.errors import InvalidRequest
+from server.wire.chat.functions import with_tools
 from server.wire.chat.messages import read_messages
 from server.wire.chat.read import chat_generation, read_chat
 from server.wire.chat.write import ChatReply, ChatStream, ChatWords
@@ -77,7 +78,7 @@ def test_calls_and_results_of_the_history_become_those_of_tools() -> None:
         {"role": "function", "name": "f", "content": "5"},
         {"role": "function", "name": "g", "content": "6"},
     ]
-    asked, called, answered, other = template_messages(read_messages(given))
+    asked, called, answered, other = template_messages(read_messages(with_tools(given)))
     assert asked == HI
     assert called["tool_calls"] == [{"id": "call00001", "type": "function", "function": call}]
     assert answered == {"role": "tool", "name": "f", "content": "5", "tool_call_id": "call00001"}
@@ -100,7 +101,7 @@ def test_calls_and_results_of_the_history_become_those_of_tools() -> None:
 )
 def test_a_wrong_history_is_refused(message: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read_messages([message])
+        read_messages(with_tools([message]))
     assert caught.value.param == param
 
 

@@ -6,6 +6,7 @@ from server.constrain.after_thinking import AfterThinking, Framing
 from server.constrain.thinking_end import ReasoningSwitch, ThinkingEnd, cuts_character
 from server.conversation.thoughts import Allowance, ended_by
 from server.errors import InvalidRequest
+from server.formats.reasoning import begun_thoughts
 from tests.fakes import EOS, FakeVocab
 
 TAGS = ("<think>", "</think>")
@@ -51,12 +52,22 @@ def bits(tokens) -> bytes:
 def control(inner=None, *, begun: bool = True) -> tuple[ThinkingEnd, ReasoningSwitch]:
     switch = ReasoningSwitch()
     prompt = TAGS[0] if begun else ""
-    return ended_by(Allowance(), inner, VOCAB, TAGS, prompt=prompt, reopens=inner is None, switch=switch), switch
+    return ended_by(
+        Allowance(), inner, VOCAB, TAGS, begun=begun_thoughts(prompt, TAGS), reopens=inner is None, switch=switch
+    ), switch
 
 
 def budget(n: int, message: str = "", *, prompt: str = "", inner=None, others: tuple[str, ...] = ()) -> ThinkingEnd:
     reopens = inner is None
-    return ended_by(Allowance(n, message), inner, VOCAB, TAGS, prompt=prompt, other_ends=others, reopens=reopens)
+    return ended_by(
+        Allowance(n, message),
+        inner,
+        VOCAB,
+        TAGS,
+        begun=begun_thoughts(prompt, TAGS),
+        other_ends=others,
+        reopens=reopens,
+    )
 
 
 def behind(text: bytes) -> AfterThinking:
