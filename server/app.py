@@ -30,8 +30,10 @@ from server.media.sight import Sight
 from server.metrics.exposition import Metrics
 from server.options.table.fetching import ANYWHERE
 from server.options.table.server import VERBOSITY_DETAILED
+from server.page.bodies import Bodies
 from server.page.history import History
 from server.page.live import Live
+from server.page.log import RecentLog
 from server.page.serving import page_of
 from server.page.tools.catalogue import Tools
 from server.pool.budget import read_budget
@@ -111,6 +113,8 @@ def create_app(
         live=Live(pool.states, History(pool.states)),
         options=http_options(server),
         tools=Tools(server.enabled_tools),
+        log=RecentLog(),
+        bodies=Bodies(server.api_prefix, on=server.log_bodies),
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
         metrics=Metrics(pool.states),
@@ -134,7 +138,8 @@ def create_app(
     include_routes(app, server.api_prefix)
     add_error_handlers(app, server.api_prefix)
     page = page_of(ui=server.ui, folder=server.path, prefix=server.api_prefix)
-    served = page.around(Compression(DirectRoutes(app, app.build_middleware_stack(), ROUTERS, server.api_prefix)))
+    routed = DirectRoutes(app, app.build_middleware_stack(), ROUTERS, server.api_prefix)
+    served = page.around(Compression(services.bodies.around(routed)))
     # Around everything, Starlette's own middlewares too: it talks to the server's `send` itself.
     app.middleware_stack = Gateway(
         served, services.options, services.draining, services.metrics.ended, page.has, ring, services.rates
@@ -259,6 +264,7 @@ def lifespan_of(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        logging.getLogger().addHandler(services.log)
         warn_of_workers(sys.argv, os.environ)
         stopping: list[asyncio.Task[None]] = []
 
@@ -304,6 +310,7 @@ def lifespan_of(
             services.sight.close()
             if renderer is not None:
                 renderer.close()
+            logging.getLogger().removeHandler(services.log)
 
     return lifespan
 

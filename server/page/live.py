@@ -97,6 +97,7 @@ class Live:
             "leases": state.n_leases,
             "waiting": state.n_waiting,
             "sleeps_in_s": state.sleeps_in_s,
+            "pinned": state.pinned,
         }
         if state.facts is not None:
             shown |= {"n_ctx": state.facts.n_ctx_seq, "n_slots": state.facts.n_slots}
@@ -182,6 +183,7 @@ def choice_object(choice: ChoiceView, at: _Clock) -> Json:
     """One choice of a request."""
     return {
         "request": choice.request,
+        "log": choice.log_id,
         "index": choice.index,
         "priority": choice.priority,
         "prompt": choice.n_prompt,

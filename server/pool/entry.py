@@ -42,6 +42,7 @@ class Entry:
     asked: bool = False  # an explicit load, which nobody needs to wait for
     starting: bool = False  # its load at start-up has not ended
     giving_way: bool = False
+    pin: bool | None = None  # in place of the settings' pinned
     keep_alive_s: float | None = None  # in place of the settings' sleep_idle_s, while it is loaded
     leases: set[Lease] = field(default_factory=set)
     waiters: list[asyncio.Future[Lease]] = field(default_factory=list)
@@ -116,7 +117,7 @@ class Entry:
             leaving=self.leaving,
             giving_way=self.giving_way,
             sleep_idle_s=self.sleep_idle_s,
-            pinned=self.spec.pinned,
+            pinned=self.pinned,
             taken=(self.need or {}) if self.fitting else self.taken,
             need=self.need if sized else {},
             fitting=self.fitting,
@@ -126,6 +127,11 @@ class Entry:
     def sleep_idle_s(self) -> float:
         """Seconds without work after which it is freed; negative = never."""
         return self.spec.sleep_idle_s if self.keep_alive_s is None else self.keep_alive_s
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it stays loaded, whoever else has no room."""
+        return self.spec.pinned if self.pin is None else self.pin
 
     def state(self, *, queued: bool, now: float) -> ModelState:
         """The view that endpoints show."""
@@ -141,6 +147,7 @@ class Entry:
             n_leases=len(self.leases),
             n_waiting=len(self.waiters),
             queued=queued,
+            pinned=self.pinned,
             downloads=tuple(self.download.files.values()) if self.download else (),
             media=self.facts.info.media if self.facts else self.media or frozenset(),
         )

@@ -244,6 +244,12 @@ class Pool:
         if wait:
             (await self._turns.wait(entry)).release()
 
+    def pin(self, name: str, *, pinned: bool) -> None:
+        """Say by id or alias whether a model stays loaded, whoever else has no room; in place of the settings, until
+        the server ends. Raises `ModelNotFound`."""
+        self._entries[self._names.exact(name).id].pin = pinned
+        self._turns.advance()  # somebody may have waited for its place
+
     async def unload(self, name: str, *, wait: bool = False) -> None:
         """Free by id or alias: no new leases, ``stop_timeout_s`` for those there are, then their requests end.
 

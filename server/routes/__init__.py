@@ -4,7 +4,7 @@
 ``GET  /``                                          the web page: `server.page`, before any route; open without a key
 ``GET  /health  /v1/health  /livez  /readyz``       `health`: open without a key
 ``GET  /v1/models  /v1/models/{id}  /models``       `models`: every model, its status and facts
-``POST /models/load  /models/unload``
+``POST /models/load  /models/unload  /models/pin``
 ``GET  /models/sse``                                events: status changes, load progress
 ``GET  /props``, ``POST /props``                    `props`: one model's properties
 ``GET  /slots``                                     `slots`: what every slot does
@@ -30,6 +30,7 @@
 ``POST /api/embed  /api/embeddings``
 ``GET  /api/tags  /api/ps  /api/version``           its models; ``POST /api/show`` has one model's facts
 ``GET  /page/live  /page/config``                   `page`: what engines do, for the web page, and its settings
+``GET  /page/log  /page/bodies  POST /page/bench``  the log, what was said, `llamapool bench`
 ``GET/POST /tools  /cors-proxy``                    what llama-server's page asks for
 ``GET  /docs  /openapi.json``                       `openapi`: this API, as a page and described; open without a key
 ==================================================  =============================================

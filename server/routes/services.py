@@ -9,7 +9,9 @@ from fastapi import Request
 from server.engine.cache_scope import Mode
 from server.media.sight import Sight
 from server.metrics.exposition import Metrics
+from server.page.bodies import Bodies
 from server.page.live import Live
+from server.page.log import RecentLog
 from server.page.tools.catalogue import Tools
 from server.pool.lease import Lease
 from server.pool.pool import Pool
@@ -42,6 +44,8 @@ class Services:
     sight: Sight
     live: Live
     tools: Tools
+    log: RecentLog
+    bodies: Bodies
     slot_files: SlotFiles | None = None  # where slots are saved; None = nowhere
     running: Running = field(default_factory=Running)
     gate: Gate = field(default_factory=Gate)

@@ -47,7 +47,7 @@ CLIENT_GONE = 499
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _QUIET = frozenset(
-    {*OPEN_PATHS, "/metrics", "/props", "/models", "/v1/models", "/api/tags", "/api/ps"}
+    {*OPEN_PATHS, "/metrics", "/props", "/models", "/v1/models", "/api/tags", "/api/ps", "/page/log", "/page/config"}
 )  # polled: logged at debug level
 _SERVER = (b"server", b"llamapool")
 

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 
 PATHS = sorted({route.path.replace("{model_id:path}", "demo") for router in ROUTERS for route in router.routes})
 STREAMS = {"/models/sse", "/page/live"}
-REFUSED = {"/tools": 403, "/cors-proxy": 403, "/v1/stream": 400}
-"""What a GET without more gets: what is off, and a conversation that has no name."""
+REFUSED = {"/tools": 403, "/cors-proxy": 403, "/v1/stream": 400, "/page/bodies": 404}
+"""What a GET without more gets: what is off, and what has no name."""
 GETS = sorted(
     {
         route.path.replace("{model_id:path}", "demo")

@@ -1,7 +1,12 @@
 """What people do with the page: each view against a real server, in Chromium."""
 
 import json
+import math
 import re
+import struct
+import wave
+import zlib
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +34,34 @@ It costs $5 or $6. <img src=x onerror="window.broken=1"><script>window.broken=1<
 """
 
 
-def chat_file(folder: Path, n: int = 1, *, calls: bool = False) -> Path:
+def circle() -> bytes:
+    """A red circle on white as PNG, 128 pixels wide."""
+    rows = (
+        b"".join(b"\xff\0\0" if (x - 64) ** 2 + (y - 64) ** 2 < 40**2 else b"\xff\xff\xff" for x in range(128))
+        for y in range(128)
+    )
+    parts = (
+        (b"IHDR", struct.pack(">IIBBBBB", 128, 128, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows))),
+        (b"IEND", b""),
+    )
+    made = (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(made)
+
+
+def tone() -> bytes:
+    """A second of 440 Hz as WAV."""
+    file = BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setparams((1, 2, 16000, 0, "NONE", ""))
+        samples = (int(12000 * math.sin(2 * math.pi * 440 * i / 16000)) for i in range(16000))
+        sound.writeframes(b"".join(sample.to_bytes(2, "little", signed=True) for sample in samples))
+    return file.getvalue()
+
+
+def chat_file(folder: Path, n: int = 1, *, calls: str = "") -> Path:
     """An exported chat with `n` questions, and answers to all."""
     messages: list[dict[str, Any]] = []
     for i in range(n):
@@ -49,7 +81,7 @@ def chat_file(folder: Path, n: int = 1, *, calls: bool = False) -> Path:
             }
         )
     if calls:
-        messages[-1]["calls"] = [{"id": "call_1", "name": "get_weather", "arguments": '{"city": "Bonn"}'}]
+        messages[-1]["calls"] = [{"id": "call_1", "name": calls, "arguments": '{"city": "Bonn"}'}]
     settings = {"system": "", "thinking": "auto", "schema": "", "grammar": "", "tools": ""}
     chat = {
         "id": "c",
@@ -166,7 +198,7 @@ def test_markdown_code_and_maths_are_shown_and_nothing_in_them_runs(visit: Visit
 
 def test_calls_are_answered_by_hand(visit: Visit, tmp_path: Path) -> None:
     page = visit.open()
-    import_chat(page, chat_file(tmp_path, calls=True))
+    import_chat(page, chat_file(tmp_path, calls="get_weather"))
     assert '"city": "Bonn"' in page.inner_text(".call")
     page.fill(".results textarea", "Sunny, 20 degrees")
     page.click("text=Send results")
@@ -305,12 +337,83 @@ def test_the_last_hour_is_plotted(visit: Visit) -> None:
     assert page.locator(".plot canvas").count() == 6
 
 
-def test_the_bench_measures(visit: Visit) -> None:
+def test_the_bench_measures_two_addresses(visit: Visit, guarded: RealServer) -> None:
     page = visit.open("bench")
-    page.click("text=Measure")
-    page.wait_for_selector("td:has-text('1')")
+    for name in ("a stream for every client", "requests that share 700 words", "one token each"):
+        page.get_by_label(name).uncheck()
+    page.get_by_label("Clients at once").fill("1")
+    page.get_by_label("Beside another address").fill(guarded.base_url)
+    page.get_by_label("Its API key").fill(KEY)
+    page.click("button:has-text('Measure')")
+    expect(page.locator("svg.beside rect")).to_have_count(2)
+    page.wait_for_selector("td:has-text('TTFT p50 ms')")
+    assert page.locator(".failure").count() == 0
+    page.get_by_label("Its API key").fill("wrong")
+    page.click("button:has-text('Measure')")
+    page.wait_for_selector(".failure:has-text('the other one')")
+    page.wait_for_selector("button:has-text('Measure')")
+
+
+def test_a_bench_is_stopped(visit: Visit) -> None:
+    page = visit.open("bench")
+    page.click("button:has-text('Measure')")
+    page.wait_for_selector("[role=status]:has-text('1 of 4')")
     page.click("button:has-text('Stop')")
     page.wait_for_selector("button:has-text('Measure')")
+
+
+def test_a_model_is_pinned_and_the_log_is_shown(visit: Visit) -> None:
+    page = visit.open("models")
+    pin = page.locator(".card:has(h2:text-is('other'))").get_by_label("Pin")
+    pin.check()
+    page.reload()
+    page.wait_for_selector(".card")
+    expect(pin).to_be_checked()
+    pin.uncheck()
+    page.click("button:has-text('Server log')")
+    expect(page.get_by_role("log", name="Server log")).to_contain_text("access: POST '/models/pin'")
+
+
+def test_what_was_said_is_shown_where_it_is_kept(visit: Visit, server: RealServer) -> None:
+    said = "a sentence that nobody else says"
+    body = {"model": "demo", "messages": [{"role": "user", "content": said}], "max_tokens": 2}
+    server.request("POST", "/v1/chat/completions", body)
+    page = visit.open("requests")
+    page.locator("td button[aria-label^='What was said']").first.click()
+    expect(page.locator("dialog .raw").first).to_contain_text(said)
+    expect(page.locator("dialog .raw").last).to_contain_text('"finish_reason"')
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog")).to_have_count(0)
+
+
+def test_a_call_is_answered_by_a_tool_of_the_server(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open()
+    import_chat(page, chat_file(tmp_path, calls="get_info"))
+    page.click("button:has-text('Run get_info on the server')")
+    expect(page.locator(".results textarea")).to_have_value(re.compile('"cwd"'))
+    page.click("button[aria-label=Settings]")
+    page.click("text=Use the server's tools")
+    expect(page.locator(".settings label:has-text('Tools') textarea")).to_have_value(re.compile("exec_shell_command"))
+    visit.asked = [url for url in visit.asked if not url.endswith("/x")]
+
+
+@pytest.mark.parametrize(
+    ("file", "question"), [("red-circle.png", "What is in the picture?"), ("tone.wav", "Is the tone high or low?")]
+)
+def test_a_picture_and_a_sound_are_sent_and_answered(visit: Visit, tmp_path: Path, file: str, question: str) -> None:
+    place = tmp_path / file
+    place.write_bytes(circle() if file.endswith("png") else tone())
+    page = visit.open()
+    page.select_option(".model-picker select", "seeing")
+    page.wait_for_selector("button[aria-label='Attach a file']")
+    page.set_input_files(".composer input[type=file]", str(place))
+    page.wait_for_selector(".composer .attached")
+    say(page, question)
+    answered(page)
+    shown = page.locator(".message.user img" if file.endswith("png") else ".message.user audio")
+    expect(shown).to_have_count(1)
+    answer = page.inner_text(".message.assistant .prose").lower()
+    assert ("circle" if file.endswith("png") else "low") in answer
 
 
 def test_a_lost_connection_is_said_and_comes_back(visit: Visit) -> None:

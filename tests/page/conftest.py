@@ -20,6 +20,8 @@ DEMO = ROOT / "models" / "demo.gguf"
 CONFIG = """
 server:
   slot_save_path: {folder}
+  tools: all
+  log_bodies: true
 models:
   demo:
     path: {demo}
@@ -31,6 +33,10 @@ models:
     n_ctx: 2048
   broken:
     path: {folder}/broken.gguf
+  seeing:
+    path: {demo}
+    mmproj: {demo_eyes}
+    n_ctx: 4096
 """
 GUARDED = """
 server:
@@ -49,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     folder = tmp_path_factory.mktemp("page")
     (folder / "broken.gguf").write_bytes(DEMO.read_bytes()[:4096])
     config = folder / "config.yaml"
-    config.write_text(CONFIG.format(folder=folder, demo=DEMO))
+    config.write_text(CONFIG.format(folder=folder, demo=DEMO, demo_eyes=DEMO.with_name("mmproj-demo.gguf")))
     with llamapool_config(config) as running:
         yield running
 

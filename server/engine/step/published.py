@@ -35,6 +35,7 @@ class ChoiceView:
     """One choice of a request. Times that have not come are 0."""
 
     request: str
+    log_id: str  # of the HTTP request; "" = it has none
     index: int
     priority: int
     n_prompt: int
@@ -167,6 +168,7 @@ class Publisher:
         request, origin = sequence.request, sequence.origin
         return ChoiceView(
             request=request.id,
+            log_id=request.log_id,
             index=sequence.index,
             priority=request.priority,
             n_prompt=len(request.prompt),

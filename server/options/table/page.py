@@ -79,6 +79,9 @@ class PageSettings(SettingsModel):
     localhost unless it is given; without an API key they are for clients of this machine."""
     agent: Annotated[Bool, option("-ag", "--agent", env="LLAMA_ARG_AGENT", off=("-no-ag", "--no-agent"))] = False
     """All tools, and ui_mcp_proxy."""
+    log_bodies: Annotated[Bool, option()] = False
+    """Keep the bodies of the last 100 requests and replies in memory, to be seen in the page's view of requests with a
+    key that has the scope props; where there are no keys, on this machine."""
     path: Annotated[FilePath | None, option("--path", env="LLAMA_ARG_STATIC_PATH", metavar="FOLDER", is_path=True)] = (
         None
     )

@@ -62,6 +62,12 @@ class NamedModel(TypedDict):
     model: str
 
 
+class PinnedModel(NamedModel, total=False):
+    """``pinned`` false: it may give way to others again."""
+
+    pinned: bool
+
+
 class TranscriptionForm(TypedDict, total=False):
     """A form (``multipart/form-data``): ``file`` is required."""
 
@@ -135,6 +141,7 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
     models.show_model: Operation(r.Model, errors=(404,)),
     models.load_model: Operation(r.Success, NamedModel, {"model": "demo"}, errors=(*READS, *FINDS)),
     models.unload_model: Operation(r.Success, NamedModel, {"model": "demo"}, errors=(*READS, *FINDS)),
+    models.pin_model: Operation(r.Success, PinnedModel, {"model": "demo", "pinned": False}, errors=(*READS, *FINDS)),
     models.model_events: Operation(stream=r.ModelEvent),
     props.props: Operation(r.Props, errors=(400, *FINDS), loads=True),
     props.change_props: Operation(r.Success, dict[str, Any], {}, errors=(*READS, 404, 501)),

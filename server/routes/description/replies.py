@@ -408,6 +408,7 @@ class Model(TypedDict):
     architecture: Json
     source: Literal["preset", "models_dir", "cache"]
     can_remove: bool
+    pinned: NotRequired[bool]
     meta: NotRequired[Json]
     progress: NotRequired[Json]
 

@@ -92,6 +92,17 @@ async def unload_model(request: Request) -> Response:
     return json_reply({"success": True})
 
 
+@router.post("/models/pin")
+async def pin_model(request: Request) -> Response:
+    """Keep ``{"model": id, "pinned": true}`` loaded, whoever else has no room; until the server ends."""
+    body = await read_json(request)
+    pinned = body.get("pinned", True)
+    if not isinstance(pinned, bool):
+        raise InvalidRequest("pinned: must be true or false", "pinned")
+    services(request).pool.pin(model_named(body), pinned=pinned)
+    return json_reply({"success": True})
+
+
 @router.post("/models")
 async def download_model(request: Request) -> Response:
     """Begin to download ``{"model": "owner/name[:quantization]"}`` into the hub's cache; the reply doesn't wait."""
@@ -117,7 +128,11 @@ async def reload_models(pool: Pool) -> None:
 
 
 async def _named_model(request: Request) -> str:
-    body = await read_json(request)
+    return model_named(await read_json(request))
+
+
+def model_named(body: dict[str, Any]) -> str:
+    """The model that a body names. Raises `InvalidRequest`."""
     name = body.get("model")
     if not isinstance(name, str) or not name:
         raise InvalidRequest("model: must be a non-empty string", "model")
@@ -176,6 +191,8 @@ def model_object(state: ModelState) -> dict[str, Any]:
         "source": spec.origin,
         "can_remove": spec.origin == "cache",
     }
+    if state.pinned:
+        shown["pinned"] = True
     if state.downloads:
         shown["progress"] = files_object(state.downloads)
     if state.facts is not None:

@@ -2,15 +2,20 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
-from server.errors import InvalidRequest, NotSupported
+from server.errors import InvalidRequest, NotFound, NotSupported
+from server.page.bench import SCENARIOS, Address, measured, read_order
 from server.page.tools.catalogue import SHELL
 from server.page.tools.child import shell, work
+from server.routes.management.models import model_named
 from server.routes.services import services
+from server.transport.access.auth import given_key
 from server.transport.bodies.read import read_body, read_json
 from server.transport.forward import forward
 from server.transport.reply import json_reply
@@ -33,7 +38,43 @@ async def live(request: Request) -> Response:
 async def config(request: Request) -> Response:
     """What the page begins with."""
     used = services(request)
-    return json_reply({"settings": used.options.ui_settings, "tools": bool(used.tools)})
+    known = {"settings": used.options.ui_settings, "tools": bool(used.tools), "log_bodies": used.bodies.on}
+    return json_reply(known | {"scenarios": SCENARIOS})
+
+
+@router.get("/page/log")
+async def log(request: Request, after: int = 0) -> Response:
+    """The last lines of the server's log, of those ``after`` a number."""
+    return json_reply({"lines": [asdict(line) for line in services(request).log.after(after)]})
+
+
+@router.get("/page/bodies")
+async def bodies(request: Request, request_id: Annotated[str, Query(alias="id")] = "") -> Response:
+    """What the request with that ``X-Request-Id`` asked, and what was replied; only where ``log_bodies`` is on."""
+    found = services(request).bodies.of(request_id)
+    if found is None:
+        raise NotFound("its bodies were not kept: log_bodies is off, or others came after it")
+    return json_reply({"path": found.path, "request": found.request.shown, "reply": found.reply.shown})
+
+
+@router.post("/page/bench")
+async def bench(request: Request) -> Response:
+    """`llamapool bench` against this server and, if one is named, another address: events with each scenario's
+    figures. It ends when the client leaves."""
+    body = await read_json(request)
+    host, port = request.scope.get("server") or ("", None)
+    if port is None:
+        raise NotSupported("over a Unix socket there is no address to measure")
+    host = f"[{host}]" if ":" in host else host
+    own = f"{request.scope['scheme']}://{host}:{port}{services(request).options.api_prefix}"
+    order = read_order(body, Address("this", own, model_named(body), given_key(request.headers)))
+    return event_stream(request, _events(measured(order)))
+
+
+async def _events(found: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(found):
+        async for one in found:
+            yield b"data: %b\n\n" % orjson.dumps(one)
 
 
 @router.get("/cors-proxy")
@@ -71,15 +112,15 @@ async def call_tool(request: Request) -> Response:
     folder = Path(request.headers["x-tool-cwd"]) if request.headers.get("x-tool-cwd") else None
     if tool.name == SHELL:
         if stream is True:
-            return event_stream(request, _chunks(shell(params, folder)))
+            return event_stream(request, _events(_chunks(shell(params, folder))))
         said = "".join([text async for text in shell(params, folder)])
         return json_reply({"plain_text_response": said})
     given = {name: value for name, value in params.items() if name in tool.parameters}
     return json_reply(await work(tool.name, given | {"resp_type": request.headers.get("x-resp-type", "")}, folder))
 
 
-async def _chunks(texts: AsyncGenerator[str, None]) -> AsyncGenerator[bytes, None]:
+async def _chunks(texts: AsyncGenerator[str, None]) -> AsyncGenerator[dict[str, Any], None]:
     async with aclosing(texts):
         async for text in texts:
-            yield b"data: %b\n\n" % orjson.dumps({"chunk": text})
-    yield b"data: %b\n\n" % orjson.dumps({"done": True})
+            yield {"chunk": text}
+    yield {"done": True}

@@ -25,6 +25,12 @@ def client_name(authorization: bytes | None, x_api_key: bytes | None) -> bytes:
     return hashlib.sha256(_given_key(authorization, x_api_key)).digest()
 
 
+def given_key(headers: Mapping[str, str]) -> str:
+    """The key itself, for who acts in its name; "" where none was given."""
+    named = (headers.get(name, "").encode("latin-1", "replace") for name in ("authorization", "x-api-key"))
+    return _given_key(*named).decode("latin-1")
+
+
 def given_name(headers: Mapping[bytes, bytes]) -> str:
     """What the log calls a key that opens nothing: the beginning of its hash; "" where none was given."""
     given = _given_key(headers.get(b"authorization"), headers.get(b"x-api-key"))

@@ -13,6 +13,7 @@ _OF_PATH: dict[tuple[str, str], Scope] = {
     ("DELETE", "/models"): "models",
     ("POST", "/models/load"): "models",
     ("POST", "/models/unload"): "models",
+    ("POST", "/models/pin"): "models",
     ("POST", "/api/pull"): "models",
     ("DELETE", "/api/delete"): "models",
     ("POST", "/lora-adapters"): "lora",
@@ -23,13 +24,19 @@ _OF_PATH: dict[tuple[str, str], Scope] = {
     ("GET", "/cors-proxy"): "props",  # it reaches whatever this machine does
     ("POST", "/cors-proxy"): "props",
     ("POST", "/tools"): "props",  # so do they
+    ("POST", "/page/bench"): "props",  # and so does this
+    ("GET", "/page/log"): "props",
+    ("GET", "/page/bodies"): "props",  # what others say
 }
 _LISTS = ("/models", "/v1/models")
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _STEERING = frozenset({"/v1/chat/completions/control", "/v1/streams/lookup"})
-_ON_DISK = frozenset({("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")}) | {
-    ("POST", "/tools")
-}
+_OF_THIS_MACHINE = frozenset(
+    {
+        *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")),
+        *(("POST", "/tools"), ("POST", "/page/bench"), ("GET", "/page/log"), ("GET", "/page/bodies")),
+    }
+)
 
 
 def scope_of(method: str, path: str, query: bytes = b"") -> Scope | None:
@@ -59,9 +66,10 @@ def changes_the_server(method: str, path: str, query: bytes = b"") -> bool:
     return scope in ("models", "lora", "props") or (scope == "slots" and method not in _READS)
 
 
-def changes_the_disk(method: str, path: str) -> bool:
-    """Whether it downloads a model or deletes its files, or has a tool do what the server may."""
-    return (method, path) in _ON_DISK
+def is_of_this_machine(method: str, path: str) -> bool:
+    """Whether it downloads a model or deletes its files, has this machine work on something else than models, or tells
+    what others do."""
+    return ("GET" if method == "HEAD" else method, path) in _OF_THIS_MACHINE
 
 
 def as_scope(text: object) -> Scope:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from server.errors import InvalidRequest, PermissionDenied
-from server.transport.access.endpoints import changes_the_disk, changes_the_server
+from server.transport.access.endpoints import changes_the_server, is_of_this_machine
 from server.transport.access.hosts import host_of, is_local, is_strangers
 from server.transport.options import HttpOptions
 
@@ -50,10 +50,8 @@ class Guard:
             )
         if method in ("POST", "PUT", "PATCH") and not _is_json(headers):
             raise NotJson("send the body as Content-Type: application/json, or an API key with it")
-        if changes_the_disk(method, path) and not is_local((scope.get("client") or ("127.0.0.1",))[0]):
-            raise PermissionDenied(
-                "models are downloaded and removed, and tools used, by clients of this machine, or with an API key"
-            )
+        if is_of_this_machine(method, path) and not is_local((scope.get("client") or ("127.0.0.1",))[0]):
+            raise PermissionDenied("without an API key this is for clients of the server's own machine")
 
     def is_foreign(self, headers: Headers) -> bool:
         """Whether it comes from a page that is neither this server's, nor this machine's, nor listed.

@@ -2,7 +2,7 @@ import pytest
 
 from server.errors import InvalidRequest
 from server.routes import ROUTERS
-from server.transport.access.endpoints import SCOPES, as_scope, changes_the_disk, changes_the_server, scope_of
+from server.transport.access.endpoints import SCOPES, as_scope, changes_the_server, is_of_this_machine, scope_of
 
 ANY_KEY = {
     *("/", "/health", "/v1/health", "/livez", "/readyz", "/docs", "/openapi.json", "/models", "/v1/models"),
@@ -41,18 +41,15 @@ def test_what_changes_the_server_is_known():
     assert changing == {
         *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/models/load"), ("POST", "/models/unload")),
         *(("POST", "/api/pull"), ("DELETE", "/api/delete")),
-        *(("GET", "/cors-proxy"), ("POST", "/cors-proxy"), ("POST", "/tools")),
+        *(("GET", "/cors-proxy"), ("POST", "/cors-proxy"), ("POST", "/tools"), ("POST", "/models/pin")),
+        *(("POST", "/page/bench"), ("GET", "/page/log"), ("GET", "/page/bodies")),
         *(("POST", "/lora-adapters"), ("POST", "/props"), ("POST", "/slots/{id_slot}")),
     }
-    assert {each for each in changing if changes_the_disk(*each)} == {
-        *(
-            ("POST", "/models"),
-            ("DELETE", "/models"),
-            ("POST", "/api/pull"),
-            ("DELETE", "/api/delete"),
-            ("POST", "/tools"),
-        ),
+    assert {each for each in changing if is_of_this_machine(*each)} == {
+        *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")),
+        *(("POST", "/tools"), ("POST", "/page/bench"), ("GET", "/page/log"), ("GET", "/page/bodies")),
     }
+    assert is_of_this_machine("HEAD", "/page/bodies")
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])

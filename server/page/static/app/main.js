@@ -2,6 +2,7 @@
 import { address, apiKey, connection, json, keyWanted, useKey } from "./lib/api.js";
 import { classes, html, render, signal, useEffect, useRef, useState } from "./lib/dom.js";
 import { Icon, IconButton } from "./lib/icons.js";
+import { config, loadConfig } from "./lib/config.js";
 import { follow } from "./lib/models.js";
 import { link, place } from "./lib/router.js";
 import { language, speak, t } from "./lib/texts.js";
@@ -124,7 +125,13 @@ function restart() {
   following.abort();
   following = new AbortController();
   void follow(following.signal);
+  loadConfig().catch(() => {});
 }
+
+config.subscribe(({ settings }) => {
+  const named = String(settings.theme ?? "");
+  if (!localStorage.getItem(THEME) && ["light", "dark"].includes(named)) theme.value = named;
+});
 
 /** The version in this page's own address. */
 const OWN = new URL(import.meta.url).pathname.split("/").at(-3);

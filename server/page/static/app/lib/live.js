@@ -3,7 +3,7 @@ import { ApiError, call, events } from "./api.js";
 import { signal, useEffect } from "./dom.js";
 
 /**
- * @typedef {{request: string, index: number, priority: number, prompt: number, cached: number, predicted: number, max: number,
+ * @typedef {{request: string, log: string, index: number, priority: number, prompt: number, cached: number, predicted: number, max: number,
  *   source: [where: string, slot: number], anew: string, submitted: number, placed: number, prompt_done: number}} Choice
  * @typedef {Choice & {model: string, slot: number, ended: number, outcome: string}} Ended
  * @typedef {{id: number, instance: number, phase: string, tokens: number, adapters: [number, number][],

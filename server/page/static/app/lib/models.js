@@ -5,7 +5,7 @@ import { computed, signal } from "./dom.js";
 /**
  * @typedef {{value: string, progress?: {value: number, current: string}, failed?: boolean, reason?: string}} Status
  * @typedef {{id: string, aliases: string[], status: Status, meta?: any, capabilities: string[], source?: string,
- *   can_remove?: boolean, architecture?: {input_modalities: string[]}, progress?: Record<string, {done: number, total: number}>}} Model
+ *   can_remove?: boolean, pinned?: boolean, architecture?: {input_modalities: string[]}, progress?: Record<string, {done: number, total: number}>}} Model
  */
 
 /** @type {import("../../vendor/signals.js").Signal<Model[] | null>} */

@@ -1,111 +1,110 @@
-// How fast: streams side by side, against this server or another address, with a plot of each round.
-import { address, apiKey, events } from "../../lib/api.js";
-import { html, useRef, useState } from "../../lib/dom.js";
-import { number, seconds, short } from "../../lib/format.js";
+// How fast: scenarios of `llamapool bench`, against this server and, if wanted, another address beside it.
+import { ApiError, call, events } from "../../lib/api.js";
+import { config } from "../../lib/config.js";
+import { classes, html, useRef, useState } from "../../lib/dom.js";
+import { short } from "../../lib/format.js";
 import { chosen } from "../../lib/models.js";
 import { t } from "../../lib/texts.js";
 import { ModelPicker } from "../model-picker.js";
 
-/** @typedef {{streams: number, rate: number, first: number, gap: number}} Round */
+/**
+ * @typedef {"this" | "other"} Where
+ * @typedef {{scenario: string, address: Where, figures?: Record<string, number>, failure?: string}} Result
+ * @typedef {{running: string, address: Where, number: number, of: number}} Running
+ */
 
-const ROUNDS = [1, 2, 4, 8, 16];
-const TOKENS = 64;
-const WORDS = "harbour boat rope lantern book wind stone river cloud bread window train garden letter winter coin".split(" ");
-
-/** A prompt that no cache holds. @param {number} n */
-const fresh = (n) => Array.from({ length: n }, () => WORDS[Math.floor(Math.random() * WORDS.length)]).join(" ");
-
-/** @param {number[]} values */
-const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)] ?? Number.NaN;
-
-/** One stream: the times at which tokens came. @param {string} model @param {AbortSignal} signal */
-async function stream(model, signal) {
-  /** @type {Record<string, string>} */
-  const headers = { "Content-Type": "application/json" };
-  if (apiKey.value) headers.Authorization = `Bearer ${apiKey.value}`;
-  const messages = [{ role: "user", content: `Write a story with these words: ${fresh(40)}` }];
-  const body = { model, messages, stream: true, max_tokens: TOKENS, ignore_eos: true, temperature: 0.8 };
-  const asked = performance.now();
-  const reply = await fetch(address("v1/chat/completions"), { method: "POST", headers, body: JSON.stringify(body), signal });
-  if (!reply.ok) throw new Error(`${reply.status}: ${(await reply.text()).slice(0, 200)}`);
-  const came = [];
-  for await (const { data } of events(reply)) {
-    if (data.error) throw new Error(data.error.message);
-    const delta = data.choices?.[0]?.delta;
-    if (delta?.content || delta?.reasoning_content) came.push(performance.now() - asked);
-  }
-  return came;
-}
-
-/** @param {string} model @param {number} n @param {AbortSignal} signal @returns {Promise<Round>} */
-async function round(model, n, signal) {
-  const began = performance.now();
-  const all = await Promise.all(Array.from({ length: n }, () => stream(model, signal)));
-  const took = (performance.now() - began) / 1000;
-  const gaps = all.flatMap((came) => came.slice(1).map((at, i) => at - came[i]));
-  return {
-    streams: n,
-    rate: (n * TOKENS) / took,
-    first: median(all.map((came) => came[0])) / 1000,
-    gap: median(gaps) / 1000,
-  };
-}
+const FIRST = ["one", "slots", "prefix", "rate"];
+const WHERE = /** @type {const} */ (["this", "other"]);
 
 export const BenchView = () => {
-  const [rounds, setRounds] = useState(/** @type {Round[]} */ ([]));
-  const [busy, setBusy] = useState(0);
+  const [wanted, setWanted] = useState(new Set(FIRST));
+  const [form, setForm] = useState({ parallel: "4", scale: "0.2", other: "", other_model: "", other_key: "" });
+  const [results, setResults] = useState(/** @type {Result[]} */ ([]));
+  const [now, setNow] = useState(/** @type {Running | null} */ (null));
+  const [busy, setBusy] = useState(false);
   const [trouble, setTrouble] = useState("");
   const stop = useRef(/** @type {AbortController | null} */ (null));
   const model = chosen.value?.id ?? "";
+  /** @param {keyof typeof form} name */
+  const input = (name) => (/** @type {any} */ event) => setForm({ ...form, [name]: event.target.value });
   const run = async () => {
     const control = (stop.current = new AbortController());
-    setRounds([]);
+    setResults([]);
     setTrouble("");
+    setBusy(true);
+    const scenarios = config.value.scenarios.filter((name) => wanted.has(name));
+    const { parallel, scale, ...other } = form;
+    const body = { model, scenarios, parallel: Number(parallel), scale: Number(scale), ...(other.other ? other : {}) };
     try {
-      setBusy(ROUNDS[0]);
-      await stream(model, control.signal); // the model may have to be loaded
-      const done = [];
-      for (const n of ROUNDS) {
-        setBusy(n);
-        done.push(await round(model, n, control.signal));
-        setRounds([...done]);
+      for await (const { data } of events(await call("page/bench", { body, signal: control.signal }))) {
+        if (data.running) setNow(data);
+        else setResults((old) => [...old, data]);
       }
     } catch (error) {
-      if (!control.signal.aborted) setTrouble(error instanceof Error ? error.message : String(error));
+      if (!control.signal.aborted) setTrouble(error instanceof ApiError ? error.message : String(error));
     }
-    setBusy(0);
+    setNow(null);
+    setBusy(false);
   };
   return html`<div class="page">
     <header class="page-head"><h1>${t("bench")}</h1><${ModelPicker} /><span class="stretch"></span>
+      ${now && html`<span class="quiet" role="status">${t("runsNow", now.number + 1, now.of, t(`scene_${now.running}`), t(`address_${now.address}`))}</span>`}
       ${busy
-        ? html`<span class="quiet" role="status">${t("streamsNow", busy)}</span><button type="button" onClick=${() => stop.current?.abort()}>${t("stop")}</button>`
-        : html`<button type="button" class="strong" disabled=${!model} onClick=${run}>${t("measure")}</button>`}
+        ? html`<button type="button" onClick=${() => stop.current?.abort()}>${t("stop")}</button>`
+        : html`<button type="button" class="strong" disabled=${!model || !wanted.size} onClick=${run}>${t("measure")}</button>`}
     </header>
-    <p class="quiet">${t("benchAbout", TOKENS)}</p>
+    <p class="quiet">${t("benchAbout")}</p>
+    <fieldset><legend>${t("scenarios")}</legend><div class="scenes">${config.value.scenarios.map(
+      (name) => html`<label class="check" key=${name}><input type="checkbox" checked=${wanted.has(name)} onChange=${() => {
+        const next = new Set(wanted);
+        if (!next.delete(name)) next.add(name);
+        setWanted(next);
+      }} /> ${t(`scene_${name}`)}</label>`,
+    )}</div></fieldset>
+    <div class="order">
+      <label class="field">${t("clientsAtOnce")}<input inputmode="numeric" value=${form.parallel} onInput=${input("parallel")} /></label>
+      <label class="field">${t("lengths")}<select onChange=${input("scale")}>
+        <option value="0.2">${t("quick")}</option><option value="1">${t("whole")}</option></select></label>
+      <label class="field">${t("otherAddress")}<input value=${form.other} placeholder=${`${location.protocol}//127.0.0.1:8081`} spellcheck="false" onInput=${input("other")} /></label>
+      ${form.other && html`<label class="field">${t("otherModel")}<input value=${form.other_model} spellcheck="false" onInput=${input("other_model")} /></label>
+        <label class="field">${t("otherKey")}<input type="password" autocomplete="off" value=${form.other_key} onInput=${input("other_key")} /></label>`}
+    </div>
     ${trouble && html`<p class="failure" role="alert">${trouble}</p>`}
-    ${rounds.length > 0 && html`<${Bars} rounds=${rounds} /><div class="table-box" tabindex="0"><table>
-      <thead><tr><th scope="col" class="right">${t("streams")}</th><th scope="col" class="right">${t("generatedRate")}</th>
-        <th scope="col" class="right">${t("firstTokens")}</th><th scope="col" class="right">${t("gaps")}</th></tr></thead>
-      <tbody>${rounds.map(
-        (one) => html`<tr key=${one.streams}><td class="right">${number(one.streams)}</td><td class="right">${short(one.rate)}/s</td>
-          <td class="right">${seconds(one.first)}</td><td class="right">${seconds(one.gap)}</td></tr>`,
-      )}</tbody></table></div>`}
+    ${[...new Set(results.map((one) => one.scenario))].map(
+      (name) => html`<${Scene} key=${name} name=${name} results=${results.filter((one) => one.scenario === name)} />`,
+    )}
   </div>`;
 };
 
-/** @param {{rounds: Round[]}} props */
-const Bars = ({ rounds }) => {
-  const most = Math.max(...rounds.map((one) => one.rate));
-  const label = rounds.map((one) => `${t("streamsNow", one.streams)}: ${short(one.rate)}/s`).join(", ");
-  return html`<svg class="bars" viewBox="0 0 500 190" role="img" aria-label=${label}>
-    ${rounds.map((one, i) => {
-      const height = (140 * one.rate) / most;
-      const x = 20 + i * 95;
-      return html`<g key=${one.streams}>
-        <rect x=${x} y=${160 - height} width="62" height=${height} rx="4" />
-        <text x=${x + 31} y=${152 - height} text-anchor="middle">${short(one.rate)}</text>
-        <text x=${x + 31} y="180" text-anchor="middle" class="quiet">${one.streams}</text>
-      </g>`;
-    })}
+/** One scenario: its first figure as bars, all of them as a table. @param {{name: string, results: Result[]}} props */
+const Scene = ({ name, results }) => {
+  const figures = [...new Set(results.flatMap((one) => Object.keys(one.figures ?? {})))];
+  const at = WHERE.flatMap((where) => results.filter((one) => one.address === where));
+  const title = `scene-${name}`;
+  return html`<section aria-labelledby=${title} class="scene">
+    <h2 id=${title}>${t(`scene_${name}`)}</h2>
+    ${at.map((one) => one.failure && html`<p class="failure" key=${one.address}>${t(`address_${one.address}`)}: ${one.failure}</p>`)}
+    ${figures.length > 0 && html`<${Bars} figure=${figures[0]} results=${at} />
+      <div class="table-box" tabindex="0"><table>
+        <thead><tr><th scope="col">${t("figure")}</th>${at.map((one) => html`<th scope="col" class="right" key=${one.address}>${t(`address_${one.address}`)}</th>`)}</tr></thead>
+        <tbody>${figures.map(
+          (figure) => html`<tr key=${figure}><td>${figure}</td>${at.map((one) => html`<td class="right" key=${one.address}>${short(one.figures?.[figure] ?? Number.NaN)}</td>`)}</tr>`,
+        )}</tbody>
+      </table></div>`}
+  </section>`;
+};
+
+/** @param {{figure: string, results: Result[]}} props */
+const Bars = ({ figure, results }) => {
+  const values = results.map((one) => one.figures?.[figure] ?? 0);
+  const most = Math.max(...values) || 1;
+  const label = results.map((one, i) => `${t(`address_${one.address}`)}: ${short(values[i])} ${figure}`).join(", ");
+  return html`<svg class="beside" viewBox=${`0 0 500 ${results.length * 30}`} role="img" aria-label=${label}>
+    ${results.map(
+      (one, i) => html`<g key=${one.address}>
+        <rect class=${classes(one.address)} y=${i * 30 + 3} width=${Math.max(1, (360 * values[i]) / most)} height="22" rx="4" />
+        <text x=${(360 * values[i]) / most + 8} y=${i * 30 + 19}>${short(values[i])} ${figure}</text>
+      </g>`,
+    )}
   </svg>`;
 };

@@ -1,9 +1,11 @@
 // One message: its text, thoughts and calls, and what can be done with it.
+import { config } from "../../lib/config.js";
 import { classes, html, useEffect, useRef, useState } from "../../lib/dom.js";
 import { number, percent, seconds, short } from "../../lib/format.js";
 import { IconButton } from "../../lib/icons.js";
 import { Markdown } from "../../lib/markdown.js";
 import { t } from "../../lib/texts.js";
+import { serverTools, used } from "./tools.js";
 
 /**
  * @typedef {import("./store.js").Message} Message
@@ -86,17 +88,26 @@ function pretty(text) {
 const Results = ({ message, actions }) => {
   const calls = message.calls ?? [];
   const [texts, setTexts] = useState(calls.map(() => ""));
+  const [tools, setTools] = useState(/** @type {string[]} */ ([]));
+  useEffect(() => {
+    if (config.value.tools) void serverTools().then((found) => setTools(found.map((one) => one.tool)));
+  }, [config.value.tools]);
+  /** @param {number} i @param {string} text */
+  const put = (i, text) => setTexts((old) => old.map((one, j) => (j === i ? text : one)));
+  /** @param {number} i */
+  const run = (i) => used(calls[i].name, calls[i].arguments).then((said) => put(i, said), (error) => put(i, String(error.message ?? error)));
   return html`<form class="results" onSubmit=${(/** @type {Event} */ event) => {
     event.preventDefault();
     actions.results(message, texts);
   }}>
     ${calls.map(
       (call, i) => html`<label key=${call.id}>${t("resultOf", call.name)}
-        <textarea rows="2" value=${texts[i]} onInput=${(/** @type {any} */ event) =>
-          setTexts(texts.map((text, j) => (j === i ? event.target.value : text)))}></textarea>
+        <textarea rows="2" value=${texts[i]} onInput=${(/** @type {any} */ event) => put(i, event.target.value)}></textarea>
       </label>`,
     )}
-    <div class="row end"><button type="submit" class="strong">${t("sendResults")}</button></div>
+    <div class="row end">
+      ${calls.map((call, i) => tools.includes(call.name) && html`<button type="button" key=${call.id} onClick=${() => run(i)}>${t("runTool", call.name)}</button>`)}
+      <button type="submit" class="strong">${t("sendResults")}</button></div>
   </form>`;
 };
 

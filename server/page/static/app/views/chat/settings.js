@@ -1,7 +1,9 @@
 // What a chat asks the model with.
+import { config } from "../../lib/config.js";
 import { html } from "../../lib/dom.js";
 import { IconButton } from "../../lib/icons.js";
 import { t } from "../../lib/texts.js";
+import { serverTools } from "./tools.js";
 
 /** @typedef {import("./store.js").Settings} Settings */
 
@@ -23,6 +25,10 @@ export const SettingsPanel = ({ settings, onChange, onClose }) => {
   const area = (name, label, rows, code) => html`<label class="field">${t(label)}
     <textarea rows=${rows} class=${code ? "code" : ""} value=${settings[name]} onInput=${input(name)} spellcheck=${!code}></textarea>
   </label>`;
+  const addTools = async () => {
+    const found = (await serverTools()).map((one) => one.definition);
+    onChange({ ...settings, tools: JSON.stringify(found, null, 1) });
+  };
   return html`
     <header class="bar"><h2>${t("settings")}</h2><span class="stretch"></span>
       <${IconButton} icon="close" label=${t("close")} onClick=${onClose} />
@@ -48,6 +54,7 @@ export const SettingsPanel = ({ settings, onChange, onClose }) => {
         ${!settings.schema.trim() && area("grammar", "grammar", 3, true)}
       </fieldset>
       ${area("tools", "tools", 4, true)}
+      ${config.value.tools && html`<button type="button" onClick=${addTools}>${t("serverTools")}</button>`}
     </div>
   `;
 };

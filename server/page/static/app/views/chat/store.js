@@ -1,4 +1,5 @@
 // Chats, kept in this browser: IndexedDB, a record for each message, so that a long chat is not written anew for a word.
+import { config } from "../../lib/config.js";
 import { signal } from "../../lib/dom.js";
 
 /**
@@ -93,8 +94,16 @@ export async function removeChat(id) {
   for (const message of all) store?.delete(message.id);
 }
 
+/** What a first chat begins with: what the server says, by llama-server's names. @returns {Settings} */
+export function defaults() {
+  const given = config.value.settings;
+  const text = (/** @type {string} */ name) => (given[name] === undefined || given[name] === null ? "" : String(given[name]));
+  const numbers = Object.fromEntries(["temperature", "top_p", "top_k", "min_p", "max_tokens"].map((name) => [name, text(name)]));
+  return { ...DEFAULTS, ...numbers, system: text("systemMessage") };
+}
+
 /** @param {Settings} [settings] @returns {Chat} */
-export function newChat(settings = DEFAULTS) {
+export function newChat(settings = defaults()) {
   const now = Date.now();
   return { id: newId(), title: "", created: now, updated: now, leaf: null, settings: { ...settings } };
 }

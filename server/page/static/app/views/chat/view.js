@@ -1,5 +1,6 @@
 // The chat: what was said, a place to write, the settings of this chat, and the chats beside it.
 import { json } from "../../lib/api.js";
+import { config } from "../../lib/config.js";
 import { batch, classes, computed, html, signal, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../../lib/dom.js";
 import { number } from "../../lib/format.js";
 import { Icon, IconButton } from "../../lib/icons.js";
@@ -12,7 +13,7 @@ import { ChatList } from "./list.js";
 import { MessageView } from "./message.js";
 import { SettingsPanel } from "./settings.js";
 import {
-  chats, childrenOf, endBelow, keeps, loadChats, messages, messagesOf, newChat, newId, pathTo, saveChat, saveMessage,
+  chats, childrenOf, defaults, endBelow, keeps, loadChats, messages, messagesOf, newChat, newId, pathTo, saveChat, saveMessage,
 } from "./store.js";
 
 /**
@@ -24,6 +25,13 @@ import {
 /** The open chat; one that nobody wrote in yet is not kept. */
 export const open = signal(/** @type {Chat} */ (newChat()));
 const ready = signal(false);
+/** Until somebody has changed them, the settings of the open chat are those that the server says. */
+config.subscribe(() => {
+  const { leaf, settings } = open.peek();
+  if (!leaf && Object.values(settings).every((value) => value === "" || value === "auto")) {
+    open.value = { ...open.peek(), settings: defaults() };
+  }
+});
 const panel = signal(/** @type {"" | "chats" | "settings"} */ (""));
 const path = computed(() => pathTo(messages.value, open.value.leaf));
 const children = computed(() => childrenOf(messages.value));

@@ -5,6 +5,7 @@ import { bytes, number, short } from "../../lib/format.js";
 import { Icon } from "../../lib/icons.js";
 import { models, refresh } from "../../lib/models.js";
 import { t } from "../../lib/texts.js";
+import { ServerLog } from "./log.js";
 import { statusText } from "../model-picker.js";
 
 /** @typedef {import("../../lib/models.js").Model} Model */
@@ -29,8 +30,9 @@ export const ModelsView = () => html`<div class="page">
   <ul class="cards">${(models.value ?? []).map((model) => html`<${Card} key=${model.id} model=${model} />`)}</ul>
   ${models.value && !models.value.length && html`<p class="quiet empty">${t("noModels")}</p>`}
   <${Pull} />
-  ${log.value.length > 0 && html`<section aria-labelledby="log-title"><h2 id="log-title">${t("log")}</h2>
+  ${log.value.length > 0 && html`<section aria-labelledby="done-title"><h2 id="done-title">${t("done")}</h2>
     <pre class="log" tabindex="0" role="log">${log.value.join("\n")}</pre></section>`}
+  <${ServerLog} />
 </div>`;
 
 /** @param {{model: Model}} props */
@@ -59,6 +61,8 @@ const Card = ({ model }) => {
         ${at === "loading" || at === "downloading" ? t("cancel") : t("unload")}</button>`}
       ${model.can_remove && html`<button type="button" onClick=${() => confirm(t("removeModelSure", model.id)) &&
         act(`${t("removeModel")} ${model.id}`, () => call(`models?model=${encodeURIComponent(model.id)}`, { method: "DELETE" }))}>${t("removeModel")}</button>`}
+      <label class="check small" title=${t("pinAbout")}><input type="checkbox" checked=${model.pinned ?? false} onChange=${(/** @type {any} */ event) =>
+        act(`${t("pin")} ${model.id}`, () => call("models/pin", { body: { ...body, pinned: event.target.checked } }))} /> ${t("pin")}</label>
       <span class="stretch"></span>
       <span class="quiet small">${model.capabilities.map((one) => t(`can_${one}`)).join(", ")}</span>
     </div>

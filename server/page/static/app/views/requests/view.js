@@ -1,6 +1,9 @@
 // The last requests: when, how long each part took, how many tokens, how it ended.
-import { html, useState } from "../../lib/dom.js";
+import { json } from "../../lib/api.js";
+import { config } from "../../lib/config.js";
+import { html, useEffect, useRef, useState } from "../../lib/dom.js";
 import { clock, number, seconds, short } from "../../lib/format.js";
+import { IconButton } from "../../lib/icons.js";
 import { requests, state, trouble, useLive } from "../../lib/live.js";
 import { t } from "../../lib/texts.js";
 import { CancelButton, Waterfall } from "../engine/waterfall.js";
@@ -8,6 +11,7 @@ import { CancelButton, Waterfall } from "../engine/waterfall.js";
 export const RequestsView = () => {
   useLive();
   const [words, setWords] = useState("");
+  const [read, setRead] = useState("");
   const now = state.value?.at ?? 0;
   const running = (state.value?.models ?? []).flatMap((model) =>
     [...(model.engine?.slots.map((slot) => slot.choice) ?? []), ...(model.engine?.waiting ?? [])].flatMap((choice) =>
@@ -39,7 +43,9 @@ export const RequestsView = () => {
         const first = one.prompt_done ? (one.prompt_done - one.submitted) / 1000 : Number.NaN;
         const writing = one.prompt_done ? (end - one.prompt_done) / 1000 : 0;
         return html`<tr key=${`${one.request}/${one.index}`}>
-          <td>${clock(one.submitted)}</td><td class="code clip" title=${one.request}>${one.request.slice(-12)}${one.index > 0 && ` /${one.index}`}</td>
+          <td>${clock(one.submitted)}</td><td class="code clip" title=${one.request}>${config.value.log_bodies && one.log
+            ? html`<button type="button" class="small" aria-label=${`${t("bodies")}: ${one.request}`} onClick=${() => setRead(one.log)}>${one.request.slice(-12)}</button>`
+            : one.request.slice(-12)}${one.index > 0 && ` /${one.index}`}</td>
           <td class="clip">${one.model}</td><td class="right">${number(one.prompt)}</td><td class="right">${number(one.cached)}</td>
           <td class="right">${number(one.predicted)}</td><td class="right">${seconds(first)}</td>
           <td class="right">${one.predicted > 1 && writing > 0 ? `${short((one.predicted - 1) / writing)}/s` : "–"}</td>
@@ -48,5 +54,33 @@ export const RequestsView = () => {
         </tr>`;
       })}</tbody>
     </table></div>`}
+    ${read && html`<${Bodies} id=${read} onClose=${() => setRead("")} />`}
   </div>`;
 };
+
+/** What was asked and replied. @param {{id: string, onClose: () => void}} props */
+const Bodies = ({ id, onClose }) => {
+  const [found, setFound] = useState(/** @type {{path: string, request: {text: string}, reply: {text: string}} | null} */ (null));
+  const [trouble, setTrouble] = useState("");
+  const box = useRef(/** @type {HTMLDialogElement | null} */ (null));
+  useEffect(() => {
+    box.current?.showModal();
+    json(`page/bodies?id=${encodeURIComponent(id)}`).then(setFound, (error) => setTrouble(String(error.message ?? error)));
+  }, [id]);
+  return html`<dialog ref=${box} class="bodies" aria-labelledby="bodies-title" onClose=${onClose}>
+    <header class="row"><h2 id="bodies-title">${t("bodies")}</h2><span class="stretch"></span>
+      <${IconButton} icon="close" label=${t("close")} onClick=${() => box.current?.close()} /></header>
+    ${trouble && html`<p class="failure" role="alert">${trouble}</p>`}
+    ${found && html`<h3>${found.path}</h3><pre class="raw" tabindex="0">${indented(found.request.text)}</pre>
+      <h3>${t("reply")}</h3><pre class="raw" tabindex="0">${indented(found.reply.text)}</pre>`}
+  </dialog>`;
+};
+
+/** @param {string} text */
+function indented(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}

@@ -1,0 +1,82 @@
+"""The bodies of the last requests and of their replies, where ``log_bodies`` is on: in memory, bounded."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.telemetry.record import RECORD
+from server.transport.access.endpoints import is_work
+
+MOST_KEPT = 100
+MOST_BYTES = 64 * 1024  # of a body; the rest is counted
+
+
+@dataclass(slots=True)
+class Body:
+    """The beginning of a body, and how long all of it is."""
+
+    kept: bytearray = field(default_factory=bytearray)
+    n_bytes: int = 0
+
+    def add(self, part: bytes) -> None:
+        """What comes next."""
+        self.n_bytes += len(part)
+        self.kept += part[: max(0, MOST_BYTES - len(self.kept))]
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """For the page."""
+        return {"text": self.kept.decode("utf-8", "replace"), "n_bytes": self.n_bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request by its id (`X-Request-Id`), and what was replied so far."""
+
+    id: str
+    path: str
+    request: Body = field(default_factory=Body)
+    reply: Body = field(default_factory=Body)
+
+
+class Bodies:
+    """Of what models were asked. ``on`` False: nothing is kept."""
+
+    def __init__(self, prefix: str = "", *, on: bool = False) -> None:
+        self.on = on
+        self._prefix = prefix
+        self._exchanges: deque[Exchange] = deque(maxlen=MOST_KEPT)
+
+    def of(self, request_id: str) -> Exchange | None:
+        """The newest of that id."""
+        return next((one for one in reversed(self._exchanges) if one.id == request_id), None)
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """`app`, with what goes in and out kept."""
+        if not self.on:
+            return app
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            path = scope["path"].removeprefix(self._prefix) if scope["type"] == "http" else ""
+            if not path or not is_work(scope["method"], path):
+                await app(scope, receive, send)
+                return
+            exchange = Exchange(scope[RECORD].id, path)
+            self._exchanges.append(exchange)
+
+            async def received() -> Message:
+                message = await receive()
+                if message["type"] == "http.request":
+                    exchange.request.add(message.get("body", b""))
+                return message
+
+            async def sent(message: Message) -> None:
+                if message["type"] == "http.response.body":
+                    exchange.reply.add(message.get("body", b""))
+                await send(message)
+
+            await app(scope, received, sent)
+
+        return serve

@@ -1,0 +1,15 @@
+// What the server tells a page to begin with.
+import { json } from "./api.js";
+import { signal } from "./dom.js";
+
+/**
+ * @typedef {{settings: Record<string, any>, tools: boolean, log_bodies: boolean, scenarios: string[]}} Config `settings`: by
+ *   llama-server's names (`--ui-config`)
+ */
+
+/** @type {import("../../vendor/signals.js").Signal<Config>} */
+export const config = signal(/** @type {Config} */ ({ settings: {}, tools: false, log_bodies: false, scenarios: [] }));
+
+export async function loadConfig() {
+  config.value = await json("page/config");
+}
