@@ -4,6 +4,7 @@ import pytest
 
 from server.conversation.form import Call, Message, Text, Tool, refuse_unseen, template_messages
 from server.errors import InvalidRequest
+from server.wire.chat.functions import with_tools
 from server.wire.chat.messages import read_messages
 from server.wire.chat.tools import read_tools
 from tests.unit.wire.builders import tools_of
@@ -76,7 +77,7 @@ def test_arguments_nest_as_deeply_as_can_be_read() -> None:
 )
 def test_a_wrong_message_is_refused_at_its_place(messages: object, named: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read_messages(messages)
+        read_messages(with_tools(messages))
     assert caught.value.param == named
 
 
