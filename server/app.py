@@ -52,6 +52,7 @@ from server.routes import ROUTERS, include_routes
 from server.routes.gate import Gate
 from server.routes.services import Services
 from server.settings import ServerSettings, Settings, check_files, hub_of, load_settings, model_specs
+from server.telemetry.record import Record
 from server.transport.compression import Compression
 from server.transport.direct import DirectRoutes
 from server.transport.gateway import Gateway
@@ -60,6 +61,7 @@ from server.transport.options import MIB, CorsOptions, HttpOptions
 from server.transport.shutdown import StopSignals, on_hangup
 
 if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing  # of an extra
     from server.templates.isolated import IsolatedRenderer  # not on every system
 
 logger = logging.getLogger(__name__)
@@ -123,7 +125,7 @@ def create_app(
         gate=Gate(server.max_preparing),
         slot_files=slot_files_of(server),
     )
-    events = kv_events_of(server)
+    events, tracing = kv_events_of(server), tracing_of(server)
     app = FastAPI(
         title="Llamapool",
         version=__version__,
@@ -131,7 +133,7 @@ def create_app(
         lifespan=lifespan_of(
             *(services, server, renderer, addresses),
             Reload(settings, ring, pool, reread),
-            events,
+            *(events, tracing),
         ),
     )
     app.state.services, app.state.events = services, events
@@ -140,10 +142,14 @@ def create_app(
     page = page_of(ui=server.ui, folder=server.path, prefix=server.api_prefix)
     routed = DirectRoutes(app, app.build_middleware_stack(), ROUTERS, server.api_prefix)
     served = page.around(Compression(services.bodies.around(routed)))
+
+    def ended(record: Record) -> None:
+        services.metrics.ended(record)
+        if tracing is not None:
+            tracing.ended(record)
+
     # Around everything, Starlette's own middlewares too: it talks to the server's `send` itself.
-    app.middleware_stack = Gateway(
-        served, services.options, services.draining, services.metrics.ended, page.has, ring, services.rates
-    )
+    app.middleware_stack = Gateway(served, services.options, services.draining, ended, page.has, ring, services.rates)
     return app
 
 
@@ -242,6 +248,17 @@ def kv_events_of(server: ServerSettings) -> KvEvents | None:
     return KvEvents(server.kv_events, server.kv_events_replay, server.kv_events_pod)
 
 
+def tracing_of(server: ServerSettings) -> "Tracing | None":
+    """What sends traces; None = nothing does. Raises ConfigError."""
+    if not server.otel:
+        return None
+    try:
+        from server.telemetry.tracing import exporting
+    except ImportError as error:
+        raise ConfigError(f"server.otel: {error}; pip install 'llamapool[otel]'") from None
+    return exporting(__version__, server.api_prefix)
+
+
 def sight_of(server: ServerSettings) -> Sight:
     """What reads the media of requests; it starts processes when there are some."""
     hosts = tuple(host for host in server.media_fetch if host != ANYWHERE)
@@ -259,6 +276,7 @@ def lifespan_of(
     addresses: Sequence[str],
     reload: Reload,
     events: KvEvents | None = None,
+    tracing: "Tracing | None" = None,
 ) -> Lifespan:
     """Starts the pool; on the way out gives running requests ``drain_s`` seconds and frees everything."""
 
@@ -308,6 +326,8 @@ def lifespan_of(
             for threads in (services.prepare, services.reading):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
             services.sight.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
             if renderer is not None:
                 renderer.close()
             logging.getLogger().removeHandler(services.log)

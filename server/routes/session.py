@@ -105,6 +105,7 @@ class Session:
     ) -> T:
         with model.engine.preparing():
             result = await self._in_thread(work, model)
+            self._usage.submitted_at = time.perf_counter()
             for number, request in enumerate(requests(result)):
                 request.client = self._client(request.client)
                 request.priority = allowed_priority(request.priority, self._key)
@@ -196,7 +197,7 @@ class Session:
         preparing.add_done_callback(lambda _: loop.call_soon_threadsafe(lease.release))
 
     async def _acquire(self, name: str | None, task: Task = "generate") -> LoadedModel:
-        began = time.perf_counter()
+        self._usage.began_at = began = time.perf_counter()
         self._lease = await self._services.pool.acquire(name, autoload=self._autoload, task=task)
         self._lease.keep_alive_s = self._keep_alive_s
         self._usage.model, self._usage.load_s = self._lease.model.spec.id, time.perf_counter() - began

@@ -26,6 +26,8 @@ class Usage:
     n_draft: int = 0  # tokens that were guessed
     n_draft_accepted: int = 0
     slots: list[int] = field(default_factory=list)
+    began_at: float = 0.0  # when the model was asked for, `time.perf_counter`, as the next
+    submitted_at: float = 0.0  # when the engine got it; 0 = never
     load_s: float = 0.0  # until the model was there
     prepare_s: float = 0.0  # that template, tokens, grammar and media took
     queue_s: float = 0.0  # until there was a slot
@@ -71,6 +73,7 @@ class Record:
     path: str
     key: str = ""  # the name of who sent it
     refused_key: str = ""  # what the log calls a key that opens nothing
+    polled: bool = False  # one of those that come again and again, and say little
     route: str = ""  # its path as the routes have it, which no client has made up
     status: int = 0
     finished: bool = False  # the reply was sent whole

@@ -245,8 +245,9 @@ class Gateway:
         record.route = path_template(scope)
         if caller is not None:
             record.key = caller.name
+        record.polled = scope["path"] in self._quiet or self._is_page(scope["path"])
         self._ended(record)
-        level = logging.DEBUG if scope["path"] in self._quiet or self._is_page(scope["path"]) else logging.INFO
+        level = logging.DEBUG if record.polled else logging.INFO
         if access.isEnabledFor(level):
             # %r: a path may hold line breaks after unquoting
             said = (record.method, record.path, record.status, record.elapsed_s * 1000)

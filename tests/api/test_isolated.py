@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from server.app import create_app
+from server.engine.prefix.blocks import BlocksStored
 from server.pool.isolated.engines import IsolatedEngine
 from tests.api.conftest import Api, check_nothing_leaked, make_settings, run_app, until
 from tests.api.streams import Exchange, posting
@@ -156,3 +157,14 @@ async def test_a_step_that_hangs_is_ended_by_the_watchdog_and_nothing_else_is(
         assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="a"))).status_code == 200
         assert engine(api, "b").core.pid == other
         assert engine(api, "b").core.n_restarts == 0
+
+
+async def test_what_is_told_outside_crosses(start: Start) -> None:
+    async with start() as api:
+        reply = await api.client.post("/v1/completions", json={"prompt": "x" * 40, "max_tokens": 2, "ignore_eos": True})
+        assert reply.status_code == 200
+        report = await engine(api).block_changes()
+        stored = [change for change in report.changes if isinstance(change, BlocksStored)]
+        assert sum(len(change.hashes) for change in stored) == 2
+        assert (await engine(api).block_changes()).changes == ()
+        await until(lambda: 0 < engine(api).stats.kv_cells_cached < engine(api).stats.kv_cells)

@@ -3,13 +3,17 @@
 from typing import Annotated, ClassVar
 
 from server.options.table.option import SettingsModel, option
+from server.options.table.values import Bool
 
 
 class TelemetrySettings(SettingsModel):
-    """What routers in front are told, beside metrics."""
+    """What is told beside logs and metrics."""
 
     group: ClassVar[str] = "Telemetry"
 
+    otel: Annotated[Bool, option("--otel")] = False
+    """Send a trace of each request by OpenTelemetry, to where its own variables say (OTEL_EXPORTER_OTLP_ENDPOINT).
+    Needs llamapool[otel]."""
     kv_events: Annotated[str, option("--kv-events", metavar="ENDPOINT")] = ""
     """Where to publish which prompts' beginnings are held, over ZMQ as vLLM does: tcp://*:5557 is listened at,
     tcp://router:5557 connected to. Whoever subscribes reads the tokens of prompts. Needs llamapool[events]."""

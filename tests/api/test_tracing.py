@@ -1,0 +1,112 @@
+"""Spans of requests, as OpenTelemetry's own exporter gets them."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from server.errors import ConfigError
+from server.telemetry import tracing
+from server.telemetry.tracing import Tracing
+from tests.api.conftest import Serve, make_settings
+from tests.fakes import FakeLoader, FakeRunner
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "ignore_eos": True}
+STAGES = ["load", "prepare", "queue", "placement", "prefill", "decode"]
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """What applications made from now on export."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("server.app.tracing_of", lambda server: Tracing(provider, prefix=server.api_prefix))
+    return exporter
+
+
+def by_name(spans: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    found = {span.name: span for span in spans.get_finished_spans()}
+    assert len(found) == len(spans.get_finished_spans())
+    return found
+
+
+def children(found: Sequence[ReadableSpan], parent: ReadableSpan) -> list[str]:
+    return [s.name for s in found if s.parent is not None and s.parent.span_id == parent.context.span_id]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_chats_spans(serve: Serve, spans: InMemorySpanExporter, *, stream: bool) -> None:
+    async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=1))) as api:
+        body = CHAT | {"stream": stream}
+        parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "X-Request-Id": "a-1"}
+        assert (await api.client.post("/v1/chat/completions", json=body, headers=parent)).status_code == 200
+        found = by_name(spans)
+        http, model = found["POST /v1/chat/completions"], found["chat demo"]
+        assert f"{http.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
+        assert http.parent is not None
+        assert (f"{http.parent.span_id:016x}", http.kind) == ("b7ad6b7169203331", SpanKind.SERVER)
+        assert http.attributes is not None
+        assert http.attributes["http.response.status_code"] == 200
+        assert http.attributes["llamapool.request.id"] == "a-1"
+        assert children(spans.get_finished_spans(), http) == ["chat demo"]
+        assert children(spans.get_finished_spans(), model) == STAGES
+        said = dict(model.attributes or {})
+        assert said["gen_ai.operation.name"] == "chat"
+        assert said["gen_ai.request.model"] == "demo"
+        assert said["gen_ai.usage.output_tokens"] == 3
+        assert said["gen_ai.response.finish_reasons"] == ("limit",)
+        assert int(str(said["gen_ai.usage.input_tokens"])) > 0
+        for span in found.values():
+            assert span.start_time is not None
+            assert span.end_time is not None
+            assert span.start_time <= span.end_time
+            assert span.status.status_code is StatusCode.UNSET
+
+
+async def test_what_is_refused_is_a_span_with_its_reason(serve: Serve, spans: InMemorySpanExporter) -> None:
+    async with serve(server={"api_prefix": "/llm"}) as api:
+        await api.client.post("/llm/v1/completions", json={"prompt": "x" * 999})
+        found = by_name(spans)
+        http = found["POST /llm/v1/completions"]
+        assert http.attributes is not None
+        assert (http.attributes["error.type"], http.attributes["http.response.status_code"]) == (
+            "context_exceeded",
+            400,
+        )
+        assert http.status.status_code is StatusCode.UNSET  # a client's mistake is no error of a server's span
+        assert found["text_completion demo"].status.status_code is StatusCode.ERROR
+
+
+async def test_what_is_polled_has_no_span(serve: Serve, spans: InMemorySpanExporter) -> None:
+    async with serve() as api:
+        await api.client.get("/health")
+        await api.client.get("/nowhere")
+        assert list(by_name(spans)) == ["GET unmatched"]
+
+
+def test_what_is_missing_or_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from server.app import create_app
+
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    with pytest.raises(ConfigError, match="use http/protobuf"):
+        create_app(make_settings(server={"otel": True}), loader=FakeLoader())
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_PROTOCOL")
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(ConfigError, match=r"llamapool\[otel\]"):
+        tracing.exporting("1")
+
+
+def test_nothing_of_it_is_imported_unless_it_is_asked_for() -> None:
+    code = (
+        "import sys; from server.app import create_app; from tests.api.conftest import make_settings; "
+        "from tests.fakes import FakeLoader; create_app(make_settings(), loader=FakeLoader()); "
+        "print(sys.modules.keys() & {'opentelemetry.sdk', 'server.telemetry.tracing', 'zmq', 'msgpack'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.strip() == "set()"
