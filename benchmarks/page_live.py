@@ -9,7 +9,7 @@ from collections.abc import Callable
 from server.engine.generate.text import TextStream
 from server.engine.params import EngineParams
 from server.engine.request import Request
-from server.engine.schedule.scheduler import Entry, Scheduler
+from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Ticket
 from server.engine.step.published import PERIOD_S, Publisher
 from tests.fakes import FakeRunner
@@ -35,7 +35,7 @@ def main() -> None:
         sequence = Sequence(Ticket(request, lambda _: None, 0.0), 0, TextStream(()), request.prompt)
         sequence.phase, sequence.slot, sequence.output = Phase.DECODE, slot, [1] * OUTPUT
         slot.sequence, slot.tokens = sequence, request.prompt + sequence.output
-        entries.append(Entry(slot.id, len(slot.tokens), [1], True, sequence))
+        entries.append(TokenRun(slot.id, len(slot.tokens), [1], True, sequence))
     published = Publisher(scheduler, time.perf_counter, 0)
     step_s = seconds(lambda: published.step(entries, 0, 0.01), 20_000)
     view_s = seconds(lambda: published.publish(idle=True), 500)

@@ -1,4 +1,4 @@
-"""What is compared: the engine as it is, the same without its tier, and caching as a slot-local server does it."""
+"""What is compared: the engine as it is, the same without a cache in RAM, and caching as a slot-local server does it."""
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -50,25 +50,25 @@ class Policy:
 
     name: str
     shares: bool = True
-    tier_mib: int = 0
+    ram_mib: int = 0
     target_itl_ms: float = 50.0
 
     def scheduler(self, info: RunnerInfo) -> Scheduler:
         """The engine's scheduler under this policy."""
-        params = EngineParams(cache_ram=self.tier_mib, target_itl_ms=self.target_itl_ms, max_queue=1 << 30)
+        params = EngineParams(cache_ram=self.ram_mib, target_itl_ms=self.target_itl_ms, max_queue=1 << 30)
         scheduler = Scheduler(info, params) if self.shares else Unsorted(info, params)
         if not self.shares:
             scheduler._placer = SlotLocal(scheduler.slots, scheduler.ram, info, params, scheduler.move_cost)
         return scheduler
 
 
-TIER_MIB_PER_SLOT = 2048  # 128 GiB of RAM for 64 slots
+RAM_MIB_PER_SLOT = 2048  # 128 GiB of RAM for 64 slots
 
 WHOLE_BATCHES = Policy("slot-local, whole batches", shares=False, target_itl_ms=0.0)
 SLOT_LOCAL = Policy("slot-local", shares=False)
 SHARED = Policy("shared slots")
 
 
-def tiered(n_slots: int) -> Policy:
-    """Llamapool with a tier in RAM."""
-    return Policy("shared slots + RAM", tier_mib=TIER_MIB_PER_SLOT * n_slots)
+def with_ram(n_slots: int) -> Policy:
+    """Llamapool with a cache in RAM."""
+    return Policy("shared slots + RAM", ram_mib=RAM_MIB_PER_SLOT * n_slots)

@@ -21,7 +21,7 @@ from benchmarks.simulation.trace import Ask, Session, Trace, pause_s
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.request import Request
-from server.engine.schedule.scheduler import Entry, Scheduler
+from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Ticket
 
 PEOPLE = 3  # for each slot
@@ -162,7 +162,7 @@ class Simulation:
         seen.n_batch += n_streams + n_prompt
         self._step_ended = now
 
-    def _sample(self, entries: list[Entry], prompts: list[Entry]) -> None:
+    def _sample(self, entries: list[TokenRun], prompts: list[TokenRun]) -> None:
         """A reply is known with its first token, and every stream is in every step: who ends now was known then."""
         ending, now, n_steps = self._ending.pop(self.seen.n_steps, ()), self.machine.now, self.seen.n_steps
         if ending:

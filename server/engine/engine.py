@@ -10,7 +10,7 @@ from pathlib import PurePath
 from server.engine.checks import Bounds, check_adapters
 from server.engine.encode.cache import EmbeddingCache, EmbeddingFiles
 from server.engine.encode.encoder import Encoder
-from server.engine.group import InstanceGroup
+from server.engine.instances import Instances
 from server.engine.kv.disk_cache import DiskCache, StateFiles
 from server.engine.kv.ram_cache import MIB, KeptState, min_limit
 from server.engine.lora import Tuning, default_set, tuning
@@ -34,7 +34,7 @@ from server.engine.step.threads import yield_to_steps
 from server.errors import InternalError, QueueFull
 
 
-class Engine(InstanceGroup[Instance]):
+class Engine(Instances[Instance]):
     """Queues requests, of which each instance takes what it has slots for."""
 
     def __init__(

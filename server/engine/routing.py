@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from server.engine.lora import Tuning
-from server.engine.prefix import hashes
-from server.engine.prefix.hashes import Chain
+from server.engine.prefix.hashes import BLOCK as HASHED
+from server.engine.prefix.hashes import PrefixHashes
 from server.engine.prefix.match import common_prefix
 from server.engine.request import Request
 from server.engine.sequence import Phase, Route, Slot, Ticket
@@ -36,21 +36,23 @@ class Footprints:
         self._seen: OrderedDict[int, int] = OrderedDict()  # a bit for each instance
         self._most = most
 
-    def add(self, prompt: list[int], wanted: Tuning, instance: int, chain: Chain | None = None) -> None:
-        """`prompt` goes to `instance`. Here and below, `chain` is the prompt's, so that it is hashed once.
+    def add(self, prompt: list[int], wanted: Tuning, instance: int, hashes: PrefixHashes | None = None) -> None:
+        """`prompt` goes to `instance`. Here and below, `hashes` are the prompt's, so that it is hashed once.
 
         The end is forgotten before the beginning, without which it would be of no use.
         """
-        for at in reversed(_links(prompt, wanted, chain or Chain())):
+        for at in reversed(_of_blocks(prompt, wanted, hashes or PrefixHashes())):
             self._seen[at] = self._seen.get(at, 0) | 1 << instance
             self._seen.move_to_end(at)
         while len(self._seen) > self._most:
             self._seen.popitem(last=False)
 
-    def known(self, prompt: list[int], wanted: Tuning, n_instances: int, chain: Chain | None = None) -> list[int]:
+    def known(
+        self, prompt: list[int], wanted: Tuning, n_instances: int, hashes: PrefixHashes | None = None
+    ) -> list[int]:
         """How many of the first tokens each instance has seen, in whole blocks."""
         known, bits, n = [0] * n_instances, (1 << n_instances) - 1, 0
-        for at in _links(prompt, wanted, chain or Chain()):
+        for at in _of_blocks(prompt, wanted, hashes or PrefixHashes()):
             bits &= self._seen.get(at, 0)
             if not bits:
                 break
@@ -61,20 +63,20 @@ class Footprints:
         return known
 
 
-def _links(prompt: list[int], wanted: Tuning, chain: Chain) -> list[int]:
+def _of_blocks(prompt: list[int], wanted: Tuning, hashes: PrefixHashes) -> list[int]:
     """The hash of the beginning up to the end of each whole block, and of what computes it."""
-    n, each = len(prompt) // BLOCK, BLOCK // hashes.BLOCK
-    return chain.upto(n * each, prompt, wanted)[each : n * each + 1 : each]
+    n, each = len(prompt) // BLOCK, BLOCK // HASHED
+    return hashes.upto(n * each, prompt, wanted)[each : n * each + 1 : each]
 
 
-def cached(prompt: list[int], wanted: Tuning, slots: Iterable[Slot], chain: Chain) -> int:
+def cached(prompt: list[int], wanted: Tuning, slots: Iterable[Slot], hashes: PrefixHashes) -> int:
     """About how many of the first tokens are in the cells of some slot. What is hashed is not compared, and of what
     follows no more than `MOST_COMPARED` tokens: long prompts must not hold the event loop up."""
     best = 0
-    chain.upto(len(prompt) // hashes.BLOCK, prompt, wanted)
+    hashes.upto(len(prompt) // HASHED, prompt, wanted)
     for slot in slots:
         running = slot.sequence
-        n = min(chain.shared(slot.chain if running is None else running.chain), len(slot.tokens))
+        n = min(hashes.shared(slot.hashes if running is None else running.hashes), len(slot.tokens))
         n += common_prefix(prompt[n : n + MOST_COMPARED], slot.tokens[n : n + MOST_COMPARED])
         if n > best:
             best = max(best, slot.reusable(n, wanted))
@@ -94,11 +96,11 @@ class Outlook:
         return self.wait + self.n_own
 
 
-def n_to_compute(request: Request, wanted: Tuning, known: int, slots: list[Slot], chain: Chain) -> int:
+def n_to_compute(request: Request, wanted: Tuning, known: int, slots: list[Slot], hashes: PrefixHashes) -> int:
     """Tokens that an instance would have to compute that has seen `known` of the prompt."""
     if not request.cache_prompt:
         return len(request.prompt)
-    return max(len(request.prompt) - max(known, cached(request.prompt, wanted, slots, chain)), 1)
+    return max(len(request.prompt) - max(known, cached(request.prompt, wanted, slots, hashes)), 1)
 
 
 def outlook(
@@ -108,14 +110,14 @@ def outlook(
     slots: list[Slot],
     open_: Iterable[Ticket],
     turn: float,
-    chain: Chain | None = None,
+    hashes: PrefixHashes | None = None,
 ) -> Outlook:
     """Of one instance that has seen `known` tokens of the prompt; `open_` wait or run there.
 
     A slot is held for as long as `turn` prompt tokens take. The step thread may change the slots meanwhile: then it is
     the outlook of a moment ago.
     """
-    n_own = n_to_compute(request, wanted, known, slots, chain or Chain())
+    n_own = n_to_compute(request, wanted, known, slots, hashes or PrefixHashes())
     running = [s for slot in slots if (s := slot.sequence) is not None]
     placed = {id(s.ticket) for s in running}
     n_load, n_before = 0, sum(max(len(s.target) - s.n_computed, 0) for s in running if s.phase is Phase.PREFILL)
@@ -159,11 +161,11 @@ class Router:
         there: list[list[Ticket]] = [[] for _ in instances]
         for other in open_:
             there[other.instance].append(other)
-        known = self._footprints.known(request.prompt, ticket.tuning, len(instances), ticket.chain)
+        known = self._footprints.known(request.prompt, ticket.tuning, len(instances), ticket.hashes)
         stats = [one.stats for one in instances]
         turn, rate = turn_tokens(stats), prompt_rate(stats)
         found = [
-            outlook(request, ticket.tuning, known[i], one.scheduler.slots, there[i], turn, ticket.chain)
+            outlook(request, ticket.tuning, known[i], one.scheduler.slots, there[i], turn, ticket.hashes)
             for i, one in enumerate(instances)
         ]
         takers = [i for i, one in enumerate(instances) if not one.failure]
@@ -178,9 +180,9 @@ class Router:
         n_own = tuple(one.n_own for one in found)
         anyway_at = max(at[i] for i in takers) + n_own[best] / rate
         ticket.instance, ticket.route = best, Route(tuple(at), anyway_at, n_own)
-        self._footprints.add(request.prompt, ticket.tuning, best, ticket.chain)
+        self._footprints.add(request.prompt, ticket.tuning, best, ticket.hashes)
 
     def served(self, ticket: Ticket) -> None:
         """It has ended where it was taken."""
         if len(self._instances) > 1 and ticket.taken:
-            self._footprints.add(ticket.request.prompt, ticket.tuning, ticket.instance, ticket.chain)
+            self._footprints.add(ticket.request.prompt, ticket.tuning, ticket.instance, ticket.hashes)

@@ -12,7 +12,7 @@ from server.engine.kv.disk_cache import Fetch
 from server.engine.kv.ram_cache import Presence
 from server.engine.lora import BARE, NEVER, Tuning, reusable
 from server.engine.media import Spans, last_position, position, span_at, whole
-from server.engine.prefix.hashes import Chain
+from server.engine.prefix.hashes import PrefixHashes
 from server.engine.prefix.origin import Origin
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
@@ -47,7 +47,7 @@ class Ticket:
     route: Route = ALONE
     instance: int = 0  # where it costs least; who took it, once it is ``taken``
     taken: bool = False
-    chain: Chain = field(default_factory=Chain)  # of the prompt, as far as the event loop asked for it
+    hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of the prompt, as far as the event loop asked for it
     account: Account = field(default_factory=Account)  # of its client, from the queue on
 
     @property
@@ -94,7 +94,7 @@ class Sequence:
     parked: SlotState | None = None  # what its cells held when it lost its slot
     fetch: Fetch | None = None  # what it waits for from disk
     marks: tuple[int, ...] = ()  # places in ``target`` at which a step ends and a checkpoint is made
-    chain: Chain = field(default_factory=Chain)  # of ``target``
+    hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of ``target``
     media: Spans = ()  # in ``content``
     encodings: dict[int, Encoding] = field(default_factory=dict)  # of those that are not in the cells, by their start
     account: Account = field(default_factory=Account)  # of its client, from the queue on
@@ -213,7 +213,7 @@ class Slot:
     n_exact: int = NEVER
     floor: int = 0  # it can be cut to so many tokens and more; to fewer only at a checkpoint
     checkpoints: Checkpoints = ()
-    chain: Chain = field(default_factory=Chain)  # of ``tokens``
+    hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of ``tokens``
     n_used: int = 0  # times that its cells saved computing
     in_ram: Presence | None = None  # what held all of it in RAM, too, when its last request ended
     covered_by: "Slot | None" = None  # who held all of it, too, when it was looked at last

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from server.engine.embedding.instance import EmbeddingInstance
 from server.engine.embedding.queue import Job
 from server.engine.embedding.vectors import EmbedderInfo, EmbeddingRunner, Vectors
-from server.engine.group import InstanceGroup
+from server.engine.instances import Instances
 from server.engine.media import MediaPrompt, text_of
 from server.engine.params import EngineParams
 from server.engine.step.snapshot import SlotSnapshot
@@ -15,7 +15,7 @@ from server.engine.step.threads import cpus_of
 from server.errors import ContextExceeded, InvalidRequest, QueueFull
 
 
-class EmbeddingEngine(InstanceGroup[EmbeddingInstance]):
+class EmbeddingEngine(Instances[EmbeddingInstance]):
     """Computes vectors. A request is its inputs, each a list of tokens; the requests of all clients share decodes."""
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from server.engine.request import TokenLogprob
 from server.engine.runner_api import Runner
-from server.engine.schedule.scheduler import Entry
+from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Phase, Sequence
 
 if TYPE_CHECKING:  # llguidance takes its time to import
@@ -42,7 +42,7 @@ class Constrained:
         self._masks: Masks | None = None
         self._proposals: dict[Sequence, Proposal] = {}
 
-    def propose(self, entries: list[Entry]) -> None:
+    def propose(self, entries: list[TokenRun]) -> None:
         """Propose the next token of every constrained sequence, and compute the masks of those refused together.
 
         `entries` are those with logits, in the order of their outputs. One sequence alone is left to `sample`.

@@ -19,7 +19,7 @@ from server.engine.request import (
     TokenLogprob,
 )
 from server.engine.runner_api import Runner
-from server.engine.schedule.scheduler import Entry
+from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Phase, Sequence
 from server.engine.speculate.speculation import Speculation
 from server.engine.stats import EngineStats
@@ -111,7 +111,7 @@ class Outputs:
         truncated = reason is FinishReason.LIMIT and self._context_full(sequence)
         return events + self.finish(sequence, reason, now, truncated=truncated), True
 
-    def score(self, output: int, entry: Entry) -> PromptLogprobs:
+    def score(self, output: int, entry: TokenRun) -> PromptLogprobs:
         """How probable prompt tokens are: those behind the ones of `entry`, whose logits begin at the `output`-th."""
         sequence, runner = entry.sequence, self._runner
         end = entry.at + len(entry.tokens)
@@ -125,7 +125,7 @@ class Outputs:
         """Whether the model ends a turn with it."""
         return token in self._vocab.eog
 
-    def propose(self, entries: list[Entry]) -> None:
+    def propose(self, entries: list[TokenRun]) -> None:
         """To be called once before `sample` with all that were decoded together: what can be is computed together."""
         self._constrained.propose(entries)
         self._drawn = {}
@@ -245,7 +245,7 @@ class Outputs:
         return events
 
 
-def _is_free(entry: Entry) -> bool:
+def _is_free(entry: TokenRun) -> bool:
     """Whether its one token is the sampler's choice alone, and will be taken whatever else happens in the step."""
     sequence = entry.sequence
     request = sequence.request

@@ -7,7 +7,7 @@ from dataclasses import replace
 from server.engine.generate.output import NOT_TAKEN, Outputs
 from server.engine.kv.cells import Cells
 from server.engine.request import Event, Finished
-from server.engine.schedule.scheduler import Entry
+from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Phase, Sequence
 from server.engine.speculate.speculation import Speculation
 from server.engine.stats import EngineStats
@@ -37,7 +37,7 @@ class Sampling:
         self._speculation = speculation
         self._clock = clock
 
-    def sample(self, entries: list[Entry]) -> list[Sequence]:
+    def sample(self, entries: list[TokenRun]) -> list[Sequence]:
         """`entries` are those of the last decode that have logits, in the order of their outputs.
 
         The sequences whose logits are not numbers are left as they are, for the caller.
@@ -60,7 +60,7 @@ class Sampling:
             output += entry.n_outputs
         return spoiled
 
-    def _take(self, output: int, entry: Entry) -> None:
+    def _take(self, output: int, entry: TokenRun) -> None:
         """Take tokens as long as they are the guessed ones, and one more; what was guessed beyond is forgotten."""
         sequence, guesses = entry.sequence, entry.guesses
         n_right, is_right, ended = 0, True, False
@@ -91,7 +91,7 @@ class Sampling:
             return None
         return guesses[n] if takes and not self._outputs.is_end(guesses[n]) else NOT_TAKEN
 
-    def _judge(self, entry: Entry, n_right: int, n_accepted: int) -> None:
+    def _judge(self, entry: TokenRun, n_right: int, n_accepted: int) -> None:
         sequence, n_guessed = entry.sequence, len(entry.guesses)
         sequence.n_draft_accepted += n_accepted
         self._stats.add_draft(n_guessed, n_accepted)

@@ -11,7 +11,7 @@ from server.engine.lora import NEVER
 from server.engine.media import Spans, below, dropped, n_up_to, position, span_at, whole
 from server.engine.prefix.find import Placement
 from server.engine.runner_api import Runner
-from server.engine.schedule.scheduler import Entry, Scheduler
+from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Sequence, Slot, log_fields
 from server.engine.stats import EngineStats
 from server.engine.step.slot_state import SlotState
@@ -39,7 +39,7 @@ class Cells:
         self._runner.seq_remove(slot.id, 0)
         self._share(slot, 0)
         slot.tokens, slot.media = [], ()
-        slot.chain.forget()
+        slot.hashes.forget()
         slot.n_pieces = 0
         slot.n_exact = NEVER
         slot.floor, slot.in_ram = 0, None
@@ -63,7 +63,7 @@ class Cells:
         self._share(slot, n)
         del slot.tokens[n:]
         slot.media = below(slot.media, n)
-        slot.chain.cut(n)
+        slot.hashes.cut(n)
 
     def _cut(self, slot: Slot, n: int) -> None:
         """Keep the first `n` tokens, by a checkpoint if need be; nothing when there is no way back to there."""
@@ -85,7 +85,7 @@ class Cells:
         self._look(slot)
         return True
 
-    def before_guesses(self, entries: list[Entry]) -> None:
+    def before_guesses(self, entries: list[TokenRun]) -> None:
         """`entries` are about to be decoded: make it possible to take their guesses back.
 
         A micro-batch replaces no cell in the window of its first token (llama-kv-cache.cpp, find_slot), so that what is
@@ -100,7 +100,7 @@ class Cells:
                 if slot.floor >= len(slot.tokens) or not in_one:
                     entry.undo = Checkpoint(len(slot.tokens), self._runner.seq_checkpoint(slot.id))
 
-    def take_back(self, entry: Entry, n: int, now: float) -> None:
+    def take_back(self, entry: TokenRun, n: int, now: float) -> None:
         """The last `n` tokens of `entry`, which was decoded, were guessed wrong.
 
         What goes with them, where the cells can't be cut, is decoded again with the sequence's next token.
@@ -130,7 +130,7 @@ class Cells:
         if not self._can_cut:
             slot.floor = n_up_to(slot.media, self._runner.seq_floor(slot.id))
 
-    def decoded(self, entries: list[Entry]) -> None:
+    def decoded(self, entries: list[TokenRun]) -> None:
         """`entries` are in the cells: make the checkpoints that are due."""
         if self._can_cut:
             return
@@ -242,7 +242,7 @@ class Cells:
         self._runner.seq_remove(slot.id, len(kept))
         slot.tokens = kept
         slot.media = tuple(span.kept for span in below(placement.sequence.media, len(kept)))
-        slot.chain.cut(placement.n_reuse)
+        slot.hashes.cut(placement.n_reuse)
 
     def _copied(self) -> None:
         """The next decode carries a copy out."""
@@ -293,7 +293,7 @@ class Cells:
         self._checkpoints_are(slot, up_to(slot.checkpoints, keep))
         slot.tokens = list(sequence.base)
         slot.media = dropped(slot.media, keep, keep + discard)
-        slot.chain.cut(keep)
+        slot.hashes.cut(keep)
 
     def _own(self, slot: Slot, start: int, now: float) -> bool:
         """Give `slot` cells of its own if others share those from `start` on, since moving these moves them for

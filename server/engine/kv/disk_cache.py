@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from server.engine.kv.cost import MoveCost
 from server.engine.kv.ram_cache import MIB, KeptState, RamState, StateCache, ram_state
 from server.engine.lora import Tuning
-from server.engine.prefix.hashes import Chain
+from server.engine.prefix.hashes import PrefixHashes
 from server.engine.step.slot_state import SlotState
 from server.errors import CONTAINED, InternalError, LlamapoolError
 
@@ -119,16 +119,21 @@ class DiskCache:
             return list(self._states)
 
     def match(
-        self, prompt: Seq[int], wanted: Tuning, at_least: int, chain: Chain | None = None, most: int | None = None
+        self,
+        prompt: Seq[int],
+        wanted: Tuning,
+        at_least: int,
+        hashes: PrefixHashes | None = None,
+        most: int | None = None,
     ) -> tuple[DiskState | None, int]:
         """As `StateCache.match`."""
         with self._lock:
-            return self._states.match(prompt, wanted, at_least, chain, most)
+            return self._states.match(prompt, wanted, at_least, hashes, most)
 
-    def wants(self, tokens: Seq[int], tuning: Tuning, n_lost: int, chain: Chain | None = None) -> bool:
+    def wants(self, tokens: Seq[int], tuning: Tuning, n_lost: int, hashes: PrefixHashes | None = None) -> bool:
         """As `StateCache.wants`."""
         with self._lock:
-            return self._usable and self._states.wants(tokens, tuning, n_lost, chain)
+            return self._usable and self._states.wants(tokens, tuning, n_lost, hashes)
 
     def takes(self, n_bytes: int) -> bool:
         """Whether a state of so many bytes would be written: it is not too large, and not too much waits already."""

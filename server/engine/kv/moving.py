@@ -218,7 +218,7 @@ class Moving:
             n_bytes = self._size(slot)
             if n_bytes and ram.fits(size_of(n_bytes, n, slot.checkpoints)):
                 self._keep(slot, n_bytes, now)
-                slot.in_ram = ram.where(slot.tokens, slot.tuning, slot.chain)
+                slot.in_ram = ram.where(slot.tokens, slot.tuning, slot.hashes)
                 return slot.kept
         return False
 
@@ -227,14 +227,14 @@ class Moving:
         ram, size = self._scheduler.ram, size_of(n_bytes, len(slot.tokens), slot.checkpoints)
         n_used, reserved = slot.n_used, 0
         if ram.limit != 0 and ram.fits(size):
-            _, n_times = ram.replace(slot.tokens, slot.tuning, slot.chain)
+            _, n_times = ram.replace(slot.tokens, slot.tuning, slot.hashes)
             n_used = max(n_used, n_times)
             if not self.reserve(size, now):
                 return
             reserved = size
         try:
             saved = self.take_out(slot)
-            entry = ram_state(saved, slot.last_used, n_used, can_cut=self._can_cut, chain=slot.chain)
+            entry = ram_state(saved, slot.last_used, n_used, can_cut=self._can_cut, hashes=slot.hashes)
         except CONTAINED as error:
             log.warning("slot %d: its state could not be kept: %s", slot.id, _words(error))
             return
@@ -250,8 +250,8 @@ class Moving:
         if slot.ends_inside or not is_lasting(slot.tuning.scope):
             return False
         if self._scheduler.ram.limit == 0:
-            return self.disk is not None and self.disk.wants(slot.tokens, slot.tuning, n_lost, slot.chain)
-        return self._scheduler.ram.wants(slot.tokens, slot.tuning, n_lost, slot.chain)
+            return self.disk is not None and self.disk.wants(slot.tokens, slot.tuning, n_lost, slot.hashes)
+        return self._scheduler.ram.wants(slot.tokens, slot.tuning, n_lost, slot.hashes)
 
     def _to_disk(self, entries: Iterable[RamState]) -> None:
         if self.disk is not None:

@@ -15,7 +15,7 @@ from server.engine.kv.checkpoints import Checkpoints, reach
 from server.engine.kv.cost import value
 from server.engine.lora import Tuning, reusable
 from server.engine.media import Spans, whole
-from server.engine.prefix.hashes import Chain
+from server.engine.prefix.hashes import PrefixHashes
 from server.engine.prefix.index import PrefixIndex
 from server.engine.step.slot_state import SlotState
 
@@ -96,7 +96,7 @@ class KeptState:
     n_used: int = 0
     floor: int = 0
     places: tuple[int, ...] = ()
-    chain: Chain = field(default_factory=Chain)
+    hashes: PrefixHashes = field(default_factory=PrefixHashes)
     media: Spans = ()
     presence: Presence = field(default_factory=Presence)
 
@@ -129,9 +129,9 @@ def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
 
 
 def ram_state(
-    saved: SlotState, used_at: float, n_used: int = 0, *, can_cut: bool = True, chain: Chain | None = None
+    saved: SlotState, used_at: float, n_used: int = 0, *, can_cut: bool = True, hashes: PrefixHashes | None = None
 ) -> RamState:
-    """`saved` as an entry; `chain` is that of its tokens, where somebody has it."""
+    """`saved` as an entry; `hashes` are those of its tokens, where somebody has them."""
     return RamState(
         saved.tokens,
         saved.tuning,
@@ -141,7 +141,7 @@ def ram_state(
         n_used,
         floor=0 if can_cut else len(saved.tokens),
         places=tuple(c.n_tokens for c in saved.checkpoints),
-        chain=Chain() if chain is None else chain.copy(),
+        hashes=PrefixHashes() if hashes is None else hashes.copy(),
         media=saved.media,
         state=saved.state,
         checkpoints=saved.checkpoints,
@@ -184,22 +184,22 @@ class StateCache(Generic[E]):
         """In all, and what is reserved."""
         return self.size + self.besides.n_bytes
 
-    def holds(self, tokens: Sequence[int], tuning: Tuning, chain: Chain | None = None) -> bool:
-        """Whether all of `tokens`, or almost, can be had from an entry. Here and below, `chain` is that of the tokens
-        where the caller has it."""
-        return self.where(tokens, tuning, chain) is not None
+    def holds(self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes | None = None) -> bool:
+        """Whether all of `tokens`, or almost, can be had from an entry. Here and below, `hashes` are those of the
+        tokens where the caller has them."""
+        return self.where(tokens, tuning, hashes) is not None
 
-    def where(self, tokens: Sequence[int], tuning: Tuning, chain: Chain | None = None) -> Presence | None:
+    def where(self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes | None = None) -> Presence | None:
         """As `holds`, of the entry that does."""
         if not self._entries:
             return None
         with self._lock:
-            entry, _ = self._index.match(tokens, tuning, len(tokens) - MIN_TOKENS, chain)
+            entry, _ = self._index.match(tokens, tuning, len(tokens) - MIN_TOKENS, hashes)
             return None if entry is None else entry.presence
 
-    def wants(self, tokens: Sequence[int], tuning: Tuning, n_lost: int, chain: Chain | None = None) -> bool:
+    def wants(self, tokens: Sequence[int], tuning: Tuning, n_lost: int, hashes: PrefixHashes | None = None) -> bool:
         """Whether a state of `tokens` is worth saving when all but the first ones, `n_lost` of them, go."""
-        return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(tokens, tuning, chain)
+        return self.limit != 0 and n_lost >= MIN_TOKENS and not self.holds(tokens, tuning, hashes)
 
     def fits(self, n_bytes: int) -> bool:
         """Whether an entry of so many bytes can be kept at all."""
@@ -232,10 +232,10 @@ class StateCache(Generic[E]):
         with self._lock:
             self.besides.remove(states)
 
-    def replace(self, tokens: Sequence[int], tuning: Tuning, chain: Chain | None = None) -> tuple[list[E], int]:
+    def replace(self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes | None = None) -> tuple[list[E], int]:
         """Remove shorter states of the same text, as one of `tokens` is to come; and how often they were of use."""
         with self._lock:
-            replaced = list(self._index.within(tokens, tuning, chain))
+            replaced = list(self._index.within(tokens, tuning, hashes))
             for other in replaced:
                 self.remove(other)
         return replaced, max((other.n_used for other in replaced), default=0)
@@ -248,7 +248,7 @@ class StateCache(Generic[E]):
         with self._lock:
             if not self.fits(entry.size):
                 return [], [entry]
-            replaced, n_used = self.replace(entry.tokens, entry.tuning, entry.chain)
+            replaced, n_used = self.replace(entry.tokens, entry.tuning, entry.hashes)
             entry.n_used = max(entry.n_used, n_used)
             evicted = self.make_room(entry.size, now)
             self._entries[id(entry)] = entry
@@ -278,18 +278,23 @@ class StateCache(Generic[E]):
         return evicted
 
     def match(
-        self, prompt: Sequence[int], wanted: Tuning, at_least: int, chain: Chain | None = None, most: int | None = None
+        self,
+        prompt: Sequence[int],
+        wanted: Tuning,
+        at_least: int,
+        hashes: PrefixHashes | None = None,
+        most: int | None = None,
     ) -> tuple[E | None, int]:
         """The entry of which most can be had for `prompt`, and how much: more than `at_least` tokens, up to `most`."""
         if not self._entries:
             return None, 0
         with self._lock:
-            return self._index.match(prompt, wanted, at_least, chain, most)
+            return self._index.match(prompt, wanted, at_least, hashes, most)
 
-    def parted(self, prompt: Sequence[int], wanted: Tuning, chain: Chain | None = None) -> int:
+    def parted(self, prompt: Sequence[int], wanted: Tuning, hashes: PrefixHashes | None = None) -> int:
         """How much of its beginning `prompt` has in common with an entry, whether that can be had or not."""
         with self._lock:
-            return self._index.parted(prompt, wanted, chain)
+            return self._index.parted(prompt, wanted, hashes)
 
     def touch(self, entry: E, now: float) -> None:
         """`entry` was of use."""

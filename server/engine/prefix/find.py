@@ -185,7 +185,7 @@ class Placer:
     def _stored(self, sequence: Sequence, n: int) -> tuple[RamState | None, int]:
         """A kept state that saves much more computing than the `n` tokens of a slot."""
         prompt, most = sequence.target, sequence.n_reusable
-        stored, n_stored = self.ram.match(prompt, sequence.tuning, n + MIN_TOKENS, sequence.chain, most)
+        stored, n_stored = self.ram.match(prompt, sequence.tuning, n + MIN_TOKENS, sequence.hashes, most)
         fetched = sequence.fetch.found if sequence.fetch is not None else None
         if fetched is not None:
             n_fetched = fetched.reusable(min(common_prefix(prompt, fetched.tokens), most), sequence.tuning)
@@ -199,7 +199,7 @@ class Placer:
             return None
         if sequence.fetch is None:
             prompt, most = sequence.target, sequence.n_reusable
-            entry, n_disk = self.disk.match(prompt, sequence.tuning, n + MIN_READ, sequence.chain, most)
+            entry, n_disk = self.disk.match(prompt, sequence.tuning, n + MIN_READ, sequence.hashes, most)
             if entry is not None:
                 sequence.fetch = Fetch(entry, n_disk)
         fetch = sequence.fetch
@@ -248,7 +248,7 @@ class Placer:
         target, tuning, slot = placement.sequence.target, placement.sequence.tuning, placement.slot
         others = (s for s in self.slots if s is not slot and s.tuning == tuning)
         parted = max((common_prefix(target, s.tokens) for s in others), default=0)
-        parted = max(parted, self.ram.parted(target, tuning, placement.sequence.chain))
+        parted = max(parted, self.ram.parted(target, tuning, placement.sequence.hashes))
         found = marks(target, len(slot.tokens), self.info.turn_ends, self.params.checkpoint_min_step, parted)
         media = placement.sequence.media
         return tuple(sorted({whole(media, mark) for mark in found})) if media else found

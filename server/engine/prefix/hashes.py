@@ -1,6 +1,6 @@
 """Hashes of the beginnings of a text, which stay with the text so that each is computed once. Pure.
 
-Tokens are hashed in blocks, each hash with that of the block before it, so that equal beginnings have equal chains.
+Tokens are hashed in blocks, each hash with that of the block before it, so that equal beginnings have equal hashes.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ def _none(tuning: Tuning) -> int:
     return hash((tuning.scope, tuning.at(0)))
 
 
-class Chain:
-    """The chain of one text that may grow or be cut, as far as somebody has asked for it.
+class PrefixHashes:
+    """The hashes of one text that may grow or be cut, as far as somebody has asked for it.
 
     Whoever changes tokens that were hashed says so (`cut`, `forget`); those that are added need no word.
     """
@@ -30,7 +30,7 @@ class Chain:
     def upto(self, n_blocks: int, tokens: Sequence[int], tuning: Tuning) -> list[int]:
         """At least the hashes of the first `n_blocks` blocks of `tokens`, which has so many, behind that of none.
 
-        What computes the first token, and for whom, is part of the latter. The list is the chain's own, for reading.
+        What computes the first token, and for whom, is part of the latter. The list is their own, for reading.
         """
         hashes, none = self._hashes, _none(tuning)
         if not hashes or hashes[0] != none:
@@ -44,7 +44,7 @@ class Chain:
                 hashes.append(at)
         return hashes
 
-    def shared(self, other: "Chain") -> int:
+    def shared(self, other: "PrefixHashes") -> int:
         """Tokens, in whole blocks, that both texts begin with, as far as both are known; a few comparisons, whatever
         their length. Nothing but hashes is compared; another thread may change `other` meanwhile: it is a guess."""
         ours, theirs = self._hashes, other._hashes
@@ -71,10 +71,10 @@ class Chain:
         known = self._hashes
         if not known or known[0] != _none(tuning):  # nothing is known, or it will be computed anew
             return True
-        return known == Chain().upto(len(tokens) // BLOCK, tokens, tuning)[: len(known)]
+        return known == PrefixHashes().upto(len(tokens) // BLOCK, tokens, tuning)[: len(known)]
 
-    def copy(self) -> "Chain":
+    def copy(self) -> "PrefixHashes":
         """For a copy of the text."""
-        other = Chain()
+        other = PrefixHashes()
         other._hashes = self._hashes.copy()
         return other

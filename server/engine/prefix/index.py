@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from server.engine.lora import Tuning
-from server.engine.prefix.hashes import BLOCK, Chain
+from server.engine.prefix.hashes import BLOCK, PrefixHashes
 from server.engine.prefix.match import common_prefix
 
 MOST = 16  # entries that one look-up compares
@@ -20,7 +20,7 @@ class Kept(Protocol):
 
     tokens: list[int]
     tuning: Tuning
-    chain: Chain
+    hashes: PrefixHashes
 
     def reusable(self, n: int, wanted: Tuning) -> int: ...
 
@@ -91,19 +91,21 @@ class PrefixIndex(Generic[K]):
     @staticmethod
     def _hashes(entry: K) -> list[int]:
         n_blocks = len(entry.tokens) // BLOCK
-        return entry.chain.upto(n_blocks, entry.tokens, entry.tuning)[: n_blocks + 1]
+        return entry.hashes.upto(n_blocks, entry.tokens, entry.tuning)[: n_blocks + 1]
 
-    def _path(self, tokens: Sequence[int], tuning: Tuning, chain: Chain, most: int) -> list[tuple[_Run[K], int]]:
+    def _path(
+        self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes, most: int
+    ) -> list[tuple[_Run[K], int]]:
         """The runs that the first `most` tokens go through, each with the number of blocks up to where they part."""
         path: list[tuple[_Run[K], int]] = []
         n_blocks = most // BLOCK
         run, at = self._root, 0
         while at <= n_blocks:
-            child = run.children.get(chain.upto(at, tokens, tuning)[at])
+            child = run.children.get(hashes.upto(at, tokens, tuning)[at])
             if child is None:
                 break
             end = min(at + len(child.hashes), n_blocks + 1)
-            n = common_prefix(child.hashes, chain.upto(end - 1, tokens, tuning)[at:end])
+            n = common_prefix(child.hashes, hashes.upto(end - 1, tokens, tuning)[at:end])
             run, at = child, at + n
             path.append((child, at - 1))
             if n < len(child.hashes):
@@ -111,18 +113,23 @@ class PrefixIndex(Generic[K]):
         return path
 
     def match(
-        self, prompt: Sequence[int], wanted: Tuning, at_least: int, chain: Chain | None = None, most: int | None = None
+        self,
+        prompt: Sequence[int],
+        wanted: Tuning,
+        at_least: int,
+        hashes: PrefixHashes | None = None,
+        most: int | None = None,
     ) -> tuple[K | None, int]:
         """The entry of which most can be reused, more than `at_least` tokens and no more than `most`, and how many.
 
-        Up to a block's tokens may be missed when more than `MOST` entries begin in the same way. `chain` is the
-        prompt's, where it has one.
+        Up to a block's tokens may be missed when more than `MOST` entries begin in the same way. `hashes` are the
+        prompt's, where somebody has them.
         """
         best: K | None = None
         longest, left = at_least, MOST
         most = len(prompt) if most is None else most
         seen: set[int] = set()
-        for run, n_blocks in reversed(self._path(prompt, wanted, chain or Chain(), most)):
+        for run, n_blocks in reversed(self._path(prompt, wanted, hashes or PrefixHashes(), most)):
             if longest >= (n_blocks + 1) * BLOCK or not left:  # nobody further up has so much in common
                 break
             for entry in reversed(run.members.values()):  # the youngest first
@@ -139,18 +146,18 @@ class PrefixIndex(Generic[K]):
             return None, 0
         return best, longest
 
-    def parted(self, prompt: Sequence[int], wanted: Tuning, chain: Chain | None = None) -> int:
+    def parted(self, prompt: Sequence[int], wanted: Tuning, hashes: PrefixHashes | None = None) -> int:
         """How much of its beginning `prompt` has in common with some entry, up to a block's tokens more or less."""
-        path = self._path(prompt, wanted, chain or Chain(), len(prompt))
+        path = self._path(prompt, wanted, hashes or PrefixHashes(), len(prompt))
         if not path:
             return 0
         run, n_blocks = path[-1]
         entries = list(run.members.values())[-MOST:]
         return max(_in_common(prompt, entry.tokens, n_blocks) for entry in entries)
 
-    def within(self, tokens: Sequence[int], tuning: Tuning, chain: Chain | None = None) -> Iterator[K]:
+    def within(self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes | None = None) -> Iterator[K]:
         """Entries with the same tuning that `tokens` begins with or is equal to."""
-        for run, _ in self._path(tokens, tuning, chain or Chain(), len(tokens)):
+        for run, _ in self._path(tokens, tuning, hashes or PrefixHashes(), len(tokens)):
             for entry in list(run.ends.values()):
                 n = len(entry.tokens)
                 if entry.tuning == tuning and n <= len(tokens) and common_prefix(entry.tokens, tokens) == n:

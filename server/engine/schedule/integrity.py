@@ -13,7 +13,7 @@ def check_slots(slots: Sequence[Slot], n_ctx: int) -> None:
     assert len(set(map(id, held))) == len(held), "a sequence holds two slots"
     for slot in slots:
         assert len(slot.tokens) <= n_ctx, f"slot {slot.id} holds more than its context"
-        assert slot.chain.fits(slot.tokens, slot.tuning), f"slot {slot.id} has another text's hashes"
+        assert slot.hashes.fits(slot.tokens, slot.tuning), f"slot {slot.id} has another text's hashes"
         check_spans(slot.media, slot.tokens)
         source = slot.shares_with
         n_there = 0 if source is None else len(source.tokens)

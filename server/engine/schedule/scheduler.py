@@ -17,7 +17,7 @@ from server.engine.kv.ram_cache import RamState, StateCache, automatic_limit, ra
 from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement, Placer, Skip
-from server.engine.prefix.hashes import Chain
+from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.cell_room import RESERVE
@@ -28,7 +28,7 @@ from server.engine.schedule.queue import OUTPUT_WEIGHT, Account, Accounts, Charg
 from server.engine.schedule.step_size import StepSize
 from server.engine.sequence import Phase, Sequence, Slot
 
-Turn = tuple[Adapters, int]
+StepSharers = tuple[Adapters, int]
 """Those who share a step: a LoRA set; and one sequence, by its slot, that must decode alone, or -1."""
 Guesses = Callable[[list[Sequence], int], list[list[int]]]
 """Guessed tokens for each of these generating sequences, so many in all."""
@@ -39,7 +39,7 @@ ALONE_S = 1.0  # step time to stay under when no slot generates: bounds how long
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
+class TokenRun:
     """A run of tokens of one sequence in the step's batch; not frozen, since one is made for every token."""
 
     seq: int
@@ -93,8 +93,8 @@ class Scheduler:
         self.spent_s = 0.0  # of this step, before its decode: states that were moved
         self._limit = info.n_batch
         self._alone: Slot | None = None  # who had the last batch for itself
-        self._turns: dict[Turn, int] = {}  # when each last had one
-        self._turn_now: Turn | None = None
+        self._turns: dict[StepSharers, int] = {}  # when each last had one
+        self._turn_now: StepSharers | None = None
         self._turn_s = self._last_s = 0.0  # what the steps of that took so far, and the last of them
         self._may_be_apart = False  # slots in use have changed
 
@@ -204,7 +204,7 @@ class Scheduler:
             if source is not slot:
                 slot.n_used = 0
 
-    def plan(self, guess: Guesses | None = None) -> list[Entry]:
+    def plan(self, guess: Guesses | None = None) -> list[TokenRun]:
         """The next batch: every generating slot's token first, with what `guess` has to add, then prompts."""
         members, decode, prefill = self._turn(), Phase.DECODE, Phase.PREFILL  # looking these up is slow
         generating = [s for s in members if s.phase is decode]
@@ -220,7 +220,7 @@ class Scheduler:
             n_tokens = n_pending + n_guessed
             n_to_score -= n_guessed
         else:
-            entries = [Entry(s.slot.id, len(s.slot.tokens), s.output[-1:], True, s) for s in generating if s.slot]
+            entries = [TokenRun(s.slot.id, len(s.slot.tokens), s.output[-1:], True, s) for s in generating if s.slot]
             n_tokens = len(entries)
         others_wait = entries or (len(members) < self.n_active and any(s.phase is decode for s in self.active()))
         size = self.step_size.after(self.spent_s) if others_wait else self.step_size_alone.size
@@ -264,7 +264,7 @@ class Scheduler:
             budget -= min(len(tokens), n)
             most -= min(len(tokens), n) if is_medium else len(tokens)
             wants_logits = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
-            entries.append(Entry(s.slot.id, at, tokens, wants_logits or scored, s, scored, scored))
+            entries.append(TokenRun(s.slot.id, at, tokens, wants_logits or scored, s, scored, scored))
             if span is not None and is_medium:
                 entries[-1].media = _input(s, span, at)
         if prompts:  # those that generate are in the order of their slots already
@@ -311,10 +311,10 @@ class Scheduler:
         return frozenset(between(streams, waiting)[:most])
 
     @staticmethod
-    def _next(s: Sequence, guesses: list[int]) -> Entry:
+    def _next(s: Sequence, guesses: list[int]) -> TokenRun:
         """The next token of a generating sequence, and guesses of those that follow."""
         assert s.slot is not None
-        return Entry(s.slot.id, len(s.slot.tokens), [*s.pending, *guesses], True, s, all_logits=bool(guesses))
+        return TokenRun(s.slot.id, len(s.slot.tokens), [*s.pending, *guesses], True, s, all_logits=bool(guesses))
 
     def _turn(self) -> list[Sequence]:
         """Who may be in the next batch: only one LoRA set computes a batch, so several take turns; so do suspects.
@@ -342,7 +342,7 @@ class Scheduler:
         self._turn_now, self._turn_s, self._last_s = chosen, 0.0, 0.0
         return [s for s in active if _turn_of(s) == chosen]
 
-    def commit(self, entries: list[Entry], seconds: float) -> None:
+    def commit(self, entries: list[TokenRun], seconds: float) -> None:
         """The batch was decoded in `seconds`: its tokens are in the cells."""
         self._limit = self.info.n_batch
         self._turn_s, self._last_s = self._turn_s + seconds, seconds
@@ -378,7 +378,7 @@ class Scheduler:
             size = self.step_size_alone if n_prompts == len(entries) else self.step_size
             size.observe(n_tokens if self.info.unified else n_of_prompts, seconds)
 
-    def _count_pieces(self, entries: list[Entry]) -> None:
+    def _count_pieces(self, entries: list[TokenRun]) -> None:
         """Cells are taken in a batch's order: who is alone in two batches in a row goes on where it was."""
         alone = entries[0].sequence.slot if len(entries) == 1 else None
         if alone is not None and alone is self._alone and alone.n_pieces:
@@ -388,7 +388,7 @@ class Scheduler:
             if entry.sequence.slot is not None:
                 entry.sequence.slot.n_pieces += 1
 
-    def make_room(self, entries: list[Entry]) -> Slot | Sequence | None:
+    def make_room(self, entries: list[TokenRun]) -> Slot | Sequence | None:
         """The cells ran out: whose cells to free (an idle slot's), or whom to park. None: a smaller batch, or nothing.
 
         `is_stuck` tells these two apart.
@@ -404,7 +404,7 @@ class Scheduler:
         self._limit = max(1, n_tokens // 2)
         return None
 
-    def is_stuck(self, entries: list[Entry]) -> bool:
+    def is_stuck(self, entries: list[TokenRun]) -> bool:
         """Not even one token of the only sequence finds a cell, or its medium, which can't be decoded in parts."""
         whole_media = [e for e in entries if e.media is not None and not e.media.causal]
         return bool(whole_media) or sum(len(e.tokens) for e in entries) == 1
@@ -426,10 +426,10 @@ class Scheduler:
         slot.last_used = now
         self._may_be_apart = True
         if not sequence.shifted:  # it holds the sequence from its beginning, whose hashes are known
-            slot.chain, sequence.chain = sequence.chain, Chain()
-            slot.chain.cut(len(slot.tokens))
+            slot.hashes, sequence.hashes = sequence.hashes, PrefixHashes()
+            slot.hashes.cut(len(slot.tokens))
         look_for_cover(slot, self.slots)
-        slot.in_ram = self.ram.where(slot.tokens, slot.tuning, slot.chain)
+        slot.in_ram = self.ram.where(slot.tokens, slot.tuning, slot.hashes)
 
     def park(self, sequence: Sequence, now: float) -> None:
         """Back to the head of the queue; what was generated must be in the cells again before it goes on."""
@@ -438,7 +438,7 @@ class Scheduler:
         sequence.target = sequence.content
         if len(sequence.output) > sequence.base_output:  # its last token is not in the cells
             del sequence.target[-1:]
-        sequence.chain, sequence.n_taken_back = Chain(), 0
+        sequence.hashes, sequence.n_taken_back = PrefixHashes(), 0
         sequence.phase = Phase.WAITING
         self.waiting.appendleft(sequence)
 
@@ -449,7 +449,7 @@ class Scheduler:
         self.ram.check_integrity()
 
 
-def batches(entries: list[Entry], n_ubatch: int) -> Iterator[list[Entry]]:
+def batches(entries: list[TokenRun], n_ubatch: int) -> Iterator[list[TokenRun]]:
     """`entries` as the library decodes them, one call each: text; media that are decoded as text is; of the others as
     many of one size as are evaluated at once (llama-batch.cpp, split_equal: a longer one would be cut)."""
     if not [entry for entry in entries if entry.media is not None]:
@@ -457,7 +457,7 @@ def batches(entries: list[Entry], n_ubatch: int) -> Iterator[list[Entry]]:
         return
     text = [entry for entry in entries if entry.media is None]
     causal = [entry for entry in entries if entry.media is not None and entry.media.causal]
-    others: list[list[Entry]] = []
+    others: list[list[TokenRun]] = []
     for entry in entries:
         if entry.media is not None and not entry.media.causal:
             n = len(entry.tokens)
@@ -491,6 +491,6 @@ _NONE: frozenset[int] = frozenset()
 _by_slot = attrgetter("seq")
 
 
-def _turn_of(sequence: Sequence) -> Turn:
+def _turn_of(sequence: Sequence) -> StepSharers:
     slot = sequence.slot
     return sequence.next_adapters, slot.id if sequence.suspect and slot is not None else -1

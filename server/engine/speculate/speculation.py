@@ -8,7 +8,7 @@ from server.engine.media import text_of
 from server.engine.params import EngineParams
 from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
-from server.engine.schedule.scheduler import Entry
+from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import Step, StepCost, lengths
 from server.engine.speculate.draft_model import DraftCells, Drafting, Wanted
@@ -173,7 +173,7 @@ class Speculation:
         """A batch with guesses found no cells: go on without them for a while."""
         self._pause = _PAUSE
 
-    def observe(self, entries: Seq[Entry], n_prompt: int, seconds: float) -> None:
+    def observe(self, entries: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
         """A step with `entries` took `seconds`; `n_prompt` of its tokens are prompts'."""
         n_tokens = sum([len(e.tokens) for e in entries]) - n_prompt
         if not n_tokens:

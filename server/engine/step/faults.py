@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from server.engine.kv.cells import Cells
 from server.engine.runner_api import Runner
-from server.engine.schedule.scheduler import Entry, Scheduler
+from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Ticket, log_fields
 from server.errors import CONTAINED, NotNumbers
 
@@ -25,7 +25,7 @@ class Faults:
         cells: Cells,
         clock: Callable[[], float],
         *,
-        commit: Callable[[list[Entry], float], object],
+        commit: Callable[[list[TokenRun], float], object],
         fail: Callable[[Ticket, Exception], None],
     ) -> None:
         self._runner = runner
@@ -35,7 +35,7 @@ class Faults:
         self._commit = commit
         self._fail = fail
 
-    def recover(self, entries: list[Entry], error: Exception) -> None:
+    def recover(self, entries: list[TokenRun], error: Exception) -> None:
         """The library refused the batch `entries`: decode each alone, so that only those fail that are refused again.
 
         Where the model can't forget a part of a sequence, it is parked and computed anew, in steps of its own until it
@@ -86,7 +86,7 @@ class Faults:
             self._cells.moving.distrust(sequence)
         self._runner.wipe()
 
-    def _decode_alone(self, entry: Entry) -> None:
+    def _decode_alone(self, entry: TokenRun) -> None:
         started = self._clock()
         try:
             self._runner.use_adapters(entry.sequence.next_adapters)
@@ -96,7 +96,7 @@ class Faults:
             if self._rewind(entry, own):
                 self._fail(entry.sequence.ticket, own)
 
-    def _rewind(self, entry: Entry, error: Exception) -> bool:
+    def _rewind(self, entry: TokenRun, error: Exception) -> bool:
         """Forget what a failed decode may have left. False when its sequence can't go on from there."""
         sequence = entry.sequence
         slot = sequence.slot

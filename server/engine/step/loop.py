@@ -14,7 +14,7 @@ from server.engine.prefix.origin import origin_of
 from server.engine.request import FinishReason, Progress
 from server.engine.runner_api import Runner
 from server.engine.schedule.model_queue import ModelQueue
-from server.engine.schedule.scheduler import Entry, Scheduler, batches
+from server.engine.schedule.scheduler import Scheduler, TokenRun, batches
 from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.speculate.speculation import speculation
 from server.engine.stats import EngineStats
@@ -236,7 +236,7 @@ class Instance:
                 break
         return True
 
-    def _decode(self, entries: list[Entry]) -> bool:
+    def _decode(self, entries: list[TokenRun]) -> bool:
         """Decode what the library takes in one call, and sample. False when that could not be: then there is another
         plan to be made."""
         self.mailbox.post()
@@ -262,7 +262,7 @@ class Instance:
         self._count()
         return all_stay
 
-    def _take_results(self, entries: list[Entry], seconds: float) -> bool:
+    def _take_results(self, entries: list[TokenRun], seconds: float) -> bool:
         """`entries` were decoded: their tokens are in the cells, and those with logits get their next ones.
 
         False when all cells had to be wiped.
@@ -288,7 +288,7 @@ class Instance:
             self._faults.wipe(spoiled)
         return not spoiled
 
-    def _count_decode(self, entries: list[Entry], n_prompt: int, seconds: float) -> None:
+    def _count_decode(self, entries: list[TokenRun], n_prompt: int, seconds: float) -> None:
         """To be called before the commit. A slot that has a request is busy, with tokens in this decode or not."""
         if n_prompt:
             self.scheduler.move_cost.computed.observe(n_prompt, seconds)
@@ -346,7 +346,7 @@ class Instance:
                     self._tickets.fail(sequence.ticket, error)
                     self._cells.clear(slot)  # what the fault has left in them is unknown
 
-    def _make_room(self, entries: list[Entry]) -> None:
+    def _make_room(self, entries: list[TokenRun]) -> None:
         """The cells ran out; nothing was decoded."""
         victim = self.scheduler.make_room(entries)
         now = self._clock()

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from server.engine.generate.text import TextStream
-from server.engine.prefix.hashes import BLOCK, Chain
+from server.engine.prefix.hashes import BLOCK, PrefixHashes
 from server.engine.request import Adapters
-from server.engine.schedule.scheduler import Entry, Scheduler
+from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Sequence, Slot, Ticket
 
 PERIOD_S = 0.2
@@ -123,7 +123,7 @@ class Publisher:
         self._n_steps = 0
         self._told_at = -PERIOD_S
 
-    def step(self, entries: Seq[Entry], n_prompt: int, seconds: float) -> None:
+    def step(self, entries: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
         """`entries` were decoded."""
         self._n_steps += 1
         n_guessed = sum([len(entry.guesses) for entry in entries])
@@ -142,12 +142,12 @@ class Publisher:
             return
         self._told_at = now
         slots = self._scheduler.slots
-        chains = list(map(_chain, slots))
+        all_hashes = list(map(_hashes, slots))
         waiting = [*self._scheduler.waiting, *map(_to_come, self._not_taken())]
         self.view = InstanceView(
             at=now,
             slots=tuple(map(self._slot, slots)),
-            shared=tuple((self._first_slot + a, self._first_slot + b, n) for a, b, n in shared_beginnings(chains)),
+            shared=tuple((self._first_slot + a, self._first_slot + b, n) for a, b, n in shared_beginnings(all_hashes)),
             waiting=tuple(self._choice(sequence) for sequence in waiting[:MOST_WAITING]),
             n_waiting=len(waiting),
             steps=tuple(self._steps),
@@ -189,28 +189,28 @@ def _to_come(ticket: Ticket) -> Sequence:
     return Sequence(ticket, 0, TextStream(), ticket.request.prompt)
 
 
-def shared_beginnings(chains: Seq[Chain]) -> list[tuple[int, int, int]]:
+def shared_beginnings(all_hashes: Seq[PrefixHashes]) -> list[tuple[int, int, int]]:
     """A spanning forest of most shared tokens (Prim's algorithm), in as many comparisons as there are pairs."""
     found = []
-    best = dict.fromkeys(range(len(chains)), (0, -1))  # of those that are not in the tree: most shared, with whom
+    best = dict.fromkeys(range(len(all_hashes)), (0, -1))  # of those that are not in the tree: most shared, with whom
     while best:
         at = max(best, key=lambda i: best[i][0])
         n, other = best.pop(at)
         if n:
             found.append((other, at, n))
         for i, (most, _) in best.items():
-            if (common := chains[at].shared(chains[i])) > most:
+            if (common := all_hashes[at].shared(all_hashes[i])) > most:
                 best[i] = (common, at)
     return found
 
 
-def _chain(slot: Slot) -> Chain:
+def _hashes(slot: Slot) -> PrefixHashes:
     """The hashes of what is in a slot's cells; computed as far as nobody has asked for them yet."""
     sequence = slot.sequence
     if sequence is not None and sequence.shifted:  # its cells are nobody's beginning
-        return Chain()
+        return PrefixHashes()
     if sequence is None:
-        slot.chain.upto(len(slot.tokens) // BLOCK, slot.tokens, slot.tuning)
-        return slot.chain
-    sequence.chain.upto(min(len(slot.tokens), len(sequence.target)) // BLOCK, sequence.target, sequence.tuning)
-    return sequence.chain
+        slot.hashes.upto(len(slot.tokens) // BLOCK, slot.tokens, slot.tuning)
+        return slot.hashes
+    sequence.hashes.upto(min(len(slot.tokens), len(sequence.target)) // BLOCK, sequence.target, sequence.tuning)
+    return sequence.hashes

@@ -183,7 +183,7 @@ class Tickets:
             if constraint is not None and index:
                 constraint = constraint.fork()
             text = TextStream(request.stop)
-            sequence = Sequence(ticket, index, text, request.prompt, constraint=constraint, chain=ticket.chain.copy())
+            sequence = Sequence(ticket, index, text, request.prompt, constraint=constraint, hashes=ticket.hashes.copy())
             self._scheduler.waiting.append(sequence)
 
     def _sequences(self) -> list[Sequence]:

@@ -12,7 +12,7 @@ from server.engine.kv.disk_cache import Fetch
 from server.engine.kv.ram_cache import RamState
 from server.engine.lora import BARE, Tuning, reusable
 from server.engine.prefix.find import Found, Placement, Placer, Skip
-from server.engine.prefix.hashes import BLOCK, Chain
+from server.engine.prefix.hashes import BLOCK, PrefixHashes
 from server.engine.request import Finished, Progress, Request, Started
 from server.engine.sequence import Sequence
 from server.errors import PermissionDenied
@@ -50,9 +50,9 @@ def test_cells_of_another_scope_are_none(cells: str, wanted: str, start: int, n:
 
 def test_equal_texts_of_two_scopes_have_no_hash_in_common():
     tokens = [*range(4 * BLOCK)]
-    chains = [Chain().upto(4, tokens, Tuning(scope=scope)).copy() for scope in SCOPES]
-    assert len({one for chain in chains for one in chain}) == 5 * len(SCOPES)
-    assert Chain().upto(4, tokens, BARE) == chains[0]
+    all_hashes = [PrefixHashes().upto(4, tokens, Tuning(scope=scope)).copy() for scope in SCOPES]
+    assert len({one for hashes in all_hashes for one in hashes}) == 5 * len(SCOPES)
+    assert PrefixHashes().upto(4, tokens, BARE) == all_hashes[0]
 
 
 async def test_an_equal_prompt_of_another_scope_is_computed_anew_and_shows_nothing():

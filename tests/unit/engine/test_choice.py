@@ -7,7 +7,7 @@ import pytest
 from server.engine.engine import Engine
 from server.engine.generate.text import TextStream
 from server.engine.lora import BARE, Tuning
-from server.engine.prefix.hashes import Chain
+from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import Request
 from server.engine.routing import BLOCK, MOST_COMPARED, STREAM_TOKENS, Footprints, cached, outlook, turn_tokens
 from server.engine.sequence import Phase, Route, Sequence, Slot, Ticket
@@ -138,15 +138,15 @@ def test_a_prompt_is_hashed_once_and_not_compared_with_every_slot() -> None:
     prompt = list(range(50_000))
     slots = [Slot(i, [*prompt, i]) for i in range(4)]
     for slot in slots:
-        slot.chain.upto(len(prompt) // 16, slot.tokens, BARE)
+        slot.hashes.upto(len(prompt) // 16, slot.tokens, BARE)
     seen = Footprints()
     seen.add(prompt, BARE, 0)
-    text, chain = Counting(prompt), Chain()
-    assert cached(text, BARE, slots, chain) == len(prompt)
-    assert seen.known(text, BARE, 1, chain) == [len(prompt) // BLOCK * BLOCK]
+    text, hashes = Counting(prompt), PrefixHashes()
+    assert cached(text, BARE, slots, hashes) == len(prompt)
+    assert seen.known(text, BARE, 1, hashes) == [len(prompt) // BLOCK * BLOCK]
     assert text.n_read <= len(prompt) + 4 * MOST_COMPARED
     text.n_read = 0
     for _ in range(10):
-        cached(text, BARE, slots, chain)
-        seen.known(text, BARE, 1, chain)
+        cached(text, BARE, slots, hashes)
+        seen.known(text, BARE, 1, hashes)
     assert text.n_read <= 10 * 4 * MOST_COMPARED

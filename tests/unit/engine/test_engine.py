@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from server.engine.lora import Adapter
 from server.engine.request import Adapters, Failed, FinishReason, Progress, SamplingParams, Started, Text
 from server.engine.runner_api import BatchEntry
-from server.engine.schedule.scheduler import Entry
+from server.engine.schedule.scheduler import TokenRun
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
 from tests.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run
@@ -429,7 +429,7 @@ async def test_after_a_fault_streams_that_are_computed_anew_all_go_on_together()
 @pytest.mark.parametrize("partial_removal", [True, False])
 async def test_a_request_with_several_choices_at_fault_fails_alone_and_once(partial_removal: bool) -> None:
     def refuse(entries: Sequence[BatchEntry]) -> None:
-        said = [e.sequence for e in entries if isinstance(e, Entry) and e.sequence.request.id == "bad"]
+        said = [e.sequence for e in entries if isinstance(e, TokenRun) and e.sequence.request.id == "bad"]
         if any(len(sequence.output) > 2 for sequence in said):
             raise InternalError("llama_decode failed (-1)")
 

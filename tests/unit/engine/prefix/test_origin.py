@@ -10,7 +10,7 @@ from server.engine.generate.text import TextStream
 from server.engine.kv.ram_cache import ram_state
 from server.engine.lora import Tuning
 from server.engine.prefix.find import Placement
-from server.engine.prefix.hashes import BLOCK, Chain
+from server.engine.prefix.hashes import BLOCK, PrefixHashes
 from server.engine.prefix.match import common_prefix
 from server.engine.prefix.origin import Anew, Source, origin_of
 from server.engine.request import Request
@@ -72,10 +72,10 @@ def test_a_kept_state_held_it() -> None:
 @given(st.lists(st.lists(st.integers(0, 1), max_size=4), min_size=1, max_size=7))
 def test_the_pairs_tell_what_any_two_share(texts: list[list[int]]) -> None:
     blocks = [[token for block in text for token in [block] * BLOCK] for text in texts]
-    chains = [Chain() for _ in blocks]
-    for chain, tokens in zip(chains, blocks, strict=True):
-        chain.upto(len(tokens) // BLOCK, tokens, BARE)
-    pairs = shared_beginnings(chains)
+    all_hashes = [PrefixHashes() for _ in blocks]
+    for hashes, tokens in zip(all_hashes, blocks, strict=True):
+        hashes.upto(len(tokens) // BLOCK, tokens, BARE)
+    pairs = shared_beginnings(all_hashes)
     groups = [{i: 10**9} for i in range(len(blocks))]  # from each, what it shares at least with whom it leads to
     for _ in blocks:
         for a, b, n in pairs:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from server.engine.kv.ram_cache import KeptState
 from server.engine.lora import BARE, NEVER, Tuning
-from server.engine.prefix.hashes import BLOCK, Chain
+from server.engine.prefix.hashes import BLOCK, PrefixHashes
 from server.engine.prefix.index import MOST, PrefixIndex
 from server.engine.prefix.match import common_prefix
 
@@ -121,7 +121,7 @@ def test_hashes_that_a_prompt_has_already_change_nothing(
     index: PrefixIndex[KeptState] = PrefixIndex()
     for tokens, tuning in kept:
         index.add(entry(tokens, tuning))
-    chain = Chain()
+    hashes = PrefixHashes()
     for n in range(len(prompt) + 1):  # a prompt that grows
-        assert index.match(prompt[:n], wanted, 0, chain) == index.match(prompt[:n], wanted, 0)
-        assert index.parted(prompt[:n], wanted, chain) == index.parted(prompt[:n], wanted)
+        assert index.match(prompt[:n], wanted, 0, hashes) == index.match(prompt[:n], wanted, 0)
+        assert index.parted(prompt[:n], wanted, hashes) == index.parted(prompt[:n], wanted)

@@ -27,7 +27,7 @@ class Setup:
         self.sequence = Sequence(ticket, 0, TextStream(()), TEXT, output=[100, 101], phase=Phase.DECODE)
         self.slot.sequence, self.sequence.slot = self.sequence, self.slot
         self.hold([*TEXT, 100])
-        self.sequence.chain.upto(6, TEXT, BARE)
+        self.sequence.hashes.upto(6, TEXT, BARE)
 
     @property
     def slot(self) -> Slot:
@@ -45,8 +45,8 @@ class Setup:
     @property
     def n_known(self) -> int:
         """Blocks that need no hashing any more; those are of the text."""
-        assert self.slot.chain.fits(self.slot.tokens, BARE)
-        known = self.slot.chain.upto(0, self.slot.tokens, BARE)
+        assert self.slot.hashes.fits(self.slot.tokens, BARE)
+        known = self.slot.hashes.upto(0, self.slot.tokens, BARE)
         return len(known) - 1
 
 
@@ -82,7 +82,7 @@ def test_a_sequence_that_is_parked_is_hashed_anew_with_what_it_generated() -> No
     setup.hold([*TEXT[CUT:], 100])
     setup.cells.park(setup.sequence, 0.0)
     assert setup.sequence.target == [*TEXT[CUT:], 100]
-    assert setup.sequence.chain.fits(setup.sequence.target, BARE)
+    assert setup.sequence.hashes.fits(setup.sequence.target, BARE)
     assert setup.n_known == 0
 
 
@@ -98,7 +98,7 @@ def test_cells_that_move_take_no_hashes_along() -> None:
 
 def test_a_context_shift_leaves_the_hashes_of_what_stays_in_its_place() -> None:
     setup = Setup()
-    setup.slot.chain.upto(6, setup.slot.tokens, BARE)
+    setup.slot.hashes.upto(6, setup.slot.tokens, BARE)
     setup.cells.shift(setup.sequence, BLOCK, 2 * BLOCK, 0.0)
     assert setup.slot.tokens == [*TEXT[:BLOCK], *TEXT[CUT:], 100]
     assert setup.n_known == 1

@@ -6,7 +6,7 @@ with what `python -m benchmarks.simulation` shows at its full size.
 
 import pytest
 
-from benchmarks.simulation.policy import SHARED, SLOT_LOCAL, Policy, tiered
+from benchmarks.simulation.policy import SHARED, SLOT_LOCAL, Policy, with_ram
 from benchmarks.simulation.run import Seen, Simulation
 
 N_SLOTS = 32
@@ -31,37 +31,37 @@ def shared() -> Seen:
 
 
 @pytest.fixture(scope="module")
-def tier() -> Seen:
-    return seen(tiered(N_SLOTS))
+def ram() -> Seen:
+    return seen(with_ram(N_SLOTS))
 
 
-def test_most_of_the_prompts_needs_no_computing(local: Seen, shared: Seen, tier: Seen) -> None:
+def test_most_of_the_prompts_needs_no_computing(local: Seen, shared: Seen, ram: Seen) -> None:
     assert local.hit_rate < 0.1  # slots are too few for the conversations: each evicts another
     assert shared.hit_rate > 0.46
-    assert tier.hit_rate > 0.82
+    assert ram.hit_rate > 0.82
 
 
-def test_first_tokens_come_sooner(local: Seen, shared: Seen, tier: Seen) -> None:
+def test_first_tokens_come_sooner(local: Seen, shared: Seen, ram: Seen) -> None:
     assert shared.first_token_s(0.99) < 0.75 * local.first_token_s(0.99)
-    assert tier.first_token_s(0.99) < 0.33 * local.first_token_s(0.99)
-    assert tier.first_token_s(0.5) < 0.05 * local.first_token_s(0.5)
+    assert ram.first_token_s(0.99) < 0.33 * local.first_token_s(0.99)
+    assert ram.first_token_s(0.5) < 0.05 * local.first_token_s(0.5)
 
 
-def test_streams_do_not_stand_still(local: Seen, shared: Seen, tier: Seen) -> None:
+def test_streams_do_not_stand_still(local: Seen, shared: Seen, ram: Seen) -> None:
     assert local.gap_s(0.99) > 1.5 * TARGET_S  # its streams stand apart: a step evaluates the graph several times
     assert shared.gap_s(0.99) < 1.05 * TARGET_S
-    assert tier.gap_s(0.99) < 1.4 * TARGET_S  # with states that are moved out of the cells and back
-    assert max(s.gap_s(1.0) for s in (shared, tier)) < 2 * TARGET_S
+    assert ram.gap_s(0.99) < 1.4 * TARGET_S  # with states that are moved out of the cells and back
+    assert max(s.gap_s(1.0) for s in (shared, ram)) < 2 * TARGET_S
 
 
-def test_more_is_answered_in_the_same_time(local: Seen, shared: Seen, tier: Seen) -> None:
-    rates = [len(s.first_token) / s.simulated_s for s in (local, shared, tier)]
+def test_more_is_answered_in_the_same_time(local: Seen, shared: Seen, ram: Seen) -> None:
+    rates = [len(s.first_token) / s.simulated_s for s in (local, shared, ram)]
     assert rates[1] > 1.25 * rates[0]
     assert rates[2] > 1.55 * rates[0]
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    first, second = seen(tiered(N_SLOTS), 80), seen(tiered(N_SLOTS), 80)
+    first, second = seen(with_ram(N_SLOTS), 80), seen(with_ram(N_SLOTS), 80)
     assert first.first_token == second.first_token
     assert first.gap == second.gap
 

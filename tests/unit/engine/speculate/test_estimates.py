@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from server.engine.generate.text import TextStream
 from server.engine.params import EngineParams
 from server.engine.request import Request
-from server.engine.schedule.scheduler import Entry
+from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence, Ticket
 from server.engine.speculate.cost import FORGET, Step, StepCost, draft_length, lengths
 from server.engine.speculate.lookup import Lookup
@@ -183,6 +183,6 @@ def test_what_further_evaluations_took_is_not_taken_for_the_cost_of_tokens() -> 
     ticket = Ticket(Request(id="", prompt=[1]), lambda events: None, 0.0)
     sequence = Sequence(ticket, 0, TextStream(), [1])
     for lengths_ in ([1, 1, 1, 1], [5, 1, 1, 1]):
-        entries = [Entry(i, 0, [7] * n, True, sequence) for i, n in enumerate(lengths_)]
+        entries = [TokenRun(i, 0, [7] * n, True, sequence) for i, n in enumerate(lengths_)]
         guessing.observe(entries, 0, 0.012 + 0.01 * (max(lengths_) > 1))
     assert guessing._cost.of(8) == pytest.approx(0.012)

@@ -31,7 +31,7 @@ class Hang:
 
 @pytest.fixture
 def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
-    monkeypatch.setattr("server.engine.group.HUNG_S", 0.01)
+    monkeypatch.setattr("server.engine.instances.HUNG_S", 0.01)
     made = Hang()
     yield made
     made.end.set()

@@ -4,35 +4,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.lora import BARE, Tuning
-from server.engine.prefix.hashes import BLOCK, Chain
+from server.engine.prefix.hashes import BLOCK, PrefixHashes
 from server.engine.prefix.match import common_prefix
 
 LORA = Tuning(((0, 1.0),), 0)
 
 
 def fresh(tokens: list[int], tuning: Tuning = BARE) -> list[int]:
-    return list(Chain().upto(len(tokens) // BLOCK, tokens, tuning))
+    return list(PrefixHashes().upto(len(tokens) // BLOCK, tokens, tuning))
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), st.sampled_from([BARE, LORA])), max_size=12))
 def test_a_text_that_grows_and_is_cut_keeps_true_hashes(changes: list[tuple[int, int, Tuning]]) -> None:
     tokens: list[int] = []
-    chain = Chain()
+    hashes = PrefixHashes()
     for at, (n_kept, n_more, tuning) in enumerate(changes):
         n = min(n_kept, len(tokens))
         del tokens[n:]
-        chain.cut(n)
+        hashes.cut(n)
         tokens += range(1000 * at, 1000 * at + n_more)
-        assert chain.fits(tokens, tuning)
-        assert chain.upto(len(tokens) // BLOCK, tokens, tuning) == fresh(tokens, tuning)
+        assert hashes.fits(tokens, tuning)
+        assert hashes.upto(len(tokens) // BLOCK, tokens, tuning) == fresh(tokens, tuning)
 
 
 def test_as_much_is_hashed_as_is_asked_for() -> None:
     tokens = list(range(10 * BLOCK))
-    chain = Chain()
-    assert chain.upto(3, tokens, BARE) == fresh(tokens)[:4]
-    assert chain.upto(2, tokens, BARE)[:3] == fresh(tokens)[:3]
-    assert chain.upto(10, tokens, BARE) == fresh(tokens)
+    hashes = PrefixHashes()
+    assert hashes.upto(3, tokens, BARE) == fresh(tokens)[:4]
+    assert hashes.upto(2, tokens, BARE)[:3] == fresh(tokens)[:3]
+    assert hashes.upto(10, tokens, BARE) == fresh(tokens)
 
 
 def test_what_computes_the_first_token_is_part_of_every_hash() -> None:
@@ -42,26 +42,26 @@ def test_what_computes_the_first_token_is_part_of_every_hash() -> None:
 
 def test_a_copy_goes_its_own_way() -> None:
     tokens = list(range(2 * BLOCK))
-    chain = Chain()
-    chain.upto(2, tokens, BARE)
-    copy = chain.copy()
-    chain.cut(0)
+    hashes = PrefixHashes()
+    hashes.upto(2, tokens, BARE)
+    copy = hashes.copy()
+    hashes.cut(0)
     assert copy.upto(2, tokens, BARE) == fresh(tokens)
 
 
 def test_another_text_is_told_from_what_was_hashed() -> None:
-    chain = Chain()
-    chain.upto(1, list(range(BLOCK)), BARE)
-    assert not chain.fits(list(range(1, BLOCK + 1)), BARE)
-    assert not chain.fits([], BARE)
-    chain.forget()
-    assert chain.fits(list(range(1, BLOCK + 1)), BARE)
+    hashes = PrefixHashes()
+    hashes.upto(1, list(range(BLOCK)), BARE)
+    assert not hashes.fits(list(range(1, BLOCK + 1)), BARE)
+    assert not hashes.fits([], BARE)
+    hashes.forget()
+    assert hashes.fits(list(range(1, BLOCK + 1)), BARE)
 
 
 @given(st.lists(st.integers(0, 3), max_size=200), st.lists(st.integers(0, 3), max_size=200), st.integers(0, 200))
 def test_what_two_texts_share_is_found_in_whole_blocks(a: list[int], b: list[int], n: int) -> None:
     b = a[:n] + b
-    ours, theirs = Chain(), Chain()
+    ours, theirs = PrefixHashes(), PrefixHashes()
     ours.upto(len(a) // BLOCK, a, BARE)
     theirs.upto(len(b) // BLOCK, b, BARE)
     assert ours.shared(theirs) == theirs.shared(ours) == common_prefix(a, b) // BLOCK * BLOCK
@@ -69,7 +69,7 @@ def test_what_two_texts_share_is_found_in_whole_blocks(a: list[int], b: list[int
 
 def test_what_was_not_hashed_is_not_shared() -> None:
     text = list(range(100))
-    ours, theirs = Chain(), Chain()
+    ours, theirs = PrefixHashes(), PrefixHashes()
     ours.upto(6, text, BARE)
     assert ours.shared(theirs) == 0
     theirs.upto(2, text, BARE)

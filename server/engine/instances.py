@@ -41,7 +41,7 @@ class Member(Protocol):
 M = TypeVar("M", bound=Member)
 
 
-class InstanceGroup(ABC, Generic[M]):
+class Instances(ABC, Generic[M]):
     """Starts its instances, knows when all are idle, and ends them."""
 
     def __init__(self, params: EngineParams, n_slots_each: int, clock: Callable[[], float]) -> None:
