@@ -1,4 +1,4 @@
-"""What is compared: the engine as it is, the same without a cache in RAM, and caching as a slot-local server does it."""
+"""What is compared: the engine as it is, the same without its RAM cache, and caching as a slot-local server does it."""
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
