@@ -1,6 +1,7 @@
 """A picture or a piece of sound, decoded: what a projector's preprocessing takes."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
 BitmapKind = Literal["image", "audio"]
@@ -11,8 +12,8 @@ class Bitmap:
     """``data``: of an image ``width`` x ``height`` pixels of three bytes, red, green and blue, row by row; of audio
     ``width`` samples of one channel, 32-bit floats at the model's sample rate, and ``height`` is 1.
 
-    ``id``: the SHA-256 of the file's bytes in hexadecimal, as llama-server names media; of a frame of a video
-    ``<hash>+<number>``. ``mergeable``: a frame that some models see together with the next one.
+    ``id``: the SHA-256 of the file's bytes in hexadecimal, as llama-server names media. ``again``: of a file that has
+    been decoded before, and has no ``data`` here: how to get it; blocking, raises `InvalidRequest`.
     """
 
     kind: BitmapKind
@@ -20,4 +21,12 @@ class Bitmap:
     height: int
     data: bytes
     id: str
-    mergeable: bool = False
+    again: Callable[[], bytes] | None = field(default=None, compare=False, repr=False)
+
+    def decoded(self) -> bytes:
+        """``data``, now at the latest; empty of a bitmap that is nothing but its size."""
+        return self.data if self.data or self.again is None else self.again()
+
+    def __reduce__(self) -> tuple[type["Bitmap"], tuple[BitmapKind, int, int, bytes, str]]:
+        """Another process can't ask here."""
+        return Bitmap, (self.kind, self.width, self.height, self.decoded(), self.id)

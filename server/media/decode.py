@@ -4,11 +4,14 @@ strangers send. What crashes, hangs or takes too much there is a file that can't
 
 import hashlib
 import struct
-from dataclasses import dataclass
-from typing import Protocol
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
 
 from server.confined.process import Limits, Processes, Stopped
 from server.confined.worker import FAULT, Answer
+from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap
 from server.media.header import Header, Unreadable, read_header
 
@@ -16,6 +19,9 @@ IMAGE, AUDIO = b"i", b"a"
 UNREADABLE = b"u"
 _WANTED = struct.Struct("<Id4s")  # rate, seconds, the form of a sound
 _SIZE = struct.Struct("<II")
+MAX_KNOWN = 4096
+"""Files whose sizes are remembered, some 500 bytes each."""
+_Key: TypeAlias = tuple[str, str, int]  # scope, SHA-256, sample rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +46,32 @@ class Decoder:
 
     def __init__(self, answerer: str, bounds: Bounds = Bounds(), limits: Limits | None = None) -> None:
         self._bounds = bounds
+        self._known = _Known()
         default = Limits(cpu_s=20, wall_s=60.0, memory_bytes=2 << 30, answer_bytes=512 << 20)
         self._processes = Processes(answerer, limits or default)
 
-    def decode(self, data: bytes, sample_rate: int) -> Bitmap:
-        """The picture, or the sound at `sample_rate` (0: the model hears none). Raises `Unreadable`."""
+    def decode(self, data: bytes, sample_rate: int, scope: str | None = None) -> Bitmap:
+        """The picture, or the sound at `sample_rate` (0: the model hears none). Raises `Unreadable`.
+
+        One that was decoded in this `scope` before has its data when it is asked for: who has its embeddings does not
+        ask. None remembers nothing (how long it takes would tell whether others have sent the same).
+        """
+        key = (scope or "", hashlib.sha256(data).hexdigest(), sample_rate)
+        known = self._known.get(key) if scope is not None else None
+        if known is not None:
+            return replace(known, again=lambda: self._again(data, sample_rate))
+        found = self._decoded(data, sample_rate, key[1])
+        if scope is not None:
+            self._known.add(key, replace(found, data=b""))
+        return found
+
+    def _again(self, data: bytes, sample_rate: int) -> bytes:
+        try:
+            return self._decoded(data, sample_rate, "").data
+        except Unreadable as fault:  # it could be read once: there is too much to do
+            raise InvalidRequest(f"a file that was read before can't be read again: {fault}") from None
+
+    def _decoded(self, data: bytes, sample_rate: int, name: str) -> Bitmap:
         bounds = self._bounds
         if len(data) > bounds.file_bytes:
             raise Unreadable(f"it has {len(data)} bytes, at most {bounds.file_bytes} are possible")
@@ -61,7 +88,7 @@ class Decoder:
             raise Unreadable(f"decoding this {header.form} was stopped: {stopped}") from None
         if kind in (UNREADABLE, FAULT):
             raise Unreadable(answer.decode(errors="replace"))
-        return _bitmap(header, answer, hashlib.sha256(data).hexdigest())
+        return _bitmap(header, answer, name)
 
     def warm(self) -> None:
         """Start a process, for the first file that comes."""
@@ -70,6 +97,27 @@ class Decoder:
     def close(self) -> None:
         """End the processes."""
         self._processes.close()
+
+
+class _Known:
+    """What was decoded lately, without its data. Safe in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[_Key, Bitmap] = OrderedDict()
+
+    def get(self, key: _Key) -> Bitmap | None:
+        with self._lock:
+            found = self._found.get(key)
+            if found is not None:
+                self._found.move_to_end(key)
+            return found
+
+    def add(self, key: _Key, bitmap: Bitmap) -> None:
+        with self._lock:
+            self._found[key] = bitmap
+            if len(self._found) > MAX_KNOWN:
+                self._found.popitem(last=False)
 
 
 def _bitmap(header: Header, answer: bytes, name: str) -> Bitmap:

@@ -66,15 +66,17 @@ class Sight:
         self._held = _Held()
         self._threads: Executor = ThreadPoolExecutor(n_at_once, thread_name_prefix="media")
 
-    async def see(self, media: Iterable[Shown], reader: Ears) -> Seen:
+    async def see(self, media: Iterable[Shown], reader: Ears, scope: str | None = None) -> Seen:
         """The sources of `media`, decoded for `reader`'s model; equal ones once, and without spare ones that can't be
-        had. Raises `InvalidRequest`, and `MediaFull` where those of others leave no room."""
+        had. `scope`: see `Decoder.decode`. Raises `InvalidRequest`, and `MediaFull` where those of others leave no
+        room."""
         loop = asyncio.get_running_loop()
         wanted = await loop.run_in_executor(self._threads, _within_limits, media)  # hashing long texts takes its time
         share = _Share()
         try:
             async with asyncio.TaskGroup() as tasks:  # the first that fails ends the others
-                found = [tasks.create_task(self._one(source, each, reader, share)) for source, each in wanted.items()]
+                work = (self._one(source, each, share, reader, scope) for source, each in wanted.items())
+                found = [tasks.create_task(one) for one in work]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         results = zip(wanted, (task.result() for task in found), strict=True)
@@ -89,12 +91,14 @@ class Sight:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._decoder.close()
 
-    async def _one(self, source: Source, wanted: Shown, reader: Ears, share: "_Share") -> Bitmap | None:
+    async def _one(
+        self, source: Source, wanted: Shown, share: "_Share", reader: Ears, scope: str | None
+    ) -> Bitmap | None:
         try:
             async with share.turns:
                 data = source if isinstance(source, bytes) else await self._bytes(source)
                 loop = asyncio.get_running_loop()
-                bitmap = await loop.run_in_executor(self._threads, self._decode, data, reader.sample_rate)
+                bitmap = await loop.run_in_executor(self._threads, self._decode, data, reader.sample_rate, scope)
             share.take(len(bitmap.data))
             return bitmap
         except Unreadable as fault:
@@ -104,9 +108,9 @@ class Sight:
             log.info("left out of a prompt: %s", message)
             return None
 
-    def _decode(self, data: bytes, sample_rate: int) -> Bitmap:
+    def _decode(self, data: bytes, sample_rate: int, scope: str | None) -> Bitmap:
         self._held.check()
-        bitmap = self._decoder.decode(data, sample_rate)
+        bitmap = self._decoder.decode(data, sample_rate, scope)
         self._held.add(bitmap)
         return bitmap
 

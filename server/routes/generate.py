@@ -49,10 +49,11 @@ async def compute(
     work: Callable[[LoadedModel, Seen], Json],
     headers: Mapping[str, str] | None = None,
     media: Sequence[Media] = (),
+    salt: str | None = None,
 ) -> Response:
     """The result of `work` with a model and the request's `media`, under a lease, with extra `headers`. It is written
-    as JSON where it was made, in a thread."""
-    session = session_of(request)
+    as JSON where it was made, in a thread. ``salt``, here and below: see `session_of`."""
+    session = session_of(request, salt=salt)
     try:
         preparing = session.prepare(model, lambda loaded, seen: orjson.dumps(work(loaded, seen)), media)
         written = await while_connected(request, preparing)
@@ -69,9 +70,11 @@ async def answer(
     media: Sequence[Media] = (),
 ) -> Response:
     """The reply, streamed or whole as `body` says, with extra `headers`. `media`: what `prepare` wants decoded."""
-    if body.stream:
-        return await stream(request, body.model, prepare, ping_s=body.sse_ping_interval, headers=headers, media=media)
-    return await reply(request, body.model, prepare, headers=headers, media=media)
+    salt = body.cache_salt or ""
+    if not body.stream:
+        return await reply(request, body.model, prepare, headers=headers, media=media, salt=salt)
+    ping_s = body.sse_ping_interval
+    return await stream(request, body.model, prepare, ping_s=ping_s, headers=headers, media=media, salt=salt)
 
 
 async def reply(
@@ -82,9 +85,10 @@ async def reply(
     headers: Mapping[str, str] | None = None,
     keep_alive_s: float | None = None,
     media: Sequence[Media] = (),
+    salt: str | None = None,
 ) -> Response:
     """The whole reply in one object. The client's disconnect cancels the request at once."""
-    session = session_of(request, keep_alive_s)
+    session = session_of(request, keep_alive_s, salt)
     found = await collected(request, session, model, prepare, media)
     return json_reply(found, headers=with_warnings(headers, session.unseen))
 
@@ -125,12 +129,13 @@ async def stream(
     words: StreamWords = OPENAI_WORDS,
     keep_alive_s: float | None = None,
     media: Sequence[Media] = (),
+    salt: str | None = None,
 ) -> Response:
     """A stream of events. It begins with the first event of the engine, so that what fails before has its status;
     or, for a prompt or a load of the model that takes longer, when the first ping is due, so that proxies and agents
     see life. `ping_s`: seconds between pings while nothing else is sent, none below 1; None = as the server's options
     say."""
-    session = session_of(request, keep_alive_s)
+    session = session_of(request, keep_alive_s, salt)
     if ping_s is None:
         ping_s = services(request).options.sse_ping_interval_s
     conversation = request.headers.get(CONVERSATION)

@@ -13,7 +13,7 @@ from fastapi import Request as HttpRequest
 from server.constrain.thinking_end import ReasoningSwitch
 from server.conversation.form import Media
 from server.conversation.prompt import can_show
-from server.engine.cache_scope import cache_scope
+from server.engine.cache_scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Request, Sink, Started, Text
 from server.engine.sequence import Ticket
 from server.errors import PermissionDenied, Unavailable
@@ -39,8 +39,8 @@ class Session:
 
     `client` makes the name that the scheduler knows it by, of whom the body says that it is for. `keep_alive_s` is what
     it wants of the model's stay in memory behind the request (`Lease.keep_alive_s`). `key` pays for tokens, and
-    says how urgent requests may be. ``unseen``: of each medium that the model was not
-    shown, where it is and what stands for it.
+    says how urgent requests may be. ``salt`` is the header's, ``body_salt`` the body's ("": none; None: not known).
+    ``unseen``: of each medium that the model was not shown, where it is and what stands for it.
 
     The queue of events needs no bound of its own: a request has at most as many events as its context has
     tokens, and the transport ends streams whose client does not read.
@@ -55,6 +55,7 @@ class Session:
         autoload: bool | None = None,
         key: Key = ANYBODY,
         salt: str = "",
+        body_salt: str | None = None,
         record: Record | None = None,
     ) -> None:
         self.unseen: Sequence[str] = ()
@@ -66,7 +67,7 @@ class Session:
         if record is not None:
             record.usage, self._log_id = self._usage, record.id
         self._key = key
-        self._salt = salt
+        self._salt, self._body_salt = salt, body_salt
         self._autoload = autoload
         self._keep_alive_s = keep_alive_s
         self._client = client
@@ -109,8 +110,7 @@ class Session:
             for number, request in enumerate(requests(result)):
                 request.client = self._client(request.client)
                 request.priority = allowed_priority(request.priority, self._key)
-                salt = request.cache_salt or self._salt
-                request.cache_scope = cache_scope(self._services.cache_mode, self._key.owner, salt)
+                request.cache_scope = self._scope(request.cache_salt)
                 request.log_id = self._log_id
                 self._usage.n_prompt += len(request.prompt)
                 self._tickets.append(model.engine.submit(request, self._sink(number)))
@@ -209,10 +209,19 @@ class Session:
             return NOTHING_SEEN
         reader, shown = model.media, can_show(model)
         wanted = [each for each in media if shown(each)]
-        seen = NOTHING_SEEN if reader is None else await self._services.sight.see(wanted, reader)
+        seen = NOTHING_SEEN if reader is None else await self._services.sight.see(wanted, reader, self._remembered)
         lost = [each for each in media if each.source not in seen]
         self.unseen = [f"{each.at}: {each.lost if shown(each) else each.placeholder}" for each in lost]
         return seen
+
+    def _scope(self, body_salt: str) -> str:
+        return cache_scope(self._services.cache_mode, self._key.owner, body_salt or self._salt)
+
+    @property
+    def _remembered(self) -> str | None:
+        """The scope within which it may be known what a file is; None where the body's salt is not, or nobody's."""
+        scope = None if self._body_salt is None else self._scope(self._body_salt)
+        return scope if scope is not None and is_lasting(scope) else None
 
     async def _in_thread(self, work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
         began = time.perf_counter()
@@ -232,19 +241,19 @@ class Session:
             self._arrival.set_result(None)
 
 
-def session_of(request: HttpRequest, keep_alive_s: float | None = None) -> Session:
-    """The session of whoever sent `request`."""
+def session_of(request: HttpRequest, keep_alive_s: float | None = None, salt: str | None = None) -> Session:
+    """The session of whoever sent `request`, whose body has that `salt`; None = may have one of its own."""
     found = services(request)
 
     def client(end_user: str) -> str:
         return scheduled_client(request.scope, end_user, several_keys=found.keys.several)
 
-    salt = request.headers.get("x-cache-salt", "")  # as in vLLM; what the body says counts before it
     return Session(
         *(found, client, keep_alive_s),
         autoload=wants_load(request),
         key=caller_of(request) or ANYBODY,
-        salt=salt,
+        salt=request.headers.get("x-cache-salt", ""),  # as in vLLM; what the body says counts before it
+        body_salt=salt,
         record=request.scope.get(RECORD),
     )
 

@@ -15,7 +15,7 @@ from server.engine.engine import Engine
 from server.engine.media import MediaInput
 from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Text
-from server.errors import InternalError, InvalidRequest, ModelFailed
+from server.errors import ContextExceeded, InternalError, InvalidRequest, ModelFailed
 from server.llama.loader import LlamaLoader
 from server.llama.media.chunks import NativeChunk
 from server.llama.media.projector import Projector
@@ -210,6 +210,54 @@ async def test_slices_of_pictures_are_encoded_together(gguf_folder: Path) -> Non
         assert b.n_encoded == n_slices * len(prompts)
         for parts, answer in zip(prompts, together, strict=True):
             assert answer.tokens == (await b.ask(parts, cache_prompt=False)).tokens
+
+
+@dataclass(slots=True)
+class Known:
+    """A picture whose size is known, and that counts how often it is decoded."""
+
+    picture: Bitmap
+    n_decoded: int = 0
+
+    @property
+    def bitmap(self) -> Bitmap:
+        return replace(self.picture, data=b"", again=self._again)
+
+    def _again(self) -> bytes:
+        self.n_decoded += 1
+        return self.picture.data
+
+
+@pytest.mark.parametrize("kind", ["mlp", "gemma3", "window", "qwen2vl", "internvl"])
+async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_preprocessed(gguf_folder: Path, kind: str) -> None:
+    known = Known(picture(2))
+    question = [*QUESTION[:3], known.bitmap, *QUESTION[4:]]
+    async with bench(gguf_folder, kind) as b:
+        fresh, later = b.request(QUESTION), b.request(question)
+        assert later.prompt == fresh.prompt
+        assert later.media == fresh.media
+        keys = [[span.chunk.key for span in each.media if span.chunk is not None] for each in (fresh, later)]
+        assert keys[0] == keys[1]
+        expected = (await b.ask(QUESTION, id_slot=0)).tokens
+        for options in ({"id_slot": 0}, {"id_slot": 1}, {"id_slot": 2, "cache_prompt": False}):
+            assert (await b.ask(question, **options)).tokens == expected
+        assert known.n_decoded == 0
+    async with bench(gguf_folder, kind) as b:  # which has no embeddings of it
+        assert (await b.ask(question)).tokens == expected
+        assert known.n_decoded == 1
+
+
+async def test_what_has_no_room_is_not_preprocessed(gguf_folder: Path) -> None:
+    """256 pictures take seconds, for an error that comes anyway."""
+    async with bench(gguf_folder, "mlp", n_ctx=1024, n_parallel=1) as b:
+        few, many = ([picture(n, 64, 64) for n in range(most)] for most in (2, 20))
+        span = b.request(many).media[0]
+        with pytest.raises(ContextExceeded):
+            await b.ask(many)
+        assert isinstance(span.chunk, NativeChunk)
+        with pytest.raises(InternalError, match="can't be encoded"):
+            b.projector.encode([span.chunk])
+        assert (await b.ask(few)).n_prompt > 2 * 64
 
 
 @KINDS

@@ -5,7 +5,7 @@ import hashlib
 import struct
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,12 @@ _NO_NUMBERS = "the library gave no tokens for a medium"
 
 
 class NativeChunk:
-    """One medium, or a slice of one, preprocessed; `server.engine.media.MediaChunk`."""
+    """One medium, or a slice of one; `server.engine.media.MediaChunk`."""
 
-    def __init__(self, owner: "Chunks", pointer: int, name: "_Name", place: int, *, causal: bool, salt: bytes) -> None:
+    def __init__(self, owner: "Chunks", index: int, name: "_Name", place: int, *, causal: bool, salt: bytes) -> None:
         """``place``: among the slices of its medium. ``salt``: what embeddings depend on besides the medium."""
-        self._owner = owner  # whose memory it lies in
-        self.pointer = pointer
+        self._owner, self._index, self._part = owner, index, name.part  # in whose memory it lies, and where
+        self.pointer = pointer = owner.pointer(index)
         self.causal = causal
         self.is_audio = M.mtmd_input_chunk_get_type(pointer) == AUDIO
         self.n_tokens: int = M.mtmd_input_chunk_get_n_tokens(pointer)
@@ -36,6 +36,13 @@ class NativeChunk:
         if self.n_tokens <= 0 or self.n_pos <= 0:
             raise InternalError(_NO_NUMBERS)
         self.key = hashlib.blake2b(b"%b%d\0%b" % (salt, place, self.record), digest_size=32).digest()
+
+    def preprocessed(self, context: int) -> int:
+        """What is encoded; blocking, where the medium was not preprocessed yet. Raises `InvalidRequest`.
+
+        Who encodes asks, one at a time.
+        """
+        return self._owner.preprocessed(context, self._index, self._part)
 
     def positions(self, first: int) -> Positions:
         """Of each token in M-RoPE's four coordinates, [4, n_tokens], when the first one's is `first`.
@@ -59,10 +66,17 @@ class TextChunk:
 
 
 class Chunks:
-    """What `mtmd_tokenize_from_parts` made of a prompt."""
+    """What `mtmd_tokenize_from_parts` made of a prompt.
+
+    A bitmap without its data is not preprocessed, only counted: the library needs no more than its size for that.
+    """
 
     def __init__(self, context: int, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> None:
         """Raises `InvalidRequest` for a medium that preprocessing refuses."""
+        self._add_special, self._parse_special = add_special, parse_special
+        self._later = {i: part for i, part in enumerate(parts) if isinstance(part, Bitmap) and not part.data}
+        self._parts = [part if isinstance(part, str) else replace(part, data=b"") for part in parts if self._later]
+        self._with_data: dict[int, Chunks] = {}  # by part
         pointer = M.mtmd_input_chunks_init()
         if not pointer:
             raise InternalError("libmtmd has no memory for a prompt")
@@ -77,18 +91,44 @@ class Chunks:
         if status != 0:
             raise InvalidRequest(f"a medium can't be read: {reason(errors, 'the library gave no reason')}")
 
+    def __len__(self) -> int:
+        return int(M.mtmd_input_chunks_size(self._pointer))
+
+    @property
+    def n_tokens(self) -> int:
+        """Of text and media."""
+        return int(M.mtmd_helper_get_n_tokens(self._pointer))
+
+    def pointer(self, index: int) -> int:
+        """Of that chunk."""
+        return int(M.mtmd_input_chunks_get(self._pointer, index))
+
+    def preprocessed(self, context: int, index: int, part: int) -> int:
+        """The chunk `index`, of that part, as it is encoded."""
+        if part not in self._later:
+            return self.pointer(index)
+        found = self._with_data.get(part)
+        if found is None:  # the whole prompt, since what a medium becomes may depend on how many tokens precede it
+            parts = list(self._parts)
+            parts[part] = replace(self._later[part], data=self._later[part].decoded())
+            found = Chunks(context, parts, add_special=self._add_special, parse_special=self._parse_special)
+            if len(found) != len(self):
+                raise InternalError("libmtmd makes more of a medium than of its size")
+            self._with_data[part] = found
+        return found.pointer(index)
+
     def read(self, *, causal: "Causal", salt: bytes) -> Iterator[TextChunk | NativeChunk]:
         """All of them in order."""
         last, place = None, 0
-        for i in range(M.mtmd_input_chunks_size(self._pointer)):
-            chunk = M.mtmd_input_chunks_get(self._pointer, i)
+        for i in range(len(self)):
+            chunk = self.pointer(i)
             if M.mtmd_input_chunk_get_type(chunk) == TEXT:
                 yield TextChunk(_text_tokens(chunk))
                 continue
             name = _Name(M.mtmd_input_chunk_get_id(chunk) or b"")
             place = place + 1 if name == last else 0
             last = name
-            yield NativeChunk(self, chunk, name, place, causal=causal(chunk), salt=salt)
+            yield NativeChunk(self, i, name, place, causal=causal(chunk), salt=salt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +141,11 @@ class _Name:
     @staticmethod
     def of(part: int, id_: str) -> bytes:
         return b"%d/%b" % (part, id_.encode())
+
+    @property
+    def part(self) -> int:
+        """Its place."""
+        return int(self.whole.partition(b"/")[0])
 
     @property
     def id(self) -> bytes:
@@ -166,8 +211,6 @@ class _Parts:
             raise InternalError("libmtmd has no memory for a medium")
         self._bitmaps.append(pointer)
         M.mtmd_bitmap_set_id(pointer, name)
-        if bitmap.mergeable:
-            M.mtmd_bitmap_set_mergeable(pointer, True)
         return int(pointer)
 
     def free(self) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,7 @@ class Projector:
         self.kinds = frozenset(kind for kind, taken in kinds.items() if taken)
         self.sample_rate = max(M.mtmd_get_audio_sample_rate(context), 0) if hears else 0
         self._causal = Causal(context)
+        self._n_most = 0
 
     @contextmanager
     def _open(self) -> Iterator[int]:
@@ -87,6 +89,10 @@ class Projector:
                 self._n_users -= 1
                 self._users.notify_all()
 
+    def serves(self, n_ctx_seq: int) -> None:
+        """A context of the model has so many cells for a sequence."""
+        self._n_most = max(self._n_most, n_ctx_seq)
+
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
         """A prompt of texts and media; raises `InvalidRequest` for a medium that the model can't take."""
         for part in parts:
@@ -96,6 +102,8 @@ class Projector:
         spans: list[MediaSpan] = []
         n_with: Counter[str] = Counter()
         with self._open() as context:
+            if len([part for part in parts if isinstance(part, Bitmap) and part.data]) > 1:
+                parts = self._fitting(context, parts, add_special=add_special, parse_special=parse_special)
             chunks = Chunks(context, parts, add_special=add_special, parse_special=parse_special)
             for chunk in chunks.read(causal=self._causal, salt=self._salt):
                 if isinstance(chunk, TextChunk):
@@ -106,6 +114,15 @@ class Projector:
                 spans.append(span)
                 tokens += media_tokens(span.id, span.nth, span.n_tokens)
         return MediaPrompt(tokens, tuple(spans))
+
+    def _fitting(
+        self, context: int, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool
+    ) -> Sequence[str | Bitmap]:
+        """`parts`; without the data of media where all have no room in any context, so that nothing is preprocessed for
+        an error that comes anyway."""
+        sizes = [part if isinstance(part, str) else replace(part, data=b"") for part in parts]
+        counted = Chunks(context, sizes, add_special=add_special, parse_special=parse_special)
+        return sizes if self._n_most and counted.n_tokens > self._n_most else parts
 
     def _span(self, chunk: NativeChunk, start: int, nth: int) -> MediaSpan:
         linear = not self.mrope or chunk.is_audio or int(chunk.positions(0)[0, -1]) == chunk.n_tokens - 1 > 0
@@ -121,18 +138,19 @@ class Projector:
         with self._encoding, self._open() as context, collect_errors() as errors:
             batch = M.mtmd_batch_init(context)
             try:
-                n = _fill(batch, chunks)
-                if not n or M.mtmd_batch_encode(batch) != 0:
+                pointers = _fill(batch, context, chunks)
+                if not pointers or M.mtmd_batch_encode(batch) != 0:
                     raise InternalError(f"a medium can't be encoded: {reason(errors, 'the library gave no reason')}")
-                return [self._embeddings(batch, chunk) for chunk in chunks[:n]]
+                found = zip(pointers, chunks, strict=False)
+                return [self._embeddings(batch, pointer, chunk.n_tokens) for pointer, chunk in found]
             finally:
                 M.mtmd_batch_free(batch)
 
-    def _embeddings(self, batch: int, chunk: NativeChunk) -> bytes:
-        start = M.mtmd_batch_get_output_embd(batch, chunk.pointer)
+    def _embeddings(self, batch: int, chunk: int, n_tokens: int) -> bytes:
+        start = M.mtmd_batch_get_output_embd(batch, chunk)
         if not start:
             raise InternalError("the library has no embeddings for a medium")
-        found = ctypes.string_at(start, 4 * self.n_embd * chunk.n_tokens)
+        found = ctypes.string_at(start, 4 * self.n_embd * n_tokens)
         if not np.isfinite(np.frombuffer(found, np.float32)).all():  # in a cell they would spoil others' replies
             raise InvalidRequest("a medium's embeddings are not numbers")
         return found
@@ -208,9 +226,12 @@ def _first_reason(errors: list[str], path: str) -> str:
     return words
 
 
-def _fill(batch: int, chunks: Sequence[NativeChunk]) -> int:
-    """How many of the first chunks are in `batch` now."""
-    for n, chunk in enumerate(chunks):
-        if M.mtmd_batch_add_chunk(batch, chunk.pointer) != 0:  # full, or of another size
-            return n
-    return len(chunks)
+def _fill(batch: int, context: int, chunks: Sequence[NativeChunk]) -> list[int]:
+    """The first chunks, which are in `batch` now."""
+    found: list[int] = []
+    for chunk in chunks:
+        pointer = chunk.preprocessed(context)
+        if M.mtmd_batch_add_chunk(batch, pointer) != 0:  # full, or of another size
+            return found
+        found.append(pointer)
+    return found

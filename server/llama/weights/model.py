@@ -125,6 +125,8 @@ class LlamaWeights:
         # llama-server's n_ctx_slot(): never more than the model was trained for; YaRN may have raised that by now
         n_ctx_seq = min(C.llama_n_ctx_seq(context), C.llama_model_n_ctx_train(model))
         n_ctx_seq = min(n_ctx_seq, self._spec.native.n_ctx_slot or n_ctx_seq)
+        if self.media is not None:
+            self.media.serves(n_ctx_seq)
         info = RunnerInfo(
             n_seq=n_seq,
             n_ctx_seq=n_ctx_seq,
@@ -184,6 +186,8 @@ class LlamaWeights:
             offloaded = offloads(self._spec.native)
             check_kv_fits(self._spec.id, self._header, params, self.info.n_ctx_train, offloaded=offloaded)
         runner = open_embedding_runner(model, self._spec, params, self.vocab, self._forget, self._adapt, self.media)
+        if self.media is not None:
+            self.media.serves(runner.info.n_ctx_seq)
         with self._lock:
             self._runners.add(runner)
         return runner

@@ -38,7 +38,12 @@ async def chat_input_tokens(request: Request) -> Response:
     chat, headers = await read_as(request, _read)
     asked = chat.conversation
     return await compute(
-        *(request, chat.body.model, lambda model, seen: count_tokens(asked, model, seen), headers, asked.media)
+        request,
+        chat.body.model,
+        lambda model, seen: count_tokens(asked, model, seen),
+        headers,
+        asked.media,
+        chat.body.cache_salt or "",
     )
 
 

@@ -28,6 +28,7 @@ async def post_messages(request: Request) -> Response:
             lambda model, seen: message_generation(wanted, model, seen),
             headers=headers,
             media=wanted.conversation.media,
+            salt=body.cache_salt or "",
         )
     return await stream(
         request,
@@ -37,6 +38,7 @@ async def post_messages(request: Request) -> Response:
         headers=headers,
         words=_WORDS,
         media=wanted.conversation.media,
+        salt=body.cache_salt or "",
     )
 
 
@@ -55,4 +57,5 @@ async def post_count_tokens(request: Request) -> Response:
         lambda model, seen: count_message_tokens(wanted, model, seen),
         headers,
         wanted.conversation.media,
+        wanted.body.cache_salt or "",
     )

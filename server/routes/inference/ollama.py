@@ -92,6 +92,7 @@ async def _ask(request: Request, read: Callable[[dict[str, Any]], Ask]) -> Respo
             words=_WORDS,
             keep_alive_s=keep_alive_s,
             media=ask.media,
+            salt="",  # there is no such field
         )
     return await reply(
         request,
@@ -100,6 +101,7 @@ async def _ask(request: Request, read: Callable[[dict[str, Any]], Ask]) -> Respo
         headers=headers,
         keep_alive_s=keep_alive_s,
         media=ask.media,
+        salt="",
     )
 
 

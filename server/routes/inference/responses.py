@@ -33,7 +33,7 @@ async def create_response(request: Request) -> Response:
     """OpenAI's Responses, with llama.cpp's fields beside OpenAI's."""
     stored = _stored(request)
     asked, headers = await read_as(request, lambda given: _read(given, stored))
-    body, media = asked.fields, asked.conversation.media
+    body, media, salt = asked.fields, asked.conversation.media, asked.fields.cache_salt or ""
     if not body.stream:
         return await reply(
             request,
@@ -41,6 +41,7 @@ async def create_response(request: Request) -> Response:
             lambda model, seen: response_generation(asked, model, stored, seen),
             headers=headers,
             media=media,
+            salt=salt,
         )
     writers: list[ResponseStream] = []
 
@@ -57,7 +58,12 @@ async def create_response(request: Request) -> Response:
 
     words = StreamWords(failed, ping)
     return await stream(
-        *(request, body.model, prepare), ping_s=body.sse_ping_interval, headers=headers, words=words, media=media
+        *(request, body.model, prepare),
+        ping_s=body.sse_ping_interval,
+        headers=headers,
+        words=words,
+        media=media,
+        salt=salt,
     )
 
 
@@ -78,6 +84,7 @@ async def count_input_tokens(request: Request) -> Response:
         lambda model, seen: response_input_tokens(asked, model, seen),
         headers,
         asked.conversation.media,
+        asked.fields.cache_salt or "",
     )
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pickle
 import random
 import wave
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ import pytest
 
 from server.app import PICTURES as ANSWERER
 from server.confined.process import Limits
+from server.errors import InvalidRequest
+from server.media.bitmap import Bitmap
 from server.media.decode import Bounds, Decoder
 from server.media.header import Unreadable, read_header
 from server.media.sound import resampled_length
@@ -181,3 +184,39 @@ def wav(data: bytes, rate: int) -> bytes:
         written.setframerate(rate)
         written.writeframes(data)
     return file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["tiny.png", "tiny.wav"])
+def test_what_was_decoded_before_is_decoded_again_when_somebody_asks(decoder: Decoder, name: str) -> None:
+    data = media_file(name)
+    first = decoder.decode(data, RATE, "a scope")
+    again = decoder.decode(data, RATE, "a scope")
+    assert (again.kind, again.width, again.height, again.id) == (first.kind, first.width, first.height, first.id)
+    assert first.data
+    assert not again.data
+    assert again.decoded() == first.decoded() == first.data
+    assert pickle.loads(pickle.dumps(again)) == first
+
+
+def test_how_long_decoding_takes_tells_nobody_of_others(decoder: Decoder) -> None:
+    data = media_file("tiny.bmp")
+    assert decoder.decode(data, 0, "ada/").data
+    assert not decoder.decode(data, 0, "ada/").data
+    for scope in ("", "ada/salt", "bert/", None, None):
+        assert decoder.decode(data, 0, scope).data, scope
+    wav = media_file("tiny.wav")
+    assert decoder.decode(wav, RATE, "ada/").data
+    assert decoder.decode(wav, RATE // 2, "ada/").data  # for another model
+
+
+def test_a_file_that_can_be_read_no_more_is_a_clients_error(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = media_file("tiny.gif")
+    decoder.decode(data, 0, "")
+    known = decoder.decode(data, 0, "")
+
+    def stopped(*_: object) -> Bitmap:
+        raise Unreadable("decoding this GIF was stopped: no answer within 60 s")
+
+    monkeypatch.setattr(Decoder, "_decoded", stopped)
+    with pytest.raises(InvalidRequest, match="can't be read again: decoding this GIF was stopped"):
+        known.decoded()

@@ -37,7 +37,7 @@ class Counting(Decoder):
         self.large = bytes(1000)
         self.gate.set()
 
-    def decode(self, data: bytes, sample_rate: int) -> Bitmap:
+    def decode(self, data: bytes, sample_rate: int, scope: str | None = None) -> Bitmap:
         assert self.gate.wait(100)
         self.decoded.append(data)
         if data.startswith(b"large"):
