@@ -45,3 +45,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     text = _FENCE.sub("", page.read_text())
     targets = [target for target in _LINK.findall(text) if not re.match(r"[a-z]+:", target)]
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_files_that_the_way_of_a_prompt_goes_through_are_there() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    way = page[page.index("## One prompt, from the route") : page.index("## Packages")]
+    named = re.findall(r"`([a-z_/]+\.py)`", way)
+    assert len(named) > 30
+    assert [name for name in named if not any((ROOT / at / name).is_file() for at in ("server", "."))] == []
