@@ -62,6 +62,13 @@ async def test_each_key_may_what_its_scopes_say(serve: Serve, tmp_path: Path):
         assert (await api.client.get("/v1/models")).status_code == 401
 
 
+async def test_a_file_without_any_key_opens_nothing(serve: Serve, tmp_path: Path):
+    async with serve(server=server(key_file(tmp_path))) as api:
+        for given in ({}, bearer("ada"), bearer("")):
+            assert (await api.client.get("/v1/models", headers=given)).status_code == 401
+            assert (await api.client.post("/v1/chat/completions", json=CHAT, headers=given)).status_code == 401
+
+
 async def test_a_key_knows_of_no_models_but_its_own(serve: Serve, tmp_path: Path):
     scopes = ["infer", "models", "slots"]
     file = key_file(tmp_path, ada={"models": ["first"], "scopes": scopes}, all={"scopes": scopes})

@@ -1,5 +1,10 @@
 """What ships beside the code fits it: manifests against the real schemas, variables against the option table."""
 
+import configparser
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,27 +12,122 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from server.settings import TABLE
+from server.settings import TABLE, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
-MANIFESTS = list(yaml.safe_load_all((ROOT / "deploy/kubernetes/llamapool.yaml").read_text(encoding="utf-8")))
+KUBERNETES = ROOT / "deploy/kubernetes"
+LAYERS = [path.parent for path in sorted(KUBERNETES.glob("*/kustomization.yaml"))]
+CUSTOM = {"ScaledObject"}  # KEDA's, and so on: kinds that kubernetes_validate has no schema for
+PATCHES = {"gpu/deployment.yaml", "gpu/pvc.yaml"}
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]["llamapool"]
 
 
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def base(kind: str) -> dict[str, Any]:
+    return next(found for path in (KUBERNETES / "base").glob("*.yaml") if (found := read(path))["kind"] == kind)
+
+
+def manifests() -> Iterator[Any]:
+    for path in sorted(KUBERNETES.glob("*/*.yaml")):
+        name = str(path.relative_to(KUBERNETES))
+        if path.name != "kustomization.yaml" and name not in PATCHES:
+            yield pytest.param(read(path), id=name)
+
+
+def pod() -> dict[str, Any]:
+    spec: dict[str, Any] = base("Deployment")["spec"]["template"]["spec"]
+    return spec
+
+
 def container() -> dict[str, Any]:
-    deployment: dict[str, Any] = MANIFESTS[0]["spec"]["template"]["spec"]
-    return {"grace_s": deployment["terminationGracePeriodSeconds"], **deployment["containers"][0]}
+    (found,) = pod()["containers"]
+    return dict(found)
 
 
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda manifest: manifest["kind"])
+def check(manifest: dict[str, Any]) -> None:
+    if manifest["kind"] not in CUSTOM:
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("manifest", list(manifests()))
 def test_the_manifests_are_what_kubernetes_takes(manifest: dict[str, Any]) -> None:
-    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+    check(manifest)
 
 
-def test_the_manifests_are_a_deployment_and_a_service_that_finds_it() -> None:
-    deployment, service = MANIFESTS
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert service["spec"]["selector"].items() <= labels.items()
+def test_each_layer_names_files_that_are_there_and_changes_what_the_base_has() -> None:
+    assert {layer.name for layer in LAYERS} >= {"base", "gpu", "autoscale"}
+    named = {
+        (found["kind"], found["metadata"]["name"])
+        for path in (KUBERNETES / "base").glob("*.yaml")
+        if "metadata" in (found := read(path))
+    }
+    for layer in LAYERS:
+        kustomization = read(layer / "kustomization.yaml")
+        for resource in kustomization["resources"]:
+            assert (layer / resource).exists(), f"{layer.name}: {resource}"
+        for patch in kustomization.get("patches", ()):
+            changed = (
+                read(layer / patch["path"]) if "path" in patch else {"metadata": patch["target"], **patch["target"]}
+            )
+            assert (changed["kind"], changed["metadata"]["name"]) in named
+
+
+def test_layers_are_rendered_where_kubectl_is() -> None:
+    """Elsewhere the files are looked at one by one, above."""
+    if (kubectl := shutil.which("kubectl")) is None:
+        return
+    for layer in LAYERS:
+        done = subprocess.run([kubectl, "kustomize", str(layer)], capture_output=True, text=True, check=True)
+        for manifest in yaml.safe_load_all(done.stdout):
+            check(manifest)
+
+
+def test_a_service_and_the_rest_find_the_pods() -> None:
+    labels = base("Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert base("Service")["spec"]["selector"].items() <= labels.items()
+    for kind, field in (("PodDisruptionBudget", "selector"), ("NetworkPolicy", "podSelector")):
+        assert base(kind)["spec"][field]["matchLabels"].items() <= labels.items()
+    scaled = read(KUBERNETES / "autoscale/scaledobject.yaml")["spec"]["scaleTargetRef"]["name"]
+    assert scaled == base("Deployment")["metadata"]["name"]
+
+
+def test_the_metric_that_scales_is_there() -> None:
+    (trigger,) = read(KUBERNETES / "autoscale/scaledobject.yaml")["spec"]["triggers"]
+    (name,) = re.findall(r"llamapool_\w+", trigger["metadata"]["query"])
+    assert f"`{name}`" in (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+
+
+def test_nothing_of_the_cluster_is_in_the_pod() -> None:
+    assert base("ServiceAccount")["automountServiceAccountToken"] is False
+    assert pod()["automountServiceAccountToken"] is False
+    assert pod()["serviceAccountName"] == base("ServiceAccount")["metadata"]["name"]
+    assert container()["securityContext"]["readOnlyRootFilesystem"] is True
+    assert set(base("NetworkPolicy")["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+
+
+def test_one_gpu_is_given_up_before_it_is_taken() -> None:
+    spec = read(KUBERNETES / "gpu/deployment.yaml")["spec"]
+    assert spec["strategy"]["type"] == "Recreate"
+    assert spec["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_what_is_mounted_is_what_the_configuration_names(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(base("ConfigMap")["data"]["config.yaml"], encoding="utf-8")
+    settings = load_settings(["--config", str(config)], {})
+    volumes = {mount["name"]: Path(mount["mountPath"]) for mount in container()["volumeMounts"]}
+    assert volumes.keys() == {volume["name"] for volume in pod()["volumes"]}
+    (secret,) = base("Secret")["stringData"]
+    assert settings.server.keys_file == volumes["keys"] / secret
+    assert settings.server.port == container()["ports"][0]["containerPort"]
+    environment = {entry["name"]: entry["value"] for entry in container()["env"]}
+    assert Path(environment["LLAMAPOOL_CONFIG"]) == volumes["config"] / "config.yaml"
+    assert volumes["models"] in Path(environment["LLAMA_CACHE"]).parents
+    grace_s = pod()["terminationGracePeriodSeconds"] - container()["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert grace_s > settings.server.drain_s + settings.server.shutdown_delay_s
 
 
 def test_probes_ask_paths_that_need_no_key() -> None:
@@ -35,22 +135,102 @@ def test_probes_ask_paths_that_need_no_key() -> None:
     assert set(probes) <= {"/readyz", "/livez", "/health"}
 
 
+def service() -> configparser.ConfigParser:
+    """systemd's file; of names that are given twice the values stand one below the other."""
+
+    class Several(dict[str, Any]):
+        def __setitem__(self, key: str, value: Any) -> None:
+            if isinstance(value, list) and key in self:
+                self[key].extend(value)
+            else:
+                super().__setitem__(key, value)
+
+    parser = configparser.RawConfigParser(dict_type=Several, strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string((ROOT / "deploy/systemd/llamapool.service").read_text(encoding="utf-8"))
+    return parser
+
+
+def variables_of_the_service() -> dict[str, str]:
+    words = service()["Service"]["Environment"].split()
+    return dict(word.split("=", 1) for word in words)
+
+
+def test_the_service_ends_reloads_and_is_closed() -> None:
+    unit = service()["Service"]
+    defaults = [TABLE.entries["server", name].default for name in ("drain_s", "shutdown_delay_s")]
+    assert int(unit["TimeoutStopSec"]) > sum(defaults)
+    assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert variables_of_the_service()["LLAMAPOOL_SERVER__CLOSED"] == "true"
+    assert unit["DynamicUser"] == "yes"
+
+
+def test_systemd_understands_the_service_where_it_is(tmp_path: Path) -> None:
+    """Elsewhere its settings are looked at, above. The program that it starts is another, since it is not there."""
+    if (analyze := shutil.which("systemd-analyze")) is None:
+        return
+    text = (ROOT / "deploy/systemd/llamapool.service").read_text(encoding="utf-8")
+    unit = tmp_path / "llamapool.service"
+    unit.write_text(text.replace("/opt/llamapool/bin/llamapool", "/bin/true"), encoding="utf-8")
+    done = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True, check=False)
+    said = [line for line in done.stderr.splitlines() if "llamapool.service" in line]
+    assert said == []
+
+
 def test_every_variable_is_one_that_the_server_reads() -> None:
-    names = {*COMPOSE["environment"], *(entry["name"] for entry in container()["env"])}
-    ours = {f"LLAMAPOOL_SERVER__{key.upper()}" for key in TABLE.keys("server")}
-    assert names <= TABLE.by_env.keys() | ours
+    ours = {f"LLAMAPOOL_SERVER__{key.upper()}" for key in TABLE.keys("server")} | {"LLAMAPOOL_CONFIG", "LLAMA_CACHE"}
+    names = {*COMPOSE["environment"], *(entry["name"] for entry in container()["env"]), *variables_of_the_service()}
+    assert names - {"PYTHONUNBUFFERED"} <= TABLE.by_env.keys() | ours
 
 
-def test_nobody_is_served_without_a_key() -> None:
+def test_nobody_is_served_without_a_key(tmp_path: Path) -> None:
     image = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     assert "LLAMAPOOL_SERVER__CLOSED=true" in image
     assert COMPOSE["environment"]["LLAMA_API_KEY"].startswith("${LLAMA_API_KEY:?")  # compose stops where it is not set
-    entries = {entry["name"]: entry for entry in container()["env"]}
-    assert entries["LLAMAPOOL_SERVER__CLOSED"]["value"] == "true"
-    assert "secretKeyRef" in entries["LLAMA_API_KEY"]["valueFrom"]
+    config = yaml.safe_load(base("ConfigMap")["data"]["config.yaml"])
+    assert config["server"]["closed"] is True
+    assert yaml.safe_load(base("Secret")["stringData"]["keys.yaml"]) == {"keys": []}  # so that nobody gets in
 
 
 def test_running_answers_get_the_time_to_end() -> None:
     drain_s = TABLE.entries["server", "drain_s"].default
-    assert container()["grace_s"] > drain_s
     assert int(COMPOSE["stop_grace_period"].removesuffix("s")) > drain_s
+
+
+def test_proxies_hold_no_stream_back() -> None:
+    nginx = (ROOT / "deploy/proxy/nginx.conf").read_text(encoding="utf-8")
+    for line in ("proxy_buffering off;", "gzip off;", "proxy_http_version 1.1;", "proxy_read_timeout 3600s;"):
+        assert line in nginx
+    assert "flush_interval -1" in (ROOT / "deploy/proxy/Caddyfile").read_text(encoding="utf-8")
+
+
+def test_the_image_gets_what_its_steps_copy() -> None:
+    """And the files of the locks name no place that they came from."""
+    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    for source in {word for line in copied for word in line.split()}:
+        assert source in let_through, source
+        assert list(ROOT.glob(source)), source
+    for lock in (ROOT / "deploy/locks").glob("*.txt"):
+        lines = lock.read_text(encoding="utf-8").splitlines()
+        assert not [line for line in lines if "://" in line or line.startswith("--")], lock.name
+        assert all("--hash=sha256:" in line or "==" in line or line.startswith("#") for line in lines), lock.name
+
+
+def test_the_locks_have_everything_that_the_package_needs() -> None:
+    import tomllib
+
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [text for texts in project["optional-dependencies"].values() for text in texts]
+    for name, texts in (("server", project["dependencies"]), ("dev", [*project["dependencies"], *extras])):
+        lock = (ROOT / f"deploy/locks/{name}.txt").read_text(encoding="utf-8")
+        locked: dict[str, list[str]] = {}
+        for package, version in re.findall(r"^([a-z0-9-]+)==([^\s;]+)", lock, re.MULTILINE):
+            locked.setdefault(package, []).append(version)
+        for text in texts:
+            wanted = Requirement(text)
+            versions = locked.get(re.sub(r"[-_.]+", "-", wanted.name).lower(), [])
+            assert versions, f"{text} is not in deploy/locks/{name}.txt: make locks"
+            assert all(wanted.specifier.contains(version) for version in versions), f"{text}: make locks"
