@@ -152,7 +152,7 @@ async def stream(
             chunks = await while_connected(request, _patient(session, starting, patience_s, words))
         else:
             writer, first = await while_connected(request, _begin(session, model, prepare, media, patience_s))
-            chunks = _chunks(session, writer, first, words)
+            chunks = _chunks(session, writer, first, words, at_once=True)
     except BaseException:
         close()
         raise
@@ -266,9 +266,10 @@ def _give_up(starting: asyncio.Task[Generation], session: Session) -> None:
 
 
 async def _chunks(
-    session: Session, writer: StreamWriter, first: Batch | None, words: StreamWords
+    session: Session, writer: StreamWriter, first: Batch | None, words: StreamWords, *, at_once: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    """The stream's events, one at a time; an error is the last one, as in llama-server."""
+    """The stream's events, one at a time, or `at_once` those that are there; an error is the last one, as in
+    llama-server."""
     try:
         if first is None:
             yield words.ping()
@@ -276,7 +277,12 @@ async def _chunks(
             for chunk in _written(writer, first):
                 yield chunk
         while session.open:
-            for chunk in _written(writer, await session.next()):
+            chunks = _written(writer, await session.next())
+            while at_once and session.ready:  # steps are faster than HTTP: a send costs more than the writing
+                chunks += _written(writer, await session.next())
+            if at_once:
+                chunks = [b"".join(chunks)] if len(chunks) > 1 else chunks
+            for chunk in chunks:
                 yield chunk
         for chunk in writer.finish():
             yield chunk

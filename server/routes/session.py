@@ -147,6 +147,11 @@ class Session:
         """Whether a choice has not finished, so that `next` has something to wait for."""
         return self._usage.n_open > 0
 
+    @property
+    def ready(self) -> bool:
+        """Whether `next` would return at once, and no error."""
+        return bool(self._events) and not isinstance(self._events[0][1][-1], Failed)
+
     async def next(self) -> Batch:
         """The next batch of events; one caller at a time. Raises the error of a request that fails."""
         while not self._events:

@@ -1,7 +1,7 @@
 """What comes up from a model's process: plain values of which nothing but our own dataclasses is made.
 
-Events are tuples, since there are many: ``(ticket, index, text, tokens)`` for the text of one choice, which nearly all
-are; ``(ticket, [event, ...])`` else. Everything else is a tuple that begins with a word, pickled; `Answers` makes
+Events are tuples, since there are many: ``(ticket, [(index, text, tokens), ...])`` for bare text, which nearly all are,
+and ``(ticket, [event, ...], True)`` else. Everything else is a tuple that begins with a word, pickled; `Answers` makes
 dataclasses and enums of the modules below of it, and refuses every other name: a file may have taken the process over.
 """
 
@@ -9,8 +9,10 @@ import dataclasses
 import io
 import pickle
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from enum import Enum
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from server import errors
@@ -32,6 +34,10 @@ Plain: TypeAlias = tuple[Any, ...]
 _OURS = ("server.engine.", "server.pool.", "server.media.", "server.constrain.")
 _STANDARD = {("builtins", "set"), ("builtins", "range"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
 _STARTED, _PROGRESS, _SCORED, _TEXT, _FINISHED, _FAILED = range(6)
+_of_started, _of_progress, _of_finished, _of_timings = (
+    attrgetter(*(one.name for one in dataclasses.fields(kind))) for kind in (Started, Progress, Finished, Timings)
+)
+_of_text, _of_token = (attrgetter(*(one.name for one in dataclasses.fields(kind))) for kind in (Text, TokenLogprob))
 
 
 class Answers(pickle.Unpickler):
@@ -77,20 +83,25 @@ def read_error(written: Plain) -> LlamapoolError:
 
 
 def written_events(batch: Iterable[tuple[int, Sequence[Event]]]) -> bytes:
-    """The events of a step, by ticket."""
+    """The events of a step, or of several that came quickly, by ticket."""
     items: list[Plain] = []
     for ticket, events in batch:
-        if len(events) == 1 and type(event := events[0]) is Text and not event.logprobs and event.timings is None:
-            items.append((ticket, event.index, event.text, event.tokens))
+        bare = [
+            (event.index, event.text, event.tokens)
+            for event in events
+            if type(event) is Text and not event.logprobs and event.timings is None
+        ]
+        if len(bare) == len(events):
+            items.append((ticket, bare))
         else:
-            items.append((ticket, [_written(event) for event in events]))
+            items.append((ticket, [_written(event) for event in events], True))
     return pickle.dumps(items, pickle.HIGHEST_PROTOCOL)
 
 
 def read_events(body: bytes) -> list[tuple[int, list[Event]]]:
     """What `written_events` wrote."""
     return [
-        (item[0], [Text(item[1], item[2], item[3])] if len(item) == 4 else [_read(event) for event in item[1]])
+        (item[0], [Text(*bare) for bare in item[1]] if len(item) == 2 else [_read(event) for event in item[1]])
         for item in read(body)
     ]
 
@@ -99,17 +110,18 @@ def _written(event: Event) -> Plain:
     match event:
         case Text():
             tokens = [_written_token(one) for one in event.logprobs]
-            timings = None if event.timings is None else dataclasses.astuple(event.timings)
-            return _TEXT, event.index, event.text, event.tokens, tokens, timings
+            timings = None if event.timings is None else _of_timings(event.timings)
+            plain = replace(event, logprobs=tokens, timings=timings)  # type: ignore[arg-type]
+            return _TEXT, *_of_text(plain)
         case Started():
-            return _STARTED, *dataclasses.astuple(event)
+            return _STARTED, *_of_started(event)
         case Progress():
-            return _PROGRESS, event.index, event.total, event.cached, event.computed, event.elapsed_ms
+            return _PROGRESS, *_of_progress(event)
         case PromptLogprobs():
             return _SCORED, event.index, [_written_token(one) for one in event.tokens]
         case Finished():
-            plain = {one.name: getattr(event, one.name) for one in dataclasses.fields(event)}
-            return _FINISHED, plain | {"reason": event.reason.value, "timings": dataclasses.astuple(event.timings)}
+            plain = replace(event, reason=event.reason.value, timings=_of_timings(event.timings))  # type: ignore[arg-type]
+            return _FINISHED, *_of_finished(plain)
         case Failed():
             return _FAILED, written_error(event.error)
 
@@ -117,9 +129,10 @@ def _written(event: Event) -> Plain:
 def _read(item: Plain) -> Event:
     kind, *rest = item
     if kind == _TEXT:
-        index, text, tokens, logprobs, timings = rest
-        found = tuple(map(_read_token, logprobs))
-        return Text(index, text, tokens, found, None if timings is None else Timings(*timings))
+        text = Text(*rest)
+        text.logprobs = tuple(map(_read_token, text.logprobs))
+        text.timings = None if text.timings is None else Timings(*text.timings)  # type: ignore[misc]
+        return text
     if kind == _STARTED:
         return Started(*rest)
     if kind == _PROGRESS:
@@ -127,15 +140,16 @@ def _read(item: Plain) -> Event:
     if kind == _SCORED:
         return PromptLogprobs(rest[0], tuple(map(_read_token, rest[1])))
     if kind == _FINISHED:
-        plain = rest[0]
-        return Finished(**plain | {"reason": FinishReason(plain["reason"]), "timings": Timings(*plain["timings"])})
+        found = Finished(*rest)
+        return replace(found, reason=FinishReason(found.reason), timings=Timings(*found.timings))  # type: ignore[misc]
     return Failed(read_error(rest[0]))
 
 
 def _written_token(one: TokenLogprob) -> Plain:
-    return one.id, one.piece, one.logprob, [_written_token(each) for each in one.top], one.ends
+    plain: Plain = _of_token(replace(one, top=tuple(map(_written_token, one.top))))  # type: ignore[arg-type]
+    return plain
 
 
 def _read_token(item: Plain) -> TokenLogprob:
-    id_, piece, logprob, top, ends = item
-    return TokenLogprob(id_, piece, logprob, tuple(map(_read_token, top)), ends)
+    found = TokenLogprob(*item)
+    return replace(found, top=tuple(map(_read_token, found.top))) if found.top else found

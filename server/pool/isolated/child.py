@@ -43,7 +43,7 @@ AT_WORK_S, AT_REST_S = 0.5, 2.0
 SOON_S = 0.05
 VIEWS_S = 0.2
 MOST_KEPT = 60  # states of a cache that are shown, the most valuable ones
-STEPS_FAILED = 70
+FAILED = 70
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = "500"  # of 1000: rather this process than the server
 log = logging.getLogger(__name__)
@@ -110,8 +110,7 @@ class Process:
             if served is not None:
                 served.tell()
                 if reason := served.failure:
-                    await self.channel.send_long(answers.written(("failing", reason)))
-                    self._loop.call_later(1.0, _exit, STEPS_FAILED)
+                    self._fail(f"a step thread has failed: {reason}")
             else:
                 self.say("alive")
             await asyncio.sleep(AT_WORK_S if served is None or served.busy else AT_REST_S)
@@ -123,10 +122,19 @@ class Process:
     # ---- messages
 
     def _received(self, _kind: Kind, body: bytes) -> None:
-        word, *rest = crossing.Inward(body, self._here).load()
-        handle = self._messages.get(word) or (self._served.messages[word] if self._served is not None else None)
-        assert handle is not None, f"nothing is loaded that {word} is for"
-        handle(*rest)
+        try:
+            word, *rest = crossing.Inward(body, self._here).load()
+            handle = self._messages.get(word) or (self._served.messages[word] if self._served is not None else None)
+            assert handle is not None, f"nothing is loaded that {word} is for"
+            handle(*rest)
+        except Exception as error:  # the two sides don't understand each other
+            log.exception("a message of the server")
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _fail(self, reason: str) -> None:
+        """Say why, and end."""
+        self.say("failing", reason)
+        self._loop.call_later(1.0, _exit, FAILED)
 
     def _here(self, kind: str, name: Any) -> object:
         assert self._served is not None
@@ -221,7 +229,7 @@ class _Served:
         self._awaited: set[int] = set()  # requests that are being read
         self._numbers: dict[int, tuple[int, Request]] = {}  # by the request's identity
         self._n_begun = self._n_jobs = 0
-        self._batch: list[tuple[int, list[Event]]] = []
+        self._batch: dict[int, list[Event]] = {}
         self._ending = False  # something of the batch is over
         self._timer: asyncio.TimerHandle | None = None
         self._resting: asyncio.Task[None] | None = None
@@ -323,7 +331,10 @@ class _Served:
     def _emit(self, number: int, events: list[Event]) -> None:
         if not self._batch:
             self._loop.call_soon(self._flush)
-        self._batch.append((number, events))
+        if number in self._batch:  # steps are quicker than this thread: one message for several
+            self._batch[number] += events
+        else:
+            self._batch[number] = events
         if len(events) > 1 or not hasattr(events[0], "text"):
             ticket = self._tickets.get(number)
             if ticket is None or ticket.n_open == 0 or isinstance(events[-1], Failed):
@@ -333,13 +344,13 @@ class _Served:
 
     def _flush(self) -> None:
         """All events of a step; first the totals, for who sees the end."""
-        batch, self._batch = self._batch, []
+        batch, self._batch = self._batch, {}
         if self._ending:
             self._ending = False
             self.tell()
         elif self._timer is None:
             self._timer = self._loop.call_later(SOON_S, self.tell)
-        self._process.channel.send(Kind.EVENTS, answers.written_events(batch))
+        self._process.channel.send(Kind.EVENTS, answers.written_events(batch.items()))
 
     def _tell_at_rest(self) -> None:
         if self._resting is None or self._resting.done():

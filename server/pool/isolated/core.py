@@ -339,7 +339,7 @@ class Core:
             case "log":
                 _log(rest[0])
             case "failing":
-                child.kill(f"a step thread has failed: {rest[0]}")
+                child.kill(str(rest[0]))
             case "alive" | "told":
                 pass
             case _:
