@@ -111,8 +111,7 @@ def _written(event: Event) -> Plain:
         case Text():
             tokens = [_written_token(one) for one in event.logprobs]
             timings = None if event.timings is None else _of_timings(event.timings)
-            plain = replace(event, logprobs=tokens, timings=timings)  # type: ignore[arg-type]
-            return _TEXT, *_of_text(plain)
+            return _TEXT, *_of_text(replace(event, logprobs=tokens, timings=timings))  # type: ignore[arg-type]
         case Started():
             return _STARTED, *_of_started(event)
         case Progress():
@@ -120,8 +119,8 @@ def _written(event: Event) -> Plain:
         case PromptLogprobs():
             return _SCORED, event.index, [_written_token(one) for one in event.tokens]
         case Finished():
-            plain = replace(event, reason=event.reason.value, timings=_of_timings(event.timings))  # type: ignore[arg-type]
-            return _FINISHED, *_of_finished(plain)
+            timings = _of_timings(event.timings)
+            return _FINISHED, *_of_finished(replace(event, reason=event.reason.value, timings=timings))  # type: ignore[arg-type]
         case Failed():
             return _FAILED, written_error(event.error)
 
@@ -150,6 +149,6 @@ def _written_token(one: TokenLogprob) -> Plain:
     return plain
 
 
-def _read_token(item: Plain) -> TokenLogprob:
+def _read_token(item: Any) -> TokenLogprob:
     found = TokenLogprob(*item)
     return replace(found, top=tuple(map(_read_token, found.top))) if found.top else found
