@@ -26,7 +26,7 @@ from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats
 from server.engine.step import commands
 from server.engine.step.loop import Instance
-from server.engine.step.mailbox import Mailbox
+from server.engine.step.mailbox import Mailbox, Outlet
 from server.engine.step.published import EndedChoice, InstanceView
 from server.engine.step.slot_state import SlotState
 from server.engine.step.snapshot import SlotSnapshot, snapshot
@@ -43,7 +43,10 @@ class Engine(Instances[Instance]):
         params: EngineParams,
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float] = time.perf_counter,
+        outlet: Outlet | None = None,
     ) -> None:
+        """`outlet` gets the events of steps in place of the requests' sinks, which then only get those that have no
+        step."""
         super().__init__(params, runners[0].info.n_seq, clock)
         self.vocab = runners[0].vocab
         self.n_ctx_seq = runners[0].info.n_ctx_seq
@@ -59,7 +62,7 @@ class Engine(Instances[Instance]):
         self._queue = ModelQueue(len(runners))
         instances = [
             Instance(
-                *(runner, params, self._queue, i, Mailbox(loop, self._left), clock, self._count_preparing),
+                *(runner, params, self._queue, i, Mailbox(loop, self._left, outlet), clock, self._count_preparing),
                 encoder=self._encoder,
             )
             for i, runner in enumerate(runners)

@@ -15,10 +15,20 @@ from server.errors import LlamapoolError
 log = logging.getLogger(__name__)
 
 
+Outlet = Callable[[list[tuple[Ticket, list[Event]]], bool], None]
+"""Where a step's events go instead of the sinks, from the step thread itself; and whether any request has ended."""
+
+
 class Mailbox:
     """`on_ended` is called on the event loop with the tickets that have ended."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_ended: Callable[[list[Ticket]], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_ended: Callable[[list[Ticket]], None],
+        outlet: Outlet | None = None,
+    ) -> None:
+        self._outlet = outlet
         self._loop = loop
         self._on_ended = on_ended
         self._commands: deque[Command] = deque()
@@ -95,6 +105,12 @@ class Mailbox:
             return
         batch, self._outbox = list(self._outbox.values()), {}
         ended, self._ended = self._ended, []
+        if self._outlet is not None:
+            if batch:
+                self._outlet(batch, bool(ended))
+                batch = []
+            if not ended:
+                return
         try:
             self._loop.call_soon_threadsafe(self._deliver, batch, ended)
         except RuntimeError:

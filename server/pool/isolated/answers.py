@@ -83,7 +83,7 @@ def read_error(written: Plain) -> LlamapoolError:
 
 
 def written_events(batch: Iterable[tuple[int, Sequence[Event]]]) -> bytes:
-    """The events of a step, or of several that came quickly, by ticket."""
+    """The events of a step, by ticket."""
     items: list[Plain] = []
     for ticket, events in batch:
         bare = [
@@ -98,12 +98,19 @@ def written_events(batch: Iterable[tuple[int, Sequence[Event]]]) -> bytes:
     return pickle.dumps(items, pickle.HIGHEST_PROTOCOL)
 
 
-def read_events(body: bytes) -> list[tuple[int, list[Event]]]:
-    """What `written_events` wrote."""
-    return [
-        (item[0], [Text(*bare) for bare in item[1]] if len(item) == 2 else [_read(event) for event in item[1]])
-        for item in read(body)
-    ]
+def read_events(bodies: Iterable[bytes]) -> dict[int, list[Event]]:
+    """What `written_events` wrote, of several steps; each ticket's events in order."""
+    found: dict[int, list[Event]] = {}
+    for body in bodies:
+        for item in read(body):
+            events: list[Event] = (
+                [Text(*bare) for bare in item[1]] if len(item) == 2 else [_read(event) for event in item[1]]
+            )
+            if item[0] in found:
+                found[item[0]] += events
+            else:
+                found[item[0]] = events
+    return found
 
 
 def _written(event: Event) -> Plain:

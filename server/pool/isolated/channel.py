@@ -22,6 +22,11 @@ class Kind(IntEnum):
     PART = 2  # of a message
 
 
+def frame(kind: Kind, body: bytes) -> bytes:
+    """As it is sent."""
+    return _HEAD.pack(len(body), kind) + body
+
+
 class Channel(asyncio.Protocol):
     """One end. Used on the event loop; `received` and `lost` are called there."""
 
@@ -42,7 +47,7 @@ class Channel(asyncio.Protocol):
     def send(self, kind: Kind, body: bytes) -> None:
         """Send at once; nothing when the other end is gone."""
         if self._transport is not None and self.open:
-            self._transport.write(_HEAD.pack(len(body), kind) + body)
+            self._transport.write(frame(kind, body))
 
     async def send_long(self, body: bytes) -> None:
         """Send a message of any length, no faster than it is read."""

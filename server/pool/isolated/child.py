@@ -8,12 +8,14 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from server.constrain.grammar.matcher import Recipe
 from server.constrain.thinking_end import ReasoningSwitch
@@ -29,7 +31,7 @@ from server.errors import CONTAINED
 from server.media.bitmap import Bitmap
 from server.pool.footprint import Fit
 from server.pool.isolated import answers, crossing
-from server.pool.isolated.channel import Channel, Kind
+from server.pool.isolated.channel import Channel, Kind, frame
 from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, KeptView, ModelFacts, ReaderFacts, Told
 from server.pool.load.assembly import Factories, assemble
 from server.pool.load.loading import Load
@@ -41,6 +43,7 @@ from server.templates.template import ChatTemplate
 AT_WORK_S, AT_REST_S = 0.5, 2.0
 """How often it says that it lives, and what it does."""
 SOON_S = 0.05
+SEND_BYTES = 4 << 20
 VIEWS_S = 0.2
 MOST_KEPT = 60  # states of a cache that are shown, the most valuable ones
 FAILED = 70
@@ -49,8 +52,8 @@ _OOM_SCORE = "500"  # of 1000: rather this process than the server
 log = logging.getLogger(__name__)
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Serve `parent` on an inherited socket."""
+def main(asks: int, tells: int, parent: int) -> None:
+    """Serve `parent` on inherited sockets: one for all that is asked and answered, one for what steps say."""
     _die_with(parent)
     os.dup2(2, 1)  # what a library prints is no answer of anything
     faulthandler.enable()
@@ -64,7 +67,7 @@ def main(descriptor: int, parent: int) -> None:
     else:
         loop_factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(_serve(socket.socket(fileno=descriptor)))
+        runner.run(_serve(socket.socket(fileno=asks), socket.socket(fileno=tells)))
 
 
 def _die_with(parent: int) -> None:
@@ -78,16 +81,18 @@ def _die_with(parent: int) -> None:
         os._exit(0)
 
 
-async def _serve(ours: socket.socket) -> NoReturn:
-    process = Process()
-    await asyncio.get_running_loop().create_unix_connection(lambda: process.channel, sock=ours)
+async def _serve(asks: socket.socket, tells: socket.socket) -> NoReturn:
+    tells.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+    process = Process(tells)
+    await asyncio.get_running_loop().create_unix_connection(lambda: process.channel, sock=asks)
     await process.live()
 
 
 class Process:
     """Everything here runs on the event loop, but for what says otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, tells: socket.socket) -> None:
+        self._tells = tells
         self._loop = asyncio.get_running_loop()
         self.channel = Channel(self._received, _exit)
         self._threads = ThreadPoolExecutor(8, "model")
@@ -202,8 +207,10 @@ class Process:
         )
         load.take(fit)
         parts = await self.in_thread(load.run)
-        model = await assemble(load, parts, Factories(template=_no_template), self.in_thread)
-        self._served = _Served(self, model)
+        out = _Out(self._tells, self._loop)
+        factories = Factories(engine=partial(Engine, outlet=out.post), template=_no_template)
+        model = await assemble(load, parts, factories, self.in_thread)
+        self._served = _Served(self, model, out)
         return self._served.facts()
 
     def _progressed(self, value: float) -> None:
@@ -215,10 +222,55 @@ class Process:
         return await self._loop.run_in_executor(self._threads, work)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sink:
+    """Of a request: what has no step goes the way that all else goes."""
+
+    number: int
+    out: "_Out"
+
+    def __call__(self, events: list[Event]) -> None:
+        self.out.send([(self.number, events)], over=True)
+
+
+class _Out:
+    """What steps say, written to its socket by the thread that steps: that thread has the events, and handing them to
+    another one would cost more. Where nobody reads, steps wait. Safe in any thread."""
+
+    def __init__(self, tells: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        self._tells, self._loop = tells, loop
+        self._lock = threading.Lock()
+        self.told: Callable[[], tuple[object, ...]] = lambda: ("told", None, None)  # what engines do now
+        self.cleans: Callable[[], None] = lambda: None  # called on the loop when something has ended
+        self.told_at = 0.0
+
+    def post(self, batch: list[tuple[Ticket, list[Event]]], over: bool) -> None:
+        """As `Engine` wants it."""
+        self.send([(cast(_Sink, ticket.sink).number, events) for ticket, events in batch], over=over)
+
+    def send(self, batch: list[tuple[int, list[Event]]], *, over: bool) -> None:
+        """Events; first the totals, for who sees an end."""
+        if over or time.monotonic() - self.told_at > SOON_S:
+            self.tell()
+        raw = frame(Kind.EVENTS, answers.written_events(batch))
+        with self._lock:
+            self._tells.sendall(raw)
+        if over:
+            self._loop.call_soon_threadsafe(self.cleans)
+
+    def tell(self) -> None:
+        """What the engines do."""
+        with self._lock:
+            self.told_at = time.monotonic()
+            self._tells.sendall(frame(Kind.MESSAGE, answers.written(self.told())))
+
+
 class _Served:
     """The loaded model."""
 
-    def __init__(self, process: Process, model: LoadedModel) -> None:
+    def __init__(self, process: Process, model: LoadedModel, out: _Out) -> None:
+        self._out = out
+        out.told, out.cleans = self._told, self._clean
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._model = model
@@ -229,9 +281,6 @@ class _Served:
         self._awaited: set[int] = set()  # requests that are being read
         self._numbers: dict[int, tuple[int, Request]] = {}  # by the request's identity
         self._n_begun = self._n_jobs = 0
-        self._batch: dict[int, list[Event]] = {}
-        self._ending = False  # something of the batch is over
-        self._timer: asyncio.TimerHandle | None = None
         self._resting: asyncio.Task[None] | None = None
         self._views: asyncio.Task[None] | None = None
         self._preparing: dict[str, Any] = {}
@@ -304,19 +353,19 @@ class _Served:
         if number in self._awaited:
             self._awaited.discard(number)
             self._n_begun += 1
-            self._emit(number, [Failed(answers.read_error(answers.written_error(error)))])
+            self._out.send([(number, [Failed(answers.read_error(answers.written_error(error)))])], over=True)
 
     def submit(self, number: int, request: Request) -> None:
         """A request that was checked; what is wrong with it here is its last event."""
         assert self._generator is not None
         self._awaited.discard(number)
         self._n_begun += 1
-        try:
-            self._tickets[number] = self._generator.submit(request, partial(self._emit, number))
-        except CONTAINED as error:
-            self._emit(number, [Failed(error)])
-            return
         self._numbers[id(request)] = number, request
+        try:
+            self._tickets[number] = self._generator.submit(request, _Sink(number, self._out))
+        except CONTAINED as error:
+            self._out.send([(number, [Failed(error)])], over=True)
+            return
         self._tell_at_rest()
 
     def _cancel(self, number: int) -> None:
@@ -328,29 +377,16 @@ class _Served:
         elif number in self._awaited:
             self.refused(number, asyncio.CancelledError())
 
-    def _emit(self, number: int, events: list[Event]) -> None:
-        if not self._batch:
-            self._loop.call_soon(self._flush)
-        if number in self._batch:  # steps are quicker than this thread: one message for several
-            self._batch[number] += events
-        else:
-            self._batch[number] = events
-        if len(events) > 1 or not hasattr(events[0], "text"):
-            ticket = self._tickets.get(number)
-            if ticket is None or ticket.n_open == 0 or isinstance(events[-1], Failed):
-                self._ending = True
-                self._tickets.pop(number, None)
-                self._switches.pop(number, None)
-
-    def _flush(self) -> None:
-        """All events of a step; first the totals, for who sees the end."""
-        batch, self._batch = self._batch, {}
-        if self._ending:
-            self._ending = False
-            self.tell()
-        elif self._timer is None:
-            self._timer = self._loop.call_later(SOON_S, self.tell)
-        self._process.channel.send(Kind.EVENTS, answers.written_events(batch.items()))
+    def _clean(self) -> None:
+        """Something has ended."""
+        assert self._generator is not None
+        for number in [number for number, ticket in self._tickets.items() if ticket.n_open <= 0]:
+            del self._tickets[number]
+            self._switches.pop(number, None)
+        if len(self._numbers) > 4 * (self._generator.n_slots + len(self._tickets)):
+            kept = {id(slot.request) for slot in self._generator.slots()}
+            kept |= {id(ticket.request) for ticket in self._tickets.values()}
+            self._numbers = {key: found for key, found in self._numbers.items() if key in kept}
 
     def _tell_at_rest(self) -> None:
         if self._resting is None or self._resting.done():
@@ -366,26 +402,23 @@ class _Served:
 
     def tell(self) -> None:
         """What both engines do."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._out.tell()
+
+    def _told(self) -> tuple[object, ...]:
+        """In any thread."""
         generator, embedder = self._generator, self._embedder
         told: list[Told | None] = [None, None]
         if generator is not None:
             slots = generator.slots()
             shown = tuple(self._numbers.get(id(slot.request), (-1,))[0] for slot in slots)
-            kept = {id(slot.request) for slot in slots} | {id(ticket.request) for ticket in self._tickets.values()}
-            if len(self._numbers) > 2 * len(kept):
-                self._numbers = {key: found for key, found in self._numbers.items() if key in kept}
             bare = tuple(replace(slot, request=None) for slot in slots)
             busy = generator.busy or bool(self._awaited)
             told[0] = Told(self._n_begun, busy, generator.pulses, generator.stats, bare, shown)
         if embedder is not None:
-            slots = embedder.slots()
-            told[1] = Told(
-                self._n_jobs, embedder.busy, embedder.pulses, embedder.stats, tuple(slots), (-1,) * len(slots)
-            )
-        self._process.say("told", *told)
+            inputs = tuple(embedder.slots())
+            none = (-1,) * len(inputs)
+            told[1] = Told(self._n_jobs, embedder.busy, embedder.pulses, embedder.stats, inputs, none)
+        return ("told", *told)
 
     def _watch(self, wanted: bool) -> None:
         assert self._generator is not None

@@ -34,8 +34,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 SILENT_S = 10.0
 """The least silence of a process that counts as its end; it speaks every two seconds."""
 _BOOT = (
-    "import sys; sys.path[:] = sys.argv[3:]; from server.pool.isolated.child import main; "
-    "main(int(sys.argv[1]), int(sys.argv[2]))"
+    "import sys; sys.path[:] = sys.argv[4:]; from server.pool.isolated.child import main; "
+    "main(*map(int, sys.argv[1:4]))"
 )
 _SECRETS = ("LLAMA_API_KEY", "LLAMA_ARG_", "LLAMAPOOL_", "HF_", "HUGGING_FACE_", "AWS_", "MODEL_ENDPOINT")
 _LOGGERS = ("server", "llamapool")
@@ -61,8 +61,8 @@ class Side(Protocol):
 class GeneratingSide(Side, Protocol):
     """That of the engine that generates."""
 
-    def events(self, batch: Sequence[tuple[int, list[Event]]]) -> None:
-        """What a step has said, by request."""
+    def events(self, batch: Mapping[int, list[Event]]) -> None:
+        """What steps have said, by request."""
 
 
 @dataclass(eq=False)
@@ -70,7 +70,8 @@ class Child:
     """One process. Used on the event loop, in the thread that started it: the system ends it with that thread."""
 
     name: str
-    received: Callable[["Child", Kind, bytes], None]
+    received: Callable[["Child", bytes], None]
+    said: Callable[["Child", Sequence[bytes]], None]  # by steps
     vocab: Vocab | None = None
     calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     progress: Callable[[float], None] = lambda _: None
@@ -81,18 +82,22 @@ class Child:
         """Start it."""
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.channel = Channel(self._heard, self._lost)
+        self._events = Channel(self._heard, self._lost)
+        self._frames: list[bytes] = []
+        self._n_lost = 0
         self._numbers = count(1)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            given = (str(theirs.fileno()), str(os.getpid()), *map(os.path.abspath, sys.path))
+        pairs = [socket.socketpair(), socket.socketpair()]
+        self._ours = [ours for ours, _ in pairs]
+        with pairs[0][1] as asks, pairs[1][1] as tells:
+            theirs = asks.fileno(), tells.fileno()
+            given = (*map(str, (*theirs, os.getpid())), *map(os.path.abspath, sys.path))
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, these arguments
                 [sys.executable, "-I", "-c", _BOOT, *given],
                 stdin=subprocess.DEVNULL,
                 env={name: value for name, value in os.environ.items() if not name.startswith(_SECRETS)},
-                pass_fds=(theirs.fileno(),),
+                pass_fds=theirs,
                 start_new_session=True,  # a Ctrl-C is for the server
             )
-        self._ours = ours
         self._ending: asyncio.Task[None] | None = None
 
     @property
@@ -102,7 +107,9 @@ class Child:
 
     async def connect(self, make_loader: Callable[[], Loader]) -> None:
         """Say what it is to be."""
-        await asyncio.get_running_loop().create_unix_connection(lambda: self.channel, sock=self._ours)
+        loop = asyncio.get_running_loop()
+        for channel, ours in zip((self.channel, self._events), self._ours, strict=True):
+            await loop.create_unix_connection(lambda channel=channel: channel, sock=ours)  # type: ignore[misc]
         levels = {name: logging.getLogger(name).getEffectiveLevel() for name in _LOGGERS}
         self.post("hello", make_loader, levels)
 
@@ -145,8 +152,20 @@ class Child:
 
     def _heard(self, kind: Kind, body: bytes) -> None:
         self.heard_at = time.monotonic()
+        if kind is Kind.EVENTS:
+            if not self._frames:  # what comes at once is handed on at once
+                asyncio.get_running_loop().call_soon(self._hand_on)
+            self._frames.append(body)
+        else:
+            self._understand(lambda: self.received(self, body))
+
+    def _hand_on(self) -> None:
+        frames, self._frames = self._frames, []
+        self._understand(lambda: self.said(self, frames))
+
+    def _understand(self, read: Callable[[], None]) -> None:
         try:
-            self.received(self, kind, body)
+            read()
         except Exception:  # what a model's file has made of it is not to be understood
             log.exception("model '%s': its process said what can't be", self.name)
             self.kill("its process said what can't be")
@@ -172,7 +191,16 @@ class Child:
         self._process.kill()
 
     def _lost(self) -> None:
-        self._ending = asyncio.get_running_loop().create_task(self._end())
+        """Of both sockets: the second one may still hold what steps have said."""
+        self._n_lost += 1
+        if self._n_lost > 1:
+            self._end_soon()
+        else:
+            asyncio.get_running_loop().call_later(END_S, self._end_soon)
+
+    def _end_soon(self) -> None:
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
         try:
@@ -189,6 +217,7 @@ class Child:
     async def close(self) -> None:
         """Let it end by itself; returns when it has."""
         self.channel.close()
+        self._events.close()
         await asyncio.shield(self.ended)
 
 
@@ -253,7 +282,7 @@ class Core:
 
     async def _started(self) -> Child:
         if self._child is None:
-            self._child = Child(self.name, self._received, self.vocab)
+            self._child = Child(self.name, self._received, self._said, self.vocab)
             await self._child.connect(self._make_loader)
         return self._child
 
@@ -317,11 +346,11 @@ class Core:
 
     # ---- hearing
 
-    def _received(self, child: Child, kind: Kind, body: bytes) -> None:
-        if kind is Kind.EVENTS:
-            if self.generator is not None and child is self._child:
-                self.generator.events(answers.read_events(body))
-            return
+    def _said(self, child: Child, frames: Sequence[bytes]) -> None:
+        if self.generator is not None and child is self._child:
+            self.generator.events(answers.read_events(frames))
+
+    def _received(self, child: Child, body: bytes) -> None:
         word, *rest = answers.read(body)
         match word:
             case "answer":

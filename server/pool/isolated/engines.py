@@ -199,9 +199,9 @@ class IsolatedEngine(_Half):
     def _forget(self, found: _Open) -> None:
         del self._open[found.number], self._by_ticket[id(found.ticket)]
 
-    def events(self, batch: Sequence[tuple[int, list[Event]]]) -> None:
-        """What a step has said."""
-        for number, events in batch:
+    def events(self, batch: Mapping[int, list[Event]]) -> None:
+        """What steps have said."""
+        for number, events in batch.items():
             found = self._open.get(number)
             if found is None:
                 continue
