@@ -1,0 +1,161 @@
+"""What crosses between the server and a model's process is the same on the other side, and nothing else crosses."""
+
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from server.constrain.after_thinking import AfterThinking, Framing
+from server.constrain.constraint import Constraint
+from server.constrain.grammar.compiler import GrammarCompiler
+from server.constrain.grammar.matcher import Recipe
+from server.constrain.lazy import Lazy
+from server.constrain.thinking_end import Ending, ReasoningSwitch, ThinkingEnd
+from server.engine.request import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Progress,
+    PromptLogprobs,
+    Request,
+    Started,
+    Text,
+    Timings,
+    TokenLogprob,
+)
+from server.errors import ContextExceeded, InvalidRequest, LlamapoolError, QueueFull, TooLate
+from server.pool.isolated import answers, crossing
+from server.pool.isolated.channel import Channel, Kind, frame
+from tests.fakes import FakeVocab
+
+VOCAB, COMPILER = FakeVocab(), GrammarCompiler(FakeVocab())
+SCORED = TokenLogprob(5, b"\xff", float("-inf"), (TokenLogprob(6, b"", -1.0, ends=True),), ends=True)
+UNIQUE = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}
+
+
+def changed(kind: type[Any], **given: Any) -> Any:
+    """An event in which no plain field is as it is by default."""
+    values = {one.name: given.get(one.name, i + 1) for i, one in enumerate(fields(kind))}
+    return kind(**values)
+
+
+EVENTS: list[Event] = [
+    changed(Started),
+    changed(Progress),
+    PromptLogprobs(1, (SCORED,)),
+    Text(0, "a", (1,)),
+    Text(1, "\u20ac", (1, 2), (SCORED,), changed(Timings)),
+    changed(Finished, reason=FinishReason.STOP, stopping_word="x", timings=changed(Timings)),
+]
+
+
+@pytest.mark.parametrize("events", [[event] for event in EVENTS] + [EVENTS])
+def test_events_are_what_they_were_in_every_field(events: list[Event]):
+    raw = answers.written_events([(7, events), (8, [Text(0, "b", (2,))])])
+    assert answers.read_events([raw, raw]) == {7: events + events, 8: [Text(0, "b", (2,))] * 2}
+
+
+@pytest.mark.parametrize(
+    "error", [InvalidRequest("bad", "prompt"), ContextExceeded(5, 4), QueueFull(3, 2), TooLate("late", 5)]
+)
+def test_errors_keep_their_kind_and_what_they_say(error: LlamapoolError):
+    (failed,) = answers.read_events([answers.written_events([(1, [Failed(error)])])])[1]
+    assert isinstance(failed, Failed)
+    assert type(failed.error) is type(error)
+    assert vars(failed.error) == vars(error)
+    assert str(failed.error) == str(error)
+
+
+@pytest.mark.parametrize("strange", [eval, FakeVocab(), io.StringIO, Channel, LlamapoolError("x")])
+def test_a_process_can_say_nothing_but_plain_values(strange: object):
+    with pytest.raises(pickle.UnpicklingError):
+        answers.read(pickle.dumps(("answer", 1, strange)))
+
+
+def crossed(request: Request) -> tuple[Request, dict[int, ReasoningSwitch], ReasoningSwitch | None]:
+    """A request on the other side, with the switches there, and the one that crossed."""
+    seen: list[ReasoningSwitch] = []
+    there: dict[int, ReasoningSwitch] = {}
+
+    def heard(switch: ReasoningSwitch) -> int:
+        seen.append(switch)
+        return 3
+
+    def here(kind: str, name: Any) -> object:
+        match kind:
+            case "vocab":
+                return VOCAB
+            case "constraint":
+                return COMPILER.made_anew(Recipe(*name))
+        return there.setdefault(name, ReasoningSwitch())
+
+    raw = crossing.written((1, request), VOCAB, heard)
+    number, found = crossing.Inward(raw, here).load()
+    assert number == 1
+    return found, there, seen[0] if seen else None
+
+
+def unique() -> Constraint:
+    return COMPILER.json_schema(UNIQUE)
+
+
+def begun() -> Constraint:
+    made = COMPILER.regex("[a-z]+!")
+    COMPILER.markers(["ab"]).feed(made, b"ab")
+    made.recipe = made.recipe._replace(begun=b"ab")
+    return made
+
+
+def after_thinking() -> Constraint:
+    framing = Framing(b"<think>", b"</think>")
+    return AfterThinking(COMPILER.choice(["yes", "no"]), VOCAB, framing, begun=False, may_think=True)
+
+
+def thinking_end() -> Constraint:
+    ending = Ending(b"<think>", (b"</think>",), tuple(b"</think>"), budget=4)
+    return ThinkingEnd(ending, unique(), VOCAB, n_begun=1, switch=ReasoningSwitch())
+
+
+def lazy() -> Constraint:
+    waits = Lazy(({"type": 2, "value": "a(b+)", "token": -1},))
+    found = waits.held(COMPILER.gbnf('root ::= "b" [0-9]+'), VOCAB, COMPILER)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("make", [unique, begun, after_thinking, thinking_end, lazy])
+def test_a_constraint_holds_the_output_to_the_same_on_the_other_side(make: Callable[[], Constraint]):
+    found, _, _ = crossed(Request("r", [1], constraint=make()))
+    own, theirs = make(), found.constraint
+    assert theirs is not None
+    for _ in range(12):
+        allowed = [token for token in range(VOCAB.n_tokens) if own.allows(token)]
+        assert allowed == [token for token in range(VOCAB.n_tokens) if theirs.allows(token)]
+        assert bytes(own.mask()) == bytes(theirs.mask())
+        if own.finished:
+            break
+        own.accept(allowed[-1])
+        theirs.accept(allowed[-1])
+
+
+def test_a_switch_is_one_number_on_both_sides():
+    constraint = thinking_end()
+    found, there, here = crossed(Request("r", [1], constraint=constraint))
+    assert here is not None
+    assert list(there) == [3]
+    assert found.constraint is not None
+    there[3].end()
+    assert not found.constraint.allows(ord("x"))  # the thoughts end now
+
+
+def test_long_messages_come_whole_and_in_any_pieces():
+    heard: list[tuple[Kind, bytes]] = []
+    channel = Channel(lambda kind, body: heard.append((kind, body)), lambda: None)
+    raw = frame(Kind.EVENTS, b"abc") + frame(Kind.MESSAGE, b"") + frame(Kind.MESSAGE, b"x" * 1000)
+    for at in range(0, len(raw), 7):
+        channel.data_received(raw[at : at + 7])
+    assert heard == [(Kind.EVENTS, b"abc"), (Kind.MESSAGE, b""), (Kind.MESSAGE, b"x" * 1000)]
