@@ -16,7 +16,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: wheel locks profile trace fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page vendor clean
+.PHONY: overload soak chaos schemathesis wheel locks profile trace fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -42,7 +42,31 @@ quick: $(VENV)/.installed-dev $(VENV)/.templates
 # that people run.
 nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --hypothesis-profile=search --cov
-	$(MAKE) kinds conformance clients page docs wheel
+	$(MAKE) kinds conformance clients page docs wheel chaos schemathesis
+
+# Ten times what the server can do, of 500 clients, a third of them slow, broken or gone: ten minutes, or FOR seconds. Half
+# an hour of no more than it can do. Figures, and a plot of memory, descriptors and waits in build/; fails where a sound
+# client saw anything but 429 and 503, a slot is lost, or memory or descriptors grow. docs/reliability.md.
+overload: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks.endurance --seconds $(or $(FOR),600) --json build/overload.json --plot build/overload.png
+
+soak: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks.endurance --seconds $(or $(FOR),1800) --clients 12 --bad 0.25 --json build/soak.json \
+	  --plot build/soak.png
+
+# What a server does when files, processes, memory, disk, clock and hub fail it: five minutes.
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q tests/chaos/chaos.py
+
+# Requests made of the OpenAPI document, right and wrong ones: nothing may be a 500, or a status that is not described.
+# Schemathesis has an environment of its own; seven minutes, or FOR seconds.
+schemathesis: $(VENV)/.installed build/schemathesis/.installed
+	$(BIN)/python -m tests.chaos.document --schemathesis build/schemathesis/bin/schemathesis --seconds $(or $(FOR),420)
+
+build/schemathesis/.installed: tests/chaos/requirements.txt
+	$(PYTHON) -m venv build/schemathesis
+	build/schemathesis/bin/pip install --quiet --requirement $<
+	@touch $@
 
 # Both distributions into dist/, each tried in an empty environment: two minutes, once llama-cpp-python is in pip's cache.
 wheel: $(VENV)/.installed

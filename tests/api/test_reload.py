@@ -74,6 +74,11 @@ async def test_sighup_reads_models_and_keys_again(tmp_path: Path, caplog: pytest
         await until(lambda: "reloaded: 1 keys, 2 models" in caplog.text)
         assert await served(api) == ["a", "b"]
         assert api.pool.states()[0].loaded is weights  # untouched
+        configure(tmp_path, models(tmp_path, "b", extra=extra))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: "reloaded: 1 keys, 1 models" in caplog.text)
+        assert await served(api) == ["b"]
+        assert weights.closed
 
 
 @pytest.mark.parametrize("broken", ["models: {a: {path: 1, nonsense: 2}}", "models: [", "server: {port: x}"])

@@ -1,0 +1,406 @@
+"""A server that gets many times what it can do, from clients of which a part is slow, broken or gone.
+
+``python -m benchmarks.endurance [--seconds 600] [--clients 500] [--bad 0.33] [--slots 4] [--json F] [--plot F.png]``
+
+``make overload`` is ten minutes of 500 clients, ``make soak`` half an hour of as many as the server can serve. Sound
+clients ask, wait for the end and ask again; told to come back (429, 503) they do after ``Retry-After``. Every second
+memory, descriptors and threads are read from the system, and how long ``/health`` takes is noted. Nothing but 429 and
+503 may come to sound clients; at the end every slot is free, and memory and descriptors are where they were.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.real_server import RealServer, llamapool
+
+DEMO = Path(__file__).resolve().parents[1] / "models" / "demo.gguf"
+TELL_BACK = (429, 503)
+PATIENCE_S = 300.0  # of a sound client, for the next bytes
+WORDS = ["one", "river", "stone", "bridge", "green", "seven", "walks", "under", "light", "again", "because", "winter"]
+SLACK_MIB, SLACK_SHARE = 24.0, 0.08
+SLACK_DESCRIPTORS = 16
+
+
+@dataclass(slots=True)
+class Sample:
+    """What the system says of the server's process, and how long ``/health`` took."""
+
+    at_s: float
+    rss_mib: float
+    n_descriptors: int
+    n_threads: int
+    health_ms: float
+
+
+@dataclass(slots=True)
+class Seen:
+    """All that a run has seen."""
+
+    began: float
+    samples: list[Sample] = field(default_factory=list)
+    statuses: Counter[str] = field(default_factory=Counter)  # to sound clients
+    bad: Counter[str] = field(default_factory=Counter)  # what became of the others, by kind
+    first_token_ms: list[tuple[float, float]] = field(default_factory=list)  # when asked, and how long it took
+    faults: list[str] = field(default_factory=list)
+    n_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server, and until when it is asked."""
+
+    port: int
+    ends_at: float
+    seen: Seen
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self.ends_at
+
+
+def chat(random_: random.Random, *, stream: bool, max_tokens: int) -> bytes:
+    """A request for a chat: a beginning that many share, and words of its own."""
+    text = " ".join(random_.choices(WORDS, k=random_.choice((4, 30, 120))))
+    shared = "You are careful. " * random_.choice((1, 10))
+    messages = [{"role": "system", "content": shared}, {"role": "user", "content": text}]
+    return posted({"messages": messages, "stream": stream, "max_tokens": max_tokens})
+
+
+def posted(body: object) -> bytes:
+    """A POST to the chat endpoint."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
+    return head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + content
+
+
+async def opened(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", target.port)
+
+
+def closed(writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        writer.transport.abort()
+
+
+# ---- sound clients
+
+
+async def sound(target: Target, random_: random.Random) -> None:
+    """Ask, read to the end, ask again."""
+    while not target.over:
+        asked_at = time.monotonic()
+        try:
+            wait_s = await asyncio.wait_for(_ask(target, random_, asked_at), PATIENCE_S)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+            target.seen.statuses["broken"] += 1
+            target.seen.faults.append(f"{asked_at - target.seen.began:.1f} s: {type(error).__name__} {error}"[:200])
+            wait_s = 1.0
+        await asyncio.sleep(wait_s * random_.uniform(1.0, 1.5))
+
+
+async def _ask(target: Target, random_: random.Random, asked_at: float) -> float:
+    """One request; how long to wait before the next."""
+    seen, stream = target.seen, random_.random() < 0.7
+    reader, writer = await opened(target)
+    try:
+        writer.write(chat(random_, stream=stream, max_tokens=random_.choice((4, 16, 48))))
+        await writer.drain()
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        status = int(head.split(" ", 2)[1])
+        seen.statuses[str(status)] += 1
+        if status in TELL_BACK:
+            wait_s = head.partition("retry-after: ")[2].partition("\r\n")[0]
+            if not wait_s.isdecimal():
+                seen.faults.append(f"a {status} without Retry-After")
+            return min(float(wait_s or 1), 30.0)
+        if status != 200:
+            seen.faults.append(f"status {status}: {(await reader.read(300))!r}")
+            return 1.0
+        began = await reader.readuntil(b"}") if stream else b""
+        seen.first_token_ms.append((asked_at - seen.began, (time.monotonic() - asked_at) * 1e3))
+        rest = began + await reader.read()
+        while chunk := await reader.read():
+            rest += chunk
+        if stream and b"data: [DONE]" not in rest:
+            seen.faults.append(f"a stream ends with {rest[-200:]!r}")
+        seen.n_tokens += rest.count(b'"delta"') if stream else 1
+        return 0.0
+    finally:
+        closed(writer)
+
+
+# ---- the others
+
+
+async def slow_reader(target: Target, random_: random.Random) -> None:
+    reader, writer = await opened(target)
+    writer.write(chat(random_, stream=True, max_tokens=200))
+    with suppress(TimeoutError):
+        for _ in range(random_.randrange(5, 60)):
+            if target.over or not await asyncio.wait_for(reader.read(1), 20):
+                break
+            await asyncio.sleep(0.5)
+    closed(writer)
+
+
+async def slow_sender(target: Target, random_: random.Random) -> None:
+    _, writer = await opened(target)
+    for byte in chat(random_, stream=True, max_tokens=4)[: random_.randrange(20, 400)]:
+        if target.over:
+            break
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0.2)
+    closed(writer)
+
+
+async def gone_before_the_reply(target: Target, random_: random.Random) -> None:
+    _, writer = await opened(target)
+    writer.write(chat(random_, stream=random_.random() < 0.5, max_tokens=100))
+    await writer.drain()
+    await asyncio.sleep(random_.uniform(0, 0.5))
+    closed(writer)
+
+
+async def gone_in_the_middle(target: Target, random_: random.Random) -> None:
+    reader, writer = await opened(target)
+    writer.write(chat(random_, stream=True, max_tokens=200))
+    with suppress(TimeoutError):
+        await asyncio.wait_for(reader.read(random_.randrange(200, 2000)), 20)
+    closed(writer)
+
+
+async def half_a_body(target: Target, random_: random.Random) -> None:
+    _, writer = await opened(target)
+    whole = chat(random_, stream=True, max_tokens=4)
+    writer.write(whole[: len(whole) - random_.randrange(1, 50)])
+    await writer.drain()
+    await asyncio.sleep(random_.uniform(0, 10))
+    closed(writer)
+
+
+async def garbage(target: Target, random_: random.Random) -> None:
+    reader, writer = await opened(target)
+    writer.write(random_.randbytes(random_.randrange(1, 5000)))
+    with suppress(TimeoutError):
+        await asyncio.wait_for(reader.read(500), 5)
+    closed(writer)
+
+
+async def wrong_json(target: Target, random_: random.Random) -> None:
+    reader, writer = await opened(target)
+    writer.write(
+        posted(random_.choice((b"{", b"[]", b'{"messages": 5}', b'{"messages": [{"role": "x"}]}', b"\xff" * 99)))
+    )
+    reply = await asyncio.wait_for(reader.read(300), 60)
+    if b" 500 " in reply[:40]:
+        target.seen.faults.append(f"wrong JSON: {reply!r}")
+    closed(writer)
+
+
+async def silent(target: Target, random_: random.Random) -> None:
+    _, writer = await opened(target)
+    await asyncio.sleep(random_.uniform(1, 30))
+    closed(writer)
+
+
+KINDS: tuple[Callable[[Target, random.Random], Awaitable[None]], ...] = (
+    *(slow_reader, slow_sender, gone_before_the_reply, gone_in_the_middle, half_a_body, garbage, wrong_json, silent),
+)
+
+
+async def unsound(target: Target, random_: random.Random) -> None:
+    """One kind of misbehaviour after the other."""
+    while not target.over:
+        kind = random_.choice(KINDS)
+        try:
+            await kind(target, random_)
+            target.seen.bad[kind.__name__] += 1
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            target.seen.bad[f"{kind.__name__}, cut off"] += 1
+        await asyncio.sleep(random_.uniform(0, 0.5))
+
+
+# ---- what is watched
+
+
+def of_process(pid: int) -> tuple[float, int, int]:
+    """Resident MiB, descriptors and threads (Linux)."""
+    proc = Path(f"/proc/{pid}")
+    status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
+    rss = int(status["VmRSS"].split()[0]) / 1024
+    return rss, sum(1 for _ in (proc / "fd").iterdir()), int(status["Threads"])
+
+
+async def watch(target: Target, pid: int) -> None:
+    """A sample a second, until this is cancelled."""
+    while True:
+        began = time.monotonic()
+        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+            reader, writer = await opened(target)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            reply = await asyncio.wait_for(reader.read(), 30)
+            closed(writer)
+            if not reply.startswith(b"HTTP/1.1 200"):
+                target.seen.faults.append(f"/health: {reply[:80]!r}")
+        took_ms = (time.monotonic() - began) * 1e3
+        target.seen.samples.append(Sample(began - target.seen.began, *of_process(pid), took_ms))
+        await asyncio.sleep(max(1 - (time.monotonic() - began), 0))
+
+
+async def load(server: RealServer, options: argparse.Namespace) -> Seen:
+    """Let all clients at the server for as long as was asked for, and look on until it has come to rest."""
+    now = time.monotonic()
+    target = Target(server.port, now + options.seconds, Seen(now))
+    seeds = random.Random(options.seed)
+    watching = asyncio.create_task(watch(target, server.process.pid))
+    await asyncio.sleep(2)
+    n_bad = round(options.clients * options.bad)
+    async with asyncio.TaskGroup() as clients:
+        for number in range(options.clients):
+            kind = unsound if number < n_bad else sound
+            clients.create_task(kind(target, random.Random(seeds.random())))
+    await asyncio.sleep(5)
+    watching.cancel()
+    return target.seen
+
+
+def free_slots(server: RealServer, within_s: float = 60.0) -> int:
+    """How many slots are idle, once all are or time is up."""
+    ends_at = time.monotonic() + within_s
+    while True:
+        slots = server.get("/slots")
+        n_idle = sum(not slot["is_processing"] for slot in slots)
+        if n_idle == len(slots) or time.monotonic() > ends_at:
+            return n_idle
+        time.sleep(0.2)
+
+
+def verdict(seen: Seen, n_slots: int, n_free: int) -> list[str]:
+    """What is not as it should be."""
+    wrong = list(seen.faults)
+    if n_free != n_slots:
+        wrong.append(f"{n_slots - n_free} of {n_slots} slots are still taken")
+    quarter = len(seen.samples) // 4
+    early = statistics.median(s.rss_mib for s in seen.samples[quarter : 2 * quarter])
+    late = statistics.median(s.rss_mib for s in seen.samples[3 * quarter :])
+    if late > early * (1 + SLACK_SHARE) + SLACK_MIB:
+        wrong.append(f"memory goes from {early:.0f} to {late:.0f} MiB")
+    first, last = seen.samples[0], seen.samples[-1]
+    if last.n_descriptors > first.n_descriptors + SLACK_DESCRIPTORS:
+        wrong.append(f"descriptors go from {first.n_descriptors} to {last.n_descriptors}")
+    return wrong
+
+
+def table(seen: Seen, seconds: float) -> str:
+    """The figures of a run, for people."""
+    rss = [s.rss_mib for s in seen.samples]
+    waits = sorted(ms for _, ms in seen.first_token_ms) or [0.0]
+    health = sorted(s.health_ms for s in seen.samples)
+
+    def at(values: list[float], share: float) -> float:
+        return values[min(int(len(values) * share), len(values) - 1)]
+
+    rows = [
+        ("replies to sound clients", ", ".join(f"{n} x {status}" for status, n in sorted(seen.statuses.items()))),
+        ("events and replies a second", f"{seen.n_tokens / seconds:.0f}"),
+        ("first token, ms", f"median {at(waits, 0.5):.0f}, 99% {at(waits, 0.99):.0f}, most {waits[-1]:.0f}"),
+        ("/health, ms", f"median {at(health, 0.5):.0f}, 99% {at(health, 0.99):.0f}, most {health[-1]:.0f}"),
+        ("memory, MiB", f"{rss[0]:.0f} at first, at most {max(rss):.0f}, {rss[-1]:.0f} at rest"),
+        ("descriptors", _path([s.n_descriptors for s in seen.samples])),
+        ("threads", _path([s.n_threads for s in seen.samples])),
+        ("unsound", ", ".join(f"{n} x {kind}" for kind, n in sorted(seen.bad.items()))),
+    ]
+    return "\n".join(f"{name:28} {text}" for name, text in rows)
+
+
+def _path(values: list[int]) -> str:
+    return f"{values[0]} at first, at most {max(values)}, {values[-1]} at rest"
+
+
+def written(seen: Seen) -> dict[str, object]:
+    """As JSON."""
+    return {
+        "samples": [asdict(sample) for sample in seen.samples],
+        "first_token_ms": seen.first_token_ms,
+        "statuses": dict(seen.statuses),
+        "unsound": dict(seen.bad),
+        "faults": seen.faults,
+    }
+
+
+def draw(seen: Seen, file: Path) -> None:
+    """Memory, descriptors and waits over the run."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (memory, descriptors, waits) = plt.subplots(3, 1, figsize=(8, 7), sharex=True)
+    at = [s.at_s for s in seen.samples]
+    memory.plot(at, [s.rss_mib for s in seen.samples], color="#2a6f97")
+    memory.set_ylabel("memory, MiB")
+    memory.set_ylim(bottom=0)
+    descriptors.plot(at, [s.n_descriptors for s in seen.samples], color="#2a6f97", label="descriptors")
+    descriptors.plot(at, [s.n_threads for s in seen.samples], color="#e76f51", label="threads")
+    descriptors.legend(fontsize=8)
+    waits.scatter([t for t, _ in seen.first_token_ms], [ms for _, ms in seen.first_token_ms], s=3, label="first token")
+    waits.plot(at, [s.health_ms for s in seen.samples], color="#e76f51", linewidth=1, label="/health")
+    waits.set_yscale("log")
+    waits.set_ylabel("ms")
+    waits.set_xlabel("seconds")
+    waits.legend(fontsize=8)
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
+
+
+def main() -> int:
+    """0 where all is as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--clients", type=int, default=500)
+    parser.add_argument("--bad", type=float, default=0.33, help="share of slow, broken and vanishing clients")
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--queue", type=int, default=46, help="requests that may wait, so ten times the slots in all")
+    parser.add_argument("--model", type=Path, default=DEMO)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    flags = (
+        "--parallel",
+        str(options.slots),
+        "--max-queue",
+        str(options.queue),
+        "-c",
+        str(2048 * options.slots),
+        "--cache-ram",
+        "100",
+    )
+    with llamapool(options.model, *flags) as server:
+        seen = asyncio.run(load(server, options))
+        wrong = verdict(seen, options.slots, free_slots(server))
+    print(table(seen, options.seconds))
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(written(seen)))
+    if options.plot is not None:
+        draw(seen, options.plot)
+    for line in Counter(wrong).most_common(20):
+        print("WRONG:", line[1], "x", line[0], file=sys.stderr)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

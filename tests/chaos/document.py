@@ -1,0 +1,41 @@
+"""Schemathesis over the API's own description, against a real server: ``make schemathesis``."""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.real_server import llamapool
+
+DEMO = Path(__file__).resolve().parents[2] / "models" / "demo.gguf"
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,unsupported_method"
+)
+LEFT_OUT = "/pull|/cors-proxy|^/models$|/page/"
+"""What would reach for the network, or never ends."""
+
+
+def main() -> int:
+    """Schemathesis' own status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--schemathesis", default="schemathesis")
+    parser.add_argument("--seconds", type=int, default=420)
+    parser.add_argument("--examples", type=int, default=8, help="of each operation and kind")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as slots:
+        flags = ("--parallel", "2", "-c", "512", "--metrics", "--props", "--slot-save-path", slots, "--offline")
+        with llamapool(DEMO, *flags, "--request-timeout-s", "20") as server:
+            return subprocess.run(
+                [
+                    *(options.schemathesis, "--config-file", str(Path(__file__).with_name("schemathesis.toml"))),
+                    *("run", f"{server.base_url}/openapi.json", "--checks", CHECKS, "--workers", "2"),
+                    *("--phases", "coverage,fuzzing", "--max-examples", str(options.examples)),
+                    *("--exclude-path-regex", LEFT_OUT, "--max-time", str(options.seconds)),
+                ],
+                check=False,
+            ).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
