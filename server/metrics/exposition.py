@@ -5,11 +5,13 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.registry import Collector
 
 from server import __version__
@@ -152,6 +154,10 @@ class Metrics:
         """
         self._ledger.observe(self._states())
         encode, content_type = choose_encoder(accept)
+        if isinstance(
+            encode, partial
+        ):  # it would write llamacpp_ for llamacpp:, though each format has colons in names
+            encode = partial(encode, escaping=ALLOWUTF8)
         text = encode(self._of_one(model) if model else self._registry)
         if content_type.startswith("text/plain"):
             for gauge, counter in _TYPES_OF_MAX:

@@ -1,5 +1,7 @@
+import re
 from dataclasses import dataclass
 
+import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
@@ -105,3 +107,24 @@ def test_openmetrics_is_given_to_those_who_ask():
 
 def test_the_process_is_measured():
     assert b"process_resident_memory_bytes" in Metrics().render("")[0]
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text; version=1.0.0",
+        "application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.6,text/plain;version=0.0.4;q=0.3",
+        "text/plain;version=1.0.0;escaping=underscores",
+    ],
+)
+def test_names_are_the_same_in_every_format(accept: str) -> None:
+    """Prometheus asks for OpenMetrics first."""
+
+    def names(text: bytes) -> set[bytes]:
+        return {re.split(rb"[ {]", line)[0] for line in text.splitlines() if not line.startswith(b"#")}
+
+    metrics = Metrics()
+    metrics._ledger.note({"demo": Engine(EngineStats())})
+    plain, asked = metrics.render("")[0], metrics.render(accept)[0]
+    assert names(plain) == names(asked)
+    assert b"llamacpp:n_decode_total" in names(asked)

@@ -1,0 +1,149 @@
+"""The dashboard and the alert rules ask for metrics and labels that there are, in PromQL that parses."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+from server.engine.stats import EngineStats
+from server.errors import LlamapoolError
+from server.metrics.exposition import Metrics
+from server.metrics.server_collector import ServerCollector
+from server.pool.events import StatusChanged
+from server.pool.state import Status
+from server.telemetry.record import Record, Usage, reason_of
+from server.transport.bodies.memory import TooManyBodies
+
+MONITORING = Path(__file__).resolve().parents[3] / "deploy/monitoring"
+DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))
+RULES = [
+    rule for group in yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
+]
+SCRAPERS = {"job", "instance"}  # labels that Prometheus adds
+TARGETS = [(panel["title"], target) for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+
+
+class Engine:
+    stats = EngineStats(accepted_at=[1])
+
+
+def exported() -> dict[str, set[str]]:
+    """The labels of each sample's name."""
+    metrics = Metrics()
+    metrics._ledger.note({"demo": Engine()})
+    record = Record("1", "GET", "/", key="ada", route="/", status=500, error="internal_error")
+    metrics.ended(record)
+    metrics.used(Usage("demo", reasons=["eos"]), "ada")
+    for status, previous in ((Status.LOADING, Status.UNLOADED), (Status.READY, Status.LOADING)):
+        metrics.status_changed(StatusChanged("demo", status, previous))
+    found: dict[str, set[str]] = {}
+    for family in metrics._registry.collect():
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    for family in ServerCollector(lambda: ()).collect():  # without a model it has no series, but its labels are known
+        found.setdefault(family.name, set()).update(getattr(family, "_labelnames", ()))
+    return found
+
+
+EXPORTED = exported()
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for title, target in TARGETS:
+        yield title, target["expr"]
+    for note in DASHBOARD["annotations"]["list"]:
+        yield note["name"], note["expr"]
+    for rule in RULES:
+        yield rule["alert"], rule["expr"]
+
+
+def parsed(text: str) -> Any:
+    text = text.replace("$__rate_interval", "5m")
+    return promql_parser.parse(text)
+
+
+def selectors(node: Any) -> Iterator[Any]:
+    """Every vector that is selected in `node`."""
+    if isinstance(node, promql_parser.VectorSelector):
+        yield node
+    for name in ("expr", "lhs", "rhs", "args", "vector_selector", "param"):
+        inner = getattr(node, name, None)
+        for each in inner if isinstance(inner, list) else [inner]:
+            if each is not None and not isinstance(each, str | float):
+                yield from selectors(each)
+
+
+@pytest.mark.parametrize(("title", "text"), list(expressions()), ids=lambda text: text[:40])
+def test_what_is_asked_for_is_there(title: str, text: str) -> None:
+    expression = parsed(text)
+    found = list(selectors(expression))
+    assert len(found) == len(re.findall(r"(?:llamapool_|llamacpp:|process_)\w+", text)), title
+    labels = set(SCRAPERS)
+    for selector in found:
+        assert selector.name in EXPORTED, (title, selector.name)
+        labels |= EXPORTED[selector.name]
+        asked = {matcher.name for matcher in selector.matchers.matchers}
+        assert asked <= EXPORTED[selector.name] | SCRAPERS, (title, selector.name)
+    for names in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", text):
+        assert {name.strip() for name in names.split(",")} <= labels | {"le"}, title
+
+
+def test_what_is_not_there_is_found() -> None:
+    with pytest.raises(AssertionError):
+        test_what_is_asked_for_is_there("x", "sum(llamapool_nothing_total)")
+    with pytest.raises(AssertionError):
+        test_what_is_asked_for_is_there("x", 'llamapool_kv_cells{nobody="x"}')
+    with pytest.raises(ValueError, match="parenthesis"):
+        test_what_is_asked_for_is_there("x", "sum(llamapool_kv_cells")
+
+
+@pytest.mark.parametrize(("title", "target"), TARGETS, ids=lambda one: str(one)[:30])
+def test_legends_name_labels_that_are_kept(title: str, target: dict[str, Any]) -> None:
+    names = set(re.findall(r"{{\s*(\w+)\s*}}", target["legendFormat"]))
+    kept = re.findall(r"\bby\s*\(([^)]*)\)", target["expr"])
+    known = {name.strip() for names in kept for name in names.split(",")}
+    if not kept:
+        known = SCRAPERS.union(*(EXPORTED[s.name] for s in selectors(parsed(target["expr"]))))
+    assert names <= known, title
+
+
+def kinds(of: type[LlamapoolError] = LlamapoolError) -> Iterator[str]:
+    yield reason_of(of.__new__(of))
+    for kind in of.__subclasses__():
+        yield from kinds(kind)
+
+
+def test_reasons_and_states_are_real() -> None:
+    assert issubclass(TooManyBodies, LlamapoolError)
+    values = {"reason": {*kinds()}, "status": {*map(str, Status), "500"}, "result": {"ready", "failed", "cancelled"}}
+    n_checked = 0
+    for title, text in expressions():
+        for label, value in re.findall(r'\b(reason|status|result)=~?"([^"]+)"', text):
+            assert set(value.split("|")) <= values[label], title
+            n_checked += 1
+    assert n_checked > 5
+
+
+def test_panels_are_told_apart() -> None:
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+    variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    assert set(re.findall(r"\$(\w+)", json.dumps(DASHBOARD["panels"]))) - {"__rate_interval"} <= variables
+
+
+def test_alerts_say_what_and_where() -> None:
+    assert len({rule["alert"] for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert "$labels.instance" in rule["annotations"]["summary"]
+        used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        kept = {n.strip() for names in re.findall(r"\bby\s*\(([^)]*)\)", rule["expr"]) for n in names.split(",")}
+        assert used <= (kept or {"job", "instance", "model"}), rule["alert"]
