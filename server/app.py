@@ -97,7 +97,7 @@ def create_app(
         linger_s=LINGER_S if os.environ.get("LLAMA_SERVER_DEBUG_FAKE_TIMING") else 0.0,
     )
     renderer = isolated_renderer() if loader is None else None
-    if in_process is None and loader is None:
+    if in_process is None and loader is None and os.name == "posix":
         in_process = loader_by_name(tuple(server.rpc))
     factories = Factories(template=partial(chat_template, renderer=renderer), in_process=in_process)
     pool = Pool(

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -10,15 +11,17 @@ from server.engine.runner_api import BatchEntry
 from server.pool.protocols import Loader
 from tests.fakes import FakeLoader, FakeRunner
 
-WAITS_AFTER = 8  # tokens of a reply whose prompt says that it waits
+WAITS_AFTER = 8  # characters of a reply
 
 
 class Acting(FakeRunner):
     """``!abort`` in a sequence ends the process as a failed assertion does; ``!die once FILE!`` kills it unless FILE is
-    there, which is then made; ``!hang`` never comes back from the step; ``!wait`` stops in the middle of the reply."""
+    there, which is then made; ``!hang`` never comes back from the step; ``!wait N!`` stops in the middle of the reply
+    once N such sequences have come so far, and is slow until then."""
 
     def __init__(self) -> None:
-        super().__init__(on_decode=self._act, n_ctx_seq=512, n_batch=512)
+        super().__init__(on_decode=self._act, n_ctx_seq=4096, n_batch=512)
+        self._waiting: set[int] = set()
 
     def _act(self, entries: Sequence[BatchEntry]) -> None:
         for entry in entries:
@@ -27,13 +30,21 @@ class Acting(FakeRunner):
                 os.abort()
             if b"!hang" in said:
                 threading.Event().wait()
-            if b"!wait" in said and len(said) - said.index(b"!wait") > 40 + WAITS_AFTER:
-                threading.Event().wait()
+            if b"!wait " in said:
+                self._wait(entry.seq, said.split(b"!wait ")[1])
             if b"!die once " in said:
                 path = said.split(b"!die once ")[1].split(b"!")[0]
                 if not os.path.exists(path):
                     os.close(os.open(path, os.O_CREAT))
                     os.kill(os.getpid(), signal.SIGKILL)
+
+    def _wait(self, seq: int, said: bytes) -> None:
+        wanted, reply = said.split(b"!")[0], said.rpartition(b"assistant")[2]
+        if len(reply) > WAITS_AFTER:
+            self._waiting.add(seq)
+            if len(self._waiting) == int(wanted):
+                threading.Event().wait()
+            time.sleep(0.02)
 
 
 def make_loader(kind: str) -> Loader:

@@ -58,6 +58,7 @@ class EngineStats:
     n_draft_tokens: int = 0
     n_draft_accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)  # drafts of which so many tokens and one more were right
+    n_restarts: int = 0  # times that the model's own process was started again
     n_parked: int = 0  # requests that were moved out of the KV cache and resumed later
     cache_ram_bytes: int = 0  # gauge: of prompt states that have no slot, of parked requests, and of checkpoints
     cache_ram_states: int = 0  # gauge

@@ -80,6 +80,11 @@ _RATES = (
 _BY_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 _OWN_COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     (
+        "model_restarts_total",
+        "Number of times that a model's own process (isolation) ended and was started again",
+        lambda s: s.n_restarts,
+    ),
+    (
         "parked_requests_total",
         "Number of times a running request was moved out of the KV cache to be resumed later",
         lambda s: s.n_parked,

@@ -93,7 +93,7 @@ async def test_a_reply_is_the_same_as_in_the_servers_own_process(start: Start):
 
 async def test_a_stream_comes_token_by_token_and_its_end_frees_the_slot(start: Start):
     async with start() as api:
-        async with posting(api.app, "/v1/chat/completions", chat("!wait", stream=True, max_tokens=200)) as exchange:
+        async with posting(api.app, "/v1/chat/completions", chat("!wait 1!", stream=True, max_tokens=3000)) as exchange:
             await until_streamed(exchange)
             await until(lambda: sum(slot.is_processing for slot in engine(api).slots()) == 1)
         assert engine(api).busy  # the step that it is in does not end
@@ -104,7 +104,7 @@ async def test_a_stream_comes_token_by_token_and_its_end_frees_the_slot(start: S
 
 async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes_back(start: Start):
     async with start(models=TWO) as api, AsyncExitStack() as stack:
-        body = chat("!wait", stream=True, max_tokens=200)
+        body = chat("!wait 3!", stream=True, max_tokens=3000)
         of_a = [
             await stack.enter_async_context(posting(api.app, "/v1/chat/completions", {"model": "a", **body}))
             for _ in range(3)

@@ -64,7 +64,15 @@ class _Half:
     @property
     def stats(self) -> EngineStats:
         """Totals since the load, of all processes."""
-        return combined(self._past, self._stats)
+        total = combined(self._past, self._stats)
+        if self.is_first:
+            total.n_restarts = self.core.n_restarts
+        return total
+
+    @property
+    def is_first(self) -> bool:
+        """Of the two, the one that says what is the process' own."""
+        return self._which == "generator" or self.core.generator is None
 
     @property
     def at_work(self) -> bool:
@@ -90,7 +98,7 @@ class _Half:
 
     def check_progress(self, limit_s: float) -> None:
         """To be called now and then: a process whose steps don't go on is killed, and so started again."""
-        if self._which == "generator" or self.core.generator is None:
+        if self.is_first:
             self.core.check_silence(limit_s)
         told, now = self._told, time.monotonic()
         if told is None or not self.core.up:

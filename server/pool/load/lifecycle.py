@@ -89,7 +89,7 @@ class Lifecycle:
         if spec.isolation == "none":
             return self._loader
         if self._factories.in_process is None:
-            raise ModelFailed(spec.id, "isolation: process is not possible here")
+            raise ModelFailed(spec.id, "isolation: process needs a system with Unix sockets")
         core = Core(spec.id, self._factories.in_process, asyncio.get_running_loop())
         return IsolatedLoader(self._loader, core, prepares=self._quiet())
 
