@@ -395,10 +395,10 @@ def main() -> int:
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(written(seen)))
-    if options.plot is not None:
-        draw(seen, options.plot)
     for line in Counter(wrong).most_common(20):
         print("WRONG:", line[1], "x", line[0], file=sys.stderr)
+    if options.plot is not None:
+        draw(seen, options.plot)
     return int(bool(wrong))
 
 

@@ -25,6 +25,7 @@ from server.routes.services import Services, caller_of, services, wants_load
 from server.telemetry.record import CANCELLED, FAILED, RECORD, Record, Usage, reason_of
 from server.transport.access.auth import scheduled_client
 from server.transport.access.keys import ANYBODY, Key
+from server.wire.logit_bias import check_together
 from server.wire.vectors.job import VectorJob
 
 T = TypeVar("T")
@@ -107,7 +108,9 @@ class Session:
         with model.engine.preparing():
             result = await self._in_thread(work, model)
             self._usage.submitted_at = time.perf_counter()
-            for number, request in enumerate(requests(result)):
+            submitted = requests(result)
+            check_together(submitted)
+            for number, request in enumerate(submitted):
                 request.client = self._client(request.client)
                 request.priority = allowed_priority(request.priority, self._key)
                 request.cache_scope = self._scope(request.cache_salt)

@@ -6,13 +6,17 @@ ids past the vocabulary; here they are errors.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from server.engine.request import Request
 from server.vocab import Vocab
 from server.wire.fields import field_error
 
 LogitBias = tuple[tuple[int | str, float], ...]
 MAX_ENTRIES = 65536
+MOST_TOGETHER = 4 * MAX_ENTRIES
+"""Of all choices of all prompts of one body: each has its own copy in the library, and in what llama-server's own
+replies show of their settings."""
 _LIMIT = 1e30
 NEVER = -math.inf
 
@@ -51,11 +55,14 @@ def _pair(index: int, pair: object) -> tuple[int | str, float]:
 
 
 def token_biases(bias: LogitBias, vocab: Vocab) -> tuple[tuple[int, float], ...]:
-    """With texts turned into their tokens. Raises `InvalidRequest` for an id past the vocabulary."""
+    """With texts turned into their tokens. Raises `InvalidRequest` for an id past the vocabulary, and for too many:
+    each costs the step thread time, and so everybody else."""
     found: list[tuple[int, float]] = []
     for token, value in bias:
         if isinstance(token, str):
             found += ((t, value) for t in vocab.tokenize(token, add_special=False, parse_special=False))
+            if len(found) > MAX_ENTRIES:
+                raise field_error("logit_bias", f"comes to more than {MAX_ENTRIES} tokens")
         elif 0 <= token < vocab.n_tokens:
             found.append((token, value))
         else:
@@ -63,6 +70,13 @@ def token_biases(bias: LogitBias, vocab: Vocab) -> tuple[tuple[int, float], ...]
                 "logit_bias", f"token id {token} is outside of the vocabulary (0 to {vocab.n_tokens - 1})"
             )
     return tuple(found)
+
+
+def check_together(requests: Iterable[Request]) -> None:
+    """Raises `InvalidRequest` where the requests of one body have too many biases together."""
+    n = sum(len(request.sampling.logit_bias) * request.n for request in requests)
+    if n > MOST_TOGETHER:
+        raise field_error("logit_bias", f"comes to {n} tokens for all prompts and choices; at most {MOST_TOGETHER}")
 
 
 def banned_everything(bias: Sequence[tuple[int, float]], n_tokens: int) -> bool:

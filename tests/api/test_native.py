@@ -267,3 +267,12 @@ async def test_bounds_of_guesses_are_checked(client: httpx.AsyncClient, field: s
     reply = await client.post("/completion", json={"prompt": "abc", "n_predict": 2, field: value})
     assert reply.status_code == 400
     assert reply.json()["error"]["message"].startswith(f"Field '{field}': {reason}")
+
+
+async def test_biases_of_all_prompts_are_bounded_together(client: httpx.AsyncClient):
+    bias = [[i % 200, 1.0] for i in range(65536)]
+    body = {"prompt": ["a"] * 5, "n_predict": 1, "logit_bias": bias}
+    reply = await client.post("/completion", json=body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logit_bias")
+    assert "327680 tokens" in reply.json()["error"]["message"]
+    assert (await client.post("/completion", json=body | {"prompt": "a"})).status_code == 200

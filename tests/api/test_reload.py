@@ -78,7 +78,7 @@ async def test_sighup_reads_models_and_keys_again(tmp_path: Path, caplog: pytest
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: "reloaded: 1 keys, 1 models" in caplog.text)
         assert await served(api) == ["b"]
-        assert weights.closed
+        await until(lambda: api.loader.loaded[0].closed)
 
 
 @pytest.mark.parametrize("broken", ["models: {a: {path: 1, nonsense: 2}}", "models: [", "server: {port: x}"])
