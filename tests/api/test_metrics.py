@@ -2,6 +2,8 @@ import threading
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 from server.pool.state import Status
 from server.transport.access.key_file import add_entry, hash_of
 from tests.api.conftest import GoLive, Serve, chat_request, until
@@ -112,7 +114,8 @@ async def test_one_models_metrics_have_no_label_and_none_of_the_others(serve: Se
         assert first["llamacpp:tokens_predicted_total"] == ("counter", 2)
 
 
-async def test_llama_servers_names_are_of_all_models_together(serve: Serve):
+async def test_llama_servers_names_are_of_all_models_together(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("server.metrics.windows.WINDOW_S", 1e9)
     async with serve(models=TWO, server={"metrics": True}) as api:
         assert llama_servers((await api.client.get("/metrics")).text)["llamacpp:n_decode_total"] == ("counter", 0)
         for model, n in (("first", 2), ("b", 3)):
