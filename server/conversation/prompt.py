@@ -49,10 +49,27 @@ class Prompt:
         """As the model reads it. Raises `InvalidRequest`."""
         return read_parts(self.parts, model, seen)
 
+    def count(self, model: LoadedModel, seen: Seen) -> int:
+        """How many tokens `read` would give; what media become of their sizes alone says so."""
+        given = _given(self.parts, seen)
+        bitmaps = [part for part in given if isinstance(part, Bitmap)]
+        if model.media is None or not bitmaps:
+            return len(_read(given, model).tokens)
+        check_shown(bitmaps)
+        sizes = [part if isinstance(part, str) else replace(part, data=b"", again=None) for part in given]
+        return model.media.count(sizes, add_special=True, parse_special=True)
+
 
 def read_parts(parts: Sequence[str | Media], model: LoadedModel, seen: Seen) -> MediaPrompt:
     """The tokens of texts and of the media between them, which `seen` has. Raises `InvalidRequest`."""
-    given = [_seen(part, seen) for part in parts]
+    return _read(_given(parts, seen), model)
+
+
+def _given(parts: Sequence[str | Media], seen: Seen) -> list[str | Bitmap]:
+    return [_seen(part, seen) for part in parts]
+
+
+def _read(given: Sequence[str | Bitmap], model: LoadedModel) -> MediaPrompt:
     if model.media is None or all(isinstance(part, str) for part in given):
         text = "".join(part for part in given if isinstance(part, str))
         return MediaPrompt(model.vocab.tokenize(text, add_special=True, parse_special=True))

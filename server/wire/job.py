@@ -27,7 +27,7 @@ class Job:
 
 def count_tokens(conversation: Conversation, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
     """The reply of ``POST /v1/chat/completions/input_tokens``: the tokens of the prompt."""
-    n_tokens = len(prompt_of(conversation, model).read(model, seen).tokens)
+    n_tokens = prompt_of(conversation, model).count(model, seen)
     return {"input_tokens": n_tokens, "object": "response.input_tokens"}
 
 
