@@ -96,7 +96,7 @@ async def test_one_models_load_is_read(live: GoLive) -> None:
 def loads(running: Live) -> list[Any]:
     (state,) = running.api.pool.states()
     engine: Any = state.loaded.generator  # type: ignore[union-attr]
-    return [ticket for instance in engine._instances for ticket in instance.mailbox.open]
+    return list(engine._queue.open.values())
 
 
 async def test_all_models_are_one_series(serve: Serve) -> None:
