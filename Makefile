@@ -80,6 +80,11 @@ locks: $(VENV)/.installed-dev
 kinds: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/kinds/kinds.py tests/kinds/devices.py tests/kinds/fuzz.py
 
+# Real servers and real clients, each model in a process of its own: six minutes.
+isolated: $(VENV)/.installed-dev $(VENV)/.templates
+	LLAMAPOOL_DEFAULTS__ISOLATION=process $(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) tests/model/test_isolated.py \
+	  tests/model/test_saved_slots.py tests/model/test_media_requests.py tests/model/test_structured_output.py tests/clients
+
 # Damaged pictures and sounds, thousands of each kind.
 fuzz-media: $(VENV)/.installed-dev
 	FUZZ_ROUNDS=5000 $(BIN)/python -m pytest -q tests/unit/media/test_decode.py -k damaged

@@ -9,14 +9,15 @@ from functools import partial
 
 from server.engine.runner_api import BatchEntry
 from server.pool.protocols import Loader
-from tests.fakes import FakeLoader, FakeRunner
+from server.pool.spec import ModelSpec
+from tests.fakes import FakeEmbeddingRunner, FakeLoader, FakeRunner, FakeWeights
 
 WAITS_AFTER = 8  # characters of a reply
 
 
 class Acting(FakeRunner):
     """``!abort`` in a sequence ends the process as a failed assertion does; ``!die once FILE!`` kills it unless FILE is
-    there, which is then made; ``!hang`` never comes back from the step; ``!wait N!`` stops in the middle of the reply
+    there, which is then made; ``!wait N!`` stops in the middle of the reply
     once N such sequences have come so far, and is slow until then."""
 
     def __init__(self) -> None:
@@ -28,15 +29,10 @@ class Acting(FakeRunner):
             said = self._text([*self.cells[entry.seq], *entry.tokens])
             if b"!abort" in said:
                 os.abort()
-            if b"!hang" in said:
-                threading.Event().wait()
             if b"!wait " in said:
                 self._wait(entry.seq, said.split(b"!wait ")[1])
             if b"!die once " in said:
-                path = said.split(b"!die once ")[1].split(b"!")[0]
-                if not os.path.exists(path):
-                    os.close(os.open(path, os.O_CREAT))
-                    os.kill(os.getpid(), signal.SIGKILL)
+                die_once(said.split(b"!die once ")[1].split(b"!")[0].decode())
 
     def _wait(self, seq: int, said: bytes) -> None:
         wanted, reply = said.split(b"!")[0], said.rpartition(b"assistant")[2]
@@ -47,9 +43,32 @@ class Acting(FakeRunner):
             time.sleep(0.02)
 
 
+class ActingEmbedder(FakeEmbeddingRunner):
+    """``die once``: a first input kills the process, unless that file is there."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(on_embed=lambda _: die_once(path))
+
+
+def die_once(path: str) -> None:
+    """Kill the process, the first time."""
+    if not os.path.exists(path):
+        os.close(os.open(path, os.O_CREAT))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class AbortingLoader(FakeLoader):
+    """A file that the library does not survive."""
+
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
+        os.abort()
+
+
 def make_loader(kind: str) -> Loader:
-    """In the process. ``acting``, or ``plain``."""
-    return FakeLoader(runner=Acting) if kind == "acting" else FakeLoader()
+    """In the process. ``acting``, ``plain``, ``aborting``, or the path of an `ActingEmbedder`."""
+    if kind.startswith("/"):
+        return FakeLoader(embedder=partial(ActingEmbedder, kind))
+    return {"acting": FakeLoader(runner=Acting), "aborting": AbortingLoader()}.get(kind, FakeLoader())
 
 
 def in_process(kind: str = "acting") -> Callable[[], Loader]:

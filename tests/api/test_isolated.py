@@ -15,6 +15,7 @@ import pytest
 from server.app import create_app
 from server.engine.prefix.blocks import BlocksStored
 from server.pool.isolated.engines import IsolatedEngine
+from server.pool.isolated.weights import IsolatedWeights
 from tests.api.conftest import Api, check_nothing_leaked, make_settings, run_app, until
 from tests.api.streams import Exchange, posting
 from tests.fakes import FakeLoader
@@ -40,7 +41,9 @@ def start() -> Start:
             api = Api(app, client, FakeLoader())
             await api.settled()
             yield api
-            pids = [engine(api, name).core.pid for name in models]
+            loaded = [state.loaded for state in api.pool.states() if state.loaded is not None]
+            weights = [model.weights for model in loaded if isinstance(model.weights, IsolatedWeights)]
+            pids = [one.core.pid for one in weights]
             await check_nothing_leaked(api)
         for pid in filter(None, pids):
             with pytest.raises(ProcessLookupError):
@@ -91,17 +94,6 @@ async def test_a_reply_is_the_same_as_in_the_servers_own_process(start: Start):
     assert [slot["is_processing"] for slot in slots] == [False] * 4
 
 
-async def test_a_stream_comes_token_by_token_and_its_end_frees_the_slot(start: Start):
-    async with start() as api:
-        async with posting(api.app, "/v1/chat/completions", chat("!wait 1!", stream=True, max_tokens=3000)) as exchange:
-            await until_streamed(exchange)
-            await until(lambda: sum(slot.is_processing for slot in engine(api).slots()) == 1)
-        assert engine(api).busy  # the step that it is in does not end
-        os.kill(engine(api).core.pid, signal.SIGKILL)
-        await is_back(api)
-        assert not engine(api).busy
-
-
 async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes_back(start: Start):
     async with start(models=TWO) as api, AsyncExitStack() as stack:
         body = chat("!wait 3!", stream=True, max_tokens=3000)
@@ -133,7 +125,25 @@ async def test_what_has_said_nothing_yet_is_asked_once_more(start: Start, tmp_pa
         assert engine(api).core.n_restarts == 1
 
 
-async def test_what_ends_the_process_twice_gets_an_error(start: Start):
+async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path):
+    models = {"demo": {**ONE["demo"], "embedding": True, "pooling": "mean"}}
+    async with start(str(tmp_path / "died"), models=models) as api:
+        reply = await api.client.post("/v1/embeddings", json={"input": ["ab", "c"]})
+        assert reply.status_code == 200
+        assert len(reply.json()["data"]) == 2
+
+
+async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(start: Start):
+    models = {"bad": {**ONE["demo"], "load": "on_demand"}, "good": {"path": "good.gguf"}}
+    async with start("aborting", models=models) as api:
+        reply = await api.client.post("/v1/chat/completions", json=chat("Hi", model="bad"))
+        assert reply.status_code == 503
+        assert "SIGABRT" in reply.json()["error"]["message"]
+        assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="good"))).status_code == 200
+
+
+async def test_what_ends_the_process_twice_gets_an_error(start: Start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("server.pool.isolated.core.FIRST_PAUSE_S", 0.01)
     async with start() as api:
         reply = await api.client.post("/v1/chat/completions", json=chat("!abort"))
         assert reply.status_code == 503
@@ -146,17 +156,20 @@ async def test_a_step_that_hangs_is_ended_by_the_watchdog_and_nothing_else_is(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.05)
-    monkeypatch.setattr("server.pool.isolated.engines.LEAST_LIMIT_S", 0.2)
-    async with start(models=TWO, watchdog_s=0.2) as api:
+    monkeypatch.setattr("server.pool.isolated.engines.LEAST_LIMIT_S", 1.0)
+    async with start(models=TWO, watchdog_s=1.0) as api:
         other = engine(api, "b").core.pid
-        reply = await api.client.post("/v1/chat/completions", json=chat("!hang", model="a"))
-        assert reply.status_code == 503
-        assert "no step has ended" in reply.json()["error"]["message"]
+        body = chat("!wait 1!", model="a", stream=True, max_tokens=3000)
+        async with posting(api.app, "/v1/chat/completions", body) as exchange:
+            await until_streamed(exchange)
+            await until(lambda: sum(slot.is_processing for slot in engine(api, "a").slots()) == 1)
+            raw = b"".join([part async for part in exchange.chunks()])
+        assert b"no step has ended" in raw
         assert (await api.client.get("/livez")).status_code == 200
-        await is_back(api, "a", after=1)
+        await is_back(api, "a")
+        assert not engine(api, "a").busy
         assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="a"))).status_code == 200
-        assert engine(api, "b").core.pid == other
-        assert engine(api, "b").core.n_restarts == 0
+        assert (engine(api, "b").core.pid, engine(api, "b").core.n_restarts) == (other, 0)
 
 
 async def test_what_is_told_outside_crosses(start: Start) -> None:

@@ -40,6 +40,11 @@ class Channel(asyncio.Protocol):
         self._writable.set()
 
     @property
+    def connected(self) -> bool:
+        """Whether it ever was."""
+        return self._transport is not None
+
+    @property
     def open(self) -> bool:
         """Whether the other end may still get something."""
         return self._transport is not None and not self._transport.is_closing()

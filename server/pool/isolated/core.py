@@ -48,8 +48,8 @@ class Side(Protocol):
     def told(self, told: Told) -> None:
         """What the other half does."""
 
-    def lost(self, reason: str, pause_s: float) -> None:
-        """The process is gone; it is started again after `pause_s`."""
+    def lost(self, reason: str) -> None:
+        """The process is gone; it is started again."""
 
     def begins(self) -> None:
         """It is there again."""
@@ -72,6 +72,7 @@ class Child:
     name: str
     received: Callable[["Child", bytes], None]
     said: Callable[["Child", Sequence[bytes]], None]  # by steps
+    over: Callable[["Child", str], None]  # it has ended
     vocab: Vocab | None = None
     calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     progress: Callable[[float], None] = lambda _: None
@@ -208,16 +209,20 @@ class Child:
         except subprocess.TimeoutExpired:
             self.kill("its process closed its socket and did not end")
             status = await asyncio.to_thread(self._process.wait)
-        if not self.ended.done():
-            self.ended.set_result(self.reason or ended_by(status))
+        reason = self.reason or ended_by(status)
+        self.ended.set_result(reason)
+        self.over(self, reason)  # before who waits for an answer hears of it
         for waiting in self.calls.values():
             if not waiting.done():
-                waiting.set_exception(Unavailable(f"model '{self.name}': {self.ended.result()}"))
+                waiting.set_exception(Unavailable(f"model '{self.name}': {reason}"))
 
     async def close(self) -> None:
         """Let it end by itself; returns when it has."""
         self.channel.close()
         self._events.close()
+        if not (self.channel.connected and self._events.connected):  # nobody would hear of its end
+            self.kill("it is not wanted any more")
+            self._end_soon()
         await asyncio.shield(self.ended)
 
 
@@ -247,6 +252,7 @@ class Core:
         self.embedder: Side | None = None
         self.facts: ModelFacts | None = None
         self.down = ""  # why there is no process that serves
+        self.pause_s = 0.0  # until the next one is started
         self.n_restarts = 0
         self.shown: Callable[[Any, Any, Any], None] = lambda *_: None  # views
         self._make_loader = make_loader
@@ -282,7 +288,7 @@ class Core:
 
     async def _started(self) -> Child:
         if self._child is None:
-            self._child = Child(self.name, self._received, self._said, self.vocab)
+            self._child = Child(self.name, self._received, self._said, self._over, self.vocab)
             await self._child.connect(self._make_loader)
         return self._child
 
@@ -399,6 +405,12 @@ class Core:
                 return
             child = await self._again(reason)
 
+    def _over(self, child: Child, reason: str) -> None:
+        if child is self._child and self._keeper is not None and not (self._closing or self.down):
+            self.down = reason
+            for side in self.sides:
+                side.lost(reason)
+
     async def _again(self, reason: str) -> Child:
         lived_s = time.monotonic() - self._born_at
         self._n_short_lives = 0 if lived_s >= HEALTHY_S else self._n_short_lives
@@ -406,10 +418,10 @@ class Core:
             pause_s = min(FIRST_PAUSE_S * 2.0 ** (n - 1), LONGEST_PAUSE_S) if (n := self._n_short_lives) else 0.0
             self._n_short_lives += 1
             self.down = reason
+            self.pause_s = pause_s
             log.error("model '%s': %s; it is loaded again in %g s", self.name, reason, pause_s)
-            for side in self.sides:
-                side.lost(reason, pause_s)
             await asyncio.sleep(pause_s)
+            self.pause_s = 0.0
             self._child = None
             try:
                 return await self._born_again()

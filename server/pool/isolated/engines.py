@@ -49,7 +49,6 @@ class _Half:
         self._n_begun = 0  # requests that this process was given
         self._n_preparing = 0
         self._pulses: list[tuple[int, float, int]] = []  # seen last, since when, and in how many looks
-        self._pause_s = 0.0
 
     @property
     def failure(self) -> str:
@@ -84,10 +83,9 @@ class _Half:
         """What the other half does."""
         self._told, self._stats = told, told.stats
 
-    def lost(self, reason: str, pause_s: float) -> None:
+    def lost(self, reason: str) -> None:
         """The process is gone."""
         del reason
-        self._pause_s = pause_s
         self._past, self._stats = combined(self._past, without_gauges(self._stats)), EngineStats()
         self._told, self._n_begun, self._pulses = None, 0, []
 
@@ -119,8 +117,9 @@ class _Half:
         """Raises `ShuttingDown`, or `Unavailable` where it would take long."""
         if self._closing:
             raise ShuttingDown("model")
-        if self.core.down and self._pause_s > PATIENCE_S:
-            raise Unavailable(f"model '{self.core.name}' is loaded again in {self._pause_s:.0f} s: {self.core.down}")
+        core = self.core
+        if core.pause_s > PATIENCE_S:
+            raise Unavailable(f"model '{core.name}' is loaded again in {core.pause_s:.0f} s at most: {core.down}")
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
@@ -232,9 +231,9 @@ class IsolatedEngine(_Half):
             kept = self._open.keys() | set(told.requests)
             self._shown = {number: request for number, request in self._shown.items() if number in kept}
 
-    def lost(self, reason: str, pause_s: float) -> None:
+    def lost(self, reason: str) -> None:
         """What has said nothing yet is asked once more, all else ends."""
-        super().lost(reason, pause_s)
+        super().lost(reason)
         self._views, self._shown = (), {}
         for found in list(self._open.values()):
             if found.heard or found.again or found.ticket.request.media:
@@ -411,15 +410,16 @@ class IsolatedEmbedder(_Half):
             return [np.frombuffer(raw, np.float32).reshape(shape) for shape, raw in found]
         raise AssertionError
 
-    def lost(self, reason: str, pause_s: float) -> None:
+    def lost(self, reason: str) -> None:
         """The process is gone."""
-        super().lost(reason, pause_s)
+        super().lost(reason)
         self._error = None
         self._back.clear()
 
     def begins(self) -> None:
         """It is there again."""
         super().begins()
+        self._error = None
         self._back.set()
 
     def gave_up(self, error: LlamapoolError) -> None:

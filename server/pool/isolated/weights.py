@@ -30,7 +30,7 @@ class IsolatedWeights:
     """`server.pool.protocols.Weights`; its engines have what else is made over weights."""
 
     def __init__(self, core: Core, spec: ModelSpec, facts: ModelFacts, vocabulary: Vocabulary) -> None:
-        self._core, self._vocabulary = core, vocabulary
+        self.core, self._vocabulary = core, vocabulary
         core.vocab = vocabulary.vocab
         self.info: ModelInfo = facts.info
         self._footprint = facts.footprint
@@ -58,7 +58,7 @@ class IsolatedWeights:
 
     def close(self) -> None:
         """End the process, which frees all; blocking."""
-        self._core.in_thread(self._core.close())
+        self.core.in_thread(self.core.close())
         self._vocabulary.close()
 
 
