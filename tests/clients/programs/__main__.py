@@ -46,6 +46,8 @@ EXPECTED = (
 def main() -> int:
     """See the module."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server and the client at work end, too
+    # A shell's background jobs ignore Ctrl-C, and so would clients that they start: a stream could not be cancelled.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--only", action="append", default=[])
     options.add_argument("--family", action="append", default=[])
