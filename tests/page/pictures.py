@@ -31,6 +31,10 @@ models:
   demo-embed:
     path: {root}/models/demo-embed.gguf
     load: startup
+  idle:
+    path: {root}/models/demo.gguf
+  broken:
+    path: {folder}/broken.gguf
 """
 TEACHER = "You are a patient teacher who explains everything slowly, with many examples and in short sentences."
 LIGHT: dict[str, Any] = {"color_scheme": "light"}
@@ -49,6 +53,9 @@ PICTURES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("engine", "engine-phone", PHONE | DARK),
     ("requests", "requests-light", LIGHT),
     ("metrics", "metrics-dark", DARK),
+    ("bench", "bench-light", LIGHT),
+    ("bench", "bench-phone", PHONE | DARK),
+    ("tokens", "tokens-phone", PHONE | LIGHT),
 )
 
 
@@ -90,10 +97,21 @@ def take(browser: Any, server: RealServer, view: str, name: str, **options: Any)
         busy(server, 7, 700)
         page.wait_for_selector(".slot.decode")
         page.wait_for_timeout(3000)
+    elif view == "bench":
+        page.fill("label:has-text('Beside another address') input", server.base_url)
+        page.fill("label:has-text('Its model') input", "smollm2")
+        page.get_by_label("requests that share 700 words").uncheck()
+        page.get_by_label("one token each").uncheck()
+        page.click("button:has-text('Measure')")
+        page.wait_for_selector("svg.beside rect.other >> nth=1", timeout=120_000)
+        page.wait_for_selector("button:has-text('Measure')", timeout=120_000)
+        if options.get("is_mobile"):
+            page.locator(".scene").first.scroll_into_view_if_needed()
     elif view == "tokens":
+        page.fill("label:has-text('Grammar') textarea", 'root ::= "The " [a-z]+ " " [a-z]+ " of the " [a-z]+ "."')
         page.click("button[type=submit]")
         page.wait_for_selector("button[type=submit]")
-        page.locator(".chip").nth(6).click()
+        page.locator(".chip.forced").first.click()
     elif view == "prompt":
         page.select_option(".model-picker select", "smollm2")
         page.wait_for_selector(".tok")
@@ -106,18 +124,92 @@ def take(browser: Any, server: RealServer, view: str, name: str, **options: Any)
     visit.close()
 
 
+def state_lost(visit: Visit) -> None:
+    page = visit.open()
+    page.wait_for_selector(".model-picker select")
+    visit.context.set_offline(True)
+    say(page, "Is anybody there?")
+    page.wait_for_selector(".notice.warn")
+
+
+def state_queue(visit: Visit) -> None:
+    page = visit.open()
+    error = {"error": {"code": 429, "message": "the queue is full", "type": "unavailable_error"}}
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(status=429, json=error, headers={"Retry-After": "7"})
+    )
+    page.wait_for_selector(".model-picker select")
+    say(page, "Is there a place for me?")
+    page.wait_for_selector(".failure")
+
+
+def state_failed(visit: Visit) -> None:
+    page = visit.open("models")
+    card = page.locator(".card:has(h2:text-is('broken'))")
+    card.locator("button:has-text('Load')").click()
+    card.locator(".failure").wait_for()
+
+
+def state_unloaded(visit: Visit) -> None:
+    page = visit.open()
+    page.select_option(".model-picker select", "idle")
+    page.wait_for_selector(".model-picker:has-text('not loaded')")
+
+
+def state_key(visit: Visit) -> None:
+    page = visit.page
+    denied = {"error": {"code": 401, "message": "Invalid API Key", "type": "authentication_error"}}
+    page.route(lambda url: url.endswith("/models"), lambda route: route.fulfill(status=401, json=denied))
+    visit.open()
+    page.fill("dialog input", "sk-wrong")
+    page.click("dialog button")
+    page.wait_for_selector("dialog .wrong")
+
+
+STATES = {
+    "state-lost": (state_lost, LIGHT),
+    "state-queue": (state_queue, DARK),
+    "state-failed": (state_failed, LIGHT),
+    "state-unloaded": (state_unloaded, PHONE | LIGHT),
+    "state-key": (state_key, PHONE | DARK),
+}
+"""What is shown when something is missing."""
+
+
+def say(page: Any, text: str) -> None:
+    page.fill(".composer textarea", text)
+    page.keyboard.press("Enter")
+
+
+def take_state(browser: Any, server: RealServer, name: str) -> None:
+    """One picture of a state."""
+    reach, options = STATES[name]
+    visit = Visit(browser, server.base_url, **options)
+    visit.page.set_viewport_size(
+        {"width": 390, "height": 844} if "is_mobile" in options else {"width": 1000, "height": 640}
+    )
+    reach(visit)
+    visit.page.wait_for_timeout(600)
+    visit.page.screenshot(path=PLACE / f"{name}.png")
+    visit.close()
+
+
 def main(talker: Path, only: list[str]) -> None:
     """These pictures, or all."""
     PLACE.mkdir(exist_ok=True)
-    folder = ROOT / "build" / "pictures"
+    folder = Path("/tmp/models")
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "config.yaml"
+    (folder / "broken.gguf").write_bytes((ROOT / "models" / "demo.gguf").read_bytes()[:4096])
     config.write_text(CONFIG.format(folder=folder, root=ROOT, talker=talker))
     with llamapool_config(config) as server, sync_playwright() as running:
         browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for view, name, options in PICTURES:
             if not only or name in only:
                 take(browser, server, view, name, **options)
+        for name in STATES:
+            if not only or name in only:
+                take_state(browser, server, name)
         browser.close()
 
 

@@ -42,6 +42,7 @@ const Frame = () => {
   const Shown = loaded.value[known[0]];
   useEffect(() => {
     document.title = `${t(known[0])} · Llamapool`;
+    document.querySelector(".views [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a phone
     if (!loaded.value[known[0]]) {
       known[1]().then(
         (made) => (loaded.value = { ...loaded.value, [known[0]]: made }),
@@ -104,7 +105,7 @@ const KeyDialog = () => {
     useKey(key.trim());
     restart();
   };
-  return html`<dialog ref=${box} class="key" aria-labelledby="key-title" onClose=${() => (keyWanted.value = false)}>
+  return html`<dialog ref=${box} aria-labelledby="key-title" onClose=${() => (keyWanted.value = false)}>
     <form onSubmit=${use}>
       <h2 id="key-title">${t("keyTitle")}</h2>
       ${apiKey.value && html`<p class="wrong">${t("keyWrong")}</p>`}

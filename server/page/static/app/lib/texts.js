@@ -294,7 +294,7 @@ const TEXTS = {
   unsure: ["unsure", "unsicher"],
   perplexity: ["perplexity {0}", "Perplexität {0}"],
   instead: ["What it could have been", "Was es hätte sein können"],
-  maskSize: ["The grammar allowed {0} tokens here.", "Die Grammatik hat hier {0} Tokens erlaubt."],
+  maskSize: ["Allowed by the grammar here: {0}.", "Von der Grammatik hier erlaubt: {0}."],
   maskSizes: ["Tokens that the grammar allowed at each step, from {0} to {1}", "Tokens, die die Grammatik bei jedem Schritt erlaubt hat, von {0} bis {1}"],
   forbidden: ["What the grammar forbade", "Was die Grammatik verboten hat"],
   forbade: [
