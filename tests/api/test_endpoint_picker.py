@@ -8,7 +8,8 @@ value; ``block_size`` and ``num_gpu_blocks`` are labels, whole numbers; names of
 
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from server.engine.engine import Engine
 from tests.api.conftest import GoLive, Live, Serve, chat_request, until
 from tests.api.test_models import TWO
 from tests.fakes import FakeLoader, FakeRunner
@@ -66,22 +68,28 @@ async def scrape(api: Any) -> Picker:
     return Picker((await api.client.get("/metrics")).text)
 
 
-async def test_one_models_load_is_read(live: GoLive) -> None:
-    specs, steps = engine_config(), threading.Semaphore(1)
+@asynccontextmanager
+async def held(live: GoLive, **settings: Any) -> AsyncIterator[tuple[Live, threading.Semaphore]]:
+    """A server with one slot, which makes as many steps as it is let make; at the end all that it wants."""
+    steps = threading.Semaphore(1)
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
-    async with live(loader, server={"metrics": True}) as running:
+    async with live(loader, **settings) as running:
+        try:
+            yield running, steps
+        finally:
+            steps.release(10_000)
+
+
+async def test_one_models_load_is_read(live: GoLive) -> None:
+    specs = engine_config()
+    async with held(live, server={"metrics": True}) as (running, steps):
         idle = await scrape(running.api)
-        assert [idle.value(specs[f"{name}Spec"]) for name in ("queuedRequests", "runningRequests", "kvUsage")] == [
-            0,
-            0,
-            0,
-        ]
-        connections = [await running.connect(chat_request(max_tokens=50)) for _ in range(3)]
-        await until(lambda: len(loads(running)) == 3)
-        reader, _ = connections[0]
-        await reader.readuntil(b"}\n\n")
-        busy = await scrape(running.api)
-        assert busy.value(specs["queuedRequestsSpec"]) == 2
+        loaded = [idle.value(specs[f"{name}Spec"]) for name in ("queuedRequests", "runningRequests", "kvUsage")]
+        assert loaded == [0, 0, 0]
+        connections = [await running.connect(chat_request(max_tokens=200)) for _ in range(3)]
+        await until(lambda: n_load(running) == 3)
+        while (busy := await scrape(running.api)).value(specs["queuedRequestsSpec"]) != 2:
+            await one_step(running, steps)  # what has come during a step is seen after it
         assert busy.value(specs["runningRequestsSpec"]) == 1
         assert 0 < busy.value(specs["kvUsageSpec"]) <= 1
         cache = busy.labels(specs["cacheInfoSpec"])
@@ -90,13 +98,23 @@ async def test_one_models_load_is_read(live: GoLive) -> None:
         for _, writer in connections:
             writer.close()
             await writer.wait_closed()
-        steps.release(1000)
 
 
-def loads(running: Live) -> list[Any]:
+async def one_step(running: Live, steps: threading.Semaphore) -> None:
     (state,) = running.api.pool.states()
-    engine: Any = state.loaded.generator  # type: ignore[union-attr]
-    return list(engine._queue.open.values())
+    assert state.loaded is not None
+    loaded, before = state.loaded, state.loaded.stats.n_decode
+    steps.release()
+    await until(lambda: loaded.stats.n_decode > before)
+
+
+def n_load(running: Live) -> int:
+    """Choices that wait or run."""
+    (state,) = running.api.pool.states()
+    assert state.loaded is not None
+    engine = state.loaded.generator
+    assert isinstance(engine, Engine)
+    return engine.n_load
 
 
 async def test_all_models_are_one_series(serve: Serve) -> None:
@@ -117,21 +135,18 @@ async def test_a_single_model_can_be_chosen_by_its_label(serve: Serve) -> None:
 
 
 async def test_adapters_of_running_and_of_waiting_requests(live: GoLive) -> None:
-    spec, steps = engine_config()["loraSpec"], threading.Semaphore(1)
-    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
+    spec = engine_config()["loraSpec"]
     model = {"path": "x.gguf", "load": "startup", "lora": ["a/pirate.gguf", "b/formal.gguf"]}
-    async with live(loader, models={"demo": model}, server={"metrics": True}) as running:
+    async with held(live, models={"demo": model}, server={"metrics": True}) as (running, steps):
         assert (await scrape(running.api)).labels(spec)["max_lora"] == "2"
         writers = []
-        for n, id_ in enumerate((0, 1)):
-            reader, writer = await running.connect(chat_request(max_tokens=50, lora=[{"id": id_, "scale": 1.0}]))
+        for n in range(2):
+            _, writer = await running.connect(chat_request(max_tokens=200, lora=[{"id": n, "scale": 1.0}]))
             writers.append(writer)
-            await until(lambda n=n: len(loads(running)) == n + 1)
-            if n == 0:
-                await reader.readuntil(b"}\n\n")
-        found = (await scrape(running.api)).labels(spec)
+            await until(lambda n=n: n_load(running) == n + 1)
+        while not (found := (await scrape(running.api)).labels(spec))["running_lora_adapters"]:
+            await one_step(running, steps)
         assert (found["running_lora_adapters"], found["waiting_lora_adapters"]) == ("pirate", "formal")
         for writer in writers:
             writer.close()
             await writer.wait_closed()
-        steps.release(1000)

@@ -183,9 +183,9 @@ async def test_cells_of_running_requests(live: GoLive):
         assert sample(text, 'llamapool_kv_cache_usage_ratio{model="demo"}') == used / 512
         assert sample(text, "llamapool_server_kv_cache_usage_ratio") == used / 512
         assert sample(text, "llamapool_server_requests_running") == 1
+        steps.release(1000)
         writer.close()
         await writer.wait_closed()
-        steps.release(1000)
 
 
 async def test_keys_and_errors_are_counted_by_name(serve: Serve, tmp_path: Path):
