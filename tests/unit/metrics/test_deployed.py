@@ -17,6 +17,7 @@ from server.metrics.server_collector import ServerCollector
 from server.pool.events import StatusChanged
 from server.pool.state import Status
 from server.telemetry.record import Record, Usage, reason_of
+from server.transport.access.endpoints import scope_of
 from server.transport.bodies.memory import TooManyBodies
 
 MONITORING = Path(__file__).resolve().parents[3] / "deploy/monitoring"
@@ -147,3 +148,20 @@ def test_alerts_say_what_and_where() -> None:
         used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         kept = {n.strip() for names in re.findall(r"\bby\s*\(([^)]*)\)", rule["expr"]) for n in names.split(",")}
         assert used <= (kept or {"job", "instance", "model"}), rule["alert"]
+
+
+def test_the_monitor_finds_the_service_and_may_read() -> None:
+    monitor = yaml.safe_load((MONITORING / "servicemonitor.yaml").read_text())["spec"]
+    base = MONITORING.parent / "kubernetes/base"
+    (common,) = yaml.safe_load((base / "kustomization.yaml").read_text())["labels"]
+    assert monitor["selector"]["matchLabels"].items() <= common["pairs"].items()
+    (endpoint,) = monitor["endpoints"]
+    service = yaml.safe_load((base / "service.yaml").read_text())["spec"]
+    assert endpoint["port"] in {port["name"] for port in service["ports"]}
+    assert yaml.safe_load(yaml.safe_load((base / "configmap.yaml").read_text())["data"]["config.yaml"])["server"][
+        "metrics"
+    ]
+    assert scope_of("GET", endpoint["path"]) == "metrics"
+    comments = (MONITORING / "servicemonitor.yaml").read_text()
+    assert "--scopes metrics" in comments
+    assert endpoint["authorization"]["credentials"]["name"] in comments
