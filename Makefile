@@ -16,7 +16,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: overload soak chaos schemathesis wheel locks profile trace fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page vendor clean
+.PHONY: isolated overload soak chaos schemathesis wheel locks profile trace fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)

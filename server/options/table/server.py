@@ -85,7 +85,8 @@ class ListenSettings(SettingsModel):
     """Seconds after SIGTERM in which requests are still taken while /readyz says 503: until load balancers notice."""
     watchdog_s: Annotated[Float, option(), Field(ge=0)] = 600.0
     """Longest seconds of one step: then the model counts as failed, its requests end, all stacks are logged, and /livez
-    says 503, since only a restart ends the step. 0 = any."""
+    says 503, since only a restart ends the step; of a model with isolation: process its process is killed and started
+    again instead. 0 = any."""
     drain_s: Annotated[Float, option(), Field(ge=0)] = 30.0
     """Seconds that running requests may take to finish when the server stops."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from server.constrain.thinking_end import ReasoningSwitch
-from server.engine.media import MediaChunk
+from server.engine.media import MediaChunk, Spans
 from server.vocab import Vocab
 
 Here = Callable[[str, Any], object]
@@ -23,15 +23,23 @@ def there(kind: str, name: Any) -> object:
 
 
 class DistantChunk:
-    """A medium that a model's process has tokenized; forgotten there with this."""
+    """A medium that a model's process has tokenized, the one after so many `restarts`; forgotten there with this."""
 
-    __slots__ = ("_forget", "causal", "key", "number")
+    __slots__ = ("_forget", "causal", "key", "number", "restarts")
 
-    def __init__(self, number: int, key: bytes, *, causal: bool, forget: Callable[[int], None]) -> None:
-        self.number, self.key, self.causal, self._forget = number, key, causal, forget
+    def __init__(
+        self, number: int, restarts: int, key: bytes, *, causal: bool, forget: Callable[[int, int], None]
+    ) -> None:
+        self.number, self.restarts, self.key, self.causal, self._forget = number, restarts, key, causal, forget
 
     def __del__(self) -> None:
-        self._forget(self.number)
+        self._forget(self.number, self.restarts)
+
+
+def are_known(media: Spans, restarts: int) -> bool:
+    """Whether the process after so many `restarts` has these media."""
+    chunks = [span.chunk for span in media]
+    return all(isinstance(chunk, DistantChunk) and chunk.restarts == restarts for chunk in chunks)
 
 
 class Outward(pickle.Pickler):

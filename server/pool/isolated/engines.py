@@ -13,7 +13,7 @@ from server.engine.checks import check_adapters
 from server.engine.embedding.engine import check_input
 from server.engine.embedding.vectors import EmbedderInfo, Vectors
 from server.engine.lora import Adapter
-from server.engine.media import MediaPrompt
+from server.engine.media import MediaPrompt, Spans
 from server.engine.params import EngineParams
 from server.engine.prefix.blocks import BlockReport
 from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink
@@ -25,6 +25,7 @@ from server.engine.step.slot_state import SlotState
 from server.engine.step.snapshot import SlotSnapshot
 from server.errors import InvalidRequest, LlamapoolError, QueueFull, ShuttingDown, Unavailable
 from server.pool.isolated.core import Core
+from server.pool.isolated.crossing import are_known
 from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, KeptView, Told
 
 LEAST_LIMIT_S = 2.0
@@ -121,6 +122,11 @@ class _Half:
         if core.pause_s > PATIENCE_S:
             raise Unavailable(f"model '{core.name}' is loaded again in {core.pause_s:.0f} s at most: {core.down}")
 
+    def _check_known(self, media: Spans) -> None:
+        """Raises `Unavailable` where the process that has read these media is gone."""
+        if media and not (self.core.up and are_known(media, self.core.n_restarts)):
+            raise Unavailable(f"model '{self.core.name}' was started again while the request was prepared; ask again")
+
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
         """Around the preparation of a request: the step threads give it a moment to join the next batch."""
@@ -178,6 +184,7 @@ class IsolatedEngine(_Half):
         """Queue `request`; its events go to `sink`. Raises what can be said at once; else it is the first event."""
         self._check_open()
         self._bounds.check(request)
+        self._check_known(request.media)
         if request.adapters is not None:
             check_adapters(request.adapters, self.adapters)
         if self.core.down and len(self._open) >= self._params.max_queue + self.n_slots:
@@ -389,6 +396,7 @@ class IsolatedEmbedder(_Half):
         for one in inputs:
             prompt = one if isinstance(one, MediaPrompt) else MediaPrompt(list(one))
             check_input(prompt, self.info, self._n_vocab, media=self._takes_media)
+            self._check_known(prompt.spans)
         job = asyncio.get_running_loop().create_task(self._embed(inputs))
         self._jobs.add(job)
         job.add_done_callback(self._jobs.discard)
@@ -401,6 +409,9 @@ class IsolatedEmbedder(_Half):
             if self._error is not None:
                 raise self._error
             self._n_begun += 1
+            for one in inputs:
+                if isinstance(one, MediaPrompt):
+                    self._check_known(one.spans)
             try:
                 found = await self.core.call("embed", inputs)
             except Unavailable:

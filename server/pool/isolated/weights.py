@@ -72,16 +72,18 @@ class IsolatedReader:
 
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
         """A prompt of texts and media; blocking."""
-        core = self._core
+        core, restarts = self._core, self._core.n_restarts
         tokens, spans = core.in_thread(core.call("tokenize", list(parts), add_special, parse_special))
         found = (
-            replace(span, chunk=DistantChunk(number, key, causal=causal, forget=self._forget))
+            replace(span, chunk=DistantChunk(number, restarts, key, causal=causal, forget=self._forget))
             for span, number, key, causal in spans
         )
         return MediaPrompt(tokens, tuple(found))
 
-    def _forget(self, number: int) -> None:
-        self._core.post_soon("forget", number)
+    def _forget(self, number: int, restarts: int) -> None:
+        """In any thread."""
+        if restarts == self._core.n_restarts:
+            self._core.post_soon("forget", number)
 
     def count(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> int:
         """How many tokens `tokenize` would give; blocking."""

@@ -1,0 +1,101 @@
+"""What the server's half of an engine says by itself."""
+
+import asyncio
+
+import pytest
+
+from server.engine.checks import Bounds
+from server.engine.media import MediaSpan, media_tokens
+from server.engine.params import EngineParams
+from server.engine.request import Event, Failed, Request, Text
+from server.errors import ContextExceeded, InvalidRequest, ModelFailed, Unavailable
+from server.pool.isolated.core import Core, ended_by
+from server.pool.isolated.crossing import DistantChunk
+from server.pool.isolated.engines import IsolatedEngine
+from server.pool.isolated.facts import GeneratorFacts
+from tests.fakes import FakeLoader
+
+
+class Sent(Core):
+    """A process that only takes messages."""
+
+    def __init__(self) -> None:
+        super().__init__("demo", FakeLoader, asyncio.get_running_loop())
+        self.sent: list[tuple[object, ...]] = []
+
+    @property
+    def up(self) -> bool:
+        return not self.down
+
+    def post(self, *message: object) -> None:
+        self.sent.append(message)
+
+    def submit(self, number: int, request: Request) -> None:
+        self.sent.append(("submit", number, request.id))
+
+
+def made() -> tuple[Sent, IsolatedEngine]:
+    core = Sent()
+    return core, IsolatedEngine(core, GeneratorFacts(Bounds(260, 64, 2, 64, media=True), 2, ()), EngineParams())
+
+
+async def test_what_is_wrong_is_said_before_it_is_sent():
+    core, engine = made()
+    for request, error in (
+        (Request("a", []), InvalidRequest),
+        (Request("a", [1] * 64), ContextExceeded),
+        (Request("a", [260]), InvalidRequest),
+        (Request("a", [1], id_slot=2), InvalidRequest),
+        (Request("a", [1], adapters=((0, 1.0),)), InvalidRequest),
+    ):
+        with pytest.raises(error):
+            engine.submit(request, lambda _: None)
+    assert not core.sent
+
+
+async def test_media_that_a_gone_process_has_read_are_not_sent_to_the_next_one():
+    core, engine = made()
+    forgotten: list[tuple[int, int]] = []
+    chunk = DistantChunk(1, 0, b"k", causal=True, forget=lambda *what: forgotten.append(what))
+    span = MediaSpan(0, 2, 2, True, "id", chunk=chunk)
+    request = Request("a", [*media_tokens("id", 0, 2), 1], media=(span,))
+    engine.submit(request, lambda _: None)
+    core.n_restarts = 1
+    with pytest.raises(Unavailable, match="ask again"):
+        engine.submit(request, lambda _: None)
+    assert [message[0] for message in core.sent] == ["submit"]
+
+
+async def test_only_what_has_said_nothing_is_asked_once_more_and_only_once():
+    core, engine = made()
+    heard: dict[str, list[Event]] = {"a": [], "b": []}
+    for name, events in heard.items():
+        engine.submit(Request(name, [1]), events.extend)
+    engine.events({1: [Text(0, "x", (1,))]})
+    core.down = "killed"
+    engine.lost("killed")
+    assert isinstance(heard["a"][-1], Failed)
+    assert not heard["b"]
+    engine.submit(Request("c", [1]), heard.setdefault("c", []).extend)  # waits
+    core.down, core.sent = "", []
+    engine.begins()
+    assert [message[2] for message in core.sent if message[0] == "submit"] == ["b", "c"]
+    core.down = "killed again"
+    engine.lost("killed again")
+    assert [type(event) for event in heard["b"]] == [Failed]
+    assert not heard["c"]
+    engine.gave_up(ModelFailed("demo", "no file"))
+    assert [type(event) for event in heard["c"]] == [Failed]
+    engine.check_integrity()
+
+
+async def test_who_asks_long_before_the_next_start_is_told_so():
+    core, engine = made()
+    core.down, core.pause_s = "killed", 60.0
+    with pytest.raises(Unavailable, match="in 60 s"):
+        engine.submit(Request("a", [1]), lambda _: None)
+
+
+@pytest.mark.parametrize(("status", "said"), [(-9, "SIGKILL"), (-6, "SIGABRT"), (70, "status 70"), (-63, "signal 63")])
+def test_an_end_has_words(status: int, said: str):
+    assert said in ended_by(status)
