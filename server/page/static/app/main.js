@@ -42,7 +42,9 @@ const Frame = () => {
   const Shown = loaded.value[known[0]];
   useEffect(() => {
     document.title = `${t(known[0])} · Llamapool`;
-    document.querySelector(".views [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a phone
+    const at = document.querySelector(".views [aria-current]");
+    const bar = at?.closest(".views");
+    if (at instanceof HTMLElement && bar && bar.scrollWidth > bar.clientWidth) bar.scrollLeft = at.offsetLeft - bar.clientWidth / 2; // on a phone
     if (!loaded.value[known[0]]) {
       known[1]().then(
         (made) => (loaded.value = { ...loaded.value, [known[0]]: made }),

@@ -183,7 +183,7 @@ const TEXTS = {
   tier_disk: ["Disk", "Platte"],
   tierHolds: ["{0} states, {1}, used {2} times", "{0} Zustände, {1}, {2}-mal genutzt"],
   tierMap: ["{0} states by size; the paler, the older", "{0} Zustände nach Größe; je blasser, desto älter"],
-  tierState: ["{0} tokens, {1}, last used {2} ago, used {3} times", "{0} Tokens, {1}, zuletzt vor {2}, {3}-mal genutzt"],
+  tierState: ["{0} tokens, {1}, last used {2} ago, used {3} times, worth {4}", "{0} Tokens, {1}, zuletzt vor {2}, {3}-mal genutzt, Wert {4}"],
   // models
   parameters: ["Parameters", "Parameter"],
   contextFacts: ["{0} per slot, {1} trained", "{0} je Slot, trainiert {1}"],

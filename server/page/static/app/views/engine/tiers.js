@@ -1,6 +1,6 @@
 // Prompt states that have lost their slot, in RAM and on disk: each a tile, as large as its bytes, the paler the older.
 import { html } from "../../lib/dom.js";
-import { bytes, number, seconds } from "../../lib/format.js";
+import { bytes, number, seconds, short } from "../../lib/format.js";
 import { t } from "../../lib/texts.js";
 
 /** @param {{tiers: Record<string, import("../../lib/live.js").Tier>, hits: Record<string, number>}} props */
@@ -24,7 +24,7 @@ const Map = ({ tier }) => {
   let x = 0;
   let y = 0;
   return html`<svg class="map" viewBox=${`0 0 ${WIDTH} ${rows * ROW + ROW}`} role="img" aria-label=${t("tierMap", number(tier.n))}>
-    ${tier.states.map(([tokens, size, age, uses], i) => {
+    ${tier.states.map(([tokens, size, age, uses, worth], i) => {
       const width = Math.max(6, size * each);
       if (x + width > WIDTH && x > 0) {
         x = 0;
@@ -34,7 +34,7 @@ const Map = ({ tier }) => {
       x += width;
       const pale = Math.max(0.25, 1 - Math.log10(1 + age) / 4);
       return html`<rect key=${i} x=${at} y=${y} width=${Math.min(width, WIDTH) - 2} height=${ROW - 2} rx="3" fill-opacity=${pale}>
-        <title>${t("tierState", number(tokens), bytes(size), seconds(age), number(uses))}</title>
+        <title>${t("tierState", number(tokens), bytes(size), seconds(age), number(uses), short(worth))}</title>
       </rect>`;
     })}
   </svg>`;

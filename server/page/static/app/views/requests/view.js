@@ -44,7 +44,7 @@ export const RequestsView = () => {
         const writing = one.prompt_done ? (end - one.prompt_done) / 1000 : 0;
         return html`<tr key=${`${one.request}/${one.index}`}>
           <td>${clock(one.submitted)}</td><td class="code clip" title=${one.request}>${config.value.log_bodies && one.log
-            ? html`<button type="button" class="small" aria-label=${`${t("bodies")}: ${one.request}`} onClick=${() => setRead(one.log)}>${one.request.slice(-12)}</button>`
+            ? html`<button type="button" class="small" aria-label=${`${one.request.slice(-12)}: ${t("bodies")}`} onClick=${() => setRead(one.log)}>${one.request.slice(-12)}</button>`
             : one.request.slice(-12)}${one.index > 0 && ` /${one.index}`}</td>
           <td class="clip">${one.model}</td><td class="right">${number(one.prompt)}</td><td class="right">${number(one.cached)}</td>
           <td class="right">${number(one.predicted)}</td><td class="right">${seconds(first)}</td>
