@@ -118,6 +118,7 @@ def create_app(
         log=RecentLog(),
         bodies=Bodies(server.api_prefix, on=server.log_bodies),
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
+        prepare_long=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-long"),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
         metrics=Metrics(pool.states),
         sight=sight_of(server),
@@ -323,7 +324,7 @@ def lifespan_of(
                 task.cancel()
             await asyncio.gather(*endless, return_exceptions=True)
             await asyncio.gather(watch, bars)  # they end with the pool
-            for threads in (services.prepare, services.reading):
+            for threads in (services.prepare, services.prepare_long, services.reading):
                 threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
             services.sight.close()
             if tracing is not None:

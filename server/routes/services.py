@@ -31,7 +31,8 @@ from server.wire.responses.store import ResponseStore
 class Services:
     """Built once by `server.app`.
 
-    ``prepare`` runs tokenization and template rendering off the event loop. ``reading`` does so with long request
+    ``prepare`` runs tokenization and template rendering off the event loop, ``prepare_long`` those of long texts, so
+    that a few of them, which take seconds each, don't keep everybody else waiting. ``reading`` parses long request
     bodies, one after the other: parsing keeps the interpreter's lock, so that several at once would only keep everybody
     else from it.
     """
@@ -39,6 +40,7 @@ class Services:
     pool: Pool
     options: HttpOptions
     prepare: Executor
+    prepare_long: Executor
     reading: Executor
     metrics: Metrics
     sight: Sight

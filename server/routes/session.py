@@ -25,10 +25,15 @@ from server.routes.services import Services, caller_of, services, wants_load
 from server.telemetry.record import CANCELLED, FAILED, RECORD, Record, Usage, reason_of
 from server.transport.access.auth import scheduled_client
 from server.transport.access.keys import ANYBODY, Key
+from server.transport.bodies.memory import BODY_SHARE
 from server.wire.logit_bias import check_together
 from server.wire.vectors.job import VectorJob
 
 T = TypeVar("T")
+LONG_BYTES = 1 << 20
+"""A body that holds so much text: a megabyte is tokenized in up to a second."""
+LONG_WITH_MEDIA = 16 << 20
+"""Where much of it is a picture."""
 Work = Callable[[LoadedModel, Seen], T]
 """What is done with a model, and with what of a request's media it can be shown; blocking."""
 Batch = tuple[int, list[Event]]
@@ -58,6 +63,7 @@ class Session:
         salt: str = "",
         body_salt: str | None = None,
         record: Record | None = None,
+        n_body_bytes: int = 0,
     ) -> None:
         self.unseen: Sequence[str] = ()
         self._services = services
@@ -71,6 +77,7 @@ class Session:
         self._salt, self._body_salt = salt, body_salt
         self._autoload = autoload
         self._keep_alive_s = keep_alive_s
+        self._is_long, self._n_body_bytes = n_body_bytes > LONG_BYTES, n_body_bytes
         self._client = client
         self._lease: Lease | None = None
         self._preparing: Future[object] | None = None
@@ -215,6 +222,7 @@ class Session:
         """What of `media` the model can be shown: fetched and decoded while nothing else waits for it."""
         if not media:
             return NOTHING_SEEN
+        self._is_long = self._n_body_bytes > LONG_WITH_MEDIA
         reader, shown = model.media, can_show(model)
         wanted = [each for each in media if shown(each)]
         seen = NOTHING_SEEN if reader is None else await self._services.sight.see(wanted, reader, self._remembered)
@@ -233,7 +241,8 @@ class Session:
 
     async def _in_thread(self, work: Callable[[LoadedModel], T], model: LoadedModel) -> T:
         began = time.perf_counter()
-        future = self._services.prepare.submit(work, model)
+        threads = self._services.prepare_long if self._is_long else self._services.prepare
+        future = threads.submit(work, model)
         self._preparing = future  # type: ignore[assignment]
         try:
             return await asyncio.wrap_future(future)
@@ -263,6 +272,7 @@ def session_of(request: HttpRequest, keep_alive_s: float | None = None, salt: st
         salt=request.headers.get("x-cache-salt", ""),  # as in vLLM; what the body says counts before it
         body_salt=salt,
         record=request.scope.get(RECORD),
+        n_body_bytes=share.n_bytes if (share := request.scope.get(BODY_SHARE)) else 0,
     )
 
 

@@ -6,6 +6,7 @@ import threading
 import httpx
 import pytest
 
+from server.routes.session import LONG_BYTES
 from tests.api.conftest import Serve, until
 from tests.fakes import FakeLoader
 
@@ -41,3 +42,21 @@ async def test_who_leaves_gives_the_place_back(serve: Serve):
         waiting.cancel()
         await until(lambda: api.app.state.services.gate.n == 0)
         gate.set()
+
+
+async def test_long_texts_keep_nobody_else_from_a_thread(serve: Serve) -> None:
+    gate = threading.Event()
+    async with serve(server={"threads_http": 1}) as api:
+        used = api.app.state.services
+
+        async def ask(n: int) -> httpx.Response:
+            return await api.client.post("/tokenize", json={"content": "a" * n})
+
+        for threads, waits, passes in ((used.prepare_long, LONG_BYTES, 9), (used.prepare, 9, LONG_BYTES)):
+            gate.clear()
+            threads.submit(gate.wait, 100)
+            waiting = asyncio.create_task(ask(waits))
+            assert (await ask(passes)).status_code == 200
+            assert not waiting.done()
+            gate.set()
+            assert (await waiting).status_code == 200

@@ -36,7 +36,7 @@ def for_schemathesis(document: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     """Schemathesis' own status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--schemathesis", default="schemathesis")
+    parser.add_argument("--schemathesis", type=Path, required=True)
     parser.add_argument("--seconds", type=int, default=420)
     parser.add_argument("--examples", type=int, default=8, help="of each operation and kind")
     options = parser.parse_args()
@@ -47,7 +47,11 @@ def main() -> int:
             described.write_text(json.dumps(for_schemathesis(server.get("/openapi.json"))))
             return subprocess.run(
                 [
-                    *(options.schemathesis, "--config-file", str(Path(__file__).with_name("schemathesis.toml"))),
+                    *(
+                        options.schemathesis.absolute(),
+                        "--config-file",
+                        str(Path(__file__).with_name("schemathesis.toml")),
+                    ),
                     *("run", str(described), "--url", server.base_url, "--checks", CHECKS, "--workers", "2"),
                     *("--phases", "coverage,fuzzing", "--max-examples", str(options.examples)),
                     *("--exclude-path-regex", LEFT_OUT, "--max-time", str(options.seconds)),

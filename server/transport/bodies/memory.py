@@ -50,6 +50,11 @@ class BodyShare:
         memory.held += n_bytes
         self._held += n_bytes
 
+    @property
+    def n_bytes(self) -> int:
+        """Of this request."""
+        return self._held
+
     def release(self) -> None:
         """Give back all that was taken."""
         self._memory.held -= self._held
