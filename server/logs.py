@@ -8,6 +8,7 @@ message as ``name=value``, as JSON they are keys of their own.
 import json
 import logging
 import logging.config
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from structlog.contextvars import merge_contextvars
-from structlog.processors import ExceptionRenderer, LogfmtRenderer
+from structlog.processors import ExceptionRenderer
 from structlog.stdlib import ExtraAdder, ProcessorFormatter
 from structlog.typing import EventDict, WrappedLogger
 
@@ -44,7 +45,7 @@ _OWN = frozenset(
         "_from_structlog",
     }
 )
-_written = LogfmtRenderer(bool_as_flag=False)
+_PLAIN = re.compile(r"[\w.,:;/@+*-]+")
 
 
 def _with_origin(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
@@ -80,8 +81,14 @@ def as_text(
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))},{int(at % 1 * 1000):03d} {line}"
     fields = _fields(event)
     if fields:
-        line += f" {_written(None, '', fields)}"
+        line += "".join([f" {key}={_written(value)}" for key, value in fields.items()])
     return f"{line}\n{event['exception']}" if "exception" in event else line
+
+
+def _written(value: object) -> str:
+    """A value as logfmt has it: as it is, or as a JSON string where that would not be one word."""
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
 def _fields(event: Mapping[str, Any]) -> dict[str, Any]:
