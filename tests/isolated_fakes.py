@@ -16,9 +16,8 @@ WAITS_AFTER = 8  # characters of a reply
 
 
 class Acting(FakeRunner):
-    """``!abort`` in a sequence ends the process as a failed assertion does; ``!die once FILE!`` kills it unless FILE is
-    there, which is then made; ``!wait N!`` stops in the middle of the reply
-    once N such sequences have come so far, and is slow until then."""
+    """``!die once FILE!`` in a sequence kills the process unless FILE is there, which is then made; ``!wait N!`` stops
+    in the middle of the reply once N such sequences have come so far, and is slow until then."""
 
     def __init__(self) -> None:
         super().__init__(on_decode=self._act, n_ctx_seq=4096, n_batch=512)
@@ -27,8 +26,6 @@ class Acting(FakeRunner):
     def _act(self, entries: Sequence[BatchEntry]) -> None:
         for entry in entries:
             said = self._text([*self.cells[entry.seq], *entry.tokens])
-            if b"!abort" in said:
-                os.abort()
             if b"!wait " in said:
                 self._wait(entry.seq, said.split(b"!wait ")[1])
             if b"!die once " in said:
