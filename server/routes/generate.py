@@ -268,8 +268,8 @@ def _give_up(starting: asyncio.Task[Generation], session: Session) -> None:
 async def _chunks(
     session: Session, writer: StreamWriter, first: Batch | None, words: StreamWords, *, at_once: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    """The stream's events, one at a time, or `at_once` those that are there; an error is the last one, as in
-    llama-server."""
+    """The stream's events, one at a time, which clients count on that take an HTTP chunk for an event; or `at_once`
+    those that are there, where the stream is far behind. An error is the last one, as in llama-server."""
     try:
         if first is None:
             yield words.ping()
@@ -278,10 +278,10 @@ async def _chunks(
                 yield chunk
         while session.open:
             chunks = _written(writer, await session.next())
-            while at_once and session.ready:  # steps are faster than HTTP: a send costs more than the writing
-                chunks += _written(writer, await session.next())
-            if at_once:
-                chunks = [b"".join(chunks)] if len(chunks) > 1 else chunks
+            if at_once and session.is_far_behind:  # steps are faster than HTTP: a send costs more than the writing
+                while session.ready:
+                    chunks += _written(writer, await session.next())
+                chunks = [b"".join(chunks)]
             for chunk in chunks:
                 yield chunk
         for chunk in writer.finish():

@@ -30,6 +30,7 @@ from server.wire.logit_bias import check_together
 from server.wire.vectors.job import VectorJob
 
 T = TypeVar("T")
+FAR_BEHIND = 64  # steps
 LONG_BYTES = 1 << 20
 """A body that holds so much text: a megabyte is tokenized in up to a second."""
 LONG_WITH_MEDIA = 16 << 20
@@ -156,6 +157,11 @@ class Session:
     def open(self) -> bool:
         """Whether a choice has not finished, so that `next` has something to wait for."""
         return self._usage.n_open > 0
+
+    @property
+    def is_far_behind(self) -> bool:
+        """Whether the engine has so much more for it that a client reads no longer as it is written."""
+        return len(self._events) >= FAR_BEHIND
 
     @property
     def ready(self) -> bool:

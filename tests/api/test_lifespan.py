@@ -122,7 +122,7 @@ async def test_a_client_that_stops_reading_is_dropped_and_its_slot_freed(live: G
         assert not [record for record in caplog.records if record.levelno > logging.WARNING]
 
 
-async def test_a_http_chunk_is_whole_events(live: GoLive):
+async def test_each_event_is_one_http_chunk(live: GoLive):
     async with live(FakeLoader(replies={"Hi": "there"})) as server:
         reader, writer = await server.connect(chat_request(max_tokens=4, temperature=0))
         head = await reader.readuntil(b"\r\n\r\n")
@@ -134,8 +134,8 @@ async def test_a_http_chunk_is_whole_events(live: GoLive):
         while size := int(await reader.readline(), 16):
             chunks.append((await reader.readexactly(size + 2))[:-2])
         writer.close()
-        assert all(chunk.startswith(b"data: ") and chunk.endswith(b"\n\n") for chunk in chunks)
-        assert chunks[-1].endswith(b"data: [DONE]\n\n")
+        assert all(c.startswith(b"data: ") and c.endswith(b"\n\n") and c.count(b"data: ") == 1 for c in chunks)
+        assert chunks[-1] == b"data: [DONE]\n\n"
 
 
 async def test_a_silent_stream_is_pinged(live: GoLive):
