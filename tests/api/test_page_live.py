@@ -27,12 +27,14 @@ class Looking(Exchange):
 
     def __init__(self, api: Api) -> None:
         super().__init__(api.app, LIVE, None, method="GET")
+        self._left: list[str] = []  # of the last chunk, which may hold several events
 
     async def until(self, name: str, fits: Any = lambda _: True) -> Any:
         """The data of the next event of that name that fits."""
         while True:
-            part = (await self.chunk()).decode()
-            event, data = (line.partition(": ")[2] for line in part.strip().split("\n"))
+            if not self._left:
+                self._left = (await self.chunk()).decode().strip().split("\n\n")
+            event, data = (line.partition(": ")[2] for line in self._left.pop(0).split("\n"))
             if event == name and fits(found := orjson.loads(data)):
                 return found
 
