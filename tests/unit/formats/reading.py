@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from server.formats.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
@@ -70,18 +71,15 @@ def output_parser(
     )
 
 
+@cache
 def template(form: str = "auto", sign: str = "") -> ChatTemplate:
-    """A template that says nothing but `sign`."""
+    """A template that says nothing but `sign`; compiling and probing one takes 20 ms."""
     source = "{{ messages[0].content }}{{ tools | tojson if tools }}{# " + sign + " #}"
     return ChatTemplate(source, bos_token="", eos_token="", tool_format=form)
 
 
-_TEMPLATES: dict[tuple[str, str], ChatTemplate] = {}
-
-
 def parser(form: str, *, sign: str = "", prompt: str = "", **options: Any) -> OutputParser:
     """For turns of that format, with the recorded tools."""
-    made = _TEMPLATES.setdefault((form, sign), template(form, sign))
     given: dict[str, Any] = {
         "tools": TOOLS,
         "parse_tools": True,
@@ -89,7 +87,7 @@ def parser(form: str, *, sign: str = "", prompt: str = "", **options: Any) -> Ou
         "parallel_tool_calls": True,
         **options,
     }
-    return output_parser(made, generation_prompt=prompt, **given)
+    return output_parser(template(form, sign), generation_prompt=prompt, **given)
 
 
 def read(made: OutputParser, text: str, cuts: Sequence[int] = ()) -> Read:
