@@ -12,6 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+import llamapool
 from server.settings import TABLE, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -234,3 +235,9 @@ def test_the_locks_have_everything_that_the_package_needs() -> None:
             versions = locked.get(re.sub(r"[-_.]+", "-", wanted.name).lower(), [])
             assert versions, f"{text} is not in deploy/locks/{name}.txt: make locks"
             assert all(wanted.specifier.contains(version) for version in versions), f"{text}: make locks"
+
+
+def test_the_changelog_ends_with_the_version_that_this_is() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert headings[1].startswith(f"{llamapool.__version__} (")
