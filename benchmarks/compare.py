@@ -24,12 +24,12 @@ from typing import Any
 from benchmarks.make_gguf import SHAPES, write_gguf
 from benchmarks.media import projector_for
 from benchmarks.noise import CALM
-from benchmarks.peer import PeerError, build
 from benchmarks.report import tables
 from benchmarks.units import NAMES, ONCE, SERVERS, UNITS, Kind, Machine, Measured, Unit, measure
+from harness.peer import PeerError, build
+from harness.real_server import ServerStartError
 from server.bench.errors import BenchError
 from server.llama.files.gguf_header import read_header
-from tests.real_server import ServerStartError
 
 MODELS = Path(__file__).with_name("models")
 
@@ -41,7 +41,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--size", choices=SHAPES, default="135m", help="of the one that is made (%(default)s)")
     parser.add_argument("--large-vocabulary", type=Path, help="for constrained output; one of 150k tokens is made")
     parser.add_argument("--real-model", type=Path, help="a trained one, for what begins with real-")
-    parser.add_argument("--peer", type=Path, help="llama-server; benchmarks.peer builds it by default")
+    parser.add_argument("--peer", type=Path, help="llama-server; harness.peer builds it by default")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--ctx", type=int, default=16384, help="tokens of all slots together")

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.real_server import RealServer, llamapool
+from harness.real_server import RealServer, llamapool
 
 DEMO = Path(__file__).resolve().parents[1] / "models" / "demo.gguf"
 TELL_BACK = (429, 503)

@@ -22,13 +22,13 @@ from pathlib import Path
 
 import uvicorn
 
+from harness.fakes import FakeLoader, FakeRunner, FakeSampler, FakeVocab
 from server.app import create_app
 from server.engine.request import Adapters, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.pool.protocols import Loader
 from server.settings import ModelSettings, Origin, ServerSettings, Settings
 from server.transport.http_protocol import BoundedHttpProtocol
-from tests.fakes import FakeLoader, FakeRunner, FakeSampler, FakeVocab
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_S = 0.02

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.make_gguf import write_gguf
 from benchmarks.schemas_speed import MODEL, SHAPE
-from tests.real_server import RealServer, llamapool
+from harness.real_server import RealServer, llamapool
 
 
 def huge(n_properties: int, seed: int) -> dict[str, Any]:

@@ -13,14 +13,14 @@ from typing import Literal
 
 from benchmarks.media import run_media
 from benchmarks.noise import CALM, Others
-from benchmarks.peer import llama_server
 from benchmarks.resources import idle_percent, peak_mb, resident_mb
+from harness.peer import llama_server
+from harness.real_server import ROOT, RealServer, ServerStartError, llamapool
 from server.bench import probe
 from server.bench.figures import Figures
 from server.bench.scenarios import SCENARIOS, Scenario, Setting, named, run
 from server.bench.session import Session
 from server.bench.target import Target
-from tests.real_server import ROOT, RealServer, ServerStartError, llamapool
 
 SERVERS = ("llamapool", "peer")
 YIELDING = {"OMP_WAIT_POLICY": "passive"}  # libgomp's threads sleep at once where they have to wait

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from harness.fakes import FakeEmbeddingRunner, FakeLoader, FakeRunner, FakeWeights
 from server.engine.runner_api import BatchEntry
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
-from tests.fakes import FakeEmbeddingRunner, FakeLoader, FakeRunner, FakeWeights
 
 WAITS_AFTER = 8  # characters of a reply
 

@@ -1,4 +1,4 @@
-"""What the engine needs of the native side. `server.llama` implements it; tests use `tests/fakes.py`."""
+"""What the engine needs of the native side. `server.llama` implements it; tests use `harness/fakes.py`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

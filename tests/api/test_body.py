@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from harness.fakes import FakeLoader, FakeRunner
 from server.errors import InvalidRequest
 from tests.api.conftest import GoLive, Serve, idle, until
-from tests.fakes import FakeLoader, FakeRunner
 
 pytestmark = pytest.mark.slow
 

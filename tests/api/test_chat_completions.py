@@ -5,9 +5,9 @@ import orjson
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import Serve
 from tests.api.streams import events, posting
-from tests.fakes import FakeLoader, FakeRunner
 
 URL = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
+from harness.fakes import FakeLoader
 from server.app import create_app
 from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, StatusChanged, Subscription
 from server.pool.state import Status
 from server.settings import load_settings
 from tests.api.conftest import Api, run_app, until
-from tests.fakes import FakeLoader
 from tests.stand_in_hub import StandInHub, stand_in_hub
 
 REPOSITORY = "org/model-GGUF"

@@ -12,13 +12,13 @@ import httpx
 import orjson
 import pytest
 
+from harness.fakes import FakeLoader
 from server.app import create_app
 from server.engine.prefix.blocks import BlocksStored
 from server.pool.isolated.engines import IsolatedEngine
 from server.pool.isolated.weights import IsolatedWeights
 from tests.api.conftest import Api, check_nothing_leaked, make_settings, run_app, until
 from tests.api.streams import Exchange, posting
-from tests.fakes import FakeLoader
 from tests.isolated_fakes import in_process
 
 ONE = {"demo": {"path": "demo.gguf", "load": "startup", "isolation": "process", "n_parallel": 4}}

@@ -10,11 +10,11 @@ import httpx
 import pytest
 import yaml
 
+from harness.fakes import FakeLoader, FakeRunner
 from server.transport.access.key_file import hash_of
 from tests.api.conftest import Api, GoLive, Serve, chat_request, until
 from tests.api.streams import posting
 from tests.api.test_models import TWO
-from tests.fakes import FakeLoader, FakeRunner
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 

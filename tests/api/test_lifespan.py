@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
+from harness.fakes import FakeLoader, FakeRunner
 from server.app import create_app, warn_of_workers
 from server.errors import ConfigError
 from tests.api.conftest import TIMEOUT_S, GoLive, Serve, chat_request, idle, make_settings, run_app, until
-from tests.fakes import FakeLoader, FakeRunner
 
 pytestmark = pytest.mark.slow
 
@@ -202,7 +202,7 @@ MAIN = """
 import asyncio, threading, uvicorn
 from server.app import create_app
 from tests.api.conftest import make_settings, LiveServer
-from tests.fakes import FakeLoader, FakeRunner
+from harness.fakes import FakeLoader, FakeRunner
 loader = FakeLoader(runner=lambda: FakeRunner(steps=threading.Semaphore(1)))
 server = LiveServer(create_app(make_settings(server={"drain_s": 60}), loader=loader), port=0)
 async def main():

@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
+from harness.fakes import ASSISTANT, FakeLoader
 from tests.api.conftest import Api, Serve
-from tests.fakes import ASSISTANT, FakeLoader
 from tests.media_files import PICTURES, SOUNDS, damaged, media_file
 
 PICTURE = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).decode()}"

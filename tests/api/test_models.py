@@ -1,9 +1,9 @@
 import json
 import threading
 
+from harness.fakes import FakeLoader
 from server.pool.state import Status
 from tests.api.conftest import GoLive, Serve, until
-from tests.fakes import FakeLoader
 
 DEMO, B = "[demo]\nmodel = demo.gguf\nload-on-startup = true\n", "[b]\nmodel = b.gguf\n"
 DEMO_ARGS, B_ARGS = ["llamapool", "--load", "startup", "--model", "demo.gguf"], ["llamapool", "--model", "b.gguf"]

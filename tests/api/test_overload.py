@@ -6,9 +6,9 @@ import threading
 import httpx
 import pytest
 
+from harness.fakes import FakeLoader
 from server.routes.session import LONG_BYTES
 from tests.api.conftest import Serve, until
-from tests.fakes import FakeLoader
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 MODELS = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf", "load": "on_demand"}}

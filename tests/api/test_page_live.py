@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 import pytest
 
+from harness.fakes import FakeLoader, FakeRunner
 from server.engine.step import published
 from server.engine.step.published import InstanceView
 from server.page import live as page_live
 from server.page.history import History, quantiles
 from tests.api.conftest import Api, Serve, until
 from tests.api.streams import Exchange, posting
-from tests.fakes import FakeLoader, FakeRunner
 
 HI = [{"role": "user", "content": "Hi"}]
 CHAT = {"messages": HI, "stream": True, "max_tokens": 50, "temperature": 0}

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from harness.fakes import FakeLoader
 from server.app import create_app
 from server.settings import load_settings
 from tests.api.conftest import Api, Serve, run_app, until
-from tests.fakes import FakeLoader
 
 GGUF = b"GGUF" + bytes(50)
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}

@@ -12,10 +12,10 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from harness.fakes import FakeLoader, FakeRunner
 from server.transport.streams.event_socket import LEAVING, MAX_WAITING
 from tests.api.conftest import Api, GoLive, Serve, until
 from tests.api.test_responses import CHATML, says
-from tests.fakes import FakeLoader, FakeRunner
 
 TIMEOUT_S = 100.0
 

@@ -1,9 +1,9 @@
 import threading
 
+from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import GoLive, Serve, chat_request, idle
 from tests.api.test_models import TWO
 from tests.api.test_props import RECORDED_PARAMS
-from tests.fakes import FakeLoader, FakeRunner
 
 
 async def test_idle_slots_are_listed(client):

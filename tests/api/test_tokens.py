@@ -1,7 +1,7 @@
 import httpx
 import pytest
 
-from tests.fakes import BOS
+from harness.fakes import BOS
 
 
 async def test_tokenize_as_recorded(client: httpx.AsyncClient) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.real_server import RealServer, Reply, llamapool_config
+from harness.real_server import RealServer, Reply, llamapool_config
 from tests.stand_in_hub import stand_in_hub
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo.gguf"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
+from harness.real_server import REPLY_S, RealServer, Reply, free_port
 from tests.clients.conftest import QUIET
-from tests.real_server import REPLY_S, RealServer, Reply, free_port
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
 

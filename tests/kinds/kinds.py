@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.peer import build as peer
-from benchmarks.peer import llama_server
+from harness.ggufs import MODELS, TinyModel, gguf_file
+from harness.oracle import oracle
+from harness.peer import build as peer
+from harness.peer import llama_server
+from harness.real_server import RealServer, llamapool
 from server.llama.library import C, start_backend
-from tests.ggufs import MODELS, TinyModel, gguf_file
-from tests.oracle import oracle
-from tests.real_server import RealServer, llamapool
 
 WRITERS = {
     "dense": MODELS["plain"],

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from harness.ggufs import TinyModel, gguf_file
 from server.engine.media import MediaInput
 from server.engine.request import SamplingParams
 from server.llama.context.runner import LlamaRunner
@@ -17,7 +18,6 @@ from server.llama.loader import LlamaLoader
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.model import LlamaWeights
 from server.pool.spec import LoadParams, ModelSpec
-from tests.ggufs import TinyModel, gguf_file
 
 GREEDY = SamplingParams(temperature=0.0, seed=1)
 # no truncation, no randomness but the draw

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.ggufs import TinyModel, gguf_file
+from harness.real_server import ROOT
 from server.constrain.grammar.compiler import GrammarCompiler
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
@@ -21,9 +23,7 @@ from server.llama.loader import LlamaLoader
 from server.llama.weights.model import LlamaWeights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 from tests.closeness import LOGPROB_SPREAD
-from tests.ggufs import TinyModel, gguf_file
 from tests.model.native_fixtures import prefill, raw_logits
-from tests.real_server import ROOT
 from tests.unit.engine.builders import Reply, run
 from tests.unit.engine.speculate.fake_draft import Machine
 

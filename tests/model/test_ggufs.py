@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.llama.library import C
-from tests.closeness import same_vectors
-from tests.ggufs import (
+from harness.ggufs import (
     BERT,
     BERT_RERANKER,
     CHATML,
@@ -29,6 +27,8 @@ from tests.ggufs import (
     gguf_file,
     lora_file,
 )
+from server.llama.library import C
+from tests.closeness import same_vectors
 from tests.model.native_context import NativeContext, Vector, native_context
 
 TEXT = "the quick brown fox jumps over the lazy dog"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.ggufs import TinyModel, gguf_file
+from harness.ggufs.catalogue import HYBRID, PLAIN, RECURRENT, SLIDING_WINDOW
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams
@@ -15,8 +17,6 @@ from server.engine.speculate.speculation import Speculation
 from server.llama.loader import LlamaLoader
 from server.llama.weights.model import LlamaWeights
 from server.pool.spec import LoadParams, ModelSpec
-from tests.ggufs import TinyModel, gguf_file
-from tests.ggufs.catalogue import HYBRID, PLAIN, RECURRENT, SLIDING_WINDOW
 from tests.model.test_draft_model import token_ids
 from tests.unit.engine.builders import Reply, run
 

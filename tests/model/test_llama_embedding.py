@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.engine.embedding.vectors import Pooling
-from server.errors import InternalError, ModelFailed
-from server.llama.context.embedding_params import embedding_params
-from server.llama.context.embedding_runner import LlamaEmbeddingRunner
-from server.llama.weights.model import LlamaWeights
-from server.pool.spec import LoadParams
-from tests.closeness import same_vectors
-from tests.ggufs import (
+from harness.ggufs import (
     BERT,
     BERT_RERANKER,
     EMBED_CLS,
@@ -30,6 +23,13 @@ from tests.ggufs import (
     TinyModel,
     gguf_file,
 )
+from server.engine.embedding.vectors import Pooling
+from server.errors import InternalError, ModelFailed
+from server.llama.context.embedding_params import embedding_params
+from server.llama.context.embedding_runner import LlamaEmbeddingRunner
+from server.llama.weights.model import LlamaWeights
+from server.pool.spec import LoadParams
+from tests.closeness import same_vectors
 from tests.model.native_context import native_context
 from tests.model.native_fixtures import load
 

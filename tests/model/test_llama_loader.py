@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.ggufs import CHATML, TinyModel, damaged, gguf_file, truncated
+from harness.ggufs.model import Arch
 from server.errors import InternalError, ModelFailed
 from server.llama.context.params import CACHE_TYPES
 from server.llama.files.gguf_header import BLOCKS, read_header
@@ -15,8 +17,6 @@ from server.llama.fit.memory import kv_bytes_per_cell
 from server.llama.library import C
 from server.llama.loader import LlamaLoader
 from server.pool.spec import ModelSpec
-from tests.ggufs import CHATML, TinyModel, damaged, gguf_file, truncated
-from tests.ggufs.model import Arch
 from tests.model.native_fixtures import Entry, generate, load, open_runner, prompt_tokens
 
 _KV_MIB = re.compile(r"KV buffer size = +([0-9.]+) MiB")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from harness.ggufs import MODELS, TinyModel, gguf_file, truncated
 from server.engine.params import EngineParams
 from server.errors import ModelFailed
 from server.llama.library import C, start_backend
 from server.llama.loader import LlamaLoader
 from server.pool.footprint import HOST, Footprint, held, totals
 from server.pool.spec import DraftFile, LoadParams, ModelSpec, ScaledFile
-from tests.ggufs import MODELS, TinyModel, gguf_file, truncated
 from tests.model.native_fixtures import open_runner
 
 MIB = 1 << 20

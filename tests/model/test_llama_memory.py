@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.ggufs import MODELS, gguf_file
 from server.llama.context.runner import LlamaRunner
-from tests.ggufs import MODELS, gguf_file
 from tests.model.native_fixtures import Entry, open_runner, raw_logits
 
 N_SEQ, N_CTX, MICRO_BATCH = 4, 1024, 64

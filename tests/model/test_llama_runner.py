@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.ggufs import TinyModel, gguf_file
 from server.errors import InternalError
 from server.llama.context.runner import LlamaRunner
 from tests.closeness import same_vectors
-from tests.ggufs import TinyModel, gguf_file
 from tests.model.native_fixtures import GREEDY, Entry, generate, open_runner, prefill, prompt_tokens, raw_logits
 
 RunnerOf = Callable[..., AbstractContextManager[LlamaRunner]]

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, gguf_file, truncated
+from harness.ggufs.catalogue import MROPE
+from harness.ggufs.projector import TinyProjector, projector_file
 from server.engine.embedding.engine import EmbeddingEngine
 from server.engine.engine import Engine
 from server.engine.media import MediaInput
@@ -23,9 +26,6 @@ from server.media.bitmap import Bitmap
 from server.pool.protocols import Weights
 from server.pool.saved.embedding_folder import EmbeddingFolder
 from server.pool.spec import LoadParams, ModelSpec
-from tests.ggufs import PLAIN, SLIDING_WINDOW, TinyModel, gguf_file, truncated
-from tests.ggufs.catalogue import MROPE
-from tests.ggufs.projector import TinyProjector, projector_file
 from tests.model.native_fixtures import Entry, raw_logits
 
 MODELS = {

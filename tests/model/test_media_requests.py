@@ -10,10 +10,10 @@ import ollama
 import openai
 import pytest
 
-from tests.ggufs import PLAIN, gguf_file
-from tests.ggufs.projector import TinyProjector, projector_file
+from harness.ggufs import PLAIN, gguf_file
+from harness.ggufs.projector import TinyProjector, projector_file
+from harness.real_server import EXACT, RealServer, llamapool
 from tests.media_files import media_file
-from tests.real_server import EXACT, RealServer, llamapool
 
 FILES = Path(__file__).parents[1] / "media_files"
 PICTURE = base64.b64encode(media_file("tiny.png")).decode()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.ggufs import EXPERTS, SLIDING_WINDOW, gguf_file
 from server.errors import ModelFailed
 from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import check_files
 from server.llama.weights.tensor_placement import override_array, overrides
 from server.options.table.overrides import metadata_override, tensor_override
 from server.pool.spec import LoadParams, MetadataOverride, TensorOverride
-from tests.ggufs import EXPERTS, SLIDING_WINDOW, gguf_file
 from tests.model.native_fixtures import generate, load, open_runner, prompt_tokens
 
 

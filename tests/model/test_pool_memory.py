@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+from harness.ggufs import MODELS, gguf_file
 from server.llama.loader import LlamaLoader
 from server.llama.weights.model import LlamaWeights
 from server.pool.budget import Amount, Budget
@@ -14,7 +15,6 @@ from server.pool.load.assembly import Factories
 from server.pool.pool import Pool, PoolLimits
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
-from tests.ggufs import MODELS, gguf_file
 
 KINDS = ("plain", "experts", "recurrent", "hybrid", "sliding-window", "bert")
 N_CLIENTS, N_EACH = 6, 8

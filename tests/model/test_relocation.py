@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.ggufs import MODELS, gguf_file
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
@@ -12,7 +13,6 @@ from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
 from server.llama.context.runner import LlamaRunner
-from tests.ggufs import MODELS, gguf_file
 from tests.model.native_fixtures import GREEDY, generate, open_runner, prompt_tokens
 
 N = 24

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from llama_cpp import Llama
 
+from harness.real_server import RealServer, llamapool
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams
@@ -31,7 +32,6 @@ from tests.closeness import LOGPROB_SPREAD
 from tests.downloads import SMOLLM2, needs_smollm2
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import WAIT_QUIETLY, start_pair
-from tests.real_server import RealServer, llamapool
 from tests.unit.engine.builders import Reply, run
 from tests.unit.engine.speculate.fake_draft import Machine
 

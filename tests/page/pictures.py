@@ -9,8 +9,8 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
+from harness.real_server import ROOT, RealServer, llamapool_config
 from tests.page.conftest import CHROMIUM, Visit
-from tests.real_server import ROOT, RealServer, llamapool_config
 
 PLACE = ROOT / "docs" / "pictures"
 CONFIG = """

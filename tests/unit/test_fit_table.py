@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from harness.fakes import FakeLoader
 from server.cli.fit_table import fit_table
 from server.errors import ModelFailed
 from server.first_screen import first_screen
@@ -11,7 +12,6 @@ from server.pool.footprint import HOST, Bytes, Fit, Memory
 from server.pool.protocols import ModelInfo
 from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import ModelFacts, ModelState, Status
-from tests.fakes import FakeLoader
 
 GIB = 1 << 30
 SPEC = ModelSpec("demo", Path("demo.gguf"))

@@ -22,6 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from harness.real_server import ROOT
 from tests.clients.programs.agents import AGENTS
 from tests.clients.programs.editors import EDITORS
 from tests.clients.programs.harness import LIMIT_S, Server, Workplace, real, scripted, workplace
@@ -30,7 +31,6 @@ from tests.clients.programs.page import page
 from tests.clients.programs.program import Program, Run, Step
 from tests.clients.programs.scripted_model import Line
 from tests.clients.programs.shapes import write_shapes
-from tests.real_server import ROOT
 
 BUILD = ROOT / "build" / "clients"
 PINS = Path(__file__).parent / "pins"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.ggufs import TinyModel, gguf_file
+from harness.ggufs import TinyModel, gguf_file
+from harness.oracle import Value, oracle
+from harness.real_server import EXACT, llamapool
 from tests.model.oracle.comparison import Pair
-from tests.oracle import Value, oracle
-from tests.real_server import EXACT, llamapool
 
 N_SLOTS = 8
 N_CTX = 8 * 1024

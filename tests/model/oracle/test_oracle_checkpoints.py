@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.ggufs import MODELS, gguf_file
+from harness.ggufs import MODELS, gguf_file
 from tests.model.oracle.comparison import ONLY_ASCII, Pair
 from tests.model.oracle.conftest import start_pair
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from harness.real_server import ROOT
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import start_pair
-from tests.real_server import ROOT
 
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 TOOLS = [

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.oracle import oracle
+from harness.real_server import RealServer
 from server.engine.params import EngineParams
 from server.media.bitmap import Bitmap
 from tests.model.oracle.conftest import WAIT_QUIETLY
 from tests.model.test_media import Answer, Parts, bench, specification
-from tests.oracle import oracle
-from tests.real_server import RealServer
 
 MARKER = "<__media__>"
 N_PREDICT = 12

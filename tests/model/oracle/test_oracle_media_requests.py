@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.ggufs import PLAIN, gguf_file
-from tests.ggufs.projector import TinyProjector, projector_file
+from harness.ggufs import PLAIN, gguf_file
+from harness.ggufs.projector import TinyProjector, projector_file
+from harness.oracle import oracle
+from harness.real_server import EXACT, llamapool
 from tests.media_files import PICTURES, media_file
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import WAIT_QUIETLY
-from tests.oracle import oracle
-from tests.real_server import EXACT, llamapool
 
 FILES = Path(__file__).parents[2] / "media_files"
 MARKER = "<__media__>"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.ggufs.projector import TinyProjector
+from harness.ggufs.projector import TinyProjector
 from tests.media_files import SOUNDS, media_file
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.test_oracle_media_requests import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.ggufs import TinyModel, gguf_file
+from harness.ggufs import TinyModel, gguf_file
 from tests.model.oracle.comparison import Pair, rounded, shape_differences
 from tests.model.oracle.conftest import start_pair
 

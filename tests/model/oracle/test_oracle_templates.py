@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.ggufs import CHATML, TinyModel, gguf_file
+from harness.ggufs import CHATML, TinyModel, gguf_file
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import start_pair
 

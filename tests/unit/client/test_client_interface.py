@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from harness.real_server import ROOT
 from llamapool import client as package
 from llamapool.client import LlamaCppClient, StopType
 from llamapool.client.chat import ChatCompletionsAPI
@@ -15,7 +16,6 @@ from llamapool.client.embeddings import EmbeddingsClientAPI
 from llamapool.client.lora import LoraClientAPI
 from llamapool.client.models import ModelsClientAPI
 from llamapool.client.slots import SlotsClientAPI
-from tests.real_server import ROOT
 
 METHODS: dict[Callable[..., object], str] = {
     LlamaCppClient.__init__: "base_url='http://127.0.0.1:8080', api_key=None, timeout=600.0, verify_ssl=True",

@@ -3,9 +3,9 @@
 import random
 from collections.abc import Iterable
 
+from harness.fakes import FakeVocab
 from server.constrain.grammar.compiler import GrammarCompiler
 from server.constrain.grammar.matcher import MatcherConstraint
-from tests.fakes import FakeVocab
 
 BYTES = GrammarCompiler(FakeVocab())
 

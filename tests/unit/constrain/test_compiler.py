@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
+from harness.fakes import EOS, IM_END, FakeVocab
 from server.constrain.grammar.compiler import GrammarCompiler
 from server.errors import InvalidRequest
-from tests.fakes import EOS, IM_END, FakeVocab
 from tests.unit.constrain.builders import BYTES, WORDS, WordVocab, allowed, matches
 
 

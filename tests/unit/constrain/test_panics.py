@@ -3,10 +3,10 @@
 import llguidance
 import pytest
 
+from harness.fakes import FakeRunner, FakeVocab
 from server.constrain.grammar.compiler import GrammarCompiler
 from server.constrain.grammar.panics import contained, is_panic
 from server.errors import InternalError
-from tests.fakes import FakeRunner, FakeVocab
 from tests.unit.engine.builders import engine_over, request, run
 
 pytestmark = pytest.mark.timeout(60)

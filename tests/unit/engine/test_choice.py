@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from harness.fakes import FakeRunner
 from server.engine.engine import Engine
 from server.engine.generate.text import TextStream
 from server.engine.lora import BARE, Tuning
@@ -12,7 +13,6 @@ from server.engine.request import Request
 from server.engine.routing import BLOCK, MOST_COMPARED, STREAM_TOKENS, Footprints, cached, outlook, turn_tokens
 from server.engine.sequence import Phase, Route, Sequence, Slot, Ticket
 from server.engine.stats import EngineStats
-from tests.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 from tests.unit.engine.counting import Counting
 from tests.unit.engine.events import events_of

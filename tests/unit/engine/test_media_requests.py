@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeVocab
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.request import Request
 from server.errors import ContextExceeded, InternalError, InvalidRequest
-from tests.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeVocab
 from tests.unit.engine.builders import GREEDY, engine_over, run
 from tests.unit.engine.events import events_of
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from harness.fakes import FakeRunner, FakeWeights
 from server.engine.engine import Engine
 from server.engine.request import Adapters
 from server.engine.runner_api import Runner
@@ -19,7 +20,6 @@ from server.pool.pool import Pool, PoolLimits
 from server.pool.protocols import Fetcher
 from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import Status
-from tests.fakes import FakeRunner, FakeWeights
 
 
 def spec(model: str, **changes: Any) -> ModelSpec:

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from harness.fakes import FakeWeights
 from server.errors import InvalidRequest, LlamapoolError, ModelFailed, NoRoom
 from server.pool.budget import Amount, Budget
 from server.pool.footprint import HOST, Bytes, Fit, Footprint
@@ -18,7 +19,6 @@ from server.pool.lease import Lease
 from server.pool.policy import MEASURING_S
 from server.pool.spec import ModelSpec
 from server.pool.state import Status
-from tests.fakes import FakeWeights
 from tests.unit.pool.fakes import Loader, Setup, acquiring, loaded, pool_of, spec, spin
 
 BUDGET = 300

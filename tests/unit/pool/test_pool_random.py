@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from harness.fakes import FakeWeights
 from server.errors import InvalidRequest, LlamapoolError, ModelFailed
 from server.pool.lease import Lease
-from tests.fakes import FakeWeights
 from tests.unit.pool.fakes import Setup, spec, spin
 
 MODELS = st.sampled_from("abc")

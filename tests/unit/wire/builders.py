@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from harness.fakes import CHATML, FakeVocab
 from server.constrain.constraint import Constraint
 from server.conversation.form import Conversation, Thinking, Tools
 from server.conversation.output import decide
@@ -31,7 +32,6 @@ from server.wire.chat.tools import read_tools
 from server.wire.common import Header
 from server.wire.constraints import ConstraintFields, read_shape
 from server.wire.fields import parse
-from tests.fakes import CHATML, FakeVocab
 
 HEADER = Header("demo", "chatcmpl-1", 1700000000)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from harness.fakes import EOS, FakeVocab
 from server.constrain.constraint import Constraint
 from server.constrain.grammar.compiler import GrammarCompiler
 from server.constrain.lazy import preserved
@@ -14,7 +15,6 @@ from server.conversation.prompt import render
 from server.errors import InvalidRequest
 from server.formats.pieces import ToolCallBegin
 from server.pool.spec import ChatParams
-from tests.fakes import EOS, FakeVocab
 from tests.unit.wire.builders import answer_of, make_model, tools_of
 
 HERMES = "{{ messages }}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}<tool_call></tool_call>"

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from harness.fakes import EOS, FakeVocab
 from server.constrain.constraint import Constraint
 from server.constrain.grammar.compiler import GrammarCompiler
 from server.engine.request import Request
@@ -9,7 +10,6 @@ from server.errors import InvalidRequest
 from server.wire.chat.read import chat_generation, read_chat
 from server.wire.completions.read import prepare_completion, read_completion
 from server.wire.native.read import native_generation, read_native
-from tests.fakes import EOS, FakeVocab
 from tests.unit.wire.builders import make_model
 
 GRAMMAR = 'root ::= "<call>" [0-9]+ "."'

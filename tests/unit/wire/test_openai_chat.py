@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
+from harness.fakes import BOS, IM_START
 from server.conversation.prepare import prompt_of
 from server.errors import InvalidRequest
 from server.pool.spec import ChatParams
 from server.wire.chat.read import Chat, apply_template, chat_generation, read_chat
-from tests.fakes import BOS, IM_START
 from tests.unit.wire.builders import chunks, finished, make_model, started, text
 
 SHOWS_EVERYTHING = (

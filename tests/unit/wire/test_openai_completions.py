@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
+from harness.fakes import BOS
 from server.errors import InvalidRequest
 from server.wire.completions.read import completion_generation, prepare_completion, read_completion
-from tests.fakes import BOS
 from tests.unit.wire.builders import make_model
 
 Body = dict[str, Any]

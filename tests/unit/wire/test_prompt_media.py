@@ -2,12 +2,12 @@
 
 import pytest
 
+from harness.fakes import FakeReader, FakeVocab
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap
 from server.media.source import Link, Seen
 from server.wire.completions.prompt import prompt_media, prompt_text, read_prompt, read_prompts, with_images
 from server.wire.vectors.embeddings import read_embeddings
-from tests.fakes import FakeReader, FakeVocab
 from tests.unit.wire.builders import make_model
 
 SEEING = make_model(media=FakeReader(FakeVocab(), frozenset({"image"})))

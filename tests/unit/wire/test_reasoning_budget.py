@@ -1,5 +1,6 @@
 import pytest
 
+from harness.fakes import FakeVocab
 from server.constrain.constraint import Constraint
 from server.conversation.thoughts import Allowance, allowance
 from server.engine.request import Request
@@ -10,7 +11,6 @@ from server.wire.fields import parse
 from server.wire.messages.read import read_messages
 from server.wire.native.read import native_generation, read_native
 from server.wire.thinking import UNSAID_BUDGET
-from tests.fakes import FakeVocab
 from tests.unit.wire.builders import make_model
 
 THINKS = (

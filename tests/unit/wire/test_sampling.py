@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.fakes import FakeVocab
 from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
 from server.errors import InvalidRequest
 from server.wire.fields import parse
 from server.wire.logit_bias import NEVER
 from server.wire.sampling import SamplingFields, sampling_params
-from tests.fakes import FakeVocab
 
 N_CTX = 128
 

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
+from harness.fakes import EOS, FakeVocab
 from server.constrain.after_thinking import MAX_SPACES, AfterThinking, Framing
 from server.errors import InternalError
-from tests.fakes import EOS, FakeVocab
 from tests.unit.wire.test_chat_output import accepts
 
 

@@ -2,12 +2,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from harness.fakes import EOS, FakeVocab
 from server.constrain.after_thinking import AfterThinking, Framing
 from server.constrain.thinking_end import ReasoningSwitch, ThinkingEnd, cuts_character
 from server.conversation.thoughts import Allowance, ended_by
 from server.errors import InvalidRequest
 from server.formats.reasoning import begun_thoughts
-from tests.fakes import EOS, FakeVocab
 
 TAGS = ("<think>", "</think>")
 VOCAB = FakeVocab()

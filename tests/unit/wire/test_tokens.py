@@ -1,10 +1,10 @@
 import orjson
 import pytest
 
+from harness.fakes import BOS, FakeVocab
 from server.errors import InvalidRequest
 from server.wire.common import Json
 from server.wire.native.tokens import detokenize, read_detokenize, read_tokenize, tokenize
-from tests.fakes import BOS, FakeVocab
 
 
 def tokens(**body: object) -> Json:

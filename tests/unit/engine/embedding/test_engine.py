@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.fakes import FakeEmbeddingRunner
 from server.engine.embedding.engine import EmbeddingEngine
 from server.engine.embedding.vectors import Pooling, Vectors
 from server.engine.params import EngineParams
 from server.engine.step.threads import NICE, PRIORITIES_BY_THREAD
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
-from tests.fakes import FakeEmbeddingRunner
 
 
 @asynccontextmanager

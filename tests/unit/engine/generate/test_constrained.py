@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from harness.fakes import FakeRunner
 from server.constrain.grammar.masks import Masks
 from server.constrain.grammar.matcher import MatcherConstraint
 from server.engine.request import Request, SamplingParams
 from server.errors import InvalidRequest
-from tests.fakes import FakeRunner
 from tests.unit.constrain.builders import BYTES
 from tests.unit.engine.builders import Reply, engine_over, request, run
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from harness.fakes import FakeRunner
 from server.engine.kv.disk_cache import DiskCache, DiskState, FolderInUse
 from server.engine.kv.ram_cache import RamState, ram_state
 from server.engine.lora import BARE, NEVER
 from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
-from tests.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run
 
 TEXT = list(range(100))

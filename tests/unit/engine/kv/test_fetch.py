@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 from typing import cast
 
+from harness.fakes import FakeRunner
 from server.engine.generate.text import TextStream
 from server.engine.kv import disk_cache
 from server.engine.kv.cost import MoveCost
@@ -12,7 +13,6 @@ from server.engine.lora import BARE, NEVER
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Ticket
 from server.engine.step.slot_state import SlotState
-from tests.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 from tests.unit.engine.kv.test_disk import Files, still
 

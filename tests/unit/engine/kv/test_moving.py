@@ -2,6 +2,7 @@
 
 import pytest
 
+from harness.fakes import FakeRunner
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.kv.cost import GUESSED_RATE, Rate
@@ -12,7 +13,6 @@ from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.schedule.scheduler import ALONE_S, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
-from tests.fakes import FakeRunner
 from tests.unit.engine.kv.test_disk import Files, still
 
 STEP_S = 0.25

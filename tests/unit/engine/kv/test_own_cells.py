@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from harness.fakes import FakeRunner
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
@@ -15,7 +16,6 @@ from server.engine.prefix.match import Move, common_prefix
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
-from tests.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 
 

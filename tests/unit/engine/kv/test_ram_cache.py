@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.fakes import FakeRunner
 from server.engine.kv.ram_cache import AUTOMATIC, MIN_TOKENS, RamState, StateCache, ram_limit
 from server.engine.lora import BARE, NEVER, Tuning
-from tests.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 
 MIB = 1 << 20

@@ -1,5 +1,6 @@
 """The hashes that go with a slot are those of what is in its cells, whatever happens to these."""
 
+from harness.fakes import FakeRunner
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.lora import BARE
@@ -10,7 +11,6 @@ from server.engine.prefix.match import Move
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
-from tests.fakes import FakeRunner
 
 TEXT = [*range(6 * BLOCK)]
 CUT = 3 * BLOCK

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.fakes import FakeRunner
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
@@ -17,7 +18,6 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.evaluations import between, evaluations, n_beside, n_more_runs, n_runs
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
-from tests.fakes import FakeRunner
 
 EVALUATION_S = 0.01
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.fakes import FakeRunner
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.lora import BARE
@@ -13,7 +14,6 @@ from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
 from server.engine.step.slot_state import SlotState
-from tests.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 from tests.unit.engine.kv.test_disk import Files, on_disk, still
 

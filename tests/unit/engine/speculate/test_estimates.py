@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.fakes import FakeRunner
 from server.engine.generate.text import TextStream
 from server.engine.params import EngineParams
 from server.engine.request import Request
@@ -15,7 +16,6 @@ from server.engine.speculate.cost import FORGET, Step, StepCost, draft_length, l
 from server.engine.speculate.lookup import Lookup
 from server.engine.speculate.speculation import Speculation
 from server.engine.speculate.state import SURE, Speculating
-from tests.fakes import FakeRunner
 
 REACHES = st.lists(st.lists(st.floats(0.0, 0.99), max_size=16).map(lambda r: sorted(r, reverse=True)), max_size=8)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.fakes import FakeRunner
+from harness.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 from tests.unit.engine.speculate.fake_draft import FakeDraft, Machine
 

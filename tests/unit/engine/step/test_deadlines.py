@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from harness.fakes import FakeRunner
 from server.errors import TooLate
-from tests.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run
 
 pytestmark = pytest.mark.timeout(60)

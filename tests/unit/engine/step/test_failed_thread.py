@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from harness.fakes import FakeRunner
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError, Unavailable
-from tests.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run
 
 pytestmark = pytest.mark.timeout(60)

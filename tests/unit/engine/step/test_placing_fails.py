@@ -2,10 +2,10 @@
 
 import pytest
 
+from harness.fakes import FakeRunner
 from server.engine.prefix.find import Placement
 from server.engine.request import Failed
 from server.errors import InternalError
-from tests.fakes import FakeRunner
 from tests.unit.engine.builders import engine_over, request, run
 
 

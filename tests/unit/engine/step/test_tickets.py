@@ -3,6 +3,7 @@
 import asyncio
 import math
 
+from harness.fakes import FakeRunner
 from server.engine.params import EngineParams
 from server.engine.schedule.cell_room import RESERVE
 from server.engine.schedule.model_queue import ModelQueue
@@ -13,7 +14,6 @@ from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.published import Publisher
 from server.engine.step.requests import Limits, Tickets
-from tests.fakes import FakeRunner
 from tests.unit.engine.builders import request
 
 NOW = (0.0, 0.0)

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from harness.fakes import FakeRunner
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError, Unavailable
-from tests.fakes import FakeRunner
 from tests.unit.engine.builders import alone, engine_over, request, run
 
 pytestmark = pytest.mark.timeout(60)

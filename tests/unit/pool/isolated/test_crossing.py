@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.fakes import FakeVocab
 from server.constrain.after_thinking import AfterThinking, Framing
 from server.constrain.constraint import Constraint
 from server.constrain.grammar.compiler import GrammarCompiler
@@ -30,7 +31,6 @@ from server.engine.request import (
 from server.errors import ContextExceeded, InvalidRequest, LlamapoolError, QueueFull, TooLate
 from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, Kind, frame
-from tests.fakes import FakeVocab
 
 VOCAB, COMPILER = FakeVocab(), GrammarCompiler(FakeVocab())
 SCORED = TokenLogprob(5, b"\xff", float("-inf"), (TokenLogprob(6, b"", -1.0, ends=True),), ends=True)

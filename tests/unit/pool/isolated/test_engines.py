@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from harness.fakes import FakeLoader
 from server.engine.checks import Bounds
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.params import EngineParams
@@ -13,7 +14,6 @@ from server.pool.isolated.core import Core, ended_by
 from server.pool.isolated.crossing import DistantChunk
 from server.pool.isolated.engines import IsolatedEngine
 from server.pool.isolated.facts import GeneratorFacts
-from tests.fakes import FakeLoader
 
 
 class Sent(Core):

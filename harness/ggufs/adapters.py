@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFType, GGUFValueType, GGUFWriter
 
-from tests.ggufs.model import PLAIN, TinyModel
+from harness.ggufs.model import PLAIN, TinyModel
 
 RANK = 4
 TARGETS = ("attn_output", "ffn_down")

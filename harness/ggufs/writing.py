@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter, LlamaFileType, PoolingType
 
-from tests.ggufs.model import PLAIN, TinyModel
-from tests.ggufs.tensors import EXPERTS_USED, SSM_CONV, SSM_STATE, T5_BUCKETS, tensors, weights
-from tests.ggufs.vocabulary import write_vocabulary
+from harness.ggufs.model import PLAIN, TinyModel
+from harness.ggufs.tensors import EXPERTS_USED, SSM_CONV, SSM_STATE, T5_BUCKETS, tensors, weights
+from harness.ggufs.vocabulary import write_vocabulary
 
 RECURRENT = ("mamba", "jamba")
 

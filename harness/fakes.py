@@ -320,7 +320,7 @@ class FakeRunner:
     def _keep(self, seq: int, n: int) -> None:
         """The first `n` cells."""
         for each in (self.cells, self.computed_by, self.positions, self.following):
-            del each[seq][n:]  # type: ignore[attr-defined]
+            del each[seq][n:]
 
     def _own_from(self, seq: int, pos: int) -> None:
         """No cell of `seq` from `pos` on is in another sequence."""
@@ -457,6 +457,7 @@ class FakeReader:
     """Reads media as texts: a picture is ``(image 16x12)``, so that what a model says shows what it was shown."""
 
     marker = "<__media__>"
+    fingerprint = "fake projector"
 
     def __init__(self, vocab: FakeVocab, kinds: frozenset[BitmapKind]) -> None:
         self.vocab, self.kinds = vocab, kinds
@@ -511,7 +512,9 @@ class FakeWeights:
         self.make_embedder = embedder or (lambda: FakeEmbeddingRunner(pooling=Pooling(spec.native.pooling or "mean")))
         self.embedders: list[FakeEmbeddingRunner] = []
         self.vocab = FakeVocab(fim)
-        self.media: MediaReader | None = FakeReader(self.vocab, media) if media else None
+        self.media: MediaReader | None = None
+        if media:
+            self.media = FakeReader(self.vocab, media)
         self.make = runner
         self.runners: list[FakeRunner] = []
         self.closed = False
@@ -531,7 +534,8 @@ class FakeWeights:
         return {HOST: Bytes(weights=self.info.size)}
 
     def close(self) -> None:
-        assert all(r.closed for r in (*self.runners, *self.embedders)), "weights were freed under a runner"
+        assert all(runner.closed for runner in self.runners), "weights were freed under a runner"
+        assert all(embedder.closed for embedder in self.embedders), "weights were freed under a runner"
         self.closed = True
 
 

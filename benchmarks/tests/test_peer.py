@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import noise, peer
 from benchmarks.noise import Others, _tree
+from harness import peer
 
 
 def test_an_installation_without_a_library_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(peer.sysconfig, "get_paths", lambda: {"purelib": str(tmp_path)})
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"purelib": str(tmp_path)})
     with pytest.raises(peer.PeerError, match=r"without libllama-common\.so"):
         peer.build(tmp_path / "built")
 
@@ -41,7 +41,7 @@ def test_a_servers_children_are_the_servers() -> None:
 )
 def test_what_others_took_is_a_share(monkeypatch: pytest.MonkeyPatch, taken_s: float, share: float) -> None:
     clock, taken = iter((100.0, 102.0)), iter((40.0, 40.0 + taken_s))
-    monkeypatch.setattr(noise.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(noise.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("benchmarks.noise.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("benchmarks.noise.os.cpu_count", lambda: 2)
     monkeypatch.setattr(Others, "_taken_s", lambda _: next(taken))
     assert Others().share() == share

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.ggufs.model import Array, TinyModel
+from harness.ggufs.model import Array, TinyModel
 
 Shapes = list[tuple[str, tuple[int, ...]]]
 

@@ -1,6 +1,6 @@
 """Real server processes for tests and benchmarks: started on a free loopback port, waited for, and always stopped.
 
-The child is told to die with its parent's end of a pipe: see `tests/oracle.py`; Llamapool is stopped by SIGTERM.
+The child is told to die with its parent's end of a pipe: see `harness/oracle.py`; Llamapool is stopped by SIGTERM.
 """
 
 import http.client
