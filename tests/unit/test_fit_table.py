@@ -63,7 +63,7 @@ def test_nothing_is_made_up_where_sizes_can_not_be_told() -> None:
 
 def state(model: str, status: Status, facts: ModelFacts | None = None, failure: str = "") -> ModelState:
     spec = ModelSpec(model, Path(f"{model}.gguf"))
-    return ModelState(spec, status, 0.0, failure, facts, None, 0.0, None, 0, 0, False)
+    return ModelState(spec, status, 0.0, failure, facts, None, 0.0, None, 0, 0, queued=False, pinned=False)
 
 
 def facts() -> ModelFacts:

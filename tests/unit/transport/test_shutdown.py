@@ -85,6 +85,7 @@ async def test_the_serving_uvicorn_is_found_behind_its_handlers(uvicorn_server):
 @pytest.mark.parametrize("terminal", [True, False])
 async def test_sighup_reloads_where_no_terminal_means_its_end_by_it(monkeypatch, terminal):
     monkeypatch.setattr("server.transport.shutdown._has_terminal", lambda: terminal)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
     heard = asyncio.Event()
     assert on_hangup(heard.set) is not terminal
     if not terminal:
@@ -92,3 +93,4 @@ async def test_sighup_reloads_where_no_terminal_means_its_end_by_it(monkeypatch,
         signal.raise_signal(signal.SIGHUP)
         await asyncio.wait_for(heard.wait(), 60)
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, before)
