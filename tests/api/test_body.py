@@ -4,6 +4,7 @@ import gc
 import gzip
 import json
 import threading
+from typing import Never
 
 import pytest
 
@@ -29,7 +30,7 @@ COMPLETION = {"prompt": "Hi", "max_tokens": 2}
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/models/load"])
-async def test_a_malformed_body_is_the_clients_mistake(client, path, content, message):
+async def test_a_malformed_body_is_the_clients_mistake(client, path, content, message) -> None:
     reply = await client.post(path, content=content, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400
     assert reply.json()["error"]["type"] == "invalid_request_error"
@@ -37,7 +38,7 @@ async def test_a_malformed_body_is_the_clients_mistake(client, path, content, me
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "???"])
-async def test_the_content_type_does_not_matter(client, content_type):
+async def test_the_content_type_does_not_matter(client, content_type) -> None:
     body = json.dumps(COMPLETION)
     reply = await client.post("/v1/completions", content=body, headers={"Content-Type": content_type})
     assert reply.status_code == 200
@@ -59,10 +60,10 @@ async def test_the_content_type_does_not_matter(client, content_type):
 )
 async def test_a_long_body_is_read_beside_the_event_loop_without_the_garbage_collector(
     client, monkeypatch, path, reader, field
-):
+) -> None:
     seen = []
 
-    def refuse(*_given, **_options):
+    def refuse(*_given, **_options) -> Never:
         seen.append((threading.current_thread(), gc.isenabled()))
         raise InvalidRequest("this was read")
 
@@ -79,7 +80,7 @@ async def test_a_long_body_is_read_beside_the_event_loop_without_the_garbage_col
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/completions", "/completion", "/tokenize", "/v1/messages"]
 )
-async def test_a_long_malformed_body_is_the_clients_mistake(client, path):
+async def test_a_long_malformed_body_is_the_clients_mistake(client, path) -> None:
     for content, message in (
         (b"{\n" + b" " * (1 << 16) + b"x", "is not valid JSON at line 2, column 65537"),
         (b'["' + b"x" * (1 << 16) + b'"]', "an array"),
@@ -89,13 +90,13 @@ async def test_a_long_malformed_body_is_the_clients_mistake(client, path):
         assert message in reply.json()["error"]["message"]
 
 
-async def test_compressed_bodies_are_refused(client):
+async def test_compressed_bodies_are_refused(client) -> None:
     body = gzip.compress(json.dumps(COMPLETION).encode())
     reply = await client.post("/v1/completions", content=body, headers={"Content-Encoding": "gzip"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (415, 415)
 
 
-async def test_a_body_over_the_limit_is_refused_by_its_length_or_by_its_size(serve: Serve):
+async def test_a_body_over_the_limit_is_refused_by_its_length_or_by_its_size(serve: Serve) -> None:
     async def chunks():
         for _ in range(3):
             yield b" " * 1000
@@ -108,7 +109,7 @@ async def test_a_body_over_the_limit_is_refused_by_its_length_or_by_its_size(ser
         assert (await api.client.post("/v1/completions", content=exact)).status_code == 200
 
 
-async def test_bodies_of_all_requests_together_have_a_limit(live: GoLive):
+async def test_bodies_of_all_requests_together_have_a_limit(live: GoLive) -> None:
     steps = threading.Semaphore(0)
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
     async with live(loader, server={"max_body_bytes": 1024, "max_bodies_bytes": 1500}) as server:
@@ -134,14 +135,14 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n\
 
 
 @pytest.mark.parametrize("options", [{"idle_s": 0.05}, {"timeout_s": 0.05}])
-async def test_a_body_that_never_ends_is_given_up(live: GoLive, options):
+async def test_a_body_that_never_ends_is_given_up(live: GoLive, options) -> None:
     async with live(options=options) as server:
         reply = await server.exchange(HEAD + b'{"prompt": ')
         assert reply.startswith(b"HTTP/1.1 408 ")
         assert b'"the request body did not arrive within 0.05 s"' in reply
 
 
-async def test_a_client_that_leaves_in_the_middle_of_its_body_is_forgotten(live: GoLive):
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_forgotten(live: GoLive) -> None:
     async with live() as server:
         _, writer = await server.connect(HEAD + b'{"prompt": ')
         writer.transport.abort()
@@ -159,20 +160,20 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_forgotten(live:
         b"GET /health HTTP/1.1\r\nbad header\r\n\r\n",
     ],
 )
-async def test_what_is_not_http_ends_its_connection_and_nothing_else(live: GoLive, garbage):
+async def test_what_is_not_http_ends_its_connection_and_nothing_else(live: GoLive, garbage) -> None:
     async with live() as server:
         assert (await server.exchange(garbage)).startswith(b"HTTP/1.1 400 ")
         assert (await server.api.client.get("/health")).status_code == 200
 
 
-async def test_garbage_behind_a_request_does_not_spoil_its_reply(live: GoLive):
+async def test_garbage_behind_a_request_does_not_spoil_its_reply(live: GoLive) -> None:
     async with live() as server:
         reply = await server.exchange(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n\x00garbage\r\n\r\n")
         assert b"HTTP/1.1 400 " in reply
         assert (await server.api.client.get("/health")).status_code == 200
 
 
-async def test_pipelined_requests_are_answered_in_order(live: GoLive):
+async def test_pipelined_requests_are_answered_in_order(live: GoLive) -> None:
     async with live() as server:
         one = b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Request-Id: %d\r\n\r\n"
         last = b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Request-Id: 3\r\nConnection: close\r\n\r\n"
@@ -184,7 +185,7 @@ async def test_pipelined_requests_are_answered_in_order(live: GoLive):
 
 
 @pytest.mark.parametrize("piece", [b"X-A: " + b"a" * 1000 + b"\r\n", b"a" * 1000])
-async def test_an_endless_head_is_cut(live: GoLive, piece):
+async def test_an_endless_head_is_cut(live: GoLive, piece) -> None:
     async with live() as server:
         reader, writer = await server.connect(b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: ")
         reply = asyncio.create_task(reader.read())
@@ -198,20 +199,20 @@ async def test_an_endless_head_is_cut(live: GoLive, piece):
             assert (await reply).startswith((b"HTTP/1.1 400 ", b""))
 
 
-async def test_a_head_that_never_ends_is_given_up(live: GoLive, monkeypatch):
+async def test_a_head_that_never_ends_is_given_up(live: GoLive, monkeypatch) -> None:
     monkeypatch.setattr("server.transport.http_protocol.HEAD_S", 0.05)
     async with live() as server:
         assert await server.exchange(b"GET /livez HTTP/1.1\r\nHost: ") == b""
 
 
-async def test_large_but_finite_heads_pass(live: GoLive):
+async def test_large_but_finite_heads_pass(live: GoLive) -> None:
     async with live() as server:
         head = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-A: " + b"a" * 60_000 + b"\r\n\r\n"
         assert (await server.exchange(head)).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("piece", [b"X-A: " + b"a" * 1000 + b"\r\n", b"a" * 1000])
-async def test_endless_trailers_are_cut(live: GoLive, piece):
+async def test_endless_trailers_are_cut(live: GoLive, piece) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with live() as server:
         reader, writer = await server.connect(head + b"2\r\n{}\r\n0\r\nX-Long: ")
@@ -226,7 +227,7 @@ async def test_endless_trailers_are_cut(live: GoLive, piece):
             assert await reply == b""
 
 
-async def test_a_body_in_small_chunks_with_a_trailer_is_read(live: GoLive):
+async def test_a_body_in_small_chunks_with_a_trailer_is_read(live: GoLive) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     body = json.dumps(COMPLETION).ljust(20_000).encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)

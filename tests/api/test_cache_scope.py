@@ -23,7 +23,7 @@ async def n_cached(api: Api, name: str = "", **body: Any) -> int:
     return int(n)
 
 
-async def test_several_keys_share_nothing(serve: Serve, tmp_path: Path):
+async def test_several_keys_share_nothing(serve: Serve, tmp_path: Path) -> None:
     async with serve(server=server(key_file(tmp_path, ada={}, bert={}))) as api:
         assert [await n_cached(api, name) > 0 for name in ("ada", "bert", "ada", "bert")] == [False, False, True, True]
 
@@ -31,29 +31,29 @@ async def test_several_keys_share_nothing(serve: Serve, tmp_path: Path):
 @pytest.mark.parametrize(
     "settings", [{"api_keys": ["ada"]}, {}, {"api_keys": ["ada", "bert"], "cache_scope": "server"}]
 )
-async def test_one_key_or_none_shares_all_as_does_the_setting(serve: Serve, settings: dict[str, Any]):
+async def test_one_key_or_none_shares_all_as_does_the_setting(serve: Serve, settings: dict[str, Any]) -> None:
     async with serve(server=settings) as api:
         names = settings.get("api_keys", [""])
         assert [await n_cached(api, name) > 0 for name in (names[0], names[-1])] == [False, True]
 
 
-async def test_keys_of_llama_servers_kind_count_too(serve: Serve):
+async def test_keys_of_llama_servers_kind_count_too(serve: Serve) -> None:
     async with serve(server={"api_keys": ["ada", "bert"]}) as api:
         assert [await n_cached(api, name) > 0 for name in ("ada", "bert", "ada")] == [False, False, True]
 
 
-async def test_each_request_for_itself(serve: Serve):
+async def test_each_request_for_itself(serve: Serve) -> None:
     async with serve(server={"cache_scope": "request"}) as api:
         assert [await n_cached(api), await n_cached(api)] == [0, 0]
 
 
-async def test_a_salt_keeps_a_conversation_to_those_who_know_it(serve: Serve):
+async def test_a_salt_keeps_a_conversation_to_those_who_know_it(serve: Serve) -> None:
     async with serve() as api:
         salts: list[dict[str, Any]] = [{}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"cache_salt": "a"}, {}]
         assert [await n_cached(api, **salt) > 0 for salt in salts] == [False, False, False, True, True]
 
 
-async def test_a_salt_may_be_a_header_and_the_bodys_counts_before_it(serve: Serve):
+async def test_a_salt_may_be_a_header_and_the_bodys_counts_before_it(serve: Serve) -> None:
     async with serve() as api:
         found = []
         for header, body in (("a", {}), ("a", {}), ("b", {}), ("b", {"cache_salt": "a"})):
@@ -62,7 +62,7 @@ async def test_a_salt_may_be_a_header_and_the_bodys_counts_before_it(serve: Serv
         assert found == [False, True, False, True]
 
 
-async def test_a_salt_is_within_the_keys_own(serve: Serve):
+async def test_a_salt_is_within_the_keys_own(serve: Serve) -> None:
     async with serve(server={"api_keys": ["ada", "bert"]}) as api:
         assert [await n_cached(api, name, cache_salt="a") > 0 for name in ("ada", "bert", "ada")] == [
             False,
@@ -81,7 +81,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_every_format_reads_the_salt(serve: Serve, path: str, body: dict[str, Any]):
+async def test_every_format_reads_the_salt(serve: Serve, path: str, body: dict[str, Any]) -> None:
     def cached(reply: httpx.Response) -> int:
         assert reply.status_code == 200, reply.text
         told = reply.json()
@@ -104,7 +104,7 @@ async def test_every_format_reads_the_salt(serve: Serve, path: str, body: dict[s
             assert "cache_salt" in reply.text
 
 
-async def test_slots_show_their_counts_to_their_key(serve: Serve, tmp_path: Path):
+async def test_slots_show_their_counts_to_their_key(serve: Serve, tmp_path: Path) -> None:
     file = key_file(
         tmp_path, ada={"scopes": ["infer", "slots"]}, bert={"scopes": ["slots"]}, ops={"scopes": ["slots", "metrics"]}
     )
@@ -120,7 +120,7 @@ async def test_slots_show_their_counts_to_their_key(serve: Serve, tmp_path: Path
         assert "id_task" not in await shown("bert")
 
 
-async def test_saved_slots_are_their_keys_own(serve: Serve, tmp_path: Path):
+async def test_saved_slots_are_their_keys_own(serve: Serve, tmp_path: Path) -> None:
     folder = tmp_path / "slots"
     folder.mkdir()
     scopes = {"scopes": ["infer", "slots"]}
@@ -153,14 +153,14 @@ async def test_saved_slots_are_their_keys_own(serve: Serve, tmp_path: Path):
         assert await n_cached(api, "ada", id_slot=1) > 0
 
 
-async def test_without_several_keys_files_lie_where_they_always_did(serve: Serve, tmp_path: Path):
+async def test_without_several_keys_files_lie_where_they_always_did(serve: Serve, tmp_path: Path) -> None:
     async with serve(server={"slot_save_path": str(tmp_path)}) as api:
         await n_cached(api, id_slot=0)
         await api.client.post("/slots/0?action=save", json={"filename": "a.bin"})
         assert (tmp_path / "a.bin").stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_quota_bounds_each_keys_files(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_quota_bounds_each_keys_files(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.app.MIB", 1)  # bytes
     folder, other = tmp_path / "slots", tmp_path / "size"
     for each in (folder, other):
@@ -185,7 +185,7 @@ async def test_a_quota_bounds_each_keys_files(serve: Serve, tmp_path: Path, monk
     assert sorted(path.name for path in kept) == ["a", "a", "b"]
 
 
-async def test_a_signed_folder_restores_what_it_signed_alone(serve: Serve, tmp_path: Path):
+async def test_a_signed_folder_restores_what_it_signed_alone(serve: Serve, tmp_path: Path) -> None:
     folder, secret = tmp_path / "slots", tmp_path / "secret"
     folder.mkdir()
     body = {"filename": "a.bin"}

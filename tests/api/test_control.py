@@ -53,7 +53,7 @@ async def end(client: httpx.AsyncClient, completion_id: str, **more: Any) -> Any
     return reply.json()
 
 
-async def test_the_thoughts_of_a_running_chat_are_ended(serve: Serve):
+async def test_the_thoughts_of_a_running_chat_are_ended(serve: Serve) -> None:
     steps = threading.Semaphore(0)
     body = {"messages": HI, "stream": True, "temperature": 0, "max_tokens": 60, "reasoning_control": True}
     async with serve(stepped(steps)) as api, posting(api.app, CHAT, body) as exchange:
@@ -67,7 +67,7 @@ async def test_the_thoughts_of_a_running_chat_are_ended(serve: Serve):
         await settled(api)
 
 
-async def test_without_reasoning_control_the_chat_is_known_but_left_alone(serve: Serve):
+async def test_without_reasoning_control_the_chat_is_known_but_left_alone(serve: Serve) -> None:
     steps = threading.Semaphore(0)
     body = {"messages": HI, "stream": True, "temperature": 0, "max_tokens": 60}
     async with serve(stepped(steps)) as api, posting(api.app, CHAT, body) as exchange:
@@ -80,7 +80,7 @@ async def test_without_reasoning_control_the_chat_is_known_but_left_alone(serve:
         await settled(api)
 
 
-async def test_a_control_that_is_never_used_changes_nothing(serve: Serve):
+async def test_a_control_that_is_never_used_changes_nothing(serve: Serve) -> None:
     steps = threading.Semaphore(200)
     async with serve(stepped(steps)) as api:
         body = {"messages": HI, "temperature": 0, "reasoning_control": True}
@@ -88,7 +88,7 @@ async def test_a_control_that_is_never_used_changes_nothing(serve: Serve):
         assert (message["content"], message["reasoning_content"]) == ("Hello", "I wonder and wonder and wonder")
 
 
-async def test_a_client_that_leaves_takes_its_id_along(serve: Serve):
+async def test_a_client_that_leaves_takes_its_id_along(serve: Serve) -> None:
     steps = threading.Semaphore(0)
     body = {"messages": HI, "stream": True, "temperature": 0, "max_tokens": 60, "reasoning_control": True}
     async with serve(stepped(steps)) as api:
@@ -100,7 +100,7 @@ async def test_a_client_that_leaves_takes_its_id_along(serve: Serve):
         await settled(api)
 
 
-async def test_an_answer_to_a_schema_has_no_thoughts_to_end(serve: Serve):
+async def test_an_answer_to_a_schema_has_no_thoughts_to_end(serve: Serve) -> None:
     async with serve(FakeLoader(replies={"assistant\n": '{"a":1}'})) as api:
         body = {"messages": HI, "temperature": 0, "reasoning_control": True}
         schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -108,7 +108,7 @@ async def test_an_answer_to_a_schema_has_no_thoughts_to_end(serve: Serve):
         assert json.loads(reply.json()["choices"][0]["message"]["content"]) == {"a": 1}
 
 
-async def test_with_several_models_the_model_may_be_named(serve: Serve):
+async def test_with_several_models_the_model_may_be_named(serve: Serve) -> None:
     steps = threading.Semaphore(0)
     body = {"model": "first", "messages": HI, "stream": True, "max_tokens": 60, "reasoning_control": True}
     async with serve(stepped(steps), models=TWO) as api, posting(api.app, CHAT, body) as exchange:
@@ -128,13 +128,13 @@ async def test_with_several_models_the_model_may_be_named(serve: Serve):
         ({"id": "chatcmpl-1", "action": "explode"}, "unknown control action"),
     ],
 )
-async def test_a_wrong_body_is_a_400(client: httpx.AsyncClient, body: Any, message: str):
+async def test_a_wrong_body_is_a_400(client: httpx.AsyncClient, body: Any, message: str) -> None:
     reply = await client.post(URL, json=body)
     assert reply.status_code == 400
     assert message in reply.json()["error"]["message"]
 
 
-async def test_only_chats_can_be_controlled(client: httpx.AsyncClient):
+async def test_only_chats_can_be_controlled(client: httpx.AsyncClient) -> None:
     reply = await client.post("/v1/completions", json={"prompt": "Hi", "reasoning_control": True})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "reasoning_control")
 

@@ -44,7 +44,7 @@ def refused(reply: httpx.Response, status: int = 403) -> bool:
     ],
     ids=str,
 )
-async def test_a_page_of_another_site_changes_nothing(serve: Serve, method, path, body, headers):
+async def test_a_page_of_another_site_changes_nothing(serve: Serve, method, path, body, headers) -> None:
     async with serve(server={"props": True}) as api:
         reply = await api.client.request(method, path, content=body, headers=JSON | headers)
         assert refused(reply)
@@ -54,7 +54,7 @@ async def test_a_page_of_another_site_changes_nothing(serve: Serve, method, path
 
 @pytest.mark.parametrize(("method", "path", "body"), [each for each in CHANGES if each[0] == "POST" and each[2]])
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None])
-async def test_a_body_that_a_page_may_send_unasked_changes_nothing(serve: Serve, method, path, body, kind):
+async def test_a_body_that_a_page_may_send_unasked_changes_nothing(serve: Serve, method, path, body, kind) -> None:
     async with serve(server={"props": True}) as api:
         reply = await api.client.request(method, path, content=body, headers={"Content-Type": kind} if kind else {})
         assert refused(reply, 415)
@@ -75,13 +75,13 @@ async def test_a_body_that_a_page_may_send_unasked_changes_nothing(serve: Serve,
     ],
     ids=str,
 )
-async def test_the_servers_own_pages_and_programs_may_change_it(serve: Serve, headers):
+async def test_the_servers_own_pages_and_programs_may_change_it(serve: Serve, headers) -> None:
     async with serve(models=TWO) as api:
         reply = await api.client.post("/models/unload", content=b'{"model": "first"}', headers=JSON | headers)
         assert (reply.status_code, reply.json()) == (200, {"success": True})
 
 
-async def test_origins_that_are_listed_may(serve: Serve):
+async def test_origins_that_are_listed_may(serve: Serve) -> None:
     async with serve(models=TWO, server={"cors_origins": "https://ui.example"}) as api:
         for origin, status in (("https://ui.example", 200), ("https://evil.example", 403)):
             headers = JSON | {"Origin": origin}
@@ -89,20 +89,20 @@ async def test_origins_that_are_listed_may(serve: Serve):
             assert reply.status_code == status
 
 
-async def test_a_key_may_come_from_anywhere_in_any_form(serve: Serve):
+async def test_a_key_may_come_from_anywhere_in_any_form(serve: Serve) -> None:
     headers = {**FOREIGN, "Content-Type": "text/plain", "Authorization": "Bearer secret"}
     async with serve(models=TWO, server={"api_keys": ["secret"]}) as api:
         reply = await api.client.post("/models/unload", content=b'{"model": "first"}', headers=headers)
         assert reply.status_code == 200
 
 
-async def test_a_key_that_nobody_asked_for_opens_nothing(serve: Serve):
+async def test_a_key_that_nobody_asked_for_opens_nothing(serve: Serve) -> None:
     async with serve(models=TWO) as api:
         headers = {**JSON, **FOREIGN, "Authorization": "Bearer any"}
         assert refused(await api.client.post("/models/unload", content=b'{"model": "first"}', headers=headers))
 
 
-async def test_an_erase_without_a_body_needs_no_type(serve: Serve, tmp_path):
+async def test_an_erase_without_a_body_needs_no_type(serve: Serve, tmp_path) -> None:
     async with serve(server={"slot_save_path": str(tmp_path)}) as api:
         assert (await api.client.post("/slots/0?action=erase")).status_code == 200
         chunked = await api.client.post("/slots/0?action=erase", content=_chunks())
@@ -114,7 +114,7 @@ async def _chunks():
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/json"])
-async def test_pages_may_generate_as_with_llama_server(serve: Serve, kind):
+async def test_pages_may_generate_as_with_llama_server(serve: Serve, kind) -> None:
     async with serve() as api:
         headers = {**FOREIGN, "Content-Type": kind, "Sec-Fetch-Site": "cross-site"}
         assert (await api.client.post("/v1/chat/completions", content=CHAT, headers=headers)).status_code == 200
@@ -127,7 +127,7 @@ async def ask(server: Live, headers: Mapping[str, str], path: str = "/v1/models"
     return await server.api.client.get(path, headers=headers)
 
 
-async def test_on_a_loopback_address_a_strangers_name_is_refused(live: GoLive):
+async def test_on_a_loopback_address_a_strangers_name_is_refused(live: GoLive) -> None:
     async with live(server={"allowed_hosts": ["llm.example.com", "*.tail.example"]}) as server:
         for host in ("rebound.example", f"rebound.example:{server.port}", "tail.example"):
             for path in ("/v1/models", "/readyz", "/", "/nope"):
@@ -138,20 +138,20 @@ async def test_on_a_loopback_address_a_strangers_name_is_refused(live: GoLive):
             assert (await ask(server, {"Host": host})).status_code == 200
 
 
-async def test_with_keys_any_name_will_do(live: GoLive):
+async def test_with_keys_any_name_will_do(live: GoLive) -> None:
     async with live(server={"api_keys": ["secret"]}) as server:
         assert (await ask(server, {"Host": "llm.example.com"}, "/health")).status_code == 200
         key = {"Authorization": "Bearer secret"}
         assert (await ask(server, {"Host": "llm.example.com", **key})).status_code == 200
 
 
-async def test_elsewhere_any_name_will_do(serve: Serve):
+async def test_elsewhere_any_name_will_do(serve: Serve) -> None:
     async with serve() as api:  # its address is no loopback one
         assert (await api.client.get("/v1/models", headers={"Host": "llm.example.com"})).status_code == 200
 
 
 @pytest.mark.parametrize(("method", "path", "body"), CHANGES)
-async def test_elsewhere_a_page_with_a_strangers_name_changes_nothing(serve: Serve, method, path, body):
+async def test_elsewhere_a_page_with_a_strangers_name_changes_nothing(serve: Serve, method, path, body) -> None:
     rebound = {"Host": "rebound.example:8080", "Origin": "http://rebound.example:8080"}
     async with serve(server={"props": True}) as api:
         for headers in (rebound, {"Host": "rebound.example", "Sec-Fetch-Site": "same-origin"}):
@@ -161,14 +161,14 @@ async def test_elsewhere_a_page_with_a_strangers_name_changes_nothing(serve: Ser
         assert api.pool.states()[0].loaded is not None
 
 
-async def test_elsewhere_the_page_of_a_listed_name_may_change_it(serve: Serve):
+async def test_elsewhere_the_page_of_a_listed_name_may_change_it(serve: Serve) -> None:
     async with serve(models=TWO, server={"allowed_hosts": ["llm.example.com"]}) as api:
         own = {"Host": "llm.example.com", "Origin": "http://llm.example.com"}
         reply = await api.client.post("/models/unload", content=b'{"model": "first"}', headers=JSON | own)
         assert reply.status_code == 200
 
 
-async def test_a_browser_that_says_nothing_of_its_page_reloads_nothing(serve: Serve):
+async def test_a_browser_that_says_nothing_of_its_page_reloads_nothing(serve: Serve) -> None:
     async with serve() as api:  # so it is with plain http where the address is no loopback one
         browser = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64)"}
         assert refused(await api.client.get("/models?reload=1", headers=browser))
@@ -181,7 +181,7 @@ async def test_a_browser_that_says_nothing_of_its_page_reloads_nothing(serve: Se
 CLOSED = {"closed": True}
 
 
-async def test_a_closed_server_takes_nothing_of_other_sites(live: GoLive):
+async def test_a_closed_server_takes_nothing_of_other_sites(live: GoLive) -> None:
     async with live(server=CLOSED) as server:
         post = server.api.client.post
         assert (await post("/v1/chat/completions", content=CHAT, headers=JSON)).status_code == 200
@@ -193,7 +193,7 @@ async def test_a_closed_server_takes_nothing_of_other_sites(live: GoLive):
         assert "access-control-allow-origin" not in preflight.headers
 
 
-async def test_a_closed_server_serves_the_origins_that_are_listed(live: GoLive):
+async def test_a_closed_server_serves_the_origins_that_are_listed(live: GoLive) -> None:
     async with live(server=CLOSED | {"cors_origins": "https://ui.example"}) as server:
         reply = await server.api.client.post(
             "/v1/chat/completions", content=CHAT, headers=JSON | {"Origin": "https://ui.example"}
@@ -202,7 +202,7 @@ async def test_a_closed_server_serves_the_origins_that_are_listed(live: GoLive):
         assert reply.headers["access-control-allow-origin"] == "https://ui.example"
 
 
-async def test_a_closed_server_without_keys_serves_this_machine_only(serve: Serve):
+async def test_a_closed_server_without_keys_serves_this_machine_only(serve: Serve) -> None:
     async with serve(server=CLOSED) as api:  # its address is no loopback one
         for path in ("/v1/models", "/health"):
             assert refused(await api.client.get(path))
@@ -226,7 +226,7 @@ async def test_a_closed_server_without_keys_serves_this_machine_only(serve: Serv
         ),
     ],
 )
-async def test_administration_is_answered_at_its_own_port_alone(serve: Serve, method, path):
+async def test_administration_is_answered_at_its_own_port_alone(serve: Serve, method, path) -> None:
     async with serve(server={"admin_port": 9000, "metrics": True, "props": True}) as api:
         body = b"[]" if "lora" in path else b'{"model": "demo"}'
         content = {} if method in ("GET", "HEAD") else {"content": body, "headers": JSON}
@@ -238,7 +238,7 @@ async def test_administration_is_answered_at_its_own_port_alone(serve: Serve, me
                 assert (await api.client.get(base + read)).status_code in (200, 503)
 
 
-async def test_generation_is_answered_at_both_ports(serve: Serve):
+async def test_generation_is_answered_at_both_ports(serve: Serve) -> None:
     async with serve(server={"admin_port": 9000}) as api:
         for base in ("", "http://test:9000"):
             reply = await api.client.post(base + "/v1/chat/completions", content=CHAT, headers=JSON)

@@ -14,13 +14,13 @@ IDLE = {"status": "ok", "slots_idle": 4, "slots_processing": 0}
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/livez", "/readyz"])
-async def test_a_server_whose_model_is_loaded_is_well(client, path):
+async def test_a_server_whose_model_is_loaded_is_well(client, path) -> None:
     reply = await client.get(path)
     assert (reply.status_code, reply.json()) == (200, IDLE if path.endswith("health") else {"status": "ok"})
     assert (await client.head(path)).status_code == 200
 
 
-async def test_busy_slots_are_told_from_idle_ones(live: GoLive):
+async def test_busy_slots_are_told_from_idle_ones(live: GoLive) -> None:
     steps = threading.Semaphore(1)
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=steps))
     async with live(loader) as server:
@@ -36,7 +36,7 @@ async def test_busy_slots_are_told_from_idle_ones(live: GoLive):
         writer.close()
 
 
-async def test_a_full_server_fails_for_those_who_ask_for_a_slot(live: GoLive):
+async def test_a_full_server_fails_for_those_who_ask_for_a_slot(live: GoLive) -> None:
     steps = threading.Semaphore(1)
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
     async with live(loader) as server:
@@ -59,7 +59,7 @@ async def test_a_full_server_fails_for_those_who_ask_for_a_slot(live: GoLive):
         writer.close()
 
 
-async def test_the_slots_of_all_instances_and_models_are_summed(serve: Serve):
+async def test_the_slots_of_all_instances_and_models_are_summed(serve: Serve) -> None:
     models = {"a": {"path": "a.gguf", "load": "startup", "instances": 2}, "b": {"path": "b.gguf", "load": "startup"}}
     async with serve(models=models) as api:
         assert (await api.client.get("/health")).json()["slots_idle"] == 12
@@ -67,7 +67,7 @@ async def test_the_slots_of_all_instances_and_models_are_summed(serve: Serve):
         assert (await api.client.get("/health?model=b")).json()["slots_idle"] == 4
 
 
-async def test_of_one_of_several_models_its_own_state_counts(serve: Serve):
+async def test_of_one_of_several_models_its_own_state_counts(serve: Serve) -> None:
     async with serve(FakeLoader(failing={"b": "no such file"}), models=TWO, wait=False) as api:
         await api.settled()
         assert (await api.client.get("/health?model=a")).status_code == 200
@@ -76,7 +76,7 @@ async def test_of_one_of_several_models_its_own_state_counts(serve: Serve):
         assert "no such file" in reply.json()["error"]["message"]
 
 
-async def test_who_has_no_key_is_not_told_the_models(serve: Serve):
+async def test_who_has_no_key_is_not_told_the_models(serve: Serve) -> None:
     async with serve(models=TWO, server={"api_keys": ["secret"]}) as api:
         for name in ("a", "other"):
             assert (await api.client.get(f"/health?model={name}")).status_code == 401
@@ -85,7 +85,7 @@ async def test_who_has_no_key_is_not_told_the_models(serve: Serve):
         assert (await api.client.get("/health?model=other", headers=key)).status_code == 404
 
 
-async def test_who_has_no_key_hears_the_status_alone(serve: Serve):
+async def test_who_has_no_key_hears_the_status_alone(serve: Serve) -> None:
     failing = FakeLoader(failing={"b": "/secret/path: no such file"})
     async with serve(failing, models=TWO, server={"api_keys": ["secret"]}, wait=False) as api:
         await api.settled()
@@ -97,7 +97,7 @@ async def test_who_has_no_key_hears_the_status_alone(serve: Serve):
         assert (await api.client.get("/health", headers=key)).json()["slots_idle"] == 4
 
 
-async def test_who_has_no_key_is_not_told_why_it_is_not_ready(serve: Serve):
+async def test_who_has_no_key_is_not_told_why_it_is_not_ready(serve: Serve) -> None:
     failing = FakeLoader(failing={"demo": "/secret/path: no such file"})
     async with serve(failing, server={"api_keys": ["secret"]}, wait=False) as api:
         await api.settled()
@@ -110,13 +110,13 @@ async def test_who_has_no_key_is_not_told_why_it_is_not_ready(serve: Serve):
             assert "/secret/path" in (await api.client.get(path, headers=key)).text
 
 
-async def test_an_unloaded_model_has_no_slots_and_is_not_full(serve: Serve):
+async def test_an_unloaded_model_has_no_slots_and_is_not_full(serve: Serve) -> None:
     async with serve(models={"a": {"path": "a.gguf", "load": "on_demand"}}) as api:
         reply = await api.client.get("/health?fail_on_no_slot=1")
         assert (reply.status_code, reply.json()) == (200, IDLE | {"slots_idle": 0})
 
 
-async def test_a_sleeping_models_slots_are_idle(serve: Serve):
+async def test_a_sleeping_models_slots_are_idle(serve: Serve) -> None:
     models = {"demo": {"path": "demo.gguf", "load": "startup", "sleep_idle_seconds": 1}}
     async with serve(models=models) as api:
         with api.pool.subscribe() as events:
@@ -126,7 +126,7 @@ async def test_a_sleeping_models_slots_are_idle(serve: Serve):
         assert api.pool.states()[0].status is Status.SLEEPING
 
 
-async def test_while_the_only_model_loads_it_says_so(serve: Serve):
+async def test_while_the_only_model_loads_it_says_so(serve: Serve) -> None:
     gate = threading.Event()
     async with serve(FakeLoader(gate=gate), wait=False) as api:
         for path in ("/health", "/v1/health"):
@@ -145,7 +145,7 @@ async def test_while_the_only_model_loads_it_says_so(serve: Serve):
         assert (await api.client.get("/readyz")).status_code == 200
 
 
-async def test_one_failed_model_leaves_the_others_serving_and_is_named(serve: Serve):
+async def test_one_failed_model_leaves_the_others_serving_and_is_named(serve: Serve) -> None:
     async with serve(FakeLoader(failing={"b": "no such file"}), models=TWO, wait=False) as api:
         await api.settled()
         assert (await api.client.get("/health")).status_code == 200
@@ -153,7 +153,7 @@ async def test_one_failed_model_leaves_the_others_serving_and_is_named(serve: Se
         assert (reply.status_code, reply.json()) == (200, {"status": "ok", "failed": {"b": "no such file"}})
 
 
-async def test_when_every_model_failed_the_server_is_not_ready(serve: Serve):
+async def test_when_every_model_failed_the_server_is_not_ready(serve: Serve) -> None:
     async with serve(FakeLoader(failing={"a": "too big", "b": "no such file"}), models=TWO, wait=False) as api:
         await api.settled()
         reply = await api.client.get("/readyz")
@@ -163,7 +163,7 @@ async def test_when_every_model_failed_the_server_is_not_ready(serve: Serve):
         assert "no such file" in message
 
 
-async def test_the_only_model_failed_is_not_well(serve: Serve):
+async def test_the_only_model_failed_is_not_well(serve: Serve) -> None:
     async with serve(FakeLoader(failing={"demo": "no such file"}), wait=False) as api:
         await api.settled()
         reply = await api.client.get("/health")
@@ -171,13 +171,13 @@ async def test_the_only_model_failed_is_not_well(serve: Serve):
         assert "no such file" in reply.json()["error"]["message"]
 
 
-async def test_models_on_demand_do_not_delay_readiness(serve: Serve):
+async def test_models_on_demand_do_not_delay_readiness(serve: Serve) -> None:
     async with serve(models={"a": {"path": "a.gguf", "load": "on_demand"}}) as api:
         assert (await api.client.get("/readyz")).status_code == 200
         assert (await api.client.get("/health")).status_code == 200
 
 
-async def test_a_model_whose_step_thread_has_failed_is_not_ready(serve: Serve):
+async def test_a_model_whose_step_thread_has_failed_is_not_ready(serve: Serve) -> None:
     class PanicException(BaseException):
         """As a Rust library's."""
 
@@ -195,7 +195,9 @@ async def test_a_model_whose_step_thread_has_failed_is_not_ready(serve: Serve):
         assert (await api.client.post("/v1/completions", json={"prompt": "x"})).status_code == 503
 
 
-async def test_a_step_that_hangs_is_seen_by_all_who_ask_for_health(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+async def test_a_step_that_hangs_is_seen_by_all_who_ask_for_health(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.005)
     monkeypatch.setattr("server.engine.instances.HUNG_S", 0.01)
     begun, end = threading.Event(), threading.Event()

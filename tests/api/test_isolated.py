@@ -76,7 +76,7 @@ async def until_streamed(exchange: Exchange) -> None:
         pass
 
 
-async def test_a_reply_is_the_same_as_in_the_servers_own_process(start: Start):
+async def test_a_reply_is_the_same_as_in_the_servers_own_process(start: Start) -> None:
     async with start("plain", metrics=True) as api:
         isolated = (await api.client.post("/v1/chat/completions", json=chat("Hi", seed=1))).json()
         counts = (await api.client.get("/metrics")).text
@@ -94,7 +94,9 @@ async def test_a_reply_is_the_same_as_in_the_servers_own_process(start: Start):
     assert [slot["is_processing"] for slot in slots] == [False] * 4
 
 
-async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes_back(start: Start, tmp_path: Path):
+async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes_back(
+    start: Start, tmp_path: Path
+) -> None:
     async with start(models=TWO) as api, AsyncExitStack() as stack:
         body = chat("!wait 3!", stream=True, max_tokens=3000)
         of_a = [
@@ -122,7 +124,7 @@ async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes
         assert (engine(api, "a").core.n_restarts, engine(api, "b").core.n_restarts) == (1, 1)
 
 
-async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path):
+async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path) -> None:
     models = {"demo": {**ONE["demo"], "embedding": True, "pooling": "mean"}}
     async with start(str(tmp_path / "died"), models=models) as api:
         reply = await api.client.post("/v1/embeddings", json={"input": ["ab", "c"]})
@@ -130,7 +132,7 @@ async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path)
         assert len(reply.json()["data"]) == 2
 
 
-async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(start: Start):
+async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(start: Start) -> None:
     models = {"bad": {**ONE["demo"], "load": "on_demand"}, "good": {"path": "good.gguf"}}
     async with start("aborting", models=models) as api:
         reply = await api.client.post("/v1/chat/completions", json=chat("Hi", model="bad"))
@@ -139,7 +141,7 @@ async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(sta
         assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="good"))).status_code == 200
 
 
-async def test_a_step_that_hangs_is_ended_by_the_watchdog(start: Start, monkeypatch: pytest.MonkeyPatch):
+async def test_a_step_that_hangs_is_ended_by_the_watchdog(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.05)
     monkeypatch.setattr("server.pool.isolated.engines.LEAST_LIMIT_S", 1.0)
     async with start(watchdog_s=1.0) as api:

@@ -46,7 +46,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.reload.EVERY_S", 0.005)
 
 
-async def test_each_key_may_what_its_scopes_say(serve: Serve, tmp_path: Path):
+async def test_each_key_may_what_its_scopes_say(serve: Serve, tmp_path: Path) -> None:
     file = key_file(tmp_path, ada={"scopes": ["infer"]}, ops={"scopes": ["models", "metrics", "slots"]})
     async with serve(models=TWO, server=server(file, metrics=True)) as api:
         assert (await chat(api, "ada", model="first")).status_code == 200
@@ -62,14 +62,14 @@ async def test_each_key_may_what_its_scopes_say(serve: Serve, tmp_path: Path):
         assert (await api.client.get("/v1/models")).status_code == 401
 
 
-async def test_a_file_without_any_key_opens_nothing(serve: Serve, tmp_path: Path):
+async def test_a_file_without_any_key_opens_nothing(serve: Serve, tmp_path: Path) -> None:
     async with serve(server=server(key_file(tmp_path))) as api:
         for given in ({}, bearer("ada"), bearer("")):
             assert (await api.client.get("/v1/models", headers=given)).status_code == 401
             assert (await api.client.post("/v1/chat/completions", json=CHAT, headers=given)).status_code == 401
 
 
-async def test_a_key_knows_of_no_models_but_its_own(serve: Serve, tmp_path: Path):
+async def test_a_key_knows_of_no_models_but_its_own(serve: Serve, tmp_path: Path) -> None:
     scopes = ["infer", "models", "slots"]
     file = key_file(tmp_path, ada={"models": ["first"], "scopes": scopes}, all={"scopes": scopes})
     async with serve(models=TWO, server=server(file)) as api:
@@ -93,7 +93,7 @@ async def test_a_key_knows_of_no_models_but_its_own(serve: Serve, tmp_path: Path
         assert (await post("/models/load", json={"model": "b"}, headers=bearer("all"))).status_code == 200
 
 
-async def test_requests_a_minute_and_what_is_left_of_them(serve: Serve, tmp_path: Path):
+async def test_requests_a_minute_and_what_is_left_of_them(serve: Serve, tmp_path: Path) -> None:
     async with serve(server=server(key_file(tmp_path, ada={"requests_per_minute": 2}, bert={}))) as api:
         first = await chat(api, "ada")
         assert (first.status_code, first.headers["x-ratelimit-remaining-requests"]) == (200, "1")
@@ -111,7 +111,7 @@ async def test_requests_a_minute_and_what_is_left_of_them(serve: Serve, tmp_path
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tokens_of_prompts_and_replies_count(serve: Serve, tmp_path: Path, stream: bool):
+async def test_tokens_of_prompts_and_replies_count(serve: Serve, tmp_path: Path, stream: bool) -> None:
     loader = FakeLoader(replies={"assistant\n": "Hello there"})
     async with serve(loader, server=server(key_file(tmp_path, ada={"tokens_per_minute": 1000}))) as api:
         reply = await chat(api, "ada", stream=stream, stream_options={"include_usage": True} if stream else None)
@@ -120,7 +120,7 @@ async def test_tokens_of_prompts_and_replies_count(serve: Serve, tmp_path: Path,
         assert left == 1000 - 2 * usage["total_tokens"]
 
 
-async def test_tokens_of_embeddings_count_and_who_has_none_left_is_refused(serve: Serve, tmp_path: Path):
+async def test_tokens_of_embeddings_count_and_who_has_none_left_is_refused(serve: Serve, tmp_path: Path) -> None:
     models = {"demo": {"path": "demo.gguf", "load": "startup", "embedding": True}}
     async with serve(models=models, server=server(key_file(tmp_path, ada={"tokens_per_minute": 2}))) as api:
         asked = {"json": {"input": "some text to embed"}, "headers": bearer("ada")}
@@ -129,7 +129,7 @@ async def test_tokens_of_embeddings_count_and_who_has_none_left_is_refused(serve
         assert (refused.status_code, "tokens a minute" in refused.text) == (429, True)
 
 
-async def test_so_many_at_once(live: GoLive, tmp_path: Path):
+async def test_so_many_at_once(live: GoLive, tmp_path: Path) -> None:
     steps = threading.Semaphore(1)
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=4, steps=steps))
     async with live(loader, server=server(key_file(tmp_path, ada={"at_once": 1}, bert={}))) as running:
@@ -146,7 +146,7 @@ async def test_so_many_at_once(live: GoLive, tmp_path: Path):
         assert (await chat(running.api, "ada")).status_code == 200
 
 
-async def test_a_stream_that_goes_on_alone_is_one_of_those_at_once(serve: Serve, tmp_path: Path):
+async def test_a_stream_that_goes_on_alone_is_one_of_those_at_once(serve: Serve, tmp_path: Path) -> None:
     steps = threading.Semaphore(0)
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=4, steps=steps))
     async with serve(loader, server=server(key_file(tmp_path, ada={"at_once": 1}))) as api:
@@ -165,12 +165,14 @@ async def test_a_stream_that_goes_on_alone_is_one_of_those_at_once(serve: Serve,
 
 
 @pytest.mark.parametrize(("ceiling", "asked", "status"), [(0, -1, 403), (0, 0, 200), (-5, -5, 200), (-5, -6, 403)])
-async def test_nobody_is_more_urgent_than_his_key(serve: Serve, tmp_path: Path, ceiling: int, asked: int, status: int):
+async def test_nobody_is_more_urgent_than_his_key(
+    serve: Serve, tmp_path: Path, ceiling: int, asked: int, status: int
+) -> None:
     async with serve(server=server(key_file(tmp_path, ada={"priority": ceiling}))) as api:
         assert (await chat(api, "ada", priority=asked)).status_code == status
 
 
-async def test_who_asks_for_no_priority_gets_his_keys(serve: Serve, tmp_path: Path):
+async def test_who_asks_for_no_priority_gets_his_keys(serve: Serve, tmp_path: Path) -> None:
     async with serve(server=server(key_file(tmp_path, ada={"priority": 3}))) as api:
         seen: list[int] = []
         engine = api.pool.states()[0].loaded.engine
@@ -181,7 +183,7 @@ async def test_who_asks_for_no_priority_gets_his_keys(serve: Serve, tmp_path: Pa
         assert seen == [3, 3, 4]
 
 
-async def test_the_file_is_followed(serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_the_file_is_followed(serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     file = key_file(tmp_path, ada={})
     async with serve(server=server(file)) as api:
@@ -199,14 +201,16 @@ async def test_the_file_is_followed(serve: Serve, tmp_path: Path, caplog: pytest
         assert (await api.client.get("/v1/models")).status_code == 401
 
 
-async def test_llama_servers_keys_may_do_everything_beside_them(serve: Serve, tmp_path: Path):
+async def test_llama_servers_keys_may_do_everything_beside_them(serve: Serve, tmp_path: Path) -> None:
     settings = server(key_file(tmp_path, ada={}), api_keys=["master"], metrics=True)
     async with serve(server=settings) as api:
         assert (await api.client.get("/metrics", headers=bearer("master"))).status_code == 200
         assert (await chat(api, "master", priority=-9)).status_code == 200
 
 
-async def test_the_log_says_whose_request_it_was(serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_the_log_says_whose_request_it_was(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", logger="server.access")
     async with serve(server=server(key_file(tmp_path, ada={}))) as api:
         await chat(api, "ada")
@@ -218,7 +222,7 @@ async def test_the_log_says_whose_request_it_was(serve: Serve, tmp_path: Path, c
 
 
 @pytest.mark.parametrize("by", ["ada", "ops"])
-async def test_nobody_ends_the_requests_of_others(live: GoLive, tmp_path: Path, by: str):
+async def test_nobody_ends_the_requests_of_others(live: GoLive, tmp_path: Path, by: str) -> None:
     steps = threading.Semaphore(1)
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=steps))
     file = key_file(tmp_path, ada={}, bert={}, ops={"scopes": ["infer", "metrics"]})

@@ -24,7 +24,7 @@ def slow_loader(steps: threading.Semaphore, **runner: object) -> FakeLoader:
     return FakeLoader(runner=lambda: FakeRunner(steps=steps, **runner))
 
 
-async def test_nothing_is_loaded_before_the_lifespan_starts():
+async def test_nothing_is_loaded_before_the_lifespan_starts() -> None:
     loader = FakeLoader()
     app = create_app(make_settings(), loader=loader)
     assert loader.loaded == []
@@ -33,7 +33,7 @@ async def test_nothing_is_loaded_before_the_lifespan_starts():
     assert all(weights.closed for weights in loader.loaded)
 
 
-async def test_stopping_while_a_model_loads_ends_the_load():
+async def test_stopping_while_a_model_loads_ends_the_load() -> None:
     gate = threading.Event()
     loader = FakeLoader(gate=gate)
     async with run_app(create_app(make_settings(), loader=loader)):
@@ -41,13 +41,13 @@ async def test_stopping_while_a_model_loads_ends_the_load():
     assert all(weights.closed for weights in loader.loaded)
 
 
-async def test_two_models_of_one_name_are_a_mistake_of_the_configuration():
+async def test_two_models_of_one_name_are_a_mistake_of_the_configuration() -> None:
     models = {"a": {"path": "a.gguf", "aliases": ["b"]}, "b": {"path": "b.gguf"}}
     with pytest.raises(ConfigError, match="both called 'b'"):
         create_app(make_settings(models=models), loader=FakeLoader())
 
 
-async def test_while_it_stops_new_requests_are_refused_and_health_still_answers(serve: Serve):
+async def test_while_it_stops_new_requests_are_refused_and_health_still_answers(serve: Serve) -> None:
     async with serve() as api:
         api.app.state.services.draining.set()
         reply = await api.client.post("/v1/completions", json={"prompt": "x"})
@@ -57,7 +57,7 @@ async def test_while_it_stops_new_requests_are_refused_and_health_still_answers(
         assert (await api.client.get("/readyz")).status_code == 503
 
 
-async def test_a_running_stream_is_finished_within_the_drain_time(live: GoLive):
+async def test_a_running_stream_is_finished_within_the_drain_time(live: GoLive) -> None:
     steps = threading.Semaphore(1)
     async with live(slow_loader(steps)) as server:
         reader, writer = await server.connect(chat_request(max_tokens=3))
@@ -71,7 +71,7 @@ async def test_a_running_stream_is_finished_within_the_drain_time(live: GoLive):
         writer.close()
 
 
-async def test_a_stream_that_outlives_the_drain_time_ends_with_an_error(live: GoLive):
+async def test_a_stream_that_outlives_the_drain_time_ends_with_an_error(live: GoLive) -> None:
     steps = threading.Semaphore(3)
     loader = FakeLoader(runner=lambda: FakeRunner(n_ctx_seq=100_000, steps=steps))
     async with live(loader, server={"drain_s": 0}) as server:
@@ -89,7 +89,7 @@ async def test_a_stream_that_outlives_the_drain_time_ends_with_an_error(live: Go
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_frees_its_slot_at_once(live: GoLive, stream, caplog):
+async def test_a_client_that_leaves_frees_its_slot_at_once(live: GoLive, stream, caplog) -> None:
     steps = threading.Semaphore(2)
     async with live(slow_loader(steps, n_seq=1)) as server:
         engine = server.api.pool.states()[0].loaded.engine
@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_frees_its_slot_at_once(live: GoLive, stream,
         assert (await reply).status_code == 200
 
 
-async def test_a_client_that_stops_reading_is_dropped_and_its_slot_freed(live: GoLive, caplog):
+async def test_a_client_that_stops_reading_is_dropped_and_its_slot_freed(live: GoLive, caplog) -> None:
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, n_ctx_seq=9000))  # about 20 MB: more than sockets buffer
     async with live(loader, options={"idle_s": 0.2}) as server:
         engine = server.api.pool.states()[0].loaded.engine
@@ -122,7 +122,7 @@ async def test_a_client_that_stops_reading_is_dropped_and_its_slot_freed(live: G
         assert not [record for record in caplog.records if record.levelno > logging.WARNING]
 
 
-async def test_each_event_is_one_http_chunk(live: GoLive):
+async def test_each_event_is_one_http_chunk(live: GoLive) -> None:
     async with live(FakeLoader(replies={"Hi": "there"})) as server:
         reader, writer = await server.connect(chat_request(max_tokens=4, temperature=0))
         head = await reader.readuntil(b"\r\n\r\n")
@@ -138,7 +138,7 @@ async def test_each_event_is_one_http_chunk(live: GoLive):
         assert chunks[-1] == b"data: [DONE]\n\n"
 
 
-async def test_a_silent_stream_is_pinged(live: GoLive):
+async def test_a_silent_stream_is_pinged(live: GoLive) -> None:
     steps = threading.Semaphore(1)
     async with live(slow_loader(steps), options={"sse_ping_interval_s": 0.05}) as server:
         reader, writer = await server.connect(chat_request(max_tokens=2))
@@ -158,7 +158,7 @@ async def test_a_silent_stream_is_pinged(live: GoLive):
         (["gunicorn"], {"SERVER_SOFTWARE": "gunicorn/23.0"}, True),
     ],
 )
-def test_several_workers_get_a_warning(caplog, argv, environ, warns):
+def test_several_workers_get_a_warning(caplog, argv, environ, warns) -> None:
     warn_of_workers(argv, environ)
     assert ("loads every model into memory anew" in caplog.text) is warns
 
@@ -175,7 +175,7 @@ def run_uvicorn(*args: str, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_wrong_setting_stops_uvicorn_with_one_line():
+def test_a_wrong_setting_stops_uvicorn_with_one_line() -> None:
     process = run_uvicorn(LLAMAPOOL_SERVER__PORT="many")
     output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 2
@@ -185,13 +185,13 @@ def test_a_wrong_setting_stops_uvicorn_with_one_line():
     assert "PORT" in lines[0] or "port" in lines[0]
 
 
-def test_importing_the_module_reads_no_environment():
+def test_importing_the_module_reads_no_environment() -> None:
     code = "import server.app; assert 'app' not in vars(server.app)"
     env = os.environ | {"LLAMAPOOL_SERVER__PORT": "many"}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=TIMEOUT_S)
 
 
-def test_the_module_has_no_other_surprises():
+def test_the_module_has_no_other_surprises() -> None:
     import server.app
 
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -217,7 +217,7 @@ asyncio.run(main())
 """
 
 
-def test_a_second_sigterm_ends_the_process_in_the_middle_of_a_stream():
+def test_a_second_sigterm_ends_the_process_in_the_middle_of_a_stream() -> None:
     with subprocess.Popen([sys.executable, "-c", MAIN], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -28,17 +28,17 @@ async def text(api: Any, **more: Any) -> str:
     return reply.json()["content"]
 
 
-async def test_a_model_without_adapters_has_an_empty_list(client):
+async def test_a_model_without_adapters_has_an_empty_list(client) -> None:
     assert (await client.get("/lora-adapters")).json() == []
     assert (await client.post("/lora-adapters", json=[])).json() == {"success": True}
 
 
-async def test_adapters_are_shown_as_llama_server_shows_them(serve: Serve):
+async def test_adapters_are_shown_as_llama_server_shows_them(serve: Serve) -> None:
     async with serve(models=MODELS) as api:
         assert (await api.client.get("/lora-adapters")).json() == SHOWN
 
 
-async def test_an_activated_adapter_shows_its_invocation(serve: Serve):
+async def test_an_activated_adapter_shows_its_invocation(serve: Serve) -> None:
     adapter = Adapter(0, "a.gguf", 1.0, "task", "prefix", tuple(b"<go>"))
     async with serve(FakeLoader(runner=lambda: FakeRunner(adapters=(adapter,)))) as api:
         (shown,) = (await api.client.get("/lora-adapters")).json()
@@ -47,7 +47,7 @@ async def test_an_activated_adapter_shows_its_invocation(serve: Serve):
         assert shown["alora_invocation_tokens"] == list(b"<go>")
 
 
-async def test_adapters_that_are_not_named_are_switched_off(serve: Serve):
+async def test_adapters_that_are_not_named_are_switched_off(serve: Serve) -> None:
     async with serve(models=MODELS) as api:
         for body, expected in (
             ([{"id": 1, "scale": 0.25}], [0.0, 0.25]),
@@ -59,7 +59,7 @@ async def test_adapters_that_are_not_named_are_switched_off(serve: Serve):
             assert await scales(api) == expected
 
 
-async def test_what_is_set_holds_for_later_requests_unless_they_say_otherwise(serve: Serve):
+async def test_what_is_set_holds_for_later_requests_unless_they_say_otherwise(serve: Serve) -> None:
     async with serve(models=MODELS) as api:
         configured = await text(api)
         await api.client.post("/lora-adapters", json=[{"id": 0, "scale": 0.9}])
@@ -91,7 +91,7 @@ async def test_what_is_set_holds_for_later_requests_unless_they_say_otherwise(se
         (b'[{"id": 1, "scale": 1}, {"id": 1, "scale": 2}]', "names an adapter twice"),
     ],
 )
-async def test_mistakes_change_nothing(serve: Serve, body: bytes, expected: str):
+async def test_mistakes_change_nothing(serve: Serve, body: bytes, expected: str) -> None:
     async with serve(models=MODELS) as api:
         reply = await api.client.post("/lora-adapters", content=body, headers={"Content-Type": "application/json"})
         assert reply.status_code == 400
@@ -99,7 +99,7 @@ async def test_mistakes_change_nothing(serve: Serve, body: bytes, expected: str)
         assert await scales(api) == [0.5, 1.0]
 
 
-async def test_one_of_several_models_is_named_in_the_query(serve: Serve):
+async def test_one_of_several_models_is_named_in_the_query(serve: Serve) -> None:
     models = {**MODELS, "other": {"path": "other.gguf"}}
     async with serve(models=models) as api:
         assert await scales(api, "?model=demo") == await scales(api) == [0.5, 1.0]
@@ -109,7 +109,7 @@ async def test_one_of_several_models_is_named_in_the_query(serve: Serve):
         assert await scales(api, "?model=demo") == [0.0, 0.0]
 
 
-async def test_scales_outlast_a_sleep_but_not_an_unload(serve: Serve):
+async def test_scales_outlast_a_sleep_but_not_an_unload(serve: Serve) -> None:
     models = {"demo": {**MODELS["demo"], "sleep_idle_seconds": 1}}
     async with serve(models=models) as api:
         await api.client.post("/lora-adapters", json=[{"id": 0, "scale": 0.25}])

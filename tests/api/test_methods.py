@@ -32,7 +32,7 @@ GZIP = {"Accept-Encoding": "gzip"}
 
 
 @pytest.mark.parametrize("path", GETS)
-async def test_a_head_is_its_get_without_the_body(live: GoLive, path: str):
+async def test_a_head_is_its_get_without_the_body(live: GoLive, path: str) -> None:
     async with live(server={"metrics": True}) as server:
         get = await server.api.client.get(path)
         head = await server.api.client.head(path)
@@ -44,7 +44,7 @@ async def test_a_head_is_its_get_without_the_body(live: GoLive, path: str):
 
 
 @pytest.mark.parametrize("path", sorted(STREAMS))
-async def test_a_head_of_a_stream_ends_at_once(live: GoLive, path: str):
+async def test_a_head_of_a_stream_ends_at_once(live: GoLive, path: str) -> None:
     async with live() as server:
         for _ in range(MOST_WATCHERS + 1):  # and takes nobody's place
             head = await asyncio.wait_for(server.api.client.head(path), TIMEOUT_S)
@@ -53,25 +53,25 @@ async def test_a_head_of_a_stream_ends_at_once(live: GoLive, path: str):
 
 
 @pytest.mark.parametrize(("path", "status"), [("/nope", 404), ("/v1/completions", 405)])
-async def test_a_head_of_what_has_no_get_fails_as_a_get_does(client: httpx.AsyncClient, path: str, status: int):
+async def test_a_head_of_what_has_no_get_fails_as_a_get_does(client: httpx.AsyncClient, path: str, status: int) -> None:
     head = await client.head(path)
     assert (head.status_code, head.content) == (status, b"")
 
 
-async def test_a_head_needs_a_key_where_a_get_does(serve: Serve):
+async def test_a_head_needs_a_key_where_a_get_does(serve: Serve) -> None:
     async with serve(server={"api_keys": ["secret"]}) as api:
         assert (await api.client.head("/v1/models")).status_code == 401
         assert (await api.client.head("/health")).status_code == 200
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/nope"])
-async def test_options_are_answered_on_every_path(client: httpx.AsyncClient, path: str):
+async def test_options_are_answered_on_every_path(client: httpx.AsyncClient, path: str) -> None:
     reply = await client.options(path, headers={"Origin": "http://x.y"})
     assert (reply.status_code, reply.content) == (200, b"")
     assert reply.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
 
 
-async def test_long_replies_are_compressed_for_those_who_ask(live: GoLive):
+async def test_long_replies_are_compressed_for_those_who_ask(live: GoLive) -> None:
     async with live() as server:
         async with server.api.client.stream("GET", "/openapi.json", headers=GZIP) as reply:
             raw = b"".join([part async for part in reply.aiter_raw()])
@@ -82,7 +82,7 @@ async def test_long_replies_are_compressed_for_those_who_ask(live: GoLive):
         assert json.loads(gzip.decompress(raw)) == plain.json()
 
 
-async def test_streams_are_never_compressed(live: GoLive):
+async def test_streams_are_never_compressed(live: GoLive) -> None:
     async with live() as server:
         body = {"prompt": "Hi", "max_tokens": 100, "stream": True, "ignore_eos": True}
         async with server.api.client.stream("POST", "/v1/completions", json=body, headers=GZIP) as reply:

@@ -17,7 +17,7 @@ def sample(text: str, line_start: str) -> float:
     return float(line.rsplit(" ", 1)[1])
 
 
-async def test_without_the_flag_there_are_none(client):
+async def test_without_the_flag_there_are_none(client) -> None:
     reply = await client.get("/metrics")
     assert (reply.status_code, reply.json()) == (
         501,
@@ -31,7 +31,7 @@ async def test_without_the_flag_there_are_none(client):
     )
 
 
-async def test_tokens_of_a_request_are_counted_under_its_model(serve: Serve):
+async def test_tokens_of_a_request_are_counted_under_its_model(serve: Serve) -> None:
     async with serve(FakeLoader(replies={"Hi": "there"}), server={"metrics": True}) as api:
         body = {"prompt": "Hi", "max_tokens": 3}
         assert (await api.client.post("/v1/completions", json=body)).status_code == 200
@@ -45,7 +45,7 @@ async def test_tokens_of_a_request_are_counted_under_its_model(serve: Serve):
         assert sample(text, 'llamapool_request_duration_seconds_count{model="demo"}') == 1
 
 
-async def test_decodes_are_counted_as_llama_server_counts_them(serve: Serve):
+async def test_decodes_are_counted_as_llama_server_counts_them(serve: Serve) -> None:
     """The last token of a reply is in no cell, and the first one comes with the prompt."""
     async with serve(server={"metrics": True}) as api:
         body = {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
@@ -57,7 +57,7 @@ async def test_decodes_are_counted_as_llama_server_counts_them(serve: Serve):
         assert found["llamacpp:prompt_tokens_total"] == ("counter", 3)
 
 
-async def test_counters_survive_an_unload(serve: Serve):
+async def test_counters_survive_an_unload(serve: Serve) -> None:
     async with serve(models=TWO, server={"metrics": True}) as api:
         body = {"model": "b", "prompt": "Hi", "max_tokens": 3}
         assert (await api.client.post("/v1/completions", json=body)).status_code == 200
@@ -70,7 +70,7 @@ async def test_counters_survive_an_unload(serve: Serve):
         assert (before, after) == (3, 6)
 
 
-async def test_requests_are_counted_by_route_and_not_by_what_clients_make_up(serve: Serve):
+async def test_requests_are_counted_by_route_and_not_by_what_clients_make_up(serve: Serve) -> None:
     async with serve(server={"metrics": True}) as api:
         await api.client.get("/v1/models/x")
         await api.client.get("/v1/models/y")
@@ -99,7 +99,7 @@ def llama_servers(text: str) -> dict[str, tuple[str, float]]:
     return values
 
 
-async def test_one_models_metrics_have_no_label_and_none_of_the_others(serve: Serve):
+async def test_one_models_metrics_have_no_label_and_none_of_the_others(serve: Serve) -> None:
     async with serve(models=TWO, server={"metrics": True}) as api:
         for model, n in (("first", 2), ("b", 3)):
             body = {"model": model, "prompt": "Hi", "max_tokens": n, "ignore_eos": True}
@@ -114,7 +114,7 @@ async def test_one_models_metrics_have_no_label_and_none_of_the_others(serve: Se
         assert first["llamacpp:tokens_predicted_total"] == ("counter", 2)
 
 
-async def test_llama_servers_names_are_of_all_models_together(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+async def test_llama_servers_names_are_of_all_models_together(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.metrics.windows.WINDOW_S", 1e9)
     async with serve(models=TWO, server={"metrics": True}) as api:
         assert llama_servers((await api.client.get("/metrics")).text)["llamacpp:n_decode_total"] == ("counter", 0)
@@ -135,7 +135,7 @@ async def test_llama_servers_names_are_of_all_models_together(serve: Serve, monk
         assert again["llamacpp:predicted_tokens_seconds"] == found["llamacpp:predicted_tokens_seconds"]
 
 
-async def test_the_metrics_of_a_model_that_was_never_loaded_are_zeros_and_load_nothing(serve: Serve):
+async def test_the_metrics_of_a_model_that_was_never_loaded_are_zeros_and_load_nothing(serve: Serve) -> None:
     async with serve(models=TWO, server={"metrics": True}) as api:
         found = llama_servers((await api.client.get("/metrics?model=b")).text)
         assert found["llamacpp:n_decode_total"] == ("counter", 0)
@@ -143,7 +143,7 @@ async def test_the_metrics_of_a_model_that_was_never_loaded_are_zeros_and_load_n
         assert (await api.client.get("/metrics?model=nope")).status_code == 404
 
 
-async def test_openmetrics_on_request(serve: Serve):
+async def test_openmetrics_on_request(serve: Serve) -> None:
     async with serve(server={"metrics": True}) as api:
         accept = {"Accept": "application/openmetrics-text;version=1.0.0"}
         reply = await api.client.get("/metrics", headers=accept)
@@ -151,7 +151,7 @@ async def test_openmetrics_on_request(serve: Serve):
         assert reply.text.endswith("# EOF\n")
 
 
-async def test_states_slots_and_cells_of_models(serve: Serve):
+async def test_states_slots_and_cells_of_models(serve: Serve) -> None:
     async with serve(models=TWO, server={"metrics": True}) as api:
         text = (await api.client.get("/metrics")).text
         assert sample(text, 'llamapool_model_status{model="b",status="unloaded"}') == 1
@@ -171,7 +171,7 @@ async def test_states_slots_and_cells_of_models(serve: Serve):
         assert sample(text, 'llamapool_choices_total{model="b",reason="limit"}') == 1
 
 
-async def test_cells_of_running_requests(live: GoLive):
+async def test_cells_of_running_requests(live: GoLive) -> None:
     steps = threading.Semaphore(1)
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=2, steps=steps))
     async with live(loader, server={"metrics": True}) as running:
@@ -188,7 +188,7 @@ async def test_cells_of_running_requests(live: GoLive):
         await writer.wait_closed()
 
 
-async def test_keys_and_errors_are_counted_by_name(serve: Serve, tmp_path: Path):
+async def test_keys_and_errors_are_counted_by_name(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     add_entry(file, {"name": "ada", "hash": hash_of("ada"), "scopes": ["infer", "metrics"]})
     async with serve(server={"metrics": True, "keys_file": file}) as api:
@@ -207,7 +207,7 @@ async def test_keys_and_errors_are_counted_by_name(serve: Serve, tmp_path: Path)
         assert "key-" not in text
 
 
-async def test_a_load_that_fails_is_counted(serve: Serve):
+async def test_a_load_that_fails_is_counted(serve: Serve) -> None:
     async with serve(FakeLoader(failing={"demo": "no"}), server={"metrics": True}, wait=False) as api:
         await until(lambda: api.pool.state("demo").status is Status.FAILED)
         await until(
@@ -219,7 +219,7 @@ async def test_a_load_that_fails_is_counted(serve: Serve):
         assert "llamapool_model_load_seconds_count{" not in text
 
 
-async def test_what_runs_and_how_late_the_loop_is(serve: Serve, monkeypatch):
+async def test_what_runs_and_how_late_the_loop_is(serve: Serve, monkeypatch) -> None:
     monkeypatch.setattr("server.metrics.exposition.LOOK_EVERY_S", 0.001)
     async with serve(server={"metrics": True}) as api:
         registry = api.app.state.services.metrics._registry

@@ -13,7 +13,7 @@ TWO = {
 }
 
 
-async def test_the_list_has_llama_servers_shape(client):
+async def test_the_list_has_llama_servers_shape(client) -> None:
     body = (await client.get("/v1/models")).json()
     assert body["object"] == "list"
     assert body["models"] == [
@@ -68,7 +68,7 @@ async def test_the_list_has_llama_servers_shape(client):
     }
 
 
-async def test_an_unloaded_model_is_listed_with_its_status(serve: Serve):
+async def test_an_unloaded_model_is_listed_with_its_status(serve: Serve) -> None:
     async with serve(models=TWO) as api:
         first, second = (await api.client.get("/models")).json()["data"]
         assert (first["id"], first["tags"], first["status"]["value"]) == ("org/a:Q8", ["small"], "loaded")
@@ -79,14 +79,14 @@ async def test_an_unloaded_model_is_listed_with_its_status(serve: Serve):
         assert "meta" not in second
 
 
-async def test_one_model_is_shown_by_id_and_alias_with_slashes(serve: Serve):
+async def test_one_model_is_shown_by_id_and_alias_with_slashes(serve: Serve) -> None:
     async with serve(models=TWO) as api:
         for name in ("org/a:Q8", "first", "org%2Fa%3AQ8"):
             reply = await api.client.get(f"/v1/models/{name}")
             assert (reply.status_code, reply.json()["id"]) == (200, "org/a:Q8")
 
 
-async def test_an_unknown_model_gets_a_404_that_lists_the_known_ones(serve: Serve):
+async def test_an_unknown_model_gets_a_404_that_lists_the_known_ones(serve: Serve) -> None:
     async with serve(models=TWO) as api:
         error = {
             "code": 404,
@@ -104,11 +104,11 @@ async def test_an_unknown_model_gets_a_404_that_lists_the_known_ones(serve: Serv
             assert (reply.status_code, reply.json()) == (404, {"error": error})
 
 
-async def test_even_the_only_model_is_shown_under_its_own_names_alone(client):
+async def test_even_the_only_model_is_shown_under_its_own_names_alone(client) -> None:
     assert (await client.get("/v1/models/gpt-9")).status_code == 404
 
 
-async def test_a_model_is_loaded_and_unloaded(serve: Serve):
+async def test_a_model_is_loaded_and_unloaded(serve: Serve) -> None:
     async with serve(models=TWO) as api:
         with api.pool.subscribe() as events:
             reply = await api.client.post("/models/load", json={"model": "b"})
@@ -123,13 +123,13 @@ async def test_a_model_is_loaded_and_unloaded(serve: Serve):
             assert (reply.status_code, reply.json()["error"]["message"]) == (400, "model is not running")
 
 
-async def test_a_load_needs_a_name(client):
+async def test_a_load_needs_a_name(client) -> None:
     for body in ({}, {"model": ""}, {"model": 3}):
         reply = await client.post("/models/load", json=body)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model")
 
 
-async def test_a_failed_load_shows_its_reason_and_requests_get_a_503(serve: Serve):
+async def test_a_failed_load_shows_its_reason_and_requests_get_a_503(serve: Serve) -> None:
     async with serve(FakeLoader(failing={"b": "not a GGUF file"}), models=TWO) as api:
         reply = await api.client.post("/v1/completions", json={"model": "b", "prompt": "x"})
         assert reply.status_code == 503
@@ -145,7 +145,7 @@ async def test_a_failed_load_shows_its_reason_and_requests_get_a_503(serve: Serv
         }
 
 
-async def test_progress_is_shown_while_a_model_loads(serve: Serve):
+async def test_progress_is_shown_while_a_model_loads(serve: Serve) -> None:
     gate = threading.Event()
     async with serve(FakeLoader(gate=gate), wait=False) as api:
         with api.pool.subscribe() as events:
@@ -163,7 +163,7 @@ async def test_progress_is_shown_while_a_model_loads(serve: Serve):
         }
 
 
-async def test_events_tell_of_a_load_as_it_happens(live: GoLive):
+async def test_events_tell_of_a_load_as_it_happens(live: GoLive) -> None:
     async with live(models=TWO) as server, server.api.client.stream("GET", "/models/sse") as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
         await server.api.client.post("/models/load", json={"model": "b"})
@@ -180,7 +180,7 @@ async def test_events_tell_of_a_load_as_it_happens(live: GoLive):
         assert seen[-1]["data"]["info"]["meta"]["n_vocab"] == 260
 
 
-async def test_a_listener_that_leaves_is_forgotten(live: GoLive):
+async def test_a_listener_that_leaves_is_forgotten(live: GoLive) -> None:
     async with live() as server:
         async with server.api.client.stream("GET", "/models/sse"):
             assert len(listeners(server)) == 3  # the metrics and the log of loads listen, too
@@ -197,7 +197,7 @@ async def reached(api, events, model: str, status: Status) -> None:
         await anext(events)
 
 
-async def test_who_finds_no_room_for_a_model_is_told_when_to_come_back(serve: Serve):
+async def test_who_finds_no_room_for_a_model_is_told_when_to_come_back(serve: Serve) -> None:
     async with serve(models=TWO, server={"models_max": 1, "models_wait_s": 0.05}) as api:
         with await api.pool.acquire("first"):
             reply = await api.client.post("/v1/completions", json={"model": "b", "prompt": "Hi"})

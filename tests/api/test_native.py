@@ -270,7 +270,7 @@ async def test_bounds_of_guesses_are_checked(client: httpx.AsyncClient, field: s
     assert reply.json()["error"]["message"].startswith(f"Field '{field}': {reason}")
 
 
-async def test_biases_of_all_prompts_are_bounded_together(client: httpx.AsyncClient):
+async def test_biases_of_all_prompts_are_bounded_together(client: httpx.AsyncClient) -> None:
     bias = [[i % 200, 1.0] for i in range(65536)]
     body = {"prompt": ["a"] * 5, "n_predict": 1, "logit_bias": bias}
     reply = await client.post("/completion", json=body)

@@ -17,7 +17,7 @@ MODELS = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf", "l
 @pytest.mark.parametrize(
     ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/chat/completions/input_tokens", CHAT)]
 )
-async def test_who_waits_for_a_load_counts_and_the_next_one_is_told(serve: Serve, path: str, body: dict):
+async def test_who_waits_for_a_load_counts_and_the_next_one_is_told(serve: Serve, path: str, body: dict) -> None:
     gate = threading.Event()
     async with serve(FakeLoader(gate=gate), models={"b": MODELS["b"]}, server={"max_preparing": 2}, wait=False) as api:
 
@@ -34,7 +34,7 @@ async def test_who_waits_for_a_load_counts_and_the_next_one_is_told(serve: Serve
         assert (await ask()).status_code == 200
 
 
-async def test_who_leaves_gives_the_place_back(serve: Serve):
+async def test_who_leaves_gives_the_place_back(serve: Serve) -> None:
     gate = threading.Event()
     async with serve(FakeLoader(gate=gate), models={"b": MODELS["b"]}, server={"max_preparing": 1}, wait=False) as api:
         waiting = asyncio.create_task(api.client.post("/v1/chat/completions", json=CHAT))

@@ -17,7 +17,7 @@ RECORDED_KEYS = {
 RECORDED_PARAMS = json.loads((Path(__file__).parent / "recorded_params.json").read_text())
 
 
-async def test_the_only_models_properties_have_llama_servers_keys(client):
+async def test_the_only_models_properties_have_llama_servers_keys(client) -> None:
     reply = await client.get("/props")
     assert reply.status_code == 200
     props = reply.json()
@@ -30,20 +30,20 @@ async def test_the_only_models_properties_have_llama_servers_keys(client):
     assert (props["endpoint_slots"], props["endpoint_metrics"]) == (True, False)
 
 
-async def test_the_default_sampling_is_llama_servers(client):
+async def test_the_default_sampling_is_llama_servers(client) -> None:
     params = (await client.get("/props")).json()["default_generation_settings"]["params"]
     assert list(params) == list(RECORDED_PARAMS)
     random_seed = {"seed": 0xFFFFFFFF}
     assert {k: round(v, 6) if isinstance(v, float) else v for k, v in params.items()} == RECORDED_PARAMS | random_seed
 
 
-async def test_with_several_models_and_none_named_the_server_describes_itself(serve: Serve):
+async def test_with_several_models_and_none_named_the_server_describes_itself(serve: Serve) -> None:
     async with serve(models=TWO, server={"models_max": 3}) as api:
         props = (await api.client.get("/props")).json()
         assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 3, True)
 
 
-async def test_the_one_model_that_generates_is_described_as_one_of_several(serve: Serve):
+async def test_the_one_model_that_generates_is_described_as_one_of_several(serve: Serve) -> None:
     models = {"demo": {"path": "d.gguf", "load": "startup"}, "embed": {"path": "e.gguf", "embedding": True}}
     async with serve(models=models, server={"models_max": 3}) as api:
         shown = (await api.client.get("/props")).json()
@@ -52,13 +52,13 @@ async def test_the_one_model_that_generates_is_described_as_one_of_several(serve
         assert "role" not in (await api.client.get("/props?model=demo")).json()
 
 
-async def test_a_named_model_is_loaded_for_its_properties(serve: Serve):
+async def test_a_named_model_is_loaded_for_its_properties(serve: Serve) -> None:
     async with serve(models=TWO) as api:
         assert (await api.client.get("/props?model=b")).json()["model_alias"] == "b"
         assert api.pool.state("b").status is Status.READY
 
 
-async def test_autoload_false_loads_nothing(serve: Serve):
+async def test_autoload_false_loads_nothing(serve: Serve) -> None:
     async with serve(models=TWO) as api:
         reply = await api.client.get("/props?model=b&autoload=false")
         assert (reply.status_code, reply.json()["error"]["message"]) == (400, "model is not loaded")
@@ -77,7 +77,7 @@ async def test_autoload_false_loads_nothing(serve: Serve):
         ("/v1/responses", {"input": "Hi"}),
     ],
 )
-async def test_no_request_loads_a_model_against_its_will(serve: Serve, path: str, body: dict[str, object]):
+async def test_no_request_loads_a_model_against_its_will(serve: Serve, path: str, body: dict[str, object]) -> None:
     async with serve(models=TWO) as api:
         reply = await api.client.post(f"{path}?autoload=false", json={"model": "b", "max_tokens": 1, **body})
         assert reply.status_code == 400, reply.text
@@ -85,13 +85,13 @@ async def test_no_request_loads_a_model_against_its_will(serve: Serve, path: str
         assert api.pool.state("b").status is Status.UNLOADED
 
 
-async def test_a_server_that_loads_nothing_by_itself_says_so_unless_asked_to(serve: Serve):
+async def test_a_server_that_loads_nothing_by_itself_says_so_unless_asked_to(serve: Serve) -> None:
     async with serve(models=TWO, server={"models_autoload": False}) as api:
         assert (await api.client.get("/props?model=b")).status_code == 400
         assert (await api.client.get("/props?model=b&autoload=1")).status_code == 200
 
 
-async def test_a_sleeping_model_is_not_woken(serve: Serve):
+async def test_a_sleeping_model_is_not_woken(serve: Serve) -> None:
     models = {"demo": {"path": "demo.gguf", "load": "startup", "sleep_idle_seconds": 1}}
     async with serve(models=models) as api:
         with api.pool.subscribe() as events:
@@ -103,7 +103,7 @@ async def test_a_sleeping_model_is_not_woken(serve: Serve):
         assert api.pool.states()[0].status is Status.SLEEPING
 
 
-async def test_the_templates_capabilities_have_llama_cpps_names(client):
+async def test_the_templates_capabilities_have_llama_cpps_names(client) -> None:
     caps = (await client.get("/props")).json()["chat_template_caps"]
     assert {name.removeprefix("supports_") for name, value in caps.items() if value} == {
         *("string_content", "system_role"),
@@ -111,7 +111,7 @@ async def test_the_templates_capabilities_have_llama_cpps_names(client):
     assert len(caps) == 10
 
 
-async def test_without_the_flag_properties_cannot_be_changed(client):
+async def test_without_the_flag_properties_cannot_be_changed(client) -> None:
     reply = await client.post("/props", json={})
     assert (reply.status_code, reply.json()["error"]) == (
         501,
@@ -124,7 +124,7 @@ async def test_without_the_flag_properties_cannot_be_changed(client):
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"model": "demo"}'])
-async def test_with_the_flag_there_is_nothing_to_change_yet(serve: Serve, body):
+async def test_with_the_flag_there_is_nothing_to_change_yet(serve: Serve, body) -> None:
     async with serve(server={"props": True}) as api:
         reply = await api.client.post("/props", content=body, headers={"Content-Type": "application/json"})
         assert (reply.status_code, reply.json()) == (200, {"success": True})
@@ -138,13 +138,13 @@ async def test_with_the_flag_there_is_nothing_to_change_yet(serve: Serve, body):
         ({"model": 1}, "model: must be a string"),
     ],
 )
-async def test_a_property_that_cannot_be_changed_is_refused_by_name(serve: Serve, body, message):
+async def test_a_property_that_cannot_be_changed_is_refused_by_name(serve: Serve, body, message) -> None:
     async with serve(server={"props": True}) as api:
         reply = await api.client.post("/props", json=body)
         assert (reply.status_code, reply.json()["error"]["message"]) == (400, message)
 
 
-async def test_a_change_of_an_unknown_models_properties_is_a_404(serve: Serve):
+async def test_a_change_of_an_unknown_models_properties_is_a_404(serve: Serve) -> None:
     async with serve(models=TWO, server={"props": True}) as api:
         assert (await api.client.post("/props", json={"model": "nope"})).status_code == 404
         assert (await api.client.post("/props", json={"model": "b"})).status_code == 200

@@ -63,7 +63,7 @@ async def served(api: Api) -> list[str]:
     return [state.spec.id for state in api.pool.states()]
 
 
-async def test_sighup_reads_models_and_keys_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_sighup_reads_models_and_keys_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     extra = f", api_key_file: {tmp_path}/keys"
     (tmp_path / "keys").write_text("one\n")
@@ -82,7 +82,7 @@ async def test_sighup_reads_models_and_keys_again(tmp_path: Path, caplog: pytest
 
 
 @pytest.mark.parametrize("broken", ["models: {a: {path: 1, nonsense: 2}}", "models: [", "server: {port: x}"])
-async def test_a_bad_file_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str):
+async def test_a_bad_file_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str) -> None:
     async with configured(tmp_path, models(tmp_path, "a")) as api:
         configure(tmp_path, broken)
         os.kill(os.getpid(), signal.SIGHUP)
@@ -91,7 +91,7 @@ async def test_a_bad_file_changes_nothing(tmp_path: Path, caplog: pytest.LogCapt
         assert (await api.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
 
 
-async def test_a_bad_key_file_keeps_new_models_away_too(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_a_bad_key_file_keeps_new_models_away_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "keys").write_text("one\n")
     extra = f", api_key_file: {tmp_path}/keys"
     async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
@@ -103,7 +103,7 @@ async def test_a_bad_key_file_keeps_new_models_away_too(tmp_path: Path, caplog: 
         assert (await api.client.get("/v1/models", headers={"X-Api-Key": "one"})).status_code == 200
 
 
-async def test_what_needs_a_start_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_what_needs_a_start_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with configured(tmp_path, models(tmp_path, "a")):
         configure(tmp_path, models(tmp_path, "a", extra=", metrics: true, api_keys: [one]"))
         os.kill(os.getpid(), signal.SIGHUP)
@@ -111,7 +111,7 @@ async def test_what_needs_a_start_is_said(tmp_path: Path, caplog: pytest.LogCapt
         await until(lambda: "stays open to all until the next start" in caplog.text)
 
 
-async def test_the_configuration_is_followed_where_that_is_wanted(tmp_path: Path):
+async def test_the_configuration_is_followed_where_that_is_wanted(tmp_path: Path) -> None:
     extra = ", watch_config: true"
     async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
         configure(tmp_path, models(tmp_path, "b", extra=extra))
@@ -121,7 +121,7 @@ async def test_the_configuration_is_followed_where_that_is_wanted(tmp_path: Path
 # ---- the end
 
 
-async def test_a_server_that_is_to_stop_is_not_ready_but_serves(serve: Serve):
+async def test_a_server_that_is_to_stop_is_not_ready_but_serves(serve: Serve) -> None:
     async with serve() as api:
         api.app.state.services.leaving.set()
         assert (await api.client.get("/readyz")).status_code == 503
@@ -129,7 +129,7 @@ async def test_a_server_that_is_to_stop_is_not_ready_but_serves(serve: Serve):
         assert (await api.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
 
 
-async def test_follow_notices_each_change_once(tmp_path: Path):
+async def test_follow_notices_each_change_once(tmp_path: Path) -> None:
     from server.transport.follow import follow_files
 
     file, seen = tmp_path / "a", []

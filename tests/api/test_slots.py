@@ -6,19 +6,19 @@ from tests.api.test_models import TWO
 from tests.api.test_props import RECORDED_PARAMS
 
 
-async def test_idle_slots_are_listed(client):
+async def test_idle_slots_are_listed(client) -> None:
     reply = await client.get("/slots")
     assert reply.json() == [{"id": i, "n_ctx": 256, "speculative": False, "is_processing": False} for i in range(4)]
 
 
-async def test_without_slots_the_reply_names_the_flag(serve: Serve):
+async def test_without_slots_the_reply_names_the_flag(serve: Serve) -> None:
     async with serve(server={"slots": False}) as api:
         reply = await api.client.get("/slots")
         message = "This server does not support slots endpoint. Start it with `--slots`"
         assert (reply.status_code, reply.json()["error"]["message"]) == (501, message)
 
 
-async def test_a_busy_slot_shows_its_request_but_not_its_text(live: GoLive):
+async def test_a_busy_slot_shows_its_request_but_not_its_text(live: GoLive) -> None:
     steps = threading.Semaphore(1)
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
     async with live(loader) as server:
@@ -41,7 +41,7 @@ async def test_a_busy_slot_shows_its_request_but_not_its_text(live: GoLive):
         writer.close()
 
 
-async def test_an_idle_slot_keeps_its_last_requests_parameters_and_none_of_its_counts(serve: Serve):
+async def test_an_idle_slot_keeps_its_last_requests_parameters_and_none_of_its_counts(serve: Serve) -> None:
     async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=1))) as api:
         body = {"prompt": "Hi", "max_tokens": 3, "temperature": 0.25}
         assert (await api.client.post("/v1/completions", json=body)).status_code == 200
@@ -53,16 +53,16 @@ async def test_an_idle_slot_keeps_its_last_requests_parameters_and_none_of_its_c
         assert slot["next_token"] == [{"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}]
 
 
-async def test_an_idle_server_has_a_slot_for_who_asks(client):
+async def test_an_idle_server_has_a_slot_for_who_asks(client) -> None:
     assert (await client.get("/slots?fail_on_no_slot=1")).status_code == 200
 
 
-async def test_of_several_models_one_is_named(serve: Serve):
+async def test_of_several_models_one_is_named(serve: Serve) -> None:
     async with serve(models=TWO) as api:
         assert len((await api.client.get("/slots?model=first")).json()) == 4
 
 
-async def test_looking_at_slots_loads_nothing(serve: Serve):
+async def test_looking_at_slots_loads_nothing(serve: Serve) -> None:
     async with serve(models=TWO) as api:
         reply = await api.client.get("/slots?model=b")
         assert (reply.status_code, reply.json()["error"]["message"]) == (400, "model is not loaded")

@@ -68,10 +68,10 @@ MERGES = _MERGES.split()
 # vocabularies
 # --------------------------------------------------------------------------
 class Vocab:
-    def __init__(self, tokens, scores, types, **meta):
+    def __init__(self, tokens, scores, types, **meta) -> None:
         self.tokens, self.scores, self.types, self.meta = tokens, scores, types, meta
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.tokens)
 
 
@@ -210,7 +210,7 @@ def bpe_for_rerank():
 # --------------------------------------------------------------------------
 # GGUF output
 # --------------------------------------------------------------------------
-def put(w, key, val):
+def put(w, key, val) -> None:
     if isinstance(val, bool):
         w.add_bool(key, val)
     elif isinstance(val, int):
@@ -223,7 +223,7 @@ def put(w, key, val):
         w.add_array(key, val)
 
 
-def put_vocab(w, v):
+def put_vocab(w, v) -> None:
     m = v.meta
     t = "tokenizer.ggml."
     w.add_string(t + "model", m["model"])
@@ -261,7 +261,7 @@ def put_vocab(w, v):
         w.add_string("tokenizer.chat_template", m["chat_template"])
 
 
-def write_gguf(path, arch, name, kv, vocab, tensors, ftype, qtype, split=None):
+def write_gguf(path, arch, name, kv, vocab, tensors, ftype, qtype, split=None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     args = {}
     if split:
@@ -408,7 +408,7 @@ def make_llama(
     return kv
 
 
-def make_lora(path, n_layer, n_embd, rank, seed, amp):
+def make_lora(path, n_layer, n_embd, rank, seed, amp) -> None:
     rng = np.random.default_rng(seed)
     w_kv = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": float(rank)}
     t = {}
@@ -436,7 +436,7 @@ def make_bert(
     pooling=2,
     n_token_types=2,
     classifier=False,
-):
+) -> None:
     rng = np.random.default_rng(seed)
     t = {
         "token_embd.weight": rng.standard_normal((len(vocab), n_embd)),
@@ -491,7 +491,7 @@ GEMMA_TEMPLATE = (
 )
 
 
-def make_gemma(path, vocab, seed, n_embd=64, n_layer=6, n_head=4, head_dim=16, n_ff=160, n_ctx=8192):
+def make_gemma(path, vocab, seed, n_embd=64, n_layer=6, n_head=4, head_dim=16, n_ff=160, n_ctx=8192) -> None:
     rng = np.random.default_rng(seed)
     emb, head = embed_and_head(rng, vocab, n_embd, 0.35, 0.2)
     post = np.full(n_embd, 0.5)
@@ -530,7 +530,9 @@ def make_gemma(path, vocab, seed, n_embd=64, n_layer=6, n_head=4, head_dim=16, n
     write_gguf(path, "gemma3", "substitute tinygemma3", kv, vocab, t, 7, Q.Q8_0)
 
 
-def make_mmproj(path, seed, n_embd_text=64, n_embd=64, n_layer=2, n_head=4, n_ff=160, image=128, patch=8, merge=2):
+def make_mmproj(
+    path, seed, n_embd_text=64, n_embd=64, n_layer=2, n_head=4, n_ff=160, image=128, patch=8, merge=2
+) -> None:
     rng = np.random.default_rng(seed)
     n_pos = (image // patch) ** 2
     t = {
@@ -575,7 +577,7 @@ def make_mmproj(path, seed, n_embd_text=64, n_embd=64, n_layer=2, n_head=4, n_ff
     write_gguf(path, "clip", "substitute mmproj", kv, None, t, 1, Q.F16)
 
 
-def make_png(path, seed, size=32):
+def make_png(path, seed, size=32) -> None:
     """a small RGB picture, written without an imaging library"""
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
@@ -596,7 +598,7 @@ def make_png(path, seed, size=32):
 
 
 # --------------------------------------------------------------------------
-def main():
+def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("out")
     ap.add_argument("--vocab-dir", required=True, help="with ggml-vocab-llama-spm.gguf and ggml-vocab-bert-bge.gguf")

@@ -37,7 +37,7 @@ def wait_gone(pid: int) -> None:
         time.sleep(0.01)
 
 
-def test_slots_adapters_grammars_and_counts_pass_the_border_and_survive_a_kill(tmp_path: Path):
+def test_slots_adapters_grammars_and_counts_pass_the_border_and_survive_a_kill(tmp_path: Path) -> None:
     flags = ("--isolation", "process", "-c", 1024, "-np", 2, "-t", 1, "--slot-save-path", tmp_path, "--no-warmup")
     with llamapool(DEMO, *map(str, (*flags, "--lora", PIRATE, "--lora-init-without-apply", "--metrics"))) as server:
         plain = server.post("/v1/chat/completions", {**CHAT, "id_slot": 0})
@@ -80,7 +80,7 @@ def test_slots_adapters_grammars_and_counts_pass_the_border_and_survive_a_kill(t
     assert is_gone(last)
 
 
-def test_no_process_is_left_when_the_server_is_killed():
+def test_no_process_is_left_when_the_server_is_killed() -> None:
     with llamapool(DEMO, "--isolation", "process", "-c", "512", "-np", "1", "-t", "1", "--no-warmup") as server:
         server.ends_with = -signal.SIGKILL
         pid = model_process(server)

@@ -25,7 +25,7 @@ SCOPES = ["", cache_scope("server", "", "salt"), cache_scope("key", "ada", ""), 
 TEXT = "what is said more than once. " * 8
 
 
-def test_a_scope_tells_owners_and_salts_apart():
+def test_a_scope_tells_owners_and_salts_apart() -> None:
     scopes = [
         *(cache_scope(mode, owner, salt) for mode in ("server", "key") for owner in ("", "ada") for salt in ("", "a")),
         *(cache_scope("request", "ada", "") for _ in range(2)),
@@ -41,21 +41,21 @@ def test_a_scope_tells_owners_and_salts_apart():
 
 
 @given(st.sampled_from(SCOPES), st.sampled_from(SCOPES), st.integers(0, 9), st.integers(0, 100))
-def test_cells_of_another_scope_are_none(cells: str, wanted: str, start: int, n: int):
+def test_cells_of_another_scope_are_none(cells: str, wanted: str, start: int, n: int) -> None:
     adapted = ((0, 1.0),)
     for one, other in (((), ()), (adapted, adapted), ((), adapted)):
         found = reusable(n, Tuning(one, start, cells), Tuning(other, start, wanted))
         assert (found == 0) if cells != wanted else (found == n if one == other else found == min(n, start))
 
 
-def test_equal_texts_of_two_scopes_have_no_hash_in_common():
+def test_equal_texts_of_two_scopes_have_no_hash_in_common() -> None:
     tokens = [*range(4 * BLOCK)]
     all_hashes = [PrefixHashes().upto(4, tokens, Tuning(scope=scope)).copy() for scope in SCOPES]
     assert len({one for hashes in all_hashes for one in hashes}) == 5 * len(SCOPES)
     assert PrefixHashes().upto(4, tokens, BARE) == all_hashes[0]
 
 
-async def test_an_equal_prompt_of_another_scope_is_computed_anew_and_shows_nothing():
+async def test_an_equal_prompt_of_another_scope_is_computed_anew_and_shows_nothing() -> None:
     async with engine_over(FakeRunner(n_seq=4, n_ctx_seq=512)) as engine:
         asked = [replace(request(TEXT, return_progress=True), cache_scope=scope) for scope in SCOPES * 2]
         replies = [(await run(engine, one))[0] for one in asked]
@@ -68,7 +68,7 @@ async def test_an_equal_prompt_of_another_scope_is_computed_anew_and_shows_nothi
         assert reply.text == replies[0].text
 
 
-async def test_nobody_waits_for_a_prefix_that_another_scope_computes():
+async def test_nobody_waits_for_a_prefix_that_another_scope_computes() -> None:
     async with engine_over(FakeRunner(n_seq=4, n_ctx_seq=512)) as engine:
         same = await run(engine, *(replace(request(TEXT), cache_scope="ada/") for _ in range(3)))
         other = await run(engine, *(replace(request(TEXT), cache_scope=f"{name}/") for name in "xyz"))
@@ -77,14 +77,14 @@ async def test_nobody_waits_for_a_prefix_that_another_scope_computes():
     assert [reply.finished[0].n_cached for reply in other] == [0, 0, 0]
 
 
-async def test_choices_of_a_request_of_its_own_scope_share_its_prompt():
+async def test_choices_of_a_request_of_its_own_scope_share_its_prompt() -> None:
     async with engine_over(FakeRunner(n_seq=4, n_ctx_seq=512)) as engine:
         scope = cache_scope("request", "ada", "")
         (reply,) = await run(engine, replace(request(TEXT), cache_scope=scope, n=3))
         assert {one.n_cached for one in reply.finished.values()} == {0, len(request(TEXT).prompt) - 1}
 
 
-async def test_what_nobody_can_use_again_is_not_kept():
+async def test_what_nobody_can_use_again_is_not_kept() -> None:
     files = Files()
     async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=512), clock=still, cache_ram=64, cache_disk=64) as engine:
         await engine.use_disk(files)
@@ -97,7 +97,7 @@ async def test_what_nobody_can_use_again_is_not_kept():
     assert {state.tuning.scope for state in files.saved.values()} == {"ada/"}
 
 
-async def test_a_slot_is_saved_and_erased_by_its_owner_alone():
+async def test_a_slot_is_saved_and_erased_by_its_owner_alone() -> None:
     async with engine_over(FakeRunner(n_seq=2, n_ctx_seq=512)) as engine:
         (reply,) = await run(engine, replace(request(TEXT), cache_scope="ada/"))
         slot = reply.finished[0].id_slot
@@ -169,7 +169,7 @@ rounds = st.lists(st.lists(scoped, min_size=1, max_size=4), min_size=1, max_size
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_request_of_one_scope_ever_takes_a_cell_of_another(
     memory: str, n_seq: int, unified: bool, n_instances: int, lives: list, ram: int, disk: int
-):
+) -> None:
     """Over every kind of memory, instances that share RAM and disk, restarts, and requests that arrive together."""
 
     def prompt(scope: str, turns: list[int], n_cache_reuse: int) -> Request:
@@ -206,7 +206,7 @@ def _common(a: list[int], b: list[int]) -> int:
     return n if n < len(b) else n + 4
 
 
-async def test_the_watch_sees_what_is_used(monkeypatch: pytest.MonkeyPatch):
+async def test_the_watch_sees_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
     async with engine_over(FakeRunner(n_seq=1, n_ctx_seq=512)) as engine:
         for _ in range(2):

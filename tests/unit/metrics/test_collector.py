@@ -25,7 +25,7 @@ def render(stats: EngineStats, model: str = "demo") -> str:
     return generate_latest(registry).decode()
 
 
-def test_names_and_help_are_llama_servers():
+def test_names_and_help_are_llama_servers() -> None:
     text = render(EngineStats(prompt_tokens=3, n_decode=2, n_busy_slots=3))
     for prefix, label in (("llamacpp:", ""), ("llamapool_", '{model="demo"}')):
         assert (
@@ -44,7 +44,7 @@ def test_names_and_help_are_llama_servers():
         assert f'\nllamapool_{name}{{model="demo"}} ' in text
 
 
-def test_drafts_are_counted_by_position_once_there_are_any():
+def test_drafts_are_counted_by_position_once_there_are_any() -> None:
     name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
     stats = EngineStats()
     assert name not in render(stats)
@@ -59,7 +59,7 @@ def test_drafts_are_counted_by_position_once_there_are_any():
     assert 'llamapool_spec_decode_num_accepted_tokens_per_pos_total{model="demo",position="1"} 1.0\n' in text
 
 
-def test_histograms_are_cumulative():
+def test_histograms_are_cumulative() -> None:
     histogram = Histogram()
     for seconds in (0.0004, 0.02, 500.0):
         histogram.observe(seconds)
@@ -67,18 +67,18 @@ def test_histograms_are_cumulative():
     assert (counts["0.001"], counts["0.01"], counts["0.025"], counts["300.0"], counts["+Inf"]) == (1, 1, 2, 2, 3)
 
 
-def test_a_models_name_cannot_break_the_format():
+def test_a_models_name_cannot_break_the_format() -> None:
     assert 'model="a\\"b\\nc"' in render(EngineStats(), 'a"b\nc')
 
 
-def test_each_application_has_its_own_registry():
+def test_each_application_has_its_own_registry() -> None:
     one, other = Metrics(), Metrics()
     one.ended(Record("1", "GET", "/health", route="/health", status=200))
     assert b'path_template="/health"' in one.render("")[0]
     assert b'path_template="/health"' not in other.render("")[0]
 
 
-def test_the_peak_is_a_counter_as_in_llama_server_where_the_format_allows_it():
+def test_the_peak_is_a_counter_as_in_llama_server_where_the_format_allows_it() -> None:
     ledger_of_one = {"demo": Engine(EngineStats(n_tokens_max=9))}
     metrics = Metrics()
     metrics._ledger.note(ledger_of_one)
@@ -89,7 +89,7 @@ def test_the_peak_is_a_counter_as_in_llama_server_where_the_format_allows_it():
     assert b"# TYPE llamacpp:n_tokens_max gauge\n" in text
 
 
-def test_whole_numbers_have_no_decimal_point_as_in_llama_server():
+def test_whole_numbers_have_no_decimal_point_as_in_llama_server() -> None:
     metrics = Metrics()
     metrics._ledger.note({"demo": Engine(EngineStats(prompt_tokens=120, n_decode=2, n_busy_slots=3))})
     for text in (metrics.render("", "demo")[0], metrics.render("")[0]):
@@ -98,14 +98,14 @@ def test_whole_numbers_have_no_decimal_point_as_in_llama_server():
         assert b"\nllamacpp:n_busy_slots_per_decode 1.5\n" in text
 
 
-def test_openmetrics_is_given_to_those_who_ask():
+def test_openmetrics_is_given_to_those_who_ask() -> None:
     assert Metrics().render("")[1].startswith("text/plain; version=0.0.4")
     body, content_type = Metrics().render("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
 
 
-def test_the_process_is_measured():
+def test_the_process_is_measured() -> None:
     assert b"process_resident_memory_bytes" in Metrics().render("")[0]
 
 

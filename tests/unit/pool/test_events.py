@@ -16,7 +16,7 @@ async def rest(subscription: Subscription) -> list[PoolEvent]:
     return [event async for event in subscription]
 
 
-async def test_every_subscriber_gets_every_event_in_order():
+async def test_every_subscriber_gets_every_event_in_order() -> None:
     fan_out = FanOut()
     first, second = fan_out.subscribe(), fan_out.subscribe()
     events = [LoadProgress("a", 0.5), changed("a"), changed("b")]
@@ -26,7 +26,7 @@ async def test_every_subscriber_gets_every_event_in_order():
     assert await rest(second) == events
 
 
-async def test_a_slow_subscriber_loses_the_oldest_progress_but_no_status():
+async def test_a_slow_subscriber_loses_the_oldest_progress_but_no_status() -> None:
     fan_out = FanOut(limit=3)
     slow = fan_out.subscribe()
     fan_out.publish(changed("a", Status.LOADING))
@@ -36,7 +36,7 @@ async def test_a_slow_subscriber_loses_the_oldest_progress_but_no_status():
     assert await rest(slow) == [changed("a", Status.LOADING), LoadProgress("a", 0.4), changed("a")]
 
 
-async def test_a_listener_that_waits_is_woken():
+async def test_a_listener_that_waits_is_woken() -> None:
     fan_out = FanOut()
     with fan_out.subscribe() as events:
         waiting = asyncio.ensure_future(anext(events))
@@ -46,7 +46,7 @@ async def test_a_listener_that_waits_is_woken():
         assert await asyncio.wait_for(waiting, 60) == changed("a")
 
 
-async def test_closing_ends_listeners_that_wait_and_those_that_come_later():
+async def test_closing_ends_listeners_that_wait_and_those_that_come_later() -> None:
     fan_out = FanOut()
     events = fan_out.subscribe()
     waiting = asyncio.ensure_future(rest_of(events))
@@ -60,7 +60,7 @@ async def rest_of(events: Subscription) -> list[PoolEvent]:
     return [event async for event in events]
 
 
-async def test_after_its_with_block_a_subscription_is_forgotten():
+async def test_after_its_with_block_a_subscription_is_forgotten() -> None:
     fan_out = FanOut()
     with fan_out.subscribe() as events:
         pass
@@ -75,7 +75,7 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=40), st.integers(1, 8))
-def test_the_buffer_is_bounded_and_keeps_each_latest_status(events: list[PoolEvent], limit: int):
+def test_the_buffer_is_bounded_and_keeps_each_latest_status(events: list[PoolEvent], limit: int) -> None:
     async def received() -> list[PoolEvent]:
         fan_out = FanOut(limit)
         subscription = fan_out.subscribe()

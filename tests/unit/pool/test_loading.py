@@ -34,7 +34,7 @@ def load(
     )
 
 
-def test_as_many_contexts_as_instances_share_the_weights():
+def test_as_many_contexts_as_instances_share_the_weights() -> None:
     loader = Loader()
     parts = load(loader, spec("a", instances=3)).run()
     assert len(parts.runners) == 3
@@ -42,7 +42,7 @@ def test_as_many_contexts_as_instances_share_the_weights():
     assert loader.open == []
 
 
-def test_the_vocabulary_is_read_for_grammars_in_the_warm_up():
+def test_the_vocabulary_is_read_for_grammars_in_the_warm_up() -> None:
     parts = load(Loader(), spec("a"), grammar=(grammar := Grammar())).run()
     assert cast(Any, parts.grammar) is grammar
     assert grammar.n_prepared == 1
@@ -56,19 +56,19 @@ def test_the_vocabulary_is_read_for_grammars_in_the_warm_up():
         (spec("a", pooling="rank"), True),
     ],
 )
-def test_else_with_the_first_constraint(model: ModelSpec, quiet: bool):
+def test_else_with_the_first_constraint(model: ModelSpec, quiet: bool) -> None:
     parts = load(Loader(), model, grammar=(grammar := Grammar()), quiet=quiet).run()
     assert parts.grammar is None
     assert grammar.n_prepared == 0
 
 
-def test_a_vocabulary_that_grammars_can_not_use_is_no_reason_not_to_load(caplog: pytest.LogCaptureFixture):
+def test_a_vocabulary_that_grammars_can_not_use_is_no_reason_not_to_load(caplog: pytest.LogCaptureFixture) -> None:
     parts = load(Loader(), spec("a"), grammar=Grammar(ValueError("a token too many"))).run()
     assert parts.grammar is None
     assert "model 'a': no grammar can be compiled for its vocabulary" in caplog.text
 
 
-def test_a_grammar_of_the_settings_that_is_none_is_an_error_of_the_load():
+def test_a_grammar_of_the_settings_that_is_none_is_an_error_of_the_load() -> None:
     class Strict(Grammar):
         def gbnf(self, source: str) -> None:
             raise InvalidRequest(f"grammar: no rule in {source}", "grammar")
@@ -80,7 +80,7 @@ def test_a_grammar_of_the_settings_that_is_none_is_an_error_of_the_load():
     assert loader.open == []
 
 
-def test_when_the_second_context_does_not_fit_the_first_and_the_weights_are_freed():
+def test_when_the_second_context_does_not_fit_the_first_and_the_weights_are_freed() -> None:
     loader = Loader()
     loader.n_runners_that_fit = 1
     with pytest.raises(ModelFailed):
@@ -89,7 +89,7 @@ def test_when_the_second_context_does_not_fit_the_first_and_the_weights_are_free
     assert loader.weights[0].runners[0].closed
 
 
-def test_when_the_template_does_not_compile_everything_is_freed():
+def test_when_the_template_does_not_compile_everything_is_freed() -> None:
     loader = Loader()
     job = load(loader, spec("a"))
     job.template = cast(Any, lambda info, spec: 1 / 0)
@@ -98,7 +98,7 @@ def test_when_the_template_does_not_compile_everything_is_freed():
     assert loader.open == []
 
 
-def test_a_load_cancelled_after_the_weights_came_leaves_nothing():
+def test_a_load_cancelled_after_the_weights_came_leaves_nothing() -> None:
     loader = Loader()
     job = load(loader, spec("a"))
     job.template = cast(Any, lambda info, spec: job.cancel())
@@ -107,7 +107,7 @@ def test_a_load_cancelled_after_the_weights_came_leaves_nothing():
     assert loader.open == []
 
 
-def test_the_loader_hears_of_a_cancel_at_its_next_progress():
+def test_the_loader_hears_of_a_cancel_at_its_next_progress() -> None:
     loader = Loader()
     job = load(loader, spec("a"))
     loader.during = lambda model: job.cancel()
@@ -116,7 +116,7 @@ def test_the_loader_hears_of_a_cancel_at_its_next_progress():
     assert loader.weights == []
 
 
-def test_progress_is_reported_at_both_ends_and_every_fifth_of_a_second_between():
+def test_progress_is_reported_at_both_ends_and_every_fifth_of_a_second_between() -> None:
     clock, reports = Clock(), Reports()
 
     class Stepwise(Loader):

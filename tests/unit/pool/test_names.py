@@ -5,20 +5,20 @@ from server.pool.names import Names
 from tests.unit.pool.fakes import spec
 
 
-def test_a_single_model_answers_to_any_name_and_to_none():
+def test_a_single_model_answers_to_any_name_and_to_none() -> None:
     names = Names([spec("a")])
     for name in ("a", "gpt-4o", "", None):
         assert names.resolve(name).id == "a"
 
 
-def test_among_several_the_name_is_an_id_or_an_alias():
+def test_among_several_the_name_is_an_id_or_an_alias() -> None:
     names = Names([spec("a", aliases=("gpt-4o",)), spec("b")])
     assert names.resolve("gpt-4o").id == "a"
     assert names.resolve("b").id == "b"
 
 
 @pytest.mark.parametrize("name", [None, ""])
-def test_without_a_name_the_first_model_that_can_do_it_is_meant(name: str | None):
+def test_without_a_name_the_first_model_that_can_do_it_is_meant(name: str | None) -> None:
     names = Names(
         [spec("e", pooling="mean"), spec("a"), spec("r", pooling="rank"), spec("b"), spec("f", embedding=True)]
     )
@@ -27,7 +27,7 @@ def test_without_a_name_the_first_model_that_can_do_it_is_meant(name: str | None
     assert names.resolve(name, "rerank").id == "r"
 
 
-def test_the_only_model_that_can_do_it_answers_to_any_name():
+def test_the_only_model_that_can_do_it_answers_to_any_name() -> None:
     names = Names([spec("a"), spec("e", embedding=True), spec("f", pooling="last"), spec("r", pooling="rank")])
     assert names.resolve("gpt-4o").id == "a"
     assert names.resolve("jina-reranker", "rerank").id == "r"
@@ -35,40 +35,40 @@ def test_the_only_model_that_can_do_it_answers_to_any_name():
         names.resolve("text-embedding-3-small", "embed")
 
 
-def test_a_name_that_is_known_means_that_model_whatever_it_can_do():
+def test_a_name_that_is_known_means_that_model_whatever_it_can_do() -> None:
     names = Names([spec("a"), spec("e", embedding=True)])
     assert names.resolve("a", "embed").id == "a"
     assert names.resolve("e", "generate").id == "e"
 
 
-def test_without_a_model_for_it_the_first_one_is_meant():
+def test_without_a_model_for_it_the_first_one_is_meant() -> None:
     names = Names([spec("a"), spec("b")])
     assert names.resolve(None, "rerank").id == "a"
     with pytest.raises(ModelNotFound):
         names.resolve("x", "rerank")
 
 
-def test_an_unknown_name_lists_the_known_ones():
+def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ModelNotFound, match="'x' not found; known models: a, b"):
         Names([spec("a"), spec("b")]).resolve("x")
 
 
-def test_without_models_every_name_is_unknown():
+def test_without_models_every_name_is_unknown() -> None:
     with pytest.raises(ModelNotFound, match="none"):
         Names([]).resolve("x")
 
 
-def test_management_needs_the_exact_name_even_of_a_single_model():
+def test_management_needs_the_exact_name_even_of_a_single_model() -> None:
     with pytest.raises(ModelNotFound):
         Names([spec("a")]).exact("gpt-4o")
 
 
-def test_two_models_of_one_name_stop_the_start():
+def test_two_models_of_one_name_stop_the_start() -> None:
     with pytest.raises(ConfigError, match=r"models.yaml: models 'a' and 'b' are both called 'gpt-4o'"):
         Names([spec("a", aliases=("gpt-4o",)), spec("b", aliases=("gpt-4o",), source="models.yaml")])
 
 
-def test_ollamas_tag_for_a_name_without_one_may_be_there_or_not():
+def test_ollamas_tag_for_a_name_without_one_may_be_there_or_not() -> None:
     names = Names([spec("a"), spec("b:latest"), spec("c", aliases=("a:q4",))])
     assert names.resolve("a:latest").id == names.exact("a:latest").id == "a"
     assert names.resolve("b").id == "b:latest"

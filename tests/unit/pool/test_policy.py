@@ -19,18 +19,18 @@ def queue(*ids: str, since: float = 0.0) -> list[Waiting]:
     return [Waiting(model, since) for model in ids]
 
 
-def test_without_a_limit_everything_wanted_is_loaded():
+def test_without_a_limit_everything_wanted_is_loaded() -> None:
     decision = decide(unloaded("a", "b"), queue("b", "a"), models_max=0, now=0, patience_s=PATIENCE_S)
     assert decision.load == ("b", "a")
     assert not decision.evict
 
 
-def test_free_places_go_to_the_first_in_the_queue():
+def test_free_places_go_to_the_first_in_the_queue() -> None:
     decision = decide(unloaded("a", "b", "c"), queue("c", "a", "b"), models_max=2, now=0, patience_s=PATIENCE_S)
     assert decision.load == ("c", "a")
 
 
-def test_the_least_recently_used_idle_model_leaves():
+def test_the_least_recently_used_idle_model_leaves() -> None:
     models = [ready("new", 5), ready("old", 1), ready("busy", 0, idle=False), *unloaded("x")]
     decision = decide(models, queue("x"), models_max=3, now=9, patience_s=PATIENCE_S)
     assert decision.evict == ("old",)
@@ -38,20 +38,20 @@ def test_the_least_recently_used_idle_model_leaves():
     assert not decision.give_way
 
 
-def test_a_place_that_becomes_free_by_itself_costs_nobody_else_theirs():
+def test_a_place_that_becomes_free_by_itself_costs_nobody_else_theirs() -> None:
     models = [ready("a"), Candidate("b", Status.DRAINING, leaving=True), *unloaded("x")]
     decision = decide(models, queue("x"), models_max=2, now=100, patience_s=PATIENCE_S)
     assert not decision.evict
     assert not decision.give_way
 
 
-def test_a_leaving_model_that_is_wanted_again_needs_a_place_in_its_turn():
+def test_a_leaving_model_that_is_wanted_again_needs_a_place_in_its_turn() -> None:
     models = [ready("a"), Candidate("b", Status.DRAINING, leaving=True), *unloaded("x")]
     decision = decide(models, queue("x", "b"), models_max=2, now=0, patience_s=PATIENCE_S)
     assert decision.evict == ("a",)
 
 
-def test_a_busy_model_gives_way_only_to_a_queue_that_lost_its_patience():
+def test_a_busy_model_gives_way_only_to_a_queue_that_lost_its_patience() -> None:
     models = [ready("a", 3, idle=False), ready("b", 1, idle=False), *unloaded("x")]
 
     def at(now: float) -> frozenset[str]:
@@ -61,13 +61,13 @@ def test_a_busy_model_gives_way_only_to_a_queue_that_lost_its_patience():
     assert at(10) == {"b"}
 
 
-def test_who_gives_way_keeps_doing_so_while_it_is_needed():
+def test_who_gives_way_keeps_doing_so_while_it_is_needed() -> None:
     models = [ready("a", 1, idle=False), ready("b", 3, idle=False, giving_way=True), *unloaded("x")]
     assert decide(models, queue("x"), models_max=2, now=50, patience_s=PATIENCE_S).give_way == {"b"}
     assert not decide(models, queue("b"), models_max=2, now=50, patience_s=PATIENCE_S).give_way
 
 
-def test_a_model_of_the_start_that_finds_no_room_is_left_out_once_the_others_are_loaded():
+def test_a_model_of_the_start_that_finds_no_room_is_left_out_once_the_others_are_loaded() -> None:
     start = [Waiting("x", 0, at_start=True)]
     others = [
         Candidate("a", Status.LOADING, taken={"CPU": 60}, fitting=True),
@@ -81,7 +81,7 @@ def test_a_model_of_the_start_that_finds_no_room_is_left_out_once_the_others_are
     assert decide(others, queue("x"), models_max=0, now=0, patience_s=PATIENCE_S, budget={"CPU": 100}).evict == ("a",)
 
 
-def test_sleep_is_due_after_idling_long_enough():
+def test_sleep_is_due_after_idling_long_enough() -> None:
     models = [
         ready("a", 10, sleep_idle_s=5),
         ready("busy", 10, sleep_idle_s=5, idle=False),
@@ -122,7 +122,7 @@ def pools(draw: st.DrawFn) -> tuple[list[Candidate], list[Waiting], int]:
 
 
 @given(pools(), TIMES)
-def test_any_decision_keeps_the_rules(pool: tuple[list[Candidate], list[Waiting], int], now: float):
+def test_any_decision_keeps_the_rules(pool: tuple[list[Candidate], list[Waiting], int], now: float) -> None:
     models, waiting, models_max = pool
     by_id = {m.id: m for m in models}
     decision = decide(models, waiting, models_max=models_max, now=now, patience_s=PATIENCE_S)
@@ -150,7 +150,9 @@ def test_any_decision_keeps_the_rules(pool: tuple[list[Candidate], list[Waiting]
 
 
 @given(pools(), TIMES)
-def test_sleep_becomes_due_exactly_when_it_was_said_to(pool: tuple[list[Candidate], list[Waiting], int], now: float):
+def test_sleep_becomes_due_exactly_when_it_was_said_to(
+    pool: tuple[list[Candidate], list[Waiting], int], now: float
+) -> None:
     idle = [m for m in pool[0] if m.idle]
     due = next_sleep(idle, now)
     if due is not None:

@@ -11,7 +11,7 @@ UNLOADED, LOADING, READY, _, _, FAILED, _ = Status
 # ---- loading
 
 
-async def test_callers_of_one_model_share_its_load():
+async def test_callers_of_one_model_share_its_load() -> None:
     async with pool_of("a", "b") as s:
         tasks = [acquiring(s, "a") for _ in range(3)]
         await spin()
@@ -25,7 +25,7 @@ async def test_callers_of_one_model_share_its_load():
         assert s.pool.state("a").n_leases == 0
 
 
-async def test_a_loaded_model_is_leased_at_once():
+async def test_a_loaded_model_is_leased_at_once() -> None:
     async with pool_of("a", "b") as s:
         with await loaded(s, "a") as first:
             with await s.pool.acquire("a") as second:
@@ -34,7 +34,7 @@ async def test_a_loaded_model_is_leased_at_once():
             assert s.pool.state("a").n_leases == 1
 
 
-async def test_a_lease_is_released_once():
+async def test_a_lease_is_released_once() -> None:
     async with pool_of("a") as s:
         lease, other = await loaded(s, "a"), await s.pool.acquire("a")
         lease.release()
@@ -44,7 +44,7 @@ async def test_a_lease_is_released_once():
         other.release()
 
 
-async def test_a_cancelled_caller_stops_the_load_for_nobody():
+async def test_a_cancelled_caller_stops_the_load_for_nobody() -> None:
     async with pool_of("a", "b") as s:
         quitter, stayer = acquiring(s, "a"), acquiring(s, "a")
         await spin()
@@ -54,7 +54,7 @@ async def test_a_cancelled_caller_stops_the_load_for_nobody():
         stayer.result().release()
 
 
-async def test_a_load_goes_on_when_every_caller_has_left():
+async def test_a_load_goes_on_when_every_caller_has_left() -> None:
     async with pool_of("a", "b") as s:
         task = acquiring(s, "a")
         await spin()
@@ -63,7 +63,7 @@ async def test_a_load_goes_on_when_every_caller_has_left():
         assert s.status("a") is READY
 
 
-async def test_a_caller_cancelled_in_the_moment_of_its_lease_gives_it_back():
+async def test_a_caller_cancelled_in_the_moment_of_its_lease_gives_it_back() -> None:
     async with pool_of("a") as s:
         task = acquiring(s, "a")
         await spin()
@@ -78,14 +78,14 @@ async def test_a_caller_cancelled_in_the_moment_of_its_lease_gives_it_back():
         assert s.pool.state("a").n_leases == 0
 
 
-async def test_startup_models_load_without_being_asked():
+async def test_startup_models_load_without_being_asked() -> None:
     async with pool_of(spec("a", load="startup"), "b") as s:
         await s.pool.start()
         await s.work()
         assert s.statuses() == {"a": READY, "b": UNLOADED}
 
 
-async def test_while_the_only_model_loads_at_startup_requests_are_told_so():
+async def test_while_the_only_model_loads_at_startup_requests_are_told_so() -> None:
     async with pool_of(spec("a", load="startup")) as s:
         await s.pool.start()
         with pytest.raises(ModelLoading, match="Loading model"):
@@ -94,7 +94,7 @@ async def test_while_the_only_model_loads_at_startup_requests_are_told_so():
         (await s.pool.acquire("any")).release()
 
 
-async def test_among_several_a_request_waits_for_a_startup_load():
+async def test_among_several_a_request_waits_for_a_startup_load() -> None:
     async with pool_of(spec("a", load="startup"), "b") as s:
         await s.pool.start()
         task = acquiring(s, "a")
@@ -102,20 +102,20 @@ async def test_among_several_a_request_waits_for_a_startup_load():
         task.result().release()
 
 
-def test_more_startup_models_than_places_stop_the_start():
+def test_more_startup_models_than_places_stop_the_start() -> None:
     models = [spec(m, load="startup") for m in "abc"]
     with pytest.raises(ConfigError, match="3 models have 'load: startup', but models_max is 2"):
         Setup(*models, models_max=2)
 
 
-async def test_instances_share_weights():
+async def test_instances_share_weights() -> None:
     async with pool_of(spec("a", instances=2)) as s:
         (await loaded(s, "a")).release()
         assert len(s.engines.made[0].runners) == 2
         assert len(s.loader.open) == 1
 
 
-async def test_facts_and_grammar_of_a_loaded_model():
+async def test_facts_and_grammar_of_a_loaded_model() -> None:
     async with pool_of("a") as s:
         with await loaded(s, "a") as lease:
             assert lease.model.grammar is lease.model.grammar
@@ -130,7 +130,7 @@ async def test_facts_and_grammar_of_a_loaded_model():
 # ---- failing
 
 
-async def test_a_failed_load_shows_its_reason_and_leaves_the_others_serving():
+async def test_a_failed_load_shows_its_reason_and_leaves_the_others_serving() -> None:
     async with pool_of("a", "b") as s:
         other = await loaded(s, "b")
         s.loader.failing["a"] = ModelFailed("a", "no such file")
@@ -144,7 +144,7 @@ async def test_a_failed_load_shows_its_reason_and_leaves_the_others_serving():
         other.release()
 
 
-async def test_after_a_failure_requests_get_the_reason_until_one_may_try_again():
+async def test_after_a_failure_requests_get_the_reason_until_one_may_try_again() -> None:
     async with pool_of("a", "b", retry_failed_s=10) as s:
         s.loader.failing["a"] = ModelFailed("a", "out of memory")
         with pytest.raises(ModelFailed):
@@ -158,7 +158,7 @@ async def test_after_a_failure_requests_get_the_reason_until_one_may_try_again()
         assert s.pool.state("a").failure == ""
 
 
-async def test_an_explicit_load_tries_again_at_once():
+async def test_an_explicit_load_tries_again_at_once() -> None:
     async with pool_of("a", "b") as s:
         s.loader.failing["a"] = ModelFailed("a", "out of memory")
         with pytest.raises(ModelFailed):
@@ -171,7 +171,7 @@ async def test_an_explicit_load_tries_again_at_once():
 
 async def test_an_unexpected_error_of_the_loader_is_a_failure_like_any_other(
     caplog: pytest.LogCaptureFixture,
-):
+) -> None:
     async with pool_of("a") as s:
         s.loader.failing["a"] = OSError("bus error")
         with pytest.raises(ModelFailed, match="OSError: bus error"):
@@ -179,7 +179,7 @@ async def test_an_unexpected_error_of_the_loader_is_a_failure_like_any_other(
         assert "bus error" in caplog.text
 
 
-async def test_a_panic_of_a_rust_library_is_a_failure_like_any_other():
+async def test_a_panic_of_a_rust_library_is_a_failure_like_any_other() -> None:
     class PanicException(BaseException):
         """As pyo3's, which is no Exception."""
 
@@ -189,7 +189,7 @@ async def test_a_panic_of_a_rust_library_is_a_failure_like_any_other():
             await loaded(s, "a")
 
 
-async def test_when_the_engine_cannot_start_what_was_loaded_is_freed():
+async def test_when_the_engine_cannot_start_what_was_loaded_is_freed() -> None:
     async with pool_of("a") as s:
         s.engines.failing = True
         with pytest.raises(ModelFailed, match="no thread"):
@@ -197,7 +197,7 @@ async def test_when_the_engine_cannot_start_what_was_loaded_is_freed():
         assert s.loader.open == []
 
 
-async def test_a_model_that_cannot_be_freed_is_failed_and_can_be_loaded_again():
+async def test_a_model_that_cannot_be_freed_is_failed_and_can_be_loaded_again() -> None:
     async with pool_of("a", "b") as s:
         (await loaded(s, "a")).release()
         weights = s.loader.weights[0]

@@ -10,7 +10,7 @@ def engines(s: Setup) -> tuple[int, int]:
     return len(s.engines.made), len(s.embedders.made)
 
 
-async def test_a_model_that_only_embeds_has_no_engine_that_generates():
+async def test_a_model_that_only_embeds_has_no_engine_that_generates() -> None:
     async with pool_of(spec("e", pooling="mean", instances=2)) as s:
         with await loaded(s, "e") as lease:
             assert engines(s) == (0, 1)
@@ -21,13 +21,13 @@ async def test_a_model_that_only_embeds_has_no_engine_that_generates():
             assert s.pool.state("e").facts is not None
 
 
-async def test_a_model_that_only_generates_says_how_to_make_it_embed():
+async def test_a_model_that_only_generates_says_how_to_make_it_embed() -> None:
     async with pool_of("a") as s:
         with await loaded(s, "a") as lease, pytest.raises(NotSupported, match="`embedding: true` for model 'a'"):
             _ = lease.model.embedder
 
 
-async def test_a_model_that_does_both_is_busy_while_either_engine_is():
+async def test_a_model_that_does_both_is_busy_while_either_engine_is() -> None:
     async with pool_of(spec("m", embedding=True, sleep_idle_s=5.0)) as s:
         (await loaded(s, "m")).release()
         assert engines(s) == (1, 1)
@@ -41,7 +41,7 @@ async def test_a_model_that_does_both_is_busy_while_either_engine_is():
         assert s.embedders.made[0].closed
 
 
-async def test_when_one_of_two_engines_cannot_start_the_other_is_freed_too():
+async def test_when_one_of_two_engines_cannot_start_the_other_is_freed_too() -> None:
     async with pool_of(spec("m", embedding=True)) as s:
         s.embedders.failing = True
         with pytest.raises(ModelFailed, match="no thread"):
@@ -51,7 +51,7 @@ async def test_when_one_of_two_engines_cannot_start_the_other_is_freed_too():
         assert s.loader.open == []
 
 
-async def test_contexts_that_were_made_before_one_that_does_not_fit_are_freed():
+async def test_contexts_that_were_made_before_one_that_does_not_fit_are_freed() -> None:
     async with pool_of(spec("m", embedding=True, instances=2)) as s:
         s.loader.n_runners_that_fit = 1
         with pytest.raises(ModelFailed, match="out of memory"):

@@ -8,7 +8,7 @@ from tests.unit.pool.fakes import loaded, pool_of, spec
 UNLOADED, LOADING, READY, DRAINING, SLEEPING, FAILED, _ = Status
 
 
-async def test_every_transition_is_an_event():
+async def test_every_transition_is_an_event() -> None:
     async with pool_of(spec("a", sleep_idle_s=60)) as s:
         events = s.pool.subscribe()
         (await loaded(s, "a")).release()
@@ -28,7 +28,7 @@ async def test_every_transition_is_an_event():
         assert LoadProgress("a", 1.0) in seen
 
 
-async def test_a_failure_event_has_the_reason():
+async def test_a_failure_event_has_the_reason() -> None:
     async with pool_of("a") as s:
         events = s.pool.subscribe()
         s.loader.failing["a"] = ModelFailed("a", "not a GGUF")
@@ -38,7 +38,7 @@ async def test_a_failure_event_has_the_reason():
         assert [e async for e in events][-1] == StatusChanged("a", FAILED, LOADING, "not a GGUF")
 
 
-def test_only_listed_transitions_are_possible():
+def test_only_listed_transitions_are_possible() -> None:
     for old in Status:
         for new in Status:
             if new in TRANSITIONS[old]:

@@ -10,7 +10,7 @@ UNLOADED, _, READY, DRAINING, SLEEPING, _, _ = Status
 # ---- models_max
 
 
-async def test_the_least_recently_used_idle_model_makes_room():
+async def test_the_least_recently_used_idle_model_makes_room() -> None:
     async with pool_of("a", "b", "c", models_max=2) as s:
         for model in "aba":
             (await loaded(s, model)).release()
@@ -20,7 +20,7 @@ async def test_the_least_recently_used_idle_model_makes_room():
         assert len(s.loader.open) == 2
 
 
-async def test_a_busy_model_is_waited_for_not_evicted():
+async def test_a_busy_model_is_waited_for_not_evicted() -> None:
     async with pool_of("a", "b", models_max=1) as s:
         held = await loaded(s, "a")
         task = acquiring(s, "b")
@@ -33,7 +33,7 @@ async def test_a_busy_model_is_waited_for_not_evicted():
         task.result().release()
 
 
-async def test_a_model_whose_engine_still_works_is_not_idle():
+async def test_a_model_whose_engine_still_works_is_not_idle() -> None:
     async with pool_of("a", "b", models_max=1) as s:
         (await loaded(s, "a")).release()
         s.engines.made[0].busy = True
@@ -45,7 +45,7 @@ async def test_a_model_whose_engine_still_works_is_not_idle():
         task.result().release()
 
 
-async def test_the_queue_is_served_in_order_of_arrival():
+async def test_the_queue_is_served_in_order_of_arrival() -> None:
     async with pool_of("a", "b", "c", models_max=1) as s:
         held = await loaded(s, "a")
         first, second = acquiring(s, "c"), acquiring(s, "b")
@@ -59,7 +59,7 @@ async def test_the_queue_is_served_in_order_of_arrival():
         second.result().release()
 
 
-async def test_many_requests_for_one_model_cost_one_place():
+async def test_many_requests_for_one_model_cost_one_place() -> None:
     async with pool_of("a", "b", "c", models_max=2) as s:
         held = await loaded(s, "a")
         (await loaded(s, "b")).release()
@@ -72,7 +72,7 @@ async def test_many_requests_for_one_model_cost_one_place():
         assert s.status("a") is READY
 
 
-async def test_a_client_that_leaves_the_queue_costs_nobody_a_place():
+async def test_a_client_that_leaves_the_queue_costs_nobody_a_place() -> None:
     async with pool_of("a", "b", models_max=1) as s:
         held = await loaded(s, "a")
         task = acquiring(s, "b")
@@ -84,7 +84,7 @@ async def test_a_client_that_leaves_the_queue_costs_nobody_a_place():
         assert s.statuses() == {"a": READY, "b": UNLOADED}
 
 
-async def test_steady_traffic_on_one_model_cannot_keep_another_out():
+async def test_steady_traffic_on_one_model_cannot_keep_another_out() -> None:
     async with pool_of("a", "b", models_max=1, patience_s=10) as s:
         held = await loaded(s, "a")
         waiting = acquiring(s, "b")
@@ -101,7 +101,7 @@ async def test_steady_traffic_on_one_model_cannot_keep_another_out():
         late.result().release()
 
 
-async def test_who_was_held_back_is_served_when_the_other_gives_up():
+async def test_who_was_held_back_is_served_when_the_other_gives_up() -> None:
     async with pool_of("a", "b", models_max=1, patience_s=10) as s:
         held = await loaded(s, "a")
         waiting = acquiring(s, "b")
@@ -118,7 +118,7 @@ async def test_who_was_held_back_is_served_when_the_other_gives_up():
 # ---- sleeping
 
 
-async def test_an_idle_model_sleeps_and_the_next_request_wakes_it():
+async def test_an_idle_model_sleeps_and_the_next_request_wakes_it() -> None:
     async with pool_of(spec("a", sleep_idle_s=60), "b") as s:
         (await loaded(s, "a")).release()
         await s.later(59)
@@ -132,7 +132,7 @@ async def test_an_idle_model_sleeps_and_the_next_request_wakes_it():
         assert s.status("a") is READY
 
 
-async def test_a_model_at_work_does_not_sleep():
+async def test_a_model_at_work_does_not_sleep() -> None:
     async with pool_of(spec("a", sleep_idle_s=60)) as s:
         lease = await loaded(s, "a")
         await s.later(1000)
@@ -147,7 +147,7 @@ async def test_a_model_at_work_does_not_sleep():
         assert s.status("a") is SLEEPING
 
 
-async def test_a_request_that_comes_while_a_model_falls_asleep_waits_and_wakes_it():
+async def test_a_request_that_comes_while_a_model_falls_asleep_waits_and_wakes_it() -> None:
     async with pool_of(spec("a", sleep_idle_s=60), autoload=False) as s:
         await s.pool.load("a")
         await s.work()
@@ -159,7 +159,7 @@ async def test_a_request_that_comes_while_a_model_falls_asleep_waits_and_wakes_i
         task.result().release()
 
 
-async def test_tick_says_when_it_is_needed_next():
+async def test_tick_says_when_it_is_needed_next() -> None:
     async with pool_of(spec("a", sleep_idle_s=60)) as s:
         assert s.pool.tick() is None
         (await loaded(s, "a")).release()
@@ -167,7 +167,7 @@ async def test_tick_says_when_it_is_needed_next():
         assert s.pool.tick() == pytest.approx(40)
 
 
-async def test_the_pool_ticks_by_itself_once_started():
+async def test_the_pool_ticks_by_itself_once_started() -> None:
     async with pool_of(spec("a", sleep_idle_s=0.06)) as s:
         await s.pool.start()
         with s.pool.subscribe() as events:
@@ -180,7 +180,7 @@ async def test_the_pool_ticks_by_itself_once_started():
         assert s.status("a") is SLEEPING
 
 
-async def test_a_sleeping_model_can_be_unloaded():
+async def test_a_sleeping_model_can_be_unloaded() -> None:
     async with pool_of(spec("a", sleep_idle_s=60)) as s:
         (await loaded(s, "a")).release()
         await s.later(60)
@@ -189,7 +189,7 @@ async def test_a_sleeping_model_can_be_unloaded():
         assert s.pool.state("a").info is None
 
 
-async def test_a_lease_may_say_how_long_the_model_stays_behind_it():
+async def test_a_lease_may_say_how_long_the_model_stays_behind_it() -> None:
     async with pool_of("a", spec("b", sleep_idle_s=60)) as s:
         lease = await loaded(s, "a")
         lease.keep_alive_s = 30
@@ -210,7 +210,7 @@ async def test_a_lease_may_say_how_long_the_model_stays_behind_it():
         assert s.status("b") is READY
 
 
-async def test_a_model_that_nobody_wants_to_keep_goes_when_its_last_lease_does():
+async def test_a_model_that_nobody_wants_to_keep_goes_when_its_last_lease_does() -> None:
     async with pool_of("a") as s:
         held, last = await loaded(s, "a"), await loaded(s, "a")
         last.keep_alive_s = 0

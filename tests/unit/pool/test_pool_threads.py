@@ -25,7 +25,7 @@ async def progress(events: Subscription) -> float:
     raise AssertionError("the events ended")
 
 
-async def test_a_load_in_a_thread_with_a_real_engine_is_shared():
+async def test_a_load_in_a_thread_with_a_real_engine_is_shared() -> None:
     gate = threading.Event()
     loader = FakeLoader(gate=gate)
     pool = Pool([spec("a", instances=2), spec("b")], loader, factories=FACTORIES)
@@ -44,7 +44,7 @@ async def test_a_load_in_a_thread_with_a_real_engine_is_shared():
 
 
 @pytest.mark.parametrize("how", ["unload", "close"])
-async def test_a_load_in_a_thread_stops_when_its_result_is_no_longer_wanted(how: str):
+async def test_a_load_in_a_thread_stops_when_its_result_is_no_longer_wanted(how: str) -> None:
     gate = threading.Event()
     loader = FakeLoader(gate=gate)
     pool = Pool([spec("a"), spec("b")], loader, factories=FACTORIES)

@@ -12,7 +12,7 @@ UNLOADED, _, READY, DRAINING, _, _, _ = Status
 # ---- load and unload
 
 
-async def test_without_autoload_an_unloaded_model_is_the_clients_mistake():
+async def test_without_autoload_an_unloaded_model_is_the_clients_mistake() -> None:
     async with pool_of("a", "b", autoload=False) as s:
         with pytest.raises(InvalidRequest, match="model is not loaded"):
             await s.pool.acquire("a")
@@ -22,13 +22,13 @@ async def test_without_autoload_an_unloaded_model_is_the_clients_mistake():
         task.result().release()
 
 
-async def test_a_request_may_override_autoload():
+async def test_a_request_may_override_autoload() -> None:
     async with pool_of("a", "b") as s:
         with pytest.raises(InvalidRequest, match="model is not loaded"):
             await s.pool.acquire("a", autoload=False)
 
 
-async def test_loading_what_runs_and_unloading_what_does_not_are_refused():
+async def test_loading_what_runs_and_unloading_what_does_not_are_refused() -> None:
     async with pool_of("a", "b") as s:
         with pytest.raises(InvalidRequest, match="model is not running"):
             await s.pool.unload("a")
@@ -42,7 +42,7 @@ async def test_loading_what_runs_and_unloading_what_does_not_are_refused():
             await s.pool.load("x")
 
 
-async def test_load_and_unload_can_be_waited_for():
+async def test_load_and_unload_can_be_waited_for() -> None:
     async with pool_of("a", "b") as s:
         task = asyncio.ensure_future(s.pool.load("a", wait=True))
         await s.work()
@@ -55,7 +55,7 @@ async def test_load_and_unload_can_be_waited_for():
         assert task.done()
 
 
-async def test_unload_lets_running_requests_finish():
+async def test_unload_lets_running_requests_finish() -> None:
     async with pool_of("a", "b") as s:
         lease = await loaded(s, "a")
         await s.pool.unload("a")
@@ -67,7 +67,7 @@ async def test_unload_lets_running_requests_finish():
         assert s.status("a") is UNLOADED
 
 
-async def test_after_the_grace_requests_are_cut_off_and_weights_wait_for_the_last_lease():
+async def test_after_the_grace_requests_are_cut_off_and_weights_wait_for_the_last_lease() -> None:
     async with pool_of("a", "b", stop_timeout_s=0) as s:
         lease = await loaded(s, "a")
         await s.pool.unload("a")
@@ -80,7 +80,7 @@ async def test_after_the_grace_requests_are_cut_off_and_weights_wait_for_the_las
         assert s.loader.open == []
 
 
-async def test_a_request_during_an_unload_is_served_by_the_next_load():
+async def test_a_request_during_an_unload_is_served_by_the_next_load() -> None:
     async with pool_of("a", "b") as s:
         lease = await loaded(s, "a")
         await s.pool.unload("a")
@@ -92,7 +92,7 @@ async def test_a_request_during_an_unload_is_served_by_the_next_load():
         task.result().release()
 
 
-async def test_unload_cancels_a_load_under_way():
+async def test_unload_cancels_a_load_under_way() -> None:
     async with pool_of("a", "b") as s:
         task = acquiring(s, "a")
         await spin()
@@ -107,7 +107,7 @@ async def test_unload_cancels_a_load_under_way():
         again.result().release()
 
 
-async def test_unload_takes_a_waiting_model_out_of_the_queue():
+async def test_unload_takes_a_waiting_model_out_of_the_queue() -> None:
     async with pool_of("a", "b", models_max=1) as s:
         lease = await loaded(s, "a")
         await s.pool.load("b")
@@ -117,7 +117,7 @@ async def test_unload_takes_a_waiting_model_out_of_the_queue():
         assert s.statuses() == {"a": READY, "b": UNLOADED}
 
 
-async def test_unload_cancels_a_load_that_has_ended_but_is_not_yet_seen():
+async def test_unload_cancels_a_load_that_has_ended_but_is_not_yet_seen() -> None:
     async with pool_of("a", "b") as s:
         task = acquiring(s, "a")
         await spin()
@@ -132,7 +132,7 @@ async def test_unload_cancels_a_load_that_has_ended_but_is_not_yet_seen():
 # ---- closing
 
 
-async def test_closing_cancels_loads_and_tells_those_who_wait():
+async def test_closing_cancels_loads_and_tells_those_who_wait() -> None:
     async with pool_of("a", "b", models_max=1) as s:
         loading, queued = acquiring(s, "a"), acquiring(s, "b")
         await spin()
@@ -150,7 +150,7 @@ async def test_closing_cancels_loads_and_tells_those_who_wait():
         assert s.loader.weights == []
 
 
-async def test_closing_waits_for_leases_before_it_frees():
+async def test_closing_waits_for_leases_before_it_frees() -> None:
     async with pool_of("a") as s:
         lease = await loaded(s, "a")
         closing = asyncio.ensure_future(s.pool.close(30))
@@ -162,7 +162,7 @@ async def test_closing_waits_for_leases_before_it_frees():
         assert s.loader.open == []
 
 
-async def test_closing_shortens_the_grace_of_an_unload_under_way():
+async def test_closing_shortens_the_grace_of_an_unload_under_way() -> None:
     async with pool_of("a", stop_timeout_s=1000, abandon_s=1000) as s:
         lease = await loaded(s, "a")
         await s.pool.unload("a")
@@ -177,7 +177,7 @@ async def test_closing_shortens_the_grace_of_an_unload_under_way():
 
 async def test_a_lease_that_is_never_released_keeps_its_weights_but_not_the_server(
     caplog: pytest.LogCaptureFixture,
-):
+) -> None:
     s = Setup(spec("a"), abandon_s=0)
     lease = await loaded(s, "a")
     await asyncio.wait_for(s.pool.close(0), 60)
@@ -188,7 +188,7 @@ async def test_a_lease_that_is_never_released_keeps_its_weights_but_not_the_serv
     lease.release()
 
 
-async def test_closing_twice_is_closing_once():
+async def test_closing_twice_is_closing_once() -> None:
     async with pool_of("a") as s:
         (await loaded(s, "a")).release()
         both = asyncio.gather(s.pool.close(), s.pool.close())
@@ -196,7 +196,7 @@ async def test_closing_twice_is_closing_once():
         await asyncio.wait_for(both, 60)
 
 
-async def test_closing_ends_subscriptions():
+async def test_closing_ends_subscriptions() -> None:
     async with pool_of("a") as s:
         events = s.pool.subscribe()
         await s.pool.close()

@@ -28,18 +28,18 @@ async def shown(stream: io.StringIO) -> str:
     return stream.getvalue()
 
 
-async def test_a_terminal_shows_a_bar_for_each_loading_model():
+async def test_a_terminal_shows_a_bar_for_each_loading_model() -> None:
     text = await shown(Terminal())
     assert "loading demo" in text
     assert "25%" in text
     assert "loading other" in text
 
 
-async def test_anything_else_than_a_terminal_shows_no_bar():
+async def test_anything_else_than_a_terminal_shows_no_bar() -> None:
     assert await shown(io.StringIO()) == ""
 
 
-async def test_without_a_terminal_a_long_load_is_told_in_a_line_now_and_then(caplog: pytest.LogCaptureFixture):
+async def test_without_a_terminal_a_long_load_is_told_in_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     fan_out = FanOut()
     events = fan_out.subscribe()
     for percent in range(0, 100, 10):
@@ -53,7 +53,7 @@ async def test_without_a_terminal_a_long_load_is_told_in_a_line_now_and_then(cap
     assert caplog.messages == ["loading 'demo': 30%", "loading 'demo': 60%", "loading 'demo': 90%"]
 
 
-async def test_a_download_has_a_bar_in_bytes_or_lines_in_mebibytes(caplog: pytest.LogCaptureFixture):
+async def test_a_download_has_a_bar_in_bytes_or_lines_in_mebibytes(caplog: pytest.LogCaptureFixture) -> None:
     for stream in (Terminal(), io.StringIO()):
         fan_out = FanOut()
         events = fan_out.subscribe()

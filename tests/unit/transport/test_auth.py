@@ -16,7 +16,7 @@ def admitted(keys, path="/v1/models", authorization=None, x_api_key=None, *, pre
     return caller
 
 
-def test_without_keys_everything_is_open():
+def test_without_keys_everything_is_open() -> None:
     assert admitted([]) is ANYBODY
 
 
@@ -31,7 +31,7 @@ def test_without_keys_everything_is_open():
         (b"", b"two"),
     ],
 )
-def test_any_configured_key_opens(authorization, x_api_key):
+def test_any_configured_key_opens(authorization, x_api_key) -> None:
     assert admitted(["one", "two"], "/v1/models", authorization, x_api_key) == plain_key("two")
 
 
@@ -39,17 +39,17 @@ def test_any_configured_key_opens(authorization, x_api_key):
     ("authorization", "x_api_key"),
     [(None, None), (b"Bearer three", None), (b"Bearer", None), (b"Bearer ", None), (b"\xff\xfe", None), (b"x", b"one")],
 )
-def test_no_key_or_a_wrong_one_is_refused(authorization, x_api_key):
+def test_no_key_or_a_wrong_one_is_refused(authorization, x_api_key) -> None:
     with pytest.raises(AuthenticationFailed, match=r"^Invalid API Key$"):
         admitted(["one", "two"], "/v1/models", authorization, x_api_key)
 
 
-def test_a_key_may_hold_any_character():
+def test_a_key_may_hold_any_character() -> None:
     assert admitted(["schlüssel"], "/props", "Bearer schlüssel".encode())
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/livez", "/readyz"])
-def test_health_is_open_behind_the_prefix_only(path):
+def test_health_is_open_behind_the_prefix_only(path) -> None:
     assert admitted(["one"], path) is None
     assert admitted(["one"], path, b"one") == plain_key("one")
     assert admitted(["one"], "/llm" + path, prefix="/llm") is None
@@ -73,7 +73,7 @@ def test_health_is_open_behind_the_prefix_only(path):
         ("HEAD", "/metrics", b"", "metrics"),
     ],
 )
-def test_a_key_does_what_its_scopes_say_and_nothing_else(method, path, query, scope):
+def test_a_key_does_what_its_scopes_say_and_nothing_else(method, path, query, scope) -> None:
     every = plain_key("all").scopes
     able = Key("a", digest_of(b"able"), frozenset({scope}))
     unable = Key("b", digest_of(b"unable"), every - {scope})
@@ -83,18 +83,18 @@ def test_a_key_does_what_its_scopes_say_and_nothing_else(method, path, query, sc
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/props", "/lora-adapters", "/api/tags"])
-def test_any_key_may_look(path):
+def test_any_key_may_look(path) -> None:
     nothing = Key("a", digest_of(b"one"), frozenset())
     assert admitted([nothing], path, b"one") is nothing
 
 
-def test_a_key_that_has_expired_is_none():
+def test_a_key_that_has_expired_is_none() -> None:
     ring = KeyRing([Key("a", digest_of(b"one"), expires_at=100.0)])
     assert ring.find(b"one", lambda: 99.9)
     assert ring.find(b"one", lambda: 100.0) is None
 
 
-def test_a_ring_that_loses_its_last_key_opens_nothing():
+def test_a_ring_that_loses_its_last_key_opens_nothing() -> None:
     ring = KeyRing([plain_key("one")])
     ring.replace([])
     access = Access(ring)
@@ -104,7 +104,7 @@ def test_a_ring_that_loses_its_last_key_opens_nothing():
         access.check(caller, {"path": "/v1/models", "method": "GET"})
 
 
-def test_what_a_key_may_use_is_told_by_patterns():
+def test_what_a_key_may_use_is_told_by_patterns() -> None:
     key = Key("a", b"", models=("qwen*", "demo"))
     assert key.may_use(["qwen3"])
     assert key.may_use(["x", "demo"])
@@ -112,7 +112,7 @@ def test_what_a_key_may_use_is_told_by_patterns():
     assert plain_key("one").may_use(["anything"])
 
 
-def test_a_client_is_told_by_its_key_wherever_it_stands_and_the_name_does_not_hold_it():
+def test_a_client_is_told_by_its_key_wherever_it_stands_and_the_name_does_not_hold_it() -> None:
     names = {client_name(b"Bearer one", None), client_name(b"one", None), client_name(None, b"one")}
     assert len(names) == 1
     assert names.isdisjoint({client_name(b"Bearer two", None), client_name(None, None)})
@@ -123,7 +123,7 @@ def scope(key: str = "", address: str = "10.0.0.1") -> dict:
     return {CALLER: plain_key(key) if key else ANYBODY, "client": (address, 1234)}
 
 
-def test_several_keys_tell_clients_apart_whatever_the_body_says():
+def test_several_keys_tell_clients_apart_whatever_the_body_says() -> None:
     one, two = (
         scheduled_client(scope("one"), "", several_keys=True),
         scheduled_client(scope("two"), "", several_keys=True),
@@ -132,7 +132,7 @@ def test_several_keys_tell_clients_apart_whatever_the_body_says():
     assert scheduled_client(scope("one", "10.0.0.2"), "somebody", several_keys=True) == one
 
 
-def test_one_key_tells_nobody_apart_so_the_user_does_and_then_the_address():
+def test_one_key_tells_nobody_apart_so_the_user_does_and_then_the_address() -> None:
     anna, address = (
         scheduled_client(scope("k"), "anna", several_keys=False),
         scheduled_client(scope("k"), "", several_keys=False),
@@ -152,6 +152,6 @@ def test_one_key_tells_nobody_apart_so_the_user_does_and_then_the_address():
     assert "anna" not in anna
 
 
-def test_a_local_socket_has_no_address_and_a_name_may_hold_anything():
+def test_a_local_socket_has_no_address_and_a_name_may_hold_anything() -> None:
     assert scheduled_client({"headers": [], "client": None}, "", several_keys=False) == ""
     assert scheduled_client(scope(), "\ud800", several_keys=False)

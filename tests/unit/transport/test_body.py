@@ -6,15 +6,15 @@ from server.errors import InvalidRequest
 from server.transport.bodies.read import MAX_VALUES, TooManyValues, parse_object
 
 
-def test_an_object_is_read():
+def test_an_object_is_read() -> None:
     assert parse_object(b'{"a": [1, 2.5, "\\u00e9", null, true]}') == {"a": [1, 2.5, "é", None, True]}
 
 
-def test_a_byte_order_mark_is_skipped():
+def test_a_byte_order_mark_is_skipped() -> None:
     assert parse_object(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
 
 
-def test_of_equal_keys_the_last_counts():
+def test_of_equal_keys_the_last_counts() -> None:
     assert parse_object(b'{"a": 1, "a": 2}') == {"a": 2}
 
 
@@ -29,7 +29,7 @@ def test_of_equal_keys_the_last_counts():
         (b"null", "the request body must be a JSON object, not null"),
     ],
 )
-def test_what_is_no_object_is_refused(body, message):
+def test_what_is_no_object_is_refused(body, message) -> None:
     with pytest.raises(InvalidRequest, match=f"^{message}$"):
         parse_object(body)
 
@@ -48,7 +48,7 @@ def test_what_is_no_object_is_refused(body, message):
         ('{"a": 1}'.encode("utf-16"), "not valid"),
     ],
 )
-def test_what_is_not_json_is_refused_with_its_place(body, position):
+def test_what_is_not_json_is_refused_with_its_place(body, position) -> None:
     with pytest.raises(InvalidRequest, match=position):
         parse_object(body)
 
@@ -60,14 +60,14 @@ def test_what_is_not_json_is_refused_with_its_place(body, position):
         (b'{"a": "\\ud83d\\ude00", "b": {"c": "\\udc00"}}', "b.c"),
     ],
 )
-def test_half_a_character_is_named_by_its_field(body, path):
+def test_half_a_character_is_named_by_its_field(body, path) -> None:
     with pytest.raises(InvalidRequest, match=rf"^{path}: holds half of a character") as caught:
         parse_object(body)
     assert caught.value.param == path
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_raise_anything_else(body):
+def test_no_bytes_raise_anything_else(body) -> None:
     try:
         assert isinstance(parse_object(body), dict)
     except InvalidRequest as error:
@@ -75,11 +75,11 @@ def test_no_bytes_raise_anything_else(body):
 
 
 @pytest.mark.parametrize("value", [b"1", b"[]", b"{}", b'"a"'])
-def test_a_body_of_millions_of_values_is_not_taken_apart(value: bytes):
+def test_a_body_of_millions_of_values_is_not_taken_apart(value: bytes) -> None:
     with pytest.raises(TooManyValues, match=str(MAX_VALUES)):
         parse_object(b'{"prompt": [' + b",".join([value] * (MAX_VALUES + 1)) + b"]}")
 
 
-def test_a_long_text_is_read_whatever_its_size():
+def test_a_long_text_is_read_whatever_its_size() -> None:
     text = "word, [x] {y} " * 200_000
     assert parse_object(b'{"prompt": "' + text.encode() + b'"}') == {"prompt": text}

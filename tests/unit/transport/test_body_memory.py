@@ -3,7 +3,7 @@ import pytest
 from server.transport.bodies.memory import BodyMemory, TooManyBodies
 
 
-def test_bytes_count_until_their_request_ends():
+def test_bytes_count_until_their_request_ends() -> None:
     memory = BodyMemory(100)
     one, other = memory.share(), memory.share()
     one.take(60)
@@ -14,7 +14,7 @@ def test_bytes_count_until_their_request_ends():
     other.take(60)
 
 
-def test_what_goes_beyond_the_limit_is_refused_and_not_counted():
+def test_what_goes_beyond_the_limit_is_refused_and_not_counted() -> None:
     memory = BodyMemory(100)
     one, other = memory.share(), memory.share()
     one.take(60)
@@ -25,7 +25,7 @@ def test_what_goes_beyond_the_limit_is_refused_and_not_counted():
     other.take(10)
 
 
-def test_a_share_is_given_back_once():
+def test_a_share_is_given_back_once() -> None:
     memory = BodyMemory(100)
     share = memory.share()
     share.take(10)

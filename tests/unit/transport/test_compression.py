@@ -24,11 +24,11 @@ from server.transport.streams.sse import EventStream
         ("", False),
     ],
 )
-def test_gzip_is_asked_for_by_name_and_weight(value: str, wanted: bool):
+def test_gzip_is_asked_for_by_name_and_weight(value: str, wanted: bool) -> None:
     assert wants_gzip([(b"accept-encoding", value.encode())]) is wanted
 
 
-def test_several_headers_are_one_list():
+def test_several_headers_are_one_list() -> None:
     assert wants_gzip([(b"accept-encoding", b"br"), (b"accept-encoding", b"gzip")])
 
 
@@ -48,7 +48,7 @@ async def sent(app: Any, accept: str = "gzip") -> tuple[dict[bytes, bytes], list
 
 
 @pytest.mark.parametrize("n", [MIN_BYTES, 200_000])
-async def test_a_long_reply_is_compressed(n: int):
+async def test_a_long_reply_is_compressed(n: int) -> None:
     headers, (body,) = await sent(PlainTextResponse("a" * n))
     assert headers[b"content-encoding"] == b"gzip"
     assert headers[b"content-length"] == str(len(body)).encode()
@@ -57,22 +57,22 @@ async def test_a_long_reply_is_compressed(n: int):
 
 
 @pytest.mark.parametrize("accept", ["", "br", "gzip;q=0"])
-async def test_others_get_it_as_it_is(accept: str):
+async def test_others_get_it_as_it_is(accept: str) -> None:
     headers, (body,) = await sent(PlainTextResponse("a" * MIN_BYTES), accept)
     assert (b"content-encoding" in headers, body) == (False, b"a" * MIN_BYTES)
 
 
-async def test_a_short_reply_is_not_worth_it():
+async def test_a_short_reply_is_not_worth_it() -> None:
     headers, (body,) = await sent(JSONResponse({"a": 1}))
     assert (b"content-encoding" in headers, body) == (False, b'{"a":1}')
 
 
-async def test_what_is_compressed_already_is_left_alone():
+async def test_what_is_compressed_already_is_left_alone() -> None:
     headers, (body,) = await sent(Response(b"x" * MIN_BYTES, headers={"Content-Encoding": "br"}))
     assert (headers[b"content-encoding"], body) == (b"br", b"x" * MIN_BYTES)
 
 
-async def test_connections_of_other_kinds_pass():
+async def test_connections_of_other_kinds_pass() -> None:
     seen = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -85,7 +85,7 @@ async def test_connections_of_other_kinds_pass():
     assert seen == ["lifespan"]
 
 
-async def test_an_event_stream_passes_event_by_event():
+async def test_an_event_stream_passes_event_by_event() -> None:
     """Each chunk is out before the next one is made."""
     out: list[bytes] = []
     seen_before: list[int] = []

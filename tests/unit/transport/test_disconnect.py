@@ -10,14 +10,14 @@ def request(messages: asyncio.Queue[dict]) -> Request:
     return Request({"type": "http", "method": "POST", "path": "/", "headers": []}, messages.get)
 
 
-async def test_the_result_is_given_while_the_client_stays():
+async def test_the_result_is_given_while_the_client_stays() -> None:
     async def work() -> int:
         return 7
 
     assert await while_connected(request(asyncio.Queue()), work()) == 7
 
 
-async def test_an_error_of_the_work_is_raised():
+async def test_an_error_of_the_work_is_raised() -> None:
     async def work() -> None:
         raise ValueError("no")
 
@@ -25,7 +25,7 @@ async def test_an_error_of_the_work_is_raised():
         await while_connected(request(asyncio.Queue()), work())
 
 
-async def test_a_disconnect_ends_the_work_before_it_is_reported():
+async def test_a_disconnect_ends_the_work_before_it_is_reported() -> None:
     messages: asyncio.Queue[dict] = asyncio.Queue()
     started, ended = asyncio.Event(), asyncio.Event()
 
@@ -44,7 +44,7 @@ async def test_a_disconnect_ends_the_work_before_it_is_reported():
     assert ended.is_set()
 
 
-async def test_cancelling_the_caller_ends_the_work():
+async def test_cancelling_the_caller_ends_the_work() -> None:
     started, ended = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:

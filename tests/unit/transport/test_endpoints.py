@@ -31,12 +31,12 @@ def every_endpoint() -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(every_endpoint()))
-def test_each_endpoint_but_known_reads_needs_a_scope(method, path):
+def test_each_endpoint_but_known_reads_needs_a_scope(method, path) -> None:
     static = path.startswith("/docs/")
     assert (scope_of(method, path) is None) == (method == "GET" and (path in ANY_KEY or static))
 
 
-def test_what_changes_the_server_is_known():
+def test_what_changes_the_server_is_known() -> None:
     changing = {(method, path) for method, path in every_endpoint() if changes_the_server(method, path)}
     assert changing == {
         *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/models/load"), ("POST", "/models/unload")),
@@ -53,14 +53,14 @@ def test_what_changes_the_server_is_known():
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_to_read_the_configuration_again_is_a_change_too(method):
+def test_to_read_the_configuration_again_is_a_change_too(method) -> None:
     assert changes_the_server(method, "/models", b"reload=1")
     assert changes_the_server(method, "/v1/models", b"a=b&reload=1")
     assert changes_the_server(method, "/models", b"%72eloa%64=1")
     assert not changes_the_server(method, "/models", b"")
 
 
-def test_scopes_have_names():
+def test_scopes_have_names() -> None:
     assert [as_scope(name) for name in SCOPES] == list(SCOPES)
     with pytest.raises(InvalidRequest, match="'root' is not a scope; known: infer, slots, lora"):
         as_scope("root")

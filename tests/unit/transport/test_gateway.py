@@ -61,7 +61,7 @@ def raising(error: Exception, *, after: str = "") -> Any:
     return app
 
 
-async def test_a_reply_passes_with_two_headers_more():
+async def test_a_reply_passes_with_two_headers_more() -> None:
     connection = Recorder(PlainTextResponse("hello"))
     await connection.request(x_request_id="r-1")
     assert connection.status == 200
@@ -71,7 +71,7 @@ async def test_a_reply_passes_with_two_headers_more():
     assert connection.counted == [("unmatched", "GET", 200)]
 
 
-async def test_what_escapes_the_application_is_answered():
+async def test_what_escapes_the_application_is_answered() -> None:
     connection = Recorder(raising(KeyError("secret")))
     await connection.request(origin="http://x.y")
     assert connection.status == 500
@@ -79,13 +79,13 @@ async def test_what_escapes_the_application_is_answered():
     assert connection.headers[b"access-control-allow-origin"] == b"http://x.y"
 
 
-async def test_errors_of_the_tree_keep_their_status_and_headers():
+async def test_errors_of_the_tree_keep_their_status_and_headers() -> None:
     connection = Recorder(raising(QueueFull(3, 9)))
     await connection.request()
     assert (connection.status, connection.headers[b"retry-after"]) == (429, b"9")
 
 
-async def test_a_fault_in_the_middle_of_a_reply_ends_the_connection(caplog):
+async def test_a_fault_in_the_middle_of_a_reply_ends_the_connection(caplog) -> None:
     connection = Recorder(raising(KeyError("x"), after="head"))
     with caplog.at_level(logging.ERROR):
         await connection.request()
@@ -93,7 +93,7 @@ async def test_a_fault_in_the_middle_of_a_reply_ends_the_connection(caplog):
     assert "in the middle of its reply" in caplog.text
 
 
-async def test_a_fault_after_the_reply_is_logged_only(caplog, monkeypatch):
+async def test_a_fault_after_the_reply_is_logged_only(caplog, monkeypatch) -> None:
     connection = Recorder(raising(KeyError("x"), after="all"))
     monkeypatch.setattr(caplog.handler, "formatter", logs.formatter(logs.as_json))
     with caplog.at_level(logging.ERROR):
@@ -103,7 +103,7 @@ async def test_a_fault_after_the_reply_is_logged_only(caplog, monkeypatch):
     assert (said["msg"], said["request"]) == ("a request failed: KeyError", "r-2")
 
 
-async def test_a_client_that_left_is_no_fault(caplog):
+async def test_a_client_that_left_is_no_fault(caplog) -> None:
     connection = Recorder(raising(ClientDisconnect()))
     with caplog.at_level(logging.WARNING):
         await connection.request("POST")
@@ -111,7 +111,7 @@ async def test_a_client_that_left_is_no_fault(caplog):
     assert connection.counted == [("unmatched", "POST", CLIENT_GONE)]
 
 
-async def test_a_cancelled_request_is_still_counted():
+async def test_a_cancelled_request_is_still_counted() -> None:
     started = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,7 +127,7 @@ async def test_a_cancelled_request_is_still_counted():
     assert connection.counted == [("unmatched", "GET", CLIENT_GONE)]
 
 
-async def test_a_head_is_the_get_without_its_body():
+async def test_a_head_is_the_get_without_its_body() -> None:
     seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,7 +142,7 @@ async def test_a_head_is_the_get_without_its_body():
     assert connection.counted == [("unmatched", "HEAD", 200)]
 
 
-async def test_a_refused_key_is_logged_without_the_key(caplog):
+async def test_a_refused_key_is_logged_without_the_key(caplog) -> None:
     connection = Recorder(PlainTextResponse("hello"), keys=("right",))
     with caplog.at_level(logging.WARNING):
         await connection.request(path="/v1/models\nx", authorization="Bearer wrong", x_request_id="r-3")
@@ -153,7 +153,7 @@ async def test_a_refused_key_is_logged_without_the_key(caplog):
     assert record.key == plain_key("wrong").name
 
 
-async def test_bodies_are_given_back_when_their_request_ends_however_it_ends():
+async def test_bodies_are_given_back_when_their_request_ends_however_it_ends() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope[BODY_SHARE].take(100)
         raise KeyError("x")
@@ -165,14 +165,14 @@ async def test_bodies_are_given_back_when_their_request_ends_however_it_ends():
         connection.sent.clear()
 
 
-async def test_while_draining_the_application_is_not_asked():
+async def test_while_draining_the_application_is_not_asked() -> None:
     connection = Recorder(raising(AssertionError("asked")))
     connection.draining.set()
     await connection.request()
     assert connection.status == 503
 
 
-async def test_other_kinds_of_connections_pass_untouched():
+async def test_other_kinds_of_connections_pass_untouched() -> None:
     seen = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -184,10 +184,10 @@ async def test_other_kinds_of_connections_pass_untouched():
 
 
 @pytest.mark.parametrize("given", [b"", b"a b", b"a\r\nb", b"x" * 129, b"\xc3\xbc"])
-def test_a_request_id_from_outside_is_taken_only_when_it_is_plain(given):
+def test_a_request_id_from_outside_is_taken_only_when_it_is_plain(given) -> None:
     assert request_id({b"x-request-id": b"abc.DEF-1:2_3"}) == b"abc.DEF-1:2_3"
     assert request_id({b"x-request-id": given}) != given
 
 
-def test_a_path_without_a_route_has_no_template_of_its_own():
+def test_a_path_without_a_route_has_no_template_of_its_own() -> None:
     assert path_template({"type": "http", "path": "/made/up"}) == "unmatched"

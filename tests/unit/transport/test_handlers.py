@@ -33,7 +33,7 @@ from server.transport.handlers import error_body
         (HTTPException(404), 404, "not_found_error"),
     ],
 )
-def test_every_error_has_its_status_and_type(error, status, type_):
+def test_every_error_has_its_status_and_type(error, status, type_) -> None:
     code, body, _ = error_body(error)
     assert code == status
     assert body["error"]["code"] == status
@@ -41,7 +41,7 @@ def test_every_error_has_its_status_and_type(error, status, type_):
     assert body["error"]["message"]
 
 
-def test_a_prompt_too_long_carries_both_counts():
+def test_a_prompt_too_long_carries_both_counts() -> None:
     _, body, _ = error_body(errors.ContextExceeded(1040, 256))
     assert body == {
         "error": {
@@ -54,17 +54,17 @@ def test_a_prompt_too_long_carries_both_counts():
     }
 
 
-def test_a_full_queue_says_when_to_come_back():
+def test_a_full_queue_says_when_to_come_back() -> None:
     assert error_body(errors.QueueFull(3, 7))[2] == {"Retry-After": "7"}
     assert error_body(errors.NoRoom("demo", 60.0, 10))[2] == {"Retry-After": "10"}
 
 
-def test_a_wrong_field_is_named():
+def test_a_wrong_field_is_named() -> None:
     _, body, _ = error_body(errors.InvalidRequest("messages.0.role: no such role", "messages.0.role"))
     assert body["error"]["param"] == "messages.0.role"
 
 
-def test_pydantic_findings_become_one_message_with_the_field():
+def test_pydantic_findings_become_one_message_with_the_field() -> None:
     class Message(BaseModel):
         role: str
 
@@ -78,12 +78,12 @@ def test_pydantic_findings_become_one_message_with_the_field():
     assert body["error"]["message"] == "messages.0.role: Field required"
 
 
-def test_a_wrong_query_parameter_is_named():
+def test_a_wrong_query_parameter_is_named() -> None:
     error = RequestValidationError([{"loc": ("query", "n"), "msg": "Input should be a number", "type": "int"}])
     assert error_body(error)[1]["error"]["message"] == "n: Input should be a number"
 
 
-def test_what_was_not_expected_is_logged_and_not_shown(caplog):
+def test_what_was_not_expected_is_logged_and_not_shown(caplog) -> None:
     with caplog.at_level(logging.ERROR):
         code, body, _ = error_body(KeyError("the password"))
     assert code == 500
@@ -92,5 +92,5 @@ def test_what_was_not_expected_is_logged_and_not_shown(caplog):
     assert "the password" in caplog.text
 
 
-def test_a_body_that_nests_too_deeply_for_python_is_the_clients_fault():
+def test_a_body_that_nests_too_deeply_for_python_is_the_clients_fault() -> None:
     assert error_body(RecursionError())[0] == 400

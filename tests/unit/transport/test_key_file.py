@@ -31,7 +31,7 @@ def written(folder: Path, text: str) -> Path:
     return file
 
 
-def test_entries_say_who_may_do_what(tmp_path: Path):
+def test_entries_say_who_may_do_what(tmp_path: Path) -> None:
     ada, bert = read_keys(written(tmp_path, FULL))
     assert (ada.name, ada.digest, ada.scopes) == ("ada", digest_of(b"secret"), {"infer", "slots"})
     assert (ada.models, ada.limits, ada.priority) == (("demo", "qwen*"), Limits(60, 1000, 4), -2)
@@ -41,7 +41,7 @@ def test_entries_say_who_may_do_what(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["", "keys: []", "# nobody yet\n"])
-def test_a_file_may_be_empty(tmp_path: Path, text: str):
+def test_a_file_may_be_empty(tmp_path: Path, text: str) -> None:
     assert read_keys(written(tmp_path, text)) == ()
 
 
@@ -60,17 +60,17 @@ def test_a_file_may_be_empty(tmp_path: Path, text: str):
         ("\x00", "cannot be read"),
     ],
 )
-def test_a_mistake_names_its_entry(tmp_path: Path, text: str, expected: str):
+def test_a_mistake_names_its_entry(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         read_keys(written(tmp_path, text))
 
 
-def test_a_file_that_is_not_there_is_a_mistake(tmp_path: Path):
+def test_a_file_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_keys(tmp_path / "none.yaml")
 
 
-def test_a_made_key_opens_and_the_file_does_not_hold_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_made_key_opens_and_the_file_does_not_hold_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "keys.yaml"
     main(["add", str(file), "ada", "--scopes", "infer,metrics", "--at-once", "3", "--expires", "2030-01-01"])
     key = capsys.readouterr().out.strip()
@@ -99,7 +99,7 @@ def test_a_made_key_opens_and_the_file_does_not_hold_it(tmp_path: Path, capsys: 
         (["drop", "{file}"], "invalid choice"),
     ],
 )
-def test_a_mistake_leaves_the_file(tmp_path: Path, words: list[str], expected: str):
+def test_a_mistake_leaves_the_file(tmp_path: Path, words: list[str], expected: str) -> None:
     file = written(tmp_path, FULL)
     with pytest.raises(ConfigError, match=expected):
         main([word.format(file=file) for word in words])
@@ -107,7 +107,7 @@ def test_a_mistake_leaves_the_file(tmp_path: Path, words: list[str], expected: s
     assert file.read_text() == FULL
 
 
-def test_a_list_in_another_style_is_left_alone(tmp_path: Path):
+def test_a_list_in_another_style_is_left_alone(tmp_path: Path) -> None:
     file = written(tmp_path, f"keys: [{{name: ada, hash: '{HASH}'}}]\n")
     with pytest.raises(ConfigError, match=r"write keys: as a plain list|cannot be read"):
         main(["add", str(file), "bert"])

@@ -26,7 +26,7 @@ def key(name: str = "ada", **limits: int) -> Key:
     return Key(name, name.encode(), limits=Limits(**limits))
 
 
-def test_requests_of_the_last_minute_are_counted(clock: Clock):
+def test_requests_of_the_last_minute_are_counted(clock: Clock) -> None:
     rates, ada = Rates(clock), key(requests_per_minute=2)
     for _ in range(2):
         rates.enter(ada)
@@ -40,7 +40,7 @@ def test_requests_of_the_last_minute_are_counted(clock: Clock):
     rates.enter(ada)
 
 
-def test_who_has_used_up_his_tokens_waits_for_the_next_minute(clock: Clock):
+def test_who_has_used_up_his_tokens_waits_for_the_next_minute(clock: Clock) -> None:
     rates, ada = Rates(clock), key(tokens_per_minute=100)
     rates.enter(ada)
     rates.charge(ada, 99)
@@ -53,7 +53,7 @@ def test_who_has_used_up_his_tokens_waits_for_the_next_minute(clock: Clock):
     rates.enter(ada)
 
 
-def test_so_many_requests_at_once(clock: Clock):
+def test_so_many_requests_at_once(clock: Clock) -> None:
     rates, ada = Rates(clock), key(at_once=2)
     rates.enter(ada)
     rates.enter(ada)
@@ -63,7 +63,7 @@ def test_so_many_requests_at_once(clock: Clock):
     rates.enter(ada)
 
 
-def test_a_refused_request_takes_no_place(clock: Clock):
+def test_a_refused_request_takes_no_place(clock: Clock) -> None:
     rates, ada = Rates(clock), key(at_once=1, requests_per_minute=1)
     rates.enter(ada)
     rates.leave(ada)
@@ -73,7 +73,7 @@ def test_a_refused_request_takes_no_place(clock: Clock):
     rates.enter(ada)
 
 
-def test_what_is_left_is_said_in_the_words_of_either_api(clock: Clock):
+def test_what_is_left_is_said_in_the_words_of_either_api(clock: Clock) -> None:
     rates, ada = Rates(clock), key(requests_per_minute=5, tokens_per_minute=100)
     rates.enter(ada)
     rates.charge(ada, 30)

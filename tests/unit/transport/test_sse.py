@@ -64,14 +64,14 @@ class Source:
         return EventStream(self.chunks(), on_close=self.release, ping_s=ping_s, send_timeout_s=send_timeout_s)
 
 
-async def test_bytes_go_out_as_they_are_one_chunk_for_each_event():
+async def test_bytes_go_out_as_they_are_one_chunk_for_each_event() -> None:
     source, client = Source(b"data: 1\n\n", b"event: x\ndata: 2\n\n"), Client()
     await source.stream()(SCOPE, client.receive, client.send)
     assert client.chunks == [b"data: 1\n\n", b"event: x\ndata: 2\n\n"]
     assert (source.closed, source.released) == (1, 1)
 
 
-async def test_a_disconnect_closes_the_generator_where_it_waits():
+async def test_a_disconnect_closes_the_generator_where_it_waits() -> None:
     source, client = Source(b"data: 1\n\n", endless=True), Client()
     running = asyncio.create_task(source.stream()(SCOPE, client.receive, client.send))
     await client.got.wait()
@@ -80,7 +80,7 @@ async def test_a_disconnect_closes_the_generator_where_it_waits():
     assert (source.closed, source.released) == (1, 1)
 
 
-async def test_what_was_acquired_is_released_though_the_generator_never_started():
+async def test_what_was_acquired_is_released_though_the_generator_never_started() -> None:
     source, client = Source(endless=True), Client()
     client.reads.clear()  # not even the head gets out
     client.left.set()
@@ -88,7 +88,7 @@ async def test_what_was_acquired_is_released_though_the_generator_never_started(
     assert (source.closed, source.released) == (0, 1)
 
 
-async def test_a_client_that_does_not_read_is_given_up():
+async def test_a_client_that_does_not_read_is_given_up() -> None:
     source, client = Source(b"data: 1\n\n", b"data: 2\n\n", endless=True), Client()
 
     with pytest.raises(SendTimeoutError):
@@ -96,14 +96,14 @@ async def test_a_client_that_does_not_read_is_given_up():
     assert (source.closed, source.released) == (1, 1)
 
 
-async def test_silence_is_no_reason_to_give_a_client_up():
+async def test_silence_is_no_reason_to_give_a_client_up() -> None:
     source, client = Source(b"data: 1\n\n", endless=True), Client()
     with pytest.raises(TimeoutError) as error:
         await asyncio.wait_for(source.stream(send_timeout_s=0.01)(SCOPE, client.receive, client.send), 0.1)
     assert not isinstance(error.value, SendTimeoutError)
 
 
-async def test_the_end_of_a_stream_that_nobody_takes_is_given_up_too():
+async def test_the_end_of_a_stream_that_nobody_takes_is_given_up_too() -> None:
     source, client = Source(b"data: 1\n\n"), Client()
 
     with pytest.raises(SendTimeoutError):
@@ -111,7 +111,7 @@ async def test_the_end_of_a_stream_that_nobody_takes_is_given_up_too():
     assert (source.closed, source.released) == (1, 1)
 
 
-async def test_a_ping_beside_an_event_that_is_stuck_does_not_begin_the_time_anew():
+async def test_a_ping_beside_an_event_that_is_stuck_does_not_begin_the_time_anew() -> None:
     client = Client()
     client.reads.clear()
     stream = Source(endless=True).stream()
@@ -129,7 +129,7 @@ async def test_a_ping_beside_an_event_that_is_stuck_does_not_begin_the_time_anew
     assert stream._n_sending == 0
 
 
-async def test_a_silent_stream_sends_comments():
+async def test_a_silent_stream_sends_comments() -> None:
     source, client = Source(endless=True), Client()
     pinged = asyncio.Event()
 
@@ -144,13 +144,13 @@ async def test_a_silent_stream_sends_comments():
     await asyncio.wait_for(running, 60)
 
 
-async def test_no_pings_when_they_are_off():
+async def test_no_pings_when_they_are_off() -> None:
     source, client = Source(b"data: 1\n\n"), Client()
     await source.stream(ping_s=-1)(SCOPE, client.receive, client.send)
     assert client.chunks == [b"data: 1\n\n"]
 
 
-async def test_a_head_gets_the_head_and_the_generator_never_starts():
+async def test_a_head_gets_the_head_and_the_generator_never_starts() -> None:
     source, client = Source(b"data: 1\n\n", endless=True), Client()
     await source.stream()({**SCOPE, HEAD_ONLY: True}, client.receive, client.send)
     assert [m["type"] for m in client.sent] == ["http.response.start", "http.response.body"]

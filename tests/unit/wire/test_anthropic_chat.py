@@ -25,7 +25,7 @@ def request(model: Any = None, **more: object) -> Any:
     return found
 
 
-def test_a_body_becomes_a_request():
+def test_a_body_becomes_a_request() -> None:
     found = request(
         system="Be brief.",
         stop_sequences=["END", ""],
@@ -40,16 +40,16 @@ def test_a_body_becomes_a_request():
     assert found.sampling == SamplingParams(temperature=0.5, top_p=0.25, top_k=7)
 
 
-def test_llama_cpps_own_fields_are_taken_too():
+def test_llama_cpps_own_fields_are_taken_too() -> None:
     found = request(seed=3, min_p=0.25, cache_prompt=False, id_slot=1)
     assert (found.sampling.seed, found.sampling.min_p, found.cache_prompt, found.id_slot) == (3, 0.25, False, 1)
 
 
-def test_a_message_may_be_wanted_for_the_cache_only():
+def test_a_message_may_be_wanted_for_the_cache_only() -> None:
     assert request(max_tokens=0).max_tokens == 0
 
 
-def test_openais_fields_mean_nothing_here():
+def test_openais_fields_mean_nothing_here() -> None:
     assert request(n=2, stop=["x"], logprobs=True, n_predict=1).max_tokens == 5
 
 
@@ -64,12 +64,12 @@ def test_openais_fields_mean_nothing_here():
         ({"type": "disabled"}, False),
     ],
 )
-def test_thinking_is_turned_on_and_off(thinking: object, thinks: bool):
+def test_thinking_is_turned_on_and_off(thinking: object, thinks: bool) -> None:
     prompt = prompt_of(read_messages(body(thinking=thinking)).conversation, make_model(template=THINKS)).rendered.text
     assert prompt.endswith("<think>") is thinks
 
 
-def test_effort_is_the_templates_reasoning_effort():
+def test_effort_is_the_templates_reasoning_effort() -> None:
     wanted = read_messages(body(output_config={"effort": "low"}))
     assert prompt_of(wanted.conversation, make_model(template=EFFORT)).rendered.text == "Hilow"
 
@@ -77,12 +77,12 @@ def test_effort_is_the_templates_reasoning_effort():
 @pytest.mark.parametrize(
     ("display", "shown"), [(None, True), ("summarized", True), ("updates", True), ("omitted", False)]
 )
-def test_thoughts_are_shown_unless_told_otherwise(display: str | None, shown: bool):
+def test_thoughts_are_shown_unless_told_otherwise(display: str | None, shown: bool) -> None:
     assert read_messages(body(thinking={"type": "enabled", "display": display})).show_thoughts is shown
 
 
 @pytest.mark.parametrize("beta", [False, True])
-def test_an_output_format_constrains_the_answer(beta: bool):
+def test_an_output_format_constrains_the_answer(beta: bool) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     model = make_model()
     format_ = {"type": "json_schema", "schema": schema}
@@ -91,14 +91,14 @@ def test_an_output_format_constrains_the_answer(beta: bool):
     assert model.grammar.made[-1].source == schema
 
 
-def test_of_two_output_formats_the_one_that_is_no_longer_beta_holds():
+def test_of_two_output_formats_the_one_that_is_no_longer_beta_holds() -> None:
     model = make_model()
     new, old = ({"type": "json_schema", "schema": {"enum": [n]}} for n in (1, 2))
     request(model, output_config={"format": new}, output_format=old)
     assert model.grammar.made[-1].source == {"enum": [1]}
 
 
-def test_without_a_limit_llama_servers_holds():
+def test_without_a_limit_llama_servers_holds() -> None:
     assert request(max_tokens=None).max_tokens == DEFAULT_MAX_TOKENS == 4096
 
 
@@ -114,7 +114,7 @@ def test_without_a_limit_llama_servers_holds():
         ({"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "blocks of type 'x'"),
     ],
 )
-def test_what_only_anthropics_servers_do_is_left_out_and_told(fields: dict[str, Any], named: str):
+def test_what_only_anthropics_servers_do_is_left_out_and_told(fields: dict[str, Any], named: str) -> None:
     wanted = read_messages(body(**fields))
     assert [told.startswith(named) for told in wanted.conversation.warnings] == [True]
 
@@ -128,11 +128,11 @@ def test_what_only_anthropics_servers_do_is_left_out_and_told(fields: dict[str, 
         {"cache_control": {"type": "ephemeral"}, "user_profile_id": "u", "diagnostics": {}},
     ],
 )
-def test_what_changes_no_reply_is_taken(fields: dict[str, Any]):
+def test_what_changes_no_reply_is_taken(fields: dict[str, Any]) -> None:
     assert read_messages(body(**fields)).conversation.warnings == ()
 
 
-def test_a_schema_that_cannot_be_held_is_named_as_the_client_calls_it():
+def test_a_schema_that_cannot_be_held_is_named_as_the_client_calls_it() -> None:
     class Strict(FakeCompiler):
         def json_schema(self, schema: Any) -> FakeConstraint:
             raise InvalidRequest("json_schema: 'if' is not supported", "json_schema")
@@ -174,20 +174,20 @@ def test_a_schema_that_cannot_be_held_is_named_as_the_client_calls_it():
         ({"lora": 5}, "lora"),
     ],
 )
-def test_a_wrong_field_is_named(fields: dict[str, object], named: str):
+def test_a_wrong_field_is_named(fields: dict[str, object], named: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_messages(body(**fields))
     assert caught.value.param == named
     assert named in caught.value.message
 
 
-def test_counting_needs_no_limit_and_gives_the_prompts_tokens():
+def test_counting_needs_no_limit_and_gives_the_prompts_tokens() -> None:
     wanted = read_messages(body(max_tokens=None, system="Be brief."), generate=False)
     n_prompt = len(request(system="Be brief.").prompt)
     assert count_message_tokens(wanted, make_model()) == {"input_tokens": n_prompt}
 
 
-def test_the_beginning_of_an_answer_is_continued():
+def test_the_beginning_of_an_answer_is_continued() -> None:
     wanted = read_messages(body(messages=[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He"}]))
     assert prompt_of(wanted.conversation, make_model()).rendered.text.endswith("<|im_start|>assistant\nHe")
 
@@ -206,22 +206,22 @@ def test_the_beginning_of_an_answer_is_continued():
         (503, "overloaded_error"),
     ],
 )
-def test_errors_have_anthropics_types(status: int, kind: str):
+def test_errors_have_anthropics_types(status: int, kind: str) -> None:
     given = {"error": {"code": status, "message": "no", "type": "x", "param": "y"}}
     assert anthropic_error(status, given) == {"type": "error", "error": {"type": kind, "message": "no"}}
 
 
-def test_a_long_prompt_is_told_in_the_words_that_agents_look_for():
+def test_a_long_prompt_is_told_in_the_words_that_agents_look_for() -> None:
     given = {"error": {"code": 400, "message": "no", "type": "x", "n_prompt_tokens": 300, "n_ctx": 256}}
     assert anthropic_error(400, given)["error"]["message"] == "prompt is too long: 300 tokens > 256 maximum"
 
 
-def test_an_unknown_model_is_told_in_the_words_that_claude_code_looks_for():
+def test_an_unknown_model_is_told_in_the_words_that_claude_code_looks_for() -> None:
     given = {"error": {"code": 404, "message": "model 'x' not found", "type": "x", "param": "model"}}
     assert anthropic_error(404, given)["error"]["message"] == "model: model 'x' not found"
 
 
-def test_a_stream_that_fails_says_the_same_in_its_last_event():
+def test_a_stream_that_fails_says_the_same_in_its_last_event() -> None:
     given = {"error": {"code": 400, "message": "no", "type": "x", "n_prompt_tokens": 300, "n_ctx": 256}}
     name, data = error_event(400, given).decode().rstrip().split("\n")
     assert name == "event: error"
@@ -242,5 +242,5 @@ def test_a_stream_that_fails_says_the_same_in_its_last_event():
         ("/v1/messagesx", False),
     ],
 )
-def test_the_path_says_whose_errors_are_expected(path: str, speaks: bool):
+def test_the_path_says_whose_errors_are_expected(path: str, speaks: bool) -> None:
     assert speaks_anthropic(path) is speaks

@@ -55,26 +55,26 @@ def image(media_type: str = "image/png") -> Block:
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": "iVBORw0KGgo="}}
 
 
-def test_the_system_prompt_comes_first():
+def test_the_system_prompt_comes_first() -> None:
     assert shown("Be brief.", [HI]) == [{"role": "system", "content": "Be brief."}, HI]
 
 
-def test_the_blocks_of_a_system_prompt_are_one_text():
+def test_the_blocks_of_a_system_prompt_are_one_text() -> None:
     blocks = [text("Be "), {**text("brief."), "cache_control": {"type": "ephemeral"}}]
     assert shown(blocks, [HI])[0] == {"role": "system", "content": "Be brief."}
 
 
 @pytest.mark.parametrize("empty", [None, "", [], [text("")]])
-def test_an_empty_system_prompt_is_none(empty: object):
+def test_an_empty_system_prompt_is_none(empty: object) -> None:
     assert shown(empty, [HI]) == [HI]
 
 
-def test_text_blocks_are_parts_without_what_only_anthropic_reads():
+def test_text_blocks_are_parts_without_what_only_anthropic_reads() -> None:
     given = user({**text("a"), "cache_control": {"type": "ephemeral"}}, text("b"))
     assert shown(None, [given]) == [{"role": "user", "content": [text("a"), text("b")]}]
 
 
-def test_calls_keep_their_ids_and_get_json_text_as_arguments():
+def test_calls_keep_their_ids_and_get_json_text_as_arguments() -> None:
     [_, message] = shown(None, [HI, assistant(text("Let me see."), use())])
     assert message == {
         "role": "assistant",
@@ -93,7 +93,7 @@ def test_ids_and_thoughts_that_a_client_has_not_kept_are_none() -> None:
     assert "reasoning_content" not in found[1]
 
 
-def test_thoughts_are_put_apart_and_redacted_ones_dropped():
+def test_thoughts_are_put_apart_and_redacted_ones_dropped() -> None:
     thoughts = [{"type": "thinking", "thinking": "Hm. ", "signature": ""}, {"type": "thinking", "thinking": "Yes."}]
     redacted = {"type": "redacted_thinking", "data": "xyz"}
     [_, message] = shown(None, [HI, assistant(*thoughts, redacted, use())])
@@ -101,12 +101,12 @@ def test_thoughts_are_put_apart_and_redacted_ones_dropped():
     assert message["content"] == ""
 
 
-def test_a_result_is_a_message_of_the_tool_that_was_called():
+def test_a_result_is_a_message_of_the_tool_that_was_called() -> None:
     found = shown(None, [HI, assistant(use()), user(result())])
     assert found[2:] == [{"role": "tool", "content": "blue", "tool_call_id": "c1", "name": "look"}]
 
 
-def test_results_stand_next_to_their_calls_whatever_else_the_message_says():
+def test_results_stand_next_to_their_calls_whatever_else_the_message_says() -> None:
     given = user(text("And now?"), result("one"), result("two", "c2"))
     found = shown(None, [HI, assistant(use(), use("c2")), given])
     assert [message["role"] for message in found] == ["user", "assistant", "tool", "tool", "user"]
@@ -116,18 +116,18 @@ def test_results_stand_next_to_their_calls_whatever_else_the_message_says():
 @pytest.mark.parametrize(
     ("content", "said"), [("a", "a"), (None, ""), ([], ""), ([text("a"), text("b")], "ab")], ids=str
 )
-def test_a_result_is_text(content: object, said: str):
+def test_a_result_is_text(content: object, said: str) -> None:
     [message] = shown(None, [user(result(content, is_error=True))])
     assert message["content"] == said
     assert "name" not in message  # of a call that the conversation does not have
 
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
-def test_a_message_without_blocks_is_left_out(role: str):
+def test_a_message_without_blocks_is_left_out(role: str) -> None:
     assert shown(None, [HI, {"role": role, "content": []}]) == [HI]
 
 
-def test_a_system_message_may_stand_in_the_middle():
+def test_a_system_message_may_stand_in_the_middle() -> None:
     assert shown("a", [HI, {"role": "system", "content": "b"}, HI])[2] == {"role": "system", "content": "b"}
 
 
@@ -165,7 +165,7 @@ def test_a_system_message_may_stand_in_the_middle():
         ([user(result(is_error="yes"))], "messages.0.content.0.is_error"),
     ],
 )
-def test_a_wrong_message_is_named(messages: object, named: str):
+def test_a_wrong_message_is_named(messages: object, named: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         shown(None, messages)
     assert caught.value.param == named
@@ -176,20 +176,20 @@ def test_a_wrong_message_is_named(messages: object, named: str):
     ("system", "named"),
     [(5, "system"), (["x"], "system.0"), ([text("a"), {"text": "b"}], "system.1.type")],
 )
-def test_a_wrong_system_prompt_is_named(system: object, named: str):
+def test_a_wrong_system_prompt_is_named(system: object, named: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         shown(system, [HI])
     assert caught.value.param == named
 
 
-def test_arguments_nest_as_deeply_as_can_be_read():
+def test_arguments_nest_as_deeply_as_can_be_read() -> None:
     text = '{"a":[0,"é",' * 500 + '{"b":{},"c":[]}' + ",null]}" * 500
     told = shown(None, [HI, assistant(use(input=orjson.loads(text)))])
     assert told[1]["tool_calls"][0]["function"]["arguments"] == text
 
 
 @pytest.mark.parametrize("messages", [[], [user()], [assistant()], [{"role": "assistant"}]])
-def test_nothing_may_have_been_said_yet(messages: list[Block]):
+def test_nothing_may_have_been_said_yet(messages: list[Block]) -> None:
     assert shown("Be brief.", messages) == [{"role": "system", "content": "Be brief."}]
 
 
@@ -197,7 +197,7 @@ def test_nothing_may_have_been_said_yet(messages: list[Block]):
     ("given", "arguments"),
     [('{"at": "s', '{"at": "s'), ("", ""), (None, "{}"), ([1], "[1]"), (5, "5")],
 )
-def test_a_call_comes_back_as_the_model_wrote_it(given: object, arguments: str):
+def test_a_call_comes_back_as_the_model_wrote_it(given: object, arguments: str) -> None:
     [_, message], warnings = read([HI, assistant(use(input=given))])
     assert (message.calls[0].arguments, warnings) == (arguments, [])
 
@@ -210,20 +210,20 @@ def test_a_call_comes_back_as_the_model_wrote_it(given: object, arguments: str):
         ({"type": "content", "content": [text("Once.")]}, "Tale\nby N."),
     ],
 )
-def test_a_document_of_text_is_text(source: Block, said: str):
+def test_a_document_of_text_is_text(source: Block, said: str) -> None:
     [message] = shown(None, [user(document(source, title="Tale", context="by N.", citations={"enabled": True}))])
     texts = [part["text"] for part in message["content"]]
     assert texts[0] == said
     assert texts[-1].endswith("Once.")
 
 
-def test_a_search_result_is_text():
+def test_a_search_result_is_text() -> None:
     given = {"type": "search_result", "source": "https://a.example", "title": "A", "content": [text("b"), text("c")]}
     [message] = shown(None, [user(given)])
     assert message["content"] == [text("A\nhttps://a.example\nb\nc")]
 
 
-def test_media_are_named_so_that_claude_code_finds_the_block_and_leaves_it_out():
+def test_media_are_named_so_that_claude_code_finds_the_block_and_leaves_it_out() -> None:
     pdf = document({"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="})
     [message], warnings = read([user(text("Look:"), image(), pdf)])
     assert message.content[1:] == (
@@ -234,13 +234,13 @@ def test_media_are_named_so_that_claude_code_finds_the_block_and_leaves_it_out()
 
 
 @pytest.mark.parametrize("source", [None, {}, {"type": "url", "url": "https://a.example/b.png"}, {"type": "\n"}])
-def test_an_image_may_come_from_anywhere(source: object):
+def test_an_image_may_come_from_anywhere(source: object) -> None:
     [message], _ = read([user({"type": "image", "source": source})])
     assert isinstance(message.content[0], Media)
     assert message.content[0].placeholder.isprintable()
 
 
-def test_what_a_tool_has_shown_stays_in_order():
+def test_what_a_tool_has_shown_stays_in_order() -> None:
     given = result([text("a"), text("b"), image(), text("c"), {"type": "tool_reference", "tool_name": "look"}])
     [message] = shown(None, [user(given)])
     texts = [part["text"] for part in message["content"]]
@@ -264,7 +264,7 @@ FOUND = {"type": "tool_reference", "tool_name": "fetch"}
 DEFINITION = '<function>{"description":"Gets it.","name":"fetch","parameters":{"type":"object"}}</function>\n'
 
 
-def test_a_deferred_tool_is_told_of_where_it_is_found_and_may_be_called_from_then_on():
+def test_a_deferred_tool_is_told_of_where_it_is_found_and_may_be_called_from_then_on() -> None:
     hidden, tools = loaded(HI, tools=[LOOK, FETCH])
     assert [tool.name for tool in tools.tools] == ["look"]
     texts, tools = loaded(HI, assistant(use()), user(result([FOUND, FOUND])), tools=[FETCH, LOOK])
@@ -274,17 +274,17 @@ def test_a_deferred_tool_is_told_of_where_it_is_found_and_may_be_called_from_the
     assert hidden == ["Hi"]
 
 
-def test_a_deferred_tool_that_must_be_called_is_told_of_at_once():
+def test_a_deferred_tool_that_must_be_called_is_told_of_at_once() -> None:
     _, tools = loaded(HI, tools=[LOOK, FETCH], choice={"type": "tool", "name": "fetch"})
     assert [(tool.name, tool.deferred) for tool in tools.tools] == [("look", False), ("fetch", False)]
 
 
-def test_where_no_other_tool_is_told_of_a_deferred_one_says_how_to_call():
+def test_where_no_other_tool_is_told_of_a_deferred_one_says_how_to_call() -> None:
     _, tools = loaded(HI, user(result([FOUND])), tools=[FETCH])
     assert [(tool.name, tool.deferred) for tool in tools.tools] == [("fetch", False)]
 
 
-def test_tools_come_and_go_in_the_middle_of_a_conversation():
+def test_tools_come_and_go_in_the_middle_of_a_conversation() -> None:
     by_value = {name: value for name, value in FETCH.items() if name != "defer_loading"}
     added = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": by_value}}
     named = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "fetch"}}
@@ -304,20 +304,20 @@ def test_tools_come_and_go_in_the_middle_of_a_conversation():
         {"type": "tool_definition", "definition": {"type": "web_search_20250305", "name": "web_search"}},
     ],
 )
-def test_what_cannot_be_added_is_skipped(tool: object):
+def test_what_cannot_be_added_is_skipped(tool: object) -> None:
     found, warnings = read([HI, {"role": "system", "content": [{"type": "tool_addition", "tool": tool}]}])
     assert [message.text for message in found] == ["Hi"]
     assert "blocks of type 'tool_addition' are left out" in warnings
 
 
-def test_a_definition_that_is_wrong_is_named():
+def test_a_definition_that_is_wrong_is_named() -> None:
     wrong = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {"name": "f"}}}
     with pytest.raises(InvalidRequest) as caught:
         read([{"role": "system", "content": [wrong]}])
     assert caught.value.param == "messages.0.content.0.tool.definition.input_schema"
 
 
-def test_a_block_that_nobody_knows_is_skipped_and_told():
+def test_a_block_that_nobody_knows_is_skipped_and_told() -> None:
     upload, news = {"type": "container_upload", "file_id": "f"}, {"type": "hologram\n" * 99}
     found, warnings = read([user(text("Hi"), upload), assistant(news), user(result([text("a"), upload]))], [upload])
     assert [(message.role, message.text) for message in found] == [("user", "Hi"), ("tool", "a")]
@@ -326,7 +326,7 @@ def test_a_block_that_nobody_knows_is_skipped_and_told():
     assert len(warnings[2]) < 80
 
 
-def test_calls_that_anthropics_servers_carried_out_stand_as_calls_with_their_results():
+def test_calls_that_anthropics_servers_carried_out_stand_as_calls_with_their_results() -> None:
     search = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "sky"}}
     hit = {"type": "web_search_result", "url": "https://a.example", "title": "Sky", "encrypted_content": "xyz"}
     found_it = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [hit]}
@@ -350,19 +350,19 @@ def test_calls_that_anthropics_servers_carried_out_stand_as_calls_with_their_res
         ({"type": "code_execution_result", "stdout": "4", "encrypted_stdout": "JVBERi0="}, '"stdout":"4"'),
     ],
 )
-def test_results_in_shapes_of_their_own_are_json_without_what_nobody_can_read(content: Block, said: str):
+def test_results_in_shapes_of_their_own_are_json_without_what_nobody_can_read(content: Block, said: str) -> None:
     [message], _ = read([assistant({"type": "x_tool_result", "tool_use_id": "s1", "content": content})])
     assert said in message.text
     assert "JVBERi0=" not in message.text
 
 
 @pytest.mark.parametrize(("content", "said"), [("All before.", ["All before.", "Hi"]), (None, ["Hi"])])
-def test_a_summary_stands_for_the_turns_before_it(content: object, said: list[str]):
+def test_a_summary_stands_for_the_turns_before_it(content: object, said: list[str]) -> None:
     found, _ = read([assistant({"type": "compaction", "content": content}), HI])
     assert [message.text for message in found] == said
 
 
-def test_a_stamp_that_is_new_in_each_session_and_request_does_not_spoil_the_cached_prefix():
+def test_a_stamp_that_is_new_in_each_session_and_request_does_not_spoil_the_cached_prefix() -> None:
     stamp = "x-anthropic-billing-header: cc_version=2.1.197.{}; cc_entrypoint=sdk-cli; cch={};{}"
     rest = "You are a coder. cch=12345; cc_version=2.1.197.1c0;"
     found = shown([text(stamp.format("1c0", "a5145", "")), text(rest)], [HI])
@@ -379,7 +379,7 @@ def test_a_stamp_that_is_new_in_each_session_and_request_does_not_spoil_the_cach
         "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli;Be brief.",
     ],
 )
-def test_other_system_prompts_stay_as_they_are(other: str):
+def test_other_system_prompts_stay_as_they_are(other: str) -> None:
     assert steady_system(other) == other
 
 
@@ -416,7 +416,7 @@ def needles(value: object) -> set[str]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(TURNS, max_size=4))
-def test_no_history_is_refused_and_no_text_of_it_is_lost(turns: list[Block]):
+def test_no_history_is_refused_and_no_text_of_it_is_lost(turns: list[Block]) -> None:
     found, _ = read(turns)
     told = {message.text for message in found} | {message.thoughts for message in found}
     told |= {call.name for message in found for call in message.calls}

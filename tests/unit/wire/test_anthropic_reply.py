@@ -120,7 +120,9 @@ SAYS: list[tuple[list[list[Piece]], list[dict[str, Any]]]] = [
         ([[Content("Yes.")]], {}),
     ],
 )
-def test_tokens_of_thoughts_are_told_apart_where_there_are_some(pieces: list[list[Piece]], details: dict[str, Any]):
+def test_tokens_of_thoughts_are_told_apart_where_there_are_some(
+    pieces: list[list[Piece]], details: dict[str, Any]
+) -> None:
     events = run(n_texts=len(pieces))
     assert whole(lambda: Script(*pieces), events)["usage"] == USAGE | details
     assert streamed(lambda: Script(*pieces), events)[-2]["usage"] == USAGE | details
@@ -129,7 +131,7 @@ def test_tokens_of_thoughts_are_told_apart_where_there_are_some(pieces: list[lis
 @pytest.mark.parametrize(("pieces", "content"), SAYS)
 def test_a_message_has_its_blocks_in_the_order_in_which_they_were_written(
     pieces: list[list[Piece]], content: list[dict[str, Any]]
-):
+) -> None:
     events = run(n_texts=len(pieces))
     message = whole(lambda: Script(*pieces), events)
     assert gathered(streamed(lambda: Script(*pieces), events)) == message
@@ -149,7 +151,7 @@ def test_a_message_has_its_blocks_in_the_order_in_which_they_were_written(
 @pytest.mark.parametrize("show", [True, False])
 @pytest.mark.parametrize("arguments", ['{"a": 1}', '{"a": "b', "", '{"a" 1}', "[1", "null"])
 @pytest.mark.parametrize("before", [[], [Content("So.")], [Reasoning("Hm.")], [Reasoning("Hm."), Content("So.")]])
-def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments: str, show: bool):
+def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments: str, show: bool) -> None:
     pieces = [*before, ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, arguments)]
     content = whole(lambda: Script(pieces), run(FinishReason.LIMIT), show_thoughts=show)["content"]
     warnings: list[str] = []
@@ -174,40 +176,40 @@ def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments
 )
 def test_the_reason_of_the_end_is_anthropics(
     reason: FinishReason, word: str, pieces: Sequence[Piece], expected: tuple[str, str | None]
-):
+) -> None:
     events = run(reason, word=word)
     message = whole(lambda: Script(pieces), events)
     assert (message["stop_reason"], message["stop_sequence"]) == expected
     assert gathered(streamed(lambda: Script(pieces), events)) == message
 
 
-def test_what_the_parser_held_back_comes_before_the_end():
+def test_what_the_parser_held_back_comes_before_the_end() -> None:
     events = run()
     assert whole(lambda: Script([], [Content("<tool")]), events)["content"] == [{"type": "text", "text": "<tool"}]
     kinds = [event["type"] for event in streamed(lambda: Script([], [Content("<tool")]), events)]
     assert kinds[1:4] == ["content_block_start", "content_block_delta", "content_block_stop"]
 
 
-def test_a_stream_begins_with_the_prompts_counts_and_ends_with_the_outputs():
+def test_a_stream_begins_with_the_prompts_counts_and_ends_with_the_outputs() -> None:
     first, *_, last, _ = streamed(lambda: Script([Content("a")]), run())
     assert first["message"]["usage"] == {**USAGE, "output_tokens": 0}
     assert (first["message"]["stop_reason"], first["message"]["content"]) == (None, [])
     assert last["usage"] == USAGE
 
 
-def test_a_stream_that_ends_before_any_text_is_whole_too():
+def test_a_stream_that_ends_before_any_text_is_whole_too() -> None:
     events = streamed(Script, [finished(reason=FinishReason.LIMIT, n_predicted=0)])
     assert [event["type"] for event in events] == ["message_start", "message_delta", "message_stop"]
 
 
-def test_a_thinking_block_ends_with_a_signature():
+def test_a_thinking_block_ends_with_a_signature() -> None:
     events = streamed(lambda: Script([Reasoning("Hm."), Content("a")]), run())
     assert [event["delta"]["type"] for event in events if event["type"] == "content_block_delta"] == [
         *("thinking_delta", "signature_delta", "text_delta")
     ]
 
 
-def test_thoughts_that_are_not_to_be_shown_leave_an_empty_block():
+def test_thoughts_that_are_not_to_be_shown_leave_an_empty_block() -> None:
     events = run()
     message = whole(lambda: Script([Reasoning("Hm."), Content("a")]), events, show_thoughts=False)
     assert message["content"] == [{**THOUGHT, "thinking": ""}, {"type": "text", "text": "a"}]
@@ -240,11 +242,11 @@ def test_thoughts_that_are_not_to_be_shown_leave_an_empty_block():
         ("[" * 5000, b'{"arguments":"%b"}' % (b"[" * 5000)),
     ],
 )
-def test_arguments_are_read_as_they_were_written_or_up_to_where_they_were_cut_off(written: str, read: bytes):
+def test_arguments_are_read_as_they_were_written_or_up_to_where_they_were_cut_off(written: str, read: bytes) -> None:
     assert object_text(written, whole=True).encode() == read
 
 
-def test_arguments_deeper_than_json_writers_go_are_passed_on():
+def test_arguments_deeper_than_json_writers_go_are_passed_on() -> None:
     deep = '{"a":' * 500 + "1" + "}" * 500
     message = MessageReply(HEADER, lambda: Script([ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, deep)]))
     for event in run():
@@ -253,7 +255,7 @@ def test_arguments_deeper_than_json_writers_go_are_passed_on():
 
 
 @pytest.mark.parametrize("written", ["[1, 2]", "5", '"a"', "a city", '{"a" 1}', "{'a': 1}", "{a: 1}"])
-def test_arguments_that_are_no_object_are_one_member_in_a_stream_and_in_one_piece(written: str):
+def test_arguments_that_are_no_object_are_one_member_in_a_stream_and_in_one_piece(written: str) -> None:
     def script() -> Script:
         return Script([ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, written)])
 

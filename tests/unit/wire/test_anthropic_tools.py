@@ -35,7 +35,7 @@ def without(name: str) -> dict[str, Any]:
     return {key: value for key, value in TOOL.items() if key != name}
 
 
-def test_a_tool_is_a_function_with_its_schema_as_parameters():
+def test_a_tool_is_a_function_with_its_schema_as_parameters() -> None:
     [tool] = read_tools([{**TOOL, "type": "custom", "cache_control": {}, "strict": True}], None).tools
     assert tool == Tool("f", "d", TOOL["input_schema"], strict=True, at="tools.0.input_schema")
 
@@ -48,7 +48,7 @@ def test_a_strict_tool_is_kept_to_its_schema_or_refused() -> None:
     assert caught.value.param == "tools.1.strict"
 
 
-def test_an_empty_schema_takes_nothing_and_a_description_may_be_missing():
+def test_an_empty_schema_takes_nothing_and_a_description_may_be_missing() -> None:
     [tool] = read_tools([{**without("description"), "input_schema": {}}], None).tools
     assert tool.function == {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
 
@@ -65,19 +65,19 @@ def test_an_empty_schema_takes_nothing_and_a_description_may_be_missing():
         ({"type": "function", "function": {"name": "f"}}, "required", "f"),
     ],
 )
-def test_a_choice_says_what_may_be_called(choice: object, mode: str, name: str):
+def test_a_choice_says_what_may_be_called(choice: object, mode: str, name: str) -> None:
     tools = read_tools([TOOL], choice)
     assert (tools.choice, tools.name, tools.parallel) == (mode, name, None)
 
 
 @pytest.mark.parametrize(("single", "parallel"), [(True, False), (False, None), (None, None)])
-def test_parallel_calls_can_be_disabled(single: object, parallel: bool | None):
+def test_parallel_calls_can_be_disabled(single: object, parallel: bool | None) -> None:
     choice = {"type": "any", "disable_parallel_tool_use": single}
     assert read_tools([TOOL], choice).parallel is parallel
 
 
 @pytest.mark.parametrize("kind", ["auto", "none"])
-def test_a_choice_that_asks_for_nothing_needs_no_tools(kind: str):
+def test_a_choice_that_asks_for_nothing_needs_no_tools(kind: str) -> None:
     assert not read_tools(None, {"type": kind}).callable
 
 
@@ -105,21 +105,21 @@ def test_a_choice_that_asks_for_nothing_needs_no_tools(kind: str):
         ([], {"type": "any"}, "tool_choice"),
     ],
 )
-def test_what_is_wrong_is_named(tools: object, choice: object, named: str):
+def test_what_is_wrong_is_named(tools: object, choice: object, named: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_tools(tools, choice)
     assert caught.value.param == named
     assert caught.value.message.startswith(named)
 
 
-def test_tools_of_anthropics_servers_are_skipped_and_told():
+def test_tools_of_anthropics_servers_are_skipped_and_told() -> None:
     warnings: list[str] = []
     found = wire.read_tools([*SERVERS, TOOL], {"type": "any"}, warnings).tools({})
     assert ([tool.name for tool in found.tools], found.choice) == (["f"], "required")
     assert warnings == [f"tools of type '{server['type']}' are left out" for server in SERVERS]
 
 
-def test_a_choice_among_tools_that_are_all_skipped_asks_for_nothing():
+def test_a_choice_among_tools_that_are_all_skipped_asks_for_nothing() -> None:
     warnings: list[str] = []
     found = wire.read_tools([SEARCH], {"type": "any"}, warnings).tools({})
     assert not found.callable
@@ -127,18 +127,18 @@ def test_a_choice_among_tools_that_are_all_skipped_asks_for_nothing():
     assert warnings[1].startswith("tool_choice is ignored: ")
 
 
-def test_a_tool_of_ones_own_may_have_the_name_of_one_that_is_skipped():
+def test_a_tool_of_ones_own_may_have_the_name_of_one_that_is_skipped() -> None:
     own = {**TOOL, "name": "web_search"}
     assert wire.read_tools([SEARCH, own], {"type": "tool", "name": "web_search"}, []).tools({}).name == "web_search"
 
 
-def test_tools_that_only_anthropics_servers_could_search_are_told_of_at_once():
+def test_tools_that_only_anthropics_servers_could_search_are_told_of_at_once() -> None:
     search, later = {"type": "tool_search_tool_bm25_20251119", "name": "search"}, {**TOOL, "defer_loading": True}
     warnings: list[str] = []
     assert [tool.name for tool in wire.read_tools([search, later], None, warnings).tools({}).tools] == ["f"]
 
 
-def test_where_all_tools_wait_none_must_be_called():
+def test_where_all_tools_wait_none_must_be_called() -> None:
     warnings: list[str] = []
     assert wire.read_tools([{**TOOL, "defer_loading": True}], {"type": "any"}, warnings).tools({}).choice == "auto"
     assert warnings[0].startswith("tool_choice is ignored: ")

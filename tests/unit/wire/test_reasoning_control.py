@@ -4,7 +4,7 @@ from server.errors import InvalidRequest
 from server.wire.reasoning_control import Control, read_control
 
 
-def test_a_control_body_is_read():
+def test_a_control_body_is_read() -> None:
     given = {"id": "chatcmpl-1", "action": "reasoning_end", "model": "demo", "more": 1}
     assert read_control(given) == Control("chatcmpl-1", "demo")
     assert read_control({"id": "chatcmpl-1", "action": "reasoning_end", "model": ""}).model is None
@@ -21,7 +21,7 @@ def test_a_control_body_is_read():
         ({"id": "x", "action": ["reasoning_end"]}, "action", "action"),
     ],
 )
-def test_a_wrong_control_body_is_refused(body: dict, param: str, message: str):
+def test_a_wrong_control_body_is_refused(body: dict, param: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
         read_control(body)
     assert caught.value.param == param

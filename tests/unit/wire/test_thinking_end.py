@@ -88,13 +88,13 @@ def say(constraint: ThinkingEnd, text: str | bytes) -> bytes:
     return said
 
 
-def test_until_the_switch_is_turned_everything_passes():
+def test_until_the_switch_is_turned_everything_passes() -> None:
     constraint, _ = control()
     assert say(constraint, "well</think>Hi") == b"well</think>Hi"
     assert not constraint.finished
 
 
-def test_a_turned_switch_closes_the_thoughts_and_the_answer_follows():
+def test_a_turned_switch_closes_the_thoughts_and_the_answer_follows() -> None:
     constraint, switch = control()
     assert say(constraint, "I wonder") == b"I wonder"
     switch.end()
@@ -102,7 +102,7 @@ def test_a_turned_switch_closes_the_thoughts_and_the_answer_follows():
     assert say(constraint, "Hi") == b"</think>Hi"
 
 
-def test_thoughts_that_the_model_opens_itself_are_found():
+def test_thoughts_that_the_model_opens_itself_are_found() -> None:
     constraint, switch = control(begun=False)
     assert say(constraint, "\n<think>") == b"\n<think>"
     switch.end()
@@ -110,14 +110,14 @@ def test_thoughts_that_the_model_opens_itself_are_found():
 
 
 @pytest.mark.parametrize("said", ["", "\n<thi", "Hello <thin", "<think>a</think>b"])
-def test_where_nothing_is_being_thought_nothing_changes(said: str):
+def test_where_nothing_is_being_thought_nothing_changes(said: str) -> None:
     constraint, switch = control(begun=False)
     say(constraint, said)
     switch.end()
     assert say(constraint, "Hi") == b"Hi"
 
 
-def test_it_acts_on_the_present_thoughts_only():
+def test_it_acts_on_the_present_thoughts_only() -> None:
     constraint, switch = control(begun=False)
     switch.end()
     assert say(constraint, "<think>hm") == b"<think>hm"
@@ -127,7 +127,7 @@ def test_it_acts_on_the_present_thoughts_only():
     assert say(constraint, "b") == b"b"
 
 
-def test_a_second_call_while_the_tag_is_written_changes_nothing():
+def test_a_second_call_while_the_tag_is_written_changes_nothing() -> None:
     constraint, switch = control()
     switch.end()
     assert constraint.allows(ord("<"))
@@ -136,7 +136,7 @@ def test_a_second_call_while_the_tag_is_written_changes_nothing():
     assert say(constraint, "Hi") == b"/think>Hi"
 
 
-def test_a_character_is_not_cut():
+def test_a_character_is_not_cut() -> None:
     constraint, switch = control()
     first, *rest = "日".encode()
     say(constraint, bytes([first]))
@@ -144,14 +144,14 @@ def test_a_character_is_not_cut():
     assert say(constraint, bytes(rest) + b"!") == bytes(rest) + b"</think>!"
 
 
-def test_a_tag_that_the_model_has_closed_just_now_is_not_closed_again():
+def test_a_tag_that_the_model_has_closed_just_now_is_not_closed_again() -> None:
     constraint, switch = control()
     say(constraint, "hm</think>")
     switch.end()
     assert say(constraint, "Hi") == b"Hi"
 
 
-def test_what_the_answer_must_match_holds_behind_the_forced_tag():
+def test_what_the_answer_must_match_holds_behind_the_forced_tag() -> None:
     constraint, switch = control(behind(b"{}"))
     say(constraint, "hm")
     switch.end()
@@ -159,7 +159,7 @@ def test_what_the_answer_must_match_holds_behind_the_forced_tag():
     assert constraint.finished
 
 
-def test_choices_share_the_switch_and_nothing_else():
+def test_choices_share_the_switch_and_nothing_else() -> None:
     constraint, switch = control()
     fork = constraint.fork()
     say(constraint, "a</think>b")
@@ -169,7 +169,7 @@ def test_choices_share_the_switch_and_nothing_else():
     assert say(fork, "y") == b"</think>y"
 
 
-def test_a_fork_in_the_middle_of_the_tag_goes_on_there():
+def test_a_fork_in_the_middle_of_the_tag_goes_on_there() -> None:
     constraint, switch = control()
     switch.end()
     assert constraint.allows(ord("<"))
@@ -193,7 +193,7 @@ def test_a_fork_in_the_middle_of_the_tag_goes_on_there():
         (b"a\x80", False),
     ],
 )
-def test_a_cut_character_is_one_that_may_still_be_completed(text: bytes, cut: bool):
+def test_a_cut_character_is_one_that_may_still_be_completed(text: bytes, cut: bool) -> None:
     assert cuts_character(text) is cut
 
 
@@ -211,38 +211,38 @@ def test_a_cut_character_is_one_that_may_still_be_completed(text: bytes, cut: bo
         (-1, "<think>", "abc", "abc"),
     ],
 )
-def test_thoughts_end_when_their_tokens_are_spent(n: int, prompt: str, wanted: str, said: str):
+def test_thoughts_end_when_their_tokens_are_spent(n: int, prompt: str, wanted: str, said: str) -> None:
     assert say(budget(n, prompt=prompt), wanted) == said.encode()
 
 
-def test_the_closing_message_comes_in_front_of_the_tag():
+def test_the_closing_message_comes_in_front_of_the_tag() -> None:
     assert say(budget(2, " Enough.", prompt="<think>"), "abcd") == b"ab Enough.</think>cd"
 
 
-def test_a_budget_does_not_cut_a_character():
+def test_a_budget_does_not_cut_a_character() -> None:
     assert say(budget(2, prompt="<think>"), "日本") == "日</think>本".encode()
     assert say(budget(4, ".", prompt="<think>"), "日é!") == "日é.</think>!".encode()
 
 
-def test_thoughts_that_are_opened_anew_have_a_budget_of_their_own():
+def test_thoughts_that_are_opened_anew_have_a_budget_of_their_own() -> None:
     assert say(budget(2), "<think>ab") == b"<think>ab"
     constraint = budget(2)
     assert say(constraint, "<think>abc") == b"<think>ab</think>c"
     assert say(constraint, "d<think>efgh") == b"d<think>ef</think>gh"
 
 
-def test_in_an_answer_of_a_shape_nothing_is_opened_anew():
+def test_in_an_answer_of_a_shape_nothing_is_opened_anew() -> None:
     inner = behind(b'"<think>abc"')
     constraint = budget(2, prompt="<think>", inner=inner)
     assert say(constraint, 'ab"<think>abc"') == b'ab</think>"<think>abc"'
     assert constraint.finished
 
 
-def test_other_markup_ends_thoughts_too():
+def test_other_markup_ends_thoughts_too() -> None:
     assert say(budget(12, prompt="<think>", others=("<tool>",)), "hm<tool>{a: 1}") == b"hm<tool>{a: 1}"
 
 
-def test_a_fork_has_spent_as_much():
+def test_a_fork_has_spent_as_much() -> None:
     constraint = budget(3, prompt="<think>")
     say(constraint, "ab")
     assert say(constraint.fork(), "cd") == b"c</think>d"
@@ -250,7 +250,7 @@ def test_a_fork_has_spent_as_much():
 
 
 @pytest.mark.parametrize("message", ["a</think>b", "<think>", "<tool>"])
-def test_a_message_that_ends_thoughts_itself_is_refused(message: str):
+def test_a_message_that_ends_thoughts_itself_is_refused(message: str) -> None:
     with pytest.raises(InvalidRequest, match="reasoning_budget_message") as caught:
         budget(1, message, others=("<tool>",))
     assert caught.value.param == "reasoning_budget_message"

@@ -19,7 +19,7 @@ class Clock:
         return self.now
 
 
-async def test_who_waits_too_long_for_a_slot_ends_and_who_has_one_does_not():
+async def test_who_waits_too_long_for_a_slot_ends_and_who_has_one_does_not() -> None:
     clock, begun, goes_on = Clock(), threading.Event(), threading.Event()
 
     def decode(_entries: object) -> None:
@@ -44,7 +44,7 @@ async def test_who_waits_too_long_for_a_slot_ends_and_who_has_one_does_not():
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_request_that_takes_too_long_ends_in_its_middle(n: int):
+async def test_a_request_that_takes_too_long_ends_in_its_middle(n: int) -> None:
     clock, steps = Clock(), threading.Semaphore(0)
     async with engine_over(FakeRunner(n_seq=2, steps=steps), clock=clock, request_timeout_s=5.0) as engine:
         asked = asyncio.ensure_future(run(engine, request("x", max_tokens=200, n=n)))
@@ -63,7 +63,7 @@ async def test_a_request_that_takes_too_long_ends_in_its_middle(n: int):
         assert after.text == alone(request("after"))
 
 
-async def test_without_limits_nobody_is_late():
+async def test_without_limits_nobody_is_late() -> None:
     clock = Clock()
     async with engine_over(FakeRunner(), clock=clock) as engine:
         asked = asyncio.ensure_future(run(engine, request("x")))

@@ -67,7 +67,9 @@ async def hanging(hang: Hang, *others: FakeRunner):
             assert await asyncio.to_thread(instance.join, 60)
 
 
-async def test_a_step_that_hangs_ends_its_requests_and_fails_the_model(hang: Hang, caplog: pytest.LogCaptureFixture):
+async def test_a_step_that_hangs_ends_its_requests_and_fails_the_model(
+    hang: Hang, caplog: pytest.LogCaptureFixture
+) -> None:
     async with hanging(hang) as (engine, clock, asked):
         engine.check_progress(LIMIT_S)
         clock.now = LIMIT_S - 1
@@ -90,7 +92,7 @@ async def test_a_step_that_hangs_ends_its_requests_and_fails_the_model(hang: Han
             await engine.close()
 
 
-async def test_a_step_that_comes_back_after_all_ends_its_thread_in_order(hang: Hang):
+async def test_a_step_that_comes_back_after_all_ends_its_thread_in_order(hang: Hang) -> None:
     async with hanging(hang) as (engine, clock, asked):
         for clock.now in (0.0, LIMIT_S + 1):
             engine.check_progress(LIMIT_S)
@@ -102,7 +104,7 @@ async def test_a_step_that_comes_back_after_all_ends_its_thread_in_order(hang: H
         await engine.close()
 
 
-async def test_commands_of_a_hung_instance_end_too(hang: Hang):
+async def test_commands_of_a_hung_instance_end_too(hang: Hang) -> None:
     async with hanging(hang) as (engine, clock, asked):
         saving = asyncio.ensure_future(engine.save_slot(0))
         await asyncio.sleep(0)
@@ -113,7 +115,7 @@ async def test_commands_of_a_hung_instance_end_too(hang: Hang):
             await saving
 
 
-async def test_other_instances_go_on(hang: Hang):
+async def test_other_instances_go_on(hang: Hang) -> None:
     async with hanging(hang, FakeRunner(n_seq=1)) as (engine, clock, asked):
         for clock.now in (0.0, LIMIT_S + 1):
             engine.check_progress(LIMIT_S)
@@ -125,7 +127,7 @@ async def test_other_instances_go_on(hang: Hang):
         assert isinstance(pinned.error, InternalError)
 
 
-async def test_who_rests_or_steps_is_left_alone():
+async def test_who_rests_or_steps_is_left_alone() -> None:
     clock = Clock()
     async with engine_over(FakeRunner(), clock=clock) as engine:
         for step in range(5):

@@ -54,7 +54,7 @@ EVENTS: list[Event] = [
 
 
 @pytest.mark.parametrize("events", [[event] for event in EVENTS] + [EVENTS])
-def test_events_are_what_they_were_in_every_field(events: list[Event]):
+def test_events_are_what_they_were_in_every_field(events: list[Event]) -> None:
     raw = answers.written_events([(7, events), (8, [Text(0, "b", (2,))])])
     assert answers.read_events([raw, raw]) == {7: events + events, 8: [Text(0, "b", (2,))] * 2}
 
@@ -62,7 +62,7 @@ def test_events_are_what_they_were_in_every_field(events: list[Event]):
 @pytest.mark.parametrize(
     "error", [InvalidRequest("bad", "prompt"), ContextExceeded(5, 4), QueueFull(3, 2), TooLate("late", 5)]
 )
-def test_errors_keep_their_kind_and_what_they_say(error: LlamapoolError):
+def test_errors_keep_their_kind_and_what_they_say(error: LlamapoolError) -> None:
     (failed,) = answers.read_events([answers.written_events([(1, [Failed(error)])])])[1]
     assert isinstance(failed, Failed)
     assert type(failed.error) is type(error)
@@ -71,7 +71,7 @@ def test_errors_keep_their_kind_and_what_they_say(error: LlamapoolError):
 
 
 @pytest.mark.parametrize("strange", [eval, FakeVocab(), io.StringIO, Channel, LlamapoolError("x")])
-def test_a_process_can_say_nothing_but_plain_values(strange: object):
+def test_a_process_can_say_nothing_but_plain_values(strange: object) -> None:
     with pytest.raises(pickle.UnpicklingError):
         answers.read(pickle.dumps(("answer", 1, strange)))
 
@@ -128,7 +128,7 @@ def lazy() -> Constraint:
 
 
 @pytest.mark.parametrize("make", [unique, begun, after_thinking, thinking_end, lazy])
-def test_a_constraint_holds_the_output_to_the_same_on_the_other_side(make: Callable[[], Constraint]):
+def test_a_constraint_holds_the_output_to_the_same_on_the_other_side(make: Callable[[], Constraint]) -> None:
     found, _, _ = crossed(Request("r", [1], constraint=make()))
     own, theirs = make(), found.constraint
     assert theirs is not None
@@ -142,7 +142,7 @@ def test_a_constraint_holds_the_output_to_the_same_on_the_other_side(make: Calla
         theirs.accept(allowed[-1])
 
 
-def test_a_switch_is_one_number_on_both_sides():
+def test_a_switch_is_one_number_on_both_sides() -> None:
     constraint = thinking_end()
     found, there, here = crossed(Request("r", [1], constraint=constraint))
     assert here is not None
@@ -152,7 +152,7 @@ def test_a_switch_is_one_number_on_both_sides():
     assert not found.constraint.allows(ord("x"))  # the thoughts end now
 
 
-def test_long_messages_come_whole_and_in_any_pieces():
+def test_long_messages_come_whole_and_in_any_pieces() -> None:
     heard: list[tuple[Kind, bytes]] = []
     channel = Channel(lambda kind, body: heard.append((kind, body)), lambda: None)
     raw = frame(Kind.EVENTS, b"abc") + frame(Kind.MESSAGE, b"") + frame(Kind.MESSAGE, b"x" * 1000)

@@ -39,7 +39,7 @@ def made() -> tuple[Sent, IsolatedEngine]:
     return core, IsolatedEngine(core, GeneratorFacts(Bounds(260, 64, 2, 64, media=True), 2, ()), EngineParams())
 
 
-async def test_what_is_wrong_is_said_before_it_is_sent():
+async def test_what_is_wrong_is_said_before_it_is_sent() -> None:
     core, engine = made()
     for request, error in (
         (Request("a", []), InvalidRequest),
@@ -53,7 +53,7 @@ async def test_what_is_wrong_is_said_before_it_is_sent():
     assert not core.sent
 
 
-async def test_media_that_a_gone_process_has_read_are_not_sent_to_the_next_one():
+async def test_media_that_a_gone_process_has_read_are_not_sent_to_the_next_one() -> None:
     core, engine = made()
     forgotten: list[tuple[int, int]] = []
     chunk = DistantChunk(1, 0, b"k", causal=True, forget=lambda *what: forgotten.append(what))
@@ -66,7 +66,7 @@ async def test_media_that_a_gone_process_has_read_are_not_sent_to_the_next_one()
     assert [message[0] for message in core.sent] == ["submit"]
 
 
-async def test_only_what_has_said_nothing_is_asked_once_more_and_only_once():
+async def test_only_what_has_said_nothing_is_asked_once_more_and_only_once() -> None:
     core, engine = made()
     heard: dict[str, list[Event]] = {"a": [], "b": []}
     for name, events in heard.items():
@@ -89,7 +89,7 @@ async def test_only_what_has_said_nothing_is_asked_once_more_and_only_once():
     engine.check_integrity()
 
 
-async def test_who_asks_long_before_the_next_start_is_told_so():
+async def test_who_asks_long_before_the_next_start_is_told_so() -> None:
     core, engine = made()
     core.down, core.pause_s = "killed", 60.0
     with pytest.raises(Unavailable, match="in 60 s"):
@@ -97,5 +97,5 @@ async def test_who_asks_long_before_the_next_start_is_told_so():
 
 
 @pytest.mark.parametrize(("status", "said"), [(-9, "SIGKILL"), (-6, "SIGABRT"), (70, "status 70"), (-63, "signal 63")])
-def test_an_end_has_words(status: int, said: str):
+def test_an_end_has_words(status: int, said: str) -> None:
     assert said in ended_by(status)
