@@ -1,12 +1,14 @@
 import logging
+from typing import Any
 
+import httpx
 import pytest
 
 from server import logs
 from tests.api.conftest import Serve
 
 
-async def test_an_unknown_path_is_llama_servers_404(client) -> None:
+async def test_an_unknown_path_is_llama_servers_404(client: httpx.AsyncClient) -> None:
     reply = await client.get("/nope")
     assert (reply.status_code, reply.json()) == (
         404,
@@ -15,18 +17,20 @@ async def test_an_unknown_path_is_llama_servers_404(client) -> None:
     assert reply.headers["content-type"] == "application/json; charset=utf-8"
 
 
-async def test_a_wrong_method_says_which_are_right(client) -> None:
+async def test_a_wrong_method_says_which_are_right(client: httpx.AsyncClient) -> None:
     reply = await client.get("/v1/completions")
     assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("path", ["/%00", "/v1/models/%ff", "/" + "x" * 5000, "/x//", "/v1/models/..%2f..%2fetc"])
-async def test_strange_paths_are_not_found(client, path) -> None:
+async def test_strange_paths_are_not_found(client: httpx.AsyncClient, path: str) -> None:
     assert (await client.get(path)).status_code == 404
 
 
-async def test_a_fault_of_ours_is_a_500_without_details(serve: Serve, caplog, monkeypatch) -> None:
+async def test_a_fault_of_ours_is_a_500_without_details(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serve() as api:
 
         def broken() -> None:
@@ -47,7 +51,7 @@ async def test_a_fault_of_ours_is_a_500_without_details(serve: Serve, caplog, mo
         assert reply.headers["x-request-id"] == "abc-1"
 
 
-async def test_every_reply_says_who_answers_and_to_which_request(client) -> None:
+async def test_every_reply_says_who_answers_and_to_which_request(client: httpx.AsyncClient) -> None:
     reply = await client.get("/health", headers={"X-Request-Id": "mine"})
     assert (reply.headers["server"], reply.headers["x-request-id"]) == ("llamapool", "mine")
     first, second = [(await client.get("/health")).headers["x-request-id"] for _ in range(2)]
@@ -55,15 +59,16 @@ async def test_every_reply_says_who_answers_and_to_which_request(client) -> None
 
 
 @pytest.mark.parametrize("given", ["a b", "x" * 129, "ü".encode().decode("latin-1"), ""])
-async def test_a_request_id_that_could_spoil_the_log_is_replaced(client, given) -> None:
+async def test_a_request_id_that_could_spoil_the_log_is_replaced(client: httpx.AsyncClient, given: str) -> None:
     reply = await client.get("/health", headers=[(b"x-request-id", given.encode("latin-1"))])
     assert reply.headers["x-request-id"] != given
 
 
-async def test_the_log_tells_status_and_duration(client, caplog) -> None:
+async def test_the_log_tells_status_and_duration(client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "server.access"):
         await client.get("/nope%0Ainjected", headers={"X-Request-Id": "abc-2"})
         await client.get("/health")
+    record: Any
     (record,) = [r for r in caplog.records if r.name == "server.access"]
     assert "GET '/nope\\ninjected' 404" in record.getMessage()
     assert (record.request, record.outcome) == ("abc-2", "http_404")

@@ -1,6 +1,8 @@
 """What a web page can't make a visitor's browser do, and what it can as in llama-server."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -44,7 +46,9 @@ def refused(reply: httpx.Response, status: int = 403) -> bool:
     ],
     ids=str,
 )
-async def test_a_page_of_another_site_changes_nothing(serve: Serve, method, path, body, headers) -> None:
+async def test_a_page_of_another_site_changes_nothing(
+    serve: Serve, method: str, path: str, body: bytes, headers: dict[str, str]
+) -> None:
     async with serve(server={"props": True}) as api:
         reply = await api.client.request(method, path, content=body, headers=JSON | headers)
         assert refused(reply)
@@ -54,7 +58,9 @@ async def test_a_page_of_another_site_changes_nothing(serve: Serve, method, path
 
 @pytest.mark.parametrize(("method", "path", "body"), [each for each in CHANGES if each[0] == "POST" and each[2]])
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None])
-async def test_a_body_that_a_page_may_send_unasked_changes_nothing(serve: Serve, method, path, body, kind) -> None:
+async def test_a_body_that_a_page_may_send_unasked_changes_nothing(
+    serve: Serve, method: str, path: str, body: bytes, kind: str | None
+) -> None:
     async with serve(server={"props": True}) as api:
         reply = await api.client.request(method, path, content=body, headers={"Content-Type": kind} if kind else {})
         assert refused(reply, 415)
@@ -75,7 +81,7 @@ async def test_a_body_that_a_page_may_send_unasked_changes_nothing(serve: Serve,
     ],
     ids=str,
 )
-async def test_the_servers_own_pages_and_programs_may_change_it(serve: Serve, headers) -> None:
+async def test_the_servers_own_pages_and_programs_may_change_it(serve: Serve, headers: dict[str, str]) -> None:
     async with serve(models=TWO) as api:
         reply = await api.client.post("/models/unload", content=b'{"model": "first"}', headers=JSON | headers)
         assert (reply.status_code, reply.json()) == (200, {"success": True})
@@ -102,19 +108,19 @@ async def test_a_key_that_nobody_asked_for_opens_nothing(serve: Serve) -> None:
         assert refused(await api.client.post("/models/unload", content=b'{"model": "first"}', headers=headers))
 
 
-async def test_an_erase_without_a_body_needs_no_type(serve: Serve, tmp_path) -> None:
+async def test_an_erase_without_a_body_needs_no_type(serve: Serve, tmp_path: Path) -> None:
     async with serve(server={"slot_save_path": str(tmp_path)}) as api:
         assert (await api.client.post("/slots/0?action=erase")).status_code == 200
         chunked = await api.client.post("/slots/0?action=erase", content=_chunks())
         assert refused(chunked, 415)
 
 
-async def _chunks():
+async def _chunks() -> AsyncIterator[bytes]:
     yield b"{}"
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/json"])
-async def test_pages_may_generate_as_with_llama_server(serve: Serve, kind) -> None:
+async def test_pages_may_generate_as_with_llama_server(serve: Serve, kind: str) -> None:
     async with serve() as api:
         headers = {**FOREIGN, "Content-Type": kind, "Sec-Fetch-Site": "cross-site"}
         assert (await api.client.post("/v1/chat/completions", content=CHAT, headers=headers)).status_code == 200
@@ -151,7 +157,9 @@ async def test_elsewhere_any_name_will_do(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "body"), CHANGES)
-async def test_elsewhere_a_page_with_a_strangers_name_changes_nothing(serve: Serve, method, path, body) -> None:
+async def test_elsewhere_a_page_with_a_strangers_name_changes_nothing(
+    serve: Serve, method: str, path: str, body: bytes
+) -> None:
     rebound = {"Host": "rebound.example:8080", "Origin": "http://rebound.example:8080"}
     async with serve(server={"props": True}) as api:
         for headers in (rebound, {"Host": "rebound.example", "Sec-Fetch-Site": "same-origin"}):
@@ -226,10 +234,10 @@ async def test_a_closed_server_without_keys_serves_this_machine_only(serve: Serv
         ),
     ],
 )
-async def test_administration_is_answered_at_its_own_port_alone(serve: Serve, method, path) -> None:
+async def test_administration_is_answered_at_its_own_port_alone(serve: Serve, method: str, path: str) -> None:
     async with serve(server={"admin_port": 9000, "metrics": True, "props": True}) as api:
         body = b"[]" if "lora" in path else b'{"model": "demo"}'
-        content = {} if method in ("GET", "HEAD") else {"content": body, "headers": JSON}
+        content: dict[str, Any] = {} if method in ("GET", "HEAD") else {"content": body, "headers": JSON}
         refused = await api.client.request(method, path, **content)
         assert refused.status_code == 404
         assert (await api.client.request(method, f"http://test:9000{path}", **content)).status_code != 404

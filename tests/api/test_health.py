@@ -1,5 +1,6 @@
 import threading
 
+import httpx
 import pytest
 
 from harness.fakes import FakeLoader, FakeRunner
@@ -14,7 +15,7 @@ IDLE = {"status": "ok", "slots_idle": 4, "slots_processing": 0}
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/livez", "/readyz"])
-async def test_a_server_whose_model_is_loaded_is_well(client, path) -> None:
+async def test_a_server_whose_model_is_loaded_is_well(client: httpx.AsyncClient, path: str) -> None:
     reply = await client.get(path)
     assert (reply.status_code, reply.json()) == (200, IDLE if path.endswith("health") else {"status": "ok"})
     assert (await client.head(path)).status_code == 200

@@ -238,7 +238,9 @@ async def test_offline_downloads_nothing_and_asks_nothing(remote: StandInHub, tm
     async with serving(remote, tmp_path, "--offline", "--models-preset", str(tmp_path / "empty.ini")) as api:
         assert await ids(api, "?reload=1") == [MODEL_ID]
         assert remote.asked == []
-        assert (await download(api, f"{REPOSITORY}:F16"))[-1].ok  # whoever asks for it means it, as in llama-server
+        last = (await download(api, f"{REPOSITORY}:F16"))[-1]
+        assert isinstance(last, DownloadEnded)
+        assert last.ok  # whoever asks for it means it, as in llama-server
     remote.asked.clear()
     async with serving(remote, tmp_path, "-hf", MODEL_ID, "--models-cache", HF_HUB_OFFLINE="1") as api:
         reply = await api.client.post("/models", json={"model": f"{REPOSITORY}:Q2_K"})

@@ -148,10 +148,9 @@ def test_a_call_that_is_asked_for_has_its_schema(client: OpenAI, choice: Any) ->
 
 
 def test_a_mistake_is_a_bad_request_that_names_the_field(client: OpenAI) -> None:
+    search: Any = {"type": "web_search"}
     with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(
-            model=MODEL, input="hello", tools=[{"type": "web_search"}], tool_choice={"type": "web_search"}
-        )
+        client.responses.create(model=MODEL, input="hello", tools=[search], tool_choice=search)
     assert caught.value.param == "tool_choice.type"
 
 

@@ -196,7 +196,7 @@ def test_vectors_of_every_pooling(kind: str, folder: Path) -> None:
 def test_scores_of_every_head(kind: str, folder: Path) -> None:
     path = gguf_file(folder, MODELS[kind])
     body = {"query": "the fox", "documents": ["the dog", "a stream of tokens", "x"]}
-    params = {"n_threads": 1, "params": {"embedding": True, "pooling_type": 4}}
+    params: dict[str, Any] = {"n_threads": 1, "params": {"embedding": True, "pooling_type": 4}}
     with llamapool(path, "--reranking", *EXACT) as ours, oracle(path, n_ctx=2048, n_parallel=4, **params) as theirs:
         scores = [
             {r["index"]: r["relevance_score"] for r in s.post("/rerank", body)["results"]} for s in (ours, theirs)

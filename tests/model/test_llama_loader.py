@@ -69,7 +69,7 @@ def test_an_f16_file_is_named_as_llama_server_names_it(gguf_folder: Path) -> Non
 def test_progress_runs_from_zero_to_one(tiny_path: Path) -> None:
     seen: list[float] = []
     spec = ModelSpec("tiny", tiny_path)
-    LlamaLoader().load(spec, lambda fraction: seen.append(fraction) is None).close()
+    LlamaLoader().load(spec, lambda fraction: seen.append(fraction) is None).close()  # type: ignore[func-returns-value]
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
 

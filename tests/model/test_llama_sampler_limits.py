@@ -51,8 +51,9 @@ def extreme_params() -> Iterator[SamplingParams]:
             "typical_p",
             "mirostat_tau",
         ):
-            yield replace(PLAIN, **{name: value}, mirostat=2 if name == "mirostat_tau" else 0)
-            yield replace(PLAIN, **{name: value}, dynatemp_range=2.0) if name != "dynatemp_range" else PLAIN
+            change: dict[str, Any] = {name: value}
+            yield replace(PLAIN, **change, mirostat=2 if name == "mirostat_tau" else 0)
+            yield replace(PLAIN, **change, dynatemp_range=2.0) if name != "dynatemp_range" else PLAIN
         yield replace(PLAIN, mirostat=1, mirostat_tau=value, mirostat_eta=value)
         yield replace(PLAIN, samplers=("adaptive_p",), adaptive_target=value, adaptive_decay=value)
         yield replace(PLAIN, presence_penalty=value, frequency_penalty=value)

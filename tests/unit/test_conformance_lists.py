@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from tests.conformance.run import compare
 
@@ -21,6 +22,6 @@ def test_every_known_failure_is_a_test_that_counts() -> None:
 
 def test_a_test_that_did_not_run_is_a_failure() -> None:
     baseline = {f"unit/test_basic.py::test_{name}": {"outcome": "passed"} for name in "ab"}
-    known = {"on_purpose": {}, "not_there_yet": {}}
+    known: dict[str, Any] = {"on_purpose": {}, "not_there_yet": {}}
     for part in (False, True):
         assert compare(baseline, dict([*baseline.items()][:1]), known, ["basic"], part=part) is part

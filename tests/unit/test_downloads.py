@@ -50,7 +50,17 @@ def test_in_ci_a_skip_without_a_named_reason_fails_the_run(
     if not downloads.SMOLLM2.is_file():
         names["SMOLLM2_GGUF"] = __file__
     root = Path(__file__).parents[2]
-    how = ["-q", "-n", str(workers), "-c", root / "pyproject.toml", "--rootdir", root, "-p", "tests.conftest"]
+    how: list[str | Path] = [
+        "-q",
+        "-n",
+        str(workers),
+        "-c",
+        root / "pyproject.toml",
+        "--rootdir",
+        root,
+        "-p",
+        "tests.conftest",
+    ]
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", *how, tmp_path],
         check=False,

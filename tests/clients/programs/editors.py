@@ -1,7 +1,8 @@
 """Editors that fill in the middle. They are no packages of a registry: `loops/fim_editors.py` sends what they send."""
 
 from tests.clients.programs.libraries import COMMON, library
-from tests.clients.programs.program import Line, says
+from tests.clients.programs.program import says
+from tests.clients.programs.scripted_model import Line
 
 FIM = """\
 " llama.vim

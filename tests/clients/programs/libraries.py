@@ -1,11 +1,13 @@
 """Python libraries, whose loops are scripts of their own (`loops`), and two programs of the command line."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.clients.programs.agents import IDLE_S, LONG, answered, stopped
 from tests.clients.programs.harness import LIMIT_S
-from tests.clients.programs.program import Line, Program, Run, calls, events, says
+from tests.clients.programs.program import Program, Run, calls, events, says
+from tests.clients.programs.scripted_model import Line
 
 LOOPS = Path(__file__).parent / "loops"
 REPORT = '{"city": "Paris", "sunny": true}'
@@ -43,7 +45,7 @@ SMOLAGENTS = [
 ]
 
 
-def script(name: str) -> object:
+def script(name: str) -> Callable[[Run], None]:
     """A loop that a script of `LOOPS` goes through."""
 
     def loop(run: Run) -> None:
@@ -91,7 +93,7 @@ def llm(run: Run) -> None:
     settings = LLM.replace("{url}", run.server.url).replace("{model}", "scripted")
     (place.home / "llm" / "extra-openai-models.yaml").write_text(settings, encoding="utf-8")
     binary = run.installed / "bin" / "llm"
-    ask = [binary, "-m", "scripted"]
+    ask: list[str | Path] = [binary, "-m", "scripted"]
     tools = [*ask, "--functions", FUNCTION]
     ended = place.run([*ask, "SAY-HELLO"])
     if not run.check("a streamed answer", answered(ended, "Hello from the script."), ended):
@@ -129,7 +131,7 @@ def aider(run: Run) -> None:
     made.write_text('print("old")\n', encoding="utf-8")
     flags = ["--model", "openai/scripted", "--edit-format", "diff", "--no-git", "--yes-always", "--no-check-update"]
     flags += ["--no-show-model-warnings", "--no-analytics", "--no-show-release-notes", "--no-pretty", "--map-tokens=0"]
-    ask = [run.installed / "bin" / "aider", *flags]
+    ask: list[str | Path] = [run.installed / "bin" / "aider", *flags]
     ended = place.run([*ask, "--message", "/ask SAY-HELLO"])
     if not run.check("a streamed answer", answered(ended, "Hello from the script."), ended):
         return
@@ -202,7 +204,7 @@ SMALL = 1 << 15
 
 def library(name: str, version: str, package: str, folder: str, snippet: str, loop: str, lines: list[Line]) -> Program:
     """A program whose loop is a script."""
-    return Program(name, version, package, folder, snippet, lines, script(loop), context=SMALL)  # type: ignore[arg-type]
+    return Program(name, version, package, folder, snippet, lines, script(loop), context=SMALL)
 
 
 LIBRARIES = (

@@ -6,7 +6,7 @@ It reads the flags of its own and hands the others to the server's own command l
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI
 
@@ -36,7 +36,7 @@ def main() -> int:
     app.create_app = recorded
     if own.family is not None:  # else: a real model, recorded
         script = Script.read(own.script, family(own.family, own.templates))
-        app.native_loader = lambda _: ScriptedLoader(script, own.context)
+        app.native_loader = cast(Any, lambda _: ScriptedLoader(script, own.context))
     return cli.main(words)
 
 

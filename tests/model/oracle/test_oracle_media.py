@@ -71,7 +71,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def theirs(kind: str, folder: Path) -> Iterator[RealServer]:
     spec = specification(folder, kind)
-    params = {"mmproj.path": str(spec.mmproj), "flash_attn_type": 0, "cache_type_k": 0, "cache_type_v": 0}
+    params: dict[str, Any] = {
+        "mmproj.path": str(spec.mmproj),
+        "flash_attn_type": 0,
+        "cache_type_k": 0,
+        "cache_type_v": 0,
+    }
     with oracle(
         spec.path,
         n_ctx=8192,
@@ -107,7 +112,7 @@ def test_the_same_tokens_and_the_same_text(kind: str, folder: Path, theirs: Real
     expected = [asked_there(theirs, prompt) for prompt in PROMPTS]
 
     async def ask() -> list[list[Answer]]:
-        native = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
+        native: dict[str, Any] = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
         native |= {"n_ctx": 8192, "n_parallel": len(PROMPTS)}
         async with bench(folder, kind, EngineParams(spec_type="none"), **native) as b:
             fields = {"max_tokens": N_PREDICT}

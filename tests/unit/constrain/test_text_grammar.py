@@ -79,6 +79,7 @@ def test_the_same_texts_match(syntax: str, definition: str, texts: list[str]) ->
     own, chance = lark_of(grammar), random.Random(1)
     inside = in_json(grammar, "g")
     places: list[tuple[str, str | None]] = [(f'start: "\\"" {inside.start} "\\""\n{inside.lines}', None)]
+    end: str | None
     for end in ("\n</value>", "</value>"):
         up_to = ended(grammar, "g", end, [end])
         places.append((f"start: {up_to.start}\n{up_to.lines}", end))

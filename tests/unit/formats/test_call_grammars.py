@@ -16,13 +16,13 @@ from tests.unit.formats.reading import forced_call_grammar, parser, read, templa
 
 pytestmark = pytest.mark.slow
 
-PLACE = {
+PLACE: dict[str, Any] = {
     "type": "object",
     "properties": {"x": {"type": "number"}, "tag": {"type": "string"}},
     "required": ["x"],
     "additionalProperties": False,
 }
-STEP = {
+STEP: dict[str, Any] = {
     "type": "object",
     "properties": {
         "city": {"type": "string"},
@@ -38,7 +38,7 @@ STEP = {
     "$defs": {"hour": {"enum": [8, 12]}},
 }
 NONE: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "parameters": schema}}
     for name, schema in (("step", STEP), ("step_all", NONE))
 ]

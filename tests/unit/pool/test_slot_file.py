@@ -5,6 +5,7 @@ import io
 import json
 import struct
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -59,8 +60,8 @@ class Large(io.BytesIO):
         assert 0 <= n < 10_000, f"{n} bytes were read into a place of their own"
         return super().read(n)
 
-    def readinto(self, target: object) -> int:
-        return super().readinto(memoryview(target)[:7000])  # type: ignore[call-overload,no-any-return]
+    def readinto(self, target: Any) -> int:
+        return super().readinto(memoryview(target)[:7000])
 
 
 def test_a_state_is_read_to_where_it_stays() -> None:

@@ -17,7 +17,7 @@ CALLS = [
     {"id": f"c{n}", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
     for n, arguments in enumerate((PARIS, ROME))
 ]
-HISTORY = [
+HISTORY: list[dict[str, Any]] = [
     {"role": "user", "content": "Weather?"},
     {"role": "assistant", "content": "I look.", "tool_calls": CALLS},
     {"role": "tool", "content": "sunny", "tool_call_id": "c0"},
@@ -63,7 +63,11 @@ def test_results_are_the_users_and_joined_with_what_follows() -> None:
 
 def test_typed_content_keeps_its_parts() -> None:
     parts: list[dict[str, Any]] = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    history = [{"role": "user", "content": "hi"}, HISTORY[1], {"role": "tool", "content": parts, "tool_call_id": "c0"}]
+    history: list[dict[str, Any]] = [
+        {"role": "user", "content": "hi"},
+        HISTORY[1],
+        {"role": "tool", "content": parts, "tool_call_id": "c0"},
+    ]
     text = template(PARTS).render(history, tools=TOOLS).text
     assert text.endswith("<user>[Result of get_weather:\n\na][b]")
     assert text.startswith("<system>[You can call functions.")

@@ -30,7 +30,11 @@ def test_a_built_in_template_goes_by_its_name() -> None:
 
 
 def test_chatml_shows_tools_calls_and_results() -> None:
-    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "18 C"}]
+    messages: list[dict[str, Any]] = [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "18 C"},
+    ]
     text = template().render(messages, tools=[TOOL]).text
     assert '"name": "get_weather"' in text
     assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>' in text
@@ -159,7 +163,7 @@ def test_a_message_is_cut_where_a_trimming_template_ends_it() -> None:
 
 def test_a_message_is_continued_where_the_template_shows_no_answers_or_part_of_them() -> None:
     shows_none = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}>{% endif %}{% endfor %}"
-    messages = [USER, {"role": "assistant", "content": "Once"}]
+    messages: list[dict[str, Any]] = [USER, {"role": "assistant", "content": "Once"}]
     assert template(shows_none).render(messages, continue_final_message=True).text == "hi>Once"
     first_part = (
         "{% for m in messages %}[{{ m.content if m.content is string else m.content[0].text }}{% endfor %}"

@@ -1,11 +1,24 @@
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 
 from server.errors import AuthenticationFailed, PermissionDenied
 from server.transport.access.auth import Access, client_name, scheduled_client
+from server.transport.access.endpoints import Scope
 from server.transport.access.keys import ANYBODY, CALLER, Key, KeyRing, digest_of, plain_key
 
 
-def admitted(keys, path="/v1/models", authorization=None, x_api_key=None, *, prefix="", method="GET", query=b""):
+def admitted(
+    keys: Iterable[str | Key],
+    path: str = "/v1/models",
+    authorization: bytes | None = None,
+    x_api_key: bytes | None = None,
+    *,
+    prefix: str = "",
+    method: str = "GET",
+    query: bytes = b"",
+) -> Key | None:
     """Who it is by the keys."""
     given = {b"authorization": authorization, b"x-api-key": x_api_key}
     ring = KeyRing(plain_key(key) if isinstance(key, str) else key for key in keys)
@@ -31,7 +44,7 @@ def test_without_keys_everything_is_open() -> None:
         (b"", b"two"),
     ],
 )
-def test_any_configured_key_opens(authorization, x_api_key) -> None:
+def test_any_configured_key_opens(authorization: bytes | None, x_api_key: bytes | None) -> None:
     assert admitted(["one", "two"], "/v1/models", authorization, x_api_key) == plain_key("two")
 
 
@@ -39,7 +52,7 @@ def test_any_configured_key_opens(authorization, x_api_key) -> None:
     ("authorization", "x_api_key"),
     [(None, None), (b"Bearer three", None), (b"Bearer", None), (b"Bearer ", None), (b"\xff\xfe", None), (b"x", b"one")],
 )
-def test_no_key_or_a_wrong_one_is_refused(authorization, x_api_key) -> None:
+def test_no_key_or_a_wrong_one_is_refused(authorization: bytes | None, x_api_key: bytes | None) -> None:
     with pytest.raises(AuthenticationFailed, match=r"^Invalid API Key$"):
         admitted(["one", "two"], "/v1/models", authorization, x_api_key)
 
@@ -49,7 +62,7 @@ def test_a_key_may_hold_any_character() -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/livez", "/readyz"])
-def test_health_is_open_behind_the_prefix_only(path) -> None:
+def test_health_is_open_behind_the_prefix_only(path: str) -> None:
     assert admitted(["one"], path) is None
     assert admitted(["one"], path, b"one") == plain_key("one")
     assert admitted(["one"], "/llm" + path, prefix="/llm") is None
@@ -73,7 +86,7 @@ def test_health_is_open_behind_the_prefix_only(path) -> None:
         ("HEAD", "/metrics", b"", "metrics"),
     ],
 )
-def test_a_key_does_what_its_scopes_say_and_nothing_else(method, path, query, scope) -> None:
+def test_a_key_does_what_its_scopes_say_and_nothing_else(method: str, path: str, query: bytes, scope: Scope) -> None:
     every = plain_key("all").scopes
     able = Key("a", digest_of(b"able"), frozenset({scope}))
     unable = Key("b", digest_of(b"unable"), every - {scope})
@@ -83,7 +96,7 @@ def test_a_key_does_what_its_scopes_say_and_nothing_else(method, path, query, sc
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/props", "/lora-adapters", "/api/tags"])
-def test_any_key_may_look(path) -> None:
+def test_any_key_may_look(path: str) -> None:
     nothing = Key("a", digest_of(b"one"), frozenset())
     assert admitted([nothing], path, b"one") is nothing
 
@@ -119,7 +132,7 @@ def test_a_client_is_told_by_its_key_wherever_it_stands_and_the_name_does_not_ho
     assert b"one" not in names.pop()
 
 
-def scope(key: str = "", address: str = "10.0.0.1") -> dict:
+def scope(key: str = "", address: str = "10.0.0.1") -> dict[str, Any]:
     return {CALLER: plain_key(key) if key else ANYBODY, "client": (address, 1234)}
 
 

@@ -33,7 +33,7 @@ from server.transport.handlers import error_body
         (HTTPException(404), 404, "not_found_error"),
     ],
 )
-def test_every_error_has_its_status_and_type(error, status, type_) -> None:
+def test_every_error_has_its_status_and_type(error: Exception, status: int, type_: str) -> None:
     code, body, _ = error_body(error)
     assert code == status
     assert body["error"]["code"] == status
@@ -83,7 +83,7 @@ def test_a_wrong_query_parameter_is_named() -> None:
     assert error_body(error)[1]["error"]["message"] == "n: Input should be a number"
 
 
-def test_what_was_not_expected_is_logged_and_not_shown(caplog) -> None:
+def test_what_was_not_expected_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         code, body, _ = error_body(KeyError("the password"))
     assert code == 500

@@ -29,7 +29,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 5}}\n</tool_call>'
 
 
 def constraint(
-    *, tools: Tools | None = None, opened: str = "", template: str = HERMES, **fields: object
+    *, tools: Tools | None = None, opened: str = "", template: str = HERMES, **fields: Any
 ) -> Constraint | None:
     model: Any = make_model(template=template)
     model.grammar = GrammarCompiler(model.vocab)
@@ -126,7 +126,8 @@ def test_with_tools_a_schema_holds_for_what_is_no_call() -> None:
 def test_parameters_that_cannot_be_kept_are_named_whatever_holds_beside_them() -> None:
     odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": odd}}]
-    for choice, fields in (("required", {}), ("auto", {"response_format": FORMAT})):
+    cases: list[tuple[str, dict[str, Any]]] = [("required", {}), ("auto", {"response_format": FORMAT})]
+    for choice, fields in cases:
         for template in (HERMES, GEMMA):
             with pytest.raises(InvalidRequest, match="uniqueItems") as caught:
                 constraint(tools=tools_of(tools, choice, None), template=template, **fields)

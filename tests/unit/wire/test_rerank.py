@@ -24,8 +24,8 @@ class PairVocab(FakeVocab):
 
     def __init__(self, *, eos: int = EOS, add_bos: bool = True, add_eos: bool = True, add_sep: bool = True) -> None:
         super().__init__()
-        self.eos, self.sep = eos, SEP  # type: ignore[misc]
-        self.add_bos, self.add_eos, self.add_sep = add_bos, add_eos, add_sep  # type: ignore[misc]
+        self.eos, self.sep = eos, SEP
+        self.add_bos, self.add_eos, self.add_sep = add_bos, add_eos, add_sep
 
 
 @dataclass

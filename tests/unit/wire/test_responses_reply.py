@@ -71,7 +71,7 @@ def whole(*events: Event, keep: Kept | None = None, prefill: str = "") -> dict[s
     reply = ResponseReply(ResponseFrame(FIELDS, keep), OutputItems(Assembler(ScriptedParser()), TOOLS), prefill=prefill)
     for event in events:
         reply.feed(0, event)
-    body = orjson.loads(orjson.dumps(reply.body()))
+    body: dict[str, Any] = orjson.loads(orjson.dumps(reply.body()))
     Response.model_validate(body)
     return body
 

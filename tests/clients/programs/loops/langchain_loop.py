@@ -1,11 +1,13 @@
 """langchain-openai."""
 
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from typing import Any
+
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage  # type: ignore[import-not-found]
+from langchain_core.tools import tool  # type: ignore[import-not-found]
+from langchain_openai import ChatOpenAI  # type: ignore[import-not-found]
 from openai import BadRequestError
 from pydantic import BaseModel
-from report import LONG, MODEL, URL, refused, step
+from report import LONG, MODEL, URL, refused, step  # type: ignore[import-not-found]
 from report import get_weather as weather
 
 get_weather = tool(weather)
@@ -53,7 +55,7 @@ def loop(kind: str) -> None:
         assert told[0].code == "context_length_exceeded", told
 
 
-def turn(bound: object, history: list, answer: str, n_calls: int) -> None:
+def turn(bound: Any, history: list[Any], answer: str, n_calls: int) -> None:
     """Until the model calls no more."""
     said: AIMessage = bound.invoke(history)
     assert len(said.tool_calls) == n_calls, said

@@ -1,8 +1,10 @@
 """The ollama client."""
 
+from typing import Any
+
 from ollama import Client, ResponseError
 from pydantic import BaseModel
-from report import LONG, MODEL, URL, get_weather, refused, step
+from report import LONG, MODEL, URL, get_weather, refused, step  # type: ignore[import-not-found]
 
 
 class Report(BaseModel):
@@ -15,7 +17,7 @@ class Report(BaseModel):
 CLIENT = Client(host=URL)
 
 
-def turn(history: list, answer: str, n_calls: int) -> None:
+def turn(history: list[Any], answer: str, n_calls: int) -> None:
     """Until the model calls no more."""
     said = CLIENT.chat(MODEL, history, tools=[get_weather]).message
     assert len(said.tool_calls or []) == n_calls, said
@@ -30,7 +32,7 @@ def turn(history: list, answer: str, n_calls: int) -> None:
 
 
 with step("lists its models"):
-    assert any(one.model.startswith(MODEL) for one in CLIENT.list().models)
+    assert any(one.model.startswith(MODEL) for one in CLIENT.list().models)  # type: ignore[union-attr]
 with step("shows a model"):
     assert CLIENT.show(MODEL).capabilities
 with step("a streamed answer"):
@@ -40,14 +42,14 @@ with step("a streamed answer"):
     assert "".join(part.message.content or "" for part in parts) == "Hello from the script."
 with step("generate"):
     assert CLIENT.generate(MODEL, "SAY-HELLO").response == "Hello from the script."
-HISTORY: list = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "WEATHER-PLEASE"}]
+HISTORY: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "WEATHER-PLEASE"}]
 with step("a tool call and its result"):
     turn(HISTORY, "It is sunny.", 1)
 with step("parallel calls"):
     HISTORY.append({"role": "user", "content": "BOTH-PLEASE"})
     turn(HISTORY, "One is sunny, one rainy.", 2)
 with step("thoughts"):
-    said = CLIENT.chat(MODEL, [{"role": "user", "content": "THINK-FIRST"}], think=True).message
+    said: Any = CLIENT.chat(MODEL, [{"role": "user", "content": "THINK-FIRST"}], think=True).message
     assert (said.thinking, said.content) == ("Two and two.", "It is four."), said
 with step("structured output"):
     said = CLIENT.chat(MODEL, [{"role": "user", "content": "REPORT-PLEASE"}], format=Report.model_json_schema())
@@ -59,7 +61,7 @@ with step("a resumed session"):
 with step("what is loaded"):
     assert CLIENT.ps().models
 with step("a cancelled stream"):
-    stream = CLIENT.chat(MODEL, [{"role": "user", "content": "NEVER-END"}], stream=True)
+    stream: Any = CLIENT.chat(MODEL, [{"role": "user", "content": "NEVER-END"}], stream=True)
     for _ in range(10):
         next(stream)
     stream.close()

@@ -29,7 +29,7 @@ class Projector:
 
 def test_embeddings_are_shared_within_a_scope() -> None:
     projector = Projector()
-    encoder = Encoder(projector, EmbeddingCache(1 << 20), lambda: None)  # type: ignore[arg-type]
+    encoder = Encoder(projector, EmbeddingCache(1 << 20), lambda: None)
     try:
         for scope in ("", "ada/", "ada/", "bert/", "", "ada/salt"):
             come = threading.Event()
