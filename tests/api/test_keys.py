@@ -123,7 +123,7 @@ async def test_tokens_of_prompts_and_replies_count(serve: Serve, tmp_path: Path,
 async def test_tokens_of_embeddings_count_and_who_has_none_left_is_refused(serve: Serve, tmp_path: Path) -> None:
     models = {"demo": {"path": "demo.gguf", "load": "startup", "embedding": True}}
     async with serve(models=models, server=server(key_file(tmp_path, ada={"tokens_per_minute": 2}))) as api:
-        asked = {"json": {"input": "some text to embed"}, "headers": bearer("ada")}
+        asked: dict[str, Any] = {"json": {"input": "some text to embed"}, "headers": bearer("ada")}
         assert (await api.client.post("/v1/embeddings", **asked)).status_code == 200
         refused = await api.client.post("/v1/embeddings", **asked)
         assert (refused.status_code, "tokens a minute" in refused.text) == (429, True)
@@ -175,9 +175,13 @@ async def test_nobody_is_more_urgent_than_his_key(
 async def test_who_asks_for_no_priority_gets_his_keys(serve: Serve, tmp_path: Path) -> None:
     async with serve(server=server(key_file(tmp_path, ada={"priority": 3}))) as api:
         seen: list[int] = []
-        engine = api.pool.states()[0].loaded.engine
+        loaded = api.pool.states()[0].loaded
+        assert loaded is not None
+        engine = loaded.engine
         submit = engine.submit
-        engine.submit = lambda request, sink: seen.append(request.priority) or submit(request, sink)
+        engine.submit = (  # type: ignore[method-assign]
+            lambda request, sink: seen.append(request.priority) or submit(request, sink)  # type: ignore[func-returns-value]
+        )
         for asked in (0, 2, 4):
             assert (await chat(api, "ada", priority=asked)).status_code == 200
         assert seen == [3, 3, 4]
@@ -215,10 +219,12 @@ async def test_the_log_says_whose_request_it_was(
     async with serve(server=server(key_file(tmp_path, ada={}))) as api:
         await chat(api, "ada")
         assert "POST '/v1/chat/completions' 200" in caplog.text
-        assert caplog.records[-1].key == "ada"
+        record: Any = caplog.records[-1]
+        assert record.key == "ada"
         reply = await api.client.post("/lora-adapters", json=[], headers=bearer("ada"))
         assert reply.status_code == 403
-        assert caplog.records[-1].key == "ada"  # also what it may not do
+        record = caplog.records[-1]
+        assert record.key == "ada"  # also what it may not do
 
 
 @pytest.mark.parametrize("by", ["ada", "ops"])

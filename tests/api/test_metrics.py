@@ -2,6 +2,7 @@ import threading
 from importlib.metadata import version
 from pathlib import Path
 
+import httpx
 import pytest
 
 from harness.fakes import FakeLoader, FakeRunner
@@ -17,7 +18,7 @@ def sample(text: str, line_start: str) -> float:
     return float(line.rsplit(" ", 1)[1])
 
 
-async def test_without_the_flag_there_are_none(client) -> None:
+async def test_without_the_flag_there_are_none(client: httpx.AsyncClient) -> None:
     reply = await client.get("/metrics")
     assert (reply.status_code, reply.json()) == (
         501,
@@ -158,7 +159,9 @@ async def test_states_slots_and_cells_of_models(serve: Serve) -> None:
         assert sample(text, 'llamapool_model_status{model="b",status="ready"}') == 0
         body = {"model": "b", "prompt": "Hello", "max_tokens": 3, "ignore_eos": True}
         assert (await api.client.post("/v1/completions", json=body)).status_code == 200
-        await until(lambda: not api.pool.state("b").loaded.busy)
+        loaded = api.pool.state("b").loaded
+        assert loaded is not None
+        await until(lambda: not loaded.busy)
         text = (await api.client.get("/metrics")).text
         assert sample(text, 'llamapool_model_status{model="b",status="ready"}') == 1
         assert sample(text, 'llamapool_model_loads_total{model="b",result="ready"}') == 1
@@ -219,7 +222,7 @@ async def test_a_load_that_fails_is_counted(serve: Serve) -> None:
         assert "llamapool_model_load_seconds_count{" not in text
 
 
-async def test_what_runs_and_how_late_the_loop_is(serve: Serve, monkeypatch) -> None:
+async def test_what_runs_and_how_late_the_loop_is(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.metrics.exposition.LOOK_EVERY_S", 0.001)
     async with serve(server={"metrics": True}) as api:
         registry = api.app.state.services.metrics._registry

@@ -1,9 +1,12 @@
 import json
 import threading
 
+import httpx
+
 from harness.fakes import FakeLoader
+from server.pool.events import Subscription
 from server.pool.state import Status
-from tests.api.conftest import GoLive, Serve, until
+from tests.api.conftest import Api, GoLive, Live, Serve, until
 
 DEMO, B = "[demo]\nmodel = demo.gguf\nload-on-startup = true\n", "[b]\nmodel = b.gguf\n"
 DEMO_ARGS, B_ARGS = ["llamapool", "--load", "startup", "--model", "demo.gguf"], ["llamapool", "--model", "b.gguf"]
@@ -13,7 +16,7 @@ TWO = {
 }
 
 
-async def test_the_list_has_llama_servers_shape(client) -> None:
+async def test_the_list_has_llama_servers_shape(client: httpx.AsyncClient) -> None:
     body = (await client.get("/v1/models")).json()
     assert body["object"] == "list"
     assert body["models"] == [
@@ -104,7 +107,7 @@ async def test_an_unknown_model_gets_a_404_that_lists_the_known_ones(serve: Serv
             assert (reply.status_code, reply.json()) == (404, {"error": error})
 
 
-async def test_even_the_only_model_is_shown_under_its_own_names_alone(client) -> None:
+async def test_even_the_only_model_is_shown_under_its_own_names_alone(client: httpx.AsyncClient) -> None:
     assert (await client.get("/v1/models/gpt-9")).status_code == 404
 
 
@@ -123,7 +126,7 @@ async def test_a_model_is_loaded_and_unloaded(serve: Serve) -> None:
             assert (reply.status_code, reply.json()["error"]["message"]) == (400, "model is not running")
 
 
-async def test_a_load_needs_a_name(client) -> None:
+async def test_a_load_needs_a_name(client: httpx.AsyncClient) -> None:
     for body in ({}, {"model": ""}, {"model": 3}):
         reply = await client.post("/models/load", json=body)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model")
@@ -187,11 +190,11 @@ async def test_a_listener_that_leaves_is_forgotten(live: GoLive) -> None:
         await until(lambda: len(listeners(server)) == 2)
 
 
-def listeners(server) -> list:
+def listeners(server: Live) -> list[Subscription]:
     return server.api.pool._fan_out._subscriptions
 
 
-async def reached(api, events, model: str, status: Status) -> None:
+async def reached(api: Api, events: Subscription, model: str, status: Status) -> None:
     """Wait until the model has this status."""
     while api.pool.state(model).status is not status:
         await anext(events)

@@ -132,12 +132,13 @@ async def test_results_of_tools_find_their_calls_without_ids(serve: Serve) -> No
         '[call_0 look {"at": "sky"}][call_1 hear {}]<|im_end|>\n'
         "<|im_start|>tool\nbirds<call_1 hear><|im_end|>\n<|im_start|>tool\nblue<call_0 look>"
     )
-    async with serve(scripted(**{shown: "I see."}), models=model(template)) as api:
+    replies: dict[str, Any] = {shown: "I see."}
+    async with serve(scripted(**replies), models=model(template)) as api:
         assert (await whole(api, messages=history))["message"]["content"] == "I see."
 
 
 async def test_thoughts_are_told_from_the_answer_and_can_be_switched_off(serve: Serve) -> None:
-    replies = {"Hi": "<think>Hm.</think>Hello", "Hush": "<think>Hm.</think>Hello"}
+    replies: dict[str, Any] = {"Hi": "<think>Hm.</think>Hello", "Hush": "<think>Hm.</think>Hello"}
     async with serve(scripted(**replies), models=model(THINKS)) as api:
         found = await lines(api, messages=[HI], think=True)
         high = await whole(api, messages=[HI], think="high")
@@ -299,7 +300,8 @@ async def test_images_further_back_leave_a_placeholder(serve: Serve) -> None:
         {"role": "assistant", "content": "A cat."},
         {"role": "user", "content": "Sure?"},
     ]
-    async with serve(scripted(**{"Sure?": "Yes"}), models=model()) as api:
+    replies: dict[str, Any] = {"Sure?": "Yes"}
+    async with serve(scripted(**replies), models=model()) as api:
         assert (await whole(api, messages=history))["message"]["content"] == "Yes"
 
 

@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from harness.fakes import CHATML
@@ -17,7 +18,7 @@ RECORDED_KEYS = {
 RECORDED_PARAMS = json.loads((Path(__file__).parent / "recorded_params.json").read_text())
 
 
-async def test_the_only_models_properties_have_llama_servers_keys(client) -> None:
+async def test_the_only_models_properties_have_llama_servers_keys(client: httpx.AsyncClient) -> None:
     reply = await client.get("/props")
     assert reply.status_code == 200
     props = reply.json()
@@ -30,7 +31,7 @@ async def test_the_only_models_properties_have_llama_servers_keys(client) -> Non
     assert (props["endpoint_slots"], props["endpoint_metrics"]) == (True, False)
 
 
-async def test_the_default_sampling_is_llama_servers(client) -> None:
+async def test_the_default_sampling_is_llama_servers(client: httpx.AsyncClient) -> None:
     params = (await client.get("/props")).json()["default_generation_settings"]["params"]
     assert list(params) == list(RECORDED_PARAMS)
     random_seed = {"seed": 0xFFFFFFFF}
@@ -103,7 +104,7 @@ async def test_a_sleeping_model_is_not_woken(serve: Serve) -> None:
         assert api.pool.states()[0].status is Status.SLEEPING
 
 
-async def test_the_templates_capabilities_have_llama_cpps_names(client) -> None:
+async def test_the_templates_capabilities_have_llama_cpps_names(client: httpx.AsyncClient) -> None:
     caps = (await client.get("/props")).json()["chat_template_caps"]
     assert {name.removeprefix("supports_") for name, value in caps.items() if value} == {
         *("string_content", "system_role"),
@@ -111,7 +112,7 @@ async def test_the_templates_capabilities_have_llama_cpps_names(client) -> None:
     assert len(caps) == 10
 
 
-async def test_without_the_flag_properties_cannot_be_changed(client) -> None:
+async def test_without_the_flag_properties_cannot_be_changed(client: httpx.AsyncClient) -> None:
     reply = await client.post("/props", json={})
     assert (reply.status_code, reply.json()["error"]) == (
         501,
@@ -124,7 +125,7 @@ async def test_without_the_flag_properties_cannot_be_changed(client) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"model": "demo"}'])
-async def test_with_the_flag_there_is_nothing_to_change_yet(serve: Serve, body) -> None:
+async def test_with_the_flag_there_is_nothing_to_change_yet(serve: Serve, body: bytes) -> None:
     async with serve(server={"props": True}) as api:
         reply = await api.client.post("/props", content=body, headers={"Content-Type": "application/json"})
         assert (reply.status_code, reply.json()) == (200, {"success": True})
@@ -138,7 +139,9 @@ async def test_with_the_flag_there_is_nothing_to_change_yet(serve: Serve, body) 
         ({"model": 1}, "model: must be a string"),
     ],
 )
-async def test_a_property_that_cannot_be_changed_is_refused_by_name(serve: Serve, body, message) -> None:
+async def test_a_property_that_cannot_be_changed_is_refused_by_name(
+    serve: Serve, body: dict[str, object], message: str
+) -> None:
     async with serve(server={"props": True}) as api:
         reply = await api.client.post("/props", json=body)
         assert (reply.status_code, reply.json()["error"]["message"]) == (400, message)

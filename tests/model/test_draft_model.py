@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -45,7 +46,8 @@ ASKED = (
 def load(path: Path, draft: Path | None, native: LoadParams = NATIVE) -> LlamaWeights:
     engine = EngineParams(spec_type="draft-simple" if draft else "none", spec_draft_max=8)
     drafted = DraftFile(draft, replace(native, swa_full=True)) if draft else None
-    return LlamaLoader().load(ModelSpec("demo", path, native=native, engine=engine, draft=drafted), lambda _: True)
+    spec = ModelSpec("demo", path, native=native, engine=engine, draft=drafted)
+    return cast(LlamaWeights, LlamaLoader().load(spec, lambda _: True))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def prompt(weights: LlamaWeights, said: str) -> list[int]:
     return weights.vocab.tokenize(text, add_special=True, parse_special=True)
 
 
-def requests(weights: LlamaWeights, sampling: SamplingParams, **options: int) -> list[Request]:
+def requests(weights: LlamaWeights, sampling: SamplingParams, **options: Any) -> list[Request]:
     return [
         Request(id=said, prompt=prompt(weights, said), sampling=sampling, max_tokens=80, **options) for said in ASKED
     ]

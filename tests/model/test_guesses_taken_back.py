@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from harness.ggufs import TinyModel, gguf_file
-from harness.ggufs.catalogue import HYBRID, PLAIN, RECURRENT, SLIDING_WINDOW
+from harness.ggufs import PLAIN, TinyModel, gguf_file
+from harness.ggufs.catalogue import HYBRID, RECURRENT, SLIDING_WINDOW
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams
@@ -30,7 +31,8 @@ def load(path: Path, *, unified: bool) -> LlamaWeights:
     native = LoadParams(
         n_ctx=3 * 640, n_parallel=3, n_ubatch=64, n_threads=1, n_threads_batch=1, kv_unified=unified, flash_attn="off"
     )
-    return LlamaLoader().load(ModelSpec("tiny", path, native=native, engine=ENGINE), lambda _: True)
+    spec = ModelSpec("tiny", path, native=native, engine=ENGINE)
+    return cast(LlamaWeights, LlamaLoader().load(spec, lambda _: True))
 
 
 async def answers(weights: LlamaWeights, n: int, spec_type: str) -> tuple[list[Reply], int]:

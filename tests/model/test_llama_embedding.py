@@ -143,9 +143,9 @@ def test_every_combination_of_sizes_gives_a_context(gguf_folder: Path, model: Ti
 def test_a_large_vocabulary_does_not_take_gigabytes_for_logits_unless_asked(gguf_folder: Path) -> None:
     path = gguf_file(gguf_folder, TinyModel(pooling="mean", n_vocab=150_000, n_embd=32, n_head=2, n_head_kv=1))
     weights = load(path)
-    params = [
-        embedding_params(weights._model, "m", weights._header, LoadParams(n_ubatch=n)).n_ubatch for n in (512, 1024)
-    ]
+    model = weights._model
+    assert model is not None
+    params = [embedding_params(model, "m", weights._header, LoadParams(n_ubatch=n)).n_ubatch for n in (512, 1024)]
     weights.close()
     assert params == [896, 1024]
 

@@ -82,7 +82,7 @@ def test_every_wire_format_shows_the_same(server: RealServer) -> None:
         {"type": "input_image", "image_url": URL},
         {"type": "input_file", "filename": "a.png", "file_data": URL},
     ):
-        asked = {"input": [{"role": "user", "content": [{"type": "input_text", "text": TEXT}, part]}]}
+        asked: dict[str, Any] = {"input": [{"role": "user", "content": [{"type": "input_text", "text": TEXT}, part]}]}
         response = server.post("/v1/responses", {**asked, "temperature": 0, "max_output_tokens": 4})
         assert response["usage"]["input_tokens"] == n_prompt
         assert response["output"][-1]["content"][0]["text"] == text

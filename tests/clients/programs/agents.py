@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.clients.programs.harness import Ended
-from tests.clients.programs.program import Line, Program, Run, calls, events, png, says
+from tests.clients.programs.program import Program, Run, calls, events, png, says
+from tests.clients.programs.scripted_model import Line
 
 NOTE, SECOND, THIRD = "NOTE-ALPHA", "NOTE-BETA", "NOTE-GAMMA"
 WITHOUT_THOUGHTS = ("mistral", "llama", "qwen3-coder")
@@ -101,8 +102,8 @@ def codex(run: Run) -> None:
     config = CODEX.replace("{url}", run.server.url)
     (home / "config.toml").write_text(config.replace("{model}", "scripted"), encoding="utf-8")
     flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json"]
-    start = [run.binary(CODEX_BINARY), "exec", *flags]
-    again = [run.binary(CODEX_BINARY), "exec", "resume", *flags, "--last"]
+    start: list[str | Path] = [run.binary(CODEX_BINARY), "exec", *flags]
+    again: list[str | Path] = [run.binary(CODEX_BINARY), "exec", "resume", *flags, "--last"]
     ended = run.place.run([*start, "SAY-HELLO"])
     if not run.check("a streamed answer", answered(ended, "Hello from the script."), ended):
         return
@@ -157,8 +158,8 @@ def claude(run: Run) -> None:
     place.environment = {**exports(CLAUDE, run.server.url), "IS_SANDBOX": "1"}
     binary = run.binary(CLAUDE_BINARY)
     flags = ["--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"]
-    start = [binary, "-p", *flags]
-    again = [binary, "-p", *flags, "--continue"]
+    start: list[str | Path] = [binary, "-p", *flags]
+    again: list[str | Path] = [binary, "-p", *flags, "--continue"]
     ended = place.run([*start, "--include-partial-messages", "SAY-HELLO"])
     if not run.check("a streamed answer", answered(ended, "Hello from the script."), ended):
         return
@@ -219,8 +220,8 @@ def opencode(run: Run) -> None:
     settings |= {"permission": "allow", "autoupdate": False, "share": "disabled"}
     (place.work / "opencode.json").write_text(json.dumps(settings), encoding="utf-8")
     place.environment = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"}
-    start = [run.binary(OPENCODE_BINARY), "run", "--format", "json"]
-    again = [*start, "--continue"]
+    start: list[str | Path] = [run.binary(OPENCODE_BINARY), "run", "--format", "json"]
+    again: list[str | Path] = [*start, "--continue"]
     ended = place.run([*start, "SAY-HELLO"])
     if not run.check("a streamed answer", answered(ended, "Hello from the script."), ended):
         return

@@ -178,7 +178,7 @@ class ScriptedRunner(FakeRunner):
         """What the script says; else the end, or the least token that is allowed: then a client's loop shows it."""
         bits = bytes(mask)
         every = (self.wanted[output], *sorted(self.vocab.eog), *range(self.vocab.n_tokens))
-        token = next((token for token in every if bits[token // 8] >> (token % 8) & 1), None)
+        token: int | None = next((token for token in every if bits[token // 8] >> (token % 8) & 1), None)
         if token is None:
             raise InternalError("no token is allowed")
         self.accept(sampler, token)

@@ -25,7 +25,10 @@ STORY = {
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     """Both servers with the default model and its draft, which each has guessed with."""
-    params = {"speculative.draft.mparams.path": str(DRAFT), "speculative.types": ["draft-simple"]}
+    params: dict[str, str | list[str]] = {
+        "speculative.draft.mparams.path": str(DRAFT),
+        "speculative.types": ["draft-simple"],
+    }
     flags = ("-c", str(N_CTX), "-np", "1", "-t", "1", "--metrics", "--slots", "-md", str(DRAFT))
     with ExitStack() as stack:
         theirs = oracle(DEMO, n_ctx=N_CTX, n_threads=1, params=params, environment=WAIT_QUIETLY)

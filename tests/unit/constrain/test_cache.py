@@ -52,6 +52,6 @@ def test_a_refusal_is_remembered_and_raised_anew() -> None:
 def test_the_oldest_goes_first() -> None:
     cache: Cache[int] = Cache(2)
     for number, key in enumerate("abac"):
-        cache.get(key, lambda number=number: number)
+        cache.get(key, lambda number=number: number)  # type: ignore[misc]
     assert [cache.get(key, lambda: -1) for key in "ca"] == [3, 0]
     assert cache.get("b", lambda: -1) == -1

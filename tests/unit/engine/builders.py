@@ -44,9 +44,9 @@ def ticking() -> Callable[[], float]:
 
 def request(prompt: str, **options: Any) -> Request:
     """A greedy request of 8 tokens, unless said otherwise."""
-    options = {"max_tokens": 8, "sampling": GREEDY} | options
+    usual: dict[str, Any] = {"max_tokens": 8, "sampling": GREEDY}
     tokens = FakeVocab().tokenize(prompt, add_special=True, parse_special=False)
-    return Request(id=prompt[:8], prompt=tokens, **options)
+    return Request(id=prompt[:8], prompt=tokens, **(usual | options))
 
 
 @dataclass

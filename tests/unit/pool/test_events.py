@@ -19,7 +19,7 @@ async def rest(subscription: Subscription) -> list[PoolEvent]:
 async def test_every_subscriber_gets_every_event_in_order() -> None:
     fan_out = FanOut()
     first, second = fan_out.subscribe(), fan_out.subscribe()
-    events = [LoadProgress("a", 0.5), changed("a"), changed("b")]
+    events: list[PoolEvent] = [LoadProgress("a", 0.5), changed("a"), changed("b")]
     for event in events:
         fan_out.publish(event)
     assert await rest(first) == events

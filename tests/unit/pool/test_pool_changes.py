@@ -22,7 +22,7 @@ class Files:
     def __init__(self) -> None:
         self.removed: list[str] = []
 
-    def check(self, name: str) -> None:
+    def check(self, name: str, wanted: Callable[[], bool]) -> None:
         """Everything is there."""
 
     def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:

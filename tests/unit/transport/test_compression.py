@@ -1,5 +1,6 @@
 import asyncio
 import gzip
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -91,7 +92,7 @@ async def test_an_event_stream_passes_event_by_event() -> None:
     seen_before: list[int] = []
     event = b"data: " + b"x" * MIN_BYTES + b"\n\n"
 
-    async def chunks():
+    async def chunks() -> AsyncGenerator[bytes, None]:
         for _ in range(3):
             seen_before.append(len(out))
             yield event

@@ -1,8 +1,9 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import pytest
 from sse_starlette.sse import SendTimeoutError
+from starlette.types import Message
 
 from server.transport.streams.sse import HEAD_ONLY, PING, EventStream
 
@@ -13,22 +14,22 @@ class Client:
     """The server's side of a connection: what was sent, and when the client leaves."""
 
     def __init__(self) -> None:
-        self.sent: list[dict] = []
+        self.sent: list[Message] = []
         self.left = asyncio.Event()
         self.reads = asyncio.Event()
         self.reads.set()
         self.got = asyncio.Event()
 
-    async def receive(self) -> dict:
+    async def receive(self) -> Message:
         await self.left.wait()
         return {"type": "http.disconnect"}
 
-    async def send(self, message: dict) -> None:
+    async def send(self, message: Message) -> None:
         await self.reads.wait()
         self.sent.append(message)
         self.got.set()
 
-    async def send_one_event(self, message: dict) -> None:
+    async def send_one_event(self, message: Message) -> None:
         """`send` to a client that reads nothing more behind the first event."""
         await self.send(message)
         if message.get("body"):
@@ -48,7 +49,7 @@ class Source:
         self.closed = 0
         self.released = 0
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         try:
             for event in self.events:
                 yield event
@@ -133,7 +134,7 @@ async def test_a_silent_stream_sends_comments() -> None:
     source, client = Source(endless=True), Client()
     pinged = asyncio.Event()
 
-    async def send(message: dict) -> None:
+    async def send(message: Message) -> None:
         await client.send(message)
         if message.get("body") == PING:
             pinged.set()

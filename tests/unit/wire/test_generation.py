@@ -15,7 +15,7 @@ def request(*, n_predict: int = -1, **fields: object) -> Request:
     return engine_request(parse(GenerationFields, fields), model, request_id="r", prompt=[1, 2])
 
 
-def refused(**fields: object) -> InvalidRequest:
+def refused(**fields: Any) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
         request(**fields)
     return caught.value
@@ -132,7 +132,8 @@ def test_a_wrong_lora_is_refused(lora: object) -> None:
 
 @pytest.mark.parametrize("name", ["lora", "grammar_triggers", "preserved_tokens"])
 def test_neutral_values_of_unsupported_fields_are_fine(name: str) -> None:
-    request(**{name: []}, grammar_lazy=False, n_indent=0, post_sampling_probs=False, reasoning_budget_tokens=-1)
+    neutral: dict[str, Any] = {name: []}
+    request(**neutral, grammar_lazy=False, n_indent=0, post_sampling_probs=False, reasoning_budget_tokens=-1)
 
 
 def test_the_rest_of_the_fields_reaches_the_engine() -> None:
@@ -173,7 +174,8 @@ WITHOUT_EFFECT = (
 
 
 def test_fields_without_effect_are_taken_whatever_they_hold() -> None:
-    request(**dict.fromkeys(WITHOUT_EFFECT, "anything"))
+    fields: dict[str, Any] = dict.fromkeys(WITHOUT_EFFECT, "anything")
+    request(**fields)
     assert not set(WITHOUT_EFFECT) & set(GenerationFields.model_fields)
 
 
@@ -187,7 +189,7 @@ def test_fields_without_effect_are_taken_whatever_they_hold() -> None:
         ({"user": ["anna"]}, ""),
     ],
 )
-def test_priority_and_user_reach_the_engine(given: dict[str, object], client: str) -> None:
+def test_priority_and_user_reach_the_engine(given: dict[str, Any], client: str) -> None:
     got = request(priority=-3, **given)
     assert (got.priority, got.client) == (-3, client)
     assert request().priority == 0

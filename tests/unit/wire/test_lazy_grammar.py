@@ -146,7 +146,8 @@ def test_a_token_is_a_trigger_only_as_that_token() -> None:
 
 
 def test_a_schema_may_wait_too_and_every_wire_format_knows_it() -> None:
-    lazy = {"json_schema": {"const": {"a": 1}}, "grammar_lazy": True, "grammar_triggers": [{"type": 1, "value": '{"'}]}
+    triggers = [{"type": 1, "value": '{"'}]
+    lazy: dict[str, Any] = {"json_schema": {"const": {"a": 1}}, "grammar_lazy": True, "grammar_triggers": triggers}
     chat = {"messages": [{"role": "user", "content": "Hi"}], **lazy}
     made = [
         chat_generation(read_chat(chat), model_of()).requests[0].constraint,

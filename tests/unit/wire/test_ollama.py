@@ -1,5 +1,7 @@
 """Ollama's durations, and what its clients write in their own way."""
 
+from typing import Any
+
 import pytest
 
 from server.errors import InvalidRequest
@@ -73,7 +75,7 @@ def test_results_answer_calls_by_id_by_name_and_in_order() -> None:
 
 
 def test_an_id_that_no_call_has_is_as_none() -> None:
-    calls = [{"function": {"name": name, "arguments": {}}} for name in ("f", "g")]
+    calls: list[dict[str, Any]] = [{"function": {"name": name, "arguments": {}}} for name in ("f", "g")]
     results = [{"role": "tool", "content": text, "tool_call_id": text} for text in ("first", "second")]
     found = read_messages([{"role": "assistant", "tool_calls": calls}, *results])
     assert [(message.call_id, message.name) for message in found[1:]] == [("call_0", "f"), ("call_1", "g")]

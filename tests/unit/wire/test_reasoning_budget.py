@@ -1,3 +1,5 @@
+from collections.abc import Mapping
+
 import pytest
 
 from harness.fakes import FakeVocab
@@ -101,7 +103,7 @@ NATIVE = {"prompt": "p", "reasoning_budget_tokens": 2}
 TAGS = {"reasoning_budget_start_tag": "<t>", "reasoning_budget_end_tag": "</t>"}
 
 
-def native(body: dict[str, object]) -> Constraint | None:
+def native(body: Mapping[str, object]) -> Constraint | None:
     (request,) = native_generation(read_native({**NATIVE, **body}), make_model()).requests
     return request.constraint
 

@@ -21,7 +21,7 @@ def test_a_control_body_is_read() -> None:
         ({"id": "x", "action": ["reasoning_end"]}, "action", "action"),
     ],
 )
-def test_a_wrong_control_body_is_refused(body: dict, param: str, message: str) -> None:
+def test_a_wrong_control_body_is_refused(body: dict[str, object], param: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
         read_control(body)
     assert caught.value.param == param

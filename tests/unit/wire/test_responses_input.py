@@ -251,7 +251,7 @@ def test_tools_among_the_items_are_found_with_their_path() -> None:
 
 def test_a_conversation_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses_input, "MAX_MESSAGES", 2)
-    before = [{"role": "user", "content": "x"}]
+    before: Any = [{"role": "user", "content": "x"}]
     read_input([{"role": "user", "content": "x"}], before, NOTHING)
     with pytest.raises(InvalidRequest, match="at most 2"):
         read_input([{"role": "user", "content": "x"}] * 2, before, NOTHING)

@@ -4,8 +4,9 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
-from report import LONG, URL, refused, step
+from report import LONG, URL, refused, step  # type: ignore[import-not-found]
 
 SHOWN = [
     "content",
@@ -19,18 +20,18 @@ EXTRA = [{"text": "def other():\n    return 1\n", "filename": "other.py"}]
 SAMPLERS = ["top_k", "top_p", "infill"]
 
 
-def send(path: str, body: dict) -> urllib.request.Request:
+def send(path: str, body: dict[str, Any]) -> urllib.request.Request:
     """A POST as curl makes it."""
     return urllib.request.Request(f"{URL}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
 
 
-def post(path: str, body: dict) -> dict:
+def post(path: str, body: dict[str, Any]) -> Any:
     """Its reply."""
     with urllib.request.urlopen(send(path, body), timeout=30) as reply:
         return json.loads(reply.read())
 
 
-def lines(path: str, body: dict) -> Iterator[dict]:
+def lines(path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The events of its stream."""
     with urllib.request.urlopen(send(path, body), timeout=30) as reply:
         for line in reply:
@@ -43,7 +44,7 @@ VIM = {
     "temperature": 0.0, "samplers": [], "stream": False, "cache_prompt": True, "t_max_prompt_ms": 1,
     "t_max_predict_ms": 1, "response_fields": [""],
 }  # fmt: skip
-ASK = {
+ASK: dict[str, Any] = {
     "id_slot": 0, "input_prefix": "# FILL-PLEASE\n", "input_suffix": "\n    return answer\n", "input_extra": EXTRA,
     "prompt": "def one():", "n_predict": 128, "stop": [], "n_indent": 0, "top_k": 40, "top_p": 0.90, "stream": False,
     "samplers": SAMPLERS, "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,

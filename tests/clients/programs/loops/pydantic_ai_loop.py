@@ -1,6 +1,7 @@
 """Pydantic AI: over chat, responses and Anthropic's messages."""
 
 import asyncio
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic_ai import Agent, ModelHTTPError, ModelMessagesTypeAdapter, NativeOutput
@@ -8,7 +9,7 @@ from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-from report import LONG, MODEL, URL, get_weather, refused, step
+from report import LONG, MODEL, URL, get_weather, refused, step  # type: ignore[import-not-found]
 
 
 class Report(BaseModel):
@@ -19,7 +20,7 @@ class Report(BaseModel):
 
 
 OPENAI = OpenAIProvider(base_url=f"{URL}/v1", api_key="none")
-MODELS = {
+MODELS: dict[str, Any] = {
     "chat": OpenAIChatModel(MODEL, provider=OPENAI),
     "responses": OpenAIResponsesModel(MODEL, provider=OPENAI),
     "messages": AnthropicModel(MODEL, provider=AnthropicProvider(base_url=URL, api_key="none")),

@@ -4,6 +4,7 @@ The fake runner refuses to move what another sequence holds.
 """
 
 import random
+from typing import Any
 
 import pytest
 
@@ -155,7 +156,8 @@ async def test_scattered_cells_are_not_saved_where_that_would_hold_others_up(set
 def test_shared_cells_are_counted_once_whoever_leaves(seed: int) -> None:
     """Beside what is counted by the slots, the cells themselves: one object each."""
     draw, bench = random.Random(seed), Setup(n_seq=6)
-    slots, held = bench.slots, [[object() for _ in range(100)], [object() for _ in range(100)], [], [], [], []]
+    slots = bench.slots
+    held: list[list[Any]] = [[object() for _ in range(100)], [object() for _ in range(100)], [], [], [], []]
     for _ in range(60):
         at, other = draw.sample(range(6), 2)
         n, what = draw.randint(0, 100), draw.choice(["copy", "cut", "clear", "decode"])
