@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,7 +33,7 @@ def engine_config() -> dict[str, str]:
     (plugin,) = [each for each in config["plugins"] if each["type"] == "core-metrics-extractor"]
     (engine,) = plugin["parameters"]["engineConfigs"]
     assert (engine.pop("name"), plugin["parameters"]["defaultEngine"]) == ("llamapool", "llamapool")
-    return engine
+    return cast(dict[str, str], engine)
 
 
 class Picker:
@@ -143,7 +143,7 @@ async def test_adapters_of_running_and_of_waiting_requests(live: GoLive) -> None
         for n in range(2):
             _, writer = await running.connect(chat_request(max_tokens=200, lora=[{"id": n, "scale": 1.0}]))
             writers.append(writer)
-            await until(lambda n=n: n_load(running) == n + 1)
+            await until(lambda n=n: n_load(running) == n + 1)  # type: ignore[misc]
         while not (found := (await scrape(running.api)).labels(spec))["running_lora_adapters"]:
             await one_step(running, steps)
         assert (found["running_lora_adapters"], found["waiting_lora_adapters"]) == ("pirate", "formal")

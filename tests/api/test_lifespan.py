@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,10 @@ from tests.api.conftest import TIMEOUT_S, GoLive, Serve, chat_request, idle, mak
 
 pytestmark = pytest.mark.slow
 
-ENDLESS = {"max_tokens": 200, "ignore_eos": True}
+ENDLESS: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
 
 
-def slow_loader(steps: threading.Semaphore, **runner: object) -> FakeLoader:
+def slow_loader(steps: threading.Semaphore, **runner: Any) -> FakeLoader:
     """A model that takes a step when `steps` gives one."""
     return FakeLoader(runner=lambda: FakeRunner(steps=steps, **runner))
 
@@ -42,7 +43,7 @@ async def test_stopping_while_a_model_loads_ends_the_load() -> None:
 
 
 async def test_two_models_of_one_name_are_a_mistake_of_the_configuration() -> None:
-    models = {"a": {"path": "a.gguf", "aliases": ["b"]}, "b": {"path": "b.gguf"}}
+    models: dict[str, dict[str, Any]] = {"a": {"path": "a.gguf", "aliases": ["b"]}, "b": {"path": "b.gguf"}}
     with pytest.raises(ConfigError, match="both called 'b'"):
         create_app(make_settings(models=models), loader=FakeLoader())
 
@@ -89,10 +90,14 @@ async def test_a_stream_that_outlives_the_drain_time_ends_with_an_error(live: Go
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_frees_its_slot_at_once(live: GoLive, stream, caplog) -> None:
+async def test_a_client_that_leaves_frees_its_slot_at_once(
+    live: GoLive, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     steps = threading.Semaphore(2)
     async with live(slow_loader(steps, n_seq=1)) as server:
-        engine = server.api.pool.states()[0].loaded.engine
+        loaded = server.api.pool.states()[0].loaded
+        assert loaded is not None
+        engine = loaded.engine
         _, writer = await server.connect(chat_request(stream=stream, **ENDLESS))
         await until(lambda: any(slot.is_processing for slot in engine.slots()))
         writer.transport.abort()
@@ -106,10 +111,14 @@ async def test_a_client_that_leaves_frees_its_slot_at_once(live: GoLive, stream,
         assert (await reply).status_code == 200
 
 
-async def test_a_client_that_stops_reading_is_dropped_and_its_slot_freed(live: GoLive, caplog) -> None:
+async def test_a_client_that_stops_reading_is_dropped_and_its_slot_freed(
+    live: GoLive, caplog: pytest.LogCaptureFixture
+) -> None:
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, n_ctx_seq=9000))  # about 20 MB: more than sockets buffer
     async with live(loader, options={"idle_s": 0.2}) as server:
-        engine = server.api.pool.states()[0].loaded.engine
+        loaded = server.api.pool.states()[0].loaded
+        assert loaded is not None
+        engine = loaded.engine
         listening = socket.create_connection(("127.0.0.1", server.port))
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         with caplog.at_level(logging.WARNING):
@@ -158,7 +167,9 @@ async def test_a_silent_stream_is_pinged(live: GoLive) -> None:
         (["gunicorn"], {"SERVER_SOFTWARE": "gunicorn/23.0"}, True),
     ],
 )
-def test_several_workers_get_a_warning(caplog, argv, environ, warns) -> None:
+def test_several_workers_get_a_warning(
+    caplog: pytest.LogCaptureFixture, argv: list[str], environ: dict[str, str], warns: bool
+) -> None:
     warn_of_workers(argv, environ)
     assert ("loads every model into memory anew" in caplog.text) is warns
 

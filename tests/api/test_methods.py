@@ -3,9 +3,11 @@
 import asyncio
 import gzip
 import json
+from typing import cast
 
 import httpx
 import pytest
+from starlette.routing import Route
 
 from server.page.live import MOST_WATCHERS
 from server.routes import ROUTERS
@@ -14,16 +16,16 @@ from tests.api.conftest import TIMEOUT_S, GoLive, Serve
 
 pytestmark = pytest.mark.slow
 
-PATHS = sorted({route.path.replace("{model_id:path}", "demo") for router in ROUTERS for route in router.routes})
+ROUTES = cast(list[Route], [route for router in ROUTERS for route in router.routes])
+PATHS = sorted({route.path.replace("{model_id:path}", "demo") for route in ROUTES})
 STREAMS = {"/models/sse", "/page/live"}
 REFUSED = {"/tools": 403, "/cors-proxy": 403, "/v1/stream": 400, "/page/bodies": 404}
 """What a GET without more gets: what is off, and what has no name."""
 GETS = sorted(
     {
         route.path.replace("{model_id:path}", "demo")
-        for router in ROUTERS
-        for route in router.routes
-        if "GET" in route.methods
+        for route in ROUTES
+        if "GET" in cast(set[str], route.methods)
         and route.path not in STREAMS
         and not route.path.endswith(("{response_id}", "{digest}", "docs/{name}"))  # none is stored
     }

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +18,9 @@ MODELS = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf", "l
 @pytest.mark.parametrize(
     ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/chat/completions/input_tokens", CHAT)]
 )
-async def test_who_waits_for_a_load_counts_and_the_next_one_is_told(serve: Serve, path: str, body: dict) -> None:
+async def test_who_waits_for_a_load_counts_and_the_next_one_is_told(
+    serve: Serve, path: str, body: dict[str, Any]
+) -> None:
     gate = threading.Event()
     async with serve(FakeLoader(gate=gate), models={"b": MODELS["b"]}, server={"max_preparing": 2}, wait=False) as api:
 

@@ -4,7 +4,7 @@ The loop runs on the default model, which has learned to call tools; the rest on
 """
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import anthropic
 import pytest
@@ -19,7 +19,7 @@ from tests.clients.slots import busy_slots, wait_until
 HELLO: list[MessageParam] = [{"role": "user", "content": [{"type": "text", "text": "hello world"}]}]
 GREEDY = {"temperature": 0, "ignore_eos": True}  # random weights may end at once
 WEATHER: list[MessageParam] = [{"role": "user", "content": "What is the weather in Paris?"}]
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CITY: dict[str, object] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL: ToolParam = {"name": "get_weather", "description": "Get the weather in a city", "input_schema": CITY}
 SUNNY = '{"temperature": 21, "condition": "sunny"}'
 CHOICES: list[ToolChoiceParam] = [{"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "get_weather"}]
@@ -161,7 +161,7 @@ def loop(agent: Anthropic, choice: ToolChoiceParam, *, stream: bool) -> tuple[Me
         options: dict[str, Any] = {"max_tokens": 200, "extra_body": {"temperature": 0}, "tools": [TOOL]}
         options |= {"model": "demo", "messages": messages, "tool_choice": choice}
         if not stream:
-            return agent.messages.create(**options)
+            return cast(Message, agent.messages.create(**options))
         with agent.messages.stream(**options) as running:
             return running.get_final_message()
 

@@ -50,7 +50,8 @@ def test_sequences_of_one_batch_do_not_see_each_other(runner: LlamaRunner) -> No
 def test_a_device_is_waited_for_only_where_there_are_logits(
     runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens, waits = prompt_tokens(runner.vocab), []
+    tokens = prompt_tokens(runner.vocab)
+    waits: list[object] = []
     monkeypatch.setattr(runner, "_deferred", True)
     monkeypatch.setattr("server.llama.context.runner.C.llama_synchronize", waits.append)
     assert runner.decode([Entry(0, 0, tokens[:3], want_logits=False)])

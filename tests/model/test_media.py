@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from server.engine.media import MediaInput
 from server.engine.params import EngineParams
 from server.engine.request import Event, Failed, Finished, Request, SamplingParams, Text
 from server.errors import ContextExceeded, InternalError, InvalidRequest, ModelFailed
+from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
 from server.llama.media.chunks import NativeChunk
 from server.llama.media.projector import Projector
@@ -78,7 +79,12 @@ class Bench:
 
     async def ask(self, parts: Parts, **fields: Any) -> Answer:
         events: asyncio.Queue[Event] = asyncio.Queue()
-        self.engine.submit(self.request(parts, **fields), lambda came: [events.put_nowait(e) for e in came] and None)
+
+        def sink(came: list[Event]) -> None:
+            for event in came:
+                events.put_nowait(event)
+
+        self.engine.submit(self.request(parts, **fields), sink)
         tokens: list[int] = []
         while True:
             match await asyncio.wait_for(events.get(), 60):
@@ -106,7 +112,7 @@ async def bench(folder: Path, kind: str, params: EngineParams | None = None, **n
         weights.close()
 
 
-QUESTION = ["hello ", picture(1), "what is it", picture(2), " tell me more about it, please do"]
+QUESTION: list[str | Bitmap] = ["hello ", picture(1), "what is it", picture(2), " tell me more about it, please do"]
 
 
 @KINDS
@@ -139,7 +145,7 @@ async def test_another_picture_shares_the_text_before_it_and_nothing_of_itself(g
 
 @KINDS
 async def test_several_at_once_say_what_each_alone_says(gguf_folder: Path, kind: str) -> None:
-    prompts = [["see ", picture(10 + i % 2), f" and say {i}"] for i in range(6)]
+    prompts: list[Parts] = [["see ", picture(10 + i % 2), f" and say {i}"] for i in range(6)]
     async with bench(gguf_folder, kind) as b:
         together = await asyncio.gather(*(b.ask(parts) for parts in prompts))
         assert b.n_encoded == 2
@@ -152,7 +158,7 @@ async def test_several_at_once_say_what_each_alone_says(gguf_folder: Path, kind:
 def test_pictures_of_several_sequences_are_seen_at_once(gguf_folder: Path, *, unified: bool) -> None:
     """Each sees all of its own, and nothing of the others'."""
     weights = LlamaLoader().load(specification(gguf_folder, "gemma3", kv_unified=unified), lambda _: True)
-    runner = weights.runner()
+    runner = cast(LlamaRunner, weights.runner())
     try:
         inputs = [media_input(weights, picture(number)) for number in range(3)]
         size = inputs[0].span.n_tokens
@@ -187,7 +193,7 @@ def test_pictures_of_several_requests_are_encoded_together(gguf_folder: Path, mo
     assert isinstance(projector, Projector)
     try:
         prompts = [projector.tokenize([picture(n, 64, 64)], add_special=False, parse_special=False) for n in range(3)]
-        chunks = [span.chunk for prompt in prompts for span in prompt.spans]
+        chunks = [cast(NativeChunk, span.chunk) for prompt in prompts for span in prompt.spans]
         assert [chunk.n_tokens for chunk in chunks if isinstance(chunk, NativeChunk)] == [16] * 3
         together = projector.encode(chunks)
         assert len(together) == min(3, most // 16)
@@ -202,7 +208,7 @@ def test_pictures_of_several_requests_are_encoded_together(gguf_folder: Path, mo
 
 async def test_slices_of_pictures_are_encoded_together(gguf_folder: Path) -> None:
     """Of one request and of several: what a slice is asked for says, not whose it is."""
-    prompts = [["see ", picture(n, 200, 100), " and say"] for n in range(3)]
+    prompts: list[Parts] = [["see ", picture(n, 200, 100), " and say"] for n in range(3)]
     async with bench(gguf_folder, "internvl") as b:
         n_slices = len(b.request(prompts[0]).media)
         assert n_slices > 1
@@ -231,7 +237,7 @@ class Known:
 @pytest.mark.parametrize("kind", ["mlp", "gemma3", "window", "qwen2vl", "internvl"])
 async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_preprocessed(gguf_folder: Path, kind: str) -> None:
     known = Known(picture(2))
-    question = [*QUESTION[:3], known.bitmap, *QUESTION[4:]]
+    question: Parts = [*QUESTION[:3], known.bitmap, *QUESTION[4:]]
     async with bench(gguf_folder, kind) as b:
         fresh, later = b.request(QUESTION), b.request(question)
         assert later.prompt == fresh.prompt
@@ -389,9 +395,10 @@ def test_positions_that_are_looked_up_may_have_16_bits(gguf_folder: Path) -> Non
             native=LoadParams(n_ctx=256, warmup=False, fit=False),
         )
         weights = LlamaLoader().load(spec, lambda _: True)
-        assert weights.media is not None
+        assert isinstance(weights.media, Projector)
         prompt = weights.media.tokenize([picture(1)], add_special=False, parse_special=False)
-        encoded.append(np.frombuffer(weights.media.encode([span.chunk for span in prompt.spans])[0], np.float32))
+        chunks = [cast(NativeChunk, span.chunk) for span in prompt.spans]
+        encoded.append(np.frombuffer(weights.media.encode(chunks)[0], np.float32))
         weights.close()
     assert np.abs(encoded[0] - encoded[1]).max() < 0.05 * np.abs(encoded[0]).max()
 
@@ -443,7 +450,7 @@ def sound(number: int, seconds: float) -> Bitmap:
 
 async def test_sounds_are_heard_in_pieces_of_half_a_minute(gguf_folder: Path) -> None:
     async with bench(gguf_folder, "qwen2a", n_ctx=12_288) as b:
-        assert (b.projector.kinds, b.projector.sample_rate) == ({"audio"}, 16_000)
+        assert (b.projector.kinds, b.projector.sample_rate) == (frozenset({"audio"}), 16_000)
         request = b.request(["hear ", sound(1, 31.0), " what?"])
         first, second = request.media
         assert (first.id, first.nth, first.end) == (second.id, 0, second.start)
@@ -451,13 +458,13 @@ async def test_sounds_are_heard_in_pieces_of_half_a_minute(gguf_folder: Path) ->
         assert first.chunk is not None
         assert second.chunk is not None
         assert first.chunk.key != second.chunk.key
-        parts = ["hear ", sound(1, 2.0), " what?"]
+        parts: Parts = ["hear ", sound(1, 2.0), " what?"]
         computed = await b.ask(parts, cache_prompt=False, id_slot=3)
         await b.ask(parts, id_slot=0)
         copied = await b.ask(parts, id_slot=1)
         assert (copied.tokens, copied.n_cached) == (computed.tokens, computed.n_prompt - 1)
         assert b.n_encoded == 1
-        one, other = (b.request(["", sound(number, 1.0)]).media[0].chunk for number in (1, 2))
+        one, other = (cast(NativeChunk, b.request(["", sound(number, 1.0)]).media[0].chunk) for number in (1, 2))
         assert b.projector.encode([one]) != b.projector.encode([other])
         with pytest.raises(InvalidRequest, match="image input is not supported"):
             b.request(["see ", picture(1)])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
@@ -136,7 +136,7 @@ def test_probes_ask_paths_that_need_no_key() -> None:
     assert set(probes) <= {"/readyz", "/livez", "/health"}
 
 
-def service() -> configparser.ConfigParser:
+def service() -> configparser.RawConfigParser:
     """systemd's file; of names that are given twice the values stand one below the other."""
 
     class Several(dict[str, Any]):

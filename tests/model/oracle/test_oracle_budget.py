@@ -23,7 +23,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     file.write_text(TEMPLATE)
     message = " That is enough."
     flags = ("--chat-template-file", file, "--reasoning-budget-message", message)
-    params = {"chat_template": TEMPLATE, "use_jinja": True, "sampling.reasoning_budget_message": message}
+    params: dict[str, str | bool] = {
+        "chat_template": TEMPLATE,
+        "use_jinja": True,
+        "sampling.reasoning_budget_message": message,
+    }
     with ExitStack() as stack:
         yield start_pair(stack, DEMO, n_ctx=N_CTX, n_parallel=2, flags=flags, params=params)
 

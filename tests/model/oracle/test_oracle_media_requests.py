@@ -47,7 +47,12 @@ def site() -> Iterator[str]:
 def with_projector(folder: Path, projector: TinyProjector) -> Iterator[Pair]:
     """Both servers with it, on one model; both read files and, ours with leave, addresses of this machine."""
     model, path = gguf_file(folder, PLAIN), str(projector_file(folder, projector))
-    params = {"mmproj.path": path, "media_path": f"{FILES}/", "slot_save_path": f"{folder}/", "flash_attn_type": 0}
+    params: dict[str, str | int] = {
+        "mmproj.path": path,
+        "media_path": f"{FILES}/",
+        "slot_save_path": f"{folder}/",
+        "flash_attn_type": 0,
+    }
     environment = {**WAIT_QUIETLY, "LLAMA_MEDIA_MARKER": MARKER}
     flags = ["--mmproj", path, "--media-path", str(FILES), "--media-fetch", "127.0.0.1", "--spec-type", "none"]
     flags += ["--slot-save-path", str(folder)]
@@ -175,7 +180,7 @@ def test_prompts_with_markers(seeing: Pair, prompt: str, files: list[str]) -> No
 
 def test_saved_slots_have_their_pictures(seeing: Pair) -> None:
     """Each its own: the wheel's llama-server has another version of the file, which is refused both ways."""
-    given = {"prompt_string": f"Once {MARKER} there was {MARKER} and", "multimodal_data": [PNG, JPEG]}
+    given: dict[str, Any] = {"prompt_string": f"Once {MARKER} there was {MARKER} and", "multimodal_data": [PNG, JPEG]}
     body = {"prompt": given, "n_predict": 4, "temperature": 0, "ignore_eos": True, "id_slot": 0, "cache_prompt": True}
     both(seeing, "/completion", body)
     found = []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.fakes import FakeRunner
+from harness.fakes import FakeRunner, FakeSampler
 from server.engine.lora import Adapter
 from server.engine.request import Adapters, Failed, FinishReason, Progress, SamplingParams, Started, Text
 from server.engine.runner_api import BatchEntry
@@ -87,7 +87,7 @@ async def test_tokens_that_are_sampled_together_are_the_same() -> None:
 
 async def test_a_sequence_whose_token_can_not_be_sampled_fails_alone() -> None:
     class Faulty(FakeRunner):
-        def sample_together(self, wanted):
+        def sample_together(self, wanted: Sequence[tuple[int, FakeSampler]]) -> dict[int, int | Exception]:
             drawn = super().sample_together(wanted)
             return drawn | {min(drawn): InternalError("no number")} if len(drawn) == 3 else drawn
 
@@ -109,6 +109,7 @@ async def test_a_long_prompt_does_not_stall_running_slots() -> None:
     runner = FakeRunner(n_seq=2, n_ctx_seq=4096, n_batch=2048, steps=threading.Semaphore(0))
     async with engine_over(runner, min_chunk=16) as engine:
         first = events_of(engine, request("abc", max_tokens=400))
+        assert runner.steps is not None
         runner.steps.release(2)
         assert await anext(first)
         second = events_of(engine, request("x" * 2000, max_tokens=1))
@@ -194,6 +195,7 @@ async def test_a_cancel_in_the_middle_of_a_prefill_frees_the_slot() -> None:
     runner = FakeRunner(n_seq=1, n_ctx_seq=4096, n_batch=64, steps=threading.Semaphore(0))
     async with engine_over(runner) as engine:
         stream = events_of(engine, request("w" * 1000, return_progress=True))
+        assert runner.steps is not None
         runner.steps.release(2)
         assert any(isinstance(e, Progress) for e in await anext(stream))
         stream.cancel()
@@ -219,6 +221,7 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
         with pytest.raises(QueueFull) as full:
             events_of(engine, request("one too many"))
         assert full.value.retry_after_s >= 1
+        assert runner.steps is not None
         runner.steps.release(1000)
         for stream in streams:
             async for _ in stream:
@@ -315,6 +318,7 @@ async def test_instances_share_the_load_and_slot_ids_run_on() -> None:
     async with engine_over(*runners) as engine:
         streams = [events_of(engine, request(f"r{i}")) for i in range(4)]
         for runner in runners:
+            assert runner.steps is not None
             runner.steps.release(1000)
         for stream in streams:
             async for _ in stream:
@@ -449,6 +453,7 @@ async def test_a_pinned_slot_of_the_second_instance_survives_a_full_queue() -> N
         with pytest.raises(QueueFull):
             events_of(engine, pinned)
         for runner in runners:
+            assert runner.steps is not None
             runner.steps.release(1000)
         async for _ in running:
             pass

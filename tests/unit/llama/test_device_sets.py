@@ -56,20 +56,20 @@ def spec(*devices: Devices) -> ModelSpec:
 
 def test_one_set_for_all_instances_is_one_load() -> None:
     loads = FakeLoads()
-    weights = load_by_devices(spec(None), loads, lambda _: True)
+    weights: Any = load_by_devices(spec(None), loads, lambda _: True)
     assert loads.made == [weights]
 
 
 def test_instances_on_equal_sets_share_weights() -> None:
     loads = FakeLoads()
-    weights = load_by_devices(spec(("A", "B"), ("A", "B"), ("A", "B")), loads, lambda _: True)
+    weights: Any = load_by_devices(spec(("A", "B"), ("A", "B"), ("A", "B")), loads, lambda _: True)
     assert loads.made == [weights]
     assert weights.runner() == ("generates", ("A", "B"))
 
 
 def test_each_distinct_set_is_loaded_once_and_its_instances_get_their_contexts_there() -> None:
     loads = FakeLoads()
-    weights = load_by_devices(spec(("B",), ("A",), ("B",), ()), loads, lambda _: True)
+    weights: Any = load_by_devices(spec(("B",), ("A",), ("B",), ()), loads, lambda _: True)
     assert [made.devices for made in loads.made] == [("B",), ("A",), ()]
     assert [weights.runner() for _ in range(4)] == [("generates", d) for d in (("B",), ("A",), ("B",), ())]
     assert [weights.embedding_runner() for _ in range(2)] == [("embeds", d) for d in (("B",), ("A",))]
@@ -90,7 +90,7 @@ def test_a_failing_load_frees_those_before_it() -> None:
 
 def test_progress_runs_once_from_zero_to_one_over_all_loads() -> None:
     seen: list[float] = []
-    load_by_devices(spec(("A",), ("B",)), FakeLoads(), lambda fraction: seen.append(fraction) is None)
+    load_by_devices(spec(("A",), ("B",)), FakeLoads(), lambda fraction: seen.append(fraction) is None)  # type: ignore[func-returns-value]
     assert seen == [0.0, 0.25, 0.5, 0.5, 0.75, 1.0]
 
 

@@ -13,7 +13,7 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, n_cpus: int) -> None:
         self.n_cpus, self.now, self.others_s, self.own_s = n_cpus, 100.0, 7.0, 3.0
-        monkeypatch.setattr(neighbours.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr("server.llama.neighbours.time.monotonic", lambda: self.now)
 
     def look(self) -> Use:
         return Use(self.now, self.others_s, self.own_s, self.n_cpus)
@@ -52,7 +52,7 @@ def test_each_thread_has_a_processor_to_itself(
 
 def test_who_is_urgent_gives_way_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, urgency = Machine(monkeypatch, 2), [0, -5]
-    monkeypatch.setattr(neighbours.os, "getpriority", lambda *_: urgency.pop(0))
+    monkeypatch.setattr("server.llama.neighbours.os.getpriority", lambda *_: urgency.pop(0))
     assert machine.after(ComputeThreads(2, 2, machine.look), 0, 1.0, 1.0) == [None, (1, 1), (2, 2)]
 
 

@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from typing import Any
 
 from server.engine.stats import EngineStats
 from server.metrics.ledger import Ledger
@@ -11,7 +12,7 @@ class Engine:
     stats: EngineStats
 
 
-def engine(**values: int) -> Engine:
+def engine(**values: Any) -> Engine:
     return Engine(EngineStats(**values))
 
 

@@ -247,12 +247,9 @@ class MemoryMachine(RuleBasedStateMachine):
         ]
 
         async def made() -> Setup:
-            budget = Budget(Amount(BUDGET))
-            return Setup(
-                *models,
-                loader=self.loader,
-                **{"models_max": models_max, "patience_s": patience_s, "wait_s": wait_s, "budget": budget},
-            )
+            limits: dict[str, Any] = {"models_max": models_max, "patience_s": patience_s, "wait_s": wait_s}
+            limits["budget"] = Budget(Amount(BUDGET))
+            return Setup(*models, loader=self.loader, **limits)
 
         self.s: Setup = self.run(made())
 

@@ -66,7 +66,7 @@ async def test_a_download_has_a_bar_in_bytes_or_lines_in_mebibytes(caplog: pytes
         fan_out.close()
         times = itertools.count(0.0, 6.0)
         with caplog.at_level(logging.INFO):
-            await show_load_progress(events, stream, clock=lambda times=times: next(times))
+            await show_load_progress(events, stream, clock=lambda times=times: next(times))  # type: ignore[misc]
         if stream.isatty():
             assert "fetching demo" in stream.getvalue()
             assert "50%" in stream.getvalue()

@@ -1,6 +1,7 @@
 """Chats put together by chance, of texts that mean something to some template."""
 
 from random import Random
+from typing import Any
 
 from tests.unit.templates.conversations import TOOLS, Chat, Message, call, says
 
@@ -11,7 +12,7 @@ Hello 0 None false é 👋 ' " & <b> \\n {{x}} {%raw%} <s> </s> <|im_end|> <|eot
 """
 _BITS = (*_WORDS.split(), " ", "\n", "\n\n", "\t", "\u00a0", "\u3000", "\u2028")
 _VALUES = (1, 1.5, True, None, "x", [1, "a"], {"b": "<c>"})
-_KWARGS = ({}, {}, {"reasoning_effort": "low"}, {"preserve_reasoning": True})
+_KWARGS: tuple[dict[str, Any], ...] = ({}, {}, {"reasoning_effort": "low"}, {"preserve_reasoning": True})
 
 
 def random_text(random: Random) -> str:

@@ -29,7 +29,7 @@ def test_of_equal_keys_the_last_counts() -> None:
         (b"null", "the request body must be a JSON object, not null"),
     ],
 )
-def test_what_is_no_object_is_refused(body, message) -> None:
+def test_what_is_no_object_is_refused(body: bytes, message: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{message}$"):
         parse_object(body)
 
@@ -48,7 +48,7 @@ def test_what_is_no_object_is_refused(body, message) -> None:
         ('{"a": 1}'.encode("utf-16"), "not valid"),
     ],
 )
-def test_what_is_not_json_is_refused_with_its_place(body, position) -> None:
+def test_what_is_not_json_is_refused_with_its_place(body: bytes, position: str) -> None:
     with pytest.raises(InvalidRequest, match=position):
         parse_object(body)
 
@@ -60,14 +60,14 @@ def test_what_is_not_json_is_refused_with_its_place(body, position) -> None:
         (b'{"a": "\\ud83d\\ude00", "b": {"c": "\\udc00"}}', "b.c"),
     ],
 )
-def test_half_a_character_is_named_by_its_field(body, path) -> None:
+def test_half_a_character_is_named_by_its_field(body: bytes, path: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"^{path}: holds half of a character") as caught:
         parse_object(body)
     assert caught.value.param == path
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_raise_anything_else(body) -> None:
+def test_no_bytes_raise_anything_else(body: bytes) -> None:
     try:
         assert isinstance(parse_object(body), dict)
     except InvalidRequest as error:

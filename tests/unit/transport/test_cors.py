@@ -1,10 +1,12 @@
+from typing import Any
+
 import pytest
 
 from server.transport.access.cors import CorsPolicy
 from server.transport.options import CorsOptions
 
 
-def headers(origin: str | None, **options: object) -> dict[str, str]:
+def headers(origin: str | None, **options: Any) -> dict[str, str]:
     policy = CorsPolicy(CorsOptions(**options))
     return {k.decode(): v.decode() for k, v in policy.headers(origin.encode() if origin else None)}
 
@@ -26,12 +28,12 @@ def test_without_credentials_a_star_stays_a_star() -> None:
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:8080"])
-def test_localhost_means_every_port_of_this_machine(origin) -> None:
+def test_localhost_means_every_port_of_this_machine(origin: str) -> None:
     assert headers(origin, origins="localhost")["access-control-allow-origin"] == origin
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "http://localhost.evil.example", "http://[bad", "null"])
-def test_localhost_lets_no_other_origin_in(origin) -> None:
+def test_localhost_lets_no_other_origin_in(origin: str) -> None:
     assert headers(origin, origins="localhost") == {}
 
 

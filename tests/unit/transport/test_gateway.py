@@ -1,12 +1,12 @@
 import asyncio
 import json
 import logging
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from server import logs
 from server.errors import QueueFull
@@ -22,7 +22,7 @@ class Recorder:
 
     def __init__(self, app: Any, keys: tuple[str, ...] = (), **options: Any) -> None:
         self.counted: list[tuple[str, str, int]] = []
-        self.sent: list[dict] = []
+        self.sent: list[Message] = []
         self.draining = asyncio.Event()
         ring = KeyRing(map(plain_key, keys))
         self.gateway = Gateway(app, HttpOptions(**options), self.draining, self._count, keys=ring)
@@ -32,10 +32,10 @@ class Recorder:
         scope = {"type": "http", "method": method, "path": path, "headers": raw}
         await self.gateway(scope, self.receive, self.send)
 
-    async def receive(self) -> dict:
+    async def receive(self) -> Message:
         return {"type": "http.disconnect"}
 
-    async def send(self, message: dict) -> None:
+    async def send(self, message: Message) -> None:
         self.sent.append(message)
 
     def _count(self, record: Record) -> None:
@@ -43,7 +43,7 @@ class Recorder:
 
     @property
     def status(self) -> int:
-        return self.sent[0]["status"]
+        return cast(int, self.sent[0]["status"])
 
     @property
     def headers(self) -> dict[bytes, bytes]:
@@ -85,7 +85,7 @@ async def test_errors_of_the_tree_keep_their_status_and_headers() -> None:
     assert (connection.status, connection.headers[b"retry-after"]) == (429, b"9")
 
 
-async def test_a_fault_in_the_middle_of_a_reply_ends_the_connection(caplog) -> None:
+async def test_a_fault_in_the_middle_of_a_reply_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     connection = Recorder(raising(KeyError("x"), after="head"))
     with caplog.at_level(logging.ERROR):
         await connection.request()
@@ -93,7 +93,9 @@ async def test_a_fault_in_the_middle_of_a_reply_ends_the_connection(caplog) -> N
     assert "in the middle of its reply" in caplog.text
 
 
-async def test_a_fault_after_the_reply_is_logged_only(caplog, monkeypatch) -> None:
+async def test_a_fault_after_the_reply_is_logged_only(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connection = Recorder(raising(KeyError("x"), after="all"))
     monkeypatch.setattr(caplog.handler, "formatter", logs.formatter(logs.as_json))
     with caplog.at_level(logging.ERROR):
@@ -103,7 +105,7 @@ async def test_a_fault_after_the_reply_is_logged_only(caplog, monkeypatch) -> No
     assert (said["msg"], said["request"]) == ("a request failed: KeyError", "r-2")
 
 
-async def test_a_client_that_left_is_no_fault(caplog) -> None:
+async def test_a_client_that_left_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     connection = Recorder(raising(ClientDisconnect()))
     with caplog.at_level(logging.WARNING):
         await connection.request("POST")
@@ -142,7 +144,7 @@ async def test_a_head_is_the_get_without_its_body() -> None:
     assert connection.counted == [("unmatched", "HEAD", 200)]
 
 
-async def test_a_refused_key_is_logged_without_the_key(caplog) -> None:
+async def test_a_refused_key_is_logged_without_the_key(caplog: pytest.LogCaptureFixture) -> None:
     connection = Recorder(PlainTextResponse("hello"), keys=("right",))
     with caplog.at_level(logging.WARNING):
         await connection.request(path="/v1/models\nx", authorization="Bearer wrong", x_request_id="r-3")
@@ -150,7 +152,7 @@ async def test_a_refused_key_is_logged_without_the_key(caplog) -> None:
     assert "no valid API key from a local socket for '/v1/models\\nx'" in caplog.text
     assert "wrong" not in caplog.text
     (record,) = caplog.records
-    assert record.key == plain_key("wrong").name
+    assert cast(Any, record).key == plain_key("wrong").name
 
 
 async def test_bodies_are_given_back_when_their_request_ends_however_it_ends() -> None:
@@ -184,7 +186,7 @@ async def test_other_kinds_of_connections_pass_untouched() -> None:
 
 
 @pytest.mark.parametrize("given", [b"", b"a b", b"a\r\nb", b"x" * 129, b"\xc3\xbc"])
-def test_a_request_id_from_outside_is_taken_only_when_it_is_plain(given) -> None:
+def test_a_request_id_from_outside_is_taken_only_when_it_is_plain(given: bytes) -> None:
     assert request_id({b"x-request-id": b"abc.DEF-1:2_3"}) == b"abc.DEF-1:2_3"
     assert request_id({b"x-request-id": given}) != given
 

@@ -20,7 +20,7 @@ def uvicorn_server() -> Iterator[uvicorn.Server]:
         signal.signal(number, handler)
 
 
-async def test_the_first_signal_drains_and_reaches_uvicorn(uvicorn_server) -> None:
+async def test_the_first_signal_drains_and_reaches_uvicorn(uvicorn_server: uvicorn.Server) -> None:
     begun = asyncio.Event()
     StopSignals(begun.set).install()
     signal.raise_signal(signal.SIGTERM)
@@ -28,9 +28,12 @@ async def test_the_first_signal_drains_and_reaches_uvicorn(uvicorn_server) -> No
     assert uvicorn_server.should_exit
 
 
-async def test_the_second_signal_ends_the_process_whichever_it_is(uvicorn_server, monkeypatch) -> None:
+async def test_the_second_signal_ends_the_process_whichever_it_is(
+    uvicorn_server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("logging.shutdown", lambda: None)
-    begun, ended = asyncio.Event(), []
+    begun = asyncio.Event()
+    ended: list[int] = []
     StopSignals(begun.set, ended.append).install()
     signal.raise_signal(signal.SIGTERM)
     await asyncio.wait_for(begun.wait(), 60)
@@ -45,7 +48,7 @@ async def test_without_uvicorn_no_handler_is_touched() -> None:
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-async def test_sigterm_is_announced_and_the_listener_stays_open_for_a_while(uvicorn_server) -> None:
+async def test_sigterm_is_announced_and_the_listener_stays_open_for_a_while(uvicorn_server: uvicorn.Server) -> None:
     begun, left = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     started = loop.time()
@@ -59,7 +62,7 @@ async def test_sigterm_is_announced_and_the_listener_stays_open_for_a_while(uvic
     assert loop.time() - started >= 0.05
 
 
-async def test_ctrl_c_does_not_wait(uvicorn_server) -> None:
+async def test_ctrl_c_does_not_wait(uvicorn_server: uvicorn.Server) -> None:
     begun = asyncio.Event()
     StopSignals(begun.set, delay_s=3600).install()
     signal.raise_signal(signal.SIGINT)
@@ -67,7 +70,9 @@ async def test_ctrl_c_does_not_wait(uvicorn_server) -> None:
     assert uvicorn_server.should_exit
 
 
-async def test_a_second_signal_within_the_delay_ends_at_once(uvicorn_server, monkeypatch) -> None:
+async def test_a_second_signal_within_the_delay_ends_at_once(
+    uvicorn_server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("logging.shutdown", lambda: None)
     ended: list[int] = []
     StopSignals(lambda: None, ended.append, delay_s=3600).install()
@@ -76,14 +81,16 @@ async def test_a_second_signal_within_the_delay_ends_at_once(uvicorn_server, mon
     assert ended == [128 + signal.SIGTERM]
 
 
-async def test_the_serving_uvicorn_is_found_behind_its_handlers(uvicorn_server) -> None:
+async def test_the_serving_uvicorn_is_found_behind_its_handlers(uvicorn_server: uvicorn.Server) -> None:
     assert serving() is uvicorn_server
     StopSignals(lambda: None).install()
     assert serving() is uvicorn_server
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-async def test_sighup_reloads_where_no_terminal_means_its_end_by_it(monkeypatch, terminal) -> None:
+async def test_sighup_reloads_where_no_terminal_means_its_end_by_it(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
     monkeypatch.setattr("server.transport.shutdown._has_terminal", lambda: terminal)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
     heard = asyncio.Event()

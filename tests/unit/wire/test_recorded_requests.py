@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -30,8 +30,8 @@ RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 READERS: Mapping[str, Callable[[Any], Conversation]] = {
     "/v1/chat/completions": lambda body: read_chat(body).conversation,
     "/v1/messages": lambda body: read_messages(body).conversation,
-    "/v1/responses": lambda body: read_response(body, ResponseStore().of("anybody")).conversation,
-    "/api/chat": lambda body: read_ollama_chat(body).conversation,
+    "/v1/responses": lambda body: read_response(body, ResponseStore().of(b"anybody")).conversation,
+    "/api/chat": lambda body: cast(Conversation, read_ollama_chat(body).conversation),
 }
 HISTORY = ("system", "instructions", "messages", "input")  # the fields of a body that hold a conversation
 THOUGHTS = frozenset({"thinking", "reasoning", "reasoning_content", "redacted_thinking"})

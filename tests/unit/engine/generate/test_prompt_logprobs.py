@@ -89,7 +89,7 @@ async def test_what_was_scored_before_a_parking_is_not_scored_again() -> None:
 
 async def test_a_batch_that_fails_costs_no_score() -> None:
     """The library refuses one batch of two sequences: both are decoded alone, and none is counted twice."""
-    failed = []
+    failed: list[bool] = []
 
     def refuse(entries: Sequence[BatchEntry]) -> None:
         if len(entries) > 1 and not failed:
