@@ -139,7 +139,7 @@ def with_tools(reply: str) -> tuple[FakeLoader, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
-async def test_a_tool_call_is_read(serve: Serve, choice: object) -> None:
+async def test_a_tool_call_is_read(serve: Serve, choice: Any) -> None:
     loader, models = with_tools(CALL)
     async with serve(loader, models=models) as api:
         reply = await api.client.post(URL, json={"messages": HI, "tools": [TOOL], "tool_choice": choice})

@@ -36,7 +36,7 @@ class Router:
         kv, pod, model = topic.decode().split("@")
         assert (kv, pod, len(number)) == ("kv", "10.0.0.1:8080", 8)
         self.numbers.append(int.from_bytes(number, "big"))
-        at, events = msgpack.unpackb(payload)
+        at, events = msgpack.unpackb(payload)  # type: ignore[attr-defined, no-untyped-call]
         assert at > 1_600_000_000
         for name, *fields in events:
             if name == "AllBlocksCleared":

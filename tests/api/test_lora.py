@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx
 import pytest
 
 from harness.fakes import FakeLoader, FakeRunner
@@ -25,10 +26,11 @@ async def text(api: Any, **more: Any) -> str:
     body = {"prompt": "Hello", "n_predict": 12, "temperature": 0, **more}
     reply = await api.client.post("/completion", json=body)
     assert reply.status_code == 200, reply.text
-    return reply.json()["content"]
+    content: str = reply.json()["content"]
+    return content
 
 
-async def test_a_model_without_adapters_has_an_empty_list(client) -> None:
+async def test_a_model_without_adapters_has_an_empty_list(client: httpx.AsyncClient) -> None:
     assert (await client.get("/lora-adapters")).json() == []
     assert (await client.post("/lora-adapters", json=[])).json() == {"success": True}
 

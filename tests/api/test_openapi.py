@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import pytest
+from fastapi.routing import APIRoute
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from server.pool.state import Status
@@ -23,9 +24,9 @@ MODELS = {
 ROUTES = sorted(
     (method, route.path)
     for router in ROUTERS
-    for route in router.routes
+    for route in cast(list[APIRoute], router.routes)
     if route.include_in_schema
-    for method in route.methods
+    for method in cast(set[str], route.methods)
 )
 EXPECTED = {  # what an example can't do without a stored response, a saved slot or a model that is not there
     ("GET", "/v1/responses/{response_id}"): 404,
@@ -86,7 +87,8 @@ async def test_every_endpoint_is_described_and_nothing_else(api: Api) -> None:
     document = await described(api)
     shown = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert shown == {(method, path.replace(":path", "")) for method, path in ROUTES}
-    endpoints = {route.endpoint for router in ROUTERS for route in router.routes if route.include_in_schema}
+    routes = [route for router in ROUTERS for route in cast(list[APIRoute], router.routes)]
+    endpoints = {route.endpoint for route in routes if route.include_in_schema}
     assert set(OPERATIONS) == endpoints
 
 

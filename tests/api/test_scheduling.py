@@ -42,7 +42,7 @@ class OneSlot:
         with await api.pool.acquire("demo") as lease, pytest.MonkeyPatch.context() as patch:
             engine = lease.model.engine
             submit = engine.submit
-            patch.setattr(engine, "submit", lambda *given: (submitted.set(), submit(*given))[1])
+            patch.setattr(engine, "submit", lambda *given: (submitted.set(), submit(*given))[1])  # type: ignore[func-returns-value]
             body = {**BODIES[path], "seed": len(self.asked) + 1, **body}
             self.asked.append(await stack.enter_async_context(posting(api.app, path, body)))
             await submitted.wait()

@@ -1,12 +1,14 @@
 import threading
 
+import httpx
+
 from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import GoLive, Serve, chat_request, idle
 from tests.api.test_models import TWO
 from tests.api.test_props import RECORDED_PARAMS
 
 
-async def test_idle_slots_are_listed(client) -> None:
+async def test_idle_slots_are_listed(client: httpx.AsyncClient) -> None:
     reply = await client.get("/slots")
     assert reply.json() == [{"id": i, "n_ctx": 256, "speculative": False, "is_processing": False} for i in range(4)]
 
@@ -45,7 +47,9 @@ async def test_an_idle_slot_keeps_its_last_requests_parameters_and_none_of_its_c
     async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=1))) as api:
         body = {"prompt": "Hi", "max_tokens": 3, "temperature": 0.25}
         assert (await api.client.post("/v1/completions", json=body)).status_code == 200
-        await idle(api.pool.states()[0].loaded.engine)
+        loaded = api.pool.states()[0].loaded
+        assert loaded is not None
+        await idle(loaded.engine)
         (slot,) = (await api.client.get("/slots")).json()
         assert (slot["is_processing"], slot["n_prompt_tokens"]) == (False, 5)  # BOS, H, i, and two of three
         assert (slot["n_prompt_tokens_processed"], slot["n_prompt_tokens_cache"]) == (0, 0)
@@ -53,7 +57,7 @@ async def test_an_idle_slot_keeps_its_last_requests_parameters_and_none_of_its_c
         assert slot["next_token"] == [{"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}]
 
 
-async def test_an_idle_server_has_a_slot_for_who_asks(client) -> None:
+async def test_an_idle_server_has_a_slot_for_who_asks(client: httpx.AsyncClient) -> None:
     assert (await client.get("/slots?fail_on_no_slot=1")).status_code == 200
 
 

@@ -5,7 +5,7 @@ speak. Anthropic's and OpenAI's Responses clients have their loops in the tests 
 """
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal
 
 import pytest
@@ -72,7 +72,7 @@ async def model(request: pytest.FixtureRequest, demo: RealServer) -> AsyncIterat
     """The default model as Pydantic AI knows it: over one of the three APIs."""
     openai = OpenAIProvider(base_url=f"{demo.base_url}/v1", api_key="none")
     anthropic = AnthropicProvider(base_url=demo.base_url, api_key="none")
-    makers = {
+    makers: dict[str, Callable[[], Model]] = {
         "chat": lambda: OpenAIChatModel("demo", provider=openai),
         "responses": lambda: OpenAIResponsesModel("demo", provider=openai),
         "messages": lambda: AnthropicModel("demo", provider=anthropic, profile=HAS_SCHEMAS),

@@ -40,12 +40,18 @@ import itertools
 import json
 import struct
 import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from gguf import GGMLQuantizationType as Q
 from gguf import GGUFReader, GGUFWriter
 from gguf.quants import quantize
+
+Floats = npt.NDArray[np.float64]
+Tensors = dict[str, npt.NDArray[Any]]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 SP = "\u2581"
@@ -68,14 +74,14 @@ MERGES = _MERGES.split()
 # vocabularies
 # --------------------------------------------------------------------------
 class Vocab:
-    def __init__(self, tokens, scores, types, **meta) -> None:
+    def __init__(self, tokens: list[str], scores: list[float] | None, types: list[int], **meta: Any) -> None:
         self.tokens, self.scores, self.types, self.meta = tokens, scores, types, meta
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
-def spm_small(extra_pieces=(), control=(), size=512):
+def spm_small(extra_pieces: Sequence[str] = (), control: Sequence[str] = (), size: int = 512) -> Vocab:
     """<unk> <s> </s>, 256 byte tokens, merges, characters; `control` comes last."""
     tokens, types = ["<unk>", "<s>", "</s>"], [UNKNOWN, CONTROL, CONTROL]
     for b in range(256):
@@ -102,10 +108,10 @@ def spm_small(extra_pieces=(), control=(), size=512):
     return Vocab(tokens, scores, types, model="llama", pre="default", bos=1, eos=2, unk=0, add_bos=True, add_eos=False)
 
 
-def read_vocab(path):
+def read_vocab(path: Path) -> tuple[list[str], list[float] | None, list[int]]:
     r = GGUFReader(path)
 
-    def arr(name, conv):
+    def arr(name: str, conv: Callable[[Any], Any]) -> list[Any]:
         f = r.fields[name]
         return [conv(f.parts[i]) for i in f.data]
 
@@ -117,7 +123,7 @@ def read_vocab(path):
     return tokens, scores, types
 
 
-def bpe_for_rerank():
+def bpe_for_rerank() -> Vocab:
     """Byte-level BPE whose merges give the token counts of test_rerank_usage."""
     byte_chars = []
     n = 0
@@ -156,9 +162,11 @@ def bpe_for_rerank():
         "en",
         "es",
     ]
-    merges, ranks, vocab = [], {}, []
+    merges: list[str] = []
+    ranks: dict[tuple[str, str], int] = {}
+    vocab: list[str] = []
 
-    def bpe(word):
+    def bpe(word: str) -> list[str]:
         parts = list(word)
         while True:
             best = min(
@@ -173,11 +181,11 @@ def bpe_for_rerank():
     for w in words:
         parts = bpe(w)
         while len(parts) > 1:
-            a, b = parts[0], parts[1]
-            ranks[(a, b)] = len(merges)
-            merges.append(f"{a} {b}")
-            if a + b not in vocab and len(a + b) > 1:
-                vocab.append(a + b)
+            left, right = parts[0], parts[1]
+            ranks[(left, right)] = len(merges)
+            merges.append(f"{left} {right}")
+            if left + right not in vocab and len(left + right) > 1:
+                vocab.append(left + right)
             parts = bpe(w)
     # the counts that the suite expects
     assert bpe("Machine") == ["Machine"]
@@ -210,7 +218,7 @@ def bpe_for_rerank():
 # --------------------------------------------------------------------------
 # GGUF output
 # --------------------------------------------------------------------------
-def put(w, key, val) -> None:
+def put(w: GGUFWriter, key: str, val: Any) -> None:
     if isinstance(val, bool):
         w.add_bool(key, val)
     elif isinstance(val, int):
@@ -223,7 +231,7 @@ def put(w, key, val) -> None:
         w.add_array(key, val)
 
 
-def put_vocab(w, v) -> None:
+def put_vocab(w: GGUFWriter, v: Vocab) -> None:
     m = v.meta
     t = "tokenizer.ggml."
     w.add_string(t + "model", m["model"])
@@ -261,9 +269,19 @@ def put_vocab(w, v) -> None:
         w.add_string("tokenizer.chat_template", m["chat_template"])
 
 
-def write_gguf(path, arch, name, kv, vocab, tensors, ftype, qtype, split=None) -> None:
+def write_gguf(
+    path: Path,
+    arch: str,
+    name: str,
+    kv: Mapping[str, Any],
+    vocab: Vocab | None,
+    tensors: Tensors,
+    ftype: int | None,
+    qtype: Q,
+    split: int | None = None,
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    args = {}
+    args: dict[str, Any] = {}
     if split:
         args = {"split_max_tensors": split}
     w = GGUFWriter(str(path), arch, **args)
@@ -298,7 +316,7 @@ def write_gguf(path, arch, name, kv, vocab, tensors, ftype, qtype, split=None) -
 BIAS_IN = 2.0  # value of the constant channel in every token embedding
 
 
-def suppressed(vocab):
+def suppressed(vocab: Vocab) -> npt.NDArray[np.bool_]:
     """tokens kept out of free-running text: control, unknown, byte (but newline), non-ASCII, fillers"""
     out = np.zeros(len(vocab), dtype=bool)
     for i, (t, ty) in enumerate(zip(vocab.tokens, vocab.types, strict=False)):
@@ -309,7 +327,9 @@ def suppressed(vocab):
     return out
 
 
-def embed_and_head(rng, vocab, n_embd, lean, sharp, bias=-30.0):
+def embed_and_head(
+    rng: np.random.Generator, vocab: Vocab, n_embd: int, lean: float, sharp: float, bias: float = -30.0
+) -> tuple[Floats, Floats]:
     """token embeddings and output matrix of the permutation LM"""
     n = len(vocab)
     emb = rng.standard_normal((n, n_embd))
@@ -324,12 +344,23 @@ def embed_and_head(rng, vocab, n_embd, lean, sharp, bias=-30.0):
     return emb, head
 
 
-def mat(rng, n_out, n_in, gain=1.0):
-    return rng.standard_normal((n_out, n_in)) * (gain / np.sqrt(n_in))
+def mat(rng: np.random.Generator, n_out: int, n_in: int, gain: float = 1.0) -> Floats:
+    made: Floats = rng.standard_normal((n_out, n_in)) * (gain / np.sqrt(n_in))
+    return made
 
 
-def llama_layers(rng, n_layer, n_embd, n_head, n_head_kv, n_ff, gain, n_expert=0, prefix="blk"):
-    t = {}
+def llama_layers(
+    rng: np.random.Generator,
+    n_layer: int,
+    n_embd: int,
+    n_head: int,
+    n_head_kv: int,
+    n_ff: int,
+    gain: float,
+    n_expert: int = 0,
+    prefix: str = "blk",
+) -> Tensors:
+    t: Tensors = {}
     hd = n_embd // n_head
     for i in range(n_layer):
         b = f"{prefix}.{i}."
@@ -357,9 +388,19 @@ def llama_layers(rng, n_layer, n_embd, n_head, n_head_kv, n_ff, gain, n_expert=0
     return t
 
 
-def llama_kv(arch, n_vocab, n_ctx, n_layer, n_embd, n_head, n_head_kv, n_ff, **more):
+def llama_kv(
+    arch: str,
+    n_vocab: int,
+    n_ctx: int,
+    n_layer: int,
+    n_embd: int,
+    n_head: int,
+    n_head_kv: int,
+    n_ff: int,
+    **more: Any,
+) -> dict[str, Any]:
     hd = n_embd // n_head
-    kv = {
+    kv: dict[str, Any] = {
         arch + ".vocab_size": n_vocab,
         arch + ".context_length": n_ctx,
         arch + ".embedding_length": n_embd,
@@ -375,25 +416,25 @@ def llama_kv(arch, n_vocab, n_ctx, n_layer, n_embd, n_head, n_head_kv, n_ff, **m
 
 
 def make_llama(
-    path,
-    name,
-    vocab,
-    seed,
-    n_ctx=2048,
-    n_layer=3,
-    n_embd=64,
-    n_head=8,
-    n_head_kv=4,
-    n_ff=160,
-    lean=0.35,
-    sharp=0.15,
-    gain=1.2,
-    n_expert=0,
-    ftype=0,
-    qtype=Q.F32,
-    split=None,
-    head_seed=None,
-):
+    path: Path,
+    name: str,
+    vocab: Vocab,
+    seed: int,
+    n_ctx: int = 2048,
+    n_layer: int = 3,
+    n_embd: int = 64,
+    n_head: int = 8,
+    n_head_kv: int = 4,
+    n_ff: int = 160,
+    lean: float = 0.35,
+    sharp: float = 0.15,
+    gain: float = 1.2,
+    n_expert: int = 0,
+    ftype: int = 0,
+    qtype: Q = Q.F32,
+    split: int | None = None,
+    head_seed: int | None = None,
+) -> dict[str, Any]:
     """head_seed: separate seed for embeddings and output, so that two models can agree (draft/target)"""
     hrng = np.random.default_rng(seed if head_seed is None else head_seed)
     rng = np.random.default_rng(seed + 1000)
@@ -401,17 +442,17 @@ def make_llama(
     more = {}
     if n_expert:
         more = {"expert_count": n_expert, "expert_used_count": 2}
-    t = {"token_embd.weight": emb, "output_norm.weight": np.ones(n_embd), "output.weight": head}
+    t: Tensors = {"token_embd.weight": emb, "output_norm.weight": np.ones(n_embd), "output.weight": head}
     t.update(llama_layers(rng, n_layer, n_embd, n_head, n_head_kv, n_ff, gain, n_expert))
     kv = llama_kv("llama", len(vocab), n_ctx, n_layer, n_embd, n_head, n_head_kv, n_ff, **more)
     write_gguf(path, "llama", name, kv, vocab, t, ftype, qtype, split)
     return kv
 
 
-def make_lora(path, n_layer, n_embd, rank, seed, amp) -> None:
+def make_lora(path: Path, n_layer: int, n_embd: int, rank: int, seed: int, amp: float) -> None:
     rng = np.random.default_rng(seed)
-    w_kv = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": float(rank)}
-    t = {}
+    w_kv: dict[str, Any] = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": float(rank)}
+    t: Tensors = {}
     for i in range(n_layer):
         for proj in ("attn_output", "attn_q"):
             a = rng.standard_normal((rank, n_embd)) / np.sqrt(n_embd)
@@ -424,21 +465,21 @@ def make_lora(path, n_layer, n_embd, rank, seed, amp) -> None:
 
 
 def make_bert(
-    path,
-    name,
-    vocab,
-    seed,
-    n_ctx=512,
-    n_layer=2,
-    n_embd=64,
-    n_head=4,
-    n_ff=160,
-    pooling=2,
-    n_token_types=2,
-    classifier=False,
+    path: Path,
+    name: str,
+    vocab: Vocab,
+    seed: int,
+    n_ctx: int = 512,
+    n_layer: int = 2,
+    n_embd: int = 64,
+    n_head: int = 4,
+    n_ff: int = 160,
+    pooling: int = 2,
+    n_token_types: int = 2,
+    classifier: bool = False,
 ) -> None:
     rng = np.random.default_rng(seed)
-    t = {
+    t: Tensors = {
         "token_embd.weight": rng.standard_normal((len(vocab), n_embd)),
         "position_embd.weight": rng.standard_normal((n_ctx, n_embd)) * 0.3,
         "token_types.weight": rng.standard_normal((n_token_types, n_embd)) * 0.1,
@@ -458,7 +499,7 @@ def make_bert(
         t[b + "ffn_down.bias"] = rng.standard_normal(n_embd) * 0.02
         t[b + "layer_output_norm.weight"] = np.ones(n_embd)
         t[b + "layer_output_norm.bias"] = rng.standard_normal(n_embd) * 0.02
-    kv = {
+    kv: dict[str, Any] = {
         "bert.vocab_size": len(vocab),
         "bert.context_length": n_ctx,
         "bert.embedding_length": n_embd,
@@ -491,12 +532,26 @@ GEMMA_TEMPLATE = (
 )
 
 
-def make_gemma(path, vocab, seed, n_embd=64, n_layer=6, n_head=4, head_dim=16, n_ff=160, n_ctx=8192) -> None:
+def make_gemma(
+    path: Path,
+    vocab: Vocab,
+    seed: int,
+    n_embd: int = 64,
+    n_layer: int = 6,
+    n_head: int = 4,
+    head_dim: int = 16,
+    n_ff: int = 160,
+    n_ctx: int = 8192,
+) -> None:
     rng = np.random.default_rng(seed)
     emb, head = embed_and_head(rng, vocab, n_embd, 0.35, 0.2)
     post = np.full(n_embd, 0.5)
     post[0] = 0.0
-    t = {"token_embd.weight": emb / np.sqrt(n_embd), "output_norm.weight": np.ones(n_embd), "output.weight": head}
+    t: Tensors = {
+        "token_embd.weight": emb / np.sqrt(n_embd),
+        "output_norm.weight": np.ones(n_embd),
+        "output.weight": head,
+    }
     for i in range(n_layer):
         b = f"blk.{i}."
         t[b + "attn_norm.weight"] = np.ones(n_embd)
@@ -513,7 +568,7 @@ def make_gemma(path, vocab, seed, n_embd=64, n_layer=6, n_head=4, head_dim=16, n
         t[b + "ffn_down.weight"] = mat(rng, n_embd, n_ff)
         t[b + "post_ffw_norm.weight"] = post
     a = "gemma3."
-    kv = {
+    kv: dict[str, Any] = {
         a + "vocab_size": len(vocab),
         a + "context_length": n_ctx,
         a + "embedding_length": n_embd,
@@ -531,11 +586,20 @@ def make_gemma(path, vocab, seed, n_embd=64, n_layer=6, n_head=4, head_dim=16, n
 
 
 def make_mmproj(
-    path, seed, n_embd_text=64, n_embd=64, n_layer=2, n_head=4, n_ff=160, image=128, patch=8, merge=2
+    path: Path,
+    seed: int,
+    n_embd_text: int = 64,
+    n_embd: int = 64,
+    n_layer: int = 2,
+    n_head: int = 4,
+    n_ff: int = 160,
+    image: int = 128,
+    patch: int = 8,
+    merge: int = 2,
 ) -> None:
     rng = np.random.default_rng(seed)
     n_pos = (image // patch) ** 2
-    t = {
+    t: Tensors = {
         "v.patch_embd.weight": rng.standard_normal((n_embd, 3, patch, patch)) / np.sqrt(3 * patch * patch),
         "v.patch_embd.bias": rng.standard_normal(n_embd) * 0.02,
         "v.position_embd.weight": rng.standard_normal((n_pos, n_embd)) * 0.3,
@@ -557,7 +621,7 @@ def make_mmproj(
         t[b + "ffn_down.weight"] = mat(rng, n_embd, n_ff)
         t[b + "ffn_down.bias"] = np.zeros(n_embd)
     v = "clip.vision."
-    kv = {
+    kv: dict[str, Any] = {
         "general.type": "mmproj",
         "clip.has_vision_encoder": True,
         "clip.projector_type": "gemma3",
@@ -577,7 +641,7 @@ def make_mmproj(
     write_gguf(path, "clip", "substitute mmproj", kv, None, t, 1, Q.F16)
 
 
-def make_png(path, seed, size=32) -> None:
+def make_png(path: Path, seed: int, size: int = 32) -> None:
     """a small RGB picture, written without an imaging library"""
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
@@ -586,7 +650,7 @@ def make_png(path, seed, size=32) -> None:
     img = np.stack([127 + 120 * np.sin(f[c, 0] * x + f[c, 1] * y + seed) for c in range(3)], -1).astype(np.uint8)
     raw = b"".join(b"\0" + row.tobytes() for row in img)
 
-    def chunk(tag, data):
+    def chunk(tag: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + tag + data + struct.pack(">I", zlib.crc32(tag + data))
 
     path.write_bytes(
@@ -609,7 +673,7 @@ def main() -> None:
     hub = out / "hub" / "ggml-org"
     only = a.only.split(",") if a.only else None
 
-    def want(*names):
+    def want(*names: str) -> bool:
         return only is None or any(o in n for o in only for n in names)
 
     small = spm_small()
@@ -645,7 +709,7 @@ def main() -> None:
     if want("stories15M", "moe_shakespeare"):
         tok, sc, ty = read_vocab(vd / "ggml-vocab-llama-spm.gguf")
         big = Vocab(tok, sc, ty, model="llama", pre="default", bos=1, eos=2, unk=0, add_bos=True, add_eos=False)
-        sharp = {"lean": 0.97, "sharp": 0.30, "head_seed": 50}
+        sharp: dict[str, Any] = {"lean": 0.97, "sharp": 0.30, "head_seed": 50}
         make_llama(
             hub / "stories15M_MOE/stories15M_MOE-F16.gguf",
             "substitute stories15M_MOE",

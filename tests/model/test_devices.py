@@ -4,15 +4,18 @@
 import asyncio
 import ctypes
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.errors import ConfigError, ModelFailed
+from server.llama.context.runner import LlamaRunner
 from server.llama.devices import add_remote_devices, devices
 from server.llama.library import C
 from server.llama.loader import LlamaLoader
+from server.llama.vocab import LlamaVocab
 from server.llama.weights import params as loading
 from server.pool.protocols import Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
@@ -111,8 +114,8 @@ async def test_instances_on_different_sets_answer_alike_from_weights_of_their_ow
 def test_a_state_of_one_set_comes_back_on_another(tiny_path: Path, asked: list[Names]) -> None:
     weights = load_on(tiny_path, ("A",), ("B",))
     first, second = weights.runner(), weights.runner()
-    tokens = prompt_tokens(weights.vocab)
-    prefill(first, 0, tokens)
+    tokens = prompt_tokens(cast(LlamaVocab, weights.vocab))
+    prefill(cast(LlamaRunner, first), 0, tokens)
     assert second.seq_load(1, first.seq_save(0), len(tokens))
     first.close()
     second.close()
@@ -139,7 +142,8 @@ def test_a_draft_model_may_be_elsewhere(tiny_path: Path, asked: list[Names]) -> 
 def test_a_second_load_that_fails_leaves_nothing_of_the_first(
     tiny_path: Path, asked: list[Names], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, freed = [], []
+    made: list[object] = []
+    freed: list[object] = []
     load_file, free = C.llama_model_load_from_file, C.llama_model_free
 
     def fail_second(path: bytes, params: ctypes.Structure) -> object:
@@ -149,7 +153,7 @@ def test_a_second_load_that_fails_leaves_nothing_of_the_first(
         return made[0]
 
     monkeypatch.setattr(C, "llama_model_load_from_file", fail_second)
-    monkeypatch.setattr(C, "llama_model_free", lambda model: (freed.append(model), free(model))[1])
+    monkeypatch.setattr(C, "llama_model_free", lambda model: (freed.append(model), free(model))[1])  # type: ignore[func-returns-value]
     with pytest.raises(ModelFailed, match="gave no reason"):
         load_on(tiny_path, ("A",), ("B",))
     assert freed == made != []

@@ -25,7 +25,8 @@ def left_over(runner: LlamaRunner, params: SamplingParams, prompt: list[int] | N
 
 
 def normalized(p: Probabilities) -> Probabilities:
-    return p / p.sum()
+    scaled: Probabilities = p / p.sum()
+    return scaled
 
 
 def test_an_idle_chain_draws_from_the_models_own_distribution(ready: LlamaRunner) -> None:

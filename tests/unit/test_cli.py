@@ -184,7 +184,13 @@ def test_the_shipped_configurations_follow_the_schema_and_load(path: Path) -> No
 
 def test_the_schema_refuses_what_the_reader_refuses() -> None:
     schema = json.loads((ROOT / "config" / "schema.json").read_text(encoding="utf-8"))
-    for wrong in ({"servr": {}}, {"server": {"port": 70000}}, {"models": {"a": {}}}, {"defaults": {"path": "x"}}):
+    refused: list[Any] = [
+        {"servr": {}},
+        {"server": {"port": 70000}},
+        {"models": {"a": {}}},
+        {"defaults": {"path": "x"}},
+    ]
+    for wrong in refused:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, schema)
 

@@ -1,5 +1,7 @@
 """Records to figures, and figures to a table."""
 
+from typing import Any
+
 import pytest
 
 from server.bench import figures
@@ -11,7 +13,7 @@ from server.bench.scenarios import SCENARIOS, named
 from server.bench.target import parse_target
 
 
-def stream(sent: float, events: list[float], **fields: int) -> Record:
+def stream(sent: float, events: list[float], **fields: Any) -> Record:
     return Record(sent=sent, events=events, done=events[-1], n_predicted=len(events), **fields)
 
 

@@ -153,6 +153,7 @@ class Watched:
         monkeypatch.setattr(Placer, "find", watched_find)
 
 
+Scoped = tuple[str, list[int], int]
 scoped = st.tuples(st.sampled_from(SCOPES), chats, st.sampled_from([0, 0, 8]))
 rounds = st.lists(st.lists(scoped, min_size=1, max_size=4), min_size=1, max_size=5)
 
@@ -168,7 +169,7 @@ rounds = st.lists(st.lists(scoped, min_size=1, max_size=4), min_size=1, max_size
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_request_of_one_scope_ever_takes_a_cell_of_another(
-    memory: str, n_seq: int, unified: bool, n_instances: int, lives: list, ram: int, disk: int
+    memory: str, n_seq: int, unified: bool, n_instances: int, lives: list[list[list[Scoped]]], ram: int, disk: int
 ) -> None:
     """Over every kind of memory, instances that share RAM and disk, restarts, and requests that arrive together."""
 

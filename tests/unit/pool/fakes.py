@@ -184,7 +184,7 @@ class Setup:
             grammar=lambda vocab: cast(Any, Grammar()),
         )
         self.pool = Pool(
-            *(specs, self.loader, PoolLimits(**limits), self.clock, self.factories),
+            *(specs, cast(Any, self.loader), PoolLimits(**limits), self.clock, self.factories),
             threads=self.threads,
             fetcher=fetcher,
         )

@@ -2,11 +2,12 @@ import asyncio
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
 
 from server.transport.streams.disconnect import while_connected
 
 
-def request(messages: asyncio.Queue[dict]) -> Request:
+def request(messages: asyncio.Queue[Message]) -> Request:
     return Request({"type": "http", "method": "POST", "path": "/", "headers": []}, messages.get)
 
 
@@ -26,7 +27,7 @@ async def test_an_error_of_the_work_is_raised() -> None:
 
 
 async def test_a_disconnect_ends_the_work_before_it_is_reported() -> None:
-    messages: asyncio.Queue[dict] = asyncio.Queue()
+    messages: asyncio.Queue[Message] = asyncio.Queue()
     started, ended = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:

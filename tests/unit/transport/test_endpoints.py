@@ -31,7 +31,7 @@ def every_endpoint() -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(every_endpoint()))
-def test_each_endpoint_but_known_reads_needs_a_scope(method, path) -> None:
+def test_each_endpoint_but_known_reads_needs_a_scope(method: str, path: str) -> None:
     static = path.startswith("/docs/")
     assert (scope_of(method, path) is None) == (method == "GET" and (path in ANY_KEY or static))
 
@@ -53,7 +53,7 @@ def test_what_changes_the_server_is_known() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_to_read_the_configuration_again_is_a_change_too(method) -> None:
+def test_to_read_the_configuration_again_is_a_change_too(method: str) -> None:
     assert changes_the_server(method, "/models", b"reload=1")
     assert changes_the_server(method, "/v1/models", b"a=b&reload=1")
     assert changes_the_server(method, "/models", b"%72eloa%64=1")

@@ -1,9 +1,11 @@
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
 
 from harness.fakes import EOS, FakeVocab
 from server.constrain.after_thinking import AfterThinking, Framing
+from server.constrain.constraint import Constraint
 from server.constrain.thinking_end import ReasoningSwitch, ThinkingEnd, cuts_character
 from server.conversation.thoughts import Allowance, ended_by
 from server.errors import InvalidRequest
@@ -42,14 +44,14 @@ class Only:
         return self.said == self.text
 
 
-def bits(tokens) -> bytes:
+def bits(tokens: Iterable[int]) -> bytes:
     mask = bytearray((VOCAB.n_tokens + 31) // 32 * 4)
     for token in tokens:
         mask[token // 8] |= 1 << token % 8
     return bytes(mask)
 
 
-def control(inner=None, *, begun: bool = True) -> tuple[ThinkingEnd, ReasoningSwitch]:
+def control(inner: Constraint | None = None, *, begun: bool = True) -> tuple[ThinkingEnd, ReasoningSwitch]:
     switch = ReasoningSwitch()
     prompt = TAGS[0] if begun else ""
     return ended_by(
@@ -57,7 +59,9 @@ def control(inner=None, *, begun: bool = True) -> tuple[ThinkingEnd, ReasoningSw
     ), switch
 
 
-def budget(n: int, message: str = "", *, prompt: str = "", inner=None, others: tuple[str, ...] = ()) -> ThinkingEnd:
+def budget(
+    n: int, message: str = "", *, prompt: str = "", inner: Constraint | None = None, others: tuple[str, ...] = ()
+) -> ThinkingEnd:
     reopens = inner is None
     return ended_by(
         Allowance(n, message),

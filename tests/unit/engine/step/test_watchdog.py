@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
@@ -12,7 +13,7 @@ from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError, Unavailable
-from tests.unit.engine.builders import alone, engine_over, request, run
+from tests.unit.engine.builders import Reply, alone, engine_over, request, run
 
 pytestmark = pytest.mark.timeout(60)
 LIMIT_S = 10.0
@@ -45,7 +46,7 @@ class Clock:
 
 
 @asynccontextmanager
-async def hanging(hang: Hang, *others: FakeRunner):
+async def hanging(hang: Hang, *others: FakeRunner) -> AsyncIterator[tuple[Engine, Clock, asyncio.Future[list[Reply]]]]:
     """An engine whose first instance hangs in its first step, and the clock that the watchdog reads."""
     clock = Clock()
     runner = FakeRunner(n_seq=1, on_decode=hang)
@@ -100,7 +101,7 @@ async def test_a_step_that_comes_back_after_all_ends_its_thread_in_order(hang: H
         hang.end.set()
         (instance,) = engine._instances
         assert await asyncio.to_thread(instance.join, 60)
-        assert instance.runner.closed
+        assert cast(FakeRunner, instance.runner).closed
         await engine.close()
 
 
