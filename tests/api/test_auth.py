@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from tests.api.conftest import Serve
@@ -7,7 +9,7 @@ UNAUTHORIZED = {"error": {"code": 401, "message": "Invalid API Key", "type": "au
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/models", "/props", "/slots", "/metrics", "/docs/nope", "/nope"])
-async def test_without_a_key_nothing_is_told(serve: Serve, path) -> None:
+async def test_without_a_key_nothing_is_told(serve: Serve, path: str) -> None:
     async with serve(**KEYS) as api:
         reply = await api.client.get(path)
         assert (reply.status_code, reply.json()) == (401, UNAUTHORIZED)
@@ -18,7 +20,7 @@ async def test_without_a_key_nothing_is_told(serve: Serve, path) -> None:
     "headers",
     [{"Authorization": "Bearer secret"}, {"Authorization": "bearer other"}, {"X-Api-Key": "secret"}],
 )
-async def test_each_key_opens_by_either_header(serve: Serve, headers) -> None:
+async def test_each_key_opens_by_either_header(serve: Serve, headers: dict[str, str]) -> None:
     async with serve(**KEYS) as api:
         assert (await api.client.get("/v1/models", headers=headers)).status_code == 200
 
@@ -30,12 +32,12 @@ async def test_a_refused_request_is_not_read(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/livez", "/readyz"])
-async def test_health_needs_no_key(serve: Serve, path) -> None:
+async def test_health_needs_no_key(serve: Serve, path: str) -> None:
     async with serve(**KEYS) as api:
         assert (await api.client.get(path)).status_code == 200
 
 
-async def test_keys_come_from_a_file_too(serve: Serve, tmp_path) -> None:
+async def test_keys_come_from_a_file_too(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# team\nfrom-file\n\n")
     async with serve(server={"api_keys": ["secret"], "api_key_file": str(file)}) as api:

@@ -4,8 +4,10 @@ import gc
 import gzip
 import json
 import threading
+from collections.abc import AsyncIterator
 from typing import Never
 
+import httpx
 import pytest
 
 from harness.fakes import FakeLoader, FakeRunner
@@ -30,7 +32,9 @@ COMPLETION = {"prompt": "Hi", "max_tokens": 2}
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/models/load"])
-async def test_a_malformed_body_is_the_clients_mistake(client, path, content, message) -> None:
+async def test_a_malformed_body_is_the_clients_mistake(
+    client: httpx.AsyncClient, path: str, content: bytes, message: str
+) -> None:
     reply = await client.post(path, content=content, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400
     assert reply.json()["error"]["type"] == "invalid_request_error"
@@ -38,7 +42,7 @@ async def test_a_malformed_body_is_the_clients_mistake(client, path, content, me
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "???"])
-async def test_the_content_type_does_not_matter(client, content_type) -> None:
+async def test_the_content_type_does_not_matter(client: httpx.AsyncClient, content_type: str) -> None:
     body = json.dumps(COMPLETION)
     reply = await client.post("/v1/completions", content=body, headers={"Content-Type": content_type})
     assert reply.status_code == 200
@@ -59,11 +63,11 @@ async def test_the_content_type_does_not_matter(client, content_type) -> None:
     ],
 )
 async def test_a_long_body_is_read_beside_the_event_loop_without_the_garbage_collector(
-    client, monkeypatch, path, reader, field
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str, reader: str, field: str
 ) -> None:
-    seen = []
+    seen: list[tuple[threading.Thread, bool]] = []
 
-    def refuse(*_given, **_options) -> Never:
+    def refuse(*_given: object, **_options: object) -> Never:
         seen.append((threading.current_thread(), gc.isenabled()))
         raise InvalidRequest("this was read")
 
@@ -80,7 +84,7 @@ async def test_a_long_body_is_read_beside_the_event_loop_without_the_garbage_col
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/completions", "/completion", "/tokenize", "/v1/messages"]
 )
-async def test_a_long_malformed_body_is_the_clients_mistake(client, path) -> None:
+async def test_a_long_malformed_body_is_the_clients_mistake(client: httpx.AsyncClient, path: str) -> None:
     for content, message in (
         (b"{\n" + b" " * (1 << 16) + b"x", "is not valid JSON at line 2, column 65537"),
         (b'["' + b"x" * (1 << 16) + b'"]', "an array"),
@@ -90,14 +94,14 @@ async def test_a_long_malformed_body_is_the_clients_mistake(client, path) -> Non
         assert message in reply.json()["error"]["message"]
 
 
-async def test_compressed_bodies_are_refused(client) -> None:
+async def test_compressed_bodies_are_refused(client: httpx.AsyncClient) -> None:
     body = gzip.compress(json.dumps(COMPLETION).encode())
     reply = await client.post("/v1/completions", content=body, headers={"Content-Encoding": "gzip"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (415, 415)
 
 
 async def test_a_body_over_the_limit_is_refused_by_its_length_or_by_its_size(serve: Serve) -> None:
-    async def chunks():
+    async def chunks() -> AsyncIterator[bytes]:
         for _ in range(3):
             yield b" " * 1000
 
@@ -116,7 +120,9 @@ async def test_bodies_of_all_requests_together_have_a_limit(live: GoLive) -> Non
         long = json.dumps(COMPLETION).encode().ljust(1000)
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000\r\n\r\n"
         reader, writer = await server.connect(head + long)
-        await until(lambda: server.api.pool.states()[0].loaded.engine.busy)
+        loaded = server.api.pool.states()[0].loaded
+        assert loaded is not None
+        await until(lambda: loaded.engine.busy)
         reply = await server.api.client.post("/v1/completions", content=long)
         assert (reply.status_code, reply.headers["retry-after"], reply.headers["connection"]) == (503, "5", "close")
         assert reply.json()["error"]["type"] == "unavailable_error"
@@ -125,7 +131,7 @@ async def test_bodies_of_all_requests_together_have_a_limit(live: GoLive) -> Non
             steps.release()
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
         writer.close()
-        await idle(server.api.pool.states()[0].loaded.engine)
+        await idle(loaded.engine)
         for _ in range(10):
             steps.release()
         assert (await server.api.client.post("/v1/completions", content=long)).status_code == 200
@@ -135,7 +141,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n\
 
 
 @pytest.mark.parametrize("options", [{"idle_s": 0.05}, {"timeout_s": 0.05}])
-async def test_a_body_that_never_ends_is_given_up(live: GoLive, options) -> None:
+async def test_a_body_that_never_ends_is_given_up(live: GoLive, options: dict[str, float]) -> None:
     async with live(options=options) as server:
         reply = await server.exchange(HEAD + b'{"prompt": ')
         assert reply.startswith(b"HTTP/1.1 408 ")
@@ -160,7 +166,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_forgotten(live:
         b"GET /health HTTP/1.1\r\nbad header\r\n\r\n",
     ],
 )
-async def test_what_is_not_http_ends_its_connection_and_nothing_else(live: GoLive, garbage) -> None:
+async def test_what_is_not_http_ends_its_connection_and_nothing_else(live: GoLive, garbage: bytes) -> None:
     async with live() as server:
         assert (await server.exchange(garbage)).startswith(b"HTTP/1.1 400 ")
         assert (await server.api.client.get("/health")).status_code == 200
@@ -185,7 +191,7 @@ async def test_pipelined_requests_are_answered_in_order(live: GoLive) -> None:
 
 
 @pytest.mark.parametrize("piece", [b"X-A: " + b"a" * 1000 + b"\r\n", b"a" * 1000])
-async def test_an_endless_head_is_cut(live: GoLive, piece) -> None:
+async def test_an_endless_head_is_cut(live: GoLive, piece: bytes) -> None:
     async with live() as server:
         reader, writer = await server.connect(b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: ")
         reply = asyncio.create_task(reader.read())
@@ -199,7 +205,7 @@ async def test_an_endless_head_is_cut(live: GoLive, piece) -> None:
             assert (await reply).startswith((b"HTTP/1.1 400 ", b""))
 
 
-async def test_a_head_that_never_ends_is_given_up(live: GoLive, monkeypatch) -> None:
+async def test_a_head_that_never_ends_is_given_up(live: GoLive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.transport.http_protocol.HEAD_S", 0.05)
     async with live() as server:
         assert await server.exchange(b"GET /livez HTTP/1.1\r\nHost: ") == b""
@@ -212,7 +218,7 @@ async def test_large_but_finite_heads_pass(live: GoLive) -> None:
 
 
 @pytest.mark.parametrize("piece", [b"X-A: " + b"a" * 1000 + b"\r\n", b"a" * 1000])
-async def test_endless_trailers_are_cut(live: GoLive, piece) -> None:
+async def test_endless_trailers_are_cut(live: GoLive, piece: bytes) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with live() as server:
         reader, writer = await server.connect(head + b"2\r\n{}\r\n0\r\nX-Long: ")

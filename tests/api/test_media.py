@@ -3,7 +3,7 @@
 import base64
 import random
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -42,7 +42,9 @@ async def hearing(serve: Serve) -> AsyncIterator[Api]:
 
 @pytest.fixture
 def client(hearing: Api) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(api_key="x", base_url="http://test/v1", http_client=hearing.client, max_retries=0)
+    return openai.AsyncOpenAI(
+        api_key="x", base_url="http://test/v1", http_client=cast(Any, hearing.client), max_retries=0
+    )
 
 
 def chat(*content: dict[str, Any], **more: object) -> dict[str, Any]:
@@ -123,7 +125,7 @@ async def test_the_official_client_transcribes(client: openai.AsyncOpenAI) -> No
     assert found.usage is not None
     assert found.usage.type == "tokens"
     assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens
-    asked_for = {"prompt": "Write it down", "language": "en", "temperature": 0}
+    asked_for: Any = {"prompt": "Write it down", "language": "en", "temperature": 0}
     hinted = await client.audio.transcriptions.create(model="demo", file=("a.wav", SOUND), **asked_for)
     assert hinted.text == "en"
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -51,7 +51,7 @@ async def looking(api: Api) -> AsyncIterator[Looking]:
             await asyncio.wait([looks.task])
 
 
-def views(api: Api) -> list[InstanceView]:
+def views(api: Api) -> Sequence[InstanceView]:
     loaded = api.pool.state("demo").loaded
     assert loaded is not None
     return loaded.engine.views()
@@ -79,7 +79,7 @@ async def test_who_looks_sees_slots_queue_and_steps(serve: Serve) -> None:
             assert await first.start() == 200
             async with posting(api.app, "/v1/chat/completions", body | {"priority": 3}):
                 # a step for each look, until one has seen both
-                seen = lambda s: steps.release() or s["models"][0]["engine"]["n_waiting"]  # noqa: E731
+                seen = lambda s: steps.release() or s["models"][0]["engine"]["n_waiting"]  # type: ignore[func-returns-value]  # noqa: E731
                 shown = await looks.until("state", seen)
             slot, waiting = busy_slots(shown)[0], shown["models"][0]["engine"]["waiting"]
             assert slot["choice"]["prompt"] > 0
@@ -134,7 +134,7 @@ async def test_a_running_request_is_cancelled_by_its_id(serve: Serve) -> None:
         async with posting(api.app, "/v1/chat/completions", CHAT) as exchange:
             steps.release(3)
             assert await exchange.start() == 200
-            slot = busy_slots(await looks.until("state", lambda s: steps.release() or busy_slots(s)))[0]
+            slot = busy_slots(await looks.until("state", lambda s: steps.release() or busy_slots(s)))[0]  # type: ignore[func-returns-value]
             order = {"id": slot["choice"]["request"], "action": "cancel"}
             assert (await api.client.post("/v1/chat/completions/control", json=order)).json() == {"success": True}
             said = b"".join([part async for part in exchange.chunks()])

@@ -21,7 +21,7 @@ LORA = {"path": "pirate.gguf", "scale": 1.0}
 
 
 @pytest.fixture
-def serve_slots(serve: Serve, tmp_path: Path):
+def serve_slots(serve: Serve, tmp_path: Path) -> Serve:
     """``serve_slots(**model)``: one model, slots are saved to `tmp_path`."""
 
     def start(*, n_ctx: int = 256, **model: Any) -> AbstractAsyncContextManager[Api]:
@@ -35,7 +35,8 @@ async def complete(api: Api, slot: int, prompt: str = PROMPT, **more: Any) -> di
     body = {"prompt": prompt, "n_predict": 4, "id_slot": slot, "temperature": 0, **more}
     reply = await api.client.post("/completion", json=body)
     assert reply.status_code == 200, reply.text
-    return reply.json()
+    found: dict[str, Any] = reply.json()
+    return found
 
 
 async def act(api: Api, slot: object, action: str, **body: Any) -> httpx.Response:
@@ -44,7 +45,8 @@ async def act(api: Api, slot: object, action: str, **body: Any) -> httpx.Respons
 
 def message(reply: httpx.Response, status: int = 400) -> str:
     assert reply.status_code == status, reply.text
-    return reply.json()["error"]["message"]
+    said: str = reply.json()["error"]["message"]
+    return said
 
 
 async def saved(api: Api, name: str = "a.bin", **more: Any) -> None:
@@ -52,14 +54,14 @@ async def saved(api: Api, name: str = "a.bin", **more: Any) -> None:
     assert (await act(api, 1, "save", filename=name)).status_code == 200
 
 
-async def test_without_a_folder_the_reply_names_the_flag(client) -> None:
+async def test_without_a_folder_the_reply_names_the_flag(client: httpx.AsyncClient) -> None:
     for action in ("save", "restore", "erase"):
         reply = await client.post(f"/slots/0?action={action}", json={"filename": "a"})
         assert message(reply, 501) == "This server does not support slots action. Start it with `--slot-save-path`"
         assert reply.json()["error"]["type"] == "not_supported_error"
 
 
-async def test_saving_and_restoring_reply_as_llama_server(serve_slots, tmp_path) -> None:
+async def test_saving_and_restoring_reply_as_llama_server(serve_slots: Serve, tmp_path: Path) -> None:
     async with serve_slots() as api:
         content = await complete(api, 1)
         reply = (await act(api, 1, "save", filename="a.bin")).json()
@@ -81,7 +83,7 @@ async def test_saving_and_restoring_reply_as_llama_server(serve_slots, tmp_path)
         assert again["content"] == content["content"]
 
 
-async def test_a_file_comes_back_in_another_process_of_the_same_configuration(serve_slots) -> None:
+async def test_a_file_comes_back_in_another_process_of_the_same_configuration(serve_slots: Serve) -> None:
     async with serve_slots() as api:
         await saved(api)
     async with serve_slots() as api:
@@ -89,7 +91,7 @@ async def test_a_file_comes_back_in_another_process_of_the_same_configuration(se
         assert (await complete(api, 2))["timings"]["cache_n"] >= N_PROMPT - 1
 
 
-async def test_an_empty_slot_can_be_saved_and_restored(serve_slots) -> None:
+async def test_an_empty_slot_can_be_saved_and_restored(serve_slots: Serve) -> None:
     async with serve_slots() as api:
         assert (await act(api, 3, "save", filename="e")).json()["n_saved"] == 0
         await complete(api, 1)
@@ -110,7 +112,9 @@ async def test_an_empty_slot_can_be_saved_and_restored(serve_slots) -> None:
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
-async def test_a_file_of_another_configuration_is_refused_naming_what_differs(serve_slots, changes, expected) -> None:
+async def test_a_file_of_another_configuration_is_refused_naming_what_differs(
+    serve_slots: Serve, changes: dict[str, Any], expected: str
+) -> None:
     async with serve_slots() as api:
         await saved(api)
     async with serve_slots(**changes) as api:
@@ -121,7 +125,7 @@ async def test_a_file_of_another_configuration_is_refused_naming_what_differs(se
         assert (await act(api, 0, "erase")).json()["n_erased"] == 0
 
 
-async def test_all_that_differs_is_named(serve_slots) -> None:
+async def test_all_that_differs_is_named(serve_slots: Serve) -> None:
     async with serve_slots() as api:
         await saved(api)
     async with serve_slots(path="other.gguf", n_ctx=512, lora=["x.gguf"]) as api:
@@ -129,7 +133,7 @@ async def test_all_that_differs_is_named(serve_slots) -> None:
         assert [word in refusal for word in ("model", "context size", "LoRA set", "RoPE")] == [True, True, True, False]
 
 
-async def test_a_file_saved_under_an_adapter_needs_that_adapter_at_that_scale(serve_slots) -> None:
+async def test_a_file_saved_under_an_adapter_needs_that_adapter_at_that_scale(serve_slots: Serve) -> None:
     async with serve_slots(lora=[LORA]) as api:
         await saved(api)
         assert (await act(api, 0, "restore", filename="a.bin")).status_code == 200
@@ -142,7 +146,7 @@ async def test_a_file_saved_under_an_adapter_needs_that_adapter_at_that_scale(se
         assert (await complete(api, 0))["timings"]["cache_n"] >= N_PROMPT - 1
 
 
-async def test_cells_of_a_request_with_its_own_adapters_come_back_for_such_requests_only(serve_slots) -> None:
+async def test_cells_of_a_request_with_its_own_adapters_come_back_for_such_requests_only(serve_slots: Serve) -> None:
     mine = [{"id": 0, "scale": 0.25}]
     async with serve_slots(lora=[LORA]) as api:
         await saved(api, lora=mine)
@@ -154,7 +158,9 @@ async def test_cells_of_a_request_with_its_own_adapters_come_back_for_such_reque
 
 
 @pytest.mark.parametrize("damage", ["changed", "foreign", "empty"])
-async def test_damaged_files_are_refused_and_the_slot_stays_as_it_is(serve_slots, tmp_path, damage) -> None:
+async def test_damaged_files_are_refused_and_the_slot_stays_as_it_is(
+    serve_slots: Serve, tmp_path: Path, damage: str
+) -> None:
     async with serve_slots() as api:
         await saved(api)
         content = (tmp_path / "a.bin").read_bytes()
@@ -176,7 +182,7 @@ async def test_damaged_files_are_refused_and_the_slot_stays_as_it_is(serve_slots
 
 
 @pytest.mark.parametrize("missing", [1, 200, 900])
-async def test_a_file_that_is_cut_off_is_refused(serve_slots, tmp_path, missing) -> None:
+async def test_a_file_that_is_cut_off_is_refused(serve_slots: Serve, tmp_path: Path, missing: int) -> None:
     """By the library, since files of llama-server's have no mark of their end; the slot is empty then."""
     async with serve_slots() as api:
         await saved(api)
@@ -187,14 +193,16 @@ async def test_a_file_that_is_cut_off_is_refused(serve_slots, tmp_path, missing)
 
 @pytest.mark.parametrize("name", ["", "..", "../a", "a/b", "/etc/passwd", "x" * 256, "a\0b", 5, None, ["a"]])
 @pytest.mark.parametrize("action", ["save", "restore"])
-async def test_names_that_lead_elsewhere_are_refused(serve_slots, tmp_path, action, name) -> None:
+async def test_names_that_lead_elsewhere_are_refused(
+    serve_slots: Serve, tmp_path: Path, action: str, name: object
+) -> None:
     async with serve_slots() as api:
         reply = await api.client.post(f"/slots/0?action={action}", json={"filename": name})
         assert "filename" in message(reply)
         assert (reply.json()["error"]["param"], os.listdir(tmp_path)) == ("filename", [])
 
 
-async def test_a_lone_surrogate_as_name_is_refused(serve_slots) -> None:
+async def test_a_lone_surrogate_as_name_is_refused(serve_slots: Serve) -> None:
     async with serve_slots() as api:
         reply = await api.client.post(
             "/slots/0?action=save",
@@ -220,14 +228,14 @@ async def test_a_lone_surrogate_as_name_is_refused(serve_slots) -> None:
         ("/slots/0?action=save", b'{"filename": "a", "model": 1}', "model: must be a string"),
     ],
 )
-async def test_mistakes(serve_slots, path, body, expected) -> None:
+async def test_mistakes(serve_slots: Serve, path: str, body: bytes, expected: str) -> None:
     async with serve_slots() as api:
         assert (
             message(await api.client.post(path, content=body, headers={"Content-Type": "application/json"})) == expected
         )
 
 
-async def test_a_save_waits_until_its_slot_is_idle(live: GoLive, tmp_path) -> None:
+async def test_a_save_waits_until_its_slot_is_idle(live: GoLive, tmp_path: Path) -> None:
     steps = threading.Semaphore(1)
     loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1, steps=steps))
     async with live(loader, server={"slot_save_path": str(tmp_path)}) as server:
@@ -243,7 +251,7 @@ async def test_a_save_waits_until_its_slot_is_idle(live: GoLive, tmp_path) -> No
         writer.close()
 
 
-async def test_restores_into_one_slot_at_once_leave_one_whole(serve_slots) -> None:
+async def test_restores_into_one_slot_at_once_leave_one_whole(serve_slots: Serve) -> None:
     async with serve_slots() as api:
         prompts = [letter * 60 for letter in "abcd"]
         for prompt in prompts:
@@ -256,7 +264,7 @@ async def test_restores_into_one_slot_at_once_leave_one_whole(serve_slots) -> No
         assert (await complete(api, 2, cells, n_predict=0))["timings"]["cache_n"] == 60
 
 
-async def test_the_model_may_be_named_in_the_query_or_in_the_body(serve: Serve, tmp_path) -> None:
+async def test_the_model_may_be_named_in_the_query_or_in_the_body(serve: Serve, tmp_path: Path) -> None:
     models = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf"}}
     async with serve(server={"slot_save_path": str(tmp_path)}, models=models) as api:
         assert (await api.client.post("/slots/0?action=erase&model=b")).status_code == 200
@@ -269,8 +277,8 @@ async def test_the_model_may_be_named_in_the_query_or_in_the_body(serve: Serve, 
         assert (await act(api, 0, "restore", filename="s", model="a")).status_code == 200
 
 
-async def test_a_folder_that_vanished_is_the_servers_fault(serve_slots, tmp_path) -> None:
+async def test_a_folder_that_vanished_is_the_servers_fault(serve_slots: Serve, tmp_path: Path) -> None:
     async with serve_slots() as api:
-        tmp_path.rmdir()
+        tmp_path.rmdir()  # noqa: ASYNC240 (nobody waits)
         assert message(await act(api, 0, "save", filename="a"), 500).startswith("Unable to save slot: ")
-        tmp_path.mkdir()
+        tmp_path.mkdir()  # noqa: ASYNC240

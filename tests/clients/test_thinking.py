@@ -77,11 +77,11 @@ def test_a_message_has_the_budget_that_it_was_given(demo: RealServer) -> None:
 
 @pytest.mark.parametrize("budget", [4, 1000])
 def test_a_call_that_must_come_comes_behind_thoughts(demo_client: OpenAI, budget: int) -> None:
-    function = {"name": "get_weather", "parameters": SCHEMA}
+    function: Any = {"name": "get_weather", "parameters": SCHEMA}
     reply = demo_client.chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": "What is the weather in Paris?"}],
-        tools=[{"type": "function", "function": function}],  # type: ignore[list-item]
+        tools=[{"type": "function", "function": function}],
         tool_choice="required",
         parallel_tool_calls=False,
         temperature=0,

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 import requests
-import targets
-from hub import RESOLVE, Hub, NoSubstituteError
+import targets  # type: ignore[import-not-found]
+from hub import RESOLVE, Hub, NoSubstituteError  # type: ignore[import-not-found]
 
 SETTINGS = json.loads(Path(os.environ["CONF_SETTINGS"]).read_text())
 HUB = Hub(Path(SETTINGS["models"]))
@@ -46,7 +46,7 @@ def settings_of(server: Any) -> dict[str, Any]:
         name for cls in reversed(type(server).__mro__) for name in (*getattr(cls, "__annotations__", {}), *vars(cls))
     ]
     names += vars(server)
-    found = {name: getattr(server, name, None) for name in names if not name.startswith("_")}
+    found: dict[str, Any] = {name: getattr(server, name, None) for name in names if not name.startswith("_")}
     found = {name: value for name, value in found.items() if not callable(value)}
     found.pop("process", None)
     for name in _PATHS:
@@ -168,7 +168,7 @@ def put_under_the_suite() -> types.ModuleType:
     wget = types.ModuleType("wget")  # which it imports, and which nobody calls any more
     sys.modules.setdefault("wget", wget)
     sys.path.insert(0, SETTINGS["tests_dir"])
-    import utils
+    import utils  # type: ignore[import-not-found]
 
     HUB.start()
     HUB.fill_cache(Path(SETTINGS["hub_cache"]))
@@ -179,13 +179,13 @@ def put_under_the_suite() -> types.ModuleType:
     utils.match_regex, utils.download_file = match_regex, download_file
     requests.get = lambda url, *args, **kwargs: get_for_real(HUB.here(url), *args, **kwargs)
     (Path(SETTINGS["tests_dir"]) / "tmp").mkdir(exist_ok=True)
-    return utils
+    return utils  # type: ignore[no-any-return]
 
 
 suite = put_under_the_suite()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Pictures come from the stand-in, too."""
     for module in {item.module for item in items}:
         if hasattr(module, "get_img_url"):

@@ -44,7 +44,7 @@ def of_library(name: str, chat: Chat, *, generation: bool) -> str:
     kept = [(role.encode(), content.encode()) for role, content in chat]
     messages = (C.llama_chat_message * len(kept))(*(C.llama_chat_message(role, content) for role, content in kept))
     room = ctypes.create_string_buffer(1 << 16)
-    n_bytes = C.llama_chat_apply_template(name.encode(), messages, len(kept), generation, room, len(room))  # type: ignore[arg-type]
+    n_bytes = C.llama_chat_apply_template(name.encode(), messages, len(kept), generation, room, len(room))
     assert 0 <= n_bytes <= len(room)
     return room.raw[:n_bytes].decode()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,6 +14,7 @@ from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
 from server.llama.context.runner import LlamaRunner
+from server.llama.sampling.sampler import NativeSampler
 from tests.model.native_fixtures import GREEDY, generate, open_runner, prompt_tokens
 
 N = 24
@@ -35,7 +37,7 @@ def step(scheduler: Scheduler, cells: Cells, runner: LlamaRunner) -> None:
     cells.decoded(entries)
     wanted = [e.sequence for e in entries if e.want_logits]
     for output, sequence in enumerate(wanted):
-        sequence.output.append(runner.sample(output, sequence.sampler))
+        sequence.output.append(runner.sample(output, cast(NativeSampler, sequence.sampler)))
     scheduler.check_integrity()
 
 

@@ -24,8 +24,7 @@ from harness.real_server import RealServer, llamapool
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams
-from server.engine.runner_api import BatchEntry
-from server.llama.context.runner import LlamaRunner
+from server.engine.runner_api import BatchEntry, Runner
 from server.llama.loader import LlamaLoader
 from server.pool.spec import LoadParams, ModelSpec
 from tests.closeness import LOGPROB_SPREAD
@@ -148,7 +147,7 @@ def test_greedy_chats_are_llama_servers_in_every_api(pair: Pair) -> None:
 
 def test_a_conversation_that_goes_on_is_computed_from_where_it_was(pair: Pair) -> None:
     """And says what it says without the cache."""
-    first = {
+    first: dict[str, Any] = {
         "messages": [{"role": "user", "content": f"{TEXT}\nWhat did he keep?"}],
         "max_tokens": 16,
         "temperature": 0,
@@ -239,7 +238,7 @@ async def test_guesses_from_the_text_change_no_token(exact: Path, monkeypatch: p
             finally:
                 await engine.close()
 
-    def requests(runner: LlamaRunner) -> list[Request]:
+    def requests(runner: Runner) -> list[Request]:
         greedy = SamplingParams(temperature=0.0)
         return [
             Request(

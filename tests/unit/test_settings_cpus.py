@@ -31,9 +31,9 @@ def test_a_mask_is_hexadecimal_and_names_somebody(text: str, cpus: set[int] | No
 
 
 def test_ranges_and_masks_complement_each_other_instance_by_instance() -> None:
-    assert instance_cpus(("0-1", "4-5"), ("4", "80")) == ({0, 1, 2}, {4, 5, 7})
-    assert instance_cpus(("0-1",), ()) == ({0, 1},)
-    assert instance_cpus(("0-0",), ("2", "4")) == ({0, 1}, {0, 2})
+    assert instance_cpus(("0-1", "4-5"), ("4", "80")) == (frozenset({0, 1, 2}), frozenset({4, 5, 7}))
+    assert instance_cpus(("0-1",), ()) == (frozenset({0, 1}),)
+    assert instance_cpus(("0-0",), ("2", "4")) == (frozenset({0, 1}), frozenset({0, 2}))
     assert instance_cpus((), ()) == ()
 
 
@@ -43,8 +43,8 @@ def spec_of(*arguments: str) -> ModelSpec:
 
 
 def test_flags_reach_the_engine() -> None:
-    assert spec_of("-Cr", "0-1", "--cpu-mask", "0x8").engine.cpus == ({0, 1, 3},)
-    assert spec_of("--instances", "2", "--cpu-range", "0-1,2-3").engine.cpus == ({0, 1}, {2, 3})
+    assert spec_of("-Cr", "0-1", "--cpu-mask", "0x8").engine.cpus == (frozenset({0, 1, 3}),)
+    assert spec_of("--instances", "2", "--cpu-range", "0-1,2-3").engine.cpus == (frozenset({0, 1}), frozenset({2, 3}))
     assert spec_of().engine.cpus == ()
 
 

@@ -128,7 +128,7 @@ def _bare(schema: Any) -> Any:
         return [_bare(inner) for inner in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {}
+    kept: dict[str, Any] = {}
     for key, inner in schema.items():
         if key in ("properties", "$defs", "definitions") and isinstance(inner, dict):
             kept[key] = {name: _bare(one) for name, one in inner.items()}

@@ -39,7 +39,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     file = Path(tmp_path_factory.mktemp("template") / "think.jinja")
     file.write_text(TEMPLATE)
     flags = map(str, ("-c", N_CTX, "-np", 1, "-t", 1, "--chat-template-file", file))
-    params = {"chat_template": TEMPLATE, "use_jinja": True}
+    params: dict[str, bool | str] = {"chat_template": TEMPLATE, "use_jinja": True}
     with ExitStack() as stack:
         theirs = oracle(DEMO, n_ctx=N_CTX, n_threads=1, params=params, environment=WAIT_QUIETLY)
         stack.callback(theirs.stop)

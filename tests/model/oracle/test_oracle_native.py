@@ -350,7 +350,7 @@ def test_best_of_shows_the_likeliest_choice(pair: Pair) -> None:
     every = pair.ours.post("/v1/completions", {**body, "n": 4})["choices"]
 
     def mean(choice: dict[str, Any]) -> float:
-        values = [token["logprob"] for token in choice["logprobs"]["content"]]
+        values: list[float] = [token["logprob"] for token in choice["logprobs"]["content"]]
         return sum(values) / len(values)
 
     best = pair.ours.post("/v1/completions", {**body, "n": 2, "best_of": 4})

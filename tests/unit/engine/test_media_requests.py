@@ -12,7 +12,7 @@ from harness.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeVocab
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.request import Request
 from server.errors import ContextExceeded, InternalError, InvalidRequest
-from tests.unit.engine.builders import GREEDY, engine_over, run
+from tests.unit.engine.builders import GREEDY, Reply, engine_over, run
 from tests.unit.engine.events import events_of
 
 Part = str | tuple[FakeChunk, int, int | None]
@@ -177,7 +177,7 @@ def test_conversations_with_pictures_say_the_same_from_any_cache(unified: bool, 
 
     async def say(runner: FakeRunner, **options: object) -> list[str]:
         async with engine_over(runner, context_shift=cuts and not any(not s[1] for s in sizes.values())) as engine:
-            replies = []
+            replies: list[Reply] = []
             while len(replies) < len(prompts):
                 n = min(rng.randrange(1, 4), len(prompts) - len(replies))
                 batch = [seen(parts, **options) for parts in prompts[len(replies) : len(replies) + n]]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -121,7 +122,7 @@ def test_experts_leave_a_device_before_layers_do() -> None:
     ],
     ids=str,
 )
-def test_where_a_placement_is_set_it_stays(said: Mapping[str, object]) -> None:
+def test_where_a_placement_is_set_it_stays(said: Mapping[str, Any]) -> None:
     with pytest.raises(ModelFailed, match="of CUDA0 memory"):
         chosen(Machine("CUDA0"), DENSE, replace(LoadParams(), **said), CPU=64, CUDA0=6)
 

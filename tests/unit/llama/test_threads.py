@@ -30,7 +30,7 @@ def test_a_control_groups_quota_bounds_it(
     quota = tmp_path / "cpu.max"
     quota.write_text(text)
     monkeypatch.setattr(threads, "_CPU_MAX", quota)
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _pid: set(range(64)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
     assert threads.usable_cpus() == expected
 
 
@@ -61,14 +61,14 @@ def spec(*cpus: set[int], n_threads: int = -1) -> ModelSpec:
 
 
 def test_an_instance_has_a_thread_for_each_of_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _pid: set(range(8)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
     assert threads.bound(spec({0, 1, 2}, {3, 4, 511})).native.n_threads == 2
     assert threads.bound(spec({0, 1, 2}, n_threads=5)).native.n_threads == 5
     assert threads.bound(spec()).native.n_threads == -1
 
 
 def test_several_instances_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _pid: set(range(8)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
     monkeypatch.setattr(threads, "usable_cpus", lambda: 8)
     monkeypatch.setattr(threads, "physical_cores", lambda: 8)
 
@@ -87,13 +87,13 @@ def test_several_instances_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_instance_without_a_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _pid: {0, 1})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
     with pytest.raises(ModelFailed, match="an instance has no processor, there are only 0, 1"):
         threads.bound(spec({0, 1}, {2, 3}))
 
 
 def test_a_system_that_binds_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(threads.os, "sched_setaffinity")
+    monkeypatch.delattr(os, "sched_setaffinity")
     with pytest.raises(ModelFailed, match="can't bind threads"):
         threads.bound(spec({0}))
 
@@ -111,7 +111,7 @@ def test_a_priority_that_the_system_refuses_ends_the_load(
         assert value == max(nice, os.getpriority(os.PRIO_PROCESS, 0) if prio < 0 else nice)
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(threads.os, "setpriority", refuse)
+    monkeypatch.setattr(os, "setpriority", refuse)
     with pytest.raises(ModelFailed, match=f"prio {prio}: the system refuses nice {nice} .Permission denied.: it takes"):
         threads.bound(ModelSpec("m", Path("m.gguf"), engine=EngineParams(prio=prio)))
 

@@ -201,7 +201,7 @@ async def test_a_model_that_cannot_be_freed_is_failed_and_can_be_loaded_again() 
     async with pool_of("a", "b") as s:
         (await loaded(s, "a")).release()
         weights = s.loader.weights[0]
-        weights.close = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+        weights.close = lambda: 1 / 0  # type: ignore[method-assign,assignment]
         await s.pool.unload("a")
         await s.work()
         assert "could not be freed" in s.pool.state("a").failure

@@ -6,14 +6,14 @@ from server.transport.access.hosts import is_local, is_strangers
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "localhost", "a.localhost"])
-def test_what_is_of_this_machine(address) -> None:
+def test_what_is_of_this_machine(address: str) -> None:
     assert is_local(address)
 
 
 @pytest.mark.parametrize(
     "address", ["", "0.0.0.0", "::", "192.168.0.1", "localhost.example", "127.0.0.1.example", "[::1"]
 )
-def test_what_is_not(address) -> None:
+def test_what_is_not(address: str) -> None:
     assert not is_local(address)
 
 
@@ -25,7 +25,7 @@ def test_what_is_not(address) -> None:
         *("api.example.com", "API.Example.com:443", "a.b.wild.example"),
     ],
 )
-def test_names_that_can_only_be_the_servers_own(host) -> None:
+def test_names_that_can_only_be_the_servers_own(host: str) -> None:
     assert not is_strangers(host, {"api.example.com", "*.wild.example"})
 
 
@@ -36,7 +36,7 @@ def test_names_that_can_only_be_the_servers_own(host) -> None:
         *("example.com", "xwild.example", "rebound.example.", "api.example.com.evil.example", "[::1", ":80"),
     ],
 )
-def test_names_that_a_stranger_may_own(host) -> None:
+def test_names_that_a_stranger_may_own(host: str) -> None:
     assert is_strangers(host, {"api.example.com", "*.wild.example"})
 
 

@@ -33,11 +33,11 @@ def written(folder: Path, text: str) -> Path:
 
 def test_entries_say_who_may_do_what(tmp_path: Path) -> None:
     ada, bert = read_keys(written(tmp_path, FULL))
-    assert (ada.name, ada.digest, ada.scopes) == ("ada", digest_of(b"secret"), {"infer", "slots"})
+    assert (ada.name, ada.digest, ada.scopes) == ("ada", digest_of(b"secret"), frozenset({"infer", "slots"}))
     assert (ada.models, ada.limits, ada.priority) == (("demo", "qwen*"), Limits(60, 1000, 4), -2)
     assert ada.expires_at == datetime(2027, 1, 1, tzinfo=UTC).timestamp()
     assert bert.expires_at == datetime(2027, 1, 1, 8, tzinfo=UTC).timestamp()
-    assert (bert.scopes, bert.models, bert.limits, bert.priority) == ({"infer"}, (), Limits(), 0)
+    assert (bert.scopes, bert.models, bert.limits, bert.priority) == (frozenset({"infer"}), (), Limits(), 0)
 
 
 @pytest.mark.parametrize("text", ["", "keys: []", "# nobody yet\n"])
@@ -83,7 +83,7 @@ def test_a_made_key_opens_and_the_file_does_not_hold_it(tmp_path: Path, capsys: 
     ring = KeyRing(read_keys(file))
     ada, bert = ring.find(key.encode()), ring.find(other.encode())
     assert ada is not None
-    assert (ada.name, ada.scopes, ada.limits.at_once, ada.priority) == ("ada", {"infer", "metrics"}, 3, 0)
+    assert (ada.name, ada.scopes, ada.limits.at_once, ada.priority) == ("ada", frozenset({"infer", "metrics"}), 3, 0)
     assert bert is not None
     assert (bert.name, bert.expires_at) == ("bert", inf)
     main(["list", str(file)])

@@ -102,7 +102,7 @@ def model_of(signs: str) -> Any:
     return model
 
 
-def made(signs: str, prompt: str, tools: Tools, fresh: bool = True, **fields: object) -> Constraint | None:
+def made(signs: str, prompt: str, tools: Tools, fresh: bool = True, **fields: Any) -> Constraint | None:
     return answer_of(model_of(signs), prompt, tools=tools, opens=fresh, **fields)
 
 

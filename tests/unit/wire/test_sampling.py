@@ -1,4 +1,5 @@
 from dataclasses import fields as dataclass_fields
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ def params(defaults: SamplingParams | None = None, **fields: object) -> Sampling
     return sampling_params(parse(SamplingFields, fields), defaults or SamplingParams(), FakeVocab(), N_CTX)
 
 
-def refused(**fields: object) -> str:
+def refused(**fields: Any) -> str:
     with pytest.raises(InvalidRequest) as caught:
         params(**fields)
     return caught.value.message
@@ -110,7 +111,7 @@ def test_out_of_range_is_refused_by_name(name: str, value: object) -> None:
         ("repeat_last_n", -1, N_CTX),
     ],
 )
-def test_soft_limits_clamp_as_llama_servers(name: str, value: float, expected: float) -> None:
+def test_soft_limits_clamp_as_llama_servers(name: str, value: Any, expected: float) -> None:
     assert getattr(params(**{name: value}), name) == expected
 
 
@@ -180,7 +181,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(SamplingFields.model_fields)), JSON))
-def test_any_value_is_either_taken_or_refused(fields: dict[str, object]) -> None:
+def test_any_value_is_either_taken_or_refused(fields: dict[str, Any]) -> None:
     try:
         got = params(**fields)
     except InvalidRequest:

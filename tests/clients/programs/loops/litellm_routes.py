@@ -1,9 +1,10 @@
 """litellm: over chat, over responses, as llamafile's neighbour, over Anthropic's and over Ollama's API."""
 
 import json
+from typing import Any
 
-import litellm
-from report import LONG, TOOL, URL, get_weather, refused, step
+import litellm  # type: ignore[import-not-found]
+from report import LONG, TOOL, URL, get_weather, refused, step  # type: ignore[import-not-found]
 
 litellm.telemetry = False
 ROUTES = {
@@ -14,13 +15,13 @@ ROUTES = {
 }
 
 
-def loop(name: str, route: dict) -> None:
+def loop(name: str, route: dict[str, str]) -> None:
     """The whole one, over one route."""
 
-    def ask(messages: list, **more: object) -> object:
+    def ask(messages: list[Any], **more: object) -> Any:
         return litellm.completion(messages=messages, api_key="none", num_retries=0, **route, **more)
 
-    def turn(history: list, answer: str, n_calls: int) -> None:
+    def turn(history: list[Any], answer: str, n_calls: int) -> None:
         said = ask(history, tools=[TOOL]).choices[0].message
         assert len(said.tool_calls or []) == n_calls, said
         while said.tool_calls:
@@ -35,7 +36,7 @@ def loop(name: str, route: dict) -> None:
     with step(f"{name}: a streamed answer"):
         parts = list(ask([{"role": "user", "content": "SAY-HELLO"}], stream=True))
         assert "".join(part.choices[0].delta.content or "" for part in parts) == "Hello from the script."
-    history: list = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "WEATHER-PLEASE"}]
+    history: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "WEATHER-PLEASE"}]
     with step(f"{name}: a tool call and its result"):
         turn(history, "It is sunny.", 1)
     with step(f"{name}: parallel calls"):

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -95,7 +96,7 @@ class Bench:
         self.n_evaluations = self.n_relocations = 0
         self.fixed: frozenset[int] = frozenset()
 
-    def ask(self, n: int, **options: int) -> list[Sequence]:
+    def ask(self, n: int, **options: Any) -> list[Sequence]:
         """So many new prompts with nothing in common, placed together."""
         asked = []
         for _ in range(n):
