@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 import requests
-import targets  # type: ignore[import-not-found]
-from hub import RESOLVE, Hub, NoSubstituteError  # type: ignore[import-not-found]
+import targets
+from hub import RESOLVE, Hub, NoSubstituteError
 
 SETTINGS = json.loads(Path(os.environ["CONF_SETTINGS"]).read_text())
 HUB = Hub(Path(SETTINGS["models"]))
@@ -168,7 +168,7 @@ def put_under_the_suite() -> types.ModuleType:
     wget = types.ModuleType("wget")  # which it imports, and which nobody calls any more
     sys.modules.setdefault("wget", wget)
     sys.path.insert(0, SETTINGS["tests_dir"])
-    import utils  # type: ignore[import-not-found]
+    import utils
 
     HUB.start()
     HUB.fill_cache(Path(SETTINGS["hub_cache"]))

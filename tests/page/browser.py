@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect  # type: ignore[import-not-found]
+from playwright.sync_api import expect
 
 from harness.real_server import ROOT, RealServer, llamapool
 from tests.page.conftest import DEMO, KEY, Visit

@@ -72,7 +72,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """One Chromium for all tests."""
-    from playwright.sync_api import sync_playwright  # type: ignore[import-not-found]
+    from playwright.sync_api import sync_playwright
 
     assert CHROMIUM is not None, "no Chromium is installed"
     with sync_playwright() as running:

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright  # type: ignore[import-not-found]
+from playwright.sync_api import sync_playwright
 
 from harness.real_server import ROOT, RealServer, llamapool_config
 from tests.page.conftest import CHROMIUM, Visit

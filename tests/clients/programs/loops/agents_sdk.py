@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from agents import (  # type: ignore[import-not-found]
+from agents import (
     Agent,
     ModelSettings,
     OpenAIChatCompletionsModel,
@@ -16,7 +16,7 @@ from agents import (  # type: ignore[import-not-found]
 )
 from openai import AsyncOpenAI, BadRequestError
 from pydantic import BaseModel
-from report import LONG, MODEL, URL, get_weather, refused, step  # type: ignore[import-not-found]
+from report import LONG, MODEL, URL, get_weather, refused, step
 
 
 class Report(BaseModel):

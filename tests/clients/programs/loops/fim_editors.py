@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-from report import LONG, URL, refused, step  # type: ignore[import-not-found]
+from report import LONG, URL, refused, step
 
 SHOWN = [
     "content",

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-import instructor  # type: ignore[import-not-found]
+import instructor
 from openai import OpenAI
 from pydantic import BaseModel, field_validator
-from report import LONG, MODEL, URL, refused, step  # type: ignore[import-not-found]
+from report import LONG, MODEL, URL, refused, step
 
 
 class Report(BaseModel):

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage  # type: ignore[import-not-found]
-from langchain_core.tools import tool  # type: ignore[import-not-found]
-from langchain_openai import ChatOpenAI  # type: ignore[import-not-found]
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 from openai import BadRequestError
 from pydantic import BaseModel
-from report import LONG, MODEL, URL, refused, step  # type: ignore[import-not-found]
+from report import LONG, MODEL, URL, refused, step
 from report import get_weather as weather
 
 get_weather = tool(weather)

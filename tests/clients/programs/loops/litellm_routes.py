@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-import litellm  # type: ignore[import-not-found]
-from report import LONG, TOOL, URL, get_weather, refused, step  # type: ignore[import-not-found]
+import litellm
+from report import LONG, TOOL, URL, get_weather, refused, step
 
 litellm.telemetry = False
 ROUTES = {

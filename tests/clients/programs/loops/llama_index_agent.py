@@ -2,14 +2,14 @@
 
 import asyncio
 
-from llama_index.core.agent.workflow import FunctionAgent  # type: ignore[import-not-found]
-from llama_index.core.llms import ChatMessage  # type: ignore[import-not-found]
-from llama_index.core.tools import FunctionTool  # type: ignore[import-not-found]
-from llama_index.core.workflow import Context  # type: ignore[import-not-found]
-from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-not-found]
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.llms import ChatMessage
+from llama_index.core.tools import FunctionTool
+from llama_index.core.workflow import Context
+from llama_index.llms.openai_like import OpenAILike
 from openai import BadRequestError
 from pydantic import BaseModel
-from report import LONG, MODEL, URL, get_weather, refused, step  # type: ignore[import-not-found]
+from report import LONG, MODEL, URL, get_weather, refused, step
 
 
 class Report(BaseModel):

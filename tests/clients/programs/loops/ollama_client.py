@@ -4,7 +4,7 @@ from typing import Any
 
 from ollama import Client, ResponseError
 from pydantic import BaseModel
-from report import LONG, MODEL, URL, get_weather, refused, step  # type: ignore[import-not-found]
+from report import LONG, MODEL, URL, get_weather, refused, step
 
 
 class Report(BaseModel):

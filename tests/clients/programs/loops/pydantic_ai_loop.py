@@ -9,7 +9,7 @@ from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-from report import LONG, MODEL, URL, get_weather, refused, step  # type: ignore[import-not-found]
+from report import LONG, MODEL, URL, get_weather, refused, step
 
 
 class Report(BaseModel):

@@ -1,8 +1,8 @@
 """smolagents: an agent that calls tools and one that writes code."""
 
-from report import LONG, MODEL, URL, refused, step  # type: ignore[import-not-found]
+from report import LONG, MODEL, URL, refused, step
 from report import get_weather as weather
-from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool  # type: ignore[import-not-found]
+from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool
 
 get_weather = tool(weather)
 LLM = OpenAIServerModel(model_id=MODEL, api_base=f"{URL}/v1", api_key="none", client_kwargs={"max_retries": 0})
