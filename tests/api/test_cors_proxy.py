@@ -92,6 +92,19 @@ async def test_pages_of_other_sites_and_strangers_may_not(serve: Serve) -> None:
     assert came == []
 
 
+@pytest.mark.parametrize(
+    ("named", "status"), [({"x-llama-server-proxy-header-content-type": "application/json"}, 204), ({}, 415)]
+)
+async def test_a_body_whose_type_is_behind_the_prefix_goes_on(serve: Serve, named: dict[str, str], status: int) -> None:
+    """As llama.cpp's page asks MCP servers: its own type is what browsers put there for a text."""
+    nothing = b"HTTP/1.1 204 No Content\r\n\r\n"
+    async with target(nothing) as (url, came), serve(server=ON) as api:
+        headers = {"content-type": "text/plain;charset=UTF-8", **named}
+        reply = await api.client.post(f"/cors-proxy?url={url}/mcp", content=b'{"id": 1}', headers=headers)
+    assert reply.status_code == status
+    assert [request.lower().count(b"content-type: application/json") for request in came] == ([1] if named else [])
+
+
 async def test_it_is_off_unless_it_is_asked_for(client: httpx.AsyncClient) -> None:
     assert (await client.get("/cors-proxy?url=http://127.0.0.1/")).status_code == 403
     assert (await client.get("/props")).json()["cors_proxy_enabled"] is False

@@ -15,6 +15,7 @@ from starlette.types import Scope
 from server.errors import InvalidRequest, PermissionDenied
 from server.transport.access.endpoints import changes_the_server, is_of_this_machine
 from server.transport.access.hosts import host_of, is_local, is_strangers
+from server.transport.forward import PREFIX
 from server.transport.options import HttpOptions
 
 Headers = Mapping[bytes, bytes]
@@ -48,7 +49,7 @@ class Guard:
                 "pages of other sites may not do this without an API key; see --cors-origins, and --allowed-hosts for "
                 "names of this server"
             )
-        if method in ("POST", "PUT", "PATCH") and not _is_json(headers):
+        if method in ("POST", "PUT", "PATCH") and not (_is_json(headers) or _was_asked_about(path, headers)):
             raise NotJson("send the body as Content-Type: application/json, or an API key with it")
         if is_of_this_machine(method, path) and not is_local((scope.get("client") or ("127.0.0.1",))[0]):
             raise PermissionDenied("without an API key this is for clients of the server's own machine")
@@ -84,6 +85,14 @@ def _hides_its_page(headers: Headers) -> bool:
     """Whether a browser asks that doesn't say which page made it ask: of a GET it says so only to a loopback address,
     or over TLS (``Sec-Fetch-Site``; the page decides about ``Referer``)."""
     return headers.get(b"user-agent", b"").startswith(b"Mozilla/") and b"sec-fetch-site" not in headers
+
+
+def _was_asked_about(path: str, headers: Headers) -> bool:
+    """Whether a browser asks before it sends this: headers of our own name are not sent unasked.
+
+    llama.cpp's page puts it in front of all that ``/cors-proxy`` shall forward, the type of the body among them.
+    """
+    return path == "/cors-proxy" and any(name.startswith(PREFIX) for name in headers)
 
 
 def _is_json(headers: Headers) -> bool:

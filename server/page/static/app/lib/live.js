@@ -1,6 +1,7 @@
 // Live data: one stream for all views, open only while a view that shows it does.
 import { ApiError, call, events } from "./api.js";
 import { signal, useEffect } from "./dom.js";
+import { t } from "./texts.js";
 
 /**
  * @typedef {{request: string, log: string, index: number, priority: number, prompt: number, cached: number, predicted: number, max: number,
@@ -69,7 +70,7 @@ async function look(signal) {
       for await (const { event, data } of events(reply)) take(event, data);
     } catch (error) {
       if (signal.aborted) return;
-      trouble.value = error instanceof ApiError ? error.message : String(error);
+      trouble.value = error instanceof ApiError ? error.message : t("lost");
     }
     await new Promise((done) => setTimeout(done, wait));
   }

@@ -1,6 +1,7 @@
 // Markdown as people read it: parsed by marked, cleaned by DOMPurify, code and maths dressed up once they are complete.
 import createPurifier from "../../vendor/dompurify.js";
 import { Marked } from "../../vendor/marked.js";
+import { copyText } from "./clipboard.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef } from "./dom.js";
 import { t } from "./texts.js";
 
@@ -147,7 +148,7 @@ function frame(/** @type {HTMLElement} */ node) {
   copy.type = "button";
   copy.textContent = t("copy");
   copy.addEventListener("click", () => {
-    navigator.clipboard.writeText(node.textContent ?? "").then(() => (copy.textContent = t("copied")));
+    void copyText(node.textContent ?? "").then((done) => done && (copy.textContent = t("copied")));
   });
   bar.append(name, copy);
   const box = document.createElement("div");

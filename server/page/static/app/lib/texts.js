@@ -301,6 +301,7 @@ const TEXTS = {
     "The model preferred {0} of these to the one that was taken.",
     "{0} davon waren dem Modell lieber als das gewählte.",
   ],
+  branchIsFree: ["From the chosen token on it goes without the grammar, which holds for whole answers only.", "Vom gewählten Token an geht es ohne die Grammatik weiter: sie gilt nur für ganze Antworten."],
   tokensAbout: ["Choose a token to see others, and one of them to go on from there.", "Wähle ein Token, um andere zu sehen, und eines davon, um dort weiterzugehen."],
 };
 

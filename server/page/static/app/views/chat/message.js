@@ -1,4 +1,5 @@
 // One message: its text, thoughts and calls, and what can be done with it.
+import { copyText } from "../../lib/clipboard.js";
 import { config } from "../../lib/config.js";
 import { classes, html, useEffect, useRef, useState } from "../../lib/dom.js";
 import { number, percent, seconds, short } from "../../lib/format.js";
@@ -145,10 +146,10 @@ const Versions = ({ message, siblings, actions }) => {
 /** @param {{text: string}} props */
 const Copy = ({ text }) => {
   const [done, setDone] = useState(false);
-  const copy = () => navigator.clipboard.writeText(text).then(() => {
-    setDone(true);
+  const copy = async () => {
+    setDone(await copyText(text));
     setTimeout(() => setDone(false), 1500);
-  });
+  };
   return html`<${IconButton} icon="copy" label=${done ? t("copied") : t("copy")} tone=${done ? "done" : ""} onClick=${copy} />`;
 };
 

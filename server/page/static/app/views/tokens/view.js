@@ -78,6 +78,7 @@ export const TokensView = () => {
       </div>
     </form>
     ${trouble && html`<p class="failure" role="alert">${trouble}</p>`}
+    ${kept > 0 && grammar.trim() && html`<p class="quiet">${t("branchIsFree")}</p>`}
     ${tokens.length > 0 && html`
       <p class="legend small quiet"><span>${t("sure")}</span><span class="scale" aria-hidden="true"></span><span>${t("unsure")}</span>
         <span class="stretch"></span>${summary(tokens)}</p>
