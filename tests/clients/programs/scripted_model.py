@@ -7,6 +7,7 @@ by what the client sends back (a tool's output has the next cue), and a client t
 import json
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -131,6 +132,10 @@ class Part:
     tokens: list[int] = field(default_factory=list)
     slow: bool = False
 
+    def goes_on(self, said: Sequence[int]) -> bool:
+        """Whether what stands behind its start is what it has to say."""
+        return said == self.tokens[: len(said)]
+
 
 class ScriptedRunner(FakeRunner):
     """`FakeRunner`, with all that it proves about cells, over a script."""
@@ -140,7 +145,7 @@ class ScriptedRunner(FakeRunner):
         self.info: RunnerInfo = replace(self.info, turn_ends=vocab.eog)
         self.vocab: Any = vocab
         self.script = script
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, list[Part]] = defaultdict(list)  # a wrong guess begins one that ends with its removal
         self.wanted: list[int] = []  # the next token behind each wanted output
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
@@ -149,7 +154,7 @@ class ScriptedRunner(FakeRunner):
         if any(entry.pos + len(entry.tokens) > self.info.n_ctx_seq for entry in entries):
             return False
         self.wanted = []
-        slow = (entry for entry in entries if (part := self.parts.get(entry.seq)) is not None and part.slow)
+        slow = (entry for entry in entries if any(part.slow for part in self.parts[entry.seq][-1:]))
         time.sleep(SLOW_S * max((len(entry.tokens) for entry in slow), default=0))  # guesses take their time, too
         for entry in entries:
             cells = self.cells[entry.seq]
@@ -161,12 +166,14 @@ class ScriptedRunner(FakeRunner):
         return True
 
     def _behind(self, seq: int, n: int) -> int:
-        cells, part = self.cells[seq], self.parts.get(seq)
-        if part is None or n < part.start or cells[part.start : n] != part.tokens[: n - part.start]:
+        cells, parts = self.cells[seq], self.parts[seq]
+        begun = (part for part in reversed(parts) if part.start <= n)
+        part = next((part for part in begun if part.goes_on(cells[part.start : n])), None)
+        if part is None:
             prompt = self.vocab.detokenize(cells[:n]).decode("utf-8", "replace")
             said, slow = self.script.answer(prompt)
             part = Part(n, self.vocab.tokenize(said, add_special=False, parse_special=True), slow)
-            self.parts[seq] = part
+            parts.append(part)
         told = n - part.start
         return part.tokens[told] if told < len(part.tokens) else self.vocab.eos
 
@@ -193,7 +200,7 @@ class ScriptedRunner(FakeRunner):
         return TokenLogprob(token, self.vocab.piece(token), -0.1, (one,) * min(1, n_top))
 
     def seq_remove(self, seq: int, pos: int) -> bool:
-        self.parts.pop(seq, None)
+        self.parts[seq] = [part for part in self.parts[seq] if part.start <= pos]
         return super().seq_remove(seq, pos)
 
     def seq_copy(self, source: int, target: int) -> None:
