@@ -10,8 +10,8 @@ from enum import Enum
 
 from server.conversation.form import Call, Message
 from server.engine.request import Finished, FinishReason, Text, TokenLogprob
-from server.formats.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
-from server.formats.reasoning import OutputParser
+from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.reasoning import OutputParser
 
 NewParser = Callable[[], OutputParser]
 

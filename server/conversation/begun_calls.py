@@ -13,7 +13,7 @@ from server.constrain.grammar.matcher import MatcherConstraint
 from server.constrain.grammar.triggered import Begun, Rules, Triggered
 from server.conversation.form import Tools
 from server.errors import InvalidRequest
-from server.formats.call_grammar import Function, Trigger, loosened
+from server.formats.grammar.call_grammar import Function, Trigger, loosened
 from server.formats.speech import Speech
 from server.pool.model import LoadedModel
 

@@ -19,7 +19,7 @@ from server.conversation.form import Conversation, Tools
 from server.conversation.prompt import Prompt
 from server.conversation.thoughts import ended_by
 from server.errors import InvalidRequest
-from server.formats.reasoning import OutputParser
+from server.formats.parsing.reasoning import OutputParser
 from server.formats.speech import Speech
 from server.pool.model import LoadedModel
 

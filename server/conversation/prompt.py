@@ -16,7 +16,7 @@ from server.conversation.marks import Marks
 from server.conversation.thoughts import Allowance, allowance
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest
-from server.formats.reasoning import begun_thoughts
+from server.formats.parsing.reasoning import begun_thoughts
 from server.formats.speech import Speech
 from server.media.bitmap import Bitmap
 from server.media.sight import check_shown

@@ -1,10 +1,8 @@
 """The formats of tool calls and thoughts, one file each in `families`, in folders by how calls write their arguments.
 
-A format is a generator over a `turn`, which is a `reader` that writes `pieces`; they share `json_calls` (over
-`json_text`), `python_calls`, `typed` (with `invokes`) and `frame`. `call_form` describes how calls are written: of that
-`call_grammar` makes grammars (with `lark_text`, and for arguments `argument_rules`, `nested_rules`, `text_argument`),
-and `written` texts. `parameter_schema` is what parsers and grammars ask of a function's schema. `reasoning` reads
-thoughts that stand in front, `reading` puts the parsers of a turn together, `recognition` finds a template's format.
+A format is a generator over a turn (`parsing`), shares with others how calls are read (`calls`), and describes how they
+are written (`call_form`): of that `grammar` makes grammars and `written` texts. `parameter_schema` is what parsers and
+grammars ask of a function's schema; `recognition` finds a template's format, and what follows from it is its `speech`.
 
 The order decides: the first that a template speaks is its. Formats whose signs are part of others' signs stand behind
 them (`hermes` last of those with <tool_call>).

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.formats.lark_text import ANY_TEXT
+from server.formats.grammar.lark_text import ANY_TEXT
 
 ANY = frozenset(("string", "number", "integer", "boolean", "null", "object", "array"))
 STRING = frozenset(("string",))

@@ -15,11 +15,11 @@ from typing import Any
 from server.formats import BY_NAME, FORMATS, GENERIC, recognised
 from server.formats.call_form import CallForm
 from server.formats.form import ToolFormat
-from server.formats.pieces import Piece, ToolCallArguments, ToolCallBegin
-from server.formats.reading import reader_of
-from server.formats.reasoning import speaks_of_thoughts, thinking_tags
+from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.reading import reader_of
+from server.formats.parsing.reasoning import speaks_of_thoughts, thinking_tags
+from server.formats.parsing.turn import Reading
 from server.formats.speech import Speech
-from server.formats.turn import Reading
 
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], bool], str]

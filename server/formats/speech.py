@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.formats.call_form import CallForm
-from server.formats.call_grammar import Function, Trigger, calls_lark, triggers
 from server.formats.form import ToolFormat
-from server.formats.lark_text import Control
-from server.formats.reading import reader_of
-from server.formats.reasoning import OutputParser
-from server.formats.turn import Reading
+from server.formats.grammar.call_grammar import Function, Trigger, calls_lark, triggers
+from server.formats.grammar.lark_text import Control
+from server.formats.parsing.reading import reader_of
+from server.formats.parsing.reasoning import OutputParser
+from server.formats.parsing.turn import Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from server.formats.reasoning import TAGS
+from server.formats.parsing.reasoning import TAGS
 from server.templates.rendering import RenderFault, RenderStopped
 
 Render = Callable[..., str]

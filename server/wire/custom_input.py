@@ -8,7 +8,7 @@ import re
 
 import pydantic_core
 
-from server.formats.text_argument import INPUT
+from server.formats.grammar.text_argument import INPUT
 
 _OPENING = re.compile(r'\s*\{\s*"' + INPUT + r'"\s*:\s*"')
 _WHOLE = re.compile(

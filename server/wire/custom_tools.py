@@ -10,7 +10,7 @@ from typing import Any, Literal
 from server.constrain.grammar.text_grammar import TextGrammar
 from server.conversation.form import Tool
 from server.errors import InvalidRequest
-from server.formats.text_argument import INPUT
+from server.formats.grammar.text_argument import INPUT
 from server.wire.fields import wrong_type
 
 _PARAMETERS: Mapping[str, Any] = {

@@ -16,7 +16,7 @@ from server.conversation.thoughts import allowance, ended_by
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
 from server.errors import InvalidRequest
-from server.formats.reasoning import begun_thoughts
+from server.formats.parsing.reasoning import begun_thoughts
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.common import Json, random_id

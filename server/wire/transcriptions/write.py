@@ -8,7 +8,7 @@ import orjson
 
 from server.conversation.assembler import Assembler, Delta, Kind
 from server.engine.request import Event, Finished, Text
-from server.formats.reasoning import OutputParser
+from server.formats.parsing.reasoning import OutputParser
 from server.wire.common import DONE, Json, event
 
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")

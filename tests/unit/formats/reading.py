@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from server.formats.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
-from server.formats.reasoning import OutputParser
+from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.reasoning import OutputParser
 from server.templates.template import ChatTemplate
 from tests.unit.formats.recorded import TOOLS
 

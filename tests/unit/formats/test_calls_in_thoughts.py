@@ -5,7 +5,7 @@ import json
 import pytest
 
 from server import formats
-from server.formats.reasoning import thinking_tags
+from server.formats.parsing.reasoning import thinking_tags
 from tests.unit.formats.reading import Read, every_character, parser, read
 from tests.unit.formats.recorded import PARIS, RECORDED, Recorded
 

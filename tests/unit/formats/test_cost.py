@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.formats.reader import MAX_WORD, Reader
-from server.formats.reasoning import OutputParser
+from server.formats.parsing.reader import MAX_WORD, Reader
+from server.formats.parsing.reasoning import OutputParser
 from tests.unit.formats.reading import parser, read
 from tests.unit.formats.recorded import RECORDED, Recorded
 

@@ -5,7 +5,7 @@ llama-server shows none either once the function's name is complete (common/chat
 
 import pytest
 
-from server.formats.reasoning import OutputParser
+from server.formats.parsing.reasoning import OutputParser
 from tests.unit.formats.reading import Read, forced_call_grammar, functions_of, parser, template
 from tests.unit.formats.recorded import RECORDED
 from tests.unit.formats.samples import Recorded

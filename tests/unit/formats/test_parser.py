@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.formats.pieces import Content, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import Content, Reasoning, ToolCallArguments, ToolCallBegin
 from server.templates.template import ChatTemplate
 from tests.unit.formats.reading import output_parser
 

@@ -10,10 +10,10 @@ import pytest
 from server.constrain.grammar.text_grammar import TextGrammar
 from server.formats import FORMATS
 from server.formats.call_form import CallForm
-from server.formats.call_grammar import calls_lark
 from server.formats.form import ToolFormat
-from server.formats.pieces import Piece, ToolCallArguments
-from server.formats.turn import Parser, Reading
+from server.formats.grammar.call_grammar import calls_lark
+from server.formats.parsing.pieces import Piece, ToolCallArguments
+from server.formats.parsing.turn import Parser, Reading
 
 BYTES = llguidance.LLTokenizer("byte")
 PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}

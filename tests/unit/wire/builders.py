@@ -24,7 +24,7 @@ from server.engine.request import (
     Timings,
     TokenLogprob,
 )
-from server.formats.reasoning import begun_thoughts
+from server.formats.parsing.reasoning import begun_thoughts
 from server.pool.protocols import MediaReader
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
 from server.templates.template import RenderedPrompt

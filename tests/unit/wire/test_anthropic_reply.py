@@ -8,7 +8,7 @@ import pytest
 
 from server.engine.request import Event, FinishReason
 from server.formats.arguments import object_text
-from server.formats.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.common import Header
 from server.wire.messages.messages import read_conversation
 from server.wire.messages.tools import LaterTools

@@ -13,7 +13,7 @@ from server.conversation.form import Call, Conversation, Message, Tools
 from server.conversation.prepare import prepare
 from server.conversation.prompt import render
 from server.errors import InvalidRequest
-from server.formats.pieces import ToolCallBegin
+from server.formats.parsing.pieces import ToolCallBegin
 from server.pool.spec import ChatParams
 from tests.unit.wire.builders import answer_of, make_model, tools_of
 

@@ -2,7 +2,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from server.engine.request import Event, FinishReason, Progress
-from server.formats.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.chat.write import ChatReply, ChatStream, ChatWords
 from tests.unit.wire.builders import HEADER, chunks, finished, logprob, started, text
 

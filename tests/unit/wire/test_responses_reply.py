@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from server.conversation.assembler import Assembler
 from server.conversation.form import Call, Message
 from server.engine.request import Event, FinishReason, Progress
-from server.formats.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.responses.items import OutputItems
 from server.wire.responses.tools import ClientName, ClientTools
 from server.wire.responses.write import ResponseFrame, ResponseReply, ResponseStream

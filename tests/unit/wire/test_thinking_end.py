@@ -9,7 +9,7 @@ from server.constrain.constraint import Constraint
 from server.constrain.thinking_end import ReasoningSwitch, ThinkingEnd, cuts_character
 from server.conversation.thoughts import Allowance, ended_by
 from server.errors import InvalidRequest
-from server.formats.reasoning import begun_thoughts
+from server.formats.parsing.reasoning import begun_thoughts
 
 TAGS = ("<think>", "</think>")
 VOCAB = FakeVocab()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from server.conversation.assembler import Assembler
 from server.engine.request import Event
-from server.formats.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.chat.write import ChatReply, ChatStream
 from server.wire.messages.write import MessageReply, MessageStream
 from server.wire.ollama.write import Ending, OllamaReply, OllamaStream, Reply

@@ -12,9 +12,9 @@ The MoE says TEXT for RESPONSE. The template numbers calls itself, so the model'
 import re
 
 from server.formats.call_form import CallForm
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
-from server.formats.frame import Frame
-from server.formats.json_calls import JsonCalls
+from server.formats.parsing.frame import Frame
 
 _THINKING = ("<|START_THINKING|>", "<|END_THINKING|>")
 _ANSWER = ("<|START_RESPONSE|>", "<|START_TEXT|>")

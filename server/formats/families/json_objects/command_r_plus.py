@@ -11,8 +11,8 @@ Action:
 """
 
 from server.formats.call_form import CallForm
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls
 
 _OPENINGS = ("Action:\n```json", "Action: ```json", "Action:```json")
 _FORM = CallForm(

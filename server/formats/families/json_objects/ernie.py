@@ -13,11 +13,11 @@ It is sunny.
 </tool_call>
 """
 
-from server.formats.answer_tags import AnswerTags
 from server.formats.call_form import json_calls
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.families.json_objects.hermes import CLOSE, OPEN
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls
+from server.formats.parsing.answer_tags import AnswerTags
 
 _ANSWER = ("<response>", "</response>")
 FORMAT = ToolFormat(

@@ -6,12 +6,12 @@ In a fence, as a single ``tool_call``, or without anything around the call it is
 that are known.
 """
 
-from server.formats import json_text
 from server.formats.call_form import CallForm, WholeJson
+from server.formats.calls import json_text
+from server.formats.calls.json_calls import JsonCalls, call_object
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls, call_object
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _FENCES = ("```json", "```")
 _LIST = JsonCalls(())

@@ -9,8 +9,8 @@ function call<|role_sep|>
 """
 
 from server.formats.call_form import json_calls
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls
 
 _OPENINGS = ("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>\n")
 

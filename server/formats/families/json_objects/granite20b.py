@@ -5,8 +5,8 @@
 """
 
 from server.formats.call_form import json_calls
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls
 
 _OPEN = "<function_call>"
 FORMAT = ToolFormat(

@@ -6,10 +6,10 @@
 Granite 4 writes as `hermes` does.
 """
 
-from server.formats.answer_tags import AnswerTags
 from server.formats.call_form import json_list
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls
+from server.formats.parsing.answer_tags import AnswerTags
 
 _OPENINGS = ("<|tool_call|>", "<tool_call>")
 _LIST = JsonCalls(_OPENINGS, "</tool_call>")

@@ -6,8 +6,8 @@
 """
 
 from server.formats.call_form import json_calls
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FORMAT = ToolFormat(

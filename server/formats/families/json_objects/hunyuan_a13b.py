@@ -10,10 +10,10 @@ It is sunny.
 <tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_calls>
 """
 
-from server.formats.answer_tags import AnswerTags
 from server.formats.call_form import json_list
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls
+from server.formats.parsing.answer_tags import AnswerTags
 
 _TAGS = ("<tool_calls>", "</tool_calls>")
 _ANSWER = ("<answer>", "</answer>")

@@ -7,8 +7,8 @@ Code for the interpreter (``<|action_start|><|interpreter|>``) stays content.
 """
 
 from server.formats.call_form import json_calls
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls
 
 _OPENINGS = ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>")
 _CLOSE = "<|action_end|>"

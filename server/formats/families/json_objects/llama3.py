@@ -7,8 +7,8 @@ Built-in tools (``<|python_tag|>brave_search.call(query="...")``) stay content.
 """
 
 from server.formats.call_form import CallForm, WholeJson
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls
 
 _TAGS = ("<|python_tag|>", "<|python_start|>", "<|python_end|>")
 _BEGINNINGS = ('{"name": "', '{"name":"', '{"type": "function", "name": "', '{"type":"function","name":"')

@@ -6,8 +6,8 @@ Ids have nine letters and digits: the template refuses others.
 """
 
 from server.formats.call_form import json_list
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls
 
 OPEN = "[TOOL_CALLS]"
 LIST = JsonCalls((OPEN,))

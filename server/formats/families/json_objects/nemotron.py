@@ -9,8 +9,8 @@ Nemotron 3 writes as `qwen3_coder` does.
 """
 
 from server.formats.call_form import json_list
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls
 
 _TAGS = ("<TOOLCALL>", "</TOOLCALL>")
 _FORM = json_list(*_TAGS)

@@ -5,8 +5,8 @@ functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
 """
 
 from server.formats.call_form import json_list
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls
 
 _TAGS = ("<|tool_call|>", "<|/tool_call|>")
 _FORM = json_list(*_TAGS)

@@ -9,8 +9,8 @@
 """
 
 from server.formats.call_form import json_list
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls
 
 _TAGS = ("<tool_calls>", "</tool_calls>")
 _FORM = json_list(*_TAGS)

@@ -3,13 +3,13 @@
 <|inner_prefix|>...<|inner_suffix|><|tools_prefix|>[{"get_weather": {"city": "Paris"}}]<|tools_suffix|>
 """
 
-from server.formats import json_text
 from server.formats.call_form import CallForm
+from server.formats.calls import json_text
+from server.formats.calls.json_calls import json_arguments
 from server.formats.form import ToolFormat
-from server.formats.frame import Frame
-from server.formats.json_calls import json_arguments
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.parsing.frame import Frame
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _THOUGHT = ("<|inner_prefix|>", "<|inner_suffix|>")
 _OPEN, _CLOSE = "<|tools_prefix|>", "<|tools_suffix|>"

@@ -14,10 +14,10 @@ R1 misspells the first tag; the known ways are read, too.
 from dataclasses import replace
 
 from server.formats.call_form import CallForm
+from server.formats.calls.json_calls import json_arguments
 from server.formats.form import ToolFormat
-from server.formats.json_calls import json_arguments
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _MISSPELT = ("<｜tool_calls_begin｜>", "<｜tool calls begin｜>", "<｜tool\\_calls\\_begin｜>", "<｜tool▁calls｜>")

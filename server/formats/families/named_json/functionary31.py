@@ -7,11 +7,11 @@ The code behind <|python_tag|> is a call of the function ``python`` where there 
 """
 
 from server.formats.call_form import CallForm
+from server.formats.calls.json_calls import json_arguments
+from server.formats.calls.json_text import escaped
 from server.formats.form import ToolFormat
-from server.formats.json_calls import json_arguments
-from server.formats.json_text import escaped
-from server.formats.reader import EndOfText, Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import EndOfText, Steps
+from server.formats.parsing.turn import Turn
 
 _OPEN, _CLOSE, _CODE = "<function=", "</function>", "<|python_tag|>"
 

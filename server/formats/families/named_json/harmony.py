@@ -13,10 +13,10 @@ in front of the channel. LLM-jp 4.1 has a space behind each control token. What 
 import re
 
 from server.formats.call_form import CallForm
+from server.formats.calls.json_calls import json_arguments
 from server.formats.form import ToolFormat
-from server.formats.json_calls import json_arguments
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _START, _CHANNEL, _MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
 _STARTS = (_START, "<|start|> assistant")

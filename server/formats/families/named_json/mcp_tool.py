@@ -12,10 +12,10 @@
 import re
 
 from server.formats.call_form import CallForm
+from server.formats.calls.json_calls import json_arguments
 from server.formats.form import ToolFormat
-from server.formats.json_calls import json_arguments
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _OPEN, _CLOSE = "<use_mcp_tool>", "</use_mcp_tool>"
 _SERVER, _SERVER_END = "<server_name>", "</server_name>"

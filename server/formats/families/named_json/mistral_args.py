@@ -9,11 +9,11 @@ The older list (see `mistral`) is read as well.
 import re
 
 from server.formats.call_form import CallForm
+from server.formats.calls.json_calls import json_arguments
 from server.formats.families.json_objects.mistral import LIST, OPEN
 from server.formats.form import ToolFormat
-from server.formats.json_calls import json_arguments
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _CALL_ID, _ARGS = "[CALL_ID]", "[ARGS]"
 

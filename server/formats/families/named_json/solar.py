@@ -8,11 +8,11 @@
 import re
 
 from server.formats.call_form import CallForm
+from server.formats.calls.json_calls import json_arguments
 from server.formats.form import ToolFormat
-from server.formats.frame import Frame
-from server.formats.json_calls import json_arguments
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.parsing.frame import Frame
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _THOUGHT = ("<|think|>", "<|end|>")
 _TURN = "<|begin|>assistant"

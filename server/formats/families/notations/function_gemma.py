@@ -5,11 +5,11 @@
 The model stops with <start_function_response>, which means nothing.
 """
 
-from server.formats.brace_calls import BraceCalls
 from server.formats.call_form import Braces, CallForm
+from server.formats.calls.brace_calls import BraceCalls
 from server.formats.form import ToolFormat
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _CALL, _CALL_END, _QUOTE = "<start_function_call>call:", "<end_function_call>", "<escape>"
 _STOP = "<start_function_response>"

@@ -7,11 +7,11 @@ get_weather(city="Paris")
 [get_weather(city="Paris"), get_time(zone="Europe/Paris")]
 """
 
-from server.formats import python_calls
 from server.formats.call_form import python_list
+from server.formats.calls import python_calls
 from server.formats.form import ToolFormat
-from server.formats.reader import NotMarkup, Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import NotMarkup, Steps
+from server.formats.parsing.turn import Turn
 
 _OPEN, _CLOSE = "```tool_code", "```"
 

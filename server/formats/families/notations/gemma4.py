@@ -6,10 +6,10 @@
 Empty channels and single closing tags mean nothing.
 """
 
-from server.formats.brace_calls import BraceCalls
 from server.formats.call_form import Braces, CallForm
+from server.formats.calls.brace_calls import BraceCalls
 from server.formats.form import ToolFormat
-from server.formats.frame import Frame
+from server.formats.parsing.frame import Frame
 
 _THOUGHT, _END_THOUGHT = "<|channel>thought", "<channel|>"
 _CALL, _CALL_END = "<|tool_call>call:", "<tool_call|>"

@@ -3,11 +3,11 @@
 <|tool_call_start|>[get_weather(city="Paris"), get_time(zone='Europe/Paris')]<|tool_call_end|>
 """
 
-from server.formats import python_calls
 from server.formats.call_form import python_list
+from server.formats.calls import python_calls
 from server.formats.form import ToolFormat
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 

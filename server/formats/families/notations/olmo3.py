@@ -4,11 +4,11 @@
 get_time(zone="Europe/Paris", exact=true)</function_calls>
 """
 
-from server.formats import python_calls
 from server.formats.call_form import python_list
+from server.formats.calls import python_calls
 from server.formats.form import ToolFormat
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _OPEN, _CLOSE = "<function_calls>", "</function_calls>"
 

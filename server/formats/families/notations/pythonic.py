@@ -4,11 +4,11 @@
 <|python_start|>[get_weather(city='Paris')]<|python_end|>
 """
 
-from server.formats import python_calls
 from server.formats.call_form import python_list
+from server.formats.calls import python_calls
 from server.formats.form import ToolFormat
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _TAGS = ("<|python_start|>", "<|python_tag|>", "<|python_end|>")
 

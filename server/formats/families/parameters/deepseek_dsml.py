@@ -11,10 +11,10 @@ V4.1 has a space in front of each name (``<｜DSML｜ calls>``). GigaChat 3.5 sa
 """
 
 from server.formats.call_form import CallForm, Parameters
+from server.formats.calls.invokes import Invokes
 from server.formats.form import ToolFormat
-from server.formats.invokes import Invokes
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _DSML = "｜DSML｜"
 _SPACED = f"{_DSML} "

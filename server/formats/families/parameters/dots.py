@@ -8,11 +8,11 @@
 """
 
 from server.formats.call_form import CallForm, Parameters
+from server.formats.calls.invokes import Invokes
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
-from server.formats.invokes import Invokes
-from server.formats.json_calls import JsonCalls
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _OPEN, _CLOSE = "<dots_function_call>", "</dots_function_call>"
 _INVOKES, _JSON = Invokes(("dots_function_call",)), JsonCalls((_OPEN,), _CLOSE)

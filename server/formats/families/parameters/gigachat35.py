@@ -7,9 +7,9 @@
 </｜GCML｜tool_calls>
 """
 
+from server.formats.calls.invokes import Invokes
 from server.formats.families.parameters.deepseek_dsml import marked_form
 from server.formats.form import ToolFormat
-from server.formats.invokes import Invokes
 
 _GCML = "｜GCML｜"
 _CALLS = Invokes(("tool_calls",), prefix=_GCML)

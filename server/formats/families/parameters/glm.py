@@ -15,12 +15,12 @@ import re
 from dataclasses import dataclass
 
 from server.formats.call_form import CallForm, Parameters
+from server.formats.calls.json_calls import json_arguments
+from server.formats.calls.typed import Argument, typed_call
 from server.formats.form import ToolFormat
-from server.formats.json_calls import json_arguments
 from server.formats.parameter_schema import NOT_STRING, STRING
-from server.formats.reader import NotMarkup, Steps
-from server.formats.turn import Turn
-from server.formats.typed import Argument, typed_call
+from server.formats.parsing.reader import NotMarkup, Steps
+from server.formats.parsing.turn import Turn
 
 _NAME = re.compile(r"[\w.:\-/]*")
 

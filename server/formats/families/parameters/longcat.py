@@ -11,11 +11,11 @@
 """
 
 from server.formats.call_form import json_calls
+from server.formats.calls.json_calls import JsonCalls
 from server.formats.families.parameters.glm import GlmCalls
 from server.formats.form import ToolFormat
-from server.formats.json_calls import JsonCalls
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _OPEN, _CLOSE = "<longcat_tool_call>", "</longcat_tool_call>"
 _JSON = JsonCalls((_OPEN,), _CLOSE)

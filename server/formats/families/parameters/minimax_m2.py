@@ -11,8 +11,8 @@ MiniMax M1 writes as `tool_calls_tag` does.
 """
 
 from server.formats.call_form import CallForm, Parameters
+from server.formats.calls.invokes import Invokes
 from server.formats.form import ToolFormat
-from server.formats.invokes import Invokes
 
 _BLOCK = "minimax:tool_call"
 _CALLS = Invokes((_BLOCK,))

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.formats.call_form import CallForm, Elements
+from server.formats.calls.json_text import encodable
+from server.formats.calls.typed import typed_value
 from server.formats.form import ToolFormat
-from server.formats.json_text import encodable
 from server.formats.parameter_schema import member, referred, types_of
-from server.formats.reader import EndOfText, NotMarkup, Steps
-from server.formats.turn import Turn
-from server.formats.typed import typed_value
+from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
+from server.formats.parsing.turn import Turn
 
 _NS = "]<]minimax[>["
 _OPEN, _CLOSE = f"{_NS}<tool_call>", f"{_NS}</tool_call>"

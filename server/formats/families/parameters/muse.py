@@ -10,10 +10,10 @@
 """
 
 from server.formats.call_form import CallForm, Parameters
+from server.formats.calls.invokes import Invokes
 from server.formats.form import ToolFormat
-from server.formats.invokes import Invokes
-from server.formats.reader import NotMarkup, Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import NotMarkup, Steps
+from server.formats.parsing.turn import Turn
 
 _START, _TO, _MESSAGE = "<|start|>assistant", " to=", "<|message|>"
 _ENDS = ("<|eom|>", "<|eot|>")

@@ -7,10 +7,10 @@
 """
 
 from server.formats.call_form import CallForm, Parameters
+from server.formats.calls.typed import Argument, typed_call
 from server.formats.form import ToolFormat
-from server.formats.reader import NotMarkup, Steps
-from server.formats.turn import Turn
-from server.formats.typed import Argument, typed_call
+from server.formats.parsing.reader import NotMarkup, Steps
+from server.formats.parsing.turn import Turn
 
 _CALL, _CALL_END = "<|tool_call:start|>", "<|tool_call:end|>"
 _KEY, _VALUE, _VALUE_END = "<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>"

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from server.formats.form import ToolFormat
-from server.formats.pieces import Content, Piece
-from server.formats.reasoning import OutputParser, ReasoningParser
-from server.formats.turn import Parser, Reading
+from server.formats.parsing.pieces import Content, Piece
+from server.formats.parsing.reasoning import OutputParser, ReasoningParser
+from server.formats.parsing.turn import Parser, Reading
 
 
 @dataclass(slots=True)

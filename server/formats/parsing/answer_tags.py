@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from server.formats.json_calls import JsonCalls
-from server.formats.reader import Steps
-from server.formats.turn import Turn
+from server.formats.calls.json_calls import JsonCalls
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.formats import python_calls
-from server.formats.json_text import encodable, escaped
+from server.formats.calls import python_calls
+from server.formats.calls.json_text import encodable, escaped
 from server.formats.parameter_schema import STRING, kind_of, member, types_of
-from server.formats.reader import EndOfText, NotMarkup, Reader, Steps
-from server.formats.turn import Turn
+from server.formats.parsing.reader import EndOfText, NotMarkup, Reader, Steps
+from server.formats.parsing.turn import Turn
 
 
 @dataclass(frozen=True, slots=True)

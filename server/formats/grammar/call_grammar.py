@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.formats.argument_rules import argument_rule
 from server.formats.call_form import Arguments, Braces, CallForm, Elements, JsonObject, WholeJson
-from server.formats.lark_text import Control, LarkText
-from server.formats.nested_rules import nested_rule
+from server.formats.grammar.argument_rules import argument_rule
+from server.formats.grammar.lark_text import Control, LarkText
+from server.formats.grammar.nested_rules import nested_rule
+from server.formats.grammar.text_argument import text_argument_rule
 from server.formats.parameter_schema import object_schema
-from server.formats.text_argument import text_argument_rule
 
 Function = Mapping[str, Any]
 """As OpenAI describes it; ``text``: what its one parameter, `INPUT`, must match (`TextGrammar`), where it has one."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.formats import json_text
-from server.formats.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin, joined
-from server.formats.reader import EndOfText, NotMarkup, Reader, Steps, pieces_of
+from server.formats.calls import json_text
+from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin, joined
+from server.formats.parsing.reader import EndOfText, NotMarkup, Reader, Steps, pieces_of
 
 _ALPHABET = string.ascii_letters + string.digits
 Schema = Mapping[str, Any]

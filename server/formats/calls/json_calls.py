@@ -7,9 +7,9 @@ arguments may be an object or its text in a string.
 import json
 from dataclasses import dataclass
 
-from server.formats import json_text
-from server.formats.reader import NotMarkup, Steps
-from server.formats.turn import Turn
+from server.formats.calls import json_text
+from server.formats.parsing.reader import NotMarkup, Steps
+from server.formats.parsing.turn import Turn
 
 _ARGUMENTS = ("arguments", "parameters", "args")
 _KNOWN = frozenset(("type", "function", "id", "index", "name", "tool_name", "tool_call_id", *_ARGUMENTS))

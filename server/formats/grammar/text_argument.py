@@ -2,7 +2,7 @@
 
 from server.constrain.grammar.text_grammar import TextGrammar
 from server.formats.call_form import Arguments, Braces, Elements, JsonObject, Keywords, Parameters
-from server.formats.lark_text import LarkText
+from server.formats.grammar.lark_text import LarkText
 
 INPUT = "input"
 """The parameter's name."""

@@ -7,7 +7,7 @@ strings (new lines, mostly), which JSON forbids and models write, become escapes
 import json
 import re
 
-from server.formats.reader import Emit, NotMarkup, Reader, Steps
+from server.formats.parsing.reader import Emit, NotMarkup, Reader, Steps
 
 _FLAT = re.compile(r"""(?:[^{}\[\]"\x00-\x1f]|[\n\r\t]|"(?:[^"\\\x00-\x1f]|\\.)*+")*+""")  # with whole strings
 _IN_STRING = re.compile(r'["\\]')

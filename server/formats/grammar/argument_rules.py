@@ -7,7 +7,7 @@ from typing import Any
 
 from server.errors import InvalidRequest
 from server.formats.call_form import JsonObject, Keywords, Parameters
-from server.formats.lark_text import MAX_UNORDERED, LarkText, escaped
+from server.formats.grammar.lark_text import MAX_UNORDERED, LarkText, escaped
 from server.formats.parameter_schema import (
     STRING,
     names_in_markup,

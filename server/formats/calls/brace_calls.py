@@ -7,9 +7,9 @@ import json
 import re
 from dataclasses import dataclass
 
-from server.formats.json_text import SCALARS, escaped
-from server.formats.reader import EndOfText, NotMarkup, Steps
-from server.formats.turn import Turn
+from server.formats.calls.json_text import SCALARS, escaped
+from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
+from server.formats.parsing.turn import Turn
 
 _SCALAR = re.compile(r"[^,\]}]*")
 _KEY = re.compile(r"[^:,\]}]*")

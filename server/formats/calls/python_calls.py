@@ -9,9 +9,9 @@ string with its text.
 import json
 import re
 
-from server.formats.json_text import escaped
-from server.formats.reader import Emit, EndOfText, NotMarkup, Reader, Steps
-from server.formats.turn import Turn
+from server.formats.calls.json_text import escaped
+from server.formats.parsing.reader import Emit, EndOfText, NotMarkup, Reader, Steps
+from server.formats.parsing.turn import Turn
 
 MAX_DEPTH = 64  # of nested values; what is nested deeper is text
 _NAME = re.compile(r"[\w.\-]*")

@@ -12,9 +12,9 @@ dropped (llama.cpp common/chat.cpp does the same). Formats that put thoughts any
 
 from typing import Protocol
 
-from server.formats.pieces import Piece, joined
-from server.formats.reader import EndOfText, Steps
-from server.formats.turn import Parse, Reading, Turn
+from server.formats.parsing.pieces import Piece, joined
+from server.formats.parsing.reader import EndOfText, Steps
+from server.formats.parsing.turn import Parse, Reading, Turn
 
 TAGS = (
     ("<think>", "</think>"),

@@ -9,10 +9,10 @@
 import re
 from dataclasses import dataclass
 
+from server.formats.calls.typed import Argument, typed_call
 from server.formats.parameter_schema import NOT_STRING, STRING
-from server.formats.reader import Steps
-from server.formats.turn import Turn
-from server.formats.typed import Argument, typed_call
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn
 
 _IS_STRING = re.compile(r'\s*string="(true|false)"')
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.formats.argument_rules import json_rule
 from server.formats.call_form import Braces, Elements
-from server.formats.lark_text import LarkText
+from server.formats.grammar.argument_rules import json_rule
+from server.formats.grammar.lark_text import LarkText
 from server.formats.parameter_schema import names_in_markup, object_schema, referred, text_limits, values_of
 
 Schema = Mapping[str, Any]
