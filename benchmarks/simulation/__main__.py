@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.simulation.policy import SHARED, SLOT_LOCAL, WHOLE_BATCHES, Policy, with_ram
+from benchmarks.simulation.policy import SHARED, SLOT_LOCAL, WHOLE_BATCHES, Policy, with_disk, with_ram
 from benchmarks.simulation.run import PEOPLE, Seen, Simulation
 
 EVERY = 50_000
@@ -18,7 +18,13 @@ EVERY = 50_000
 
 def policies(n_slots: int) -> dict[str, Policy]:
     """By the names of the command line."""
-    return {"batches": WHOLE_BATCHES, "local": SLOT_LOCAL, "shared": SHARED, "ram": with_ram(n_slots)}
+    return {
+        "batches": WHOLE_BATCHES,
+        "local": SLOT_LOCAL,
+        "shared": SHARED,
+        "ram": with_ram(n_slots),
+        "disk": with_disk(n_slots),
+    }
 
 
 def figures(policy: Policy, n_slots: int, seen: Seen) -> dict[str, float | int | str]:
@@ -39,6 +45,8 @@ def figures(policy: Policy, n_slots: int, seen: Seen) -> dict[str, float | int |
         "output_tokens": seen.n_output / n,
         "evaluations_a_step": seen.n_evaluations / max(seen.n_steps, 1),
         "relocations": seen.n_relocations,
+        "disk_reads": seen.n_disk_reads,
+        "disk_hits": seen.n_disk_hits,
         "moved_share": seen.moved_s / seen.simulated_s,
         "cpu_s": seen.real_s,
     }
@@ -71,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description=__doc__)
     parser.add_argument("--slots", default="64,256,512", help="numbers of slots, separated by commas")
     parser.add_argument("--requests", type=int, default=20_000, help="replies of each simulation (1000000: hours)")
-    parser.add_argument("--policies", default="local,shared,ram", help="of batches, local, shared, ram")
+    parser.add_argument("--policies", default="local,shared,ram", help="of batches, local, shared, ram, disk")
     parser.add_argument("--people", type=int, default=PEOPLE, help="clients for each slot")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(

@@ -51,6 +51,7 @@ class Policy:
     name: str
     shares: bool = True
     ram_mib: int = 0
+    disk_mib: int = 0
     target_itl_ms: float = 50.0
 
     def scheduler(self, info: RunnerInfo) -> Scheduler:
@@ -72,3 +73,11 @@ SHARED = Policy("shared slots")
 def with_ram(n_slots: int) -> Policy:
     """Llamapool with a cache in RAM."""
     return Policy("shared slots + RAM", ram_mib=RAM_MIB_PER_SLOT * n_slots)
+
+
+DISK_MIB_PER_SLOT = 8192
+
+
+def with_disk(n_slots: int) -> Policy:
+    """And with one on disk behind it: all that there is."""
+    return Policy("shared slots + RAM + disk", ram_mib=RAM_MIB_PER_SLOT * n_slots, disk_mib=DISK_MIB_PER_SLOT * n_slots)

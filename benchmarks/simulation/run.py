@@ -15,11 +15,14 @@ from itertools import count
 
 import numpy as np
 
+from benchmarks.simulation.disk import Disk
 from benchmarks.simulation.machine import Machine, machine
 from benchmarks.simulation.policy import Policy
 from benchmarks.simulation.trace import Ask, Session, Trace, pause_s
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
+from server.engine.kv.disk_cache import give_up_late, wait_s
+from server.engine.kv.ram_cache import MIB
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Ticket
@@ -49,6 +52,8 @@ class Seen:
     n_batch: int = 0  # tokens of all steps
     n_evaluations: int = 0  # of streams, in all steps
     n_relocations: int = 0
+    n_disk_reads: int = 0  # of states
+    n_disk_hits: int = 0  # of them, those that came in time for somebody
     moved_s: float = 0.0
     simulated_s: float = 0.0
     real_s: float = 0.0
@@ -84,6 +89,11 @@ class Simulation:
         self.scheduler: Scheduler = policy.scheduler(self.machine.info)
         self.machine.slots = self.scheduler.slots
         self.cells = Cells(self.machine.as_runner(), self.scheduler, lambda: self.machine.now)
+        self.disk: Disk | None = None
+        if policy.disk_mib:
+            self.disk = Disk(policy.disk_mib * MIB, lambda: self.machine.now)
+            self.cells.moving.disk = self.disk.as_cache()
+            self.scheduler.use_disk(self.disk.as_cache())
         self.seen = Seen()
         self._client = client
         self._trace = Trace(seed, self.machine.info.n_ctx_seq)
@@ -113,6 +123,8 @@ class Simulation:
     def _note_times(self, started: float) -> None:
         self.seen.n_evaluations = self.machine.n_evaluations
         self.seen.simulated_s, self.seen.moved_s = self.machine.now, self.machine.moved_s
+        if self.disk is not None:
+            self.seen.n_disk_reads = self.disk.n_read
         self.seen.real_s = time.process_time() - started
 
     def _receive(self) -> None:
@@ -131,16 +143,20 @@ class Simulation:
     def _step(self) -> None:
         scheduler, cells, clock = self.scheduler, self.cells, self.machine
         cells.moving.begin_step()
+        if self.disk is not None:
+            give_up_late(scheduler.waiting, clock.now)
         while not cells.moving.busy and (placement := scheduler.place()) is not None:
+            self.seen.n_disk_hits += placement.stored is not None and placement.stored not in scheduler.ram
             cells.prepare(placement, clock.now)
             scheduler.occupy(placement, clock.now)
+        cells.moving.start_reading()
         while (move := scheduler.relocation(frozenset(), cells.moving.spent_s)) is not None:
             cells.relocate(move.source, move.target, copies=move.cost.copies, now=clock.now)
             self.seen.n_relocations += 1
         scheduler.spent_s = cells.moving.spent_s
         entries = scheduler.plan()
         if not entries:
-            clock.now = max(clock.now, self._asking[0][0])
+            clock.now = max(clock.now, self._next_event())
             self._step_ended = clock.now
             return
         prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
@@ -151,6 +167,15 @@ class Simulation:
         self._record(n_streams, n_prompt)
         scheduler.commit(entries, seconds)
         self._sample(entries, prompts)
+
+    def _next_event(self) -> float:
+        """When somebody asks, or no longer waits for the disk."""
+        events = [self._asking[0][0]]
+        if self.disk is not None:
+            read_at, left_s = self.disk.next_read_at(), wait_s(self.scheduler.waiting, self.machine.now)
+            events += [read_at] if read_at is not None else []
+            events += [self.machine.now + left_s] if left_s is not None else []
+        return min(events)
 
     def _record(self, n_streams: int, n_prompt: int) -> None:
         """Who generates in this step waited for it since the last one."""

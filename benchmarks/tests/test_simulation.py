@@ -77,3 +77,12 @@ def test_clients_with_one_request_each_do_not_wait_for_one_with_hundreds() -> No
     in_one_queue = Simulation(SHARED, N_SLOTS, people=8).run(400)
     assert told_apart.first_token_s(0.9, modest) < 0.1 * in_one_queue.first_token_s(0.9, modest)
     assert told_apart.first_token_s(0.9) < 1.15 * in_one_queue.first_token_s(0.9)
+
+
+def test_a_disk_behind_a_small_ram_is_read_and_costs_no_first_token() -> None:
+    small = Policy("small RAM", ram_mib=4096)
+    with_files = Policy("small RAM, disk", ram_mib=4096, disk_mib=64 << 10)
+    alone, behind = Simulation(small, 8).run(250), Simulation(with_files, 8).run(250)
+    assert alone.n_disk_reads == alone.n_disk_hits == 0
+    assert 0 < behind.n_disk_hits <= behind.n_disk_reads
+    assert behind.hit_rate > 0.98 * alone.hit_rate  # on such a card, computing is mostly quicker than a file

@@ -159,11 +159,13 @@ def look_for_cover(slot: "Slot", slots: "Iterable[Slot]") -> None:
     """
     slot.covered_by = None
     tokens = slot.tokens
-    n, last = len(tokens), tokens[-1:]
+    if not tokens:
+        return
+    n, last = len(tokens), tokens[-1]
     for other in slots:
         theirs = other.tokens
         if len(theirs) >= n:
-            if theirs[n - 1 : n] == last and other is not slot and _covers(other, slot):
+            if theirs[n - 1] == last and other is not slot and _covers(other, slot):
                 slot.covered_by = other
         elif theirs and theirs[-1] == tokens[len(theirs) - 1] and _covers(slot, other):
             other.covered_by = slot

@@ -99,6 +99,7 @@ class KeptState:
     hashes: PrefixHashes = field(default_factory=PrefixHashes)
     media: Spans = ()
     presence: Presence = field(default_factory=Presence)
+    worth: float = 0.0  # of a byte, used just now: `weigh`
 
     def reusable(self, n: int, wanted: Tuning) -> int:
         """How many of its first `n` tokens a sequence under `wanted` may take over."""
@@ -108,6 +109,10 @@ class KeptState:
     def value(self, now: float) -> float:
         """What keeping it is worth."""
         return value(len(self.tokens), self.n_used, now - self.used_at)
+
+    def weigh(self) -> None:
+        """Note what a byte of it is worth when it was used just now, for who compares all that are kept."""
+        self.worth = self.value(self.used_at) / max(self.size, 1)
 
 
 @dataclass(eq=False, slots=True)
@@ -252,6 +257,7 @@ class StateCache(Generic[E]):
             entry.n_used = max(entry.n_used, n_used)
             evicted = self.make_room(entry.size, now)
             self._entries[id(entry)] = entry
+            entry.weigh()
             entry.presence.held = True
             self._index.add(entry)
             self.size += entry.size
@@ -270,7 +276,10 @@ class StateCache(Generic[E]):
             if not self._entries or not 0 <= self.limit < self.n_bytes + n_bytes:
                 return evicted
             entries = list(self._entries.values())
-            order = [(e.value(now) / max(e.size, 1), i) for i, e in enumerate(entries)]
+            order = [
+                (e.worth / (1.0 + idle_s if (idle_s := now - e.used_at) > 0.0 else 1.0), i)
+                for i, e in enumerate(entries)
+            ]
             heapify(order)
             while order and 0 <= self.limit < self.n_bytes + n_bytes:
                 evicted.append(entries[heappop(order)[1]])
@@ -301,6 +310,7 @@ class StateCache(Generic[E]):
         with self._lock:
             entry.used_at = now
             entry.n_used += 1
+            entry.weigh()
             self.n_hits += 1
 
     def remove(self, entry: E) -> None:

@@ -112,7 +112,8 @@ def relocation(
     longest_s: float,
     fixed: AbstractSet[int] = frozenset(),
 ) -> Relocation | None:
-    """The relocation that saves most, if any saves more than it takes; no slot of `fixed` has a part in it.
+    """The relocation that saves most, if any saves more than it takes; no slot of `fixed` has a part in it, and none
+    that somebody asks for by its id.
 
     A stream is expected to go on for as long as it has gone on, but not past its limit. Nobody is held up for more than
     `longest_s`.
@@ -120,30 +121,40 @@ def relocation(
     running = {slot.id for slot in slots if slot.sequence is not None}
     if n_runs(running) < 2:
         return None
-    sources = [
-        (n_more_runs(slot.id, running), _steps_left(s), slot)
+    sources = [  # who stands between two others parts them when he goes, so that nothing is saved
+        (-n_less, -_steps_left(s), slot.id, slot)
         for slot in slots
-        if (s := slot.sequence) is not None and s.phase is Phase.DECODE and slot.id not in fixed
+        if (s := slot.sequence) is not None
+        and (n_less := n_more_runs(slot.id, running)) >= 0
+        and s.phase is Phase.DECODE
+        and slot.id not in fixed
+        and not _is_asked_for(slot)
     ]
     targets = [
-        (n_more_runs(slot.id, running), len(slot.tokens), slot)
+        (n_more_runs(slot.id, running), len(slot.tokens), slot.id, slot)
         for slot in slots
-        if slot.sequence is None and slot.id not in fixed
+        if slot.sequence is None and slot.id not in fixed and not _is_asked_for(slot)
     ]
-    sources.sort(key=lambda one: (-one[0], -one[1], one[2].id))
-    targets.sort(key=lambda one: (one[0], one[1], one[2].id))
+    sources.sort()
+    targets.sort()
     best, most_s = None, 0.0
-    for n_runs_less, n_steps, source in sources[:MOST_LOOKED_AT]:
+    for n_runs_more, n_steps_less, _, source in sources[:MOST_LOOKED_AT]:
         others = running - {source.id}
-        for _, _, target in targets[:MOST_LOOKED_AT]:
-            n_saved = n_runs_less - n_more_runs(target.id, others)
+        for *_, target in targets[:MOST_LOOKED_AT]:
+            n_saved = -n_runs_more - n_more_runs(target.id, others)
             if n_saved <= 0:
                 continue
             cost = cost_of(source, target)
-            gain_s = n_saved * n_steps * evaluation_s
+            gain_s = n_saved * -n_steps_less * evaluation_s
             if cost.seconds <= longest_s and gain_s - cost.seconds > most_s:
                 best, most_s = Relocation(source, target, cost), gain_s - cost.seconds
     return best
+
+
+def _is_asked_for(slot: Slot) -> bool:
+    """Whether who holds it, or who held it last, wanted this slot and no other."""
+    holders = (slot.sequence, slot.last)
+    return any(one is not None and one.ticket.request.id_slot >= 0 for one in holders)
 
 
 def _steps_left(sequence: Sequence) -> int:

@@ -279,12 +279,10 @@ class Scheduler:
         """
         if not self._may_be_apart or not self.info.evaluation_s:
             return None
-        active = list(self.active())
-        if len({_turn_of(s) for s in active}) > 1:  # they don't share a step
-            return None
-        fixed = fixed | {slot.id for slot in self.slots if slot.last is not None and slot.last.request.id_slot >= 0}
-        fixed |= {s.slot.id for s in active if s.slot is not None and s.request.id_slot >= 0}
+        active = [s for slot in self.slots if (s := slot.sequence) is not None]
         self._may_be_apart = n_runs({s.slot.id for s in active if s.slot is not None}) > 1
+        if not self._may_be_apart or not _may_share_a_step(active):
+            return None
         longest_s = (self.params.target_itl_ms / 2e3 or math.inf) - spent_s  # others wait for it, beside their step
         return relocation(self.slots, self._placer.evaluation_s, self._relocation_cost, longest_s, fixed)
 
@@ -296,7 +294,7 @@ class Scheduler:
         cost, state_s = self.move_cost, self.move_cost.round_trip_s(len(source.tokens))
         copies = cost.copy_s <= state_s
         seconds = cost.copy_s if copies else state_s
-        n_lost = len(target.tokens) if value_of(target, max(slot.last_used for slot in self.slots)) > 0 else 0
+        n_lost = len(target.tokens) if value_of(target, target.last_used) > 0 else 0
         if n_lost:  # to RAM, or computed again some day
             seconds += cost.round_trip_s(n_lost) if self.ram.limit else cost.compute_s(n_lost)
         return RelocationCost(seconds, copies)
@@ -325,11 +323,9 @@ class Scheduler:
         active = [slot.sequence for slot in self.slots if slot.sequence is not None]
         if [s for s in active if s.encodings]:
             active = [s for s in active if not s.awaits_media]
-        if not [s for s in active if s.suspect or s.ticket.tuning.adapters]:
+        if _may_share_a_step(active):
             return active
         sets = {_turn_of(s) for s in active}
-        if len(sets) < 2:
-            return active
         now = self._turn_now
         waited_s = (self._turn_s + self._last_s) * (len(sets) - 1)
         if now in sets and all(alone < 0 for _, alone in sets) and waited_s <= self.step_size.target_s * TURN:
@@ -494,3 +490,10 @@ _by_slot = attrgetter("seq")
 def _turn_of(sequence: Sequence) -> StepSharers:
     slot = sequence.slot
     return sequence.next_adapters, slot.id if sequence.suspect and slot is not None else -1
+
+
+def _may_share_a_step(active: list[Sequence]) -> bool:
+    """Whether one LoRA set computes all of them, and none must decode alone."""
+    if not [s for s in active if s.suspect or s.ticket.tuning.adapters]:
+        return True
+    return len({_turn_of(s) for s in active}) < 2
