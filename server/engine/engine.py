@@ -24,10 +24,10 @@ from server.engine.schedule.admission import admits
 from server.engine.schedule.model_queue import ModelQueue
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats
-from server.engine.step import commands
+from server.engine.step import commands, published
 from server.engine.step.loop import Instance
 from server.engine.step.mailbox import Mailbox, Outlet
-from server.engine.step.published import EndedChoice, InstanceView
+from server.engine.step.published import EndedChoice, InstanceView, TierView
 from server.engine.step.slot_state import SlotState
 from server.engine.step.snapshot import SlotSnapshot, snapshot
 from server.engine.step.threads import yield_to_steps
@@ -57,6 +57,8 @@ class Engine(Instances[Instance]):
             Encoder(projector, EmbeddingCache(params.media_cache * MIB), yield_to_steps) if projector else None
         )
         self._disk: DiskCache | None = None
+        self._kept: dict[str, TierView] = {}
+        self._kept_at = 0.0
         self._blocks = Blocks()
         self._loop = loop
         self._queue = ModelQueue(len(runners))
@@ -206,8 +208,16 @@ class Engine(Instances[Instance]):
                 instance.wake()
 
     def views(self) -> list[InstanceView]:
-        """What each instance published last, in order; none of those that have published nothing yet."""
-        return [view for instance in self._instances if (view := instance.published.view) is not None]
+        """What each instance published last, in order; none of those that have published nothing yet. They publish anew
+        for who asks next."""
+        found = []
+        for instance in self._instances:
+            view, is_old = instance.published.read()
+            if is_old and instance.published.watched:
+                instance.wake()
+            if view is not None:
+                found.append(view)
+        return found
 
     def ended(self) -> list[EndedChoice]:
         """The choices that ended last, in order."""
@@ -233,10 +243,20 @@ class Engine(Instances[Instance]):
         ids = {id_ for ticket in tickets for id_, _ in ticket.tuning.adapters}
         return frozenset(PurePath(self.adapters[id_].path).stem for id_ in ids)
 
-    def kept_states(self) -> dict[str, list[KeptState]]:
-        """The prompt states that have no slot, by where they are: "ram", and "disk" if there is one."""
-        kept: dict[str, list[KeptState]] = {"ram": list(self._ram)}
-        return kept if self._disk is None else {**kept, "disk": self._disk.states()}
+    def kept_states(self) -> dict[str, TierView]:
+        """The prompt states that have no slot, by where they are: "ram", and "disk" if there is one. What was told last
+        is told again for `KEPT_S`; the instances' views have the same states in their trees of beginnings."""
+        now = self._clock()
+        if not self._kept or now - self._kept_at >= published.KEPT_S:
+            self._kept_at = now
+            tiers: dict[str, tuple[list[KeptState], int]] = {"ram": (list(self._ram), self._ram.size)}
+            if self._disk is not None:
+                tiers["disk"] = self._disk.states(), self._disk.n_bytes
+            found = {tier: published.tier_view(*held, now) for tier, held in tiers.items()}
+            self._kept = {tier: view for tier, (view, _) in found.items()}
+            for instance in self._instances:
+                instance.published.kept = [one for _, beginnings in found.values() for one in beginnings]
+        return self._kept
 
     @property
     def now(self) -> float:

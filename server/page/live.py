@@ -1,31 +1,50 @@
 """What the page shows while it is looked at: one stream of events for all of its views.
 
 A state is made at most every `EVERY_S`, once for all who look, out of what step threads have published
-(`engine.step.published`); while nobody looks nothing is made, and step threads publish nothing. Beside it comes what
-changes seldom: the last requests when one has ended, the last hour at the beginning and then each sample.
+(`engine.step.published`); while nobody looks nothing is made, and step threads publish nothing. The more streams run,
+the longer a state stands, so that a look costs them the same. Beside it comes what changes seldom, when it does:
+requests that have ended, prompt states that are kept, the last hour at the beginning and then each sample.
 Times are unix milliseconds.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import orjson
 
-from server.engine.step.published import ChoiceView, EndedChoice, InstanceView
+from server.engine.step.published import ChoiceView, EndedChoice, InstanceView, TierView
 from server.errors import QueueFull
 from server.page.history import History
-from server.pool.protocols import Generator, Kept
+from server.pool.protocols import Generator
 from server.pool.state import ModelState
 
 EVERY_S = 0.4
+FOR_EACH_S = 0.02  # longer, for each choice that runs
 MOST_WATCHERS = 16
-MOST_STATES = 60  # of a cache, the most valuable ones
 MOST_ENDED = 100
 Json = dict[str, Any]
+Load: TypeAlias = tuple[str, float]  # a model, and when it was loaded
+
+
+@dataclass(slots=True)
+class _Changing:
+    """An event that is sent when it has changed. ``more`` tells one who knows the last one what has come since."""
+
+    event: bytes = b""
+    more: bytes = b""
+    n: int = 0
+
+    def change(self, event: bytes, more: bytes = b"") -> None:
+        self.event, self.more, self.n = event, more or event, self.n + 1
+
+    def since(self, n: int) -> bytes:
+        """What who knows the `n`-th one has to be told."""
+        return b"" if n == self.n else self.more if n == self.n - 1 and n else self.event
 
 
 @dataclass(slots=True)
@@ -36,10 +55,12 @@ class Live:
     history: History
     _n_watchers: int = 0
     _made_at: float = 0.0
+    _stands_s: float = 0.0
     _state: bytes = b""
-    _requests: bytes = b""
-    _ended_at: float = 0.0  # of the newest request that `_requests` tells of
-    _n_requests: int = 0  # changes of these
+    _requests: _Changing = field(default_factory=_Changing)
+    _ended: dict[tuple[str, float, str, int], Json] = field(default_factory=dict)  # those that `_requests` tells of
+    _tiers: _Changing = field(default_factory=_Changing)
+    _kept: dict[Load, Mapping[str, TierView]] = field(default_factory=dict)  # that `_tiers` tells of
     _told: dict[tuple[str, float, int], int] = field(default_factory=dict)  # steps by model, load and instance
 
     def begin(self) -> None:
@@ -64,29 +85,34 @@ class Live:
     async def events(self, stopping: asyncio.Event) -> AsyncGenerator[bytes, None]:
         """Events until the reader leaves or the server stops; `begin` comes before it, and `end` after."""
         yield _event("history", self.history.shown())
-        n_samples, n_requests = self.history.n_samples, -1
+        n_samples, n_requests, n_tiers = self.history.n_samples, 0, 0
         while not stopping.is_set():
             self._make()
-            yield self._state
-            if n_requests != self._n_requests:
-                n_requests = self._n_requests
-                yield self._requests
+            yield self._state + self._requests.since(n_requests) + self._tiers.since(n_tiers)
+            n_requests, n_tiers = self._requests.n, self._tiers.n
             if n_samples != self.history.n_samples:
                 n_samples = self.history.n_samples
                 yield _event("sample", self.history.shown()[-1])
             with suppress(TimeoutError):
-                async with asyncio.timeout(EVERY_S - (time.monotonic() - self._made_at) % EVERY_S):
+                async with asyncio.timeout(max(self._made_at + self._stands_s - time.monotonic(), 0.001)):
                     await stopping.wait()
 
     def _make(self) -> None:
         now = time.monotonic()
-        if self._state and now - self._made_at < EVERY_S * 0.9:
+        if self._state and now - self._made_at < self._stands_s * 0.9:
             return
         self._made_at = now
         self._watch()  # models that were loaded meanwhile, too
         states = self.states()
+        self._stands_s = EVERY_S + FOR_EACH_S * sum(state.n_leases for state in states)
         self._state = _event("state", {"at": _ms(time.time()), "models": [self._model(state) for state in states]})
-        self._collect(states)
+        engines = {
+            (state.spec.id, state.loaded.loaded_at): state.loaded.generator
+            for state in states
+            if state.loaded is not None and state.loaded.generator is not None
+        }
+        self._collect(engines)
+        self._look_at_tiers(engines)
 
     def _model(self, state: ModelState) -> Json:
         shown: Json = {
@@ -109,7 +135,6 @@ class Live:
         at = _Clock(engine.now)
         views = engine.views()
         stats = engine.stats
-        kept = engine.kept_states()
         return {
             "shared": [pair for view in views for pair in view.shared],
             "slots": [slot for number, view in enumerate(views) for slot in self._slots(view, number, at)],
@@ -117,7 +142,6 @@ class Live:
             "n_waiting": sum(view.n_waiting for view in views),
             "steps": [self._steps(view, (*key, number), at) for number, view in enumerate(views)],
             "adapters": [{"id": a.id, "path": a.path.rpartition("/")[2], "scale": a.scale} for a in engine.adapters],
-            "tiers": {name: _tier(states, engine.now) for name, states in kept.items()},
             "ram": {"bytes": stats.cache_ram_bytes, "hits": stats.n_ram_hits},
             "disk": {"bytes": stats.cache_disk_bytes, "hits": stats.n_disk_hits},
             "prompt_tokens": stats.prompt_tokens,
@@ -151,21 +175,24 @@ class Live:
             if s.number > told
         ]
 
-    def _collect(self, states: Sequence[ModelState]) -> None:
-        found: list[tuple[float, Json]] = []
-        for state in states:
-            if state.loaded is not None and state.loaded.generator is not None:
-                at = _Clock(state.loaded.generator.now)
-                found += [
-                    (at.ms(one.ended_at), ended_object(one, state.spec.id, at))
-                    for one in state.loaded.generator.ended()
-                ]
-        found.sort(key=lambda one: one[0])
-        newest = found[-1][0] if found else 0.0
-        if not self._requests or abs(newest - self._ended_at) > 1:  # the clocks are compared anew each time
-            self._ended_at = newest
-            self._n_requests += 1
-            self._requests = _event("requests", [shown for _, shown in found[-MOST_ENDED:]])
+    def _collect(self, engines: Mapping[Load, Generator]) -> None:
+        ended: list[tuple[tuple[str, float, str, int], Load, EndedChoice]] = []
+        for load, engine in engines.items():
+            ended += [((*load, one.choice.request, one.choice.index), load, one) for one in engine.ended()]
+        fresh = [one for one in ended if one[0] not in self._ended]
+        if not fresh and self._requests.n:
+            return
+        clocks = {load: _Clock(engine.now) for load, engine in engines.items()}
+        told = {key: ended_object(one, load[0], clocks[load]) for key, load, one in fresh}
+        self._ended = {key: self._ended[key] for key, _, _ in ended if key in self._ended} | told
+        newest = sorted(self._ended.values(), key=itemgetter("ended"))[-MOST_ENDED:]
+        self._requests.change(_event("requests", newest), _event("ended", list(told.values())))
+
+    def _look_at_tiers(self, engines: Mapping[Load, Generator]) -> None:
+        kept = {load: engine.kept_states() for load, engine in engines.items()}
+        if kept != self._kept:
+            self._kept = kept
+            self._tiers.change(_event("tiers", {load[0]: _tiers(tiers, engines[load]) for load, tiers in kept.items()}))
 
 
 class _Clock:
@@ -194,6 +221,7 @@ def choice_object(choice: ChoiceView, at: _Clock) -> Json:
         "anew": choice.anew,
         "submitted": at.ms(choice.submitted_at),
         "placed": at.ms(choice.placed_at),
+        "begun": at.ms(choice.placed_at + choice.placement_s),
         "prompt_done": at.ms(choice.prompt_done_at),
     }
 
@@ -204,10 +232,19 @@ def ended_object(ended: EndedChoice, model: str, at: _Clock) -> Json:
     return shown | {"model": model, "slot": ended.slot, "ended": at.ms(ended.ended_at), "outcome": ended.outcome.value}
 
 
-def _tier(states: Sequence[Kept], now: float) -> Json:
-    most = sorted(states, key=lambda one: one.value(now), reverse=True)[:MOST_STATES]
-    shown = [[len(s.tokens), s.size, round(now - s.used_at, 1), s.n_used, s.value(now)] for s in most]
-    return {"n": len(states), "bytes": sum(s.size for s in states), "states": shown}
+def _tiers(tiers: Mapping[str, TierView], engine: Generator) -> Json:
+    at = _Clock(engine.now)
+    return {
+        name: {
+            "n": tier.n,
+            "bytes": tier.n_bytes,
+            "states": [
+                [-one.number, one.n_tokens, one.size, at.ms(one.used_at), one.n_used, round(one.worth, 3)]
+                for one in tier.states
+            ],
+        }
+        for name, tier in tiers.items()
+    }
 
 
 def _event(name: str, data: object) -> bytes:

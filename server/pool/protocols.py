@@ -1,7 +1,7 @@
 """What the pool needs of the native side, and what a loaded model is."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,7 +14,7 @@ from server.engine.request import Adapters, Request, Sink
 from server.engine.runner_api import Runner
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats
-from server.engine.step.published import EndedChoice, InstanceView
+from server.engine.step.published import EndedChoice, InstanceView, TierView
 from server.engine.step.slot_state import SlotState
 from server.engine.step.snapshot import SlotSnapshot
 from server.media.bitmap import Bitmap, BitmapKind
@@ -90,23 +90,6 @@ class ModelEngine(Protocol):
         """Give running requests `drain_s` seconds, then fail them and free the contexts."""
 
 
-class Kept(Protocol):
-    """A prompt state that has no slot, as far as who looks is concerned."""
-
-    @property
-    def tokens(self) -> Sized: ...
-    @property
-    def size(self) -> int:
-        """Bytes."""
-
-    @property
-    def used_at(self) -> float: ...
-    @property
-    def n_used(self) -> int: ...
-    def value(self, now: float) -> float:
-        """What keeping it is worth."""
-
-
 class Generator(ModelEngine, Protocol):
     """An engine that generates: in this process (`server.engine.engine.Engine`, which says more), or in another."""
 
@@ -141,7 +124,7 @@ class Generator(ModelEngine, Protocol):
     def watch(self, *, wanted: bool) -> None: ...
     def views(self) -> Sequence[InstanceView]: ...
     def ended(self) -> Sequence[EndedChoice]: ...
-    def kept_states(self) -> Mapping[str, Sequence[Kept]]: ...
+    def kept_states(self) -> Mapping[str, TierView]: ...
     @property
     def now(self) -> float:
         """The clock of all these times."""

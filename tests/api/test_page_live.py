@@ -28,15 +28,29 @@ class Looking(Exchange):
     def __init__(self, api: Api) -> None:
         super().__init__(api.app, LIVE, None, method="GET")
         self._left: list[str] = []  # of the last chunk, which may hold several events
+        self._ended: list[Any] = []
+
+    async def _next(self) -> tuple[str, Any]:
+        if not self._left:
+            self._left = (await self.chunk()).decode().strip().split("\n\n")
+        event, data = (line.partition(": ")[2] for line in self._left.pop(0).split("\n"))
+        found = orjson.loads(data)
+        if event in ("requests", "ended"):
+            self._ended = found if event == "requests" else self._ended + found
+        return event, found
 
     async def until(self, name: str, fits: Any = lambda _: True) -> Any:
         """The data of the next event of that name that fits."""
         while True:
-            if not self._left:
-                self._left = (await self.chunk()).decode().strip().split("\n\n")
-            event, data = (line.partition(": ")[2] for line in self._left.pop(0).split("\n"))
-            if event == name and fits(found := orjson.loads(data)):
+            event, found = await self._next()
+            if event == name and fits(found):
                 return found
+
+    async def ended(self, n: int) -> list[Any]:
+        """The requests that have ended, once there are so many."""
+        while len(self._ended) < n:
+            await self._next()
+        return self._ended
 
 
 @asynccontextmanager
@@ -64,7 +78,8 @@ def busy_slots(state: Any) -> list[Any]:
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_live, "EVERY_S", 0.01)
-    monkeypatch.setattr(published, "PERIOD_S", 0.0)
+    monkeypatch.setattr(page_live, "FOR_EACH_S", 0.0)
+    monkeypatch.setattr(published, "KEPT_S", 0.0)
 
 
 async def test_who_looks_sees_slots_queue_and_steps(serve: Serve) -> None:
@@ -86,7 +101,7 @@ async def test_who_looks_sees_slots_queue_and_steps(serve: Serve) -> None:
             assert slot["choice"]["submitted"] <= slot["choice"]["placed"]
             assert [choice["priority"] for choice in waiting] == [3]
             steps.release(1000)
-        ended = await looks.until("requests", lambda found: len(found) >= 2)
+        ended = await looks.ended(2)
         assert {one["outcome"] for one in ended} <= {"done", "cancelled"}
         assert all(one["ended"] >= one["submitted"] > 0 for one in ended)
 
@@ -123,9 +138,22 @@ async def test_beginnings_that_slots_share_are_named(serve: Serve) -> None:
             await api.client.post("/completion", json=body)
         state = await looks.until("state", lambda s: s["models"][0]["engine"]["shared"])
         assert [(sorted(pair[:2]), pair[2]) for pair in state["models"][0]["engine"]["shared"]] == [([0, 1], 64)]
-        ended = {one["slot"]: one for one in await looks.until("requests", lambda found: len(found) == 2)}
+        ended = {one["slot"]: one for one in await looks.ended(2)}
         assert (ended[0]["source"], ended[0]["anew"]) == (["none", -1], "nothing")
         assert (ended[1]["source"], ended[1]["anew"]) == (["copy", 0], "differs")
+
+
+async def test_a_state_without_a_slot_is_told_and_stands_in_the_tree(serve: Serve) -> None:
+    loader = FakeLoader(runner=lambda: FakeRunner(n_seq=1))
+    async with serve(loader) as api, looking(api) as looks:
+        for end in "ab":
+            await api.client.post("/completion", json={"prompt": "x" * 64 + end * 32, "max_tokens": 2})
+        tiers = await looks.until("tiers", lambda found: found["demo"]["ram"]["n"])
+        ((number, n_tokens, size, used_at, n_used, worth),) = tiers["demo"]["ram"]["states"]
+        assert (n_tokens >= 96, size > 0, used_at > 0, n_used, worth > 0) == (True, True, True, 0, True)
+        seen = lambda s: s["models"][0]["engine"]["shared"]  # noqa: E731
+        state = await looks.until("state", seen)
+        assert [(sorted(pair[:2]), pair[2]) for pair in seen(state)] == [([number, 0], 64)]
 
 
 async def test_a_running_request_is_cancelled_by_its_id(serve: Serve) -> None:
@@ -140,7 +168,7 @@ async def test_a_running_request_is_cancelled_by_its_id(serve: Serve) -> None:
             said = b"".join([part async for part in exchange.chunks()])
             assert b"cancelled by who runs this server" in said
             steps.release(1000)
-        ended = await looks.until("requests", bool)
+        ended = await looks.ended(1)
         assert [one["outcome"] for one in ended] == ["cancelled"]
         again = (await api.client.post("/v1/chat/completions/control", json=order)).json()
         assert again["success"] is False

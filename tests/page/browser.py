@@ -401,7 +401,7 @@ def test_what_was_said_is_shown_where_it_is_kept(visit: Visit, server: RealServe
     body = {"model": "demo", "messages": [{"role": "user", "content": said}], "max_tokens": 2}
     server.request("POST", "/v1/chat/completions", body)
     page = visit.open("requests")
-    page.locator("td button[aria-label$='What was said']").first.click()
+    page.locator("td button[aria-label^='Details']").first.click()
     expect(page.locator("dialog .raw").first).to_contain_text(said)
     expect(page.locator("dialog .raw").last).to_contain_text('"finish_reason"')
     page.keyboard.press("Escape")

@@ -135,7 +135,7 @@ class Instance:
                 self._receive()
                 stepped = self._step()
                 if self.published.watched:
-                    self.published.publish(idle=not stepped)
+                    self.published.publish()
                 if not stepped:
                     self._count()
                     self.mailbox.post()

@@ -1,7 +1,8 @@
 """What an instance does, told by its step thread to who looks: values that nobody changes any more.
 
 While nobody looks nothing is collected but the last requests that ended, one record each. While somebody does, a view
-is made after a step, at most every `PERIOD_S`, and before the thread waits. Times are those of the engine's clock.
+is made after a step, or before the thread waits, once the one before was read: there are as many as are read. Times are
+those of the engine's clock.
 """
 
 from collections import deque
@@ -9,17 +10,28 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cmp_to_key
+from heapq import nlargest
+from itertools import pairwise
+from typing import TypeAlias
 
 from server.engine.generate.text import TextStream
-from server.engine.prefix.hashes import BLOCK, PrefixHashes
+from server.engine.kv.ram_cache import KeptState
+from server.engine.prefix.hashes import BLOCK
 from server.engine.request import Adapters
 from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Sequence, Slot, Ticket
 
-PERIOD_S = 0.2
+KEPT_S = 2.0
+"""How long what is told of kept states is good for."""
 MOST_WAITING = 50  # of those that wait, told one by one
 MOST_STEPS = 1000  # that are kept for who looks
 MOST_ENDED = 200
+MOST_STATES = 60  # of a cache, told one by one: the most valuable ones
+
+
+Beginning: TypeAlias = tuple[int, Seq[int]]
+"""A kept state's number, and the hashes of its text."""
 
 
 class Outcome(StrEnum):
@@ -47,6 +59,7 @@ class ChoiceView:
     anew: str  # why the rest was computed
     submitted_at: float
     placed_at: float
+    placement_s: float
     prompt_done_at: float
 
 
@@ -73,6 +86,28 @@ class SlotView:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptView:
+    """A prompt state that has no slot. ``number``: its name, as long as it is kept; ``worth``: what keeping it is worth
+    (`engine.kv.cost.value`)."""
+
+    number: int
+    n_tokens: int
+    size: int  # bytes
+    used_at: float
+    n_used: int
+    worth: float
+
+
+@dataclass(frozen=True, slots=True)
+class TierView:
+    """All that a cache keeps: how many, their bytes, and the `MOST_STATES` most valuable ones."""
+
+    n: int
+    n_bytes: int
+    states: tuple[KeptView, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One decode: so many tokens of generating slots, of their guesses, and of prompts."""
 
@@ -90,7 +125,8 @@ class InstanceView:
 
     ``shared``: pairs of slots and how many tokens both begin with, in whole blocks: as many pairs as it takes to lead
     from each slot to all that share anything with it, by those that share the most. What two others share is the least
-    on the way between them, so that this is the whole tree of beginnings.
+    on the way between them, so that this is the whole tree of beginnings. A kept state stands among them as minus its
+    number.
     """
 
     at: float
@@ -102,8 +138,8 @@ class InstanceView:
 
 
 class Publisher:
-    """Of one instance. `watched` is set by who looks; everything else is the step thread's, but for reading `view` and
-    `ended`."""
+    """Of one instance. `watched` and `kept` are set by who looks; everything else is the step thread's, but for `read`
+    and reading `ended`."""
 
     def __init__(
         self,
@@ -113,15 +149,19 @@ class Publisher:
         not_taken: Callable[[], Seq[Ticket]] = tuple,
     ) -> None:
         self.watched = False
-        self.view: InstanceView | None = None
+        self._view: InstanceView | None = None
+        self._due = True  # the view was read
+        self._is_old = False  # the thread has done something since
         self.ended: deque[EndedChoice] = deque(maxlen=MOST_ENDED)
+        self.kept: Seq[Beginning] = ()  # of kept states, which the tree has, too
         self._scheduler = scheduler
         self._clock = clock
         self._first_slot = first_slot
         self._not_taken = not_taken  # requests that wait for this instance before others
         self._steps: deque[StepRecord] = deque(maxlen=MOST_STEPS)
         self._n_steps = 0
-        self._told_at = -PERIOD_S
+        self._ends: list[tuple[int, int]] = []  # of the texts that `_shared` is about
+        self._shared: tuple[tuple[int, int, int], ...] = ()
 
     def step(self, entries: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
         """`entries` were decoded."""
@@ -135,23 +175,40 @@ class Publisher:
         slot = -1 if sequence.slot is None else self._first_slot + sequence.slot.id
         self.ended.append(EndedChoice(self._choice(sequence), now, outcome, slot))
 
-    def publish(self, *, idle: bool = False) -> None:
-        """Make a view, if one is due; the thread is about to wait when it is `idle`, and then it always is."""
-        now = self._clock()
-        if not idle and now - self._told_at < PERIOD_S:
+    def read(self) -> tuple[InstanceView | None, bool]:
+        """What was published last, None at first; and whether the thread, should it wait, is to be woken to publish
+        what it has done since."""
+        self._due = True
+        return self._view, self._is_old or self._view is None
+
+    def publish(self) -> None:
+        """Make a view, if one is due."""
+        self._is_old = not self._due
+        if not self._due:
             return
-        self._told_at = now
+        self._due = False
+        now = self._clock()
         slots = self._scheduler.slots
-        all_hashes = list(map(_hashes, slots))
         waiting = [*self._scheduler.waiting, *map(_to_come, self._not_taken())]
-        self.view = InstanceView(
+        self._view = InstanceView(
             at=now,
             slots=tuple(map(self._slot, slots)),
-            shared=tuple((self._first_slot + a, self._first_slot + b, n) for a, b, n in shared_beginnings(all_hashes)),
+            shared=self._beginnings(slots),
             waiting=tuple(self._choice(sequence) for sequence in waiting[:MOST_WAITING]),
             n_waiting=len(waiting),
             steps=tuple(self._steps),
         )
+
+    def _beginnings(self, slots: Seq[Slot]) -> tuple[tuple[int, int, int], ...]:
+        """As in `InstanceView.shared`; found anew when a text has changed."""
+        kept = self.kept
+        texts = [*map(_hashes, slots), *(text for _, text in kept)]
+        numbers = [*range(self._first_slot, self._first_slot + len(slots)), *(-number for number, _ in kept)]
+        ends = [(number, text[-1] if text else 0) for number, text in zip(numbers, texts, strict=True)]
+        if ends != self._ends:  # a text's last hash is that of all of it
+            self._ends = ends
+            self._shared = tuple((numbers[a], numbers[b], n) for a, b, n in shared_beginnings(texts))
+        return self._shared
 
     def _slot(self, slot: Slot) -> SlotView:
         sequence = slot.sequence
@@ -180,6 +237,7 @@ class Publisher:
             anew="" if origin is None else origin.anew.value,
             submitted_at=sequence.ticket.submitted_at,
             placed_at=sequence.placed_at,
+            placement_s=sequence.placement_s,
             prompt_done_at=sequence.prompt_done_at,
         )
 
@@ -189,28 +247,49 @@ def _to_come(ticket: Ticket) -> Sequence:
     return Sequence(ticket, 0, TextStream(), ticket.request.prompt)
 
 
-def shared_beginnings(all_hashes: Seq[PrefixHashes]) -> list[tuple[int, int, int]]:
-    """A spanning forest of most shared tokens (Prim's algorithm), in as many comparisons as there are pairs."""
-    found = []
-    best = dict.fromkeys(range(len(all_hashes)), (0, -1))  # of those that are not in the tree: most shared, with whom
-    while best:
-        at = max(best, key=lambda i: best[i][0])
-        n, other = best.pop(at)
-        if n:
-            found.append((other, at, n))
-        for i, (most, _) in best.items():
-            if (common := all_hashes[at].shared(all_hashes[i])) > most:
-                best[i] = (common, at)
-    return found
+def tier_view(states: Seq[KeptState], n_bytes: int, now: float) -> tuple[TierView, list[Beginning]]:
+    """A cache of `states`, and how those that are told one by one begin."""
+    told = nlargest(MOST_STATES, states, key=lambda state: state.value(now))
+    views = [KeptView(id(s), len(s.tokens), s.size, s.used_at, s.n_used, s.value(now)) for s in told]
+    texts: list[Beginning] = [(id(s), s.hashes.upto(len(s.tokens) // BLOCK, s.tokens, s.tuning)) for s in told]
+    return TierView(len(states), n_bytes, tuple(views)), texts
 
 
-def _hashes(slot: Slot) -> PrefixHashes:
+def shared_beginnings(texts: Seq[Seq[int]]) -> list[tuple[int, int, int]]:
+    """A spanning forest of most shared tokens; `texts` by the hashes of their beginnings.
+
+    Neighbours in the order of a dictionary: what any two share is the least that neighbours between them do.
+    """
+
+    def order(one: int, other: int) -> int:
+        a, b = texts[one], texts[other]
+        n = _n_common(a, b)
+        return len(a) - len(b) if n == min(len(a), len(b)) else -1 if a[n] < b[n] else 1
+
+    ordered = sorted(range(len(texts)), key=cmp_to_key(order))
+    pairs = [(one, other, _n_common(texts[one], texts[other])) for one, other in pairwise(ordered)]
+    return [(one, other, (n - 1) * BLOCK) for one, other, n in pairs if n > 1]  # the first hash is that of no tokens
+
+
+def _n_common(a: Seq[int], b: Seq[int]) -> int:
+    """Hashes that both begin with; each stands for all before it, so that a few are compared."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high) // 2
+        if a[middle] == b[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _hashes(slot: Slot) -> Seq[int]:
     """The hashes of what is in a slot's cells; computed as far as nobody has asked for them yet."""
     sequence = slot.sequence
-    if sequence is not None and sequence.shifted:  # its cells are nobody's beginning
-        return PrefixHashes()
     if sequence is None:
-        slot.hashes.upto(len(slot.tokens) // BLOCK, slot.tokens, slot.tuning)
-        return slot.hashes
-    sequence.hashes.upto(min(len(slot.tokens), len(sequence.target)) // BLOCK, sequence.target, sequence.tuning)
-    return sequence.hashes
+        n = len(slot.tokens) // BLOCK
+        return slot.hashes.upto(n, slot.tokens, slot.tuning)[: n + 1]
+    if sequence.shifted:  # its cells are nobody's beginning
+        return ()
+    n = min(len(slot.tokens), len(sequence.target)) // BLOCK
+    return sequence.hashes.upto(n, sequence.target, sequence.tuning)[: n + 1]

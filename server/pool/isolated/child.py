@@ -21,7 +21,6 @@ from server.constrain.grammar.matcher import Recipe
 from server.constrain.thinking_end import ReasoningSwitch
 from server.engine.embedding.engine import EmbeddingEngine
 from server.engine.engine import Engine
-from server.engine.kv.ram_cache import KeptState
 from server.engine.media import MediaPrompt, MediaSpan
 from server.engine.prefix.blocks import BlockReport
 from server.engine.request import Adapters, Event, Failed, Request
@@ -32,7 +31,7 @@ from server.media.bitmap import Bitmap
 from server.pool.footprint import Fit
 from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, Kind, frame
-from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, KeptView, ModelFacts, ReaderFacts, Told
+from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, ModelFacts, ReaderFacts, Told
 from server.pool.load.assembly import Factories, assemble
 from server.pool.load.loading import Load
 from server.pool.model import LoadedModel
@@ -44,8 +43,7 @@ AT_WORK_S, AT_REST_S = 0.5, 2.0
 """How often it says that it lives, and what it does."""
 SOON_S = 0.05
 SEND_BYTES = 4 << 20
-VIEWS_S = 0.2
-MOST_KEPT = 60  # states of a cache that are shown, the most valuable ones
+VIEWS_S = 0.35
 FAILED = 70
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = "500"  # of 1000: rather this process than the server
@@ -431,9 +429,8 @@ class _Served:
 
     async def _show(self, engine: Engine) -> None:
         while True:
-            now = engine.now
-            kept = {tier: _most_valuable(states, now) for tier, states in engine.kept_states().items()}
-            await self._process.channel.send_long(answers.written(("views", engine.views(), engine.ended(), kept)))
+            told = ("views", engine.views(), engine.ended(), engine.kept_states())
+            await self._process.channel.send_long(answers.written(told))
             await asyncio.sleep(VIEWS_S)
 
     # ---- other messages
@@ -508,11 +505,6 @@ class _Served:
         assert engine is not None
         await engine.close(drain_s)
         self.tell()
-
-
-def _most_valuable(states: Sequence[KeptState], now: float) -> list[KeptView]:
-    most = sorted(states, key=lambda one: one.value(now), reverse=True)[:MOST_KEPT]
-    return [KeptView(range(len(s.tokens)), s.size, s.used_at, s.n_used, s.value(now)) for s in most]
 
 
 def _no_template(_info: ModelInfo, _spec: ModelSpec) -> ChatTemplate:

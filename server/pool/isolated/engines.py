@@ -20,13 +20,13 @@ from server.engine.request import Adapters, Event, Failed, Finished, Request, Si
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges
-from server.engine.step.published import EndedChoice, InstanceView
+from server.engine.step.published import EndedChoice, InstanceView, TierView
 from server.engine.step.slot_state import SlotState
 from server.engine.step.snapshot import SlotSnapshot
 from server.errors import InvalidRequest, LlamapoolError, QueueFull, ShuttingDown, Unavailable
 from server.pool.isolated.core import Core
 from server.pool.isolated.crossing import are_known
-from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, KeptView, Told
+from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, Told
 
 LEAST_LIMIT_S = 2.0
 """A process at work says what it does every half second."""
@@ -169,7 +169,7 @@ class IsolatedEngine(_Half):
         self._watched = False
         self._views: Sequence[InstanceView] = ()
         self._ended: Sequence[EndedChoice] = ()
-        self._kept: Mapping[str, Sequence[KeptView]] = {"ram": ()}
+        self._kept: Mapping[str, TierView] = {"ram": TierView(0, 0, ())}
         core.generator = self
         core.shown = self._show
 
@@ -302,7 +302,7 @@ class IsolatedEngine(_Half):
         self,
         views: Sequence[InstanceView],
         gone: Sequence[EndedChoice],
-        kept: Mapping[str, Sequence[KeptView]],
+        kept: Mapping[str, TierView],
     ) -> None:
         self._views, self._ended, self._kept = views, gone, kept
 
@@ -314,7 +314,7 @@ class IsolatedEngine(_Half):
         """The choices that ended last."""
         return self._ended
 
-    def kept_states(self) -> Mapping[str, Sequence[KeptView]]:
+    def kept_states(self) -> Mapping[str, TierView]:
         """The prompt states that have no slot, by where they are."""
         return self._kept
 

@@ -65,18 +65,3 @@ class Told:
     stats: EngineStats
     slots: tuple[SlotSnapshot, ...]
     requests: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KeptView:
-    """`server.pool.protocols.Kept` at one moment: of the tokens it has only the number."""
-
-    tokens: range
-    size: int
-    used_at: float
-    n_used: int
-    worth: float
-
-    def value(self, now: float) -> float:
-        """As it was."""
-        return self.worth if now else 0.0

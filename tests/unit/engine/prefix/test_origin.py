@@ -72,10 +72,7 @@ def test_a_kept_state_held_it() -> None:
 @given(st.lists(st.lists(st.integers(0, 1), max_size=4), min_size=1, max_size=7))
 def test_the_pairs_tell_what_any_two_share(texts: list[list[int]]) -> None:
     blocks = [[token for block in text for token in [block] * BLOCK] for text in texts]
-    all_hashes = [PrefixHashes() for _ in blocks]
-    for hashes, tokens in zip(all_hashes, blocks, strict=True):
-        hashes.upto(len(tokens) // BLOCK, tokens, BARE)
-    pairs = shared_beginnings(all_hashes)
+    pairs = shared_beginnings([PrefixHashes().upto(len(tokens) // BLOCK, tokens, BARE) for tokens in blocks])
     groups = [{i: 10**9} for i in range(len(blocks))]  # from each, what it shares at least with whom it leads to
     for _ in blocks:
         for a, b, n in pairs:

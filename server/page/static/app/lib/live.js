@@ -5,14 +5,16 @@ import { t } from "./texts.js";
 
 /**
  * @typedef {{request: string, log: string, index: number, priority: number, prompt: number, cached: number, predicted: number, max: number,
- *   source: [where: string, slot: number], anew: string, submitted: number, placed: number, prompt_done: number}} Choice
+ *   source: [where: string, slot: number], anew: string, submitted: number, placed: number, begun: number, prompt_done: number}} Choice
  * @typedef {Choice & {model: string, slot: number, ended: number, outcome: string}} Ended
  * @typedef {{id: number, instance: number, phase: string, tokens: number, adapters: [number, number][],
  *   used: number, choice: Choice | null}} Slot
  * @typedef {[number: number, at: number, seconds: number, decode: number, guessed: number, prompt: number]} Step
- * @typedef {{n: number, bytes: number, states: [tokens: number, bytes: number, age: number, uses: number, value: number][]}} Tier
+ * @typedef {[id: number, tokens: number, bytes: number, used: number, uses: number, worth: number]} Kept a state without a slot;
+ *   its id is negative
+ * @typedef {{n: number, bytes: number, states: Kept[]}} Tier
  * @typedef {{slots: Slot[], shared: [number, number, number][], waiting: Choice[], n_waiting: number, steps: Step[][], adapters: {id: number, path: string, scale: number}[],
- *   tiers: Record<string, Tier>, ram: {bytes: number, hits: number}, disk: {bytes: number, hits: number}, prompt_tokens: number,
+ *   ram: {bytes: number, hits: number}, disk: {bytes: number, hits: number}, prompt_tokens: number,
  *   cached_tokens: number, parked: number, drafts: [number, number]}} Engine
  * @typedef {{id: string, status: string, progress: number, failure: string, leases: number, waiting: number, n_ctx?: number,
  *   n_slots?: number, engine?: Engine}} LiveModel
@@ -24,12 +26,15 @@ import { t } from "./texts.js";
 export const state = signal(/** @type {{at: number, models: LiveModel[]} | null} */ (null));
 export const requests = signal(/** @type {Ended[]} */ ([]));
 export const hour = signal(/** @type {Sample[]} */ ([]));
+/** The kept states of each model, by where they are. */
+export const tiers = signal(/** @type {Record<string, Record<string, Tier>>} */ ({}));
 /** The last steps of each model, all instances together. */
 export const steps = signal(/** @type {Map<string, Step[]>} */ (new Map()));
 /** Why nothing comes; "" = it does. */
 export const trouble = signal("");
 
 const KEPT_STEPS = 400;
+const KEPT_REQUESTS = 100;
 let users = 0;
 let open = /** @type {AbortController | null} */ (null);
 
@@ -81,6 +86,8 @@ function take(event, data) {
   if (event === "history") hour.value = data;
   else if (event === "sample") hour.value = [...hour.value, data].slice(-360);
   else if (event === "requests") requests.value = data;
+  else if (event === "ended") requests.value = [...requests.value, ...data].slice(-KEPT_REQUESTS);
+  else if (event === "tiers") tiers.value = data;
   else if (event === "state") {
     state.value = data;
     const next = new Map(steps.value);

@@ -1,4 +1,4 @@
-// Every word of the page, in English and German. `{0}` is the first argument.
+// Every word of the page, in English and German. `{0}` is the first argument; `{0|token|tokens}` the first word if that is 1.
 import { signal } from "./dom.js";
 
 const LANGUAGE = "llamapool.language";
@@ -163,6 +163,7 @@ const TEXTS = {
   phase_decode: ["writing", "schreibt"],
   phase_ended: ["ended", "beendet"],
   sharesWith: ["{0} tokens as in slot {1}", "{0} Tokens wie in Slot {1}"],
+  sharesWithKept: ["{0} tokens as in a kept state ({1})", "{0} Tokens wie in einem Zustand ({1})"],
   idleFor: ["idle for {0}", "frei seit {0}"],
   neverUsed: ["not used yet", "noch nie benutzt"],
   slot_save: ["Save", "Sichern"],
@@ -172,18 +173,30 @@ const TEXTS = {
   did_restore: ["Slot {0} holds {1} again.", "Slot {0} hält wieder {1}."],
   did_erase: ["Slot {0} is empty.", "Slot {0} ist leer."],
   part_queued: ["Queue", "Warten"],
+  part_placed: ["Place", "Platz"],
   part_prefill: ["Prompt", "Prompt"],
   part_decode: ["Writing", "Schreiben"],
   promptOf: ["{0} prompt tokens, {1} cached", "{0} Prompt-Tokens, {1} aus dem Cache"],
   written: ["{0} written", "{0} geschrieben"],
   nothingHeld: ["No slot holds anything.", "Kein Slot hält etwas."],
-  sharedBy: ["{0} tokens, {1} slots", "{0} Tokens, {1} Slots"],
-  sharedFurther: ["{0} more, {1} slots", "{0} weitere, {1} Slots"],
+  sharedBy: ["{0} tokens in {1}", "{0} Tokens in {1}"],
+  sharedFurther: ["{0} more in {1}", "{0} weitere in {1}"],
   tier_ram: ["RAM", "RAM"],
   tier_disk: ["Disk", "Platte"],
-  tierHolds: ["{0} states, {1}, used {2} times", "{0} Zustände, {1}, {2}-mal genutzt"],
-  tierMap: ["{0} states by size; the paler, the older", "{0} Zustände nach Größe; je blasser, desto älter"],
-  tierState: ["{0} tokens, {1}, last used {2} ago, used {3} times, worth {4}", "{0} Tokens, {1}, zuletzt vor {2}, {3}-mal genutzt, Wert {4}"],
+  tierHolds: ["{0} {0|state|states}, {1}, {2} {2|hit|hits}", "{0} {0|Zustand|Zustände}, {1}, {2} Treffer"],
+  tierMap: ["{0} kept {0|state|states}; arrow keys choose one", "{0} {0|aufbewahrter Zustand|aufbewahrte Zustände}; Pfeiltasten wählen einen"],
+  tierState: ["{0} {0|token|tokens}, {1}, last used {2} ago, {3} {3|hit|hits}, worth {4}", "{0} {0|Token|Tokens}, {1}, zuletzt vor {2}, {3} Treffer, Wert {4}"],
+  tierLegend: [
+    "Wide: many bytes. Pale: long unused. The line below: what it is worth, for tokens, uses and how lately; who is worth least for its bytes goes first.",
+    "Breit: viele Bytes. Blass: lange nicht benutzt. Die Linie darunter: der Wert, nach Tokens, Nutzung und wie kürzlich; wer für seine Bytes am wenigsten wert ist, geht zuerst.",
+  ],
+  uses: ["{0} {0|hit|hits}", "{0} Treffer"],
+  asTable: ["As a table", "Als Tabelle"],
+  keptTokens: ["Tokens", "Tokens"],
+  keptBytes: ["Size", "Größe"],
+  keptAge: ["Unused for", "Unbenutzt seit"],
+  keptUses: ["Hits", "Treffer"],
+  keptWorth: ["Worth", "Wert"],
   // models
   parameters: ["Parameters", "Parameter"],
   contextFacts: ["{0} per slot, {1} trained", "{0} je Slot, trainiert {1}"],
@@ -226,7 +239,8 @@ const TEXTS = {
   outcome_failed: ["failed", "gescheitert"],
   outcome_running: ["running", "läuft"],
   outcome_waiting: ["waiting", "wartet"],
-  bodies: ["What was said", "Was gesagt wurde"],
+  details: ["Details", "Einzelheiten"],
+  bodiesOff: ["What was said is not kept (--log-bodies keeps it).", "Was gesagt wurde, ist nicht aufbewahrt (--log-bodies bewahrt es auf)."],
   reply: ["Reply", "Antwort"],
   measure: ["Measure", "Messen"],
   benchAbout: [
@@ -308,7 +322,11 @@ const TEXTS = {
 /** @param {string} key @param {...(string | number)} values */
 export function t(key, ...values) {
   const text = TEXTS[key]?.[language.value === "de" ? 1 : 0] ?? key;
-  return values.length ? text.replace(/\{(\d)\}/g, (_, i) => String(values[Number(i)])) : text;
+  const said = (/** @type {string} */ _, /** @type {string} */ i, /** @type {string} */ one, /** @type {string} */ many) => {
+    const value = String(values[Number(i)]);
+    return one === undefined ? value : value === "1" ? one : many;
+  };
+  return values.length ? text.replace(/\{(\d)(?:\|([^|}]*)\|([^}]*))?\}/g, said) : text;
 }
 
 /** For tests: whether each entry has both. */

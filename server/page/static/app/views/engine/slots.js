@@ -2,6 +2,7 @@
 import { ApiError, call } from "../../lib/api.js";
 import { html, useState } from "../../lib/dom.js";
 import { number, seconds } from "../../lib/format.js";
+import { tiers } from "../../lib/live.js";
 import { t } from "../../lib/texts.js";
 import { CancelButton, Waterfall } from "./waterfall.js";
 
@@ -29,6 +30,7 @@ const SlotView = ({ slot, model, now, onSaid }) => {
   const pairs = (model.engine?.shared ?? []).filter(([a, b]) => a === slot.id || b === slot.id);
   const [a, b, shared] = pairs.reduce((best, pair) => (pair[2] > best[2] ? pair : best), [-1, -1, 0]);
   const other = a === slot.id ? b : a;
+  const tier = other < 0 && Object.entries(tiers.value[model.id] ?? {}).find(([, { states }]) => states.some(([id]) => id === other))?.[0];
   const part = (/** @type {number} */ n) => Math.min(100, (100 * n) / room);
   const cached = Math.min(slot.tokens, shared);
   return html`<li class=${`slot ${slot.phase}`}>
@@ -44,7 +46,7 @@ const SlotView = ({ slot, model, now, onSaid }) => {
       <rect class="held" width=${part(slot.tokens)} height="4" />
       <rect class="shared" width=${part(cached)} height="4" />
     </svg>
-    ${shared > 0 && html`<p class="quiet small">${t("sharesWith", number(shared), other)}</p>`}
+    ${shared > 0 && html`<p class="quiet small">${tier ? t("sharesWithKept", number(shared), t(`tier_${tier}`)) : t("sharesWith", number(shared), other)}</p>`}
     ${slot.adapters.length > 0 &&
     html`<p class="quiet small">LoRA ${slot.adapters.map(([id, scale]) => `${id}: ${number(scale, 2)}`).join(", ")}</p>`}
     ${choice

@@ -1,41 +1,76 @@
-// Prompt states that have lost their slot, in RAM and on disk: each a tile, as large as its bytes, the paler the older.
-import { html } from "../../lib/dom.js";
+// Prompt states that have lost their slot, in RAM and on disk: a map, each a tile as wide as its bytes, the paler the longer
+// unused, over a line as long as it is worth; one of them in words; and all of them as a table.
+import { classes, html, useRef, useState } from "../../lib/dom.js";
 import { bytes, number, seconds, short } from "../../lib/format.js";
 import { t } from "../../lib/texts.js";
 
-/** @param {{tiers: Record<string, import("../../lib/live.js").Tier>, hits: Record<string, number>}} props */
-export const Tiers = ({ tiers, hits }) => html`
+/**
+ * @typedef {import("../../lib/live.js").Tier} Tier
+ * @typedef {import("../../lib/live.js").Kept} Kept
+ */
+
+/** @param {{tiers: Record<string, Tier>, hits: Record<string, number>, now: number}} props */
+export const Tiers = ({ tiers, hits, now }) => html`
   ${Object.entries(tiers).map(
     ([name, tier]) => html`<div class="tier" key=${name}>
-      <p><strong>${t(`tier_${name}`)}</strong> <span class="quiet">${t("tierHolds", number(tier.n), bytes(tier.bytes), number(hits[name]))}</span></p>
-      ${tier.states.length > 0 && html`<${Map} tier=${tier} />`}
+      <p><strong>${t(`tier_${name}`)}</strong> <span class="quiet">${t("tierHolds", number(tier.n), bytes(tier.bytes), number(hits[name] ?? 0))}</span></p>
+      ${tier.states.length > 0 && html`<${Map} name=${name} tier=${tier} now=${now} /><${Table} tier=${tier} now=${now} />`}
     </div>`,
   )}
+  ${Object.values(tiers).some((tier) => tier.n) && html`<p class="small quiet">${t("tierLegend")}</p>`}
 `;
 
-const WIDTH = 400;
-const ROW = 26;
+/** How pale a tile is: 0 is new, 4 older than half an hour. @param {number} age seconds */
+const paleness = (age) => [10, 60, 300, 1800].filter((bound) => age > bound).length;
 
-/** @param {{tier: import("../../lib/live.js").Tier}} props */
-const Map = ({ tier }) => {
-  const total = tier.states.reduce((sum, [, size]) => sum + size, 0) || 1;
-  const rows = Math.max(1, Math.ceil(tier.states.length / 12));
-  const each = (WIDTH * rows) / total;
-  let x = 0;
-  let y = 0;
-  return html`<svg class="map" viewBox=${`0 0 ${WIDTH} ${rows * ROW + ROW}`} role="img" aria-label=${t("tierMap", number(tier.n))}>
-    ${tier.states.map(([tokens, size, age, uses, worth], i) => {
-      const width = Math.max(6, size * each);
-      if (x + width > WIDTH && x > 0) {
-        x = 0;
-        y += ROW;
-      }
-      const at = x;
-      x += width;
-      const pale = Math.max(0.25, 1 - Math.log10(1 + age) / 4);
-      return html`<rect key=${i} x=${at} y=${y} width=${Math.min(width, WIDTH) - 2} height=${ROW - 2} rx="3" fill-opacity=${pale}>
-        <title>${t("tierState", number(tokens), bytes(size), seconds(age), number(uses), short(worth))}</title>
-      </rect>`;
-    })}
-  </svg>`;
+/** @param {Kept} kept @param {number} now */
+function words([, tokens, size, used, uses, worth], now) {
+  return t("tierState", number(tokens), bytes(size), seconds(Math.max(0, now - used) / 1000), number(uses), short(worth));
+}
+
+/**
+ * One tile is chosen, by the arrow keys or a click: a list box with one place in the order of the Tab key.
+ * @param {{name: string, tier: Tier, now: number}} props
+ */
+const Map = ({ name, tier, now }) => {
+  const [chosen, setChosen] = useState(0);
+  const box = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const { states } = tier;
+  const at = Math.max(0, states.findIndex(([id]) => id === chosen));
+  const mostWorth = Math.max(1e-9, ...states.map((one) => one[5]));
+  /** @param {KeyboardEvent} event */
+  const move = (event) => {
+    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -states.length, End: states.length }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    setChosen(states[Math.min(states.length - 1, Math.max(0, at + by))][0]);
+  };
+  const id = (/** @type {Kept} */ one) => `kept-${name}${one[0]}`;
+  return html`
+    <div class="map" ref=${box} role="listbox" tabindex="0" aria-label=${t("tierMap", number(tier.n))} aria-activedescendant=${id(states[at])} onKeyDown=${move}>
+      ${states.map(
+        (one, i) => html`<div key=${one[0]} id=${id(one)} role="option" aria-selected=${i === at} aria-label=${words(one, now)}
+          class=${classes("tile", `pale${paleness((now - one[3]) / 1000)}`, i === at && "chosen")} style=${{ flexGrow: one[2] }}
+          onClick=${() => setChosen(one[0])} onMouseEnter=${() => setChosen(one[0])}>
+          <b>${bytes(one[2])}</b><span>${t("uses", number(one[4]))}</span><span>${seconds(Math.max(0, now - one[3]) / 1000)}</span>
+          <i style=${{ width: `${100 * Math.sqrt(one[5] / mostWorth)}%` }}></i>
+        </div>`,
+      )}
+    </div>
+    <p class="small chosen-state">${words(states[at], now)}</p>
+  `;
 };
+
+/** @param {{tier: Tier, now: number}} props */
+const Table = ({ tier, now }) => html`<details class="kept-table"><summary>${t("asTable")}</summary>
+  <div class="table-box" tabindex="0"><table>
+    <thead><tr>${["keptTokens", "keptBytes", "keptAge", "keptUses", "keptWorth"].map((name) => html`<th scope="col" class="right" key=${name}>${t(name)}</th>`)}</tr></thead>
+    <tbody>${tier.states.map(
+      ([id, tokens, size, used, uses, worth]) => html`<tr key=${id}>
+        <td class="right">${number(tokens)}</td><td class="right">${bytes(size)}</td><td class="right">${seconds(Math.max(0, now - used) / 1000)}</td>
+        <td class="right">${number(uses)}</td><td class="right">${short(worth)}</td>
+      </tr>`,
+    )}</tbody>
+  </table></div>
+  ${tier.n > tier.states.length && html`<p class="small quiet">${t("andMore", number(tier.n - tier.states.length))}</p>`}
+</details>`;

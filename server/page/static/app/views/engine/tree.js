@@ -1,53 +1,81 @@
-// What slots hold in common, as a tree: each beginning that several share is a branch, and what some of these share beyond it
-// a branch of that.
+// What slots and kept states hold in common, as a tree: each beginning that several share is a branch, and what some of these
+// share beyond it a branch of that.
 import { html } from "../../lib/dom.js";
 import { number } from "../../lib/format.js";
 import { t } from "../../lib/texts.js";
 
 /**
- * @typedef {import("../../lib/live.js").Slot} Slot
- * @typedef {{shared: number, n: number, key: string, below: Twig[]}} Branch `n`: slots below
- * @typedef {Branch | Slot} Twig
+ * @typedef {{id: number, where: string, phase: string, tokens: number}} Leaf `where`: "slot", or a tier's name; `id`: of a slot, or
+ *   negative
+ * @typedef {{shared: number, n: number, key: string, below: Twig[]}} Branch `n`: leaves below
+ * @typedef {Branch | Leaf} Twig
  */
 
+const TOLD = 3; // kept states of a tier that are told one by one in each branch
+
 /**
- * Joins slots by the pairs that share the most, the longest beginnings first.
- * @param {Slot[]} slots @param {[number, number, number][]} pairs @returns {Twig[]}
+ * All that holds something.
+ * @param {import("../../lib/live.js").Slot[]} slots @param {Record<string, import("../../lib/live.js").Tier>} tiers @returns {Leaf[]}
  */
-export function grown(slots, pairs) {
-  const held = slots.filter((slot) => slot.tokens);
+export function leaves(slots, tiers) {
+  const held = slots.filter((slot) => slot.tokens).map(({ id, phase, tokens }) => ({ id, phase, tokens, where: "slot" }));
+  const kept = Object.entries(tiers).flatMap(([where, { states }]) => states.map(([id, tokens]) => ({ id, tokens, phase: "", where })));
+  return [...held, ...kept];
+}
+
+/**
+ * Joins leaves by the pairs that share the most, the longest beginnings first.
+ * @param {Leaf[]} held @param {[number, number, number][]} pairs @returns {Twig[]}
+ */
+export function grown(held, pairs) {
   /** @type {Map<number, Twig>} */
-  const top = new Map(held.map((slot) => [slot.id, slot]));
+  const top = new Map(held.map((leaf) => [leaf.id, leaf]));
   /** @type {Map<Twig, number[]>} */
-  const under = new Map(held.map((slot) => [slot, [slot.id]]));
+  const under = new Map(held.map((leaf) => [leaf, [leaf.id]]));
   for (const [a, b, shared] of [...pairs].sort((one, other) => other[2] - one[2])) {
     const [left, right] = [top.get(a), top.get(b)];
     if (!left || !right || left === right) continue;
     const below = [left, right].flatMap((twig) => ("below" in twig && twig.shared === shared ? twig.below : [twig]));
     const ids = [...(under.get(left) ?? []), ...(under.get(right) ?? [])];
-    const branch = { shared, n: ids.length, key: `b${Math.min(...ids)}-${shared}`, below };
+    const branch = { shared, n: ids.length, key: `b${Math.max(...ids)}-${shared}`, below };
     under.set(branch, ids);
     for (const id of ids) top.set(id, branch);
   }
-  const size = (/** @type {Twig} */ twig) => ("below" in twig ? twig.shared : 0);
-  return [...new Set(top.values())].sort((a, b) => size(b) - size(a));
+  return [...new Set(top.values())];
 }
 
-/** @param {{slots: Slot[], shared: [number, number, number][]}} props */
-export const Tree = ({ slots, shared }) => {
-  const found = grown(slots, shared);
-  if (!found.length) return html`<p class="quiet">${t("nothingHeld")}</p>`;
-  return html`<ul class="tree">${found.map((twig) => html`<${Twigs} key=${"below" in twig ? twig.key : twig.id} twig=${twig} above=${0} />`)}</ul>`;
+/** @param {{held: Leaf[], shared: [number, number, number][]}} props */
+export const Tree = ({ held, shared }) => {
+  if (!held.length) return html`<p class="quiet">${t("nothingHeld")}</p>`;
+  return html`<ul class="tree"><${Twigs} twigs=${grown(held, shared)} above=${0} /></ul>`;
 };
 
-/** @param {{twig: Twig, above: number}} props `above`: tokens of the branch that it grows from */
-const Twigs = ({ twig, above }) => {
-  if (!("below" in twig)) {
-    return html`<li><span class=${`leaf ${twig.phase}`}>${t("slot", twig.id)}</span>
-      <span class="quiet">${above > 0 ? `+${number(twig.tokens - above)}` : number(twig.tokens)}</span></li>`;
-  }
-  const label = above > 0 ? t("sharedFurther", number(twig.shared - above), twig.n) : t("sharedBy", number(twig.shared), twig.n);
-  return html`<li class="branch"><span class="trunk">${label}</span>
-    <ul>${twig.below.map((one) => html`<${Twigs} key=${"below" in one ? one.key : one.id} twig=${one} above=${twig.shared} />`)}</ul>
-  </li>`;
+/** Branches, the longest first, then slots, then kept states. @param {Twig} twig */
+const rank = (twig) => ("below" in twig ? -twig.shared : twig.where === "slot" ? 1 + twig.id : 1e9 - twig.tokens);
+
+/** @param {{twigs: Twig[], above: number}} props `above`: tokens of the branch that they grow from */
+const Twigs = ({ twigs, above }) => {
+  const sorted = [...twigs].sort((a, b) => rank(a) - rank(b));
+  /** @type {Map<string, Leaf[]>} */
+  const kept = new Map();
+  for (const twig of sorted) if (!("below" in twig) && twig.where !== "slot") kept.set(twig.where, [...(kept.get(twig.where) ?? []), twig]);
+  const more = (/** @type {number} */ tokens) => (above > 0 ? `+${number(tokens - above)}` : number(tokens));
+  return html`
+    ${sorted.map((twig) =>
+      "below" in twig
+        ? html`<li class="branch" key=${twig.key}>
+            <span class="trunk">${above > 0 ? t("sharedFurther", number(twig.shared - above), twig.n) : t("sharedBy", number(twig.shared), twig.n)}</span>
+            <ul><${Twigs} twigs=${twig.below} above=${twig.shared} /></ul>
+          </li>`
+        : twig.where === "slot" && html`<li key=${twig.id}><span class=${`leaf ${twig.phase}`}>${t("slot", twig.id)}</span> <span class="quiet">${more(twig.tokens)}</span></li>`,
+    )}
+    ${[...kept].map(
+      ([where, all]) => html`
+        ${all.slice(0, all.length > TOLD + 1 ? TOLD : all.length).map(
+          (one) => html`<li key=${one.id}><span class="leaf kept">${t(`tier_${where}`)}</span> <span class="quiet">${more(one.tokens)}</span></li>`,
+        )}
+        ${all.length > TOLD + 1 && html`<li key=${where}><span class="leaf kept">${t(`tier_${where}`)}</span> <span class="quiet">${t("andMore", number(all.length - TOLD))}</span></li>`}
+      `,
+    )}
+  `;
 };

@@ -1,14 +1,14 @@
 // The engine at work: slots, queue, the steps' batches, caches, adapters.
 import { html, useState } from "../../lib/dom.js";
 import { number, percent, seconds, short } from "../../lib/format.js";
-import { state, steps, trouble, useLive } from "../../lib/live.js";
+import { state, steps, tiers, trouble, useLive } from "../../lib/live.js";
 import { t } from "../../lib/texts.js";
 import { Adapters } from "./adapters.js";
 import { Slots } from "./slots.js";
 import { Strip } from "./strip.js";
 import { Tiers } from "./tiers.js";
-import { Tree } from "./tree.js";
-import { CancelButton } from "./waterfall.js";
+import { leaves, Tree } from "./tree.js";
+import { CancelButton, PartsLegend } from "./waterfall.js";
 
 /** @typedef {import("../../lib/live.js").LiveModel} LiveModel */
 
@@ -44,6 +44,7 @@ const Shown = ({ model }) => {
   const rate = (/** @type {number} */ i) => (span ? recent.reduce((sum, step) => sum + Number(step[i]), 0) / span : 0);
   const busy = engine.slots.filter((slot) => slot.choice).length;
   const [guessed, right] = engine.drafts;
+  const kept = tiers.value[model.id] ?? {};
   return html`
     <dl class="figures">
       <${Figure} label=${t("slotsBusy")} value=${`${busy} / ${engine.slots.length}`} />
@@ -60,6 +61,7 @@ const Shown = ({ model }) => {
     </section>
     <section aria-labelledby="slots-title">
       <h2 id="slots-title">${t("slots")}</h2>
+      ${busy > 0 && html`<${PartsLegend} />`}
       <${Slots} model=${model} now=${now} />
     </section>
     ${engine.waiting.length > 0 && html`<section aria-labelledby="queue-title">
@@ -69,11 +71,11 @@ const Shown = ({ model }) => {
     <div class="columns">
       <section aria-labelledby="tree-title">
         <h2 id="tree-title">${t("prefixes")}</h2>
-        <${Tree} slots=${engine.slots} shared=${engine.shared} />
+        <${Tree} held=${leaves(engine.slots, kept)} shared=${engine.shared} />
       </section>
       <section aria-labelledby="tiers-title">
         <h2 id="tiers-title">${t("tiers")}</h2>
-        <${Tiers} tiers=${engine.tiers} hits=${{ ram: engine.ram.hits, disk: engine.disk.hits }} />
+        <${Tiers} tiers=${kept} hits=${{ ram: engine.ram.hits, disk: engine.disk.hits }} now=${now} />
       </section>
     </div>
     ${engine.adapters.length > 0 && html`<section aria-labelledby="lora-title">

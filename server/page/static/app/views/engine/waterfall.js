@@ -1,35 +1,50 @@
-// A request's time: in the queue, reading its prompt, writing.
+// A request's time: in the queue, being placed, reading its prompt, writing.
 import { call } from "../../lib/api.js";
 import { html, useState } from "../../lib/dom.js";
 import { number, seconds } from "../../lib/format.js";
 import { t } from "../../lib/texts.js";
 
-/** @param {{choice: import("../../lib/live.js").Choice, now: number, wide?: boolean}} props `now`: its end, if it has ended */
+/** @typedef {import("../../lib/live.js").Choice} Choice */
+
+export const PARTS = ["queued", "placed", "prefill", "decode"];
+
+/**
+ * How long each part has taken, in ms; those that have not begun are left out.
+ * @param {Choice} choice @param {number} now its end, if it has ended
+ */
+export function parts({ submitted, placed, begun, prompt_done }, now) {
+  const starts = [submitted, placed, begun, prompt_done];
+  return PARTS.flatMap((name, i) => {
+    const end = starts[i + 1] || now;
+    return starts[i] ? [{ name, ms: Math.max(0, end - starts[i]) }] : [];
+  });
+}
+
+/** @param {{choice: Choice, now: number, wide?: boolean}} props `now`: its end, if it has ended */
 export const Waterfall = ({ choice, now, wide = false }) => {
-  const placed = choice.placed || now;
-  const read = choice.prompt_done || now;
   const all = Math.max(now - choice.submitted, 1);
-  const parts = [
-    { name: "queued", ms: placed - choice.submitted },
-    { name: "prefill", ms: choice.placed ? read - placed : 0 },
-    { name: "decode", ms: choice.prompt_done ? now - read : 0 },
-  ];
+  const found = parts(choice, now);
   let x = 0;
-  const label = parts.map(({ name, ms }) => `${t(`part_${name}`)} ${seconds(ms / 1000)}`).join(", ");
+  const label = found.map(({ name, ms }) => `${t(`part_${name}`)} ${seconds(ms / 1000)}`).join(", ");
   return html`<div class="waterfall">
     <svg viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label=${label}>
-      ${parts.map(({ name, ms }) => {
-        const width = (100 * Math.max(ms, 0)) / all;
+      <title>${label}</title>
+      ${found.map(({ name, ms }) => {
+        const width = (100 * ms) / all;
         x += width;
-        return html`<rect key=${name} class=${`part ${name}`} x=${x - width} width=${width} height="6"><title>${label}</title></rect>`;
+        return html`<rect key=${name} class=${`part ${name}`} x=${x - width} width=${width} height="6" />`;
       })}
     </svg>
     ${!wide &&
-    html`<p class="small quiet">
-      ${t("promptOf", number(choice.prompt), number(choice.cached))} · ${t("written", number(choice.predicted))} · ${seconds(all / 1000)}
-    </p>`}
+    html`<p class="small quiet times">${found.map(({ name, ms }) => html`<span key=${name}>${t(`part_${name}`)} ${seconds(ms / 1000)}</span>`)}</p>
+      <p class="small quiet">${t("promptOf", number(choice.prompt), number(choice.cached))} · ${t("written", number(choice.predicted))}</p>`}
   </div>`;
 };
+
+/** What the colours of a waterfall mean. */
+export const PartsLegend = () => html`<p class="legend small quiet">
+  ${PARTS.map((name) => html`<span key=${name}><i class=${`key ${name}`}></i>${t(`part_${name}`)}</span>`)}
+</p>`;
 
 /** @param {{id: string}} props */
 export const CancelButton = ({ id }) => {

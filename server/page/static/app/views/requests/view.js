@@ -6,7 +6,12 @@ import { clock, number, seconds, short } from "../../lib/format.js";
 import { IconButton } from "../../lib/icons.js";
 import { requests, state, trouble, useLive } from "../../lib/live.js";
 import { t } from "../../lib/texts.js";
-import { CancelButton, Waterfall } from "../engine/waterfall.js";
+import { CancelButton, PartsLegend, Waterfall } from "../engine/waterfall.js";
+
+/** @typedef {import("../../lib/live.js").Ended} Ended */
+
+/** @param {Ended} one */
+const name = ({ request, index }) => `${request}/${index}`;
 
 export const RequestsView = () => {
   useLive();
@@ -15,10 +20,11 @@ export const RequestsView = () => {
   const now = state.value?.at ?? 0;
   const running = (state.value?.models ?? []).flatMap((model) =>
     [...(model.engine?.slots.map((slot) => slot.choice) ?? []), ...(model.engine?.waiting ?? [])].flatMap((choice) =>
-      choice ? [{ ...choice, model: model.id, ended: 0, outcome: choice.placed ? "running" : "waiting" }] : [],
+      choice ? [{ ...choice, model: model.id, slot: -1, ended: 0, outcome: choice.placed ? "running" : "waiting" }] : [],
     ),
   );
   const all = [...running.sort((a, b) => b.submitted - a.submitted), ...[...requests.value].reverse()];
+  const details = all.find((one) => name(one) === read);
   const shown = all.filter((one) => `${one.request} ${one.model} ${t(`outcome_${one.outcome}`)}`.toLowerCase().includes(words.toLowerCase()));
   return html`<div class="page">
     <header class="page-head"><h1>${t("requests")}</h1><span class="stretch"></span>
@@ -26,10 +32,7 @@ export const RequestsView = () => {
         <input type="search" placeholder=${t("filter")} value=${words} onInput=${(/** @type {any} */ event) => setWords(event.target.value)} /></label>
     </header>
     ${trouble.value && html`<p class="notice warn" role="status">${trouble.value}</p>`}
-    <p class="legend small quiet">
-      <span><i class="key queued"></i>${t("part_queued")}</span><span><i class="key prefill"></i>${t("part_prefill")}</span>
-      <span><i class="key decode"></i>${t("part_decode")}</span>
-    </p>
+    <${PartsLegend} />
     ${!shown.length && html`<p class="quiet empty">${t("noRequests")}</p>`}
     ${shown.length > 0 && html`<div class="table-box" tabindex="0"><table class="requests">
       <thead><tr>
@@ -42,10 +45,10 @@ export const RequestsView = () => {
         const end = one.ended || now;
         const first = one.prompt_done ? (one.prompt_done - one.submitted) / 1000 : Number.NaN;
         const writing = one.prompt_done ? (end - one.prompt_done) / 1000 : 0;
-        return html`<tr key=${`${one.request}/${one.index}`}>
-          <td>${clock(one.submitted)}</td><td class="code clip" title=${one.request}>${config.value.log_bodies && one.log
-            ? html`<button type="button" class="small" aria-label=${`${one.request.slice(-12)}: ${t("bodies")}`} onClick=${() => setRead(one.log)}>${one.request.slice(-12)}</button>`
-            : one.request.slice(-12)}${one.index > 0 && ` /${one.index}`}</td>
+        return html`<tr key=${name(one)}>
+          <td>${clock(one.submitted)}</td>
+          <td class="code"><button type="button" class="small" aria-label=${`${t("details")}: ${one.request}`} onClick=${() => setRead(name(one))}>
+            ${one.request.slice(-12)}${one.index > 0 && ` /${one.index}`}</button></td>
           <td class="clip">${one.model}</td><td class="right">${number(one.prompt)}</td><td class="right">${number(one.cached)}</td>
           <td class="right">${number(one.predicted)}</td><td class="right">${seconds(first)}</td>
           <td class="right">${one.predicted > 1 && writing > 0 ? `${short((one.predicted - 1) / writing)}/s` : "–"}</td>
@@ -54,26 +57,44 @@ export const RequestsView = () => {
         </tr>`;
       })}</tbody>
     </table></div>`}
-    ${read && html`<${Bodies} id=${read} onClose=${() => setRead("")} />`}
+    ${details && html`<${Details} key=${read} one=${details} now=${now} onClose=${() => setRead("")} />`}
   </div>`;
 };
 
-/** What was asked and replied. @param {{id: string, onClose: () => void}} props */
-const Bodies = ({ id, onClose }) => {
+/**
+ * One request: where its time went, where its prompt came from and, if that is kept, what was asked and replied.
+ * @param {{one: Ended, now: number, onClose: () => void}} props
+ */
+const Details = ({ one, now, onClose }) => {
+  const box = useRef(/** @type {HTMLDialogElement | null} */ (null));
+  useEffect(() => box.current?.showModal(), []);
+  const from = one.source[0] ? t("fromWhere", number(one.cached), number(one.prompt), t(`from_${one.source[0]}`, one.source[1])) : "";
+  return html`<dialog ref=${box} class="bodies" aria-labelledby="request-title" onClose=${onClose}>
+    <header class="row"><h2 id="request-title">${t("request")}</h2><span class="stretch"></span>
+      <${IconButton} icon="close" label=${t("close")} onClick=${() => box.current?.close()} /></header>
+    <p class="code small">${one.request}${one.index > 0 && ` /${one.index}`}</p>
+    <${Waterfall} choice=${one} now=${one.ended || now} />
+    <dl class="facts left">
+      <dt>${t("model")}</dt><dd>${one.model}</dd>
+      <dt>${t("time")}</dt><dd>${clock(one.submitted)}</dd>
+      <dt>${t("priority")}</dt><dd>${number(one.priority)}</dd>
+      <dt>${t("outcome")}</dt><dd>${t(`outcome_${one.outcome}`)}</dd>
+      ${from && html`<dt>${t("fromCache")}</dt><dd>${from}${one.anew && `. ${t("anewBecause", number(one.prompt - one.cached), t(`anew_${one.anew}`))}.`}</dd>`}
+    </dl>
+    ${config.value.log_bodies && one.log ? html`<${Bodies} id=${one.log} />` : html`<p class="small quiet">${t("bodiesOff")}</p>`}
+  </dialog>`;
+};
+
+/** What was asked and replied. @param {{id: string}} props */
+const Bodies = ({ id }) => {
   const [found, setFound] = useState(/** @type {{path: string, request: {text: string}, reply: {text: string}} | null} */ (null));
   const [trouble, setTrouble] = useState("");
-  const box = useRef(/** @type {HTMLDialogElement | null} */ (null));
   useEffect(() => {
-    box.current?.showModal();
     json(`page/bodies?id=${encodeURIComponent(id)}`).then(setFound, (error) => setTrouble(String(error.message ?? error)));
   }, [id]);
-  return html`<dialog ref=${box} class="bodies" aria-labelledby="bodies-title" onClose=${onClose}>
-    <header class="row"><h2 id="bodies-title">${t("bodies")}</h2><span class="stretch"></span>
-      <${IconButton} icon="close" label=${t("close")} onClick=${() => box.current?.close()} /></header>
-    ${trouble && html`<p class="failure" role="alert">${trouble}</p>`}
+  return html`${trouble && html`<p class="failure" role="alert">${trouble}</p>`}
     ${found && html`<h3>${found.path}</h3><pre class="raw" tabindex="0">${indented(found.request.text)}</pre>
-      <h3>${t("reply")}</h3><pre class="raw" tabindex="0">${indented(found.reply.text)}</pre>`}
-  </dialog>`;
+      <h3>${t("reply")}</h3><pre class="raw" tabindex="0">${indented(found.reply.text)}</pre>`}`;
 };
 
 /** @param {string} text */
