@@ -151,9 +151,8 @@ async def test_a_state_without_a_slot_is_told_and_stands_in_the_tree(serve: Serv
         tiers = await looks.until("tiers", lambda found: found["demo"]["ram"]["n"])
         ((number, n_tokens, size, used_at, n_used, worth),) = tiers["demo"]["ram"]["states"]
         assert (n_tokens >= 96, size > 0, used_at > 0, n_used, worth > 0) == (True, True, True, 0, True)
-        seen = lambda s: s["models"][0]["engine"]["shared"]  # noqa: E731
-        state = await looks.until("state", seen)
-        assert [(sorted(pair[:2]), pair[2]) for pair in seen(state)] == [([number, 0], 64)]
+        state = await looks.until("state", lambda s: s["models"][0]["engine"]["shared"])
+        assert [(sorted(pair[:2]), pair[2]) for pair in state["models"][0]["engine"]["shared"]] == [([number, 0], 64)]
 
 
 async def test_a_running_request_is_cancelled_by_its_id(serve: Serve) -> None:
