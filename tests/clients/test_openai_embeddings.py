@@ -111,7 +111,7 @@ async def test_chats_and_200_texts_at_once(pool: RealServer) -> None:
 
 
 def test_200_texts_of_a_request_share_decodes(embeddings: OpenAI, pool: RealServer) -> None:
-    """Those of 200 requests, too (tests/api/test_embeddings.py), if they come faster than they are computed."""
+    """Those of 200 requests, too (`tests/api/inference/`), if they come faster than they are computed."""
     alone = embeddings.embeddings.create(model="embed", input="the text number 7").data[0].embedding
     before = n_decodes(pool)
     reply = embeddings.embeddings.create(model="embed", input=[f"the text number {i}" for i in range(200)])

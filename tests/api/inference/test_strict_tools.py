@@ -9,8 +9,8 @@ import pytest
 from harness.fakes import FakeLoader, FakeRunner
 from server.wire.reasoning_control import REASONING_END
 from tests.api.conftest import Serve
+from tests.api.management.test_control import begun, rest
 from tests.api.streams import posting
-from tests.api.test_control import begun, rest
 
 ODD = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
 TEMPLATE = (

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.api.conftest import GoLive, Live, Serve
-from tests.api.test_models import TWO
+from tests.api.management.test_models import TWO
 
 JSON = {"Content-Type": "application/json"}
 FOREIGN = {"Origin": "https://evil.example"}

@@ -4,8 +4,8 @@ import httpx
 
 from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import GoLive, Serve, chat_request, idle
-from tests.api.test_models import TWO
-from tests.api.test_props import RECORDED_PARAMS
+from tests.api.management.test_models import TWO
+from tests.api.management.test_props import RECORDED_PARAMS
 
 
 async def test_idle_slots_are_listed(client: httpx.AsyncClient) -> None:

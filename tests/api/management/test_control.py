@@ -8,8 +8,8 @@ import pytest
 
 from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import Api, Serve, idle
+from tests.api.management.test_models import TWO
 from tests.api.streams import Exchange, posting
-from tests.api.test_models import TWO
 
 CHAT = "/v1/chat/completions"
 URL = "/v1/chat/completions/control"

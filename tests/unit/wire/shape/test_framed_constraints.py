@@ -10,7 +10,7 @@ from server.conversation.form import Tools, template_tools
 from server.errors import InvalidRequest
 from tests.unit.formats.reading import Read, output_parser, read
 from tests.unit.wire.builders import answer_of, make_model
-from tests.unit.wire.test_chat_output import FORMAT, accepts, choosing
+from tests.unit.wire.chat.test_chat_output import FORMAT, accepts, choosing
 
 TURNS = {
     # template's signs: the generation prompt, thoughts to their end, what begins an answer, a call

@@ -12,7 +12,7 @@ from types import ModuleType
 import llama_cpp
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MODELS = ROOT / "models"
 PER_ABILITY = 8
 FEWER = 2.5 / PER_ABILITY  # an ability may miss two cases of the sample more than its score says

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from harness.fakes import FakeLoader, FakeRunner
 from server.transport.streams.event_socket import LEAVING, MAX_WAITING
 from tests.api.conftest import Api, GoLive, Serve, until
-from tests.api.test_responses import CHATML, says
+from tests.api.inference.test_responses import CHATML, says
 
 TIMEOUT_S = 100.0
 

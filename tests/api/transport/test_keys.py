@@ -13,8 +13,8 @@ import yaml
 from harness.fakes import FakeLoader, FakeRunner
 from server.transport.access.key_file import hash_of
 from tests.api.conftest import Api, GoLive, Serve, chat_request, until
+from tests.api.management.test_models import TWO
 from tests.api.streams import posting
-from tests.api.test_models import TWO
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 

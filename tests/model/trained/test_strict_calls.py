@@ -10,7 +10,7 @@ import pytest
 
 from harness.real_server import RealServer, llamapool_config
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PARAMETERS = {
     "type": "object",
     "properties": {

@@ -20,10 +20,10 @@ from prometheus_client.samples import Sample
 from harness.fakes import FakeLoader, FakeRunner
 from server.engine.engine import Engine
 from tests.api.conftest import GoLive, Live, Serve, chat_request, until
-from tests.api.test_models import TWO
+from tests.api.management.test_models import TWO
 
 _SPEC = re.compile(r"^\s*(\S+?)\s*(?:\{([^}]*)\})?\s*$")
-CONFIGURED = Path(__file__).resolve().parents[2] / "docs/metrics.md"
+CONFIGURED = Path(__file__).resolve().parents[3] / "docs/metrics.md"
 
 
 def engine_config() -> dict[str, str]:

@@ -17,7 +17,7 @@ import pytest
 from harness.real_server import RealServer, llamapool_config
 from server.llama.files.model_file import read_gguf
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "extras" / "demo-vision"
 FROZEN = ROOT / "models" / "demo-vision" / "frozen"
 PROJECTOR = ROOT / "models" / "mmproj-demo.gguf"

@@ -15,7 +15,7 @@ import pytest
 
 from harness.real_server import RealServer, llamapool, llamapool_config
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MAX_TOTAL_BYTES = 16_000_000
 MAX_DEMO_BYTES = 8_000_000
 FACTS = {

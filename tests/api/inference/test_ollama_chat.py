@@ -11,7 +11,7 @@ import pytest
 from harness.fakes import FakeLoader, FakeRunner
 from tests.api.conftest import Api, GoLive, Serve, idle, until
 from tests.api.streams import posting
-from tests.api.test_keys import bearer, key_file
+from tests.api.transport.test_keys import bearer, key_file
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 HI = {"role": "user", "content": "Hi"}

@@ -6,7 +6,7 @@ import pytest
 from harness.fakes import EOS, FakeVocab
 from server.constrain.after_thinking import MAX_SPACES, AfterThinking, Framing
 from server.errors import InternalError
-from tests.unit.wire.test_chat_output import accepts
+from tests.unit.wire.chat.test_chat_output import accepts
 
 
 @dataclass

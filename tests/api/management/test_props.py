@@ -7,7 +7,7 @@ import pytest
 from harness.fakes import CHATML
 from server.pool.state import Status
 from tests.api.conftest import Serve
-from tests.api.test_models import TWO
+from tests.api.management.test_models import TWO
 
 RECORDED_KEYS = {
     *("default_generation_settings", "total_slots", "model_alias", "model_ftype", "model_path", "modalities"),

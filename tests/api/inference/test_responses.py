@@ -17,8 +17,8 @@ from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
 from server.wire.responses.read import ResponsesBody
 from tests.api.conftest import Serve
+from tests.api.inference.test_fuzz_generation import JSON, bodies, check
 from tests.api.streams import posting
-from tests.api.test_fuzz_generation import JSON, bodies, check
 
 URL = "/v1/responses"
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}

@@ -10,7 +10,7 @@ from server.wire.chat.messages import read_messages
 from server.wire.chat.read import chat_generation, read_chat
 from server.wire.chat.write import ChatReply, ChatStream, ChatWords
 from tests.unit.wire.builders import HEADER, chunks, finished, make_model, started, text
-from tests.unit.wire.test_chat_reply import ScriptedParser
+from tests.unit.wire.chat.test_chat_reply import ScriptedParser
 
 F = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 HI = {"role": "user", "content": "Hi"}

@@ -33,7 +33,7 @@ from tests.closeness import same_vectors
 from tests.model.native_context import native_context
 from tests.model.native_fixtures import load
 
-DEMO = Path(__file__).parents[2] / "models" / "demo-embed.gguf"
+DEMO = Path(__file__).parents[3] / "models" / "demo-embed.gguf"
 TEXTS = ("the quick brown fox", "a", "jumps over the lazy dog and then the other animals of the forest", "a", "x y")
 EMBEDDERS = [name for name, model in MODELS.items() if model.pooling is not None]
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.api.conftest import Api, Serve
-from tests.api.test_keys import bearer, key_file, server
+from tests.api.transport.test_keys import bearer, key_file, server
 
 WORDS = "what is said more than once " * 8
 MESSAGES = [{"role": "user", "content": WORDS}]

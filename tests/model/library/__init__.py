@@ -1,0 +1,1 @@
+"""The native side alone, against the library itself: no server."""

@@ -1,0 +1,1 @@
+"""Trained weights: the models that ship, and SmolLM2."""

@@ -1,0 +1,1 @@
+"""Prompts as they are: OpenAI's completions, and llama-server's own."""

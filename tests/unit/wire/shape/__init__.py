@@ -1,0 +1,1 @@
+"""What fields say of the output's shape and of thoughts, whatever the format they stand in."""
