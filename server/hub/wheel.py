@@ -14,6 +14,7 @@ import threading
 import zipfile
 from collections import deque
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from server.errors import DownloadFailed
@@ -27,6 +28,7 @@ from server.pool.protocols import FileProgress
 _READ_BYTES = 1 << 20
 _POLL_S = 0.2
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+_SAYS_ITS_PROGRESS = (24, 1)  # pip with --progress-bar raw; a new venv of Python 3.12 has an older one
 _KEPT_LINES = 5  # of pip's, for the message of a failure
 
 
@@ -75,7 +77,14 @@ def _download(wheel: Wheel, folder: Path, report: Report, wanted: Wanted) -> Non
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
-    command += ["--progress-bar", "raw", "--dest", str(folder), "--requirement", str(requirements)]
+    command += [
+        "--progress-bar",
+        "raw" if _says_its_progress() else "off",
+        "--dest",
+        str(folder),
+        "--requirement",
+        str(requirements),
+    ]
     environment = {**os.environ, "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     process = subprocess.Popen(  # noqa: S603 (words of our own)
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
@@ -103,6 +112,14 @@ def _download(wheel: Wheel, folder: Path, report: Report, wanted: Wanted) -> Non
         process.stdout.close()
     if process.returncode or not list(folder.glob("*.whl")):
         raise DownloadFailed(f"pip could not download {wheel.requirement}: {' '.join(said) or 'it gave no reason'}")
+
+
+def _says_its_progress() -> bool:
+    try:
+        major, minor = metadata.version("pip").split(".")[:2]
+    except metadata.PackageNotFoundError:  # which running it will say
+        return False
+    return (int(major), int(minor)) >= _SAYS_ITS_PROGRESS
 
 
 def _await(process: "subprocess.Popen[str]", wanted: Wanted) -> None:
