@@ -94,9 +94,13 @@ class Engine(Instances[Instance]):
         if self._encoder is not None:
             await asyncio.to_thread(self._encoder.cache.use_disk, files)
 
-    def limit_ram_cache(self, n_bytes: int) -> None:
-        """Keep at most so many bytes of prompt states in RAM from now on (-1 = any), and no more than ``cache_ram``
-        says. What is too much goes to the disk, or is forgotten. Safe in any thread."""
+    def limit_caches(self, n_bytes: int) -> None:
+        """Keep at most so many bytes in RAM from now on (-1 = any): embeddings of media a quarter of it, prompt states
+        the rest, and none more than ``media_cache`` and ``cache_ram`` say. Prompt states that are too much go to the
+        disk, or are forgotten. Safe in any thread."""
+        if self._encoder is not None:
+            for_media = self._encoder.cache.limit_ram_to(n_bytes // 4 if n_bytes > 0 else n_bytes)
+            n_bytes = max(n_bytes - for_media, 0) if n_bytes >= 0 else n_bytes
         evicted = self._ram.limit_to(min_limit(n_bytes, self._own_cache_limit), self._clock())
         if self._disk is not None:
             for entry in evicted:

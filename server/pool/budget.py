@@ -30,7 +30,8 @@ class Amount:
 class Budget:
     """``anywhere`` holds for every device that is not named; None: what is free when the pool begins, less a reserve.
 
-    ``caches``: of all models' prompt states in RAM, in MiB; -1 = no limit of their own, -2 = automatic.
+    ``caches``: of all models' prompt states and embeddings of media in RAM, in MiB; -1 = no limit of their own, -2 =
+    automatic.
     """
 
     anywhere: Amount | None = None
@@ -49,7 +50,7 @@ class Budget:
         return found
 
     def for_caches(self, limits: Mapping[str, int], taken: Mapping[str, int]) -> int:
-        """Bytes of RAM for prompt states: what models leave of the budget, up to a limit of their own; -1 = any."""
+        """Bytes of RAM for what is cached: what models leave of the budget, up to a limit of their own; -1 = any."""
         if HOST not in limits:
             return -1 if self.caches < 0 else self.caches * _MIB
         left = max(limits[HOST] - taken.get(HOST, 0), 0)

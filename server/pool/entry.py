@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from server.engine.request import Adapters
 from server.media.bitmap import BitmapKind
@@ -28,6 +29,8 @@ class Entry:
 
     spec: ModelSpec
     last_used: float
+    uses: float = -inf  # as `policy.used_again` counts them, also while it is unloaded
+    load_s: float = 0.0  # what its last load took
     status: Status = Status.UNLOADED
     progress: float = 0.0
     failure: str = ""
@@ -114,6 +117,8 @@ class Entry:
             self.status,
             idle=self.idle,
             last_used=self.last_used,
+            uses=self.uses,
+            load_s=self.load_s,
             leaving=self.leaving,
             giving_way=self.giving_way,
             sleep_idle_s=self.sleep_idle_s,

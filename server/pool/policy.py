@@ -4,8 +4,9 @@ What models hold and want are amounts: one place each (``models_max``), and byte
 (``memory``). A device that is in no budget is not looked at.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf, log2
 
 from server.pool.state import LOADABLE, OCCUPYING, Status
 
@@ -13,6 +14,10 @@ Amounts = Mapping[str, int]
 _PLACES = "places"
 MEASURING_S = 5.0
 """So long a model that is not measured yet holds up the others, so that all are given their share."""
+HALF_LIFE_S = 300.0
+"""After which a use of a model counts half as much as a new one."""
+LEAST_LOAD_S = 0.1
+"""Below it what a load takes is chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,8 @@ class Candidate:
     status: Status
     idle: bool = True  # no lease, and the engine does nothing
     last_used: float = 0.0
+    uses: float = -inf  # as `used_again` counts them
+    load_s: float = 0.0  # what its last load took
     leaving: bool = False  # draining, or its load is being cancelled: its place becomes free by itself
     giving_way: bool = False
     sleep_idle_s: float = -1.0  # negative = never; 0 = as soon as it is idle
@@ -60,12 +67,13 @@ def decide(
     patience_s: float,
     budget: Amounts | None = None,
 ) -> Decision:
-    """First come, first served; idle models leave, least recently used first; none leaves under a lease.
+    """First come, first served; idle models leave; none leaves under a lease.
 
-    No more models are evicted than are needed beyond what is free or becoming free (llama.cpp
-    tools/server/server-models.cpp, server_lru_sched::tick), and none for one that even then would not fit. Beyond it:
-    when the first that is short has waited for `patience_s` and every model is busy, the least recently used ones take
-    no new lease, so that steady traffic on one model cannot keep another out for ever.
+    Where bytes are short those of least `value` leave first; where only a place is, the least recently used one, as
+    ``models_max`` means in llama.cpp (tools/server/server-models.cpp, server_lru_sched::tick). No more are evicted than
+    are needed beyond what is free or becoming free, and none for one that even then would not fit. When the first that
+    is short has waited for `patience_s` and every model is busy, those that would leave if they were idle take no new
+    lease, so that steady traffic on one model cannot keep another out for ever.
 
     With a `budget` (bytes by device) one load is begun at a time, since it may take all that is free. A model whose
     needs are not known after `MEASURING_S` (a slow disk) is passed until they are.
@@ -85,8 +93,8 @@ class _Deciding:
         self._one_at_a_time = bool(budget)
         self._busy_loading = any(m.fitting for m in models)
         stayers = [m for m in held if m.status is Status.READY and not m.leaving and not m.pinned]
-        self._idle = least_recently_used(m for m in stayers if m.idle)
-        self._busy = least_recently_used(m for m in stayers if not m.idle)
+        self._idle = [m for m in stayers if m.idle]
+        self._busy = [m for m in stayers if not m.idle]
         self._load: list[str] = []
         self._left_out: list[str] = []
         self._evict: list[str] = []
@@ -130,17 +138,19 @@ class _Deciding:
     def _give_back(self) -> None:
         """A model took more than was thought: idle ones make good for it, as far as they can."""
         if not all(n >= 0 for n in self._future.values()):
-            others = sorted(self._idle, key=lambda m: m.last_used)[:-1]  # one that is too large alone stays
+            others = _in_order(self._idle, value)[:-1]  # one that is too large alone stays
             chosen = _least(others, {}, self._future)
             self._leave(others if chosen is None else chosen)
 
     def _make_room(self, need: Amounts, *, impatient: bool) -> None:
         """Idle ones leave; busy ones that already give way go on doing so while they are needed, and others begin to
         for an impatient queue."""
-        already = [m for m in self._busy if m.giving_way]
-        chosen = _least([*self._idle, *already], need, self._future)
+        worth = value if any(key != _PLACES for key in _lack(need, self._future)) else _last_used
+        idle, busy = _in_order(self._idle, worth), _in_order(self._busy, worth)
+        already = [m for m in busy if m.giving_way]
+        chosen = _least([*idle, *already], need, self._future)
         if chosen is None and impatient and not already:
-            chosen = _least([*self._idle, *self._busy], need, self._future)
+            chosen = _least([*idle, *busy], need, self._future)
         self._leave(chosen or [])
 
     def _leave(self, chosen: list[Candidate]) -> None:
@@ -177,7 +187,7 @@ def _fits(need: Amounts, free: Amounts) -> bool:
 def _least(order: Sequence[Candidate], need: Amounts, free: Amounts) -> list[Candidate] | None:
     """Whom it takes for `need` to fit: the first of `order` that hold what is short, less those that the others make
     unnecessary; None when all together are too few."""
-    lack = {key: need.get(key, 0) - n for key, n in free.items() if need.get(key, 0) > n or n < 0}
+    lack = _lack(need, free)
     chosen: list[Candidate] = []
     for model in order:
         if not _short(lack, chosen):
@@ -193,13 +203,37 @@ def _least(order: Sequence[Candidate], need: Amounts, free: Amounts) -> list[Can
     return chosen
 
 
+def _lack(need: Amounts, free: Amounts) -> Amounts:
+    return {key: need.get(key, 0) - n for key, n in free.items() if need.get(key, 0) > n or n < 0}
+
+
 def _short(lack: Amounts, chosen: Sequence[Candidate]) -> list[str]:
     return [key for key, n in lack.items() if n > sum(_holds(m).get(key, 0) for m in chosen)]
 
 
-def least_recently_used(models: Iterable[Candidate]) -> list[Candidate]:
-    """Oldest use first; a model that already gives way comes before all others."""
-    return sorted(models, key=lambda m: (not m.giving_way, m.last_used, m.id))
+def used_again(uses: float, now: float) -> float:
+    """What is known of a model's uses, with one more: the binary logarithm of their number, a use weighing half as much
+    as one that is `HALF_LIFE_S` younger. So recency and frequency are one number that need not be aged (Lee et al.,
+    LRFU, 2001)."""
+    new = now / HALF_LIFE_S
+    low, high = sorted((uses, new))
+    return high + log2(1 + 2 ** (low - high))
+
+
+def value(model: Candidate) -> float:
+    """What a byte is worth that it holds, as a binary logarithm: seconds of loading that it is expected to spare, by
+    how often and how lately the model was used (as GreedyDual-Size-Frequency, Cherkasova 1998)."""
+    uses = max(model.uses, model.last_used / HALF_LIFE_S)  # a long one ends later than it begins
+    return uses + log2(max(model.load_s, LEAST_LOAD_S)) - log2(max(sum(model.taken.values()), 1))
+
+
+def _in_order(models: Sequence[Candidate], worth: Callable[[Candidate], float]) -> list[Candidate]:
+    """Who leaves first; a model that already gives way comes before all others."""
+    return sorted(models, key=lambda m: (not m.giving_way, worth(m), m.id))
+
+
+def _last_used(model: Candidate) -> float:
+    return model.last_used
 
 
 def overdue(models: Iterable[Candidate], now: float) -> list[str]:

@@ -70,7 +70,8 @@ class Turns:
         lease = Lease(entry.loaded, partial(self._released, entry))
         entry.leases.add(lease)
         entry.vacant.clear()
-        entry.last_used = self._clock()
+        entry.last_used = now = self._clock()
+        entry.uses = policy.used_again(entry.uses, now)
         return lease
 
     def _released(self, entry: Entry, lease: Lease) -> None:
@@ -207,13 +208,13 @@ class Turns:
         return found
 
     def _share_caches(self) -> None:
-        """What models leave of the budget is divided between the prompt states of those that generate."""
+        """What models leave of the budget is divided between the caches of those that generate."""
         if self._limits.budget is None:
             return
         engines = [e.loaded.generator for e in self._entries.values() if e.loaded is not None and e.loaded.generator]
         n_bytes = self._limits.budget.for_caches(self.budget, self.taken(at_least=True))
         for engine in engines:
-            engine.limit_ram_cache(n_bytes // len(engines) if n_bytes >= 0 else n_bytes)
+            engine.limit_caches(n_bytes // len(engines) if n_bytes >= 0 else n_bytes)
 
     # ---- downloading, loading and freeing
 

@@ -66,6 +66,7 @@ class EmbeddingCache:
     def __init__(self, limit: int) -> None:
         self._lock = threading.Lock()
         self._data: dict[bytes, bytes] = {}
+        self._own_limit = limit  # of RAM, whatever else there is
         self._in_ram = _Sizes(limit)
         self._on_disk = _Sizes(0)
         self._files: EmbeddingFiles | None = None
@@ -84,12 +85,21 @@ class EmbeddingCache:
             log.warning("embeddings of media are not kept on disk: %s", error)
             return
         with self._lock:
-            half = self._in_ram.limit // 2
-            self._in_ram.limit -= half
+            half = self._own_limit // 2
+            self._own_limit -= half
+            self._in_ram.limit = min(self._in_ram.limit, self._own_limit)
             self._on_disk.limit = half
             gone = [key for known, n_bytes in found for key in self._on_disk.add(known, n_bytes)]
             self._files = files
         self._remove(gone)
+
+    def limit_ram_to(self, n_bytes: int) -> int:
+        """Keep no more than `n_bytes` of its own limit in RAM (negative: all of it); returns what it may keep."""
+        with self._lock:
+            self._in_ram.limit = self._own_limit if n_bytes < 0 else min(n_bytes, self._own_limit)
+            for gone in self._in_ram.shrink():
+                del self._data[gone]
+            return self._in_ram.limit
 
     def get(self, key: bytes) -> bytes | None:
         """What RAM has."""

@@ -44,7 +44,7 @@ class MediaSettings(SettingsModel):
     media_cache: Annotated[Int, option("--media-cache", metavar="MIB"), Field(ge=0)] = 256
     """MiB for embeddings of images and audio, so that one that was seen before isn't encoded again, in whatever slot or
     conversation; with cache_disk_path half of it there, for after a restart. 256 are about a hundred images of 256
-    tokens for a model with embeddings of 2560 numbers. 0 = off."""
+    tokens for a model with embeddings of 2560 numbers. 0 = off. It is part of what `caches_ram` says of all caches."""
     media_marker: Annotated[str, option(env="LLAMA_MEDIA_MARKER")] = ""
     """What stands for a medium in the prompt of /completion with multimodal_data, as /props tells; empty = a text that
     nobody can guess, new at each load."""

@@ -214,11 +214,12 @@ class PoolSettings(SettingsModel):
     """Most models loaded at once; the least recently used idle one makes room; 0 = no limit."""
     memory: Annotated[str, option(metavar="AMOUNT"), AfterValidator(_amounts)] = ""
     """Memory that models may take together: 80% or 12GiB, with commas of each device (CPU=12GiB,CUDA0=80%); empty =
-    what is free when the first is loaded, but for 1 GiB or a quarter. Idle models make room, the least recently used
-    first."""
+    what is free when the first is loaded, but for 1 GiB or a quarter. Idle models make room: first those whose bytes
+    spare the fewest seconds of loading, by how often and how lately they were used."""
     caches_ram: Annotated[Int, option(metavar="MIB"), Field(ge=-2)] = -2
-    """MiB of that for the prompts of all models that lost their slot (cache_ram), as far as models leave it; -1 = all
-    that they leave, -2 = automatic: 8192, at most a quarter of the memory."""
+    """MiB of that for what all models cache in RAM: prompts that lost their slot (cache_ram), and embeddings of images
+    and audio (media_cache, a quarter of it at most), as far as models leave it; -1 = all that they leave, -2 =
+    automatic: 8192, at most a quarter of the memory."""
     models_wait_s: Annotated[Float, option(), Field(ge=0)] = 300.0
     """Longest seconds that requests wait for room for their model; then they get 503 with Retry-After. 0 = any."""
     models_autoload: Annotated[

@@ -450,7 +450,7 @@ class _Served:
 
     def _limit_ram(self, n_bytes: int) -> None:
         assert self._generator is not None
-        self._generator.limit_ram_cache(n_bytes)
+        self._generator.limit_caches(n_bytes)
 
     # ---- calls
 

@@ -337,8 +337,8 @@ class IsolatedEngine(_Half):
         self.adapters = tuple(replace(a, scale=wanted.get(a.id, 0.0)) for a in self.adapters)
         self.core.post("adapters", scales)
 
-    def limit_ram_cache(self, n_bytes: int) -> None:
-        """Keep at most so many bytes of prompt states from now on. Safe in any thread."""
+    def limit_caches(self, n_bytes: int) -> None:
+        """Keep at most so many bytes of prompt states and embeddings from now on. Safe in any thread."""
         self._ram = n_bytes
         self.core.post_soon("ram", n_bytes)
 

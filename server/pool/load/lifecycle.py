@@ -96,7 +96,7 @@ class Lifecycle:
     async def load(self, entry: Entry, fitted: Callable[[], None] = lambda: None) -> None:
         """Load; the entry ends READY, FAILED with the reason, or UNLOADED when the load was cancelled. `fitted` is
         called between, where memory was granted, once it is known how much of it the model takes."""
-        load = entry.load
+        load, begun = entry.load, self._clock()
         assert load is not None
         try:
             if entry.fitting:
@@ -115,7 +115,7 @@ class Lifecycle:
             _abandon(load)
             self._not_loaded(entry, load, error)
         else:
-            entry.load = None
+            entry.load, entry.load_s = None, self._clock() - begun
             self._loaded(entry, model)
 
     def _loaded(self, entry: Entry, model: LoadedModel) -> None:

@@ -96,7 +96,7 @@ class FakeEngine:
     def set_adapter_scales(self, scales: Adapters) -> None:
         self.adapters = tuple(replace(a, scale=dict(scales).get(a.id, 0.0)) for a in self.adapters)
 
-    def limit_ram_cache(self, n_bytes: int) -> None:
+    def limit_caches(self, n_bytes: int) -> None:
         self.cache_limit = n_bytes
 
     async def close(self, drain_s: float = 0.0) -> None:

@@ -1,7 +1,10 @@
+from math import inf
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.pool.policy import Candidate, Waiting, decide, next_sleep, overdue
+from server.pool.policy import HALF_LIFE_S, Candidate, Waiting, decide, next_sleep, overdue, used_again, value
 from server.pool.state import LOADABLE, OCCUPYING, Status
 
 PATIENCE_S = 10.0
@@ -158,3 +161,81 @@ def test_sleep_becomes_due_exactly_when_it_was_said_to(
     if due is not None:
         assert overdue(idle, due)
         assert bool(overdue(idle, now)) == (due <= now)
+
+
+def sized(model: str, size: int, load_s: float, *used_at: float, **changes: object) -> Candidate:
+    uses = -inf
+    for when in used_at:
+        uses = used_again(uses, when)
+    taken = {"CPU": size}
+    return ready(model, max(used_at), uses=uses, load_s=load_s, taken=taken, **changes)
+
+
+def evicted(models: list[Candidate], need: int, room: int, *, models_max: int = 0) -> tuple[str, ...]:
+    wanted = Candidate("x", Status.UNLOADED, need={"CPU": need})
+    limits = {"models_max": models_max, "now": 0, "patience_s": PATIENCE_S}
+    return decide([*models, wanted], queue("x"), budget={"CPU": room}, **limits).evict  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cheap", "dear"),
+    [
+        (sized("cheap", 100, 5, 50), sized("dear", 100, 60, 40)),  # takes long to load again
+        (sized("cheap", 100, 5, 50), sized("dear", 100, 5, 10, 20, 30, 40)),  # used often
+        (sized("cheap", 100, 5, 40), sized("dear", 100, 5, 50)),  # used lately
+        (sized("cheap", 100, 5, 50), sized("dear", 50, 5, 40)),  # as much worth, in half the room
+    ],
+    ids=["cost", "frequency", "recency", "size"],
+)
+def test_where_bytes_are_short_the_least_valuable_leaves(cheap: Candidate, dear: Candidate) -> None:
+    for models in ([cheap, dear], [dear, cheap]):
+        assert evicted(models, need=50, room=sum(m.taken["CPU"] for m in models)) == ("cheap",)
+
+
+def test_where_only_a_place_is_short_the_least_recently_used_leaves() -> None:
+    dear = sized("dear", 10, 100, 10, 20, 30)
+    assert evicted([dear, sized("cheap", 10, 1, 31)], need=10, room=1000, models_max=2) == ("dear",)
+
+
+def test_a_use_counts_half_as_much_after_a_half_life() -> None:
+    twice = used_again(used_again(-inf, 100), 100)
+    assert twice == pytest.approx(used_again(-inf, 100 + HALF_LIFE_S))
+    assert used_again(1e9, 0.0) == 1e9
+
+
+@given(st.permutations([0.0, 1.0, 50.0, 1e3, 1e6]))
+def test_uses_add_up_in_any_order(times: list[float]) -> None:
+    expected = sized("a", 1, 1, *sorted(times)).uses
+    assert sized("a", 1, 1, *times).uses == pytest.approx(expected)
+    assert expected >= 1e6 / HALF_LIFE_S
+
+
+@st.composite
+def loaded(draw: st.DrawFn) -> list[Candidate]:
+    return [
+        sized(
+            f"m{i}",
+            draw(st.integers(1, 50)),
+            draw(st.floats(0, 100)),
+            *draw(st.lists(st.floats(0, 5e3), min_size=1, max_size=4)),
+            pinned=draw(st.booleans()),
+            idle=draw(st.booleans()),
+        )
+        for i in range(draw(st.integers(1, 8)))
+    ]
+
+
+@given(loaded(), st.integers(1, 120), st.integers(0, 40))
+def test_nobody_leaves_whom_less_valuable_ones_could_spare_it(models: list[Candidate], need: int, free: int) -> None:
+    room = sum(m.taken["CPU"] for m in models) + free
+    gone = evicted(models, need, room)
+    size = {m.id: m.taken["CPU"] for m in models}
+    able = [m for m in models if m.idle and not m.pinned]
+    assert set(gone) <= {m.id for m in able}
+    enough = free + sum(size[m.id] for m in able) >= need > free
+    assert bool(gone) == enough
+    if gone:
+        assert free + sum(size[model] for model in gone) >= need
+        assert all(free + sum(size[other] for other in gone if other != model) < need for model in gone), "too many"
+        dearest = max(value(m) for m in able if m.id in gone)
+        assert free + sum(size[m.id] for m in able if value(m) < dearest) < need

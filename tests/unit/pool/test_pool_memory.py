@@ -87,6 +87,15 @@ async def test_no_more_leave_than_must() -> None:
         assert [model for model, status in s.statuses().items() if status is Status.UNLOADED] == ["m0"]
 
 
+async def test_who_was_used_often_outlives_who_was_used_last() -> None:
+    async with sized_pool("m0", "m1", "m2", "m3") as s:
+        for model in ("m0", "m0", "m0", "m1", "m2"):
+            (await loaded(s, model)).release()
+            s.clock.now += 1
+        (await loaded(s, "m3")).release()
+        assert [model for model, status in s.statuses().items() if status is Status.UNLOADED] == ["m1"]
+
+
 async def test_a_pinned_model_never_leaves() -> None:
     async with sized_pool(spec("m0", pinned=True), "m1", "m8") as s:
         for model in ("m0", "m1", "m8"):

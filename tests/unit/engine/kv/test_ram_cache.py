@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.fakes import FakeRunner
+from harness.fakes import FakeEncoder, FakeRunner
 from server.engine.kv.ram_cache import AUTOMATIC, MIN_TOKENS, RamState, StateCache, ram_limit
 from server.engine.lora import BARE, NEVER, Tuning
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
@@ -157,5 +157,13 @@ def test_a_smaller_limit_costs_the_least_valuable_at_once() -> None:
 async def test_states_share_what_the_pool_leaves_and_never_more_than_their_own_setting_says() -> None:
     async with engine_over(FakeRunner(), cache_ram=1) as engine:
         for limit, expected in ((2 * MIB, MIB), (1000, 1000), (0, 0), (-1, MIB)):
-            engine.limit_ram_cache(limit)
+            engine.limit_caches(limit)
             assert engine._ram.limit == expected
+
+
+async def test_embeddings_of_media_have_a_quarter_of_it_at_most() -> None:
+    async with engine_over(FakeRunner(encoder=FakeEncoder()), cache_ram=100, media_cache=1) as engine:
+        assert engine._encoder is not None
+        for limit, states, embeddings in ((100 * MIB, 99 * MIB, MIB), (400, 300, 100), (0, 0, 0), (-1, 100 * MIB, MIB)):
+            engine.limit_caches(limit)
+            assert (engine._ram.limit, engine._encoder.cache._in_ram.limit) == (states, embeddings)
