@@ -36,7 +36,7 @@ from server.page.live import Live
 from server.page.log import RecentLog
 from server.page.serving import page_of
 from server.page.tools.catalogue import Tools
-from server.pool.budget import read_budget
+from server.pool.budget import Budget, read_budget
 from server.pool.events import StatusChanged
 from server.pool.load.assembly import Factories
 from server.pool.load.loading import chat_template
@@ -92,7 +92,7 @@ def create_app(
     limits = PoolLimits(
         models_max=server.models_max,
         autoload=server.models_autoload,
-        budget=replace(read_budget(server.memory), caches=server.caches_ram),
+        budget=memory_budget(server),
         wait_s=server.models_wait_s,
         linger_s=LINGER_S if os.environ.get("LLAMA_SERVER_DEBUG_FAKE_TIMING") else 0.0,
     )
@@ -152,6 +152,11 @@ def create_app(
     # Around everything, Starlette's own middlewares too: it talks to the server's `send` itself.
     app.middleware_stack = Gateway(served, services.options, services.draining, ended, page.has, ring, services.rates)
     return app
+
+
+def memory_budget(server: ServerSettings) -> Budget:
+    """What models and caches may take together."""
+    return replace(read_budget(server.memory), caches=server.caches_ram)
 
 
 def slot_files_of(server: ServerSettings) -> SlotFiles | None:
@@ -313,7 +318,7 @@ def lifespan_of(
         try:
             await services.pool.start()
             screen = asyncio.create_task(
-                show_first_screen(services.pool, addresses, has_keys=services.keys.required),
+                show_first_screen(services.pool, addresses, has_keys=services.keys.required, has_page=server.ui),
                 name="first screen",
             )
             screen.add_done_callback(log_failure)

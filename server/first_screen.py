@@ -9,17 +9,23 @@ from server.logs import BARE
 from server.pool.footprint import Memory, readable
 from server.pool.load.lifecycle import described
 from server.pool.pool import Pool
+from server.pool.spec import Task
 from server.pool.state import ModelFacts, ModelState, Status
 
 logger = logging.getLogger(__name__)
 
 _MOST_MODELS = 12
-_HELLO = """'{"messages": [{"role": "user", "content": "Hello!"}]}'"""
+_TRIED: tuple[tuple[Task, str, str], ...] = (
+    ("generate", "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'),
+    ("embed", "embeddings", '"input": "Hello!"'),
+    ("rerank", "rerank", '"query": "Hello!", "documents": ["Hi", "Bye"]'),
+)
+"""What a model can do, where, and the body."""
 _UNIX = "http+unix://"
 _WIDTH = 13
 
 
-async def show_first_screen(pool: Pool, addresses: Sequence[str], *, has_keys: bool) -> None:
+async def show_first_screen(pool: Pool, addresses: Sequence[str], *, has_keys: bool, has_page: bool) -> None:
     """Wait for the loads of the start, then log the screen; never where the server stops before."""
     with pool.subscribe() as events:
         while pool.starting:
@@ -28,7 +34,8 @@ async def show_first_screen(pool: Pool, addresses: Sequence[str], *, has_keys: b
             except StopAsyncIteration:
                 return
     memory = await pool.memory()
-    for line in first_screen(pool.states(), memory, pool.budget_of(memory), addresses, has_keys=has_keys):
+    budget = pool.budget_of(memory)
+    for line in first_screen(pool.states(), memory, budget, addresses, has_keys=has_keys, has_page=has_page):
         logger.info("%s", line, extra={BARE: True})
 
 
@@ -39,8 +46,9 @@ def first_screen(
     addresses: Sequence[str],
     *,
     has_keys: bool,
+    has_page: bool,
 ) -> list[str]:
-    """The lines."""
+    """The lines; `has_page`: that of this program, or a folder's, is at ``/``."""
     shown = sorted(states, key=lambda state: state.facts is None)[:_MOST_MODELS]
     lines = [f"Llamapool {__version__}{' at ' if addresses else ''}{', '.join(addresses)}"]
     for state in shown:
@@ -49,8 +57,10 @@ def first_screen(
         lines.append(_row("", f"and {len(states) - len(shown)} more, loaded when they are asked for"))
     lines += [_row("memory" if i == 0 else "", text) for i, text in enumerate(_free(memory, budget))]
     if addresses:
-        lines.append(_row("pages", f"{addresses[0]}/docs" if not addresses[0].startswith(_UNIX) else "/docs"))
-        lines.append(_row("try", _curl(states, addresses[0], has_keys=has_keys)))
+        base = "" if addresses[0].startswith(_UNIX) else addresses[0]
+        pages = [f"{base}/"] * has_page + [f"{base}/docs (the API)"]
+        lines.append(_row("pages", ", ".join(pages)))
+        lines += [_row("try", text) for text in _curl(states, addresses[0], has_keys=has_keys)]
     return lines
 
 
@@ -83,13 +93,25 @@ def _free(memory: Mapping[str, Memory], budget: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _curl(states: Sequence[ModelState], address: str, *, has_keys: bool) -> str:
-    """For the model that a chat without a name is for, or the first that generates."""
-    able = [state for state in states if state.spec.configured_for("generate")]
-    name = f'{{"model": "{able[0].spec.id}", ' if len(able) > 1 else "{"
-    body = _HELLO.replace("{", name, 1)
+def _curl(states: Sequence[ModelState], address: str, *, has_keys: bool) -> list[str]:
+    """For a model that is loaded, else one that may be: the first that generates, embeds or ranks; none where all have
+    failed."""
+    working = sorted((state for state in states if not state.failed), key=lambda state: state.loaded is None)
+    able = [(state, path, body) for task, path, body in _TRIED for state in working if _can(state, task)]
+    if not able:
+        return []
+    state, path, body = able[0]
+    name = f'"model": "{state.spec.id}", ' if len(states) > 1 else ""
     key = ' -H "Authorization: Bearer $KEY"' if has_keys else ""
     socket = ""
     if address.startswith(_UNIX):
         socket, address = f" --unix-socket {address.removeprefix(_UNIX)}", "http://localhost"
-    return f"curl{socket} {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}"
+    return [f"curl{socket} {address}/v1/{path}{key} -H 'Content-Type: application/json' -d '{{{name}{body}}}'"]
+
+
+def _can(state: ModelState, task: Task) -> bool:
+    """By the settings, and by what the model turned out to be."""
+    if task == "generate":
+        return state.info.generates if state.info is not None else state.spec.configured_for(task)
+    embeds = state.info is None or state.info.embeds
+    return embeds and state.spec.configured_for("rerank") == (task == "rerank")

@@ -128,7 +128,7 @@ def fit(words: list[str]) -> int:
 
 def _fit_tables(specs: Sequence[ModelSpec], settings: Settings) -> Iterator[tuple[list[str], bool]]:
     """Of each model the lines of its table, and whether it fits."""
-    from server.app import native_loader  # the native library: few commands need it
+    from server.app import memory_budget, native_loader  # the native library: few commands need it
     from server.cli.fit_table import fit_table
 
     loader = native_loader(settings.server.rpc)
@@ -136,7 +136,7 @@ def _fit_tables(specs: Sequence[ModelSpec], settings: Settings) -> Iterator[tupl
         if spec.missing:
             yield [f"{spec.id}: its files are not here yet; they are downloaded before it is loaded first"], True
         else:
-            yield fit_table(loader, spec)
+            yield fit_table(loader, spec, memory_budget(settings.server))
 
 
 def docs(words: list[str]) -> int:

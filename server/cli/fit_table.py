@@ -4,24 +4,27 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from server.errors import ModelFailed
+from server.pool.budget import Budget
 from server.pool.footprint import Footprint, Memory, readable, totals
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 
-_HEAD = ("", "weights", "context", "computing", "together", "free")
+_HEAD = ("", "weights", "context", "computing", "together", "free", "models may take")
 _SHORTEST = 4096
 
 
-def fit_table(loader: Loader, spec: ModelSpec) -> tuple[list[str], bool]:
-    """The lines for one model, and whether it fits. Blocking."""
+def fit_table(loader: Loader, spec: ModelSpec, budget: Budget) -> tuple[list[str], bool]:
+    """The lines for one model that has all of the `budget`, and whether it fits. Blocking."""
     title = f"{spec.id}: {spec.path}" if spec.id != str(spec.path) else spec.id
     if spec.missing:
         return [title, "  its files are not on this machine yet"], True
+    memory = loader.memory()
+    limits = budget.limits(memory)
     try:
-        fit = loader.fit(spec)
+        fit = loader.fit(spec, limits)
     except ModelFailed as error:
-        return [title, f"  can't be loaded: {error.reason}", *_others(loader, spec)], False
-    native, memory = fit.spec.native, loader.memory()
+        return [title, f"  can't be loaded: {error.reason}", *_others(loader, spec, limits)], False
+    native = fit.spec.native
     cells = f"{native.n_ctx} tokens of context" if native.n_ctx else "the context that the model was trained for"
     slots = f"{native.n_slots} slot{'s' * (native.n_slots > 1)}"
     shared = " that share them" if native.unified and native.n_slots > 1 else ""
@@ -30,19 +33,19 @@ def fit_table(loader: Loader, spec: ModelSpec) -> tuple[list[str], bool]:
     lines += [f"  {note}" for note in fit.notes]
     if not fit.footprint:
         return [*lines, "  how much memory it takes can't be told on this system"], True
-    return [*lines, *_devices(fit.footprint, memory), *_others(loader, spec)], True
+    return [*lines, *_devices(fit.footprint, memory, limits), *_others(loader, spec, limits)], True
 
 
-def _devices(footprint: Footprint, memory: Mapping[str, Memory]) -> list[str]:
+def _devices(footprint: Footprint, memory: Mapping[str, Memory], limits: Mapping[str, int]) -> list[str]:
     rows: list[tuple[str, ...]] = [_HEAD]
     for name, taken in footprint.items():
         sizes = (taken.weights, taken.context, taken.compute, taken.total)
         free = readable(memory[name].free) if name in memory else "?"
-        rows.append((name, *map(readable, sizes), free))
+        rows.append((name, *map(readable, sizes), free, readable(limits[name]) if name in limits else "?"))
     return _aligned(rows)
 
 
-def _others(loader: Loader, spec: ModelSpec) -> list[str]:
+def _others(loader: Loader, spec: ModelSpec, limits: Mapping[str, int]) -> list[str]:
     """What other lengths of the context take, with everything on the devices that can be; nothing of a file that can't
     be read."""
     try:
@@ -53,12 +56,13 @@ def _others(loader: Loader, spec: ModelSpec) -> list[str]:
         return []
     streams = 1 if native.unified else native.n_slots
     lengths = [n for n in (_SHORTEST << i for i in range(20)) if n < info.n_ctx_train] + [info.n_ctx_train]
-    memory, rows = loader.memory(), list[tuple[str, ...]]()
+    rows = list[tuple[str, ...]]()
+    room = {name: min(now.free, limits.get(name, now.free)) for name, now in loader.memory().items()}
     for n_ctx in dict.fromkeys(n * streams for n in lengths):
         found = loader.fit(replace(spec, native=replace(native, n_ctx=n_ctx, fit=False))).footprint
         if not found:
             return []
-        fits = all(taken <= memory[name].free for name, taken in totals(found).items() if name in memory)
+        fits = all(taken <= room.get(name, taken) for name, taken in totals(found).items())
         sizes = ", ".join(f"{readable(taken)} of {name}" for name, taken in totals(found).items() if taken)
         rows.append((str(n_ctx), sizes, "fits" if fits else "does not fit"))
     return ["  other contexts, with all layers where they are meant to be:", *_aligned(rows)]

@@ -274,6 +274,26 @@ def test_fit_prints_what_a_model_takes_without_loading_it(capsys: pytest.Capture
     assert capsys.readouterr().out.startswith("demo: ")
 
 
+def test_fit_and_check_config_keep_to_the_memory_that_models_may_take(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    demo = ROOT / "models" / "demo.gguf"
+    command = ["fit", str(demo), "-np", "1", "--fit-ctx", "256"]
+    assert main(command) == 0
+    together = float(re.findall(r"([\d.]+) MiB", capsys.readouterr().out.partition("models may take\n")[2])[3])
+    assert main([*command, "--memory", f"CPU={int(together) - 1}MiB"]) == 0
+    shown = capsys.readouterr().out
+    assert "tokens instead of" in shown
+    assert "does not fit" in shown.partition("other contexts")[2]
+    assert shown.partition("models may take\n")[2].splitlines()[0].endswith(f" {int(together) - 1}.0 MiB")
+    assert main(["fit", str(demo), "-np", "1", "--memory", "CPU=1MiB"]) == 1
+    assert "1.0 MiB are left for it" in capsys.readouterr().out
+    config = tmp_path / "config.yaml"
+    config.write_text(f"server: {{memory: CPU=1MiB}}\nmodels: {{demo: {{path: {demo}}}}}")
+    assert main(["check-config", str(config)]) == 0
+    assert "1.0 MiB are left for it" in capsys.readouterr().out
+
+
 def test_fit_knows_no_other_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "nothing", "--config", str(ROOT / "config" / "default.yaml")]) == 2
     assert "'nothing' is neither a GGUF file nor a model; known: demo, " in capsys.readouterr().err

@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from harness.fakes import FakeLoader
 from server.cli.fit_table import fit_table
 from server.errors import ModelFailed
 from server.first_screen import first_screen
+from server.pool.budget import Budget, read_budget
 from server.pool.footprint import HOST, Bytes, Fit, Memory
 from server.pool.protocols import ModelInfo
 from server.pool.spec import LoadParams, ModelSpec
@@ -25,56 +28,74 @@ class Sized(FakeLoader):
         return MEMORY
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
-        n_ctx = spec.native.n_ctx or 2048
+        n_ctx = spec.native.n_ctx or min(2048, ((granted or {})[HOST] - GIB) >> 20)
         found = {HOST: Bytes(GIB, n_ctx << 20, 0), "CUDA0": Bytes(GIB, n_ctx << 20, GIB // 2)}
-        if spec.native.fit and spec.native.n_ctx:
+        if spec.native.fit and (spec.native.n_ctx or n_ctx < 512):
             raise ModelFailed(spec.id, "too large")
         return Fit(replace(spec, native=replace(spec.native, n_ctx=n_ctx)), found, ("context of 2048 tokens",))
 
 
 def test_a_table_says_what_a_model_takes_and_what_else_would_fit() -> None:
-    lines, fits = fit_table(Sized(), SPEC)
+    lines, fits = fit_table(Sized(), SPEC, Budget())
     assert fits
     assert lines == [
         "demo: demo.gguf",
         "  2048 tokens of context for 4 slots that share them",
         "  context of 2048 tokens",
-        "           weights  context  computing  together     free",
-        "      CPU  1.0 GiB  2.0 GiB    0 bytes   3.0 GiB  8.0 GiB",
-        "    CUDA0  1.0 GiB  2.0 GiB  512.0 MiB   3.5 GiB  6.0 GiB",
+        "           weights  context  computing  together     free  models may take",
+        "      CPU  1.0 GiB  2.0 GiB    0 bytes   3.0 GiB  8.0 GiB          7.0 GiB",
+        "    CUDA0  1.0 GiB  2.0 GiB  512.0 MiB   3.5 GiB  6.0 GiB          5.0 GiB",
         "  other contexts, with all layers where they are meant to be:",
-        "    4096  5.0 GiB of CPU, 5.5 GiB of CUDA0  fits",
+        "    4096  5.0 GiB of CPU, 5.5 GiB of CUDA0  does not fit",
     ]
 
 
+def test_a_table_keeps_to_the_budget() -> None:
+    lines, fits = fit_table(Sized(), SPEC, read_budget("CPU=2GiB,CUDA0=100%"))
+    assert fits
+    assert lines[1].startswith("  1024 tokens")
+    assert lines[4:6] == [
+        "      CPU  1.0 GiB  1.0 GiB    0 bytes   2.0 GiB  8.0 GiB          2.0 GiB",
+        "    CUDA0  1.0 GiB  1.0 GiB  512.0 MiB   2.5 GiB  6.0 GiB          8.0 GiB",
+    ]
+    assert lines[-1] == "    4096  5.0 GiB of CPU, 5.5 GiB of CUDA0  does not fit"
+    assert not fit_table(Sized(), SPEC, read_budget("1100MiB"))[1]
+
+
 def test_a_table_says_what_does_not_fit() -> None:
-    lines, fits = fit_table(Sized(), replace(SPEC, native=LoadParams(n_ctx=9999, n_parallel=2)))
+    lines, fits = fit_table(Sized(), replace(SPEC, native=LoadParams(n_ctx=9999, n_parallel=2)), Budget())
     assert not fits
     assert lines[1] == "  can't be loaded: too large"
     assert lines[-1] == "    8192  9.0 GiB of CPU, 9.5 GiB of CUDA0  does not fit"
 
 
 def test_nothing_is_made_up_where_sizes_can_not_be_told() -> None:
-    lines, fits = fit_table(FakeLoader(), SPEC)
+    lines, fits = fit_table(FakeLoader(), SPEC, Budget())
     assert fits
     assert lines[-1] == "  how much memory it takes can't be told on this system"
-    assert fit_table(FakeLoader(failing={"demo": "broken"}), SPEC)[1]
+    assert fit_table(FakeLoader(failing={"demo": "broken"}), SPEC, Budget())[1]
 
 
-def state(model: str, status: Status, facts: ModelFacts | None = None, failure: str = "") -> ModelState:
-    spec = ModelSpec(model, Path(f"{model}.gguf"))
-    return ModelState(spec, status, 0.0, failure, facts, None, 0.0, None, 0, 0, queued=False, pinned=False)
+def state(model: str, status: Status, facts: ModelFacts | None = None, failure: str = "", **native: Any) -> ModelState:
+    spec = ModelSpec(model, Path(f"{model}.gguf"), native=LoadParams(**native))
+    loaded: Any = SimpleNamespace(serves=True) if facts else None
+    return ModelState(spec, status, 0.0, failure, facts, loaded, 0.0, None, 0, 0, queued=False, pinned=False)
 
 
-def facts() -> ModelFacts:
+def facts(**info: Any) -> ModelFacts:
     fit = Fit(ModelSpec("a", Path("a.gguf"), native=LoadParams(n_parallel=4)), {}, ("context of 8192 tokens",))
-    template: object = None
-    return ModelFacts(ModelInfo(), template, 2048, 4, 0.0, {HOST: Bytes(GIB, GIB // 2, GIB // 4)}, fit)  # type: ignore[arg-type]
+    template: Any = None
+    footprint = {HOST: Bytes(GIB, GIB // 2, GIB // 4)}
+    return ModelFacts(ModelInfo(**info), template, 2048, 4, 0.0, footprint, fit)
+
+
+def screen(*states: ModelState, at: str = "http://a", keys: bool = False, page: bool = True) -> list[str]:
+    memory, budget = (MEMORY, {"CUDA0": 5 * GIB}) if len(states) > 1 else ({}, {})
+    return first_screen(states, memory, budget, [at] if at else [], has_keys=keys, has_page=page)
 
 
 def test_the_first_screen_says_what_was_chosen_and_what_to_try() -> None:
-    states = [state("late", Status.UNLOADED), state("demo", Status.READY, facts())]
-    lines = first_screen(states, MEMORY, {"CUDA0": 5 * GIB}, ["http://127.0.0.1:8080"], has_keys=False)
+    lines = screen(state("late", Status.UNLOADED), state("demo", Status.READY, facts()), at="http://127.0.0.1:8080")
     assert lines[0].startswith("Llamapool ")
     assert lines[0].endswith(" at http://127.0.0.1:8080")
     assert lines[1:] == [
@@ -84,18 +105,33 @@ def test_the_first_screen_says_what_was_chosen_and_what_to_try() -> None:
         "  late          loaded when it is asked for",
         "  memory        CPU: 8.0 GiB of 16.0 GiB are free",
         "                CUDA0: 6.0 GiB of 8.0 GiB are free; models may take 5.0 GiB together",
-        "  pages         http://127.0.0.1:8080/docs",
+        "  pages         http://127.0.0.1:8080/, http://127.0.0.1:8080/docs (the API)",
         "  try           curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' "
-        """-d '{"model": "late", "messages": [{"role": "user", "content": "Hello!"}]}'""",
+        """-d '{"model": "demo", "messages": [{"role": "user", "content": "Hello!"}]}'""",
     ]
 
 
-def test_the_first_screen_knows_keys_sockets_failures_and_many_models() -> None:
-    failed = state("bad", Status.FAILED, failure="no such file")
-    lines = first_screen([failed], {}, {}, ["http+unix:///run/pool.sock"], has_keys=True)
-    assert "  bad           can't be loaded: no such file" in lines
+def test_the_first_screen_knows_keys_sockets_and_many_models() -> None:
+    lines = screen(state("late", Status.UNLOADED), at="http+unix:///run/pool.sock", keys=True, page=False)
+    assert "  pages         /docs (the API)" in lines
     assert "curl --unix-socket /run/pool.sock http://localhost/v1/" in lines[-1]
     assert '-H "Authorization: Bearer $KEY"' in lines[-1]
-    many = first_screen([state(f"m{i}", Status.UNLOADED) for i in range(100)], {}, {}, [], has_keys=False)
+    many = first_screen(
+        [state(f"m{i}", Status.UNLOADED) for i in range(100)], {}, {}, [], has_keys=False, has_page=True
+    )
     assert many[-1].endswith("and 88 more, loaded when they are asked for")
     assert len(many) == 14
+
+
+def test_what_is_to_be_tried_works() -> None:
+    """A model that could not be loaded is none to try; one that embeds or ranks is not asked to chat."""
+    bad = state("bad", Status.FAILED, failure="no such file")
+    embedder = state("vectors", Status.READY, facts(generates=False, embeds=True))
+    ranker = state("ranks", Status.UNLOADED, pooling="rank")
+    assert "  bad           can't be loaded: no such file" in screen(bad)
+    assert not any(line.startswith("  try") for line in screen(bad))
+    assert """/v1/chat/completions""" in screen(bad, state("late", Status.UNLOADED))[-1]
+    assert """{"model": "late", """ in screen(bad, state("late", Status.UNLOADED))[-1]
+    assert screen(bad, ranker, embedder)[-1].endswith("""/json' -d '{"model": "vectors", "input": "Hello!"}'""")
+    assert "http://a/v1/embeddings " in screen(embedder)[-1]
+    assert screen(ranker)[-1].endswith("""-d '{"query": "Hello!", "documents": ["Hi", "Bye"]}'""")

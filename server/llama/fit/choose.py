@@ -140,6 +140,6 @@ def _too_large(chosen: Choice, room: Room, *, shortened: bool) -> str:
     return (
         f"it needs {readable(taken.total)} of {name} memory with a context of {chosen.native.n_ctx} tokens (weights "
         f"{readable(taken.weights)}, context {readable(taken.context)}, computing {readable(taken.compute)}), and "
-        f"{readable(room.tight[name])} are free: set {remedy}, smaller cache_type_k/v, take a smaller quantization, "
-        "or try all the same with fit: off"
+        f"{readable(room.tight[name])} are left for it: set {remedy}, smaller cache_type_k/v, take a smaller "
+        "quantization, or try all the same with fit: off"
     )

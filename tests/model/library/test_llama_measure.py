@@ -117,7 +117,9 @@ def test_a_grant_shortens_the_context(tiny_path: Path) -> None:
 
 
 def test_what_can_never_fit_is_refused_with_the_numbers(tiny_path: Path) -> None:
-    with pytest.raises(ModelFailed, match=r"needs .* of CPU memory with a context of 8192 tokens .* 1.0 MiB are free"):
+    with pytest.raises(
+        ModelFailed, match=r"needs .* of CPU memory with a context of 8192 tokens .* 1.0 MiB are left for it"
+    ):
         LlamaLoader().fit(spec_of(tiny_path), {HOST: MIB})
     assert LlamaLoader().fit(spec_of(tiny_path, fit=False), {HOST: MIB}).spec.native.n_ctx == 0
 
