@@ -1,6 +1,6 @@
 """The official JSON-Schema-Test-Suite against the compiler: what is accepted that must not be, and the other way round.
 
-``python -m benchmarks.schemas_official [--optional]``
+``python -m benchmarks.schemas.official [--optional]``
 
 Every test's instance is fed byte by byte to the constraint of its schema. Objects are tried in every order of their
 members, since a constraint keeps the schema's order. Accepting what is invalid is a fault; refusing what is valid costs
@@ -13,9 +13,9 @@ from collections import Counter
 from itertools import permutations
 from typing import Any
 
-from benchmarks.schema_sources import OFFICIAL, read
-from benchmarks.schema_walk import BenchVocab
-from benchmarks.schemas import keyword
+from benchmarks.schemas.real_world import keyword
+from benchmarks.schemas.sources import OFFICIAL, read
+from benchmarks.schemas.walk import BenchVocab
 from server.constrain.grammar.compiler import GrammarCompiler
 from server.errors import InvalidRequest
 

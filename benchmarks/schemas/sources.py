@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urldefrag, urljoin
 
-BUILD = Path(__file__).with_name("build") / "schemas"
+BUILD = Path(__file__).parents[1] / "build" / "schemas"
 Json = dict[str, Any]
 
 

@@ -1,6 +1,6 @@
 """Whether compiling a huge JSON Schema holds anybody up: a stream and `GET /health` beside it.
 
-``python -m benchmarks.schemas_load [--properties 4000] [--requests 6]``
+``python -m benchmarks.schemas.load [--properties 4000] [--requests 6]``
 
 Prints the latency of `/health`, which the event loop answers by itself, and the gaps of a running stream: first alone,
 then while schemas with thousands of properties are sent, each a new one.
@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.make_gguf import write_gguf
-from benchmarks.schemas_speed import MODEL, SHAPE
+from benchmarks.schemas.speed import MODEL, SHAPE
 from harness.real_server import RealServer, llamapool
 
 

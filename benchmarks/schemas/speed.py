@@ -1,6 +1,6 @@
 """What a JSON Schema costs per token, beside llama-server, with a vocabulary of 151,936 tokens.
 
-``python -m benchmarks.schemas_speed [--rounds 5] [--tokens 64]``
+``python -m benchmarks.schemas.speed [--rounds 5] [--tokens 64]``
 
 A network of random weights that is small enough to be nothing beside its vocabulary answers the same requests on both
 servers, in alternation: under schemas that refuse nearly every sampled token, under one that refuses hardly any, and
@@ -20,7 +20,7 @@ from benchmarks.make_gguf import Shape, write_gguf
 from harness.peer import build, llama_server
 from harness.real_server import RealServer, llamapool
 
-MODEL = Path(__file__).with_name("models") / "bench-vocab-152k.gguf"
+MODEL = Path(__file__).parents[1] / "models" / "bench-vocab-152k.gguf"
 SHAPE = Shape(n_layer=2, n_embd=128, n_head=2, n_head_kv=1, n_ff=256, n_vocab=151_936)
 WORDS = ["north", "east", "south", "west", "up", "down", "left", "right"]
 AGENT = {

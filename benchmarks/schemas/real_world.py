@@ -1,8 +1,8 @@
 """How many real-world JSON Schemas compile, and whether everything that may be written under them validates.
 
-``python -m benchmarks.schemas [--walks 3] [--source Kubernetes,...] [--json results.json]``
+``python -m benchmarks.schemas.real_world [--walks 3] [--source Kubernetes,...] [--json results.json]``
 
-Each schema is compiled for a vocabulary of 151,936 tokens; each that compiles is walked several times (`schema_walk`),
+Each schema is compiled for a vocabulary of 151,936 tokens; each that compiles is walked several times (`walk`),
 and each output is held against the schema by `jsonschema`, formats included. See ``benchmarks/README.md``.
 """
 
@@ -22,8 +22,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from jsonschema.validators import validator_for
 
-from benchmarks.schema_sources import Found, schemas
-from benchmarks.schema_walk import BenchVocab, NoEndError, Walker
+from benchmarks.schemas.sources import Found, schemas
+from benchmarks.schemas.walk import BenchVocab, NoEndError, Walker
 from server.constrain.grammar.compiler import GrammarCompiler
 from server.errors import InvalidRequest
 
