@@ -1,5 +1,6 @@
 """What the configuration says of one model, as plain values. Built from the settings by `server.app`."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -204,6 +205,17 @@ class ModelSpec:
             return False
         named = [self.path, self.draft.path if self.draft else None, self.mmproj if self.remote.mmproj_url else None]
         return not all(path.is_file() for path in named if path is not None)
+
+    def by_name(self, text: str) -> str:
+        """`text`, which may quote the library or the system, with this model's files without their folders: replies
+        show it to people who may not know where files lie."""
+        draft = [] if self.draft is None else [self.draft.path, *(one.path for one in self.draft.native.lora)]
+        scaled = (*self.native.lora, *self.native.control_vectors)
+        files = [self.path, *([] if self.mmproj is None else [self.mmproj]), *draft, *(one.path for one in scaled)]
+        folders = {str(path.parent) for file in files for path in (file, file.absolute(), file.resolve())}
+        for folder in sorted(folders - {".", os.sep}, key=len, reverse=True):
+            text = text.replace(folder + os.sep, "")
+        return text
 
     def configured_for(self, task: Task) -> bool:
         """Whether the settings say so; a model may turn out to be made for another task when its file is read."""

@@ -16,7 +16,7 @@ from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.routes.inference.streams import owner_of
 from server.routes.services import services
-from server.routes.session import Batch, Session, session_of
+from server.routes.session import FAR_BEHIND, Batch, Session, session_of
 from server.transport.access.rates import PLACE
 from server.transport.handlers import error_body
 from server.transport.reply import JSON_TYPE, json_reply
@@ -278,7 +278,9 @@ async def _chunks(
                 yield chunk
         while session.open:
             chunks = _written(writer, await session.next())
-            if at_once and session.is_far_behind:  # steps are faster than HTTP: a send costs more than the writing
+            # Steps are faster than HTTP: a send costs more than the writing. What many steps gave in a model's own
+            # process may be one batch here.
+            if at_once and (session.is_far_behind or len(chunks) >= FAR_BEHIND):
                 while session.ready:
                     chunks += _written(writer, await session.next())
                 chunks = [b"".join(chunks)]

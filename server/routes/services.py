@@ -19,7 +19,7 @@ from server.pool.saved.slot_files import SlotFiles
 from server.pool.spec import Task
 from server.routes.gate import Gate
 from server.routes.running import Running
-from server.transport.access.keys import CALLER, Key, KeyRing
+from server.transport.access.keys import CALLER, MANAGES, Key, KeyRing
 from server.transport.access.rates import Rates
 from server.transport.options import HttpOptions
 from server.transport.streams.disconnect import while_connected
@@ -77,6 +77,12 @@ def caller_of(request: Request) -> Key | None:
     """Whose request it is; None for one without a key to what is open to all."""
     caller: Key | None = request.scope.get(CALLER)
     return caller
+
+
+def sees_files(request: Request) -> bool:
+    """Whether it may know where a model's files lie, and with what flags it is loaded; others hear of names alone."""
+    found: bool = request.scope.get(MANAGES, False)
+    return found
 
 
 def cache_owner(request: Request) -> str:

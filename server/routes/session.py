@@ -121,6 +121,7 @@ class Session:
             for number, request in enumerate(submitted):
                 request.client = self._client(request.client)
                 request.priority = allowed_priority(request.priority, self._key)
+                check_adapters(request, self._key)
                 request.cache_scope = self._scope(request.cache_salt)
                 request.log_id = self._log_id
                 self._usage.n_prompt += len(request.prompt)
@@ -280,6 +281,14 @@ def session_of(request: HttpRequest, keep_alive_s: float | None = None, salt: st
         record=request.scope.get(RECORD),
         n_body_bytes=share.n_bytes if (share := request.scope.get(BODY_SHARE)) else 0,
     )
+
+
+def check_adapters(request: Request, key: Key) -> None:
+    """Raises `PermissionDenied` for LoRA scales of its own where the key gets what is set for all."""
+    if request.adapters is not None and "lora" not in key.scopes:
+        raise PermissionDenied(
+            "lora: this API key's requests get the adapters that are set for all: it lacks the scope 'lora'"
+        )
 
 
 def allowed_priority(wanted: int, key: Key) -> int:

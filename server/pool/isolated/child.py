@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -209,6 +210,7 @@ class Process:
         factories = Factories(engine=partial(Engine, outlet=out.post), template=_no_template)
         model = await assemble(load, parts, factories, self.in_thread)
         self._served = _Served(self, model, out)
+        gc.freeze()  # it lives as long as the process: full passes over it would hold up steps
         return self._served.facts()
 
     def _progressed(self, value: float) -> None:

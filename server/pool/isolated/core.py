@@ -417,7 +417,7 @@ class Core:
         while True:
             pause_s = min(FIRST_PAUSE_S * 2.0 ** (n - 1), LONGEST_PAUSE_S) if (n := self._n_short_lives) else 0.0
             self._n_short_lives += 1
-            self.down = reason
+            self.down = self._named(reason)
             self.pause_s = pause_s
             log.error("model '%s': %s; it is loaded again in %g s", self.name, reason, pause_s)
             await asyncio.sleep(pause_s)
@@ -427,11 +427,14 @@ class Core:
                 return await self._born_again()
             except LlamapoolError as error:
                 reason = error.reason if isinstance(error, ModelFailed) else error.message
-                failed = ModelFailed(self.name, reason)
+                failed = ModelFailed(self.name, self._named(reason))
             except (OSError, pickle.UnpicklingError) as error:
                 failed = ModelFailed(self.name, f"its process: {error}")
             for side in self.sides:
                 side.gave_up(failed)
+
+    def _named(self, reason: str) -> str:
+        return reason if self._spec is None else self._spec.by_name(reason)
 
     async def _born_again(self) -> Child:
         assert self._spec is not None

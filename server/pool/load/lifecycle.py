@@ -174,7 +174,10 @@ class Lifecycle:
             return ModelFacts(info, self._factories.template(info, entry.spec), n_ctx_seq=0, n_slots=0, loaded_at=0.0)
 
         if entry.described is None:
-            entry.described = await self._in_thread(read)
+            try:
+                entry.described = await self._in_thread(read)
+            except ModelFailed as error:
+                raise ModelFailed(entry.id, entry.spec.by_name(error.reason)) from error
         return entry.described
 
     # ---- freeing
@@ -246,7 +249,7 @@ class Lifecycle:
         self._failed(entry, reason)
 
     def _failed(self, entry: Entry, reason: str) -> None:
-        entry.failure = reason
+        entry.failure = entry.spec.by_name(reason)  # all of it is in the log
         entry.failed_at = self._clock()
         entry.facts = None
         self._to(entry, Status.FAILED)

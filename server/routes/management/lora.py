@@ -1,8 +1,10 @@
 """The LoRA adapters that requests get which ask for none (tools/server/server-context.cpp, get_lora_adapters)."""
 
+from pathlib import PurePath
+
 from fastapi import APIRouter, Request, Response
 
-from server.routes.services import lease_for
+from server.routes.services import lease_for, sees_files
 from server.transport.bodies.read import read_array
 from server.transport.reply import json_reply
 from server.wire.adapters import adapter_objects, read_scales
@@ -14,7 +16,11 @@ router = APIRouter(tags=["models"])
 async def adapters(request: Request, model: str = "") -> Response:
     """The loaded adapters with their scales. Loads or wakes the model, unless ``autoload`` says no."""
     with await lease_for(request, model or None) as lease:
-        return json_reply(adapter_objects(lease.model.engine.adapters, lease.model.vocab))
+        shown = adapter_objects(lease.model.engine.adapters, lease.model.vocab)
+    if not sees_files(request):
+        for adapter in shown:
+            adapter["path"] = PurePath(adapter["path"]).name
+    return json_reply(shown)
 
 
 @router.post("/lora-adapters")

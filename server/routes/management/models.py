@@ -21,7 +21,7 @@ from server.pool.events import (
 from server.pool.pool import Pool
 from server.pool.protocols import FileProgress, ModelInfo
 from server.pool.state import ModelFacts, ModelState, Status
-from server.routes.services import services
+from server.routes.services import sees_files, services
 from server.transport.bodies.read import read_json
 from server.transport.reply import json_reply
 from server.transport.streams.sse import event_stream
@@ -54,7 +54,7 @@ async def list_models(request: Request, reload: str = "") -> Response:
         {
             "models": [ollama_object(state.spec.id, capabilities(state)) for state in states],
             "object": "list",
-            "data": [model_object(state) for state in states],
+            "data": [model_object(state, whole=sees_files(request)) for state in states],
         }
     )
 
@@ -73,7 +73,7 @@ async def show_model(request: Request, model_id: str) -> Response:
     states = services(request).pool.states()
     for state in states:
         if model_id == state.spec.id or model_id in state.spec.aliases:
-            shown = model_object(state)
+            shown = model_object(state, whole=sees_files(request))
             return json_reply(anthropic_model(shown) if ANTHROPIC_VERSION in request.headers else shown)
     raise ModelNotFound(model_id, [state.spec.id for state in states])
 
@@ -176,7 +176,7 @@ def files_object(files: Iterable[FileProgress]) -> dict[str, Any]:
     return {file.url: {"done": file.done, "total": file.total} for file in files}
 
 
-def model_object(state: ModelState) -> dict[str, Any]:
+def model_object(state: ModelState, *, whole: bool = False) -> dict[str, Any]:
     """One entry of ``data``: llama-server's get_res_model_info and get_router_models. ``meta`` once it is known."""
     spec = state.spec
     shown: dict[str, Any] = {
@@ -186,7 +186,7 @@ def model_object(state: ModelState) -> dict[str, Any]:
         "object": "model",
         "created": int(state.facts.loaded_at if state.facts else time.time()),
         "owned_by": "llamacpp",
-        "status": status_object(state),
+        "status": status_object(state, whole=whole),
         "architecture": {"input_modalities": ["text", *input_media(state)], "output_modalities": ["text"]},
         "source": spec.origin,
         "can_remove": spec.origin == "cache",
@@ -200,13 +200,14 @@ def model_object(state: ModelState) -> dict[str, Any]:
     return shown
 
 
-def status_object(state: ModelState) -> dict[str, Any]:
-    """The router's ``status``. A model here is no process of its own; ``args`` would serve it as one."""
+def status_object(state: ModelState, *, whole: bool = False) -> dict[str, Any]:
+    """The router's ``status``. A model here is no process of its own; ``args`` would serve it as one. They and the
+    preset name files: `whole` is for who may know of these."""
     shown: dict[str, Any] = {
         "value": _STATUS_NAMES.get(state.status, state.status.value),
-        "args": list(state.spec.args),
+        "args": list(state.spec.args) if whole else [],
     }
-    if state.spec.preset:
+    if state.spec.preset and whole:
         shown["preset"] = state.spec.preset
     if state.status is Status.FAILED:
         shown |= {"failed": True, "exit_code": 1, "reason": state.failure}

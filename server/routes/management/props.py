@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from server.errors import InvalidRequest, NotSupported, short
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.management.models import memory_object
-from server.routes.services import Services, lease_for, services
+from server.routes.services import Services, lease_for, sees_files, services
 from server.templates.capabilities import Capabilities
 from server.transport.bodies.read import read_optional_json
 from server.transport.options import HttpOptions
@@ -35,6 +35,8 @@ async def props(request: Request, model: str = "") -> Response:
             state = used.pool.state(state.spec.id)
     assert state.facts is not None, "a leased model has facts"
     shown = model_props(state, state.facts, used.options)
+    if not sees_files(request):
+        shown["model_path"] = state.spec.path.name
     return json_reply(shown if model or len(states) == 1 else router_props(used) | shown)
 
 

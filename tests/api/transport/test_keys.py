@@ -62,6 +62,42 @@ async def test_each_key_may_what_its_scopes_say(serve: Serve, tmp_path: Path) ->
         assert (await api.client.get("/v1/models")).status_code == 401
 
 
+async def test_where_files_lie_is_for_who_may_load_models(serve: Serve, tmp_path: Path) -> None:
+    """Also where a load has failed, whose reason quotes the library."""
+    file = key_file(tmp_path, ada={}, ops={"scopes": ["infer", "models"]})
+    folder = tmp_path / "private folder"
+    failing = {"broken": f"{folder}/broken.gguf: not a GGUF file"}
+    models = {
+        "demo": {"path": f"{folder}/demo.gguf", "lora": [f"{folder}/pirate.gguf"]},
+        "broken": {"path": f"{folder}/broken.gguf"},
+    }
+    async with serve(FakeLoader(failing=failing), models=models, server=server(file)) as api:
+        for name, seen in (("ada", False), ("ops", True)):
+            failed = await chat(api, name, model="broken")
+            assert failed.json()["error"]["message"] == "model 'broken' failed to load: broken.gguf: not a GGUF file"
+            for path, said in (
+                ("/props?model=demo", "demo.gguf"),
+                ("/lora-adapters?model=demo", "pirate.gguf"),
+                ("/v1/models", "demo"),
+            ):
+                text = (await api.client.get(path, headers=bearer(name))).text
+                assert said in text
+                assert (str(folder) in text) is seen
+
+
+async def test_a_request_has_adapters_of_its_own_with_their_scope_alone(serve: Serve, tmp_path: Path) -> None:
+    file = key_file(tmp_path, ada={"scopes": ["infer"]}, bert={"scopes": ["infer", "lora"]})
+    models = {"demo": {"path": "demo.gguf", "lora": ["pirate.gguf"]}}
+    async with serve(models=models, server=server(file)) as api:
+        lora = [{"id": 0, "scale": 0.5}]
+        refused = await chat(api, "ada", lora=lora)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+        assert "lacks the scope 'lora'" in refused.json()["error"]["message"]
+        assert (await chat(api, "ada", lora=[])).status_code == 200  # what is set for all
+        assert (await chat(api, "bert", lora=lora)).status_code == 200
+        assert (await chat(api, "ada")).status_code == 200
+
+
 async def test_a_file_without_any_key_opens_nothing(serve: Serve, tmp_path: Path) -> None:
     async with serve(server=server(key_file(tmp_path))) as api:
         for given in ({}, bearer("ada"), bearer("")):

@@ -1,0 +1,57 @@
+"""What many steps have said at once is sent at once, each event whole and in order."""
+
+import functools
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from server.engine.request import Event, Text
+from server.routes.generate import OPENAI_WORDS, _chunks
+from server.routes.services import Services
+from server.routes.session import FAR_BEHIND, Session
+
+MANY = FAR_BEHIND
+
+
+class Letters:
+    """Writes each text, and opens nothing else."""
+
+    def feed(self, prompt: int, event: Event) -> list[bytes]:
+        assert isinstance(event, Text)
+        return [event.text.encode()]
+
+    def finish(self) -> list[bytes]:
+        return [b"end"]
+
+
+async def sent(batches: list[int], *, at_once: bool) -> list[bytes]:
+    """The chunks of a stream for which batches of so many events wait."""
+    session = Session(cast(Services, SimpleNamespace()), lambda end_user: end_user)
+    session._usage.n_open = 1
+    numbers = iter(range(10**6))
+    for n in batches:
+        session._sink(0)([Text(0, f"{next(numbers)},", (1,)) for _ in range(n)])
+    take: Any = session.next
+
+    @functools.wraps(take)
+    async def last_ends() -> Any:
+        batch = await take()
+        session._usage.n_open = int(session.ready)
+        return batch
+
+    session.next = last_ends  # type: ignore[method-assign]
+    first = await session.next()
+    return [chunk async for chunk in _chunks(session, Letters(), first, OPENAI_WORDS, at_once=at_once)]
+
+
+@pytest.mark.parametrize("batches", [[1, MANY], [1, MANY + 5, 3], [1] * (MANY + 2)])
+async def test_what_waits_is_one_chunk(batches: list[int]) -> None:
+    numbered = [b"%d," % number for number in range(sum(batches))]
+    chunks = await sent(batches, at_once=True)
+    assert chunks == [numbered[0], b"".join(numbered[1:]), b"end"]
+    assert await sent(batches, at_once=False) == [*numbered, b"end"]
+
+
+async def test_a_few_are_a_chunk_each() -> None:
+    assert len(await sent([1, MANY - 1], at_once=True)) == MANY + 1
