@@ -191,10 +191,7 @@ $(VENV)/bin/python:
 PREBUILT ?=
 PREBUILT_INDEX ?= https://abetlen.github.io/llama-cpp-python/whl
 # One line that counts what is compiled; all that pip says is in the log.
-PROGRESS = tee $(VENV)/install.log | awk -v tty="$$(test -t 2 && echo 1)" ' \
-  match($$0, /\[[0-9]+\/[0-9]+\]/) { of = substr($$0, RSTART, RLENGTH); n++; \
-    if (tty) printf "\rcompiling llama.cpp: %s ", of; else if (n % 25 == 1) print "compiling llama.cpp: " of; fflush() } \
-  END { if (n && tty) print "" }'
+PROGRESS = tee $(VENV)/install.log | $(BIN)/python deploy/compiling.py
 
 # The versions that are tested (deploy/locks), without their hashes: what pip has compiled here has none.
 CONSTRAINTS := $(VENV)/constraints.txt
