@@ -56,7 +56,7 @@ def both(path: Path, saved: Path, *flags: str, **params: Any) -> Iterator[tuple[
     sizes = ("-c", str(N_SLOTS * N_CTX), "-np", str(N_SLOTS), "--slot-save-path", str(saved))
     same = {"flash_attn_type": 0, "cache_type_k": 0, "cache_type_v": 0, **params}
     with (
-        llamapool(path, *sizes, *EXACT, *flags) as ours,
+        llamapool(path, *sizes, *EXACT, "--context-shift", *flags) as ours,
         oracle(path, n_ctx=N_SLOTS * N_CTX, n_parallel=N_SLOTS, n_threads=1, params=same) as theirs,
     ):
         yield ours, theirs
@@ -81,9 +81,11 @@ def is_idle(server: RealServer) -> bool:
 
 
 def check_cancel(server: RealServer) -> None:
-    """The slot of a client that leaves is free long before the reply would have ended."""
-    with server.open_stream("/completion", {"prompt": TEXTS[0], "n_predict": 400, "ignore_eos": True, "stream": True}):
-        pass
+    """The slot of a client that leaves is free. By itself the reply would never end: what is full is shifted."""
+    with server.open_stream("/completion", {"prompt": TEXTS[0], "n_predict": -1, "ignore_eos": True}) as stream:
+        for _ in range(4):
+            assert stream.readline()
+        assert not is_idle(server)
     while not is_idle(server):
         pass  # the test's own limit of time ends it
     assert complete(server, TEXTS[0], n_predict=1)["tokens"]
@@ -157,7 +159,7 @@ def test_weights_of_every_type(name: str, folder: Path) -> None:
     path = quantized(folder, name)
     sizes = ("-c", str(N_SLOTS * N_CTX), "-np", str(N_SLOTS), "--slot-save-path", str(folder))
     with (
-        llamapool(path, *sizes, *EXACT, "--spec-type", "none") as ours,
+        llamapool(path, *sizes, *EXACT, "--spec-type", "none", "--context-shift") as ours,
         llama_server(peer(), path, *sizes, *EXACT) as theirs,
     ):
         chat(ours)

@@ -77,8 +77,8 @@ def test_one_models_metrics_are_llama_servers_text_and_count_the_same(pair: Pair
     assert before[0].keys() == before[1].keys()
     prompt = "Seventeen tokens, which no other test has sent"
     body = {"prompt": prompt, "max_tokens": 7, "temperature": 0, "ignore_eos": True, "id_slot": 3}
-    for _ in range(2):  # the second one finds its prompt in the cache
-        pair.post("/v1/completions", body)
+    for cached in (False, True):  # the first one finds nothing that other tests have left, the second its own prompt
+        pair.post("/v1/completions", {**body, "cache_prompt": cached})
     after = scrape()
     grown = [{n: b["llamacpp:" + n] - a["llamacpp:" + n] for n in COUNTS} for a, b in zip(before, after, strict=True)]
     assert grown[0] == grown[1]
