@@ -17,7 +17,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: isolated overload soak chaos schemathesis wheel locks profile trace fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page vendor clean
+.PHONY: ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -43,7 +43,7 @@ quick: $(VENV)/.installed-dev $(VENV)/.templates
 # that people run.
 nightly: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -p randomly --hypothesis-profile=search --cov
-	$(MAKE) kinds conformance clients page docs wheel chaos schemathesis
+	$(MAKE) kinds conformance clients page docs wheel chaos schemathesis ray
 
 # Ten times what the server can do, of 500 clients, a third of them slow, broken or gone: ten minutes, or FOR seconds. Half
 # an hour of no more than it can do. Figures, and a plot of memory, descriptors and waits in build/; fails where a sound
@@ -85,6 +85,14 @@ kinds: $(VENV)/.installed-dev
 isolated: $(VENV)/.installed-dev $(VENV)/.templates
 	LLAMAPOOL_DEFAULTS__ISOLATION=process $(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) tests/model/test_isolated.py \
 	  tests/model/test_saved_slots.py tests/model/test_media_requests.py tests/model/test_structured_output.py tests/clients
+
+# Replicas on a Ray cluster of this machine, one of which is killed under load: three minutes. Ray is 200 MB.
+ray: $(VENV)/.installed-ray
+	$(BIN)/python -m pytest -q tests/ray/serving.py
+
+$(VENV)/.installed-ray: pyproject.toml $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,ray]'
+	@touch $@
 
 # Damaged pictures and sounds, thousands of each kind.
 fuzz-media: $(VENV)/.installed-dev

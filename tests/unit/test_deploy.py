@@ -18,8 +18,9 @@ from server.settings import TABLE, load_settings
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
 LAYERS = [path.parent for path in sorted(KUBERNETES.glob("*/kustomization.yaml"))]
-CUSTOM = {"ScaledObject"}  # KEDA's, and so on: kinds that kubernetes_validate has no schema for
-PATCHES = {"gpu/deployment.yaml", "gpu/pvc.yaml"}
+# KEDA's, and of Gateways (test_deploy_llm_d.py): kinds that kubernetes_validate has no schema for
+CUSTOM = {"ScaledObject", "InferencePool", "InferenceObjective", "HTTPRoute"}
+PATCHES = {"gpu/deployment.yaml", "gpu/pvc.yaml", "llm-d/deployment.yaml"}
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]["llamapool"]
 
 
@@ -59,7 +60,7 @@ def test_the_manifests_are_what_kubernetes_takes(manifest: dict[str, Any]) -> No
 
 
 def test_each_layer_names_files_that_are_there_and_changes_what_the_base_has() -> None:
-    assert {layer.name for layer in LAYERS} >= {"base", "gpu", "autoscale"}
+    assert {layer.name for layer in LAYERS} >= {"base", "gpu", "autoscale", "llm-d"}
     named = {
         (found["kind"], found["metadata"]["name"])
         for path in (KUBERNETES / "base").glob("*.yaml")
@@ -241,3 +242,12 @@ def test_the_changelog_ends_with_the_version_that_this_is() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[0] == "Unreleased"
     assert headings[1].startswith(f"{llamapool.__version__} (")
+
+
+def test_serves_file_has_the_arguments_of_the_application() -> None:
+    """Which `llamapool.ray.application.Arguments` is, though it needs Ray: its names are looked up in the source."""
+    (served,) = read(ROOT / "deploy/ray/serve.yaml")["applications"]
+    assert served["import_path"] == "llamapool.ray:build"
+    source = (ROOT / "llamapool/ray/application.py").read_text(encoding="utf-8")
+    for name in (*served["args"], *served["args"]["replicas"]):
+        assert re.search(rf"^    {name}: ", source, re.MULTILINE), name

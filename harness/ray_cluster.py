@@ -1,0 +1,101 @@
+"""A Ray cluster of one machine with `llamapool.ray` on it: loopback only, no dashboard, no usage statistics.
+
+``python -m harness.ray_cluster PORT APPLICATIONS`` (JSON: arguments of `llamapool.ray.build` by route) serves until its
+standard input ends; a line ``APPLICATION REPLICA`` there kills that replica's process. Needs ``llamapool[ray]``.
+"""
+
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from harness.real_server import ROOT, STOP_S, RealServer, free_port
+
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what makes its own addresses 127.0.0.1, on Linux too
+    "RAY_AUTH_MODE": "token",
+    "RAY_agent_register_timeout_ms": "300000",  # on a machine that is busy
+}
+_OBJECT_STORE_BYTES = 80 << 20
+TRIES = 4
+READY_S = 600.0  # Ray starts a dozen processes, and each replica imports it
+
+
+class RayCluster(RealServer):
+    """As a `RealServer`; each of `applications` is behind its name, that of "" at the root, whose /health counts."""
+
+    def __init__(self, applications: Mapping[str, Mapping[str, Any]]) -> None:
+        port = free_port()
+        command = [sys.executable, "-m", "harness.ray_cluster", str(port), json.dumps(applications)]
+        environment = {**_ENVIRONMENT, "RAY_AUTH_TOKEN": secrets.token_hex(32), "PYTHONPATH": str(ROOT)}
+        super().__init__(command, port, environment)
+
+    def wait_until_ready(self, timeout_s: float = READY_S) -> None:
+        """As a server's, which has less to start."""
+        super().wait_until_ready(timeout_s)
+
+    def kill(self, replica: str, application: str = "") -> None:
+        """End its process, at once."""
+        stdin = self.process.stdin
+        assert stdin is not None
+        stdin.write(f"{_name(application)} {replica}\n".encode())
+        stdin.flush()
+
+    def _end(self) -> int:
+        """By the end of its input: Ray ends its processes itself."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            return self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            return super()._end()
+
+
+def _name(application: str) -> str:
+    return application or "root"
+
+
+def start_ray() -> None:
+    """Its own processes have half a minute to start, which is not enough on a machine that is busy: then again."""
+    import ray
+
+    for n_left in reversed(range(TRIES)):
+        try:
+            ray.init(
+                num_cpus=8,  # what Ray counts, not what there is
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+            )
+        except Exception:  # Ray has no error of its own for it
+            ray.shutdown()
+            if not n_left:
+                raise
+        else:
+            return
+
+
+def main(port: int, applications: Mapping[str, dict[str, Any]]) -> None:
+    """Serve, kill what is asked for, end with the input."""
+    import ray
+    from ray import serve
+    from ray.serve.config import HTTPOptions
+
+    from llamapool.ray import build
+
+    start_ray()
+    # The root last: when it is ready, all are.
+    serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
+    for name, arguments in sorted(applications.items(), reverse=True):
+        serve.run(build(arguments), name=_name(name), route_prefix=f"/{name}")
+    for line in sys.stdin:
+        application, replica = line.split()
+        ray.kill(ray.get_actor(f"SERVE_REPLICA::{application}#Replica#{replica}", namespace="serve"))
+    serve.shutdown()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), json.loads(sys.argv[2]))

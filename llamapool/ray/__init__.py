@@ -1,0 +1,22 @@
+"""The server on a Ray cluster: replicas of it behind one address (``pip install 'llamapool[ray]'``; docs/scaling.md).
+
+::
+
+    serve run llamapool.ray:build flags='-m model.gguf' replicas=2
+
+Each replica is a whole server with its own pool and caches; a front (`front.Front`) takes HTTP and sends each request
+to the replica where it costs least (`placement`, `router`): which knows the beginning of its prompt, has its model in
+memory, and has not too much to do. Only `placement` can be imported without Ray.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+
+def build(arguments: dict[str, Any]) -> "Application":
+    """The Serve application, out of `application.Arguments`. Raises pydantic's ValidationError."""
+    from llamapool.ray.application import Arguments, application
+
+    return application(Arguments.model_validate(arguments))

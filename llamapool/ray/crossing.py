@@ -1,0 +1,144 @@
+"""What crosses between the front and a replica: a request whole, a reply's head, then pieces of its body as bytes."""
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.types import Message, Scope
+
+from server.errors import Unavailable
+from server.transport.handlers import error_body
+from server.transport.streams.sse import EVENTS_TYPE, NDJSON_TYPE
+from server.wire.common import event, openai_error, typed_event
+from server.wire.messages.errors import error_event, speaks_anthropic
+from server.wire.ollama.errors import error_line, speaks_ollama
+
+MOST_WAITING = 1 << 20  # bytes of a reply that the front has not asked for yet
+Headers = list[tuple[bytes, bytes]]
+
+
+class ReplicaLost(Unavailable):
+    """The replica that had this request has ended."""
+
+    def __init__(self) -> None:
+        super().__init__("the replica that had this request has ended; send it again")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request."""
+
+    method: str
+    path: str  # behind the application's route prefix
+    query: bytes
+    headers: Headers
+    body: bytes
+    client: tuple[str, int] | None
+    server: tuple[str, int | None] | None
+    scheme: str
+
+    def scope(self) -> Scope:
+        """As ASGI has it."""
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": self.method,
+            "scheme": self.scheme,
+            "path": self.path,
+            "raw_path": self.path.encode(),
+            "query_string": self.query,
+            "root_path": "",
+            "headers": list(self.headers),
+            "client": self.client,
+            "server": self.server,
+            "state": {},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How a reply begins; ``replica`` is the one that gives it."""
+
+    status: int
+    headers: Headers
+    replica: str
+
+
+class Exchange:
+    """`receive` and `send` of an ASGI application for one request. What it sends while nobody asks is one piece."""
+
+    def __init__(self, sent: Sent, replica: str) -> None:
+        self._body: bytes | None = sent.body
+        self._replica = replica
+        self._head: Head | None = None
+        self._waiting: list[bytes] = []
+        self._n_waiting = 0
+        self._ended = False
+        self._left = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._taken = asyncio.Event()
+
+    async def receive(self) -> Message:
+        """The body, then nothing until the client has left."""
+        body, self._body = self._body, None
+        if body is not None:
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Waits while too much waits."""
+        if message["type"] == "http.response.start":
+            self._head = Head(message["status"], list(message["headers"]), self._replica)
+        elif message["type"] == "http.response.body":
+            if body := message.get("body", b""):
+                self._waiting.append(body)
+                self._n_waiting += len(body)
+            self._ended = self._ended or not message.get("more_body", False)
+        self._changed.set()
+        while self._n_waiting > MOST_WAITING and not self._left.is_set():
+            self._taken.clear()
+            await self._taken.wait()
+
+    def end(self) -> None:
+        """The application has returned."""
+        self._ended = True
+        self._changed.set()
+
+    def leave(self) -> None:
+        """The client is gone."""
+        self._left.set()
+        self._taken.set()
+
+    async def next(self) -> Head | bytes | None:
+        """What comes next of the reply; None at its end."""
+        while True:
+            self._changed.clear()
+            head, self._head = self._head, None
+            if head is not None:
+                return head
+            if self._waiting:
+                piece = b"".join(self._waiting)
+                self._waiting.clear()
+                self._n_waiting = 0
+                self._taken.set()
+                return piece
+            if self._ended:
+                return None
+            await self._changed.wait()
+
+
+def last_words(path: str, headers: Headers) -> bytes:
+    """The last event of a stream whose replica has ended, in the words of its API; nothing for what is no stream."""
+    status, body, _ = error_body(ReplicaLost())
+    kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
+    if kind.startswith(NDJSON_TYPE.encode()) and speaks_ollama(path):
+        return error_line(status, body)
+    if not kind.startswith(EVENTS_TYPE.encode()):
+        return b""
+    if speaks_anthropic(path):
+        return error_event(status, body)
+    if path.endswith("/responses"):
+        error = body["error"]
+        return typed_event({"type": "error", "code": error["type"], "message": error["message"], "param": None})
+    return event(openai_error(status, body))

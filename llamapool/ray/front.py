@@ -1,0 +1,97 @@
+"""The front: takes HTTP from Serve's proxy and passes replies on, event by event."""
+
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ray.exceptions import RayActorError
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from llamapool.ray.crossing import Head, ReplicaLost, Sent, last_words
+from llamapool.ray.placement import aim_of
+from server.errors import InvalidRequest
+from server.transport.access.endpoints import is_administration
+from server.transport.bodies.read import BodyTooLarge
+from server.transport.handlers import error_response
+
+logger = logging.getLogger(__name__)
+REPLICA = "x-llamapool-replica"
+"""Of a reply: which replica gave it. Of a request: which one has to."""
+TRIES = 2
+_OWN_LENGTH = (b"transfer-encoding", b"connection")
+
+
+class Front:
+    """Serve's ingress deployment over `replicas`, a handle of `replica.Replica`."""
+
+    def __init__(self, replicas: Any, max_body_bytes: int) -> None:
+        self._answer = replicas.options(stream=True).answer
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, request: Request) -> Response:
+        """Any method, any path."""
+        try:
+            return await self._reply(request)
+        except (ReplicaLost, InvalidRequest) as error:
+            return error_response(error, request.scope, "")
+
+    async def _reply(self, request: Request) -> Response:
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        replica = request.headers.get(REPLICA, "")
+        if not replica and is_administration(request.method, path, request.scope["query_string"]):
+            raise InvalidRequest(
+                f"{request.method} {path} is about one replica: name it in the header {REPLICA}, as replies do"
+            )
+        sent = Sent(
+            method=request.method,
+            path=path,
+            query=request.scope["query_string"],
+            headers=[(name, value) for name, value in request.headers.raw if name != REPLICA.encode()],
+            body=await self._body(request),
+            client=request.scope.get("client"),
+            server=request.scope.get("server"),
+            scheme=request.scope.get("scheme", "http"),
+        )
+        aim = aim_of(sent.body, replica)
+        for _ in range(TRIES):  # one that has not begun to answer may be asked again elsewhere
+            parts = self._answer.remote(sent, aim)
+            try:
+                head: Head = await anext(parts)
+            except RayActorError:
+                logger.warning("a replica has ended before it answered %s %s", request.method, path)
+                continue
+            except BaseException:
+                parts.cancel()
+                raise
+            return _passed_on(head, _body(parts, path, head))
+        raise ReplicaLost
+
+    async def _body(self, request: Request) -> bytes:
+        chunks, n = [], 0
+        async for chunk in request.stream():
+            n += len(chunk)
+            if n > self._max_body_bytes:
+                raise BodyTooLarge(self._max_body_bytes)
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+
+def _passed_on(head: Head, body: AsyncGenerator[bytes, None]) -> Response:
+    response = StreamingResponse(body, status_code=head.status)
+    response.raw_headers = [one for one in head.headers if one[0].lower() not in _OWN_LENGTH]
+    response.raw_headers.append((REPLICA.encode(), head.replica.encode()))
+    return response
+
+
+async def _body(parts: Any, path: str, head: Head) -> AsyncGenerator[bytes, None]:
+    try:
+        async for part in parts:
+            yield part
+    except RayActorError:
+        logger.warning("replica %s has ended while it answered %s", head.replica, path)
+        if not (words := last_words(path, head.headers)):
+            raise  # so that nobody takes half a reply for a whole one
+        yield words
+    finally:
+        parts.cancel()

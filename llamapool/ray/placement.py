@@ -1,0 +1,128 @@
+"""To which replica a request goes: where it is expected to cost least. Pure.
+
+Nobody here has a tokenizer, so cost is counted in characters of the body's text, about four to a token. What a request
+costs at a replica: its own text without the beginning that the replica has seen, once to itself and once to others,
+what the streams there take from it, and, where every slot is taken, the time until one is free; and a load, where the
+model is not in memory. The rule is the engine's own between instances (`server.engine.routing`), which knows tokens.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+PIECE = 64
+"""Characters that are known or not known together."""
+MOST_PIECES = 1 << 17  # remembered: 8 million characters
+STREAM = 256.0
+"""What a running stream costs who joins it, as `server.engine.routing.STREAM_TOKENS`."""
+TURN = 4096.0
+"""What another request's turn in a slot takes: a guess, prompt and reply of a chat."""
+LOAD = 1 << 18
+"""What loading a model takes, about as long as a prompt of 64k tokens."""
+_MOST_TEXT = 1 << 20  # characters that are looked at
+_PROMPT = ("tools", "instructions", "system", "messages", "input", "prompt", "input_prefix", "text")
+"""Members of a body that a prompt is made of, in the APIs that the server has, in about their order in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a request is for. ``replica``: the only one that it may go to, "" = any."""
+
+    model: str = ""
+    text: str = ""
+    replica: str = ""
+
+
+def aim_of(body: bytes, replica: str = "") -> Aim:
+    """Of a request's body, whatever it is: what is no JSON is refused by the replica."""
+    try:
+        read = json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        read = None
+    if not isinstance(read, dict):
+        return Aim(replica=replica)
+    salt = read.get("cache_salt")
+    parts = [salt, *(read[name] for name in _PROMPT if read.get(name))]
+    text = json.dumps([part for part in parts if part], ensure_ascii=False)[:_MOST_TEXT]
+    model = read.get("model")
+    return Aim(model if isinstance(model, str) else "", text, replica)
+
+
+def pieces(aim: Aim) -> list[int]:
+    """The hash of the beginning up to the end of each whole piece; of this process only."""
+    at, found = hash(aim.model), []
+    for end in range(PIECE, len(aim.text) + 1, PIECE):
+        at = hash((at, aim.text[end - PIECE : end]))
+        found.append(at)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica: requests that it has now, slots for them, and names of the models that are in its memory."""
+
+    id: str
+    n_requests: int = 0
+    n_slots: int = 1
+    models: frozenset[str] = frozenset()
+
+
+class Placement:
+    """What was sent where. The end of a text is forgotten before its beginning, and what was not asked for longest
+    first."""
+
+    def __init__(self, most: int = MOST_PIECES) -> None:
+        self._seen: OrderedDict[int, set[str]] = OrderedDict()  # a piece's hash, and who has seen it
+        self._n_sent: dict[str, int] = {}
+        self._latest: dict[str, str] = {}  # by model: where it is now, or is being loaded
+        self._most = most
+
+    def sent(self, aim: Aim, replica: str) -> None:
+        """It went there."""
+        if aim.model:
+            self._latest[aim.model] = replica
+        self._n_sent[replica] = self._n_sent.get(replica, 0) + 1
+        for at in reversed(pieces(aim)):
+            self._seen.setdefault(at, set()).add(replica)
+            self._seen.move_to_end(at)
+        while len(self._seen) > self._most:
+            self._seen.popitem(last=False)
+
+    def keep(self, replicas: Collection[str]) -> None:
+        """Only these are left; what another has seen is gone with it."""
+        gone = self._n_sent.keys() - set(replicas)
+        if gone:
+            self._n_sent = {id_: n for id_, n in self._n_sent.items() if id_ not in gone}
+            self._latest = {model: id_ for model, id_ in self._latest.items() if id_ not in gone}
+            self._seen = OrderedDict((at, left) for at, who in self._seen.items() if (left := who - gone))
+
+    def known(self, aim: Aim, replicas: Iterable[str]) -> Mapping[str, int]:
+        """Characters of the text that each of them has seen, from its beginning."""
+        known = dict.fromkeys(replicas, 0)
+        having = set(known)
+        for i, at in enumerate(pieces(aim)):
+            having &= self._seen.get(at, set())
+            if not having:
+                break
+            for id_ in having:
+                known[id_] = (i + 1) * PIECE
+        return known
+
+    def order(self, aim: Aim, candidates: Sequence[Candidate]) -> list[str]:
+        """Their ids, the cheapest first; of equals the one that was sent less. None where it may not go to them."""
+        if aim.replica:
+            return [one.id for one in candidates if one.id == aim.replica]
+        known = self.known(aim, [one.id for one in candidates])
+
+        def cost(one: Candidate) -> tuple[float, int, str]:
+            own = len(aim.text) - known[one.id]
+            turns = max(one.n_requests + 1 - one.n_slots, 0) / one.n_slots
+            there = not aim.model or aim.model in one.models or self._latest.get(aim.model) == one.id
+            return (
+                2 * own + one.n_requests * STREAM + turns * TURN + (0 if there else LOAD),
+                self._n_sent.get(one.id, 0),
+                one.id,
+            )
+
+        return [one.id for one in sorted(candidates, key=cost)]

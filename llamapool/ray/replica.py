@@ -1,0 +1,67 @@
+"""A replica: the whole server as an ASGI application in a Serve actor, asked by the front instead of over a socket."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+
+from fastapi import FastAPI
+from ray import serve
+
+from llamapool.app import create_app, load_settings
+from llamapool.ray.crossing import Exchange, Head, Sent
+from llamapool.ray.placement import Aim
+from server import logs
+from server.errors import Unavailable
+from server.pool.state import Status
+from server.routes.services import Services
+
+logger = logging.getLogger(__name__)
+LEAVE_S = 10.0  # for a request whose client has left
+
+
+class Replica:
+    """Serve's deployment class; methods run on one event loop. `flags` are the server's own."""
+
+    async def __init__(self, flags: Sequence[str]) -> None:  # type: ignore[misc]  # Serve awaits it
+        settings = load_settings(list(flags))
+        logs.configure(settings.server)
+        self._id = serve.get_replica_context().replica_id.unique_id
+        self._app: FastAPI = create_app(settings)
+        self._services: Services = self._app.state.services
+        self._lifespan = self._app.router.lifespan_context(self._app)
+        await self._lifespan.__aenter__()
+
+    async def __del__(self) -> None:
+        """Serve awaits it: running requests end first, as `drain_s` says."""
+        lifespan = getattr(self, "_lifespan", None)
+        if lifespan is not None:
+            await lifespan.__aexit__(None, None, None)
+
+    async def answer(self, sent: Sent, aim: Aim) -> AsyncGenerator[Head | bytes, None]:
+        """The reply's head, then its body; closing it is the client's leaving. `aim` is for the router."""
+        exchange = Exchange(sent, self._id)
+        app = asyncio.create_task(self._app(sent.scope(), exchange.receive, exchange.send))
+        app.add_done_callback(lambda _: exchange.end())
+        try:
+            while (part := await exchange.next()) is not None:
+                yield part
+            await app
+        finally:
+            exchange.leave()
+            if not app.done():
+                await asyncio.wait([app], timeout=LEAVE_S)
+                app.cancel()
+
+    async def check_health(self) -> None:
+        """Serve ends a replica that raises here: one whose steps don't end (``watchdog_s``)."""
+        for state in self._services.pool.states():
+            if state.status is Status.READY and state.failed:
+                raise Unavailable(f"model '{state.spec.id}': {state.failure}")
+
+    def record_routing_stats(self) -> dict[str, object]:
+        """For the router, each second: names of the models in memory, and their slots."""
+        ready = [state for state in self._services.pool.states() if state.status is Status.READY]
+        return {
+            "models": [name for state in ready for name in (state.spec.id, *state.spec.aliases)],
+            "n_slots": sum(state.facts.n_slots for state in ready if state.facts is not None),
+        }

@@ -1,0 +1,57 @@
+"""The front's request router: Serve asks it for each request, in which order replicas are tried."""
+
+from collections import Counter
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from llamapool.ray.placement import Aim, Candidate, Placement
+
+
+class PrefixRouter(RequestRouter):
+    """`Placement` over Serve's replicas. Each front has its own, and knows what it has sent itself."""
+
+    def initialize_state(self, **_: Any) -> None:
+        """Called by Serve."""
+        self._placement = Placement()
+        self._running: Counter[ReplicaID] = Counter()
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The cheapest first; one that takes no more is passed over."""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # all were tried
+        by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        order = self._placement.order(aim_of(pending_request), [self._candidate(one) for one in candidate_replicas])
+        return [[by_id[id_]] for id_ in order]
+
+    def _candidate(self, replica: RunningReplica) -> Candidate:
+        told = replica.routing_stats or {}
+        queued = self.replica_queue_len_cache.get(replica.replica_id) or 0  # other fronts' requests, too
+        return Candidate(
+            id=replica.replica_id.unique_id,
+            n_requests=max(self._running[replica.replica_id], queued),
+            n_slots=max(told.get("n_slots", 1), 1),
+            models=frozenset(told.get("models", ())),
+        )
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """Called by Serve."""
+        self._running[replica_id] += 1
+        self._placement.sent(aim_of(pending_request), replica_id.unique_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, *_: Any, **__: Any) -> None:
+        """Called by Serve, however it has ended."""
+        self._running[replica_id] -= 1
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Called by Serve when some have come or gone, and when they tell something new."""
+        super().update_replicas(replicas)
+        self._placement.keep([replica.replica_id.unique_id for replica in replicas])
+        self._running = Counter({one.replica_id: self._running[one.replica_id] for one in replicas})
+
+
+def aim_of(pending: PendingRequest | None) -> Aim:
+    """What the front has said about a request."""
+    return next((one for one in (pending.args if pending else ()) if isinstance(one, Aim)), Aim())
