@@ -210,6 +210,7 @@ def http_options(server: ServerSettings) -> HttpOptions:
     """The HTTP side's part of the settings."""
     return HttpOptions(
         metrics=server.metrics,
+        metrics_open=server.metrics_open,
         slots=server.slots,
         props=server.props,
         ui=server.ui,

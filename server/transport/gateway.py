@@ -102,7 +102,9 @@ class Gateway:
     ) -> None:
         self._app = app
         self._cors = CorsPolicy(options.cors)
-        self._access = Access(KeyRing() if keys is None else keys, options.api_prefix, is_page)
+        self._access = Access(
+            KeyRing() if keys is None else keys, options.api_prefix, is_page, ("/metrics",) * options.metrics_open
+        )
         self._rates = rates or Rates()
         self._guard = Guard(options)
         self._admin_port = options.admin_port

@@ -31,6 +31,7 @@ class HttpOptions:
     """Switches and limits of the HTTP side. Built from the settings by `server.app`."""
 
     metrics: bool = False  # GET /metrics answers
+    metrics_open: bool = False  # without a key, too
     slots: bool = True  # GET /slots answers
     props: bool = False  # POST /props answers
     ui: bool = True  # there is a web page

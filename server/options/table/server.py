@@ -147,6 +147,9 @@ class AccessSettings(SettingsModel):
     it, * = any."""
     metrics: Annotated[Bool, option("--metrics", env="LLAMA_ARG_ENDPOINT_METRICS")] = False
     """Serve GET /metrics for Prometheus."""
+    metrics_open: Annotated[Bool, option()] = False
+    """Whoever reaches the server may read GET /metrics, also where there are keys: for what scrapes without one, such
+    as the llm-d router's endpoint picker. It names models, keys and adapters, and no prompts."""
     slots: Annotated[Bool, option("--slots", env="LLAMA_ARG_ENDPOINT_SLOTS", off=("--no-slots",))] = True
     """Serve GET /slots."""
     slot_save_path: Annotated[FilePath | None, option("--slot-save-path", metavar="FOLDER", is_path=True)] = None

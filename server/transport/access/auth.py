@@ -1,7 +1,7 @@
 """Who sends a request: ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY`` (llama.cpp tools/server/server-http.cpp)."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.types import Scope
 
@@ -59,10 +59,12 @@ def scheduled_client(scope: Scope, end_user: str, *, several_keys: bool) -> str:
 class Access:
     """Looks at the keys of requests."""
 
-    def __init__(self, ring: KeyRing, prefix: str = "", is_open: IsOpen = lambda _: False) -> None:
+    def __init__(
+        self, ring: KeyRing, prefix: str = "", is_open: IsOpen = lambda _: False, open_paths: Sequence[str] = ()
+    ) -> None:
         self._ring = ring
         self._prefix = prefix
-        self._open = frozenset(prefix + path for path in OPEN_PATHS)
+        self._open = frozenset(prefix + path for path in (*OPEN_PATHS, *open_paths))
         self._is_open = is_open
 
     @property

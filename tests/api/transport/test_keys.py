@@ -98,6 +98,14 @@ async def test_a_request_has_adapters_of_its_own_with_their_scope_alone(serve: S
         assert (await chat(api, "ada")).status_code == 200
 
 
+async def test_metrics_may_be_open_where_all_else_needs_a_key(serve: Serve, tmp_path: Path) -> None:
+    file = key_file(tmp_path, ada={})
+    async with serve(server=server(file, metrics=True, metrics_open=True)) as api:
+        assert (await api.client.get("/metrics")).status_code == 200
+        assert (await api.client.get("/slots")).status_code == 401
+        assert (await api.client.get("/v1/models")).status_code == 401
+
+
 async def test_a_file_without_any_key_opens_nothing(serve: Serve, tmp_path: Path) -> None:
     async with serve(server=server(key_file(tmp_path))) as api:
         for given in ({}, bearer("ada"), bearer("")):
