@@ -42,55 +42,10 @@ the way through the pool and the engine, `gate` bounds how many are on it, `runn
 
 from fastapi import FastAPI
 
+from server.routes import inference, management
 from server.routes.description import openapi
-from server.routes.inference import (
-    audio,
-    chat,
-    completions,
-    control,
-    embeddings,
-    messages,
-    native,
-    ollama,
-    rerank,
-    responses,
-    streams,
-    tokens,
-)
-from server.routes.management import (
-    health,
-    lora,
-    metrics,
-    models,
-    page,
-    props,
-    slot_actions,
-    slots,
-)
 
-ROUTERS = (
-    health.router,
-    models.router,
-    props.router,
-    slots.router,
-    slot_actions.router,
-    lora.router,
-    metrics.router,
-    chat.router,
-    control.router,
-    streams.router,
-    messages.router,
-    responses.router,
-    completions.router,
-    native.router,
-    embeddings.router,
-    audio.router,
-    rerank.router,
-    tokens.router,
-    ollama.router,
-    openapi.router,
-    page.router,
-)
+ROUTERS = (*management.ROUTERS, *inference.ROUTERS, openapi.router)
 
 
 def include_routes(app: FastAPI, prefix: str) -> None:

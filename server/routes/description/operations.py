@@ -10,30 +10,9 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict  # of Python 3.12, which pydantic needs
 
+from server.routes import inference as i
+from server.routes import management as m
 from server.routes.description import replies as r
-from server.routes.inference import (
-    audio,
-    chat,
-    completions,
-    control,
-    embeddings,
-    messages,
-    native,
-    ollama,
-    rerank,
-    responses,
-    streams,
-    tokens,
-)
-from server.routes.management import (
-    health,
-    lora,
-    metrics,
-    models,
-    props,
-    slot_actions,
-    slots,
-)
 from server.wire.chat.read import ChatBody
 from server.wire.completions.read import CompletionBody
 from server.wire.messages.read import MessagesBody
@@ -129,39 +108,41 @@ FORM = "multipart/form-data"
 _FEW: Json = {"options": {"num_predict": 16}, "stream": False}
 HI: Json = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16}
 OPERATIONS: Mapping[Callable[..., Any], Operation] = {
-    health.root: Operation(media="text/html", errors=(404,)),
-    health.health: Operation(r.Health, errors=FINDS),
-    health.livez: Operation(r.Health),
-    health.readyz: Operation(r.Health, errors=(503,)),
-    models.list_models: Operation(r.Models, errors=(503,)),
-    models.download_model: Operation(
+    m.health.root: Operation(media="text/html", errors=(404,)),
+    m.health.health: Operation(r.Health, errors=FINDS),
+    m.health.livez: Operation(r.Health),
+    m.health.readyz: Operation(r.Health, errors=(503,)),
+    m.models.list_models: Operation(r.Models, errors=(503,)),
+    m.models.download_model: Operation(
         r.Success, NamedModel, {"model": "ggml-org/tinygemma3-GGUF:Q8_0"}, errors=(*READS, *FINDS, 501)
     ),
-    models.remove_model: Operation(r.Success, errors=(400, *FINDS)),
-    models.show_model: Operation(r.Model, errors=(404,)),
-    models.load_model: Operation(r.Success, NamedModel, {"model": "demo"}, errors=(*READS, *FINDS)),
-    models.unload_model: Operation(r.Success, NamedModel, {"model": "demo"}, errors=(*READS, *FINDS)),
-    models.pin_model: Operation(r.Success, PinnedModel, {"model": "demo", "pinned": False}, errors=(*READS, *FINDS)),
-    models.model_events: Operation(stream=r.ModelEvent),
-    props.props: Operation(r.Props, errors=(400, *FINDS), loads=True),
-    props.change_props: Operation(r.Success, dict[str, Any], {}, errors=(*READS, 404, 501)),
-    slots.slots: Operation(list[r.Slot], errors=(400, *FINDS, 501)),
-    slot_actions.act_on_slot: Operation(r.SlotAction, SlotFile, {"filename": "talk.bin"}, errors=RUNS, loads=True),
-    lora.adapters: Operation(list[r.LoraAdapter], errors=(400, *FINDS, 501), loads=True),
-    lora.set_adapters: Operation(r.Success, list[Scale], [], errors=RUNS, loads=True),
-    metrics.metrics: Operation(media=TEXT, errors=(404, 501)),
-    chat.chat_completions: Operation(r.ChatCompletion, ChatBody, HI, r.ChatCompletionChunk, errors=RUNS, loads=True),
-    chat.chat_input_tokens: Operation(r.InputTokens, ChatBody, HI, errors=RUNS, loads=True),
-    chat.post_apply_template: Operation(r.Rendered, ChatBody, HI, errors=RUNS, loads=True),
-    streams.read_stream: Operation(stream=dict[str, Any], errors=(400, 404, 503)),
-    streams.look_up_streams: Operation(list[r.KeptStream], StreamNames, {"conversation_ids": ["c1"]}, errors=READS),
-    streams.stop_stream: Operation(errors=(400,), status=204),
-    control.control: Operation(
+    m.models.remove_model: Operation(r.Success, errors=(400, *FINDS)),
+    m.models.show_model: Operation(r.Model, errors=(404,)),
+    m.models.load_model: Operation(r.Success, NamedModel, {"model": "demo"}, errors=(*READS, *FINDS)),
+    m.models.unload_model: Operation(r.Success, NamedModel, {"model": "demo"}, errors=(*READS, *FINDS)),
+    m.models.pin_model: Operation(r.Success, PinnedModel, {"model": "demo", "pinned": False}, errors=(*READS, *FINDS)),
+    m.models.model_events: Operation(stream=r.ModelEvent),
+    m.props.props: Operation(r.Props, errors=(400, *FINDS), loads=True),
+    m.props.change_props: Operation(r.Success, dict[str, Any], {}, errors=(*READS, 404, 501)),
+    m.slots.slots: Operation(list[r.Slot], errors=(400, *FINDS, 501)),
+    m.slot_actions.act_on_slot: Operation(r.SlotAction, SlotFile, {"filename": "talk.bin"}, errors=RUNS, loads=True),
+    m.lora.adapters: Operation(list[r.LoraAdapter], errors=(400, *FINDS, 501), loads=True),
+    m.lora.set_adapters: Operation(r.Success, list[Scale], [], errors=RUNS, loads=True),
+    m.metrics.metrics: Operation(media=TEXT, errors=(404, 501)),
+    i.chat.chat_completions: Operation(r.ChatCompletion, ChatBody, HI, r.ChatCompletionChunk, errors=RUNS, loads=True),
+    i.chat.chat_input_tokens: Operation(r.InputTokens, ChatBody, HI, errors=RUNS, loads=True),
+    i.chat.post_apply_template: Operation(r.Rendered, ChatBody, HI, errors=RUNS, loads=True),
+    i.streams.read_stream: Operation(stream=dict[str, Any], errors=(400, 404, 503)),
+    i.streams.look_up_streams: Operation(list[r.KeptStream], StreamNames, {"conversation_ids": ["c1"]}, errors=READS),
+    i.streams.stop_stream: Operation(errors=(400,), status=204),
+    i.control.control: Operation(
         r.Success, ControlBody, {"id": "chatcmpl-1", "action": "reasoning_end"}, errors=(*READS, 404)
     ),
-    messages.post_messages: Operation(r.AnthropicMessage, MessagesBody, HI, r.AnthropicEvent, errors=RUNS, loads=True),
-    messages.post_count_tokens: Operation(r.InputTokens, MessagesBody, HI, errors=RUNS, loads=True),
-    responses.create_response: Operation(
+    i.messages.post_messages: Operation(
+        r.AnthropicMessage, MessagesBody, HI, r.AnthropicEvent, errors=RUNS, loads=True
+    ),
+    i.messages.post_count_tokens: Operation(r.InputTokens, MessagesBody, HI, errors=RUNS, loads=True),
+    i.responses.create_response: Operation(
         r.OpenAIResponse,
         ResponsesBody,
         {"input": "Hi", "max_output_tokens": 16},
@@ -169,16 +150,16 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
         errors=RUNS,
         loads=True,
     ),
-    responses.count_input_tokens: Operation(r.InputTokens, ResponsesBody, {"input": "Hi"}, errors=RUNS, loads=True),
-    responses.get_response: Operation(r.OpenAIResponse, errors=(404,)),
-    responses.delete_response: Operation(r.Deleted, errors=(404,)),
-    completions.completions: Operation(
+    i.responses.count_input_tokens: Operation(r.InputTokens, ResponsesBody, {"input": "Hi"}, errors=RUNS, loads=True),
+    i.responses.get_response: Operation(r.OpenAIResponse, errors=(404,)),
+    i.responses.delete_response: Operation(r.Deleted, errors=(404,)),
+    i.completions.completions: Operation(
         r.Completion, CompletionBody, {"prompt": "Once", "max_tokens": 16}, r.Completion, errors=RUNS
     ),
-    native.completion: Operation(
+    i.native.completion: Operation(
         r.NativeCompletion, NativeBody, {"prompt": "Once", "n_predict": 16}, r.NativeChunk, errors=RUNS
     ),
-    native.infill: Operation(
+    i.native.infill: Operation(
         r.NativeCompletion,
         InfillBody,
         {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_predict": 16},
@@ -186,51 +167,51 @@ OPERATIONS: Mapping[Callable[..., Any], Operation] = {
         errors=RUNS,
         loads=True,
     ),
-    audio.post_transcription: Operation(
+    i.audio.post_transcription: Operation(
         *(r.Transcript, TranscriptionForm, {"file": "", "response_format": "json"}, r.TranscriptEvent),
         errors=(*RUNS, 501),
         loads=True,
         takes=FORM,
     ),
-    embeddings.openai_embeddings: Operation(
+    i.embeddings.openai_embeddings: Operation(
         r.Embeddings, EmbeddingsBody, {"input": ["Hi", "Hello"]}, errors=RUNS, loads=True
     ),
-    embeddings.native_embeddings: Operation(
+    i.embeddings.native_embeddings: Operation(
         list[r.NativeEmbedding], EmbeddingsBody, {"content": "Hi"}, errors=RUNS, loads=True
     ),
-    rerank.rerank: Operation(
+    i.rerank.rerank: Operation(
         r.Reranked | list[r.TeiRank],
         RerankBody,
         {"query": "a planet", "documents": ["Mars", "a panda"]},
         errors=RUNS,
         loads=True,
     ),
-    tokens.post_tokenize: Operation(r.Tokens, TokenizeBody, {"content": "Hi"}, errors=(*READS, *FINDS), loads=True),
-    tokens.tokenizer_info: Operation(r.TokenizerInfo, errors=FINDS, loads=True),
-    tokens.post_detokenize: Operation(
+    i.tokens.post_tokenize: Operation(r.Tokens, TokenizeBody, {"content": "Hi"}, errors=(*READS, *FINDS), loads=True),
+    i.tokens.tokenizer_info: Operation(r.TokenizerInfo, errors=FINDS, loads=True),
+    i.tokens.post_detokenize: Operation(
         r.Detokenized, DetokenizeBody, {"tokens": [72, 105]}, errors=(*READS, *FINDS), loads=True
     ),
-    ollama.post_chat: Operation(
+    i.ollama.post_chat: Operation(
         *(r.OllamaAnswer, OllamaChatBody, {"messages": [{"role": "user", "content": "Hi"}], **_FEW}, r.OllamaChunk),
         media=NDJSON,
         errors=RUNS,
         loads=True,
     ),
-    ollama.post_generate: Operation(
+    i.ollama.post_generate: Operation(
         *(r.OllamaText, OllamaGenerateBody, {"prompt": "Hi", **_FEW}, r.OllamaTextChunk), media=NDJSON, errors=RUNS
     ),
-    ollama.version: Operation(r.OllamaVersion),
-    ollama.list_tags: Operation(r.OllamaTags),
-    ollama.list_running: Operation(r.OllamaPs),
-    ollama.show: Operation(r.OllamaShown, NamedModel, {"model": "demo"}, errors=(*READS, 404)),
-    ollama.post_embed: Operation(r.OllamaVectors, EmbedBody, {"input": ["Hi", "Hello"]}, errors=RUNS, loads=True),
-    ollama.post_embeddings: Operation(r.OllamaVector, OldEmbedBody, {"prompt": "Hi"}, errors=RUNS, loads=True),
-    ollama.pull: Operation(
+    i.ollama.version: Operation(r.OllamaVersion),
+    i.ollama.list_tags: Operation(r.OllamaTags),
+    i.ollama.list_running: Operation(r.OllamaPs),
+    i.ollama.show: Operation(r.OllamaShown, NamedModel, {"model": "demo"}, errors=(*READS, 404)),
+    i.ollama.post_embed: Operation(r.OllamaVectors, EmbedBody, {"input": ["Hi", "Hello"]}, errors=RUNS, loads=True),
+    i.ollama.post_embeddings: Operation(r.OllamaVector, OldEmbedBody, {"prompt": "Hi"}, errors=RUNS, loads=True),
+    i.ollama.pull: Operation(
         r.OllamaStatus, PulledModel, {"model": "demo"}, r.OllamaPulled, media=NDJSON, errors=(*READS, *FINDS, 501)
     ),
-    ollama.delete: Operation(None, NamedModel, {"model": "org/model-GGUF:Q8_0"}, media=TEXT, errors=(*READS, *FINDS)),
-    ollama.manage: Operation(status=None, errors=(501,)),
-    ollama.blobs: Operation(status=None, errors=(501,)),
+    i.ollama.delete: Operation(None, NamedModel, {"model": "org/model-GGUF:Q8_0"}, media=TEXT, errors=(*READS, *FINDS)),
+    i.ollama.manage: Operation(status=None, errors=(501,)),
+    i.ollama.blobs: Operation(status=None, errors=(501,)),
 }
 
 _STRING: Json = {"type": "string"}

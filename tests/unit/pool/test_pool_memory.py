@@ -2,24 +2,24 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from harness.fakes import FakeWeights
-from server.errors import InvalidRequest, LlamapoolError, ModelFailed, NoRoom
+from server.errors import InvalidRequest, ModelFailed, NoRoom
 from server.pool.budget import Amount, Budget
 from server.pool.footprint import HOST, Bytes, Fit, Footprint
-from server.pool.lease import Lease
 from server.pool.policy import MEASURING_S
 from server.pool.spec import ModelSpec
 from server.pool.state import Status
 from tests.unit.pool.fakes import Loader, Setup, acquiring, loaded, pool_of, spec, spin
+from tests.unit.pool.machine import Leases
 
 BUDGET = 300
 LEAST = {f"m{i}": size for i, size in enumerate([100, 100, 90, 80, 60, 60, 50, 40, 150, 10])}
@@ -231,18 +231,12 @@ async def test_a_model_that_had_all_it_could_have_is_not_measured_again() -> Non
         assert loader.fitted == ["m0", "m4", "m4", "m4"]
 
 
-class MemoryMachine(RuleBasedStateMachine):
+class MemoryMachine(Leases):
     """Every blocking job is a step of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.waiting: list[asyncio.Task[Lease]] = []
-        self.leases: list[Lease] = []
         self.loader = Sized()
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.loop.run_until_complete(work)
 
     @initialize(
         models_max=st.sampled_from([0, 4]),
@@ -260,7 +254,7 @@ class MemoryMachine(RuleBasedStateMachine):
             limits["budget"] = Budget(Amount(BUDGET))
             return Setup(*models, loader=self.loader, **limits)
 
-        self.s: Setup = self.run(made())
+        self.s = self.run(made())
 
     @rule(model=st.sampled_from(list(LEAST)))
     def acquire(self, model: str) -> None:
@@ -270,16 +264,6 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 100))
     def cancel(self, which: int) -> None:
         self.waiting[which % len(self.waiting)].cancel()
-
-    @precondition(lambda self: self.leases)
-    @rule(which=st.integers(0, 100))
-    def release(self, which: int) -> None:
-        lease = self.leases.pop(which % len(self.leases))
-
-        async def released() -> None:
-            lease.release()
-
-        self.run(released())
 
     @rule(model=st.sampled_from(list(LEAST)))
     def unload(self, model: str) -> None:
@@ -309,17 +293,6 @@ class MemoryMachine(RuleBasedStateMachine):
         assert self.loader.held <= BUDGET
         self.s.pool.check_integrity()
 
-    def collect(self) -> None:
-        for task in [t for t in self.waiting if t.done()]:
-            self.waiting.remove(task)
-            if task.cancelled():
-                continue
-            error = task.exception()
-            if error is None:
-                self.leases.append(task.result())
-            else:
-                assert isinstance(error, LlamapoolError)
-
     def teardown(self) -> None:
         try:
             if hasattr(self, "s"):
@@ -334,12 +307,7 @@ class MemoryMachine(RuleBasedStateMachine):
     async def everybody_is_served(self) -> None:
         self.loader.failing = {}
         await self.s.later(1)
-        for _ in range(40):
-            self.collect()
-            while self.leases:
-                self.leases.pop().release()
-            await self.s.work()
-        assert not self.waiting, "somebody waits for ever"
+        await self.nobody_waits(40)
 
 
 MemoryMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)

@@ -7,28 +7,19 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from harness.fakes import FakeWeights
-from server.errors import InvalidRequest, LlamapoolError, ModelFailed
-from server.pool.lease import Lease
+from server.errors import InvalidRequest, ModelFailed
 from tests.unit.pool.fakes import Setup, spec, spin
+from tests.unit.pool.machine import Leases
 
 MODELS = st.sampled_from("abc")
 ANY = st.integers(0, 1000)
 
 
-class PoolMachine(RuleBasedStateMachine):
+class PoolMachine(Leases):
     """Every blocking job and every tick is a step of its own, so that any interleaving can come up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.waiting: list[asyncio.Task[Lease]] = []
-        self.leases: list[Lease] = []
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.loop.run_until_complete(work)
 
     @initialize(
         models_max=st.integers(0, 2),
@@ -50,7 +41,7 @@ class PoolMachine(RuleBasedStateMachine):
                 autoload=autoload,
             )
 
-        self.s: Setup = self.run(made())
+        self.s = self.run(made())
 
     # ---- steps
 
@@ -64,16 +55,6 @@ class PoolMachine(RuleBasedStateMachine):
         self.waiting[which % len(self.waiting)].cancel()
         if settle:
             self.run(spin())
-
-    @precondition(lambda self: self.leases)
-    @rule(which=ANY)
-    def release(self, which: int) -> None:
-        lease = self.leases.pop(which % len(self.leases))
-
-        async def released() -> None:
-            lease.release()
-
-        self.run(released())
 
     @rule(model=MODELS)
     def load(self, model: str) -> None:
@@ -126,17 +107,6 @@ class PoolMachine(RuleBasedStateMachine):
         if self.models_max:
             assert len(self.s.loader.open) <= self.models_max
 
-    def collect(self) -> None:
-        for task in [t for t in self.waiting if t.done()]:
-            self.waiting.remove(task)
-            if task.cancelled():
-                continue
-            error = task.exception()
-            if error is None:
-                self.leases.append(task.result())
-            else:
-                assert isinstance(error, LlamapoolError)
-
     # ---- and in the end
 
     def teardown(self) -> None:
@@ -152,12 +122,7 @@ class PoolMachine(RuleBasedStateMachine):
         for engine in self.s.engines.made:
             engine.busy = False
         await self.s.later(1)  # from here on releases alone must do
-        for _ in range(20):
-            self.collect()
-            while self.leases:
-                self.leases.pop().release()
-            await self.s.work()
-        assert not self.waiting, "somebody waits for ever"
+        await self.nobody_waits(20)
 
     async def everything_is_freed(self) -> None:
         closing = asyncio.ensure_future(self.s.pool.close(0))
