@@ -94,9 +94,9 @@ $(VENV)/.installed-ray: pyproject.toml $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,ray]'
 	@touch $@
 
-# Damaged pictures and sounds, thousands of each kind.
+# Damaged pictures, sounds and videos, thousands of each kind; others with another FUZZ_SEED.
 fuzz-media: $(VENV)/.installed-dev
-	FUZZ_ROUNDS=5000 $(BIN)/python -m pytest -q tests/unit/media/test_decode.py -k damaged
+	FUZZ_ROUNDS=$(or $(FUZZ_ROUNDS),5000) $(BIN)/python -m pytest -q tests/unit/media/test_decode.py -k damaged
 
 # Which lines of server/ no test reaches: build/coverage.
 coverage: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2

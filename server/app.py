@@ -24,7 +24,7 @@ from server.errors import ConfigError
 from server.first_screen import show_first_screen
 from server.hub.fetcher import HubFetcher
 from server.kv_events.follow import KvEvents
-from server.media.decode import Decoder
+from server.media.decode import Cut, Decoder
 from server.media.fetch import Fetcher, Sites
 from server.media.sight import Sight
 from server.metrics.exposition import Metrics
@@ -270,7 +270,8 @@ def sight_of(server: ServerSettings) -> Sight:
     """What reads the media of requests; it starts processes when there are some."""
     hosts = tuple(host for host in server.media_fetch if host != ANYWHERE)
     sites = Sites(ANYWHERE in server.media_fetch, hosts, server.media_path)
-    return Sight(Decoder(PICTURES), Fetcher(sites))
+    cut = Cut(max(server.video_fps, 0.0), max(server.video_timestamp_interval, 0))
+    return Sight(Decoder(PICTURES, cut=cut), Fetcher(sites))
 
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

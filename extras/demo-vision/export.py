@@ -119,7 +119,7 @@ def main() -> None:
         "--kind", choices=("f16", "q8_0"), default="q8_0", help="of the matrices of the eyes' feed-forwards"
     )
     args = parser.parse_args()
-    export(args.build / "tuned.pt", args.build / "hear.pt", args.out, args.kind)
+    export(args.build / "tuned.pt", args.build / "tuned-heard.pt", args.out, args.kind)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Last stage: the projector alone, first to the embeddings of the tables, then to what the model answers."""
+"""Last stage: a projector alone, first to the embeddings of the tables, then to what the model answers."""
 
 import argparse
 import time
@@ -7,24 +7,26 @@ from pathlib import Path
 from random import Random
 
 import torch
-from contents import N_SLOTS
+from contents import HEARD_SLOTS, N_SLOTS
 from encoder import Encoder, Shape
+from hear import by_seconds
 from language import demo_network
+from listener import TOKENS, Listener
+from listener import Shape as ListenerShape
 from pictures import Picture, draw
 from questions import abilities, question
 from say import N_TOKENS, Tables, conversation, spoken
+from sounds import MAX_SECONDS, Sound, beep, speak
 from torch import Tensor
+from torch.nn import functional as F
 
 BUILD = Path(__file__).parent / "build"
 MIXTURE = ("word",) * 8 + ("shapes",) * 6 + ("digit",) * 4 + ("bars",) * 2 + ("rising", "falling")
 
 
 @torch.no_grad()
-def seen(encoder: Encoder, n: int, rng: Random, path: Path) -> tuple[Tensor, list[Picture]]:
-    """Hidden states of n pictures (picture, token, dim), and what these show; kept in a file."""
-    if path.exists():
-        kept = torch.load(path, weights_only=False)
-        return kept["hidden"].float(), kept["pictures"]
+def seen(encoder: Encoder, n: int, rng: Random) -> tuple[Tensor, list[Picture]]:
+    """Hidden states of n pictures (picture, token, dim), and what these show."""
     hidden: list[Tensor] = []
     pictures: list[Picture] = []
     for _ in range(0, n, 64):
@@ -33,15 +35,30 @@ def seen(encoder: Encoder, n: int, rng: Random, path: Path) -> tuple[Tensor, lis
             _, found = encoder(torch.stack([torch.tensor(picture.pixels) for picture in some]))
         hidden.append(found.half())
         pictures += [replace(picture, pixels=None) for picture in some]
-    torch.save({"hidden": torch.cat(hidden), "pictures": pictures}, path)
-    return torch.cat(hidden).float(), pictures
+    return torch.cat(hidden), pictures
+
+
+@torch.no_grad()
+def heard(listener: Listener, n: int, rng: Random) -> tuple[Tensor, list[Sound], list[int]]:
+    """Hidden states of n sounds (sound, token, dim), zero behind a sound's end, what these say, and their tokens."""
+    hidden: list[Tensor] = []
+    sounds: list[Sound] = []
+    lengths: list[int] = []
+    for _ in range(0, n, 64):
+        for some, mel in by_seconds([beep(rng) if rng.random() < 0.6 else speak(rng) for _ in range(64)]):
+            found = listener(mel)
+            hidden.append(F.pad(found, (0, 0, 0, MAX_SECONDS * TOKENS - found.shape[1])).half())
+            sounds += [replace(sound, samples=None) for sound in some]
+            lengths += [found.shape[1]] * len(some)
+    return torch.cat(hidden), sounds, lengths
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=BUILD)
-    parser.add_argument("--pictures", type=int, default=4096)
+    parser.add_argument("--sounds", action="store_true", help="the ears' projector, not the eyes'")
+    parser.add_argument("--pictures", type=int, default=4096, help="or sounds")
     parser.add_argument("--fit-steps", type=int, default=1500)
     parser.add_argument("--say-steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=40)
@@ -49,26 +66,38 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    state = torch.load(args.build / "see.pt")
-    encoder = Encoder(Shape(**state["shape"]))
+    state = torch.load(args.build / ("hear.pt" if args.sounds else "see.pt"))
+    encoder = Listener(ListenerShape(**state["shape"])) if args.sounds else Encoder(Shape(**state["shape"]))
     encoder.load_state_dict(state["encoder"])
     rng, started = Random(args.seed), time.monotonic()
-    hidden, pictures = seen(encoder, args.pictures, rng, args.build / f"seen-{state['step']}.pt")
-    print(f"{len(pictures)} pictures seen in {time.monotonic() - started:.0f} s", flush=True)
-    if not (args.build / "say.pt").exists() or not args.fit_steps + args.say_steps:
+    kept = args.build / f"{'heard' if args.sounds else 'seen'}-{state['step']}.pt"
+    if kept.exists():
+        known = torch.load(kept, weights_only=False)
+    else:
+        if isinstance(encoder, Listener):
+            known = dict(zip(("hidden", "contents", "lengths"), heard(encoder, args.pictures, rng), strict=True))
+        else:
+            known = dict(zip(("hidden", "contents"), seen(encoder, args.pictures, rng), strict=True))
+        torch.save(known, kept)
+    hidden, contents = known["hidden"].float(), known["contents"]
+    lengths = known.get("lengths") or [N_TOKENS] * len(contents)
+    print(f"{len(contents)} encoded in {time.monotonic() - started:.0f} s", flush=True)
+    table, n_slots = ("say-heard.pt", len(HEARD_SLOTS)) if args.sounds else ("say.pt", N_SLOTS)
+    if not (args.build / table).exists() or not args.fit_steps + args.say_steps:
         return
-    tables = Tables()
-    tables.load_state_dict(torch.load(args.build / "say.pt")["tables"])
+    tables = Tables(args.sounds)
+    tables.load_state_dict(torch.load(args.build / table)["tables"])
     with torch.no_grad():
-        wanted = tables(pictures)
+        wanted = tables(contents)
     parameters = [*encoder.mlp_in.parameters(), *encoder.mlp_out.parameters()]
     optimizer = torch.optim.Adam(parameters)
+    n_common = min(lengths)
     for step in range(args.fit_steps):
         optimizer.param_groups[0]["lr"] = 3e-3 * min(1.0, (args.fit_steps - step) / (0.7 * args.fit_steps))
         rows = torch.randint(0, len(hidden), (64,))
-        tokens = torch.cat([torch.arange(N_SLOTS), torch.randint(N_SLOTS, N_TOKENS, (8,))])
+        tokens = torch.cat([torch.arange(n_slots), torch.randint(n_slots, n_common, (8,))])
         off = (encoder.project(hidden[rows][:, tokens]) - wanted[rows][:, tokens]).square().mean(2)
-        loss = off[:, :N_SLOTS].mean() + off[:, N_SLOTS:].mean()
+        loss = off[:, :n_slots].mean() + off[:, n_slots:].mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -79,9 +108,11 @@ def main() -> None:
     for step in range(args.say_steps):
         optimizer.param_groups[0]["lr"] = 6e-4 * min(1.0, (step + 1) / 10, (args.say_steps - step) / args.say_steps * 2)
         rows = torch.randint(0, len(hidden), (args.batch,)).tolist()
-        about = [pictures[row] for row in rows]
-        asked = [question(picture, rng.choice(abilities(picture)), rng) for picture in about]
-        texts = [conversation(p, [q], rng.random() < 0.5, N_TOKENS) for p, q in zip(about, asked, strict=True)]
+        asked = [question(contents[row], rng.choice(abilities(contents[row])), rng) for row in rows]
+        texts = [
+            conversation(contents[row], [q], rng.random() < 0.5, lengths[row])
+            for row, q in zip(rows, asked, strict=True)
+        ]
         with torch.autocast("cpu", torch.bfloat16):
             loss, good = spoken(network, encoder.project(hidden[rows]), texts)
         optimizer.zero_grad()
@@ -93,8 +124,9 @@ def main() -> None:
             print(f"say {step + 1} loss {total / 10:.4f} right {n_right / n_asked:.3f}", flush=True)
             n_right, n_asked, total = 0, 0, 0.0
             state["encoder"] = encoder.state_dict()
-            torch.save(state, args.build / "tuned.tmp")
-            (args.build / "tuned.tmp").replace(args.build / "tuned.pt")
+            out = args.build / ("tuned-heard.pt" if args.sounds else "tuned.pt")
+            torch.save(state, out.with_suffix(".tmp"))
+            out.with_suffix(".tmp").replace(out)
 
 
 if __name__ == "__main__":

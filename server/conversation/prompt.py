@@ -66,7 +66,7 @@ def read_parts(parts: Sequence[str | Media], model: LoadedModel, seen: Seen) -> 
 
 
 def _given(parts: Sequence[str | Media], seen: Seen) -> list[str | Bitmap]:
-    return [_seen(part, seen) for part in parts]
+    return [shown for part in parts for shown in _seen(part, seen)]
 
 
 def _read(given: Sequence[str | Bitmap], model: LoadedModel) -> MediaPrompt:
@@ -79,17 +79,17 @@ def _read(given: Sequence[str | Bitmap], model: LoadedModel) -> MediaPrompt:
 
 def can_show(model: LoadedModel) -> Callable[[Media], bool]:
     """Whether that model can be shown a medium."""
-    kinds = frozenset[str]() if model.media is None else model.media.kinds
-    return lambda medium: (
-        medium.source is not None and (medium.kind in kinds or (bool(kinds) and medium.kind == "file"))
-    )
+    kinds = set[str]() if model.media is None else {*model.media.kinds, "file"}
+    if "image" in kinds:
+        kinds.add("video")
+    return lambda medium: medium.source is not None and medium.kind in kinds
 
 
-def _seen(part: str | Media, seen: Seen) -> str | Bitmap:
+def _seen(part: str | Media, seen: Seen) -> Sequence[str | Bitmap]:
     """A text for a medium that could not be had, which is one that may be left out: others are errors by now."""
     if isinstance(part, str):
-        return part
-    return part.lost if part.source is None or part.source not in seen else seen[part.source]
+        return (part,)
+    return (part.lost,) if part.source is None or part.source not in seen else seen[part.source].parts
 
 
 def render(conversation: Conversation, speech: Speech, model: LoadedModel) -> Prompt:

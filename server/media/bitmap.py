@@ -1,8 +1,8 @@
-"""A picture or a piece of sound, decoded: what a projector's preprocessing takes."""
+"""A picture, a piece of sound or a video, decoded: what a projector's preprocessing takes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 BitmapKind = Literal["image", "audio"]
 
@@ -14,6 +14,7 @@ class Bitmap:
 
     ``id``: the SHA-256 of the file's bytes in hexadecimal, as llama-server names media. ``again``: of a file that has
     been decoded before, and has no ``data`` here: how to get it; blocking, raises `InvalidRequest`.
+    ``of_video``: it is a video's, of which some models take two together.
     """
 
     kind: BitmapKind
@@ -21,12 +22,34 @@ class Bitmap:
     height: int
     data: bytes
     id: str
+    of_video: bool = False
     again: Callable[[], bytes] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def parts(self) -> tuple["str | Bitmap", ...]:
+        """What stands in a prompt for it."""
+        return (self,)
 
     def decoded(self) -> bytes:
         """``data``, now at the latest; empty of a bitmap that is nothing but its size."""
         return self.data if self.data or self.again is None else self.again()
 
-    def __reduce__(self) -> tuple[type["Bitmap"], tuple[BitmapKind, int, int, bytes, str]]:
+    def __reduce__(self) -> tuple[type["Bitmap"], tuple[BitmapKind, int, int, bytes, str, bool]]:
         """Another process can't ask here."""
-        return Bitmap, (self.kind, self.width, self.height, self.decoded(), self.id)
+        return Bitmap, (self.kind, self.width, self.height, self.decoded(), self.id, self.of_video)
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """``parts``: what stands in a prompt for it, its frames and the times that are told between them."""
+
+    parts: tuple[str | Bitmap, ...]
+
+
+Decoded: TypeAlias = Bitmap | Video
+"""What a file becomes."""
+
+
+def bitmaps_of(found: Decoded) -> list[Bitmap]:
+    """The bitmaps in it."""
+    return [part for part in found.parts if isinstance(part, Bitmap)]

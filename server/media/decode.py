@@ -6,19 +6,32 @@ import hashlib
 import struct
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 from typing import Protocol, TypeAlias
 
 from server.confined.process import Limits, Processes, Stopped
 from server.confined.worker import FAULT, Answer
 from server.errors import InvalidRequest
-from server.media.bitmap import Bitmap
-from server.media.header import Header, Unreadable, read_header
+from server.media.bitmap import Bitmap, BitmapKind, Decoded, Video, bitmaps_of
+from server.media.header import Unreadable, read_header
 
-IMAGE, AUDIO = b"i", b"a"
+IMAGE, AUDIO, VIDEO = b"i", b"a", b"v"
 UNREADABLE = b"u"
 _WANTED = struct.Struct("<Id4s")  # rate, seconds, the form of a sound
-_SIZE = struct.Struct("<II")
+SIZE = struct.Struct("<II")
+PHOTO_WANTED = struct.Struct("<Q")  # pixels at most
+VIDEO_WANTED = struct.Struct("<8sdQQQ")  # form, frames a second, at most so many pixels a frame, frames and bytes
+FRAMES = struct.Struct("<dII")  # how many a second, width, height
+_PHOTOS, _VIDEOS = "pictures", "video"
+_EXTRAS = {
+    **dict.fromkeys(("WebP", "AVIF", "HEIC"), _PHOTOS),
+    **dict.fromkeys(("MP4", "Matroska", "AVI"), _VIDEOS),
+}
+"""What else can be decoded with an extra of this package, by its name."""
+_IMPORTED = {_PHOTOS: ("PIL", "pi_heif"), _VIDEOS: ("av",)}
 MAX_KNOWN = 4096
 """Files whose sizes are remembered, some 500 bytes each."""
 _Key: TypeAlias = tuple[str, str, int]  # scope, SHA-256, sample rate
@@ -26,11 +39,23 @@ _Key: TypeAlias = tuple[str, str, int]  # scope, SHA-256, sample rate
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one file: ``pixels`` of a picture, ``seconds`` of a sound, ``file_bytes`` before it is decoded."""
+    """Of one file: ``pixels`` of a picture, ``seconds`` of a sound, ``frames`` of a video and their ``video_bytes``,
+    ``file_bytes`` before it is decoded."""
 
     pixels: int = 1 << 25
     seconds: float = 1800.0
+    frames: int = 256
+    video_bytes: int = 480 << 20
     file_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a video is cut into pictures: ``fps`` a second (0: all), and every ``stamp_ms`` milliseconds the time (0:
+    never)."""
+
+    fps: float = 4.0
+    stamp_ms: int = 5000
 
 
 class Pixels(Protocol):
@@ -44,14 +69,20 @@ class Decoder:
     """Decodes files; blocking, safe in any thread. ``answerer``: names the function that makes the processes'
     `answering` out of a library's decoder of pictures."""
 
-    def __init__(self, answerer: str, bounds: Bounds = Bounds(), limits: Limits | None = None) -> None:
-        self._bounds = bounds
+    def __init__(
+        self, answerer: str, bounds: Bounds = Bounds(), limits: Limits | None = None, cut: Cut = Cut()
+    ) -> None:
+        self._bounds, self._cut = bounds, cut
         self._known = _Known()
-        default = Limits(cpu_s=20, wall_s=60.0, memory_bytes=2 << 30, answer_bytes=512 << 20)
-        self._processes = Processes(answerer, limits or default)
+        limits = limits or Limits(cpu_s=20, wall_s=60.0, memory_bytes=2 << 30, answer_bytes=512 << 20)
+        self._processes = Processes(answerer, limits)
+        self._of_extras = {
+            _PHOTOS: Processes("server.media.photos:answerer", limits),
+            _VIDEOS: Processes("server.media.video:answerer", replace(limits, cpu_s=3 * limits.cpu_s)),
+        }
 
-    def decode(self, data: bytes, sample_rate: int, scope: str | None = None) -> Bitmap:
-        """The picture, or the sound at `sample_rate` (0: the model hears none). Raises `Unreadable`.
+    def decode(self, data: bytes, sample_rate: int, scope: str | None = None) -> Decoded:
+        """The picture, the sound at `sample_rate` (0: the model hears none), or the video. Raises `Unreadable`.
 
         One that was decoded in this `scope` before has its data when it is asked for: who has its embeddings does not
         ask. None remembers nothing (how long it takes would tell whether others have sent the same).
@@ -59,19 +90,19 @@ class Decoder:
         key = (scope or "", hashlib.sha256(data).hexdigest(), sample_rate)
         known = self._known.get(key) if scope is not None else None
         if known is not None:
-            return replace(known, again=lambda: self._again(data, sample_rate))
+            return _with(known, iter(_Again(lambda: self._again(data, sample_rate), len(bitmaps_of(known)))))
         found = self._decoded(data, sample_rate, key[1])
         if scope is not None:
-            self._known.add(key, replace(found, data=b""))
+            self._known.add(key, _with(found, None))
         return found
 
-    def _again(self, data: bytes, sample_rate: int) -> bytes:
+    def _again(self, data: bytes, sample_rate: int) -> list[bytes]:
         try:
-            return self._decoded(data, sample_rate, "").data
+            return [each.data for each in bitmaps_of(self._decoded(data, sample_rate, ""))]
         except Unreadable as fault:  # it could be read once: there is too much to do
             raise InvalidRequest(f"a file that was read before can't be read again: {fault}") from None
 
-    def _decoded(self, data: bytes, sample_rate: int, name: str) -> Bitmap:
+    def _decoded(self, data: bytes, sample_rate: int, name: str) -> Decoded:
         bounds = self._bounds
         if len(data) > bounds.file_bytes:
             raise Unreadable(f"it has {len(data)} bytes, at most {bounds.file_bytes} are possible")
@@ -81,14 +112,29 @@ class Decoder:
             raise Unreadable(f"it is a {header.form} of {shown}, at most {bounds.pixels} are possible")
         if header.kind == "audio" and not sample_rate:
             raise Unreadable(f"it is {header.form}, and this model hears nothing")
-        wanted = _WANTED.pack(sample_rate, bounds.seconds, header.form.encode())
+        extra = _EXTRAS.get(header.form)
+        if extra is not None and not has_extra(extra):
+            raise Unreadable(
+                f"it is {header.form}, which this server reads only with its extra {extra} "
+                f"(pip install 'llamapool[{extra}]'); send PNG, JPEG, GIF or BMP, WAV, MP3 or FLAC"
+            )
+        form = header.form.encode()
+        match extra:
+            case "video":
+                wanted = VIDEO_WANTED.pack(form, self._cut.fps, bounds.pixels, bounds.frames, bounds.video_bytes)
+            case "pictures":
+                wanted = PHOTO_WANTED.pack(bounds.pixels)
+            case _:
+                wanted = _WANTED.pack(sample_rate, bounds.seconds, form)
+        processes = self._of_extras[extra] if extra else self._processes
+        what = {"image": IMAGE, "audio": AUDIO, "video": VIDEO}[header.kind]
         try:
-            kind, answer = self._processes.ask(IMAGE if header.kind == "image" else AUDIO, wanted, data)
+            kind, answer = processes.ask(what, wanted, data)
         except Stopped as stopped:
             raise Unreadable(f"decoding this {header.form} was stopped: {stopped}") from None
         if kind in (UNREADABLE, FAULT):
             raise Unreadable(answer.decode(errors="replace"))
-        return _bitmap(header, answer, name)
+        return _video(self._cut, answer, name) if header.kind == "video" else _bitmap(header.kind, answer, name)
 
     def warm(self) -> None:
         """Start a process, for the first file that comes."""
@@ -96,7 +142,18 @@ class Decoder:
 
     def close(self) -> None:
         """End the processes."""
-        self._processes.close()
+        for processes in (self._processes, *self._of_extras.values()):
+            processes.close()
+
+
+def has_extra(name: str) -> bool:
+    """Whether what this extra needs is installed."""
+    return all(find_spec(module) is not None for module in _IMPORTED[name])
+
+
+def reads_video() -> bool:
+    """Whether a model that sees can be shown one."""
+    return has_extra(_VIDEOS)
 
 
 class _Known:
@@ -104,25 +161,77 @@ class _Known:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: OrderedDict[_Key, Bitmap] = OrderedDict()
+        self._found: OrderedDict[_Key, Decoded] = OrderedDict()
 
-    def get(self, key: _Key) -> Bitmap | None:
+    def get(self, key: _Key) -> Decoded | None:
         with self._lock:
             found = self._found.get(key)
             if found is not None:
                 self._found.move_to_end(key)
             return found
 
-    def add(self, key: _Key, bitmap: Bitmap) -> None:
+    def add(self, key: _Key, found: Decoded) -> None:
         with self._lock:
-            self._found[key] = bitmap
+            self._found[key] = found
             if len(self._found) > MAX_KNOWN:
                 self._found.popitem(last=False)
 
 
-def _bitmap(header: Header, answer: bytes, name: str) -> Bitmap:
-    width, height = _SIZE.unpack_from(answer)
-    return Bitmap(header.kind, width, height, answer[_SIZE.size :], name)
+class _Again:
+    """The data of a file's bitmaps, in order: decoded once, when the first of them is asked for."""
+
+    def __init__(self, decode: Callable[[], list[bytes]], n: int) -> None:
+        self._decode, self._n = decode, n
+        self._lock = threading.Lock()
+        self._found: list[bytes] | None = None
+
+    def __iter__(self) -> Iterator[Callable[[], bytes]]:
+        return (partial(self._data, i) for i in range(self._n))
+
+    def _data(self, i: int) -> bytes:
+        with self._lock:
+            if self._found is None:
+                self._found = self._decode()
+            if len(self._found) != self._n:
+                raise InvalidRequest("a file that was read before can't be read again: it has become another")
+            return self._found[i]
+
+
+def _with(found: Decoded, again: Iterator[Callable[[], bytes]] | None) -> Decoded:
+    """`found` without its data, and with what gets it."""
+    parts = tuple(
+        part if isinstance(part, str) else replace(part, data=b"", again=None if again is None else next(again))
+        for part in found.parts
+    )
+    if isinstance(found, Video):
+        return Video(parts)
+    (bitmap,) = parts
+    assert isinstance(bitmap, Bitmap)
+    return bitmap
+
+
+def _bitmap(kind: BitmapKind, answer: bytes, name: str) -> Bitmap:
+    width, height = SIZE.unpack_from(answer)
+    return Bitmap(kind, width, height, answer[SIZE.size :], name)
+
+
+def _video(cut: Cut, answer: bytes, name: str) -> Video:
+    """As llama-server has it in a prompt: `Video:`, frames, and behind the first one of each interval its time
+    (tools/mtmd/mtmd-helper.cpp, read_next). A frame's name says how the file was cut, too."""
+    rate, width, height = FRAMES.unpack_from(answer)
+    n_bytes = 3 * width * height
+    cut_name = hashlib.sha256(f"{name} {cut.fps:g} {cut.stamp_ms}".encode()).hexdigest()
+    parts: list[str | Bitmap] = ["Video:"]
+    next_ms = 0.0
+    for i, at in enumerate(range(FRAMES.size, len(answer), n_bytes)):
+        data = answer[at : at + n_bytes]
+        parts.append(Bitmap("image", width, height, data, f"{cut_name}+{i}", of_video=True))
+        ms = i / rate * 1000
+        if cut.stamp_ms > 0 and ms >= next_ms:
+            minutes = int(ms / 60_000)
+            parts.append(f"[{minutes}m{ms / 1000 - 60 * minutes:.2f}s]")
+            next_ms += cut.stamp_ms
+    return Video(tuple(parts))
 
 
 def answering(pixels: Pixels) -> Answer:
@@ -140,6 +249,6 @@ def answering(pixels: Pixels) -> Answer:
                 width, height = len(decoded) // 4, 1
         except Unreadable as fault:
             return UNREADABLE, str(fault).encode()
-        return what, _SIZE.pack(width, height) + decoded
+        return what, SIZE.pack(width, height) + decoded
 
     return answer

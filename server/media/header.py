@@ -5,23 +5,23 @@ The type is told by the content, whatever a client or a server calls it, as llam
 
 import struct
 from dataclasses import dataclass
+from typing import Literal
 
 from server.media.bitmap import BitmapKind
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG_SIZES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))  # SOF0..15
 _JPEG_ALONE = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a segment
+_HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _UNREAD = (  # what clients send although no model here can be shown it: a name, and bytes at a place
-    ("WebP", 8, (b"WEBP",)),
-    ("AVIF or HEIC", 8, (b"avif", b"avis", b"heic", b"heix", b"mif1")),
-    ("a video", 4, (b"ftyp",)),
-    ("a video", 0, (b"\x1aE\xdf\xa3",)),
-    ("a video", 8, (b"AVI ",)),
     ("TIFF", 0, (b"II*\0", b"MM\0*")),
     ("Ogg", 0, (b"OggS",)),
     ("PDF", 0, (b"%PDF-",)),
     ("SVG", 0, (b"<svg",)),
 )
+
+
+FileKind = BitmapKind | Literal["video"]
 
 
 class Unreadable(Exception):
@@ -30,9 +30,10 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """``form``: PNG, JPEG, GIF, BMP, WAV, MP3 or FLAC; a picture's ``width`` and ``height`` in pixels, else 0."""
+    """``form``: PNG, JPEG, GIF, BMP, WebP, AVIF, HEIC, WAV, MP3, FLAC, MP4, Matroska or AVI; ``width`` and ``height``
+    in pixels of the first four, else 0."""
 
-    kind: BitmapKind
+    kind: FileKind
     form: str
     width: int = 0
     height: int = 0
@@ -54,10 +55,28 @@ def read_header(data: bytes) -> Header:
         return Header("audio", "FLAC")
     if data.startswith(b"ID3") or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0):
         return Header("audio", "MP3")
+    found = _boxed(data)
+    if found is not None:
+        return found
     for name, at, words in _UNREAD:
         if data.startswith(words, at):
             raise Unreadable(f"it is {name}; send PNG, JPEG, GIF or BMP, WAV, MP3 or FLAC")
     raise Unreadable("it is neither PNG, JPEG, GIF or BMP nor WAV, MP3 or FLAC" if data else "it is empty")
+
+
+def _boxed(data: bytes) -> Header | None:
+    """What says how large it is somewhere inside, or nowhere."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return Header("image", "WebP")
+    if data[:4] == b"RIFF" and data[8:12] == b"AVI ":
+        return Header("video", "AVI")
+    if data.startswith(b"\x1aE\xdf\xa3"):  # also WebM
+        return Header("video", "Matroska")
+    if data[4:8] != b"ftyp":
+        return None
+    if data.startswith((b"avif", b"avis"), 8) or (data.startswith(_HEIC, 8) and b"avif" in data[16:64]):
+        return Header("image", "AVIF")
+    return Header("image", "HEIC") if data.startswith(_HEIC, 8) else Header("video", "MP4")  # also QuickTime
 
 
 def _picture(form: str, size: tuple[int, int]) -> Header:

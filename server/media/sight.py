@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from server.errors import InvalidRequest, MediaFull
-from server.media.bitmap import Bitmap
+from server.media.bitmap import Bitmap, Decoded, bitmaps_of
 from server.media.decode import Decoder
 from server.media.fetch import Fetcher
 from server.media.header import Unreadable
@@ -93,14 +93,14 @@ class Sight:
 
     async def _one(
         self, source: Source, wanted: Shown, share: "_Share", reader: Ears, scope: str | None
-    ) -> Bitmap | None:
+    ) -> Decoded | None:
         try:
             async with share.turns:
                 data = source if isinstance(source, bytes) else await self._bytes(source)
                 loop = asyncio.get_running_loop()
-                bitmap = await loop.run_in_executor(self._threads, self._decode, data, reader.sample_rate, scope)
-            share.take(len(bitmap.data))
-            return bitmap
+                found = await loop.run_in_executor(self._threads, self._decode, data, reader.sample_rate, scope)
+            share.take(sum(len(bitmap.data) for bitmap in bitmaps_of(found)))
+            return found
         except Unreadable as fault:
             message = f"{wanted.at}: {_FAILED}: {fault}"
             if not wanted.spare:
@@ -108,11 +108,12 @@ class Sight:
             log.info("left out of a prompt: %s", message)
             return None
 
-    def _decode(self, data: bytes, sample_rate: int, scope: str | None) -> Bitmap:
+    def _decode(self, data: bytes, sample_rate: int, scope: str | None) -> Decoded:
         self._held.check()
-        bitmap = self._decoder.decode(data, sample_rate, scope)
-        self._held.add(bitmap)
-        return bitmap
+        found = self._decoder.decode(data, sample_rate, scope)
+        for bitmap in bitmaps_of(found):
+            self._held.add(bitmap)
+        return found
 
     async def _bytes(self, link: Link) -> bytes:
         if _is_fetched(link):

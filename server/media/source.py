@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from server.media.bitmap import Bitmap
+from server.media.bitmap import Decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,6 @@ class Link:
 
 Source: TypeAlias = bytes | Link
 """The bytes of a file, or where they are."""
-Seen: TypeAlias = Mapping[Source, Bitmap]
+Seen: TypeAlias = Mapping[Source, Decoded]
 """The files of a request that its model can be shown, decoded."""
 NOTHING_SEEN: Seen = {}

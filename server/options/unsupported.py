@@ -74,9 +74,8 @@ FIXED = (
 _MCP = "speaks to no MCP server and enters no container: its tools work on this machine"
 _REMOVED = "has no such option, nor has llama-server any more"
 _REFUSED = {
-    "takes pictures and sounds, and no videos yet": """
-        --video-fps --video-timestamp-interval --video-ffmpeg-dir
-        LLAMA_ARG_VIDEO_FPS LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL LLAMA_ARG_VIDEO_FFMPEG_DIR
+    "reads videos by FFmpeg's libraries, which its extra video brings, and starts no program": """
+        --video-ffmpeg-dir LLAMA_ARG_VIDEO_FFMPEG_DIR
     """,
     "is told the page's settings by ui_config": "LLAMA_ARG_UI_CONFIG_FILE",
     _MCP: """

@@ -8,8 +8,9 @@ from server.media.source import Link
 
 _KINDS: tuple[MediaKind, ...] = ("image", "audio", "video")
 _ENDINGS: Mapping[str, MediaKind] = {
-    **dict.fromkeys(("png", "jpg", "jpeg", "gif", "bmp", "webp"), "image"),
+    **dict.fromkeys(("png", "jpg", "jpeg", "gif", "bmp", "webp", "avif", "heic", "heif"), "image"),
     **dict.fromkeys(("wav", "mp3", "flac"), "audio"),
+    **dict.fromkeys(("mp4", "mov", "m4v", "webm", "mkv", "avi"), "video"),
 }
 
 
@@ -29,7 +30,7 @@ def kind_of_type(media_type: object) -> MediaKind:
 
 def file_of(given: Mapping[str, Any]) -> tuple[MediaKind, Link | None]:
     """Of a file that OpenAI's formats have in ``file_data`` or at ``file_url``: what it is by its type or its name, and
-    where; None for one that is neither a picture nor a sound."""
+    where; None for one that is neither a picture nor a sound nor a video."""
     data, url, name = given.get("file_data"), given.get("file_url"), given.get("filename")
     if isinstance(data, str) and data.startswith("data:"):
         kind = kind_of_type(data[len("data:") :].partition(";")[0])

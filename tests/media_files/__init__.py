@@ -1,4 +1,4 @@
-"""Small pictures and sounds (made with Pillow and libsndfile), and what can be made of them."""
+"""Small pictures, sounds and videos (by Pillow, libheif, libsndfile and FFmpeg), and what can be made of them."""
 
 import random
 import struct
@@ -7,9 +7,14 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 PICTURES = ("tiny.png", "tiny-gray.png", "tiny-palette.png", "tiny.jpg", "tiny-progressive.jpg", "tiny.gif", "tiny.bmp")
+PHOTOS = ("tiny.webp", "tiny.avif", "tiny.heic")
+"""Pictures of the extra of that name."""
+VIDEOS = ("tiny.mp4", "tiny.webm")
 SOUNDS = ("tiny.wav", "tiny-adpcm.wav", "tiny.mp3", "tiny.flac")
 WIDTH, HEIGHT = 16, 12
-"""Of the pictures."""
+"""Of the pictures and the videos."""
+N_FRAMES, FPS = 20, 8
+"""Of the videos: the red of the i-th frame is 10 i, its green 128."""
 SECONDS = 0.1
 """Of the sounds, at 22,050 samples a second."""
 

@@ -234,6 +234,31 @@ class Known:
         return self.picture.data
 
 
+async def test_a_model_that_takes_two_frames_of_a_video_together_is_given_them_so(gguf_folder: Path) -> None:
+    frames = [replace(picture(n), id=f"video+{n}", of_video=True) for n in range(5)]
+    n_asked = 0
+
+    def asked(frame: Bitmap) -> Bitmap:
+        def again() -> bytes:
+            nonlocal n_asked
+            n_asked += 1
+            return frame.data
+
+        return replace(frame, data=b"", again=again)
+
+    async with bench(gguf_folder, "qwen2vl") as b, bench(gguf_folder, "qwen2vl") as other:
+        alone = await b.ask(["Video:", *(picture(n) for n in range(5))])
+        assert b.n_encoded == 5
+        together = await b.ask(["Video:", *frames])
+        assert b.n_encoded == 5 + 3
+        assert together.n_prompt < alone.n_prompt
+        known = await other.ask(["Video:", *map(asked, frames)])
+        assert (known.tokens, known.n_prompt, other.n_encoded) == (together.tokens, together.n_prompt, 3)
+        assert n_asked == 5
+        await other.ask(["Video:", *map(asked, frames)])
+        assert n_asked == 5
+
+
 @pytest.mark.parametrize("kind", ["mlp", "gemma3", "window", "qwen2vl", "internvl"])
 async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_preprocessed(gguf_folder: Path, kind: str) -> None:
     known = Known(picture(2))

@@ -13,12 +13,16 @@ import pytest
 from harness.ggufs import PLAIN, gguf_file
 from harness.ggufs.projector import TinyProjector, projector_file
 from harness.real_server import EXACT, RealServer, llamapool
-from tests.media_files import media_file
+from server.app import PICTURES as ANSWERER
+from server.media.bitmap import Bitmap
+from server.media.decode import Decoder
+from tests.media_files import PHOTOS, media_file, png
 
 FILES = Path(__file__).parents[1] / "media_files"
 PICTURE = base64.b64encode(media_file("tiny.png")).decode()
 URL = f"data:image/png;base64,{PICTURE}"
 SOUND = base64.b64encode(media_file("tiny.wav")).decode()
+CUT_OFF = base64.b64encode(media_file("tiny.mp4")[:99]).decode()
 PROJECTOR = TinyProjector("mlp")
 TEXT = "What is this:"
 FEW: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
@@ -48,7 +52,7 @@ BASE64 = {"type": "base64", "media_type": "image/png", "data": PICTURE}
 
 
 def test_what_the_model_takes_is_told_everywhere(server: RealServer) -> None:
-    assert server.get("/props")["modalities"] == {"vision": True, "video": False, "audio": False}
+    assert server.get("/props")["modalities"] == {"vision": True, "video": True, "audio": False}
     for path in ("/models", "/v1/models"):
         found = server.get(path)
         assert found["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
@@ -175,7 +179,10 @@ def test_streams_begin_and_end_as_without_pictures(server: RealServer) -> None:
         (shown("file://none.png"), "does not exist"),
         (shown(f"data:audio/wav;base64,{SOUND}"), "this model hears nothing"),
         (shown(SOUND, "input_audio"), "audio input is not supported"),
-        (shown(URL, "video_url"), "video input is not supported"),
+        (
+            shown(f"data:video/mp4;base64,{base64.b64encode(media_file('tiny.mp4')[:99]).decode()}", "video_url"),
+            "video",
+        ),
         (chat([{"type": "image_url", "image_url": {}}]), "image input is not supported"),
     ],
 )
@@ -185,6 +192,48 @@ def test_what_can_not_be_shown_is_a_400(server: RealServer, body: dict[str, Any]
         assert reply.status == 400
         assert said in reply.json()["error"]["message"]
         assert reply.json()["error"]["param"].startswith("messages.0.content.")
+
+
+def test_a_video_is_pictures_and_the_time_of_each_fifth_second(server: RealServer, video: list[str | Bitmap]) -> None:
+    marker, options = server.get("/props")["media_marker"], {"temperature": 0, "n_predict": 8}
+    text = "".join(part if isinstance(part, str) else marker for part in video)
+    assert text == f"Video:{marker}[0m0.00s]{marker * 9}"
+    frames = [url(part).partition(",")[2] for part in video if isinstance(part, Bitmap)]
+    said = server.post("/completion", {"prompt": {"prompt_string": text, "multimodal_data": frames}, **options})
+    prompt = {"prompt_string": marker, "multimodal_data": [base64.b64encode(media_file("tiny.mp4")).decode()]}
+    found = server.post("/completion", {"prompt": prompt, **options})
+    assert (found["content"], found["tokens_evaluated"]) == (said["content"], said["tokens_evaluated"])
+    again = server.post("/completion", {"prompt": prompt, **options})
+    assert again["content"] == found["content"]
+    assert again["timings"]["cache_n"] > found["tokens_evaluated"] - 100
+
+
+@pytest.mark.parametrize("kind", ["video_url", "input_video", "image_url"])
+def test_a_video_is_one_from_wherever_it_comes(server: RealServer, kind: str) -> None:
+    data = f"data:video/mp4;base64,{base64.b64encode(media_file('tiny.mp4')).decode()}"
+    replies = [server.post("/v1/chat/completions", shown(url, kind)) for url in ("file://tiny.mp4", data)]
+    n = [reply["usage"]["prompt_tokens"] for reply in replies]
+    counted = server.post("/v1/chat/completions/input_tokens", shown(data, kind))["input_tokens"]
+    assert n == [counted, counted]
+    assert len({reply["choices"][0]["message"]["content"] for reply in replies}) == 1
+
+
+def url(frame: Bitmap) -> str:
+    rows = b"".join(b"\0" + frame.data[at : at + 3 * frame.width] for at in range(0, len(frame.data), 3 * frame.width))
+    return f"data:image/png;base64,{base64.b64encode(png(frame.width, frame.height, rows)).decode()}"
+
+
+@pytest.fixture(scope="module")
+def video() -> Iterator[list[str | Bitmap]]:
+    decoder = Decoder(ANSWERER)
+    yield list(decoder.decode(media_file("tiny.mp4"), 0).parts)
+    decoder.close()
+
+
+@pytest.mark.parametrize("name", PHOTOS)
+def test_pictures_of_the_extra_are_seen(server: RealServer, name: str) -> None:
+    shown_alone, shown_png = (server.post("/v1/chat/completions", shown(f"file://{n}")) for n in (name, "tiny.png"))
+    assert shown_alone["usage"]["prompt_tokens"] == shown_png["usage"]["prompt_tokens"]
 
 
 def test_sounds_further_back_are_a_placeholder_for_a_model_that_only_sees(server: RealServer) -> None:

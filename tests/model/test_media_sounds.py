@@ -15,6 +15,7 @@ from harness.ggufs.projector import TinyProjector, projector_file
 from harness.real_server import EXACT, RealServer, llamapool
 from server.app import PICTURES
 from server.llama.media.bindings import M, start_media
+from server.media.bitmap import bitmaps_of
 from server.media.decode import Decoder
 from tests.media_files import SOUNDS, media_file
 
@@ -57,7 +58,7 @@ def test_samples_are_those_of_the_library(ear: Path) -> None:
             wanted = ctypes.string_at(M.mtmd_bitmap_get_data(bitmap), M.mtmd_bitmap_get_n_bytes(bitmap))
             name_of_it = M.mtmd_bitmap_get_id(bitmap)
             M.mtmd_bitmap_free(bitmap)
-            found = decoder.decode(data, rate)
+            (found,) = bitmaps_of(decoder.decode(data, rate))
             heard, expected = (np.frombuffer(each, np.float32) for each in (found.data, wanted))
             assert heard.shape == expected.shape, name
             # The same code compiled otherwise: resampling rounds otherwise, and an MP3 becomes 16 bits on its way.

@@ -110,7 +110,9 @@ class Chunks:
         found = self._with_data.get(part)
         if found is None:  # the whole prompt, since what a medium becomes may depend on how many tokens precede it
             parts = list(self._parts)
-            parts[part] = replace(self._later[part], data=self._later[part].decoded())
+            for i in (part, part + 1) if self._later[part].of_video else (part,):  # some models take two as one
+                if i in self._later:
+                    parts[i] = replace(self._later[i], data=self._later[i].decoded())
             found = Chunks(context, parts, add_special=self._add_special, parse_special=self._parse_special)
             if len(found) != len(self):
                 raise InternalError("libmtmd makes more of a medium than of its size")
@@ -211,6 +213,7 @@ class _Parts:
             raise InternalError("libmtmd has no memory for a medium")
         self._bitmaps.append(pointer)
         M.mtmd_bitmap_set_id(pointer, name)
+        M.mtmd_bitmap_set_mergeable(pointer, bitmap.of_video)
         return int(pointer)
 
     def free(self) -> None:

@@ -1,12 +1,12 @@
-"""Options of files that requests name by an address."""
+"""Options of the pictures, sounds and videos of requests, before a model sees them."""
 
 import re
 from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from server.options.table.option import SettingsModel, option
-from server.options.table.values import FALSE, TRUE, FilePath, read_list
+from server.options.table.values import FALSE, TRUE, FilePath, Float, Int, read_list
 
 ANYWHERE = "*"
 _SITE = re.compile(r"(\*\.)?[\w.-]+|[\da-f:.]+", re.IGNORECASE)
@@ -37,7 +37,7 @@ Sites = Annotated[
 
 
 class FetchSettings(SettingsModel):
-    """Images and audio that are not in a request, but at an address in it."""
+    """Images and audio that are not in a request, but at an address in it; and what becomes of videos."""
 
     group: ClassVar[str] = "Files of requests"
 
@@ -47,3 +47,9 @@ class FetchSettings(SettingsModel):
     address that is listed itself is not."""
     media_path: Annotated[FilePath | None, option("--media-path", metavar="FOLDER", is_path=True)] = None
     """Folder of the files that requests may name by file:// addresses, relative to it; none = off."""
+    video_fps: Annotated[Float, option("--video-fps", env="LLAMA_ARG_VIDEO_FPS"), Field(allow_inf_nan=False)] = 4.0
+    """Frames of a video that a model is shown, a second; 0 or less = all of them. Needs llamapool[video]."""
+    video_timestamp_interval: Annotated[
+        Int, option("--video-timestamp-interval", env="LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL", metavar="MS")
+    ] = 5000
+    """Milliseconds between the times that are told among a video's frames; 0 or less = none."""

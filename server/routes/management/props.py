@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from server.errors import InvalidRequest, NotSupported, short
+from server.media.decode import reads_video
 from server.pool.state import ModelFacts, ModelState, Status
 from server.routes.management.models import memory_object
 from server.routes.services import Services, lease_for, sees_files, services
@@ -93,7 +94,11 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
         "model_alias": spec.id,
         "model_ftype": info.ftype,
         "model_path": str(spec.path),
-        "modalities": {"vision": "image" in info.media, "video": False, "audio": "audio" in info.media},
+        "modalities": {
+            "vision": "image" in info.media,
+            "video": "image" in info.media and reads_video(),
+            "audio": "audio" in info.media,
+        },
         "media_marker": info.media_marker or MEDIA_MARKER,
         "endpoint_slots": options.slots,
         "endpoint_props": options.props,

@@ -11,6 +11,7 @@ from typing import Any
 
 from server.conversation.form import Conversation, Media, Message, Text, Thinking
 from server.errors import InvalidRequest, NotSupported
+from server.media.bitmap import bitmaps_of
 from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.wire.common import Header, random_id
@@ -65,6 +66,9 @@ def transcription(wanted: Transcription, model: LoadedModel, seen: Seen) -> Gene
     a model that hears nothing."""
     if model.media is None or "audio" not in model.media.kinds:
         raise NotSupported("The current model does not support audio input.")
+    sound, *more = (bitmap for found in seen.values() for bitmap in bitmaps_of(found))
+    if more or sound.kind != "audio":
+        raise InvalidRequest("file: it is no sound", "file")
     header = Header(model.spec.id, f"transcript-{random_id()}")
     logprobs = Logprobs(wanted.format == "verbose_json")
     job = prepare_job(_conversation(wanted, model), wanted.fields, model, header.id, logprobs=logprobs, seen=seen)
@@ -72,7 +76,6 @@ def transcription(wanted: Transcription, model: LoadedModel, seen: Seen) -> Gene
     parser = job.prepared.output.parser()
     if wanted.fields.stream:
         return Generation([job.request], TranscriptStream(parser, n_audio))
-    (sound,) = seen.values()
     seconds = sound.width / model.media.sample_rate
     reply = TranscriptReply(parser, n_audio, wanted.format, wanted.language, seconds, job.request.sampling.temperature)
     return Generation([job.request], reply)

@@ -11,7 +11,7 @@ import pytest
 
 from harness.fakes import ASSISTANT, FakeLoader
 from tests.api.conftest import Api, Serve
-from tests.media_files import PICTURES, SOUNDS, damaged, media_file
+from tests.media_files import PHOTOS, PICTURES, SOUNDS, VIDEOS, damaged, media_file
 
 PICTURE = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).decode()}"
 SOUND = media_file("tiny.wav")
@@ -209,7 +209,7 @@ async def test_a_form_is_bounded_as_other_bodies_are(serve: Serve) -> None:
     assert reply.status_code == 413
 
 
-@pytest.mark.parametrize("name", [*PICTURES, *SOUNDS, "tiny.webp"])
+@pytest.mark.parametrize("name", [*PICTURES, *SOUNDS, *PHOTOS, *VIDEOS])
 async def test_a_damaged_file_in_a_request_is_read_or_refused(hearing: Api, name: str) -> None:
     rng = random.Random(name)
     for _ in range(6):

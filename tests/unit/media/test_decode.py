@@ -14,14 +14,28 @@ import pytest
 from server.app import PICTURES as ANSWERER
 from server.confined.process import Limits
 from server.errors import InvalidRequest
-from server.media.bitmap import Bitmap
-from server.media.decode import Bounds, Decoder
+from server.media.bitmap import Bitmap, Video, bitmaps_of
+from server.media.decode import Bounds, Cut, Decoder
 from server.media.header import Unreadable, read_header
 from server.media.sound import resampled_length
-from tests.media_files import HEIGHT, PICTURES, SECONDS, SOUNDS, WIDTH, damaged, media_file, png
+from tests.media_files import (
+    FPS,
+    HEIGHT,
+    N_FRAMES,
+    PHOTOS,
+    PICTURES,
+    SECONDS,
+    SOUNDS,
+    VIDEOS,
+    WIDTH,
+    damaged,
+    media_file,
+    png,
+)
 
 RATE = 16000
 ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "25"))  # of damage to each file; `make fuzz-media` does more
+SEED = os.environ.get("FUZZ_SEED", "1")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +43,12 @@ def decoder() -> Iterator[Decoder]:
     made = Decoder(ANSWERER, Bounds(pixels=1 << 20, seconds=60.0))
     yield made
     made.close()
+
+
+def decoded(decoder: Decoder, data: bytes, rate: int, scope: str | None = None) -> Bitmap:
+    """What is one picture or sound."""
+    (found,) = bitmaps_of(decoder.decode(data, rate, scope))
+    return found
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -48,8 +68,7 @@ def test_a_sound_is_told_by_its_content(name: str) -> None:
     [
         (b"", "empty"),
         (b"hello, world", "neither PNG"),
-        (media_file("tiny.webp"), "WebP"),
-        (b"\0\0\0\x18ftypmp42" + bytes(50), "a video"),
+        (b"II*\0" + bytes(50), "TIFF"),
         (b"%PDF-1.7", "PDF"),
         (media_file("tiny.png")[:20], "cut off"),
         (media_file("tiny.jpg")[:30], "cut off"),
@@ -67,7 +86,7 @@ def test_what_is_no_picture_and_no_sound_says_so(data: bytes, said: str) -> None
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_is_decoded_to_rgb_and_named_by_its_bytes(decoder: Decoder, name: str) -> None:
     data = media_file(name)
-    found = decoder.decode(data, 0)
+    found = decoded(decoder, data, 0)
     assert (found.kind, found.width, found.height, len(found.data)) == ("image", WIDTH, HEIGHT, WIDTH * HEIGHT * 3)
     assert found.id == hashlib.sha256(data).hexdigest()
     if name in ("tiny.png", "tiny.bmp"):  # nothing is lost in these
@@ -80,7 +99,7 @@ def test_a_picture_is_decoded_to_rgb_and_named_by_its_bytes(decoder: Decoder, na
 
 @pytest.mark.parametrize("name", SOUNDS)
 def test_a_sound_is_decoded_to_one_channel_at_the_models_rate(decoder: Decoder, name: str) -> None:
-    found = decoder.decode(media_file(name), RATE)
+    found = decoded(decoder, media_file(name), RATE)
     heard = np.frombuffer(found.data, np.float32)
     assert found.width == len(heard)
     assert found.width / RATE == pytest.approx(SECONDS, abs=0.12)  # MP3 has silence at both ends
@@ -91,13 +110,13 @@ def test_a_sound_is_decoded_to_one_channel_at_the_models_rate(decoder: Decoder, 
 
 def test_a_sound_at_the_models_rate_is_not_touched(decoder: Decoder) -> None:
     wanted = np.linspace(-0.9, 0.9, 321, dtype=np.float32)
-    found = np.frombuffer(decoder.decode(wav((wanted * 32767).astype("<i2").tobytes(), RATE), RATE).data, np.float32)
+    found = np.frombuffer(decoded(decoder, wav((wanted * 32767).astype("<i2").tobytes(), RATE), RATE).data, np.float32)
     assert np.abs(found - wanted).max() < 1e-4
 
 
 def test_a_model_that_hears_nothing_is_given_no_sound(decoder: Decoder) -> None:
     with pytest.raises(Unreadable, match="hears nothing"):
-        decoder.decode(media_file("tiny.wav"), 0)
+        decoded(decoder, media_file("tiny.wav"), 0)
 
 
 @pytest.mark.parametrize("rate_in", [8000, 11025, 22050, 44100, 48000, 16000])
@@ -111,43 +130,43 @@ def test_a_bomb_of_pixels_is_refused_by_its_header(decoder: Decoder) -> None:
     bomb = png(30_000, 30_000, bytes(3 * 10**6))
     assert len(bomb) < 10_000
     with pytest.raises(Unreadable, match=r"30000 x 30000 pixels, at most 1048576"):
-        decoder.decode(bomb, 0)
+        decoded(decoder, bomb, 0)
 
 
 def test_a_bomb_of_data_behind_a_small_header_ends(decoder: Decoder) -> None:
     bomb = png(100, 100, bytes(50 << 20))
     narrow = Decoder(ANSWERER, limits=Limits(memory_bytes=16 << 20))
     with pytest.raises(Unreadable, match=r"can't be decoded|stopped"):
-        narrow.decode(bomb, 0)
+        decoded(narrow, bomb, 0)
     narrow.close()
-    assert decoder.decode(media_file("tiny.png"), 0).width == WIDTH
+    assert decoded(decoder, media_file("tiny.png"), 0).width == WIDTH
 
 
 def test_a_sound_that_lasts_too_long_is_refused_by_its_header(decoder: Decoder) -> None:
     with pytest.raises(Unreadable, match="lasts 1000000 s"):
-        decoder.decode(wav(bytes(2_000_000), 1), RATE)
+        decoded(decoder, wav(bytes(2_000_000), 1), RATE)
     endless = bytearray(media_file("tiny.flac"))
     endless[21:26] = b"\x0f\xff\xff\xff\xff"  # the number of samples
     with pytest.raises(Unreadable, match="lasts"):
-        decoder.decode(bytes(endless), RATE)
+        decoded(decoder, bytes(endless), RATE)
 
 
 def test_a_file_that_is_too_large_is_not_looked_at() -> None:
     with pytest.raises(Unreadable, match="86 bytes, at most 85"):
-        Decoder("nothing:here", Bounds(file_bytes=85)).decode(media_file("tiny.png"), 0)
+        decoded(Decoder("nothing:here", Bounds(file_bytes=85)), media_file("tiny.png"), 0)
 
 
 def test_work_that_does_not_end_is_stopped() -> None:
     decoder = Decoder("tests.unit.media.test_decode:sleepers", limits=Limits(wall_s=0.3))
     with pytest.raises(Unreadable, match=r"stopped: it took more than 0\.3 s"):
-        decoder.decode(media_file("tiny.png"), 0)
+        decoded(decoder, media_file("tiny.png"), 0)
     decoder.close()
 
 
 def test_a_crash_is_an_answer() -> None:
     decoder = Decoder("tests.unit.media.test_decode:crashers")
     with pytest.raises(Unreadable, match="or crashed"):
-        decoder.decode(media_file("tiny.png"), 0)
+        decoded(decoder, media_file("tiny.png"), 0)
     decoder.close()
 
 
@@ -163,16 +182,95 @@ def crashers() -> object:
     return lambda what, request: os.abort()
 
 
-@pytest.mark.parametrize("name", [*PICTURES, *SOUNDS, "tiny.webp"])
+@pytest.mark.parametrize("name", [*PICTURES, *SOUNDS, *PHOTOS, *VIDEOS])
 def test_damaged_files_are_read_or_refused(decoder: Decoder, name: str) -> None:
     data = media_file(name)
-    rng = random.Random(f"{name} 1")
+    rng = random.Random(f"{name} {SEED}")
     for _ in range(ROUNDS):
         try:
             found = decoder.decode(damaged(data, rng), RATE)
         except Unreadable:
             continue
-        assert len(found.data) == found.width * found.height * (3 if found.kind == "image" else 4)
+        for each in bitmaps_of(found):
+            assert len(each.data) == each.width * each.height * (3 if each.kind == "image" else 4)
+
+
+@pytest.mark.parametrize("name", PHOTOS)
+def test_a_picture_of_the_extra_is_decoded_to_rgb(decoder: Decoder, name: str) -> None:
+    found = decoded(decoder, media_file(name), 0)
+    assert (found.kind, found.width, found.height, len(found.data)) == ("image", WIDTH, HEIGHT, WIDTH * HEIGHT * 3)
+    if name != "tiny.webp":  # the same picture as the others, but for what is lost
+        y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
+        wanted = np.stack([x * 16, y * 20, (x + y) * 9], -1)
+        assert np.abs(np.frombuffer(found.data, np.uint8).reshape(HEIGHT, WIDTH, 3) - wanted).mean() < 8
+
+
+@pytest.mark.parametrize("name", [*PHOTOS, *VIDEOS])
+def test_without_its_extra_a_file_is_refused_by_name(
+    decoder: Decoder, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.media.decode.find_spec", lambda module: None)
+    extra = "video" if name in VIDEOS else "pictures"
+    with pytest.raises(Unreadable, match=rf"only with its extra {extra} \(pip install 'llamapool\[{extra}\]'\)"):
+        decoder.decode(media_file(name), 0)
+
+
+def test_a_large_picture_of_the_extra_is_refused_before_it_is_decoded() -> None:
+    few = Decoder(ANSWERER, Bounds(pixels=WIDTH * HEIGHT - 1))
+    for name in (*PHOTOS, *VIDEOS):
+        with pytest.raises(Unreadable, match=f"{WIDTH} x {HEIGHT} pixels, at most {WIDTH * HEIGHT - 1}"):
+            few.decode(media_file(name), 0)
+    few.close()
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+@pytest.mark.parametrize(("fps", "n"), [(4.0, N_FRAMES * 4 // FPS), (0.0, N_FRAMES)])
+def test_a_video_is_so_many_frames_a_second_and_their_times(name: str, fps: float, n: int) -> None:
+    decoder = Decoder(ANSWERER, cut=Cut(fps, 1000))
+    video = decoder.decode(media_file(name), 0)
+    decoder.close()
+    assert isinstance(video, Video)
+    frames = bitmaps_of(video)
+    assert [(each.kind, each.width, each.height, each.of_video) for each in frames] == [("image", 16, 12, True)] * n
+    red = [np.frombuffer(each.data, np.uint8).reshape(-1, 3)[:, 0].mean() for each in frames]
+    assert np.allclose(red, np.linspace(red[0], red[0] + (n - 1) * 10 * FPS / (fps or FPS), n), atol=8)
+    told = [part if isinstance(part, str) else "-" for part in video.parts]
+    second = ["-"] * (int(fps or FPS) - 1)
+    half = ["-"] * (int(fps or FPS) // 2 - 1)
+    assert told == ["Video:", "-", "[0m0.00s]", *second, "-", "[0m1.00s]", *second, "-", "[0m2.00s]", *half]
+    assert len({each.id for each in frames}) == n
+
+
+def test_frames_are_named_by_how_the_video_was_cut(decoder: Decoder) -> None:
+    ids = []
+    for cut in (Cut(2, 5000), Cut(4, 0)):
+        other = Decoder(ANSWERER, cut=cut)
+        ids.append(bitmaps_of(other.decode(media_file("tiny.webm"), 0))[1].id)
+        other.close()
+    ids += [bitmaps_of(decoder.decode(media_file("tiny.webm"), 0))[1].id for _ in range(2)]
+    assert ids[2] == ids[3]
+    assert len(set(ids)) == 3
+
+
+def test_a_video_of_too_many_frames_is_refused() -> None:
+    for bounds in (Bounds(frames=9), Bounds(video_bytes=9 * WIDTH * HEIGHT * 3)):
+        decoder = Decoder(ANSWERER, bounds)
+        with pytest.raises(Unreadable, match=r"at 4 frames a second \(video_fps\) it has more than"):
+            decoder.decode(media_file("tiny.mp4"), 0)
+        decoder.close()
+
+
+def test_a_video_that_was_decoded_before_is_decoded_once_for_all_its_frames(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bitmaps_of(decoder.decode(media_file("tiny.mp4"), 0, "a scope"))
+    again = decoder.decode(media_file("tiny.mp4"), 0, "a scope")
+    assert [part if isinstance(part, str) else "" for part in again.parts][:3] == ["Video:", "", "[0m0.00s]"]
+    known = bitmaps_of(again)
+    assert [each.data for each in known] == [b""] * len(first)
+    assert [each.decoded() for each in known[::-1]] == [each.data for each in first[::-1]]
+    monkeypatch.setattr(Decoder, "_decoded", None)
+    assert known[3].decoded() == first[3].data
 
 
 def wav(data: bytes, rate: int) -> bytes:
@@ -189,8 +287,8 @@ def wav(data: bytes, rate: int) -> bytes:
 @pytest.mark.parametrize("name", ["tiny.png", "tiny.wav"])
 def test_what_was_decoded_before_is_decoded_again_when_somebody_asks(decoder: Decoder, name: str) -> None:
     data = media_file(name)
-    first = decoder.decode(data, RATE, "a scope")
-    again = decoder.decode(data, RATE, "a scope")
+    first = decoded(decoder, data, RATE, "a scope")
+    again = decoded(decoder, data, RATE, "a scope")
     assert (again.kind, again.width, again.height, again.id) == (first.kind, first.width, first.height, first.id)
     assert first.data
     assert not again.data
@@ -200,19 +298,19 @@ def test_what_was_decoded_before_is_decoded_again_when_somebody_asks(decoder: De
 
 def test_how_long_decoding_takes_tells_nobody_of_others(decoder: Decoder) -> None:
     data = media_file("tiny.bmp")
-    assert decoder.decode(data, 0, "ada/").data
-    assert not decoder.decode(data, 0, "ada/").data
+    assert decoded(decoder, data, 0, "ada/").data
+    assert not decoded(decoder, data, 0, "ada/").data
     for scope in ("", "ada/salt", "bert/", None, None):
-        assert decoder.decode(data, 0, scope).data, scope
+        assert decoded(decoder, data, 0, scope).data, scope
     wav = media_file("tiny.wav")
-    assert decoder.decode(wav, RATE, "ada/").data
-    assert decoder.decode(wav, RATE // 2, "ada/").data  # for another model
+    assert decoded(decoder, wav, RATE, "ada/").data
+    assert decoded(decoder, wav, RATE // 2, "ada/").data  # for another model
 
 
 def test_a_file_that_can_be_read_no_more_is_a_clients_error(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     data = media_file("tiny.gif")
-    decoder.decode(data, 0, "")
-    known = decoder.decode(data, 0, "")
+    decoded(decoder, data, 0, "")
+    known = decoded(decoder, data, 0, "")
 
     def stopped(*_: object) -> Bitmap:
         raise Unreadable("decoding this GIF was stopped: no answer within 60 s")

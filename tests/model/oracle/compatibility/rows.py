@@ -292,7 +292,7 @@ _MARKED = {"prompt_string": f"What is {MARKER} and {MARKER} then", "multimodal_d
 _ANTHROPIC = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
 _RESPONSES = [{"role": "user", "content": [{"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"}]}]
 _CHAT, _COUNT = "/v1/chat/completions", "/v1/chat/completions/input_tokens"
-_FFMPEG = "llama-server asks ffmpeg; here a 400 says which types are read"
+_FFMPEG = "llama-server asks ffmpeg, where there is one; here the extra `pictures` is enough"
 MEDIA = (
     seen(
         *("`multimodal_data` in a prompt", "/completion"),
@@ -304,7 +304,7 @@ MEDIA = (
     seen("two pictures, counted", _COUNT, shown(picture(PNG), picture(JPEG)), "input_tokens"),
     seen("Anthropic's `image`, counted", "/v1/messages/count_tokens", shown(_ANTHROPIC), "input_tokens"),
     seen("`input_image`, counted", "/v1/responses/input_tokens", {"input": _RESPONSES}, "input_tokens"),
-    Row("GET /props", "GET", "/props", same=("modalities", "media_marker"), server="seeing", differs="no videos"),
+    Row("GET /props", "GET", "/props", same=("modalities", "media_marker"), server="seeing"),
     seen("a marker too many", "/completion", {**GREEDY, "prompt": {**_MARKED, "multimodal_data": [PNG]}}),
     seen("base64 that is none", _CHAT, shown(picture("data:image/png;base64,!"))),
     seen("a type of no picture", _CHAT, shown(picture("data:text/html;base64,aGk="))),

@@ -4,7 +4,7 @@ import pytest
 
 from harness.fakes import FakeReader, FakeVocab
 from server.errors import InvalidRequest
-from server.media.bitmap import Bitmap
+from server.media.bitmap import Bitmap, Video
 from server.media.source import Link, Seen
 from server.wire.completions.prompt import prompt_media, prompt_text, read_prompt, read_prompts, with_images
 from server.wire.vectors.embeddings import read_embeddings
@@ -54,12 +54,21 @@ def test_a_model_that_sees_nothing_is_given_none() -> None:
         shown({"prompt_string": "<__media__>", "multimodal_data": ["aa"]}, model=make_model())
 
 
-@pytest.mark.parametrize("kind", ["input_audio", "input_video", "video_url"])
-def test_parts_that_the_model_can_not_be_shown_are_named(kind: str) -> None:
+def test_parts_that_the_model_can_not_be_shown_are_named() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": {"url": "aa"}}]
+    (prompt,) = read_embeddings({"input": {"content": parts}}, native=False).prompts
+    with pytest.raises(InvalidRequest, match=r"^input\.content\.1: audio input"):
+        read_prompt(prompt, SEEING, SEEN, "input")
+
+
+@pytest.mark.parametrize("kind", ["input_video", "video_url"])
+def test_a_video_is_its_frames_and_their_times(kind: str) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": kind, kind: {"url": "aa"}}]
     (prompt,) = read_embeddings({"input": {"content": parts}}, native=False).prompts
-    with pytest.raises(InvalidRequest, match=f"^input.content.1: {kind[6:] if kind != 'video_url' else 'video'} input"):
-        read_prompt(prompt, SEEING, SEEN, "input")
+    frame = Bitmap("image", 2, 1, bytes(6), "1", of_video=True)
+    seen: Seen = {Link("aa"): Video(("Video:", frame, "[0m0.00s]", frame))}
+    said = prompt_text(read_prompt(prompt, SEEING, seen, "input").tokens, SEEING)
+    assert said == "<s>aVideo:(image 2x1)[0m0.00s](image 2x1)"
 
 
 def test_parts_stand_beside_each_other() -> None:

@@ -1,0 +1,49 @@
+"""WebP, AVIF and HEIC as pixels, by Pillow and libheif (the extra ``pictures``).
+
+Not for the server's process: `decode` runs it elsewhere.
+"""
+
+import warnings
+from io import BytesIO
+
+import pi_heif
+from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError, WebPImagePlugin
+
+from server.confined.worker import Answer
+from server.media.decode import PHOTO_WANTED, SIZE, UNREADABLE
+from server.media.header import Unreadable
+
+_FORMATS = (WebPImagePlugin.WebPImageFile.format, AvifImagePlugin.AvifImageFile.format, "HEIF")
+_BROKEN = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, RuntimeError, OverflowError)
+
+
+def answerer() -> Answer:
+    """What answers in a process for decoding."""
+    pi_heif.register_heif_opener()
+    pi_heif.options.DECODE_THREADS = AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    Image.init()  # Pillow loads its parts when they are first needed, which is too late here
+    Image.MAX_IMAGE_PIXELS = None  # `pixels` is told how many there may be
+    warnings.simplefilter("ignore")
+    return _answer
+
+
+def _answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
+    (max_pixels,) = PHOTO_WANTED.unpack_from(request)
+    try:
+        width, height, found = _pixels(request[PHOTO_WANTED.size :], max_pixels)
+    except Unreadable as fault:
+        return UNREADABLE, str(fault).encode()
+    return what, SIZE.pack(width, height) + found
+
+
+def _pixels(data: bytes, max_pixels: int) -> tuple[int, int, bytes]:
+    """Of the first picture, as its file says that it is to be turned, without transparency."""
+    try:
+        with Image.open(BytesIO(data), formats=_FORMATS) as picture:
+            width, height = picture.size
+            if width * height > max_pixels:
+                raise Unreadable(f"it is a picture of {width} x {height} pixels, at most {max_pixels} are possible")
+            shown = ImageOps.exif_transpose(picture).convert("RGB")
+    except _BROKEN:
+        raise Unreadable("the picture can't be decoded") from None
+    return shown.width, shown.height, shown.tobytes()

@@ -1,0 +1,119 @@
+"""Frames of a video, by FFmpeg's libraries (PyAV, the extra ``video``): those that llama-server has from ffmpeg
+(tools/mtmd/mtmd-helper.cpp, mtmd_helper_video), so many a second.
+
+Not for the server's process: `decode` runs it elsewhere.
+"""
+
+from collections.abc import Iterator
+from io import BytesIO
+
+import av
+import av.filter
+import av.logging
+import numpy as np
+from av.video.frame import VideoFrame
+from av.video.reformatter import Interpolation
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+from server.confined.worker import Answer
+from server.media.decode import FRAMES, UNREADABLE, VIDEO_WANTED
+from server.media.header import Unreadable
+
+_DEMUXERS = {"MP4": "mov", "Matroska": "matroska", "AVI": "avi"}  # none that could lead to other files
+
+
+def answerer() -> Answer:
+    """What answers in a process for decoding."""
+    av.logging.set_level(None)
+    # What the library loads when it is first needed is too late here.
+    _frames(_sample(), "Matroska", fps=1.0, max_pixels=256, max_frames=9, max_bytes=1 << 20)
+    return _answer
+
+
+def _sample() -> bytes:
+    """A video of one frame."""
+    file = BytesIO()
+    with av.open(file, "w", format="matroska") as container:
+        stream = container.add_stream("ffv1", rate=1)
+        stream.width = stream.height = 16
+        stream.pix_fmt = "yuv420p"
+        for packet in (*stream.encode(VideoFrame(16, 16, "yuv420p")), *stream.encode()):
+            container.mux(packet)
+    return file.getvalue()
+
+
+def _answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
+    form, fps, max_pixels, max_frames, max_bytes = VIDEO_WANTED.unpack_from(request)
+    data = request[VIDEO_WANTED.size :]
+    try:
+        rate, width, height, found = _frames(data, form.rstrip(b"\0").decode(), fps, max_pixels, max_frames, max_bytes)
+    except Unreadable as fault:
+        return UNREADABLE, str(fault).encode()
+    return what, FRAMES.pack(rate, width, height) + b"".join(found)
+
+
+def _frames(
+    data: bytes, form: str, fps: float, max_pixels: int, max_frames: int, max_bytes: int
+) -> tuple[float, int, int, list[bytes]]:
+    """How many a second there are, their size, and each one's red, green and blue."""
+    found: list[bytes] = []
+    rate = 0.0
+    width = height = n_bytes = 0
+    try:
+        with av.open(BytesIO(data), "r", format=_DEMUXERS[form], metadata_errors="ignore") as container:
+            stream = next(iter(container.streams.video), None)
+            if stream is None:
+                raise Unreadable("there is no picture in it")
+            if stream.width * stream.height > max_pixels:
+                shown = f"{stream.width} x {stream.height} pixels"
+                raise Unreadable(f"it is a video of {shown}, at most {max_pixels} are possible")
+            rate = fps if fps > 0 else float(stream.base_rate or 0)
+            if not rate:
+                raise Unreadable("it does not say how many frames a second it has")
+            for frame in _at_rate(container.decode(stream), stream, rate):
+                height, width, _ = frame.shape
+                found.append(frame.tobytes())
+                n_bytes += len(found[-1])
+                if len(found) > max_frames or n_bytes > max_bytes:
+                    raise Unreadable(
+                        f"at {rate:g} frames a second (video_fps) it has more than {max_frames}, "
+                        f"or more than {max_bytes >> 20} MiB of them"
+                    )
+    except (av.FFmpegError, ValueError, OverflowError):
+        pass  # what was read until here is what there is
+    if not found:
+        raise Unreadable("the video can't be decoded")
+    return rate, width, height, found
+
+
+def _at_rate(decoded: Iterator[VideoFrame], stream: VideoStream, rate: float) -> Iterator[NDArray[np.uint8]]:
+    """Those of a constant rate, (height, width, 3), upright."""
+    stream.thread_type = "NONE"
+    stream.codec_context.thread_count = 1
+    graph = av.filter.Graph()
+    graph.threads = 1
+    first: VideoFrame | None = None
+    for frame in decoded:
+        if first is None:
+            first = frame
+            source = graph.add_buffer(
+                width=frame.width, height=frame.height, format=frame.format, time_base=stream.time_base
+            )
+            graph.link_nodes(source, graph.add("fps", f"{rate:f}"), graph.add("buffersink")).configure()
+        graph.push(frame.reformat(first.width, first.height, first.format.name))
+        yield from _pulled(graph, first.rotation)
+    if first is not None:
+        graph.push(None)
+        yield from _pulled(graph, first.rotation)
+
+
+def _pulled(graph: av.filter.Graph, rotation: float) -> Iterator[NDArray[np.uint8]]:
+    """What the graph has ready, turned counterclockwise by so many degrees."""
+    while True:
+        try:
+            frame = graph.vpull()
+        except (av.BlockingIOError, av.EOFError):
+            return
+        pixels = frame.to_ndarray(format="rgb24", interpolation=Interpolation.BICUBIC)
+        yield np.rot90(pixels, round(rotation / 90))
