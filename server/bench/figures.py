@@ -26,6 +26,12 @@ def gaps_s(record: Record) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(record.events)]
 
 
+def token_s(record: Record) -> float:
+    """For each token after the first; what comes in one piece has gaps of 0, and this is their mean."""
+    between = record.events[-1] - record.events[0] if record.events else 0.0
+    return between / max(len(record.events) - 1, 1)
+
+
 def span_s(records: Sequence[Record]) -> float:
     """From the first request to the last answer."""
     return max(record.done for record in records) - min(record.sent for record in records)
@@ -37,6 +43,7 @@ def of_streams(records: Sequence[Record]) -> Figures:
     return {
         "tok/s": sum(record.n_predicted for record in records) / span_s(records),
         **of_first_tokens(records),
+        "TPOT p50 ms": 1e3 * percentile([token_s(record) for record in records], 0.5),
         "ITL p50 ms": 1e3 * percentile(gaps, 0.5),
         "ITL p99 ms": 1e3 * percentile(gaps, 0.99),
     }

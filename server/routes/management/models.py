@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from server.engine.embedding.vectors import Pooling
 from server.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
 from server.pool.events import (
     STAGES,
@@ -249,7 +250,10 @@ def capabilities(state: ModelState) -> list[str]:
     spec, info = state.spec, state.info
     generates = info.generates if info else spec.configured_for("generate")
     embeds = info.embeds if info else not generates
-    return ["completion"] * generates + ["multimodal"] * bool(state.media) + ["embedding"] * embeds
+    embedder = state.loaded.embedding if state.loaded else None
+    ranks = embedder.info.pooling is Pooling.RANK if embedder else spec.configured_for("rerank")
+    vectors = ["rerank" if ranks else "embedding"] * embeds
+    return ["completion"] * generates + ["multimodal"] * bool(state.media) + vectors
 
 
 def input_media(state: ModelState) -> list[str]:

@@ -118,6 +118,9 @@ const TEXTS = {
   minP: ["Min-p", "Min-p"],
   maxTokens: ["Most tokens", "Höchstens Tokens"],
   seed: ["Seed", "Startwert"],
+  more: ["More", "Mehr"],
+  moreUsed: ["More ({0} set)", "Mehr ({0} gesetzt)"],
+  notANumber: ["{0}: “{1}” is no number.", "{0}: „{1}“ ist keine Zahl."],
   thinkingMode: ["Thoughts", "Gedanken"],
   auto: ["as the model does", "wie das Modell"],
   on: ["on", "an"],
@@ -206,6 +209,7 @@ const TEXTS = {
   mem_compute: ["compute", "Rechnen"],
   can_completion: ["writes", "schreibt"],
   can_embedding: ["embeds", "bettet ein"],
+  can_rerank: ["reranks", "ordnet Treffer"],
   can_multimodal: ["sees", "sieht"],
   removeModel: ["Delete", "Löschen"],
   removeModelSure: ["Delete the files of {0}?", "Die Dateien von {0} löschen?"],
@@ -259,6 +263,10 @@ const TEXTS = {
   address_other: ["the other one", "der andere"],
   runsNow: ["{0} of {1}: {2}, {3}", "{0} von {1}: {2}, {3}"],
   figure: ["Figure", "Wert"],
+  itlZero: [
+    "ITL is 0 where several tokens arrive in one piece, as when steps are quicker than HTTP; TPOT is their mean over the stream.",
+    "ITL ist 0, wo mehrere Tokens in einem Stück ankommen, weil Schritte schneller sind als HTTP; TPOT ist ihr Mittel über den Strom.",
+  ],
   scene_one: ["one stream", "ein Strom"],
   scene_slots: ["a stream for every client", "ein Strom je Client"],
   scene_prefix: ["requests that share 700 words", "Anfragen mit 700 gemeinsamen Wörtern"],
@@ -316,6 +324,14 @@ const TEXTS = {
     "{0} davon waren dem Modell lieber als das gewählte.",
   ],
   branchIsFree: ["From the chosen token on it goes without the grammar, which holds for whole answers only.", "Vom gewählten Token an geht es ohne die Grammatik weiter: sie gilt nur für ganze Antworten."],
+  tokensOfChat: [
+    "An answer of the chat “{0}”, tokenized again, and what the model would have said in each place.",
+    "Eine Antwort aus dem Chat „{0}“, neu in Tokens zerlegt, und was das Modell an jeder Stelle gesagt hätte.",
+  ],
+  toChat: ["To the chat", "Zum Chat"],
+  askAnother: ["Ask something else", "Etwas anderes fragen"],
+  noAnswer: ["This browser has no such answer.", "Dieser Browser hat keine solche Antwort."],
+  keepVersion: ["Keep it as another version in the chat", "Als weitere Fassung in den Chat übernehmen"],
   tokensAbout: ["Choose a token to see others, and one of them to go on from there.", "Wähle ein Token, um andere zu sehen, und eines davon, um dort weiterzugehen."],
 };
 

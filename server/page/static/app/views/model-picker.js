@@ -16,7 +16,7 @@ export const ModelPicker = () => {
     <select value=${model.id} onChange=${(/** @type {any} */ event) => choose(event.target.value)}>
       ${all.map((one) => html`<option key=${one.id} value=${one.id} selected=${one.id === model.id}>${one.id}</option>`)}
     </select>
-    <span class="quiet wide" role="status">${status.value !== "loaded" && statusText(model)}</span>
+    <span class="quiet picker-status" role="status">${status.value !== "loaded" && statusText(model)}</span>
   </label>`;
 };
 

@@ -90,7 +90,8 @@ const Scene = ({ name, results }) => {
         <tbody>${figures.map(
           (figure) => html`<tr key=${figure}><td>${figure}</td>${at.map((one) => html`<td class="right" key=${one.address}>${short(one.figures?.[figure] ?? Number.NaN)}</td>`)}</tr>`,
         )}</tbody>
-      </table></div>`}
+      </table></div>
+      ${at.some((one) => one.figures?.["ITL p50 ms"] === 0) && html`<p class="small quiet">${t("itlZero")}</p>`}`}
   </section>`;
 };
 

@@ -2,7 +2,7 @@
 import { address, apiKey, ApiError, call, events, json } from "../../lib/api.js";
 import { signal } from "../../lib/dom.js";
 import { t } from "../../lib/texts.js";
-import { messages, saveMessage } from "./store.js";
+import { messages, MORE_SAMPLING, SAMPLING, saveMessage } from "./store.js";
 
 /**
  * @typedef {import("./store.js").Message} Message
@@ -20,8 +20,13 @@ function tell(id, state) {
   running.value = next;
 }
 
-/** @param {string} text */
-const numeric = (text) => (text.trim() === "" ? undefined : Number(text.replace(",", ".")));
+/** @param {string} name @param {string} text */
+function numeric(name, text) {
+  if (text.trim() === "") return undefined;
+  const value = Number(text.replace(",", "."));
+  if (Number.isNaN(value)) throw new Error(t("notANumber", name, text));
+  return value;
+}
 
 /**
  * The body of a chat request. Raises a sentence for the user where a setting can't be read.
@@ -30,10 +35,12 @@ const numeric = (text) => (text.trim() === "" ? undefined : Number(text.replace(
 export function requestBody(model, settings, path, stream) {
   /** @type {Record<string, any>} */
   const body = { model, messages: conversation(settings.system, path) };
-  for (const name of /** @type {const} */ (["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"])) {
-    const value = numeric(settings[name]);
+  for (const name of [...SAMPLING, ...MORE_SAMPLING]) {
+    const value = numeric(name, settings[name] ?? "");
     if (value !== undefined) body[name] = value;
   }
+  const samplers = (settings.samplers ?? "").split(/[;,\s]+/).filter(Boolean);
+  if (samplers.length) body.samplers = samplers;
   if (settings.thinking !== "auto") body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
   if (settings.schema.trim()) {
     const schema = parsed(settings.schema, t("schema"));

@@ -11,7 +11,8 @@ import { serverTools, used } from "./tools.js";
 /**
  * @typedef {import("./store.js").Message} Message
  * @typedef {{branch: (m: Message, text: string) => void, correct: (m: Message, text: string) => void, again: (m: Message) => void,
- *   goOn: (m: Message) => void, show: (m: Message) => void, results: (m: Message, results: string[]) => void}} Actions
+ *   goOn: (m: Message) => void, show: (m: Message) => void, results: (m: Message, results: string[]) => void,
+ *   tokens: (m: Message) => void, prompt: () => void}} Actions
  */
 
 /**
@@ -38,6 +39,8 @@ export const MessageView = ({ message, state, siblings, last, actions }) => {
         ${message.role === "assistant" && last && !message.calls?.length &&
         html`<${IconButton} icon="on" label=${t("goOn")} onClick=${() => actions.goOn(message)} />`}
         <${Copy} text=${message.content} />
+        ${message.role === "assistant" && message.content && html`<${IconButton} icon="tokens" label=${t("seeTokens")} onClick=${() => actions.tokens(message)} />`}
+        ${message.role === "assistant" && last && html`<${IconButton} icon="prompt" label=${t("seePrompt")} onClick=${actions.prompt} />`}
       </span>
       <${Speed} message=${message} />
     </footer>`}

@@ -1,24 +1,44 @@
 // What a chat asks the model with.
 import { config } from "../../lib/config.js";
-import { html } from "../../lib/dom.js";
+import { json } from "../../lib/api.js";
+import { html, useEffect, useState } from "../../lib/dom.js";
 import { IconButton } from "../../lib/icons.js";
+import { chosen } from "../../lib/models.js";
 import { t } from "../../lib/texts.js";
+import { MORE_SAMPLING, SAMPLING } from "./store.js";
 import { serverTools } from "./tools.js";
 
 /** @typedef {import("./store.js").Settings} Settings */
 
-/** @type {[keyof Settings, string][]} */
-const NUMBERS = [
-  ["temperature", "temperature"],
-  ["top_p", "topP"],
-  ["top_k", "topK"],
-  ["min_p", "minP"],
-  ["max_tokens", "maxTokens"],
-  ["seed", "seed"],
-];
+/** Words for the numbers that are always shown; the others go by their names in the API. @type {Record<string, string>} */
+const WORDS = { temperature: "temperature", top_p: "topP", top_k: "topK", min_p: "minP", max_tokens: "maxTokens", seed: "seed" };
+
+/** What the chosen model's requests have where they say nothing, as far as it is loaded. @returns {Record<string, any>} */
+function useServersOwn() {
+  const [own, setOwn] = useState(/** @type {Record<string, any>} */ ({}));
+  const { id, status } = chosen.value ?? { id: "", status: { value: "" } };
+  useEffect(() => {
+    setOwn({});
+    if (status.value !== "loaded") return;
+    const read = json(`props?model=${encodeURIComponent(id)}`);
+    read.then((props) => setOwn(props.default_generation_settings?.params ?? {}), () => {});
+  }, [id, status.value]);
+  return own;
+}
 
 /** @param {{settings: Settings, onChange: (settings: Settings) => void, onClose: () => void}} props */
 export const SettingsPanel = ({ settings, onChange, onClose }) => {
+  const own = useServersOwn();
+  const shown = (/** @type {string} */ name) => {
+    const value = own[name];
+    if (name === "seed" || value === undefined || (name === "max_tokens" && value < 0)) return t("asServer");
+    return Array.isArray(value) ? value.join("; ") : String(Math.round(value * 1e4) / 1e4); // floats of 32 bits
+  };
+  /** @param {string} name */
+  const number = (name) => html`<label class="field" key=${name}>${WORDS[name] ? t(WORDS[name]) : name}
+    <input inputmode="decimal" value=${settings[name] ?? ""} placeholder=${shown(name)} onInput=${input(name)} />
+  </label>`;
+  const used = [...MORE_SAMPLING, "samplers"].filter((name) => settings[name]?.trim()).length;
   /** @param {keyof Settings} name */
   const input = (name) => (/** @type {any} */ event) => onChange({ ...settings, [name]: event.target.value });
   /** @param {keyof Settings} name @param {string} label @param {number} rows @param {boolean} code */
@@ -36,13 +56,13 @@ export const SettingsPanel = ({ settings, onChange, onClose }) => {
     <div class="settings-body">
       ${area("system", "system", 4, false)}
       <fieldset><legend>${t("sampling")}</legend>
-        <div class="numbers">
-          ${NUMBERS.map(
-            ([name, label]) => html`<label class="field" key=${name}>${t(label)}
-              <input inputmode="decimal" value=${settings[name]} placeholder=${t("asServer")} onInput=${input(name)} />
-            </label>`,
-          )}
-        </div>
+        <div class="numbers">${SAMPLING.map(number)}</div>
+        <details class="more"><summary>${used ? t("moreUsed", used) : t("more")}</summary>
+          <div class="numbers">${MORE_SAMPLING.map(number)}</div>
+          <label class="field">samplers
+            <input value=${settings.samplers ?? ""} placeholder=${shown("samplers")} spellcheck="false" onInput=${input("samplers")} />
+          </label>
+        </details>
       </fieldset>
       <label class="field">${t("thinkingMode")}
         <select value=${settings.thinking} onChange=${input("thinking")}>

@@ -10,15 +10,25 @@ import { signal } from "../../lib/dom.js";
  * @typedef {{id: string, chat: string, parent: string | null, role: "user" | "assistant" | "tool", content: string,
  *   reasoning?: string, calls?: ToolCall[], callId?: string, created: number, model?: string, timings?: Timings,
  *   finish?: string, error?: string, stream?: string, resumeFrom?: string, attached?: Attached[]}} Message
- * @typedef {{system: string, temperature: string, top_p: string, top_k: string, min_p: string, max_tokens: string, seed: string,
- *   thinking: "auto" | "on" | "off", schema: string, grammar: string, tools: string}} Settings
+ * @typedef {{system: string, schema: string, grammar: string, tools: string, thinking: string} & Record<string, string>} Settings
+ *   `thinking`: "auto", "on" or "off"; the rest by their names in the API (`SAMPLING`)
  * @typedef {{id: string, title: string, created: number, updated: number, leaf: string | null, settings: Settings}} Chat
  */
 
+/** Numbers that a request may have, by the API's names: those that are always shown, then those that are folded. */
+export const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
+export const MORE_SAMPLING = [
+  ...["repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty"],
+  ...["dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"],
+  ...["xtc_probability", "xtc_threshold", "typical_p", "top_n_sigma"],
+  ...["dynatemp_range", "dynatemp_exponent", "adaptive_target", "adaptive_decay"],
+  ...["mirostat", "mirostat_tau", "mirostat_eta", "min_keep"],
+];
+
 /** @type {Settings} */
 export const DEFAULTS = {
-  ...{ system: "", temperature: "", top_p: "", top_k: "", min_p: "", max_tokens: "", seed: "" },
-  ...{ thinking: "auto", schema: "", grammar: "", tools: "" },
+  ...Object.fromEntries([...SAMPLING, ...MORE_SAMPLING].map((name) => [name, ""])),
+  ...{ system: "", thinking: "auto", schema: "", grammar: "", tools: "", samplers: "" },
 };
 
 /** Newest first. */
@@ -98,8 +108,8 @@ export async function removeChat(id) {
 export function defaults() {
   const given = config.value.settings;
   const text = (/** @type {string} */ name) => (given[name] === undefined || given[name] === null ? "" : String(given[name]));
-  const numbers = Object.fromEntries(["temperature", "top_p", "top_k", "min_p", "max_tokens"].map((name) => [name, text(name)]));
-  return { ...DEFAULTS, ...numbers, system: text("systemMessage") };
+  const numbers = Object.fromEntries([...SAMPLING, ...MORE_SAMPLING, "samplers"].map((name) => [name, text(name)]));
+  return { ...DEFAULTS, ...numbers, typical_p: numbers.typical_p || text("typ_p"), system: text("systemMessage") };
 }
 
 /** @param {Settings} [settings] @returns {Chat} */

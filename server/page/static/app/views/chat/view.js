@@ -131,7 +131,22 @@ const actions = {
     }
     await answer(parent);
   },
+  /** @param {Message} message */
+  tokens: (message) => go("tokens", message.chat, message.id),
+  prompt: () => go("prompt"),
 };
+
+/** Open a chat that another view is about. @param {string} id */
+export async function show(id) {
+  await loadChats();
+  if (open.value.id !== id || !messages.value.size) await openChat(id);
+}
+
+/** Another version of an answer of the open chat. @param {Message} message @param {string} content */
+export async function another(message, content) {
+  await add({ role: "assistant", parent: message.parent, content, model: message.model });
+  go("chat", message.chat);
+}
 
 export const ChatView = () => {
   const id = place.value.rest[0];

@@ -1,20 +1,27 @@
 // An answer as tokens: how sure the model was of each, what it would have said instead, and from where to try that.
 import { ApiError, call, events } from "../../lib/api.js";
-import { classes, html, useRef, useState } from "../../lib/dom.js";
+import { classes, html, useEffect, useRef, useState } from "../../lib/dom.js";
 import { number, percent } from "../../lib/format.js";
 import { IconButton } from "../../lib/icons.js";
-import { chosen } from "../../lib/models.js";
+import { choose, chosen, models } from "../../lib/models.js";
+import { link, place } from "../../lib/router.js";
 import { t } from "../../lib/texts.js";
 import { ModelPicker } from "../model-picker.js";
 import { sentence } from "../chat/generate.js";
+import { messages } from "../chat/store.js";
+import { another, open, show } from "../chat/view.js";
+import { scored } from "./scored.js";
 
 /**
  * @typedef {{token: string, logprob: number, bytes: number[]}} Piece
+ * @typedef {import("../chat/store.js").Message} Message
  * @typedef {Piece & {top_logprobs: Piece[], mask?: {n_allowed: number, forbidden: Piece[]}}} Token
  */
 
 const ALTERNATIVES = 8;
 const decoder = new TextDecoder();
+/** @param {Token[]} tokens */
+const written = (tokens) => decoder.decode(new Uint8Array(tokens.flatMap((one) => one.bytes)));
 /** What the model would rather have said, and was not allowed to. @param {Token} token */
 const better = (token) => (token.mask?.forbidden ?? []).filter((one) => one.logprob > token.logprob + 1e-6);
 
@@ -28,7 +35,37 @@ export const TokensView = () => {
   const [trouble, setTrouble] = useState("");
   const running = useRef(/** @type {AbortController | null} */ (null));
   const [busy, setBusy] = useState(false);
+  const [answer, setAnswer] = useState(/** @type {{message: Message, prompt: string} | null} */ (null)); // of a chat
   const model = chosen.value?.id ?? "";
+  const [chat, id] = place.value.rest;
+  const asked = useRef(""); // the answer that is shown
+  useEffect(() => {
+    if (!id || !model) return setAnswer(null);
+    let here = true;
+    const load = async () => {
+      await show(chat);
+      const message = messages.value.get(id);
+      if (!message) throw new Error(t("noAnswer"));
+      const by = message.model ?? "";
+      if (asked.current !== id && by !== model && models.value?.some((one) => one.id === by)) choose(by); // it is asked first
+      asked.current = id;
+      if (chosen.value?.id !== model) return;
+      const found = await scored(model, message, ALTERNATIVES);
+      if (!here) return;
+      setAnswer({ message, prompt: found.prompt });
+      setTokens(found.tokens);
+      setKept(0);
+      setAt(-1);
+    };
+    setTrouble("");
+    setTokens([]);
+    setAnswer(null);
+    setBusy(true);
+    load().catch((error) => here && setTrouble(sentence(error))).finally(() => here && setBusy(false));
+    return () => {
+      here = false;
+    };
+  }, [chat, id, model]);
 
   /** @param {Token[]} begun what the answer begins with */
   const ask = async (begun) => {
@@ -39,17 +76,19 @@ export const TokensView = () => {
     setAt(-1);
     setTrouble("");
     setBusy(true);
-    const prefix = decoder.decode(new Uint8Array(begun.flatMap((one) => one.bytes)));
+    const prefix = written(begun);
     /** @type {Record<string, any>} */
-    const body = {
-      ...{ model, stream: true, logprobs: true, top_logprobs: ALTERNATIVES, max_tokens: 160 },
-      messages: [{ role: "user", content: text }, ...(prefix ? [{ role: "assistant", content: prefix }] : [])],
-    };
+    const body = { model, stream: true, max_tokens: 160 };
+    if (answer) Object.assign(body, { prompt: answer.prompt + prefix, logprobs: ALTERNATIVES });
+    else {
+      const messages = [{ role: "user", content: text }, ...(prefix ? [{ role: "assistant", content: prefix }] : [])];
+      Object.assign(body, { messages, logprobs: true, top_logprobs: ALTERNATIVES });
+    }
     if (greedy) body.temperature = 0;
     if (grammar.trim() && !prefix) Object.assign(body, { grammar, n_forbidden: ALTERNATIVES });
     try {
       let all = begun;
-      for await (const { data } of events(await call("v1/chat/completions", { body, signal: stop.signal }))) {
+      for await (const { data } of events(await call(answer ? "v1/completions" : "v1/chat/completions", { body, signal: stop.signal }))) {
         if (data.error) throw new ApiError(data.error.code, data.error.message, data.error.type);
         const fresh = data.choices?.[0]?.logprobs?.content;
         if (fresh?.length) setTokens((all = [...all, ...fresh]));
@@ -62,7 +101,10 @@ export const TokensView = () => {
   const token = tokens[at];
   return html`<div class="page">
     <header class="page-head"><h1>${t("tokens")}</h1><${ModelPicker} /></header>
-    <form class="ask" onSubmit=${(/** @type {Event} */ event) => {
+    ${id
+      ? html`<p class="quiet">${t("tokensOfChat", open.value.title)} <a href=${link("chat", chat)}>${t("toChat")}</a> · <a href=${link("tokens")}>${t("askAnother")}</a></p>
+        ${busy && html`<p class="quiet" role="status">${t("looking")}</p>`}`
+      : html`<form class="ask" onSubmit=${(/** @type {Event} */ event) => {
       event.preventDefault();
       void ask([]);
     }}>
@@ -76,9 +118,9 @@ export const TokensView = () => {
           ? html`<${IconButton} icon="stop" label=${t("stop")} tone="strong" onClick=${() => running.current?.abort()} />`
           : html`<button type="submit" class="strong" disabled=${!model || !text.trim()}>${t("answerMe")}</button>`}
       </div>
-    </form>
+    </form>`}
     ${trouble && html`<p class="failure" role="alert">${trouble}</p>`}
-    ${kept > 0 && grammar.trim() && html`<p class="quiet">${t("branchIsFree")}</p>`}
+    ${kept > 0 && !id && grammar.trim() && html`<p class="quiet">${t("branchIsFree")}</p>`}
     ${tokens.length > 0 && html`
       <p class="legend small quiet"><span>${t("sure")}</span><span class="scale" aria-hidden="true"></span><span>${t("unsure")}</span>
         <span class="stretch"></span>${summary(tokens)}</p>
@@ -90,6 +132,8 @@ export const TokensView = () => {
       <${Masks} tokens=${tokens} />`}
     ${token && html`<${Alternatives} token=${token} onBranch=${(/** @type {Token} */ other) => ask([...tokens.slice(0, at), other])} />`}
     ${tokens.length > 0 && !token && html`<p class="quiet">${t("tokensAbout")}</p>`}
+    ${answer && kept > 0 && !answer.message.reasoning && html`<div class="row"><button type="button" class="strong" disabled=${busy}
+      onClick=${() => another(answer.message, written(tokens))}>${t("keepVersion")}</button></div>`}
   </div>`;
 };
 
