@@ -1,4 +1,5 @@
-"""The pool's budget with native weights: what is loaded at any time keeps to it, by the library's own count."""
+"""The pool's budget with native weights: of ten models there is room for three, and what is loaded at any time keeps to
+it, by the library's own count."""
 
 import asyncio
 import random
@@ -16,7 +17,9 @@ from server.pool.pool import Pool, PoolLimits
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
 
-KINDS = ("plain", "experts", "recurrent", "hybrid", "sliding-window", "bert")
+WRITERS = ("plain", "experts", "recurrent", "hybrid", "sliding-window", "repo-fim", "no-fim", "no-template")
+EMBEDDERS = ("bert", "embed-last")
+KINDS = (*WRITERS, *EMBEDDERS)
 N_CLIENTS, N_EACH = 6, 8
 FACTORIES = Factories(template=lambda info, spec: cast(Any, object()))
 
@@ -53,7 +56,7 @@ async def test_models_under_load_keep_to_the_budget(gguf_folder: Path) -> None:
         chance = random.Random(seed)
         for _ in range(N_EACH):
             kind = chance.choice(KINDS)
-            task = "embed" if kind == "bert" else "generate"
+            task = "embed" if kind in EMBEDDERS else "generate"
             with await pool.acquire(kind, task=cast(Any, task)) as lease:
                 most = max(most, loader.held)
                 pool.check_integrity()
