@@ -9,6 +9,7 @@ from functools import partial
 
 from harness.fakes import FakeEmbeddingRunner, FakeLoader, FakeRunner, FakeWeights
 from server.engine.runner_api import BatchEntry
+from server.pool.footprint import HOST, Bytes, Footprint
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 
@@ -55,17 +56,28 @@ def die_once(path: str) -> None:
 
 
 class AbortingLoader(FakeLoader):
-    """A file that the library does not survive."""
+    """A file that the library does not survive: not even a look at it."""
+
+    def least(self, spec: ModelSpec) -> Footprint:
+        os.abort()
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
         os.abort()
 
 
+class SizedLoader(FakeLoader):
+    """A model takes a byte."""
+
+    def least(self, spec: ModelSpec) -> Footprint:
+        return {HOST: Bytes(1)}
+
+
 def make_loader(kind: str) -> Loader:
-    """In the process. ``acting``, ``plain``, ``aborting``, or the path of an `ActingEmbedder`."""
+    """In the process. ``acting``, ``plain``, ``aborting``, ``sized``, or the path of an `ActingEmbedder`."""
     if kind.startswith("/"):
         return FakeLoader(embedder=partial(ActingEmbedder, kind))
-    return {"acting": FakeLoader(runner=Acting), "aborting": AbortingLoader()}.get(kind, FakeLoader())
+    known = {"acting": FakeLoader(runner=Acting), "aborting": AbortingLoader(), "sized": SizedLoader()}
+    return known.get(kind, FakeLoader())
 
 
 def in_process(kind: str = "acting") -> Callable[[], Loader]:

@@ -416,6 +416,7 @@ class Pool:
                 entry.hurry(grace_s, self.limits.abandon_s)
                 self._begin_unload(entry, grace_s)
         await self.settled()
+        self._lifecycle.close()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])

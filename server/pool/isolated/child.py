@@ -105,7 +105,11 @@ class Process:
             "drop": self._drop,
             "read": self._read_beside,
         }
-        self._asked: dict[str, Callable[..., Awaitable[object]]] = {"fit": self._fit_memory, "load": self._load}
+        self._asked: dict[str, Callable[..., Awaitable[object]]] = {
+            "fit": self._fit_memory,
+            "least": self._least_memory,
+            "load": self._load,
+        }
 
     async def live(self) -> NoReturn:
         """Say so now and then."""
@@ -197,6 +201,11 @@ class Process:
         assert loader is not None
         found: Fit = await self.in_thread(lambda: loader.fit(spec, granted))
         return found
+
+    async def _least_memory(self, spec: ModelSpec) -> Fit:
+        loader = self._loader
+        assert loader is not None
+        return Fit(spec, await self.in_thread(lambda: loader.least(spec)))
 
     async def _load(self, spec: ModelSpec, fit: Fit, prepares: bool) -> ModelFacts:
         assert self._loader is not None

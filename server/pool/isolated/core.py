@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from server.constrain.thinking_end import ReasoningSwitch
 from server.engine.request import Event, Request
 from server.errors import InternalError, LlamapoolError, ModelFailed, Unavailable
-from server.pool.footprint import Fit
+from server.pool.footprint import Fit, Footprint
 from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, Kind
 from server.pool.isolated.facts import ModelFacts, Told
@@ -294,8 +294,15 @@ class Core:
 
     async def measure(self, spec: ModelSpec, granted: Mapping[str, int]) -> Fit:
         """As `Loader.fit`, in a process that then is this model's."""
+        return await self._measured("fit", spec, dict(granted))
+
+    async def measure_least(self, spec: ModelSpec) -> Footprint:
+        """As `Loader.least`, in that process."""
+        return (await self._measured("least", spec)).footprint
+
+    async def _measured(self, *call: Any) -> Fit:
         try:
-            found: Fit = _checked(Fit, await (await self._started()).call("fit", spec, dict(granted)))
+            found: Fit = _checked(Fit, await (await self._started()).call(*call))
         except Unavailable as error:
             raise self._not_loaded(error) from None
         return found

@@ -92,7 +92,8 @@ class IsolatedReader:
 
 
 class IsolatedLoader:
-    """`server.pool.protocols.Loader` for one load of one model: what could crash is done in the model's process."""
+    """`server.pool.protocols.Loader` for one load of one model: what could crash is done in the model's process. (A
+    description reads the header only, by code of our own; a vocabulary is read once the process has survived it.)"""
 
     def __init__(self, here: Loader, core: Core, *, prepares: bool) -> None:
         """`prepares`: whether its grammars may be made ready, which takes the interpreter there a while."""
@@ -130,8 +131,9 @@ class IsolatedLoader:
         self._core.abandon()
 
     def least(self, spec: ModelSpec) -> Footprint:
-        """As here."""
-        return self._here.least(spec)
+        """In the process."""
+        least: Footprint = self._core.in_thread(self._core.measure_least(spec))
+        return least
 
     def memory(self) -> Mapping[str, Memory]:
         """As here."""

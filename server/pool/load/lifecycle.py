@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+KEPT_S = 30.0
+"""So long a process that has measured a model waits for the load."""
+
+
 class Lifecycle:
     """Moves one entry at a time through `TRANSITIONS`; every move is an event."""
 
@@ -45,16 +49,18 @@ class Lifecycle:
         self._threads = threads
         self._clock = clock
         self._quiet = quiet
+        self._measured_by: dict[str, tuple[ModelSpec, IsolatedLoader, asyncio.TimerHandle]] = {}
 
     # ---- loading
 
     async def size(self, entry: Entry) -> tuple[Footprint, Mapping[str, Memory]]:
         """What a model takes at least, and the memory there is; nothing of one that can't be read, whose load will say
         why."""
+        spec = entry.spec
 
         def measured() -> tuple[Footprint, Mapping[str, Memory]]:
             try:
-                least = self._loader.least(entry.spec)
+                least = loader.least(spec)
             except LlamapoolError:
                 least = {}
             except Exception:  # not tried again: who asks for the model would wait for ever
@@ -62,7 +68,28 @@ class Lifecycle:
                 least = {}
             return least, self._loader.memory()
 
-        return await self._in_thread(measured)
+        try:
+            loader = self._loader_of(spec)
+        except ModelFailed:
+            return {}, await self._in_thread(self._loader.memory)
+        least, memory = await self._in_thread(measured)
+        if isinstance(loader, IsolatedLoader):  # mostly the load follows at once
+            timer = asyncio.get_running_loop().call_later(KEPT_S, self._give_up, entry.id)
+            self._measured_by[entry.id] = spec, loader, timer
+            if not least:
+                self._give_up(entry.id)
+        return least, memory
+
+    def _give_up(self, model: str) -> None:
+        """End the process that has measured a model, if it still waits."""
+        _, loader, timer = self._measured_by.pop(model)
+        timer.cancel()
+        loader.abandon()
+
+    def close(self) -> None:
+        """No load comes any more."""
+        for model in list(self._measured_by):
+            self._give_up(model)
 
     def begin_load(self, entry: Entry, granted: Mapping[str, int] | None = None) -> None:
         """Take the model's place, and all the memory that is `granted`, until it is known what it takes; `load` must
@@ -88,6 +115,13 @@ class Lifecycle:
     def _loader_of(self, spec: ModelSpec) -> Loader:
         if spec.isolation == "none":
             return self._loader
+        if spec.id in self._measured_by:
+            measured, loader, timer = self._measured_by[spec.id]
+            if measured == spec:
+                timer.cancel()
+                del self._measured_by[spec.id]
+                return loader
+            self._give_up(spec.id)
         if self._factories.in_process is None:
             raise ModelFailed(spec.id, "isolation: process needs a system with Unix sockets")
         core = Core(spec.id, self._factories.in_process, asyncio.get_running_loop())

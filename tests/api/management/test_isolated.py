@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,11 @@ import pytest
 from harness.fakes import FakeLoader
 from server.app import create_app
 from server.engine.prefix.blocks import BlocksStored
+from server.pool.footprint import Fit, Footprint
+from server.pool.isolated import core
 from server.pool.isolated.engines import IsolatedEngine
 from server.pool.isolated.weights import IsolatedWeights
+from server.pool.spec import ModelSpec
 from tests.api.conftest import Api, check_nothing_leaked, make_settings, run_app, until
 from tests.api.streams import Exchange, posting
 from tests.isolated_fakes import in_process
@@ -26,13 +29,30 @@ TWO = {name: {**ONE["demo"], "path": f"{name}.gguf"} for name in ("a", "b")}
 Start = Callable[..., AbstractAsyncContextManager[Api]]
 
 
+class Here(FakeLoader):
+    """The server's own, and the models whose files the library opened there before they were loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+
+    def least(self, spec: ModelSpec) -> Footprint:
+        self.opened.append(spec.isolation)
+        return super().least(spec)
+
+    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
+        self.opened.append(spec.isolation)
+        return super().fit(spec, granted)
+
+
 @pytest.fixture
 def start() -> Start:
     """An application whose models are in processes of their own; none is left at the end."""
 
     @asynccontextmanager
     async def started(kind: str = "acting", models: Any = ONE, **server: Any) -> AsyncIterator[Api]:
-        app = create_app(make_settings(server=server, models=models), loader=FakeLoader(), in_process=in_process(kind))
+        here = Here()
+        app = create_app(make_settings(server=server, models=models), loader=here, in_process=in_process(kind))
         pids: list[int] = []
         async with (
             run_app(app),
@@ -45,6 +65,7 @@ def start() -> Start:
             weights = [model.weights for model in loaded if isinstance(model.weights, IsolatedWeights)]
             pids = [one.core.pid for one in weights]
             await check_nothing_leaked(api)
+        assert "process" not in here.opened
         for pid in filter(None, pids):
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
@@ -139,6 +160,27 @@ async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(sta
         assert reply.status_code == 503
         assert "SIGABRT" in reply.json()["error"]["message"]
         assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="good"))).status_code == 200
+
+
+async def test_the_process_that_measures_a_model_loads_it_or_ends(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[core.Child] = []
+
+    class Counted(core.Child):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            started.append(self)
+
+    monkeypatch.setattr(core, "Child", Counted)
+    models = {name: {**model, "load": "on_demand"} for name, model in TWO.items()}
+    async with start("sized", models=models) as api:
+        assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="a"))).status_code == 200
+        assert len(started) == 1
+        await api.pool._lifecycle.size(api.pool._entries["b"])
+        assert len(started) == 2
+    for child in started:
+        await asyncio.wait_for(child.ended, 60)
 
 
 async def test_a_step_that_hangs_is_ended_by_the_watchdog(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
