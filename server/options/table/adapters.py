@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from server.options.table.option import Option, SettingsModel, option
+from server.options.table.option import SettingsModel, option
 from server.options.table.values import Bool, split_list
 from server.pool.spec import ScaledFile
 
@@ -86,10 +86,10 @@ LayerRange = Annotated[
 ]
 
 
-def _files(flag: str, scaled: str) -> Option:
+def _files(default: tuple[ScaledFile, ...], flag: str, scaled: str) -> tuple[ScaledFile, ...]:
     """Files at scale 1 by one flag, at a scale of their own by the other."""
     forms = {scaled: ("FILE:SCALE,...", split_scaled)}
-    return option(flag, metavar="FILE,...", text=split_list, forms=forms, repeat=True, is_path=True)
+    return option(default, flag, metavar="FILE,...", text=split_list, forms=forms, repeat=True, is_path=True)
 
 
 class AdapterSettings(SettingsModel):
@@ -97,14 +97,14 @@ class AdapterSettings(SettingsModel):
 
     group: ClassVar[str] = "LoRA adapters and control vectors"
 
-    lora: Annotated[ScaledFiles, _files("--lora", "--lora-scaled")] = ()
+    lora: ScaledFiles = _files((), "--lora", "--lora-scaled")
     """LoRA adapters (GGUF), each at scale 1 unless given as FILE:SCALE, or in the YAML as {path: ..., scale: 0.5}.
     Their places in this list are their ids in /lora-adapters."""
-    lora_init_without_apply: Annotated[Bool, option("--lora-init-without-apply")] = False
+    lora_init_without_apply: Bool = option(False, "--lora-init-without-apply")
     """Load adapters at scale 0; POST /lora-adapters or a request's lora switches them on."""
-    control_vectors: Annotated[ScaledFiles, _files("--control-vector", "--control-vector-scaled")] = ()
+    control_vectors: ScaledFiles = _files((), "--control-vector", "--control-vector-scaled")
     """Control vectors (GGUF), added up; given as lora is."""
-    control_vector_layer_range: Annotated[
-        LayerRange, option("--control-vector-layer-range", metavar="START END", n_words=2)
-    ] = None
+    control_vector_layer_range: LayerRange = option(
+        None, "--control-vector-layer-range", metavar="START END", n_words=2
+    )
     """First and last layer that control vectors work in; none or 0 = from layer 1 to the last."""

@@ -1,8 +1,8 @@
 """The models' part of the option table that is about embedding and reranking."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from server.options.table.option import SettingsModel, option
 from server.options.table.values import AutoBool, Bool, Int
@@ -15,16 +15,13 @@ class EmbeddingSettings(SettingsModel):
 
     group: ClassVar[str] = "Embedding and reranking"
 
-    embedding: Annotated[AutoBool, option("--embedding", "--embeddings", env="LLAMA_ARG_EMBEDDINGS")] = None
+    embedding: AutoBool = option(None, "--embedding --embeddings", env="LLAMA_ARG_EMBEDDINGS")
     """Serve embeddings; auto = where the file is an encoder or names a pooling, which then does not generate."""
-    pooling: Annotated[
-        Literal["", "none", "mean", "cls", "last", "rank"],
-        option("--pooling", env="LLAMA_ARG_POOLING", metavar="TYPE"),
-    ] = ""
+    pooling: Literal["", "none", "mean", "cls", "last", "rank"] = option("", "--pooling", env=True, metavar="TYPE")
     """How a text's vector is made of its tokens' (none: one vector for each token); empty = as the model says."""
-    reranking: Annotated[Bool, option("--rerank", "--reranking", env="LLAMA_ARG_RERANKING")] = False
+    reranking: Bool = option(False, "--rerank --reranking", env="LLAMA_ARG_RERANKING")
     """Serve reranking: embedding with pooling rank."""
-    embd_normalize: Annotated[Int, option("--embd-normalize"), Field(ge=-1, le=MAX_NORM)] = 2
+    embd_normalize: Int = option(2, "--embd-normalize", ge=-1, le=MAX_NORM)
     """Norm of pooled vectors: -1 = none, 0 = largest component 32760, 1 = taxicab, 2 = euclidean, more = p-norm."""
 
     @model_validator(mode="after")

@@ -41,11 +41,11 @@ class FetchSettings(SettingsModel):
 
     group: ClassVar[str] = "Files of requests"
 
-    media_fetch: Annotated[Sites, option("--media-fetch", metavar="HOSTS")] = ()
+    media_fetch: Sites = option((), "--media-fetch", metavar="HOSTS")
     """Sites whose http and https addresses are fetched for a request: off (an empty list), on for all of the open
     internet, or hosts (example.com, *.example.com). Inner networks are out of reach whatever a name leads to; an IP
     address that is listed itself is not."""
-    media_path: Annotated[FilePath | None, option("--media-path", metavar="FOLDER", is_path=True)] = None
+    media_path: FilePath | None = option(None, "--media-path", metavar="FOLDER")
     """Folder of the files that requests may name by file:// addresses, relative to it; none = off."""
     video_fps: Annotated[Float, option("--video-fps", env="LLAMA_ARG_VIDEO_FPS"), Field(allow_inf_nan=False)] = 4.0
     """Frames of a video that a model is shown, a second; 0 or less = all of them. Needs llamapool[video]."""

@@ -50,12 +50,12 @@ class HubSettings(SettingsModel):
 
     group: ClassVar[str] = "Hub"
 
-    hf_token: Annotated[str, option("-hft", "--hf-token", env="HF_TOKEN", metavar="TOKEN", secret=True)] = ""
+    hf_token: str = option("", "-hft --hf-token", env="HF_TOKEN", metavar="TOKEN", secret=True)
     """Access token of the hub; empty = the one that Hugging Face's own tools use."""
-    offline: Annotated[Bool, option("--offline", env="LLAMA_ARG_OFFLINE")] = False
+    offline: Bool = option(False, "--offline", env=True)
     """Ask no hub for anything: only what the cache holds."""
-    docker_registry: Annotated[str, BeforeValidator(read_registry), option(metavar="HOST")] = ""
+    docker_registry: Annotated[str, BeforeValidator(read_registry)] = option("", metavar="HOST")
     """Where -dr finds a model whose name has no registry, as ai/gemma3 or gemma3."""
-    models_cache: Annotated[AutoBool, option(off=("--no-models-cache",))] = None
+    models_cache: AutoBool = option(None, off=("--no-models-cache",))
     """Serve every model of the cache, too, as owner/name:QUANTIZATION; auto = unless --config or -m, -hf and the like
     say what is served."""

@@ -1,20 +1,22 @@
 """One option of the table: how a field of a settings model is spelled outside."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from inspect import get_annotations
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
+
+from server.options.table.values import FilePath
 
 Section = Literal["server", "model"]
 
 
 class SettingsModel(BaseModel):
-    """Base of the table's classes: every field carries an `Option`, its description is its docstring."""
+    """Base of the table's classes: every field is an `option`, its description is its docstring."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
     group: ClassVar[str] = ""  # heading in --help and in the reference
@@ -43,10 +45,15 @@ class Option:
     n_words: int = 1
 
 
+T = TypeVar("T")
+
+
 def option(
-    *flags: str,
-    env: str = "",
-    off: tuple[str, ...] = (),
+    default: T,
+    flags: str = "",
+    *,
+    env: str | bool = "",
+    off: tuple[str, ...] | bool = (),
     constants: Mapping[str, Any] | None = None,
     metavar: str = "",
     text: Callable[[str], Any] | None = None,
@@ -56,10 +63,24 @@ def option(
     replaces: tuple[str, ...] = (),
     forms: Mapping[str, tuple[str, Callable[[str], Any]]] | None = None,
     n_words: int = 1,
-) -> Option:
-    """An `Option`; ``off`` lists a boolean's negations. Without flags the field's own name becomes the flag."""
-    known = {**dict.fromkeys(off, False), **(constants or {})}
-    return Option(flags, env, known, metavar, text, repeat, secret, is_path, replaces, forms or {}, n_words)
+    check: Callable[[Any], Any] | None = None,
+    **limits: float,
+) -> T:
+    """A field and its `Option`: ``n_batch: Int = option(2048, "-b --batch-size", env="LLAMA_ARG_BATCH", ge=1)``.
+
+    Without flags the field's own name becomes the flag. ``env`` True: ``LLAMA_ARG_`` and the first long flag's name;
+    ``off``: a boolean's negations, True: ``--no-`` and that name. ``check`` sees the value last, and returns it or
+    raises `ValueError`; ``limits`` are pydantic's (``ge``, ``min_length``, ...).
+    """
+    spelled = tuple(flags.split())
+    long = next((flag.removeprefix("--") for flag in spelled if flag.startswith("--")), "")
+    name = "LLAMA_ARG_" + long.replace("-", "_").upper() if env is True else env or ""
+    negations = ("--no-" + long,) if off is True else off or ()
+    known = {**dict.fromkeys(negations, False), **(constants or {})}
+    made = Option(spelled, name, known, metavar, text, repeat, secret, is_path, replaces, forms or {}, n_words)
+    info: FieldInfo = cast(Any, Field)(default, **limits)
+    info.metadata += [made, *([AfterValidator(check)] if check else [])]
+    return cast(T, info)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +115,8 @@ class Entry:
 
 def _entry(section: Section, owner: type[SettingsModel], key: str, info: FieldInfo) -> Entry:
     found = next(item for item in info.metadata if isinstance(item, Option))
+    if FilePath in get_args(info.annotation):
+        found = replace(found, is_path=True, metavar=found.metavar or "FILE")
     lineage = [cls for cls in owner.__mro__ if issubclass(cls, SettingsModel)]
     group = next(cls.group for cls in lineage if key in get_annotations(cls))
     switch = info.annotation is bool or (info.annotation == (bool | None))

@@ -109,33 +109,22 @@ class OverrideSettings(SettingsModel):
 
     group: ClassVar[str] = "Tensors and metadata"
 
-    override_tensor: Annotated[
-        TensorOverrides,
-        option(
-            *("-ot", "--override-tensor"),
-            env="LLAMA_ARG_OVERRIDE_TENSOR",
-            metavar="PATTERN=TYPE,...",
-            text=split_list,
-            repeat=True,
-        ),
-    ] = ()
+    override_tensor: TensorOverrides = option(
+        (), "-ot --override-tensor", env=True, metavar="PATTERN=TYPE,...", text=split_list, repeat=True
+    )
     """Buffer types for tensors whose name has a match of the regular expression, as in exps=CPU: CPU, or a device.
     The first match counts, before the options below. After a group only ? is allowed, and few repetitions in all."""
-    cpu_moe: Annotated[Bool, option("-cmoe", "--cpu-moe", env="LLAMA_ARG_CPU_MOE")] = False
+    cpu_moe: Bool = option(False, "-cmoe --cpu-moe", env=True)
     """The weights of experts (MoE) stay on the CPU."""
-    n_cpu_moe: Annotated[
-        Int, option("-ncmoe", "--n-cpu-moe", env="LLAMA_ARG_N_CPU_MOE"), Field(ge=0, le=MAX_LAYERS)
-    ] = 0
+    n_cpu_moe: Int = option(0, "-ncmoe --n-cpu-moe", env=True, ge=0, le=MAX_LAYERS)
     """Layers, from the first, whose experts stay on the CPU."""
-    n_cpu_ffn: Annotated[
-        Int, option("-ncffn", "--n-cpu-ffn", env="LLAMA_ARG_N_CPU_FFN"), Field(ge=0, le=MAX_LAYERS)
-    ] = 0
+    n_cpu_ffn: Int = option(0, "-ncffn --n-cpu-ffn", env=True, ge=0, le=MAX_LAYERS)
     """Layers, from the first, whose dense feed-forward weights stay on the CPU."""
-    no_host: Annotated[Bool, option("--no-host", env="LLAMA_ARG_NO_HOST")] = False
+    no_host: Bool = option(False, "--no-host", env=True)
     """Do not use buffers of a device in the host's memory, so that weights there can be repacked."""
-    override_kv: Annotated[
-        MetadataOverrides, option("--override-kv", metavar="KEY=TYPE:VALUE,...", text=split_list, repeat=True)
-    ] = ()
+    override_kv: MetadataOverrides = option(
+        (), "--override-kv", metavar="KEY=TYPE:VALUE,...", text=split_list, repeat=True
+    )
     """Values that overrule the file's, of types int, float, bool and str: tokenizer.ggml.add_bos_token=bool:false. What
     is known to end the process is refused. The library trusts the rest, and architectures have checks of their own that
     can still end it."""

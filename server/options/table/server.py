@@ -5,9 +5,9 @@ are llama-server's (llama.cpp common/arg.cpp); a field without any is Llamapool'
 """
 
 from stat import S_ISCHR
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import model_validator
 
 from server.errors import ConfigError
 from server.options.table.fetching import FetchSettings
@@ -34,60 +34,48 @@ class ListenSettings(SettingsModel):
 
     group: ClassVar[str] = "Server"
 
-    host: Annotated[TextList, option("--host", env="LLAMA_ARG_HOST", metavar="HOST", text=split_list)] = Field(
-        ("127.0.0.1",), min_length=1
-    )
+    host: TextList = option(("127.0.0.1",), "--host", env=True, metavar="HOST", text=split_list, min_length=1)
     """Addresses to listen on, separated by commas; one that ends in .sock is a Unix socket."""
-    port: Annotated[Int, option("--port", env="LLAMA_ARG_PORT"), Field(ge=0, le=65535)] = 8080
+    port: Int = option(8080, "--port", env=True, ge=0, le=65535)
     """TCP port; 0 = any free one."""
-    reuse_port: Annotated[Bool, option("--reuse-port", env="LLAMA_ARG_REUSE_PORT")] = False
+    reuse_port: Bool = option(False, "--reuse-port", env=True)
     """Let other processes listen on the same port, too; the system divides connections between them."""
-    admin_port: Annotated[Int, option(), Field(ge=0, le=65535)] = 0
+    admin_port: Int = option(0, ge=0, le=65535)
     """TCP port where what is for who runs the server is answered, and nowhere else: changes of models, slots, LoRA,
     props and metrics (the scopes of keys but `infer`). 0 = none: at every address."""
-    admin_host: Annotated[str, option(metavar="HOST")] = "127.0.0.1"
+    admin_host: str = option("127.0.0.1", metavar="HOST")
     """Address of that port."""
-    api_prefix: Annotated[
-        str, option("--api-prefix", env="LLAMA_ARG_API_PREFIX", metavar="PATH"), AfterValidator(_prefix)
-    ] = ""
+    api_prefix: str = option("", "--api-prefix", env=True, metavar="PATH", check=_prefix)
     """Path in front of every endpoint, e.g. /llm."""
-    ssl_key_file: Annotated[
-        FilePath | None,
-        option("--ssl-key-file", env="LLAMA_ARG_SSL_KEY_FILE", metavar="FILE", is_path=True),
-    ] = None
+    ssl_key_file: FilePath | None = option(None, "--ssl-key-file", env=True)
     """PEM file with the TLS private key; needs ssl_cert_file."""
-    ssl_cert_file: Annotated[
-        FilePath | None,
-        option("--ssl-cert-file", env="LLAMA_ARG_SSL_CERT_FILE", metavar="FILE", is_path=True),
-    ] = None
+    ssl_cert_file: FilePath | None = option(None, "--ssl-cert-file", env=True)
     """PEM file with the TLS certificate; needs ssl_key_file."""
-    timeout_s: Annotated[Float, option("-to", "--timeout", env="LLAMA_ARG_TIMEOUT", metavar="N"), Field(gt=0)] = 3600.0
+    timeout_s: Float = option(3600.0, "-to --timeout", env=True, gt=0)
     """Seconds within which a request's body must have arrived in all; a reply may take as long as it takes."""
-    idle_s: Annotated[Float, option(), Field(gt=0)] = 60.0
+    idle_s: Float = option(60.0, gt=0)
     """Longest silence in seconds of a client that sends a body, or that should be reading a stream."""
-    max_body_bytes: Annotated[Int, option(), Field(ge=1024)] = 64 * MIB
+    max_body_bytes: Int = option(64 * MIB, ge=1024)
     """Largest request body in bytes."""
-    max_bodies_bytes: Annotated[Int, option(), Field(ge=0)] = 0
+    max_bodies_bytes: Int = option(0, ge=0)
     """Most bytes of the bodies of all running requests together; the next get a 503. 0 = four times one's limit."""
-    max_connections: Annotated[Int, option(), Field(ge=0)] = 0
+    max_connections: Int = option(0, ge=0)
     """Connections at once. The next one takes the place of one without a request; where there is none, its requests get
     a 503 with Retry-After, but those for health. 0 = what the process may open, less 256, at most 8192."""
-    max_preparing: Annotated[Int, option(), Field(ge=0)] = 1024
+    max_preparing: Int = option(1024, ge=0)
     """Requests that may be on their way to a queue at once: waiting for their model, or to be rendered and tokenized;
     the next one gets 429 with Retry-After. 0 = any."""
-    sse_ping_interval: Annotated[
-        Int, option("--sse-ping-interval", env="LLAMA_ARG_SSE_PING_INTERVAL"), Field(ge=-1)
-    ] = 30
+    sse_ping_interval: Int = option(30, "--sse-ping-interval", env=True, ge=-1)
     """Seconds between the comments that keep a silent stream open; -1 or 0 = none."""
-    threads_http: Annotated[Int, option("--threads-http", env="LLAMA_ARG_THREADS_HTTP"), Field(ge=-1)] = -1
+    threads_http: Int = option(-1, "--threads-http", env=True, ge=-1)
     """Threads that render templates and tokenize; -1 or 0 = automatic."""
-    shutdown_delay_s: Annotated[Float, option(), Field(ge=0)] = 0.0
+    shutdown_delay_s: Float = option(0.0, ge=0)
     """Seconds after SIGTERM in which requests are still taken while /readyz says 503: until load balancers notice."""
-    watchdog_s: Annotated[Float, option(), Field(ge=0)] = 600.0
+    watchdog_s: Float = option(600.0, ge=0)
     """Longest seconds of one step: then the model counts as failed, its requests end, all stacks are logged, and /livez
     says 503, since only a restart ends the step; of a model with isolation: process its process is killed and started
     again instead. 0 = any."""
-    drain_s: Annotated[Float, option(), Field(ge=0)] = 30.0
+    drain_s: Float = option(30.0, ge=0)
     """Seconds that running requests may take to finish when the server stops."""
 
     @model_validator(mode="after")
@@ -120,59 +108,56 @@ class AccessSettings(SettingsModel):
 
     group: ClassVar[str] = "Access"
 
-    api_keys: Annotated[
-        TextList,
-        AfterValidator(_no_empty_key),
-        option("--api-key", env="LLAMA_API_KEY", metavar="KEY,...", text=_key_list, repeat=True, secret=True),
-    ] = ()
+    api_keys: TextList = option(
+        (),
+        "--api-key",
+        env="LLAMA_API_KEY",
+        metavar="KEY,...",
+        text=_key_list,
+        repeat=True,
+        secret=True,
+        check=_no_empty_key,
+    )
     """Keys, separated by commas, one of which a request must carry; none = open to all."""
-    api_key_file: Annotated[
-        FilePath | None,
-        option("--api-key-file", env="LLAMA_ARG_API_KEY_FILE", metavar="FILE", is_path=True),
-    ] = None
+    api_key_file: FilePath | None = option(None, "--api-key-file", env=True)
     """File with further keys, one on each line; lines that start with # are comments."""
-    keys_file: Annotated[FilePath | None, option(metavar="FILE", is_path=True)] = None
+    keys_file: FilePath | None = option(None)
     """YAML file with keys that may do some things, to some amount, for some time; `llamapool keys add FILE NAME` makes
     one. It is read again when it changes."""
-    cache_scope: Annotated[Literal["auto", "server", "key", "request"], option()] = "auto"
+    cache_scope: Literal["auto", "server", "key", "request"] = option("auto")
     """Whose requests may use what one request had computed: everybody's, those with its key, or nobody's; auto = by key
     where there are several, else everybody's. A request's cache_salt bounds it further."""
-    closed: Annotated[Bool, option()] = False
+    closed: Bool = option(False)
     """For a server that others can reach: it does not start on an address of the network without a key; without one,
     pages of other sites are refused everywhere, not only where they would change the server; and of cors_origins only
     origins that are named count."""
-    allowed_hosts: Annotated[TextList, option(metavar="A,B", text=split_list)] = ()
+    allowed_hosts: TextList = option((), metavar="A,B", text=split_list)
     """Names under which clients without a key reach the server on loopback addresses, through a proxy for instance,
     beside addresses, names without a dot, localhost, .local, .internal and this machine's; *.example.com = all below
     it, * = any."""
-    metrics: Annotated[Bool, option("--metrics", env="LLAMA_ARG_ENDPOINT_METRICS")] = False
+    metrics: Bool = option(False, "--metrics", env="LLAMA_ARG_ENDPOINT_METRICS")
     """Serve GET /metrics for Prometheus."""
-    metrics_open: Annotated[Bool, option()] = False
+    metrics_open: Bool = option(False)
     """Whoever reaches the server may read GET /metrics, also where there are keys: for what scrapes without one, such
     as the llm-d router's endpoint picker. It names models, keys and adapters, and no prompts."""
-    slots: Annotated[Bool, option("--slots", env="LLAMA_ARG_ENDPOINT_SLOTS", off=("--no-slots",))] = True
+    slots: Bool = option(True, "--slots", env="LLAMA_ARG_ENDPOINT_SLOTS", off=True)
     """Serve GET /slots."""
-    slot_save_path: Annotated[FilePath | None, option("--slot-save-path", metavar="FOLDER", is_path=True)] = None
+    slot_save_path: FilePath | None = option(None, "--slot-save-path", metavar="FOLDER")
     """Folder for POST /slots/{id}?action=save|restore|erase, which answers only with it; none = off."""
-    slot_save_quota: Annotated[Int, option(metavar="MIB"), Field(ge=0)] = 0
+    slot_save_quota: Int = option(0, metavar="MIB", ge=0)
     """Most MiB of files there, of each key where there are several; 0 = any."""
-    slot_save_secret_file: Annotated[FilePath | None, option(metavar="FILE", is_path=True)] = None
+    slot_save_secret_file: FilePath | None = option(None)
     """File with a secret that signs saved slots, for a folder that others write to; what it did not sign is not
     restored, llama-server's own files neither."""
-    props: Annotated[Bool, option("--props", env="LLAMA_ARG_ENDPOINT_PROPS")] = False
+    props: Bool = option(False, "--props", env="LLAMA_ARG_ENDPOINT_PROPS")
     """Serve POST /props; as in llama-server, there is no property yet that it can change."""
-    cors_origins: Annotated[str, option("--cors-origins", env="LLAMA_ARG_CORS_ORIGINS", metavar="A,B")] = "*"
+    cors_origins: str = option("*", "--cors-origins", env=True, metavar="A,B")
     """Origins that browsers may call from; localhost = only pages served from this machine."""
-    cors_methods: Annotated[str, option("--cors-methods", env="LLAMA_ARG_CORS_METHODS", metavar="A,B")] = (
-        "GET, POST, DELETE, OPTIONS"
-    )
+    cors_methods: str = option("GET, POST, DELETE, OPTIONS", "--cors-methods", env=True, metavar="A,B")
     """Methods that browsers may use."""
-    cors_headers: Annotated[str, option("--cors-headers", env="LLAMA_ARG_CORS_HEADERS", metavar="A,B")] = "*"
+    cors_headers: str = option("*", "--cors-headers", env=True, metavar="A,B")
     """Headers that browsers may send."""
-    cors_credentials: Annotated[
-        Bool,
-        option("--cors-credentials", env="LLAMA_ARG_CORS_CREDENTIALS", off=("--no-cors-credentials",)),
-    ] = True
+    cors_credentials: Bool = option(True, "--cors-credentials", env=True, off=True)
     """Browsers may send credentials."""
 
 
@@ -194,40 +179,29 @@ class PoolSettings(SettingsModel):
 
     group: ClassVar[str] = "Model pool"
 
-    models_dir: Annotated[
-        FilePath | None, option("--models-dir", env="LLAMA_ARG_MODELS_DIR", metavar="FOLDER", is_path=True)
-    ] = None
+    models_dir: FilePath | None = option(None, "--models-dir", env=True, metavar="FOLDER")
     """Folder whose GGUF files, split models and multimodal folders are served, each under its name."""
-    models_preset: Annotated[
-        FilePath | None,
-        option("--models-preset", env="LLAMA_ARG_MODELS_PRESET", metavar="FILE", is_path=True),
-    ] = None
+    models_preset: FilePath | None = option(None, "--models-preset", env=True)
     """llama-server's INI file with a section for each model."""
-    rpc: Annotated[
-        TextList,
-        option("--rpc", env="LLAMA_ARG_RPC", metavar="HOST:PORT,...", text=split_list),
-        AfterValidator(_endpoints),
-    ] = ()
+    rpc: TextList = option((), "--rpc", env=True, metavar="HOST:PORT,...", text=split_list, check=_endpoints)
     """Machines with llama.cpp's rpc-server, whose devices count as GPUs here. Needs a library with its RPC backend;
     which ends the whole process when such a machine is gone."""
-    watch_config: Annotated[Bool, option()] = False
+    watch_config: Bool = option(False)
     """Read the YAML file and the preset again when they change, as SIGHUP does: models that are gone or configured
     otherwise are unloaded, the others don't notice."""
-    models_max: Annotated[Int, option("--models-max", env="LLAMA_ARG_MODELS_MAX"), Field(ge=0)] = 4
+    models_max: Int = option(4, "--models-max", env=True, ge=0)
     """Most models loaded at once; the least recently used idle one makes room; 0 = no limit."""
-    memory: Annotated[str, option(metavar="AMOUNT"), AfterValidator(_amounts)] = ""
+    memory: str = option("", metavar="AMOUNT", check=_amounts)
     """Memory that models may take together: 80% or 12GiB, with commas of each device (CPU=12GiB,CUDA0=80%); empty =
     what is free when the first is loaded, but for 1 GiB or a quarter. Idle models make room: first those whose bytes
     spare the fewest seconds of loading, by how often and how lately they were used."""
-    caches_ram: Annotated[Int, option(metavar="MIB"), Field(ge=-2)] = -2
+    caches_ram: Int = option(-2, metavar="MIB", ge=-2)
     """MiB of that for what all models cache in RAM: prompts that lost their slot (cache_ram), and embeddings of images
     and audio (media_cache, a quarter of it at most), as far as models leave it; -1 = all that they leave, -2 =
     automatic: 8192, at most a quarter of the memory."""
-    models_wait_s: Annotated[Float, option(), Field(ge=0)] = 300.0
+    models_wait_s: Float = option(300.0, ge=0)
     """Longest seconds that requests wait for room for their model; then they get 503 with Retry-After. 0 = any."""
-    models_autoload: Annotated[
-        Bool, option("--models-autoload", env="LLAMA_ARG_MODELS_AUTOLOAD", off=("--no-models-autoload",))
-    ] = True
+    models_autoload: Bool = option(True, "--models-autoload", env=True, off=True)
     """A request loads its model; without, only POST /models/load does."""
 
 
@@ -236,35 +210,27 @@ class LogSettings(SettingsModel):
 
     group: ClassVar[str] = "Logging"
 
-    verbosity: Annotated[
-        Int,
-        option(
-            "-lv",
-            "--verbosity",
-            "--log-verbosity",
-            env="LLAMA_ARG_LOG_VERBOSITY",
-            constants=dict.fromkeys(("-v", "--verbose", "--log-verbose"), VERBOSITY_ALL),
-        ),
-        Field(ge=0),
-    ] = 3
+    verbosity: Int = option(
+        3,
+        "-lv --verbosity --log-verbosity",
+        env="LLAMA_ARG_LOG_VERBOSITY",
+        constants=dict.fromkeys(("-v", "--verbose", "--log-verbose"), VERBOSITY_ALL),
+        ge=0,
+    )
     """0 and 1 = errors, 2 = warnings, 3 = information, 4 and more = debugging; -v = everything. From 10 on
     replies of chats and completions carry `__verbose`, the native reply, as with `"verbose": true` in a request."""
-    log_disable: Annotated[Bool, option("--log-disable")] = False
+    log_disable: Bool = option(False, "--log-disable")
     """No log at all."""
-    log_jsonl: Annotated[Bool, option("--log-jsonl", env="LLAMA_ARG_LOG_JSONL", off=("--no-log-jsonl",))] = False
+    log_jsonl: Bool = option(False, "--log-jsonl", env=True, off=True)
     """A JSON object on each line: type, time (unix seconds), level, origin, msg, and of what is about a request its id
     and what it took."""
-    log_file: Annotated[
-        FilePath | None, option("--log-file", env="LLAMA_ARG_LOG_FILE", metavar="FILE", is_path=True)
-    ] = None
+    log_file: FilePath | None = option(None, "--log-file", env=True)
     """File that the log goes to, too. It may be moved away or cut meanwhile (logrotate, either way)."""
-    log_colors: Annotated[Switch, option("--log-colors", env="LLAMA_ARG_LOG_COLORS")] = "auto"
+    log_colors: Switch = option("auto", "--log-colors", env=True)
     """Colours; auto = when standard error is a terminal."""
-    log_prefix: Annotated[Bool, option("--log-prefix", env="LLAMA_ARG_LOG_PREFIX", off=("--no-log-prefix",))] = True
+    log_prefix: Bool = option(True, "--log-prefix", env=True, off=True)
     """Level and origin in front of each line."""
-    log_timestamps: Annotated[
-        Bool, option("--log-timestamps", env="LLAMA_ARG_LOG_TIMESTAMPS", off=("--no-log-timestamps",))
-    ] = True
+    log_timestamps: Bool = option(True, "--log-timestamps", env=True, off=True)
     """Time in front of each line."""
 
 

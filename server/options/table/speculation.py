@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, WithJsonSchema, model_validator
 
 from server.options.table.cpus import known_mask, known_range
 from server.options.table.devices import AUTO as AUTO_DEVICES
@@ -79,196 +79,118 @@ class SpeculationSettings(SettingsModel):
         str,
         BeforeValidator(read_kinds),
         WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"enum": list(KINDS)}}]}),
-        option("--spec-type", env="LLAMA_ARG_SPEC_TYPE", metavar="A,B"),
-    ] = AUTO
+    ] = option(AUTO, "--spec-type", env=True, metavar="A,B")
     """Where guesses come from: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (the text so far, as
     llama-server), draft-simple (the draft model); the first that has one is asked. none = no guesses; auto = the text
     so far, where that pays, and draft-simple where there is a draft model. The output stays the same; see
     docs/speculation.md."""
-    spec_lookup_size: Annotated[Int, option("--spec-lookup-size-n", metavar="N"), Field(ge=1, le=64)] = 3
+    spec_lookup_size: Int = option(3, "--spec-lookup-size-n", ge=1, le=64)
     """Tokens that must repeat for a guess from the text with spec_type auto."""
-    spec_lookup_max: Annotated[Int, option("--spec-lookup-size-m", metavar="N"), Field(ge=1, le=128)] = 16
+    spec_lookup_max: Int = option(16, "--spec-lookup-size-m", ge=1, le=128)
     """Most tokens that are guessed from the text at once with spec_type auto."""
-    spec_ngram_simple_size_n: Annotated[
-        Int, option("--spec-ngram-simple-size-n", metavar="N"), Field(ge=1, le=1024)
-    ] = 12
+    spec_ngram_simple_size_n: Int = option(12, "--spec-ngram-simple-size-n", ge=1, le=1024)
     """Tokens that must repeat for a guess of ngram-simple."""
-    spec_ngram_simple_size_m: Annotated[
-        Int, option("--spec-ngram-simple-size-m", metavar="N"), Field(ge=1, le=1024)
-    ] = 48
+    spec_ngram_simple_size_m: Int = option(48, "--spec-ngram-simple-size-m", ge=1, le=1024)
     """Most tokens of a guess of ngram-simple."""
-    spec_ngram_map_k_size_n: Annotated[Int, option("--spec-ngram-map-k-size-n", metavar="N"), Field(ge=1, le=1024)] = 12
+    spec_ngram_map_k_size_n: Int = option(12, "--spec-ngram-map-k-size-n", ge=1, le=1024)
     """Tokens that must repeat for a guess of ngram-map-k."""
-    spec_ngram_map_k_size_m: Annotated[Int, option("--spec-ngram-map-k-size-m", metavar="N"), Field(ge=1, le=1024)] = 48
+    spec_ngram_map_k_size_m: Int = option(48, "--spec-ngram-map-k-size-m", ge=1, le=1024)
     """Most tokens of a guess of ngram-map-k."""
-    spec_ngram_map_k4v_size_n: Annotated[
-        Int, option("--spec-ngram-map-k4v-size-n", metavar="N"), Field(ge=1, le=1024)
-    ] = 12
+    spec_ngram_map_k4v_size_n: Int = option(12, "--spec-ngram-map-k4v-size-n", ge=1, le=1024)
     """Tokens that must repeat for a guess of ngram-map-k4v."""
-    spec_ngram_map_k4v_size_m: Annotated[
-        Int, option("--spec-ngram-map-k4v-size-m", metavar="N"), Field(ge=1, le=1024)
-    ] = 48
+    spec_ngram_map_k4v_size_m: Int = option(48, "--spec-ngram-map-k4v-size-m", ge=1, le=1024)
     """Most tokens of a guess of ngram-map-k4v."""
-    spec_ngram_map_k4v_min_hits: Annotated[
-        Int, option("--spec-ngram-map-k4v-min-hits", metavar="N"), Field(ge=1, le=1 << 20)
-    ] = 1
+    spec_ngram_map_k4v_min_hits: Int = option(1, "--spec-ngram-map-k4v-min-hits", ge=1, le=1 << 20)
     """Times that the tokens must have been met for a guess of ngram-map-k4v."""
-    spec_ngram_mod_n_match: Annotated[Int, option("--spec-ngram-mod-n-match", metavar="N"), Field(ge=1, le=1024)] = 24
+    spec_ngram_mod_n_match: Int = option(24, "--spec-ngram-mod-n-match", ge=1, le=1024)
     """Tokens that must repeat for a guess of ngram-mod."""
-    spec_ngram_mod_n_min: Annotated[Int, option("--spec-ngram-mod-n-min", metavar="N"), Field(ge=0, le=1024)] = 48
+    spec_ngram_mod_n_min: Int = option(48, "--spec-ngram-mod-n-min", ge=0, le=1024)
     """Fewest tokens of a guess of ngram-mod."""
-    spec_ngram_mod_n_max: Annotated[Int, option("--spec-ngram-mod-n-max", metavar="N"), Field(ge=0, le=1024)] = 64
+    spec_ngram_mod_n_max: Int = option(64, "--spec-ngram-mod-n-max", ge=0, le=1024)
     """Most tokens of a guess of ngram-mod."""
-    lookup_cache_static: Annotated[
-        FilePath | None, option("-lcs", "--lookup-cache-static", metavar="FILE", is_path=True)
-    ] = None
+    lookup_cache_static: FilePath | None = option(None, "-lcs --lookup-cache-static")
     """File of llama-lookup-create with counts for ngram-cache."""
-    lookup_cache_dynamic: Annotated[
-        FilePath | None, option("-lcd", "--lookup-cache-dynamic", metavar="FILE", is_path=True)
-    ] = None
+    lookup_cache_dynamic: FilePath | None = option(None, "-lcd --lookup-cache-dynamic")
     """File of llama-lookup-create with counts for ngram-cache, of texts like those that are expected; not written."""
-    draft_model: Annotated[
-        FilePath | None,
-        option(
-            *("-md", "--model-draft", "--spec-draft-model"),
-            env="LLAMA_ARG_SPEC_DRAFT_MODEL",
-            metavar="FILE",
-            is_path=True,
-            replaces=("draft_hf",),
-        ),
-    ] = None
+    draft_model: FilePath | None = option(
+        None, "-md --model-draft --spec-draft-model", env="LLAMA_ARG_SPEC_DRAFT_MODEL", replaces=("draft_hf",)
+    )
     """GGUF of a small model with the same vocabulary that guesses what this one will say."""
-    draft_hf: Annotated[
-        RepositoryName,
-        option(
-            *("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"),
-            env="LLAMA_ARG_SPEC_DRAFT_HF_REPO",
-            metavar="OWNER/NAME[:QUANT]",
-            replaces=("draft_model",),
-        ),
-    ] = ""
+    draft_hf: RepositoryName = option(
+        "",
+        "-hfd -hfrd --hf-repo-draft --spec-draft-hf",
+        env="LLAMA_ARG_SPEC_DRAFT_HF_REPO",
+        metavar="OWNER/NAME[:QUANT]",
+        replaces=("draft_model",),
+    )
     """The same out of the hub: a repository, and of which quantization; as hf."""
-    spec_draft_max: Annotated[
-        Int,
-        option(
-            *("--spec-draft-n-max", "--draft", "--draft-n", "--draft-max"),
-            env="LLAMA_ARG_SPEC_DRAFT_N_MAX",
-            metavar="N",
-        ),
-        Field(ge=1, le=128),
-    ] = 16
+    spec_draft_max: Int = option(16, "--spec-draft-n-max --draft --draft-n --draft-max", env=True, ge=1, le=128)
     """Most tokens that the draft model guesses at once; how many it does follows from what pays."""
-    spec_draft_min: Annotated[
-        Int,
-        option(*("--spec-draft-n-min", "--draft-min", "--draft-n-min"), env="LLAMA_ARG_SPEC_DRAFT_N_MIN", metavar="N"),
-        Field(ge=0, le=128),
-    ] = 0
+    spec_draft_min: Int = option(0, "--spec-draft-n-min --draft-min --draft-n-min", env=True, ge=0, le=128)
     """Fewer tokens of the draft model are not checked at all."""
-    spec_draft_p_min: Annotated[
-        Float,
-        option("--spec-draft-p-min", "--draft-p-min", env="LLAMA_ARG_SPEC_DRAFT_P_MIN", metavar="P"),
-        Field(ge=0, le=1),
-    ] = 0.0
+    spec_draft_p_min: Float = option(0.0, "--spec-draft-p-min --draft-p-min", env=True, metavar="P", ge=0, le=1)
     """The draft model stops at a token that it gives less than this probability."""
-    spec_synth_rates: Annotated[
-        Proportions, option("--spec-synth-rates", env="LLAMA_ARG_SPEC_SYNTH_RATES", metavar="P0,P1,...")
-    ] = ()
+    spec_synth_rates: Proportions = option((), "--spec-synth-rates", env=True, metavar="P0,P1,...")
     """For benchmarks: how often the first, second, ... guess of the draft model is taken, by chance and whatever the
     model says, so that the text is worth nothing. As many as spec_draft_max, none above the one before it."""
-    spec_synth_len: Annotated[
-        Float, option("--spec-synth-len", env="LLAMA_ARG_SPEC_SYNTH_LEN", metavar="L"), Field(ge=0)
-    ] = 0.0
+    spec_synth_len: Float = option(0.0, "--spec-synth-len", env=True, metavar="L", ge=0)
     """For benchmarks, in place of spec_synth_rates: tokens of a step in the mean, 1 to spec_draft_max + 1; 0 = off."""
-    draft_n_threads: Annotated[
-        Int, option("-td", "--threads-draft", "--spec-draft-threads", metavar="N"), Field(ge=-1)
-    ] = -1
+    draft_n_threads: Int = option(-1, "-td --threads-draft --spec-draft-threads", ge=-1)
     """CPU threads of the draft model for generation; -1 = as n_threads, 0 = all."""
-    draft_n_threads_batch: Annotated[
-        Int, option("-tbd", "--threads-batch-draft", "--spec-draft-threads-batch", metavar="N"), Field(ge=-1)
-    ] = -1
+    draft_n_threads_batch: Int = option(-1, "-tbd --threads-batch-draft --spec-draft-threads-batch", ge=-1)
     """CPU threads of the draft model for prompts; -1 = as draft_n_threads, 0 = all."""
-    draft_cpu_range: Annotated[
-        str,
-        option("-Crd", "--cpu-range-draft", "--spec-draft-cpu-range", metavar="LO-HI"),
-        AfterValidator(known_range),
-    ] = ""
+    draft_cpu_range: str = option(
+        "", "-Crd --cpu-range-draft --spec-draft-cpu-range", metavar="LO-HI", check=known_range
+    )
     """Processors that compute the draft model, of all instances; default: the instance's."""
-    draft_cpu_mask: Annotated[
-        str, option("-Cd", "--cpu-mask-draft", "--spec-draft-cpu-mask", metavar="M"), AfterValidator(known_mask)
-    ] = ""
+    draft_cpu_mask: str = option("", "-Cd --cpu-mask-draft --spec-draft-cpu-mask", metavar="M", check=known_mask)
     """The same as a hexadecimal mask, in addition to the range."""
-    draft_cpu_strict: Annotated[
-        Int, option("--cpu-strict-draft", "--spec-draft-cpu-strict", metavar="0|1"), Field(ge=0, le=1)
-    ] = 0
+    draft_cpu_strict: Int = option(0, "--cpu-strict-draft --spec-draft-cpu-strict", metavar="0|1", ge=0, le=1)
     """1: each thread of the draft model keeps to a processor of its own; also with cpu_strict."""
-    draft_cpu_range_batch: Annotated[
-        str,
-        option("-Crbd", "--cpu-range-batch-draft", "--spec-draft-cpu-range-batch", metavar="LO-HI"),
-        AfterValidator(known_range),
-    ] = ""
+    draft_cpu_range_batch: str = option(
+        "", "-Crbd --cpu-range-batch-draft --spec-draft-cpu-range-batch", metavar="LO-HI", check=known_range
+    )
     """Processors that compute prompts of the draft model, and the guesses of several slots together; default: those of
     draft_cpu_range and draft_cpu_mask, else of cpu_range_batch and cpu_mask_batch."""
-    draft_cpu_mask_batch: Annotated[
-        str,
-        option("-Cbd", "--cpu-mask-batch-draft", "--spec-draft-cpu-mask-batch", metavar="M"),
-        AfterValidator(known_mask),
-    ] = ""
+    draft_cpu_mask_batch: str = option(
+        "", "-Cbd --cpu-mask-batch-draft --spec-draft-cpu-mask-batch", metavar="M", check=known_mask
+    )
     """The same as a hexadecimal mask, in addition to the range."""
-    draft_cpu_strict_batch: Annotated[
-        Int, option("--cpu-strict-batch-draft", "--spec-draft-cpu-strict-batch", metavar="0|1"), Field(ge=0, le=1)
-    ] = 0
+    draft_cpu_strict_batch: Int = option(
+        0, "--cpu-strict-batch-draft --spec-draft-cpu-strict-batch", metavar="0|1", ge=0, le=1
+    )
     """1: so does each thread of the draft model that computes prompts."""
-    draft_device: Annotated[
-        OneDeviceSet, option("-devd", "--device-draft", "--spec-draft-device", metavar="NAME,...")
-    ] = (AUTO_DEVICES,)
+    draft_device: OneDeviceSet = option((AUTO_DEVICES,), "-devd --device-draft --spec-draft-device", metavar="NAME,...")
     """Devices that the draft model is offloaded to, of all instances: names with commas, none, or auto = as device."""
-    draft_n_gpu_layers: Annotated[
-        GpuLayers,
-        option(
-            *("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"),
-            env="LLAMA_ARG_N_GPU_LAYERS_DRAFT",
-        ),
-        Field(ge=-2),
-    ] = -1
+    draft_n_gpu_layers: GpuLayers = option(
+        -1, "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl", env="LLAMA_ARG_N_GPU_LAYERS_DRAFT", ge=-2
+    )
     """Layers of the draft model on the GPU: a number, auto (-1) or all (-2)."""
-    draft_override_tensor: Annotated[
-        TensorOverrides,
-        option(
-            *("-otd", "--override-tensor-draft", "--spec-draft-override-tensor"),
-            metavar="PATTERN=TYPE,...",
-            text=split_list,
-            repeat=True,
-        ),
-    ] = ()
+    draft_override_tensor: TensorOverrides = option(
+        (),
+        "-otd --override-tensor-draft --spec-draft-override-tensor",
+        metavar="PATTERN=TYPE,...",
+        text=split_list,
+        repeat=True,
+    )
     """Buffer types for tensors of the draft model, as override_tensor."""
-    draft_cpu_moe: Annotated[
-        Bool, option("-cmoed", "--cpu-moe-draft", "--spec-draft-cpu-moe", env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE")
-    ] = False
+    draft_cpu_moe: Bool = option(
+        False, "-cmoed --cpu-moe-draft --spec-draft-cpu-moe", env="LLAMA_ARG_SPEC_DRAFT_CPU_MOE"
+    )
     """The weights of the draft model's experts (MoE) stay on the CPU."""
-    draft_n_cpu_moe: Annotated[
-        Int,
-        option(
-            *("-ncmoed", "--n-cpu-moe-draft", "--spec-draft-n-cpu-moe", "--spec-draft-ncmoe"),
-            env="LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE",
-        ),
-        Field(ge=0, le=MAX_LAYERS),
-    ] = 0
+    draft_n_cpu_moe: Int = option(
+        0,
+        "-ncmoed --n-cpu-moe-draft --spec-draft-n-cpu-moe --spec-draft-ncmoe",
+        env="LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE",
+        ge=0,
+        le=MAX_LAYERS,
+    )
     """Layers of the draft model, from the first, whose experts stay on the CPU."""
-    draft_cache_type_k: Annotated[
-        CacheType,
-        option(
-            *("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"),
-            env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
-            metavar="TYPE",
-        ),
-    ] = "f16"
+    draft_cache_type_k: CacheType = option(
+        "f16", "-ctkd --cache-type-k-draft --spec-draft-type-k", env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K", metavar="TYPE"
+    )
     """Type of the keys in the draft model's KV cache."""
-    draft_cache_type_v: Annotated[
-        CacheType,
-        option(
-            *("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"),
-            env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
-            metavar="TYPE",
-        ),
-    ] = "f16"
+    draft_cache_type_v: CacheType = option(
+        "f16", "-ctvd --cache-type-v-draft --spec-draft-type-v", env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V", metavar="TYPE"
+    )
     """Type of the values in the draft model's KV cache; a quantized one needs flash attention."""
