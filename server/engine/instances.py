@@ -114,7 +114,11 @@ class Instances(ABC, Generic[M]):
                 self._pulses[i] = instance.pulse, now
             elif now - since >= limit_s:
                 self.hangs = True
-                log.critical("no step has ended for %.0f s; every thread:\n%s", now - since, stacks())
+                log.critical(
+                    "no step has ended for %.0f s; only a restart ends it (isolation: process); every thread:\n%s",
+                    now - since,
+                    stacks(),
+                )
                 instance.give_up(f"no step has ended for {now - since:.0f} s")
 
     async def wait_idle(self) -> None:

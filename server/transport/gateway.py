@@ -180,7 +180,7 @@ class Gateway:
             record.status = record.status or CLIENT_GONE
         except SendTimeoutError as error:
             record.error = reason_of(error)
-            logger.warning("the client stopped reading, dropped")
+            logger.warning("the client stopped reading for idle_s, dropped")
             await self._drop(exchange)
         except Exception as error:  # noqa: BLE001 (the last net: logged and answered in _fail)
             await self._fail(error, scope, receive, exchange)
@@ -225,7 +225,12 @@ class Gateway:
         if isinstance(error, AuthenticationFailed):
             client = (scope.get("client") or ["a local socket"])[0]
             record.refused_key = given_name(record.headers)
-            logger.warning("no valid API key from %s for %r", client, scope["path"], extra={"key": record.refused_key})
+            logger.warning(
+                "no valid API key from %s for %r: it belongs in Authorization: Bearer KEY",
+                client,
+                scope["path"],
+                extra={"key": record.refused_key},
+            )
         if record.status == 0:
             response = error_response(error, scope, self._prefix)
             response.headers.setdefault("Connection", "close")  # the request's body may be unread
@@ -233,7 +238,9 @@ class Gateway:
         elif record.finished:
             logger.error("a request failed: %s", type(error).__name__)  # answered and logged inside
         else:
-            logger.error("a request failed in the middle of its reply", exc_info=error)
+            logger.error(
+                "a request failed in the middle of its reply. A fault: report it with what follows", exc_info=error
+            )
             await self._drop(exchange)
 
     async def _drop(self, exchange: _Exchange) -> None:

@@ -82,11 +82,11 @@ def error_body(error: Exception) -> ErrorReply:
     if isinstance(error, ValidationError | RequestValidationError):
         return _known(_first_fault(error.errors()))
     if isinstance(error, RecursionError):
-        logger.warning("a request nests too deeply", exc_info=error)
+        logger.warning("a request nests too deeply: it was refused", exc_info=error)
         return _known(InvalidRequest("the request nests too deeply"))
     if isinstance(error, HTTPException):
         return _http(error)
-    logger.error("unhandled error in a request", exc_info=error)
+    logger.error("unhandled error in a request. A fault: report it with what follows", exc_info=error)
     return _reply(500, "server_error", "internal server error; the server's log has the details")
 
 

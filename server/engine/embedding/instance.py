@@ -136,7 +136,10 @@ class EmbeddingInstance:
             self._serve()
         except BaseException as error:  # as the step thread of a generating instance
             self.failure = f"{type(error).__name__}: {error}"
-            log.critical("the step thread has failed; this instance takes no more requests", exc_info=error)
+            log.critical(
+                "the step thread has failed; this instance takes no more requests until its model is loaded again",
+                exc_info=error,
+            )
             failed = InternalError(f"the engine has failed and must be loaded anew ({self.failure})")
             while not self._stopping:
                 self._wake.clear()
@@ -158,7 +161,9 @@ class EmbeddingInstance:
                     self._post()
                     self._rest()
             except Exception:
-                log.exception("an embedding step failed; every request of this instance ends")
+                log.exception(
+                    "an embedding step failed; every request of this instance ends. A fault: report what follows"
+                )
                 self._fail_all(InternalError("the engine failed; see the server's log"))
             self._post()
 
@@ -205,7 +210,11 @@ class EmbeddingInstance:
         try:
             found = self._embed(pieces)
         except CONTAINED as error:
-            log.error("a decode of %d inputs failed: %r", len(pieces), error)
+            log.error(
+                "a decode of %d inputs failed, each is tried by itself; a smaller n_batch takes less memory: %r",
+                len(pieces),
+                error,
+            )
             if len(pieces) == 1:
                 own = error if isinstance(error, LlamapoolError) else InternalError("there is no memory for this input")
                 self._end(pieces[0].job, own)

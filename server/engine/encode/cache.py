@@ -82,7 +82,9 @@ class EmbeddingCache:
         try:
             found = list(files.index())
         except LlamapoolError as error:
-            log.warning("embeddings of media are not kept on disk: %s", error)
+            log.warning(
+                "embeddings of media are not kept on disk; mend cache_disk_path and load the model again: %s", error
+            )
             return
         with self._lock:
             half = self._own_limit // 2
@@ -121,7 +123,7 @@ class EmbeddingCache:
         try:
             data = files.read(key)
         except LlamapoolError as error:
-            log.warning("embeddings could not be read: %s", error)
+            log.warning("embeddings could not be read, they are computed again; look at cache_disk_path: %s", error)
         with self._lock:
             if data is None:
                 self._on_disk.drop(key)
@@ -140,7 +142,7 @@ class EmbeddingCache:
         try:
             files.write(key, data)
         except LlamapoolError as error:
-            log.warning("embeddings could not be written: %s", error)
+            log.warning("embeddings could not be written; look at the room in cache_disk_path: %s", error)
             return
         with self._lock:
             gone = self._on_disk.add(key, len(data))
@@ -158,4 +160,4 @@ class EmbeddingCache:
                 if self._files is not None:
                     self._files.remove(key)
             except LlamapoolError as error:
-                log.warning("embeddings could not be removed: %s", error)
+                log.warning("embeddings could not be removed; look at cache_disk_path: %s", error)

@@ -111,7 +111,7 @@ class Constrained:
         try:
             masks = self._all_masks().compute([masked_by for _, masked_by in refused])
         except Exception as error:  # noqa: BLE001 - each computes its own in its turn: only who is at fault fails
-            log.error("%d masks could not be computed together: %r", len(refused), error)
+            log.error("%d masks could not be computed together, each is by itself: %r", len(refused), error)
             return
         for (made, _), mask in zip(refused, masks, strict=True):
             if isinstance(mask, Exception):

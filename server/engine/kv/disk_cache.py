@@ -241,7 +241,7 @@ class DiskCache:
             if self._usable and (self._close_by is None or self._clock() < self._close_by):
                 self._write_file(state)
         except CONTAINED as error:
-            log.warning("a prompt state could not be written to disk: %r", error)
+            log.warning("a prompt state could not be written to disk; look at the room in cache_disk_path: %r", error)
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(error)
         finally:
@@ -302,7 +302,11 @@ class DiskCache:
 
     def _give_up(self, error: Exception) -> None:
         expected = isinstance(error, LlamapoolError)
-        log.error("prompt states are no longer kept on disk: %s", error, exc_info=None if expected else error)
+        log.error(
+            "prompt states are no longer kept on disk; mend cache_disk_path and load the model again: %s",
+            error,
+            exc_info=None if expected else error,
+        )
         with self._lock:
             self._usable = False
             self._states = StateCache(0)

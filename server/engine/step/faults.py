@@ -42,7 +42,12 @@ class Faults:
         is past the place of the fault, at most `MAX_FAULTS` times.
         """
         about = log_fields(*(entry.sequence.request for entry in entries))
-        log.error("a decode of %d sequences failed: %r", len(entries), error, extra=about)
+        log.error(
+            "a decode of %d sequences failed, each is tried by itself; a smaller n_batch takes less memory: %r",
+            len(entries),
+            error,
+            extra=about,
+        )
         kept = [entry for entry in entries if self._rewind(entry, error)]
         if len(entries) == 1:
             for entry in kept:
@@ -61,7 +66,11 @@ class Faults:
         that an adapter computes, be it in the middle of its prompt.
         """
         about = log_fields(*(sequence.request for sequence in spoiled))
-        log.error("the logits of %d sequences are not numbers; every cell is wiped", len(spoiled), extra=about)
+        log.error(
+            "the logits of %d sequences are not numbers, every cell is wiped; look at LoRA scales, and --check-tensors",
+            len(spoiled),
+            extra=about,
+        )
         now = self._clock()
         most = MAX_SPOILED if self._runner.adapters else MAX_FAULTS
         for sequence in list(self._scheduler.active()):

@@ -118,7 +118,10 @@ class Instance:
             self._serve()
         except BaseException as error:  # no error that a step may end with: nothing here is trusted
             self.failure = f"{type(error).__name__}: {error}"
-            log.critical("the step thread has failed; this instance takes no more requests", exc_info=error)
+            log.critical(
+                "the step thread has failed; this instance takes no more requests until its model is loaded again",
+                exc_info=error,
+            )
             self._refuse_until_stopped()
         self._end_all(ShuttingDown("model"))
         if not self.failure:
@@ -145,7 +148,9 @@ class Instance:
                         waits = (wait_s(self.scheduler.waiting, now), self._tickets.next_look_s(now))
                         self._rest(min((s for s in waits if s is not None), default=None))
             except Exception:
-                log.exception("a step failed; every request of this instance ends")
+                log.exception(
+                    "a step failed; every request of this instance ends. A fault: report it with what follows"
+                )
                 self._fail_all(InternalError("the engine failed; see the server's log"))
                 self.mailbox.post()
 
@@ -187,7 +192,9 @@ class Instance:
         try:
             self._cells.moving.save_all(self._clock())
         except Exception:  # the runner must be closed, whatever happens to its caches
-            log.exception("prompt states could not be saved")
+            log.exception(
+                "prompt states could not be saved: they are computed again. A fault: report it with what follows"
+            )
 
     def _receive(self) -> None:
         """Take new tickets in, and drop cancelled ones; while nothing runs, wait a moment for those known to come.
@@ -381,7 +388,7 @@ class Instance:
             try:
                 self._cells.clear(slot)
             except Exception:  # the thread must live: without it, later requests would wait for ever
-                log.exception("slot %d could not be cleared", slot.id)
+                log.exception("slot %d could not be cleared. A fault: report it with what follows", slot.id)
         self._count()
 
     def _count(self) -> None:

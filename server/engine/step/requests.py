@@ -151,7 +151,11 @@ class Tickets:
     def fail(self, ticket: Ticket, error: Exception) -> None:
         """End every choice of a request with one event; an error that is not ours is logged, and not shown."""
         if not isinstance(error, LlamapoolError):
-            log.error("a request failed", exc_info=error, extra=log_fields(ticket.request))
+            log.error(
+                "a request failed, others go on. A fault: report it with what follows",
+                exc_info=error,
+                extra=log_fields(ticket.request),
+            )
             error = InternalError("the engine failed on this request; see the server's log")
         for sequence in self._sequences():
             if sequence.ticket is ticket:
@@ -172,7 +176,10 @@ class Tickets:
             try:
                 self.fail(ticket, error)
             except Exception:  # it is told all the same, and so are the others
-                log.exception("a request could not be ended in order", extra=log_fields(ticket.request))
+                log.exception(
+                    "a request could not be ended in order. A fault: report it with what follows",
+                    extra=log_fields(ticket.request),
+                )
                 self._close(ticket)
                 self._mailbox.emit(ticket, Failed(error))
 

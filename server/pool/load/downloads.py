@@ -91,7 +91,12 @@ class Downloads:
             self._lifecycle.move(entry, Status.UNLOADED)
             return
         expected = isinstance(error, LlamapoolError)
-        log.error("model '%s' could not be downloaded: %s", entry.id, error, exc_info=None if expected else error)
+        log.error(
+            "model '%s' could not be downloaded; loading it again tries once more: %s",
+            entry.id,
+            error,
+            exc_info=None if expected else error,
+        )
         reason = error.message if isinstance(error, LlamapoolError) else f"{type(error).__name__}: {error}"
         self._lifecycle.fail(entry, reason)
 

@@ -64,7 +64,10 @@ class Lifecycle:
             except LlamapoolError:
                 least = {}
             except Exception:  # not tried again: who asks for the model would wait for ever
-                log.exception("model '%s' could not be measured", entry.id)
+                log.exception(
+                    "model '%s' could not be measured. A fault: report it with what follows",
+                    entry.id,
+                )
                 least = {}
             return least, self._loader.memory()
 
@@ -178,7 +181,13 @@ class Lifecycle:
         for device, n in measured.items():
             if n > 1.1 * entry.taken.get(device, n):
                 guessed, taken = readable(entry.taken[device]), readable(n)
-                log.warning("model '%s' took %s of %s, %s were expected", entry.id, taken, device, guessed)
+                log.warning(
+                    "model '%s' took %s of %s, %s were expected; a smaller `memory` leaves room for that",
+                    entry.id,
+                    taken,
+                    device,
+                    guessed,
+                )
         return measured
 
     def _not_loaded(self, entry: Entry, load: Load, error: BaseException) -> None:
@@ -234,15 +243,22 @@ class Lifecycle:
         assert model is not None
         try:
             if not await self._vacated(entry, grace_s):
-                log.warning("model '%s': %d requests are cancelled", entry.id, len(entry.leases))
+                log.warning("model '%s': %d requests are cancelled after %g s", entry.id, len(entry.leases), grace_s)
             entry.cut_off = True
             await model.close()
             if not await self._vacated(entry, entry.abandon_s):
-                log.error("model '%s': %d leases were never released", entry.id, len(entry.leases))
+                log.error(
+                    "model '%s': %d leases were never released; a restart gives its memory back. Report it",
+                    entry.id,
+                    len(entry.leases),
+                )
                 return
             await self._in_thread(model.weights.close)
         except Exception as error:
-            log.exception("model '%s' could not be freed", entry.id)
+            log.exception(
+                "model '%s' could not be freed; a restart gives its memory back. Report what follows",
+                entry.id,
+            )
             entry.loaded = None
             entry.taken = {}
             entry.leases.clear()  # of a model that stays in memory: nothing waits for them any more

@@ -175,7 +175,11 @@ class Load:
             grammar = self.grammar(weights.vocab)
             grammar.prepare()
         except Exception:  # only constraints need it; who asks for one is told
-            log.warning("model '%s': no grammar can be compiled for its vocabulary", self.spec.id, exc_info=True)
+            log.warning(
+                "model '%s': no grammar can be compiled for its vocabulary; what needs one is refused",
+                self.spec.id,
+                exc_info=True,
+            )
             return None
         if shape is not None:
             try:
