@@ -1,5 +1,13 @@
 """The step thread of one instance: its loop, what crosses to and from the event loop, and what follows a fault.
 
-`loop` first; `requests` follows a request from arrival to end, `mailbox` and the `ModelQueue` are what both threads
-touch.
+================  ======================================================================================
+``loop``          receive, place, plan, decode, sample, post; begin here
+``mailbox``       what crosses between threads: events, commands
+``requests``      requests from arrival to end
+``commands``      what is asked of a slot beside requests: save, restore, erase, once it is idle
+``slot_state``    what a slot holds as a value; ``snapshot``: what it does now
+``published``     what it tells to who looks, and nothing while nobody does
+``faults``        what follows a batch that the library refuses
+``threads``       which processors it keeps to
+================  ======================================================================================
 """
