@@ -130,11 +130,32 @@ def device_memory() -> dict[str, Memory]:
 
 
 def device_of_buffers(buffer_type: int) -> Device | None:
-    """The device that buffers of a type (the library's pointer) belong to; None for plain memory."""
+    """The device that buffers of a type (the library's pointer) belong to; None for plain memory, and for what lies on
+    several (`split_over_several`)."""
     if _is_host(buffer_type):
         return None
     pointer = _device_of(buffer_type)
     return next((device for device in devices() if device.pointer == pointer), None)
+
+
+def split_over_several(buffer_type: int) -> bool:
+    """Whether buffers of a type lie on all devices of the model, with as many bytes on each as they say: the tensors of
+    ``split_mode: tensor`` (ggml/src/ggml-backend-meta.cpp, which does not say on which)."""
+    name: bytes = _buffer_type_name(buffer_type)
+    return name.startswith(b"Meta(")
+
+
+def used_devices(native: LoadParams) -> list[Device]:
+    """What computes a model beside the processor (src/llama.cpp, llama_prepare_model_devices)."""
+    every = [device for device in devices() if device.type != CPU]
+    names = native.devices[0]
+    if names is None:
+        found = [device for device in every if device.type == GPU] or every
+    else:
+        wanted = [name.lower() for name in names]
+        found = [device for device in every if device.name.lower() in wanted]
+        found.sort(key=lambda device: wanted.index(device.name.lower()))
+    return found[native.main_gpu : native.main_gpu + 1] if native.split_mode == "none" else found
 
 
 def buffer_types() -> dict[str, tuple[Device, int]]:

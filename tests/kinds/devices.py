@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,13 @@ _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 @pytest.fixture(scope="module")
 def lent() -> Iterator[tuple[str, int]]:
     """The address of an rpc-server, and the MiB that its device says it has free, always the same."""
+    with lending() as found:
+        yield found
+
+
+@contextmanager
+def lending() -> Iterator[tuple[str, int]]:
+    """As `lent`."""
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "tests.kinds.rpc_server", str(rpc_backend()), address]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -35,6 +43,21 @@ def lent() -> Iterator[tuple[str, int]]:
         found = next(found for line in process.stdout if (found := _MEMORY.search(line)))
         yield address, int(found[1])
         process.stdin.close()
+
+
+def test_tensors_are_split_over_devices(lent: tuple[str, int], tmp_path: Path) -> None:
+    """Half of each on each of two, and the same tokens as by layers; flash attention is what such a split asks for."""
+    path, same = gguf_file(tmp_path, DENSE), ("-fa", "on", "-ctk", "f16", "-ctv", "f16")
+    with lending() as (other, _):
+        machines = ("--rpc", f"{lent[0]},{other}", *same)
+        layers, expected = answers(path, *machines)
+        tensors, tokens = answers(path, *machines, "-sm", "tensor")
+    assert tokens == expected
+    by_layer, by_tensor = (memory["devices"] for memory in (layers, tensors))
+    halves = [by_tensor[device] for device in (DEVICE, "RPC1")]
+    assert halves[0] == halves[1]
+    for part in ("weights", "context"):
+        assert 2 * halves[0][part] == pytest.approx(sum(by_layer[d][part] for d in (DEVICE, "RPC1")), rel=0.02)
 
 
 def answers(path: Path, *flags: str) -> tuple[dict[str, Any], list[list[int]]]:

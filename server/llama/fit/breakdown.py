@@ -7,10 +7,10 @@ and black tree whose layout libstdc++ has kept since 2004 (bits/stl_tree.h). It 
 import ctypes
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from server.llama.devices import CPU, device_of_buffers
+from server.llama.devices import CPU, device_of_buffers, split_over_several
 from server.llama.library import C, bind
 from server.pool.footprint import HOST, Bytes, Footprint, added
 
@@ -32,13 +32,14 @@ def can_tell() -> bool:
     return sys.platform == "linux" and hasattr(C._lib, _SYMBOL)
 
 
-def breakdown(context: int) -> dict[str, Bytes]:
-    """By device, of the model (once, however many contexts it has) and this context. Empty where `can_tell` says no."""
+def breakdown(context: int, used: Sequence[str] = ()) -> dict[str, Bytes]:
+    """By device, of the model (once, however many contexts it has) and this context, which is computed on these devices
+    beside the processor. Empty where `can_tell` says no."""
     if not can_tell():
         return {}
     tree = bind(C._lib, _SYMBOL, Tree, ctypes.c_void_p)(context)
     entries = [words[_VALUE:] for words in tree_nodes(tree, _NODE_WORDS)]
-    return added({_device(buffers): Bytes(*sizes)} for buffers, *sizes in entries)
+    return added({name: Bytes(*sizes)} for buffers, *sizes in entries for name in _devices(buffers, used))
 
 
 def tree_nodes(tree: Tree, n_words: int) -> list[list[int]]:
@@ -64,21 +65,25 @@ def _nodes(node: int) -> Iterator[int]:
         yield from _nodes(words[_RIGHT])
 
 
-def _device(buffer_type: int) -> str:
+def _devices(buffer_type: int, used: Sequence[str]) -> Sequence[str]:
+    if split_over_several(buffer_type):
+        return used
     device = device_of_buffers(buffer_type)
-    return HOST if device is None or device.type == CPU else device.name
+    return [HOST if device is None or device.type == CPU else device.name]
 
 
 class Taken:
     """What the contexts of one model have taken, and its weights. Contexts come from several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, used: Sequence[str]) -> None:
+        """`used`: the devices that compute them beside the processor."""
+        self._used = used
         self._lock = threading.Lock()
         self._contexts: list[Footprint] = []
 
     def count(self, context: int) -> None:
         """A new context."""
-        taken = breakdown(context)
+        taken = breakdown(context, self._used)
         with self._lock:
             self._contexts.append(without_weights(taken) if self._contexts else taken)
 

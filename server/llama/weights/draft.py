@@ -8,7 +8,7 @@ from server.errors import InternalError, ModelFailed
 from server.llama.context.draft_runner import LlamaDraftRunner
 from server.llama.context.params import context_params
 from server.llama.context.thread_pools import thread_pools
-from server.llama.devices import offloads
+from server.llama.devices import offloads, used_devices
 from server.llama.files.model_file import ModelFiles
 from server.llama.fit.breakdown import Taken
 from server.llama.fit.memory import available_bytes, check_kv_fits
@@ -32,7 +32,7 @@ class DraftWeights:
         self._n_vocab, self._n_vocab_target = (
             C.llama_vocab_n_tokens(C.llama_model_get_vocab(each)) for each in (model, target)
         )
-        self._taken = Taken()
+        self._taken = Taken([device.name for device in used_devices(file.native)])
         self._lock = threading.Lock()
         self._n_open = 0
         problem = _unfit(model) or _different(target, model)

@@ -15,7 +15,7 @@ from server.llama.context.embedding_runner import LlamaEmbeddingRunner, open_emb
 from server.llama.context.params import can_cut, generator_params, stateful, windowed
 from server.llama.context.runner import LlamaRunner
 from server.llama.context.thread_pools import thread_pools
-from server.llama.devices import offloads
+from server.llama.devices import offloads, used_devices
 from server.llama.files.chat_templates import built_in_template
 from server.llama.files.fingerprint import fingerprint
 from server.llama.files.model_file import ModelFiles
@@ -58,7 +58,7 @@ class LlamaWeights:
         self._header = files.header
         self._draft = draft
         self._lock = threading.Lock()
-        self._taken = Taken()
+        self._taken = Taken([device.name for device in used_devices(spec.native)])
         self._runners: set[LlamaRunner | LlamaEmbeddingRunner] = set()
         self._adapters = load_adapters(model, spec.id, files, spec.native)  # before any context
         n_embd, n_layer = C.llama_model_n_embd(model), C.llama_model_n_layer(model)

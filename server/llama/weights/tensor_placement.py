@@ -8,7 +8,7 @@ import ctypes
 import re
 from collections.abc import Iterable
 
-from server.llama.devices import CPU, GPU, Device, buffer_types, check_buffer_types, devices, processor_buffer_type
+from server.llama.devices import buffer_types, check_buffer_types, processor_buffer_type, used_devices
 from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import ModelFiles
 from server.pool.spec import LoadParams, TensorOverride
@@ -51,7 +51,7 @@ def override_array(native: LoadParams, files: ModelFiles) -> "ctypes.Array[_Over
     if not wanted:
         return None
     check_buffer_types([each.buffer_type for each in wanted])
-    known, processor, used = buffer_types(), processor_buffer_type(), _used(native)
+    known, processor, used = buffer_types(), processor_buffer_type(), used_devices(native)
     for each in wanted:
         device, pointer = known[each.buffer_type]
         if pointer != processor and device not in used:
@@ -59,19 +59,6 @@ def override_array(native: LoadParams, files: ModelFiles) -> "ctypes.Array[_Over
     _refuse_lookups(wanted, tensor_names(files))
     entries = [_Override(each.pattern.encode(), known[each.buffer_type][1]) for each in wanted]
     return (_Override * (len(entries) + 1))(*entries, _Override(None, None))
-
-
-def _used(native: LoadParams) -> list[Device]:
-    """What computes the model beside the processor (src/llama.cpp, llama_prepare_model_devices)."""
-    every = [device for device in devices() if device.type != CPU]
-    names = native.devices[0]
-    if names is None:
-        found = [device for device in every if device.type == GPU] or every
-    else:
-        wanted = [name.lower() for name in names]
-        found = [device for device in every if device.name.lower() in wanted]
-        found.sort(key=lambda device: wanted.index(device.name.lower()))
-    return found[native.main_gpu : native.main_gpu + 1] if native.split_mode == "none" else found
 
 
 def tensor_names(files: ModelFiles) -> list[str]:

@@ -128,7 +128,7 @@ def test_rows_are_looked_up_on_the_processor_only(tiny_path: Path, monkeypatch: 
     here = buffer_types()
     monkeypatch.setattr(placement, "check_buffer_types", lambda names: None)
     monkeypatch.setattr(placement, "buffer_types", lambda: {**here, "CUDA0": (gpu, 2)})
-    monkeypatch.setattr(placement, "devices", lambda: [gpu])
+    monkeypatch.setattr("server.llama.devices.devices", lambda: [gpu])
     files = check_files("m", tiny_path)
     for pattern in (".*", "[[:alpha:]]+_embd"):
         with pytest.raises(ValueError, match=r"puts token_embd\.weight on CUDA0, and it must stay"):
