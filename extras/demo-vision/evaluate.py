@@ -13,7 +13,7 @@ from reader import MARKER, Medium, Reader
 from sounds import Sound, beep, speak
 
 MODELS = Path(__file__).parents[2] / "models"
-SEED = 61_000  # another one after each look at the misses
+SEED = 62_000  # another one after each look at the misses
 # ability: the kinds of pictures or sounds that it is asked of
 ABILITIES = {
     "colour": ("shapes",),

@@ -32,7 +32,7 @@ class Original:
         seen = torch.load(build / "tuned.pt", map_location="cpu")
         self.eyes = Encoder(Shape(**seen["shape"]))
         self.eyes.load_state_dict(seen["encoder"])
-        heard = torch.load(build / "hear.pt", map_location="cpu")
+        heard = torch.load(build / "tuned-heard.pt", map_location="cpu")
         self.ears = listener.Listener(listener.Shape(**heard["shape"]))
         self.ears.load_state_dict(heard["encoder"])
 

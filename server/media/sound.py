@@ -21,7 +21,7 @@ def samples(data: bytes, form: str, rate: int, max_seconds: float) -> bytes:
     """Little-endian 32-bit floats at that rate. Raises `Unreadable`."""
     try:
         info = _INFOS[form](data)
-    except (_miniaudio.DecodeError, ZeroDivisionError):
+    except (_miniaudio.MiniaudioError, ZeroDivisionError):
         raise Unreadable(f"it is no {form} that can be read") from None
     if info.num_frames > max_seconds * info.sample_rate:
         raise Unreadable(f"it lasts {info.num_frames / info.sample_rate:.0f} s, at most {max_seconds:g} are possible")

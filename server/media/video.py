@@ -65,6 +65,8 @@ def _frames(
             stream = next(iter(container.streams.video), None)
             if stream is None:
                 raise Unreadable("there is no picture in it")
+            if stream.codec_context is None:
+                raise Unreadable("its pictures are in a form that can't be decoded")
             if stream.width * stream.height > max_pixels:
                 shown = f"{stream.width} x {stream.height} pixels"
                 raise Unreadable(f"it is a video of {shown}, at most {max_pixels} are possible")
