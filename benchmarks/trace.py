@@ -1,7 +1,8 @@
 """One request's way through the files, as text: `make trace`, or `python -m benchmarks.trace [--path P] [--body JSON]`.
 
-A line is a stay in one file: its thread, how deep in calls, the functions that were called there. What the same
-thread does several times over in a row (a step for each token) is one block with a count.
+A line is a stay in one file: its thread, how deep in calls, the functions that were called there; those of a single
+statement, which nobody needs to follow, are left out (`--all`: they are not). What the same thread does several times
+over in a row (a step for each token) is one block with a count.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import httpx
 
@@ -44,8 +45,9 @@ class Stay:
 class Tracer:
     """Sees calls of all threads that begin after it was installed; keeps those made while it is on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, all_calls: bool) -> None:
         self.on = False
+        self._all = all_calls
         self.stays: list[Stay] = []
         self._files: dict[str, str] = {}
         self._last: dict[str, Stay] = {}
@@ -61,7 +63,7 @@ class Tracer:
             path = Path(code.co_filename)
             file = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else ""
             self._files[code.co_filename] = file
-        if not file or code.co_name.startswith("<"):
+        if not file or code.co_name.startswith("<") or not (self._all or has_steps(code)):
             return
         thread = threading.current_thread().name.replace("MainThread", "event loop")
         last = self._last.get(thread)
@@ -82,6 +84,11 @@ class Tracer:
         return len(files)
 
 
+def has_steps(code: CodeType) -> bool:
+    """Whether it is more than one statement."""
+    return len({line for _, _, line in code.co_lines() if line is not None}) > 2  # the first line is the definition's
+
+
 def blocks(lines: list[str]) -> Iterator[tuple[list[str], int]]:
     """Lines, and how often they come in a row; the longest block that repeats counts as one."""
     at = 0
@@ -97,9 +104,9 @@ def blocks(lines: list[str]) -> Iterator[tuple[list[str], int]]:
         at += best * times
 
 
-async def trace(path: str, body: dict[str, object], words: list[str]) -> list[Stay]:
+async def trace(path: str, body: dict[str, object], words: list[str], *, all_calls: bool) -> list[Stay]:
     """What happens for the second of two requests: the first one leaves what only the first one of a server does."""
-    tracer = Tracer()
+    tracer = Tracer(all_calls=all_calls)
     async with serving(words) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
         for tracer.on in (False, True):
             (await client.post(path, json=body)).raise_for_status()
@@ -111,10 +118,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--path", default="/v1/chat/completions")
     parser.add_argument("--body", type=json.loads, default=BODY, help="JSON")
+    parser.add_argument("--all", action="store_true", help="also functions of one statement")
     parser.add_argument("flags", nargs="*", help="of the server, behind --", default=[])
     given = parser.parse_args()
     words = given.flags or ["-m", str(MODEL), "--log-disable", "-c", "4096", "-np", "2"]
-    stays = asyncio.run(trace(given.path, given.body, words))
+    stays = asyncio.run(trace(given.path, given.body, words, all_calls=given.all))
     for block, times in blocks([stay.line() for stay in stays]):
         if times > 1:
             print(f"-- {times} times:")
