@@ -157,6 +157,7 @@ class FakeRunner:
         )
         self.adapters = adapters
         self.draft = draft
+        self.heads = None
         self.encoder: MediaEncoder | None = encoder
         self.adapters_now: Adapters = ()
         self.computed_by: dict[int, list[Adapters]] = {s: [] for s in range(n_seq)}

@@ -14,7 +14,20 @@ RERANK_PROMPT = "<|im_start|>Query: {query}\nDocument: {document}<|im_end|>\nRel
 """A rerank template: no Jinja, llama-server replaces the two names in braces (server-common.cpp)."""
 
 Array = npt.NDArray[np.float32]
-Arch = Literal["llama", "qwen3", "qwen2vl", "gemma3", "mamba", "jamba", "bert", "t5", "t5encoder", "dream", "unknown"]
+Arch = Literal[
+    "llama",
+    "qwen3",
+    "qwen2vl",
+    "gemma3",
+    "mamba",
+    "jamba",
+    "glm4moe",
+    "bert",
+    "t5",
+    "t5encoder",
+    "dream",
+    "unknown",
+]
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 Fim = Literal["none", "file", "repo"]
 
@@ -33,6 +46,8 @@ class TinyModel:
     n_swa: int = 32  # gemma3 only
     swa_pattern: int = 6  # gemma3 only: every how many layers the last one attends to everything
     n_expert: int = 0  # llama only; two are used for each token
+    n_nextn: int = 0  # glm4moe only: MTP heads behind the layers, which guess from the last token alone
+    depth: float = 1.0  # what attention and feed-forward add to a token's embedding; less makes it easier to guess
     tokenizer: Literal["bpe", "spm"] = "bpe"  # of those that generate; "spm": SentencePiece with bytes to fall back to
     seed: int = 1
     ftype: Literal["F32", "F16"] = "F32"

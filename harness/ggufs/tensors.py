@@ -9,6 +9,7 @@ Shapes = list[tuple[str, tuple[int, ...]]]
 SSM_STATE = 16
 SSM_CONV = 4
 EXPERTS_USED = 2
+NEXTN_EXPERTS = 4
 T5_BUCKETS = 32
 
 
@@ -25,11 +26,14 @@ def tensors(model: TinyModel) -> Shapes:
     ]
     if model.pooling == "rank":
         outer.append(("cls.output.weight", (2, model.n_embd)))  # qwen3's: yes and no
-    return outer + _layers([_layer(model, heads_kv) for heads_kv in model.heads_kv])
+    layers = [_layer(model, heads_kv) for heads_kv in model.heads_kv]
+    return outer + _layers(layers + [_nextn(model)] * model.n_nextn)
 
 
-def weights(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
-    """Random ones of a size that suits the tensor's part."""
+def weights(rng: np.random.Generator, name: str, shape: tuple[int, ...], depth: float = 1.0) -> Array:
+    """Random ones of a size that suits the tensor's part; `depth`: `TinyModel`'s."""
+    if name.endswith("nextn.eh_proj.weight"):  # the token's embedding, and nothing of the hidden state
+        return np.eye(*shape, dtype=np.float32)
     if name.endswith("norm.weight"):
         return np.ones(shape, np.float32)
     if name.endswith("norm.bias"):
@@ -37,7 +41,8 @@ def weights(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Arra
     if name.endswith("ssm_a"):
         return -np.abs(rng.standard_normal(shape, np.float32))
     # wide enough that the next token depends on what came before, narrow enough to stay finite
-    return rng.standard_normal(shape, np.float32) * np.float32(1.5 / np.sqrt(shape[-1]))
+    wide = 1.5 * depth if "attn_output" in name or "ffn_down" in name else 1.5
+    return rng.standard_normal(shape, np.float32) * np.float32(wide / np.sqrt(shape[-1]))
 
 
 def _layers(layers: list[Shapes]) -> Shapes:
@@ -50,7 +55,23 @@ def _layer(model: TinyModel, heads_kv: int) -> Shapes:
         return norm + _mamba(model)
     if model.arch == "jamba" and not heads_kv:
         return norm + _mamba(model) + _mamba_norms(model) + _feed_forward(model)
+    if model.arch == "glm4moe":
+        forward = [("post_attention_norm.weight", (model.n_embd,)), *_feed_forward(model)[1:]]
+        return norm + _attention(model, heads_kv) + forward
     return norm + _attention(model, heads_kv) + _feed_forward(model) + _further_norms(model)
+
+
+def _nextn(model: TinyModel) -> Shapes:
+    """GLM 4.5's: a layer with experts, also one for every token."""
+    n_embd, n_ff, n_expert = model.n_embd, model.n_ff, NEXTN_EXPERTS
+    vectors = ("attn_norm", "post_attention_norm", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+    shapes: Shapes = [(f"{name}.weight", (n_embd,)) for name in vectors]
+    shapes += _attention(model, model.n_head_kv)
+    shapes += [("ffn_gate_inp.weight", (n_expert, n_embd)), ("exp_probs_b.bias", (n_expert,))]
+    for name, experts in (("exps", (n_expert,)), ("shexp", ())):
+        shapes += [(f"ffn_{part}_{name}.weight", (*experts, n_ff, n_embd)) for part in ("gate", "up")]
+        shapes.append((f"ffn_down_{name}.weight", (*experts, n_embd, n_ff)))
+    return [*shapes, ("nextn.eh_proj.weight", (n_embd, 2 * n_embd))]
 
 
 def _attention(model: TinyModel, heads_kv: int) -> Shapes:

@@ -8,7 +8,7 @@ import numpy as np
 from gguf import GGUFWriter, LlamaFileType, PoolingType
 
 from harness.ggufs.model import PLAIN, TinyModel
-from harness.ggufs.tensors import EXPERTS_USED, SSM_CONV, SSM_STATE, T5_BUCKETS, tensors, weights
+from harness.ggufs.tensors import EXPERTS_USED, NEXTN_EXPERTS, SSM_CONV, SSM_STATE, T5_BUCKETS, tensors, weights
 from harness.ggufs.vocabulary import write_vocabulary
 
 RECURRENT = ("mamba", "jamba")
@@ -37,7 +37,7 @@ def _write(path: Path, model: TinyModel) -> None:
     _write_templates(writer, model)
     rng = np.random.default_rng(model.seed)
     for name, shape in tensors(model):
-        array = weights(rng, name, shape)
+        array = weights(rng, name, shape, model.depth)
         if model.nan_weights and name == "output.weight":
             array[:] = np.nan
         half = model.ftype == "F16" and len(shape) > 1
@@ -53,7 +53,7 @@ def _write_hyperparameters(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_file_type(LlamaFileType.ALL_F32 if model.ftype == "F32" else LlamaFileType.MOSTLY_F16)
     writer.add_context_length(model.n_ctx)
     writer.add_embedding_length(model.n_embd)
-    writer.add_block_count(model.n_layer)
+    writer.add_block_count(model.n_layer + model.n_nextn)
     writer.add_feed_forward_length(0 if model.arch == "mamba" else model.n_ff)
     if model.arch in RECURRENT:
         _write_state_space(writer, model)
@@ -67,11 +67,24 @@ def _write_hyperparameters(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_layer_norm_rms_eps(1e-5)
     if model.arch == "bert" or not model.causal:
         writer.add_causal_attention(False)
+    if model.arch == "glm4moe":
+        _write_glm(writer, model)
     if model.n_expert:
         writer.add_expert_count(model.n_expert)
         writer.add_expert_used_count(EXPERTS_USED)
     if model.pooling is not None:
         writer.add_pooling_type(PoolingType[model.pooling.upper()])
+
+
+def _write_glm(writer: GGUFWriter, model: TinyModel) -> None:
+    """Its layers are dense, its MTP heads have experts."""
+    writer.add_expert_count(NEXTN_EXPERTS)
+    writer.add_expert_used_count(EXPERTS_USED)
+    writer.add_expert_shared_count(1)
+    writer.add_expert_feed_forward_length(model.n_ff)
+    writer.add_leading_dense_block_count(model.n_layer)
+    if model.n_nextn:
+        writer.add_nextn_predict_layers(model.n_nextn)
 
 
 def _write_state_space(writer: GGUFWriter, model: TinyModel) -> None:

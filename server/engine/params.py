@@ -64,7 +64,7 @@ class EngineParams:
 
     @property
     def drafts(self) -> bool:
-        """Guesses come from a draft model."""
+        """Guesses come from a draft model, or the model's own heads."""
         return "draft-" in self.spec_type
 
     @property
@@ -78,5 +78,6 @@ class EngineParams:
             "ngram-mod": self.spec_ngram_mod_n_max,
             "ngram-cache": 8,
             "draft-simple": self.spec_draft_max,
+            "draft-mtp": self.spec_draft_max,
         }
         return max(most.get(kind, 0) for kind in self.spec_type.split(","))

@@ -88,6 +88,24 @@ class DraftRunner(Protocol):
         """Make `target` a copy of the whole of `source`; the target must be empty."""
 
 
+class MtpHeads(Protocol):
+    """A model's own heads that guess (MTP). They follow what their runner decodes, forgets and copies."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+    def ready(self, seq: int, pos: int) -> bool:
+        """Whether what follows the first `pos` positions of `seq` can be guessed."""
+
+    def decode(self, entries: Sequence[BatchEntry]) -> bool:
+        """As `Runner.decode`, one token of each sequence: what follows those positions, then the guesses."""
+
+    def best(self, output: int) -> tuple[int, float]:
+        """As `DraftRunner.best`."""
+
+    def end_guesses(self, seqs: Sequence[int]) -> None:
+        """Forget what was guessed for `seqs`."""
+
+
 class MediaEncoder(Protocol):
     """A loaded projector. Safe in any thread."""
 
@@ -108,6 +126,10 @@ class Runner(Protocol):
     @property
     def draft(self) -> DraftRunner | None:
         """What guesses for this one; closed with it."""
+
+    @property
+    def heads(self) -> MtpHeads | None:
+        """The model's own that guess; closed with it."""
 
     @property
     def encoder(self) -> MediaEncoder | None:

@@ -10,6 +10,7 @@ from server.llama.devices import add_remote_devices
 from server.llama.files.description import describe, media_kinds
 from server.llama.files.metadata_overrides import without_effect
 from server.llama.files.model_file import ModelFiles, check_files
+from server.llama.files.mtp import check_heads
 from server.llama.files.roles import roles
 from server.llama.fit.breakdown import can_tell
 from server.llama.fit.choose import choose, least_context
@@ -124,6 +125,8 @@ def _measure(spec: ModelSpec, files: ModelFiles) -> Measure:
 
 def _load(spec: ModelSpec, progress: Callable[[float], bool], first: Weights | None) -> LlamaWeights:
     """As `LlamaLoader.load`, on the first set of devices; the `first` load's projector serves the others, too."""
+    if spec.native.mtp:
+        check_heads(spec.id, check_files(spec.id, spec.path, spec.native.metadata_overrides))
     model, files = _open(spec.id, spec.path, spec.native, progress)
     draft: DraftWeights | None = None
     try:

@@ -39,6 +39,8 @@ def without_effect(model: ModelDefaults) -> Iterator[str]:
         if kind and kind not in kinds.split(","):
             yield _because(name, no_guesses)
         elif name.startswith(("spec_draft", "draft_")) and name not in ("draft_model", "draft_hf"):
+            if name.startswith("spec_draft") and "draft-mtp" in kinds:
+                continue
             if not model.has_draft:
                 yield _because(name, _NO_DRAFT)
             elif "draft-simple" not in kinds:

@@ -95,6 +95,7 @@ def _load_params(settings: ModelSettings) -> LoadParams:
     for name in ("n_threads", "n_threads_batch"):
         values[name] = values[name] or -1
     values["placement"] = _placement(settings)
+    values["mtp"] = "draft-mtp" in spec_type(settings)
     if settings.reranking:
         values |= {"embedding": True, "pooling": "rank"}
     return LoadParams(**values)

@@ -59,6 +59,7 @@ class LoadParams:
 
     n_ctx: int = 0  # of all slots together, as llama-server's -c; 0 = the model's training context
     n_parallel: int = -1  # slots of each instance; -1 = 4 slots over a unified KV
+    mtp: bool = False  # the model's own heads that guess are loaded, too
     n_ctx_slot: int = 0  # most tokens of a slot's context; 0 = as many as there are
     instances: int = 1
     n_threads: int = -1

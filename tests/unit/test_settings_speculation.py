@@ -89,6 +89,14 @@ def test_a_lookup_cache_that_is_not_there_stops_the_start(tmp_path: Path) -> Non
         check_files(load_settings(flags, {}))
 
 
+def test_the_models_own_heads_are_loaded_when_asked_for() -> None:
+    found = spec("--spec-type", "draft-mtp,ngram-mod", "--spec-draft-n-max", "3", "-np", "2")
+    assert found.native.mtp
+    assert found.engine.asked_spec_type == "ngram-mod,draft-mtp"
+    assert (found.engine.drafts, found.engine.spec_draft_max) == (True, 3)
+    assert not spec().native.mtp
+
+
 def test_none_leaves_the_draft_model_alone() -> None:
     found = spec("-md", "draft.gguf", "--spec-type", "none")
     assert found.draft is None
@@ -106,7 +114,9 @@ def test_a_draft_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
     ("argv", "reason"),
     [
         (("--spec-type", "draft-simple"), "needs draft_model"),
-        (("--spec-type", "draft-mtp"), "'draft-mtp', a kind of llama-server that Llamapool does not have: .*MTP heads"),
+        (("--spec-type", "draft-eagle3"), "'draft-eagle3', a kind of llama-server that Llamapool does not have"),
+        (("--spec-type", "draft-mtp,draft-simple", "-md", "draft.gguf"), "of which one guesses"),
+        (("--spec-type", "draft-mtp", "-md", "draft.gguf"), "in the model's own file"),
         (("--spec-ngram-mod-n-match", "0"), "spec_ngram_mod_n_match"),
         (("--spec-type", "ngram"), "unknown kind 'ngram'; known: auto, none, ngram-simple"),
         (("--spec-type", "none,ngram-simple"), "should be auto or none alone"),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from math import sqrt
+from typing import Protocol
 
 from server.engine.prefix.match import common_prefix
 from server.engine.runner_api import DraftRunner
@@ -81,8 +82,60 @@ class _Held:
     n_same: int = 0
 
 
+class Guesser(Protocol):
+    """What makes guesses. ``cost`` learns what one token more of so many of them takes."""
+
+    cost: StepCost
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens of a sequence."""
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens of a decode."""
+
+    def missing(self, sequence: Sequence) -> int:
+        """How many tokens of `sequence`, which generates, have to be read before a guess."""
+
+    def catch_up(self, sequence: Sequence, n: int) -> bool:
+        """Read the next `n` of these. False when that can't be."""
+
+    def guess(self, wishes: Seq[Wish]) -> list[Guess]:
+        """A guess for each, all of them one token further with each decode. `missing` was asked for each before."""
+
+    def forget(self, sequences: Seq[Sequence]) -> None:
+        """What a failed decode has left is unknown."""
+
+
+def further(
+    wishes: Seq[Wish],
+    entries: Seq[DraftEntry],
+    decode: Callable[[Seq[DraftEntry]], bool],
+    best: Callable[[int], tuple[int, float]],
+) -> list[Guess]:
+    """A guess for each of `wishes`, which begins with its entry; each decode has one token of those that go on."""
+    guesses = [Guess() for _ in wishes]
+    going = list(range(len(wishes)))
+    while entries and decode(entries):
+        still: list[int] = []
+        next_entries: list[DraftEntry] = []
+        for output, i in enumerate(going):
+            wish, guess = wishes[i], guesses[i]
+            token, p = best(output)
+            if p < wish.p_min or token in wish.ends:
+                continue
+            guess.add(token, sqrt(p * wish.right))  # what is said of this token, and what came of those so far
+            if len(guess.tokens) < wish.most and wish.goes_on(guess):
+                entry = entries[output]
+                still.append(i)
+                next_entries.append(DraftEntry(entry.seq, entry.pos + len(entry.tokens), [token]))
+        going, entries = still, next_entries
+    return guesses
+
+
 class DraftCells:
-    """Used by the step thread alone. ``cost`` learns what one token more of so many guesses takes."""
+    """A `Guesser` over a draft model. Used by the step thread alone."""
 
     def __init__(self, runner: DraftRunner, clock: Callable[[], float]) -> None:
         self.cost = StepCost()
@@ -154,24 +207,8 @@ class DraftCells:
 
     def guess(self, wishes: Seq[Wish]) -> list[Guess]:
         """A guess for each, all of them one token further with each decode. `missing` was asked for each before."""
-        guesses = [Guess() for _ in wishes]
-        going = list(range(len(wishes)))
         entries = [self._rest(wish.sequence) for wish in wishes]
-        while entries and self._decode(entries, len(entries)):
-            further: list[int] = []
-            entries_further: list[DraftEntry] = []
-            for output, i in enumerate(going):
-                wish, guess = wishes[i], guesses[i]
-                token, p = self._runner.best(output)
-                if p < wish.p_min or token in wish.ends:
-                    continue
-                guess.add(token, sqrt(p * wish.right))  # what the draft says of this token, and what came of it so far
-                if len(guess.tokens) < wish.most and wish.goes_on(guess):
-                    seq = entries[output].seq
-                    further.append(i)
-                    entries_further.append(DraftEntry(seq, len(self._held[seq].tokens), [token]))
-            going, entries = further, entries_further
-        return guesses
+        return further(wishes, entries, lambda entries: self._decode(entries, len(entries)), self._runner.best)
 
     def _rest(self, sequence: Sequence) -> DraftEntry:
         slot = sequence.slot
@@ -211,7 +248,7 @@ class Wanted:
 class Drafting:
     """Decides by what the draft model costs and by how often it was right."""
 
-    def __init__(self, cells: DraftCells, ends: frozenset[int], clock: Callable[[], float]) -> None:
+    def __init__(self, cells: Guesser, ends: frozenset[int], clock: Callable[[], float]) -> None:
         self.mean_right = _RIGHT  # of all sequences; a new one begins with it
         self._cells = cells
         self._ends = ends

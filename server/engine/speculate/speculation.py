@@ -11,8 +11,9 @@ from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import Step, StepCost, lengths
-from server.engine.speculate.draft_model import DraftCells, Drafting, Wanted
+from server.engine.speculate.draft_model import DraftCells, Drafting, Guesser, Wanted
 from server.engine.speculate.lookup import CHUNK
+from server.engine.speculate.mtp import MtpGuesser
 from server.engine.speculate.ngrams import sources
 from server.engine.speculate.state import Speculating
 from server.engine.speculate.synthetic import conditional
@@ -29,8 +30,13 @@ def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]
     info, drafting = runner.info, None
     if not min(params.n_guesses, info.n_guesses):
         return None
-    if params.drafts and runner.draft is not None:
-        drafting = Drafting(DraftCells(runner.draft, clock), runner.vocab.eog, clock)
+    guesser: Guesser | None = None
+    if runner.heads is not None:
+        guesser = MtpGuesser(runner.heads, clock)
+    elif runner.draft is not None:
+        guesser = DraftCells(runner.draft, clock)
+    if params.drafts and guesser is not None:
+        drafting = Drafting(guesser, runner.vocab.eog, clock)
     return Speculation(params, info, drafting) if params.looks_up or drafting is not None else None
 
 

@@ -69,6 +69,16 @@ def generator_params(model: int, spec: ModelSpec) -> ctypes.Structure:
     return context_params(spec.id, spec.native, more_outputs(n_vocab, spec.native.n_slots, spec.engine))
 
 
+def heads_params(model: int, spec: ModelSpec, target: int | None = None) -> ctypes.Structure:
+    """For a context of the model's own heads that guess, beside the context `target`. Raises `ModelFailed`."""
+    params = generator_params(model, spec)
+    params.n_outputs_max, params.n_outputs_max_per_seq = params.n_seq_max, 1
+    params.swa_full = True  # a guess is always taken back
+    params.ctx_type = C.LLAMA_CONTEXT_TYPE_MTP
+    params.ctx_other = target
+    return params
+
+
 def context_params(model: str, native: LoadParams, n_more_outputs: int = 0) -> ctypes.Structure:
     """All sequences together may want logits of `n_more_outputs` tokens beside their next ones.
 

@@ -12,6 +12,7 @@ from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.errors import InternalError, NotNumbers
 from server.llama.context.batch import Batch
 from server.llama.context.draft_runner import LlamaDraftRunner
+from server.llama.context.mtp import LlamaMtpHeads
 from server.llama.context.sequences import Sequences
 from server.llama.context.thread_pools import ThreadPools
 from server.llama.library import C, collect_errors, fast, reason
@@ -34,7 +35,7 @@ class LlamaRunner:
 
     ``adapters`` are those loaded with the weights, each with its native pointer. ``deferred``: the device computes
     on after `llama_decode` returned (a GPU); `decode` waits for it where there are logits to read, else the next one
-    does. ``draft`` is freed with this one.
+    does. ``draft`` and ``heads`` are freed with this one.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class LlamaRunner:
         on_close: Callable[["LlamaRunner"], None],
         adapters: Sequence[tuple[Adapter, int]] = (),
         draft: LlamaDraftRunner | None = None,
+        heads: LlamaMtpHeads | None = None,
         encoder: Projector | None = None,
     ) -> None:
         self._context: int | None = context
         self.vocab = vocab
         self.info = info
         self.draft = draft
+        self.heads = heads
         self.encoder = encoder
         self.adapters = tuple(adapter for adapter, _ in adapters)
         self._adapter_pointers = [pointer for _, pointer in adapters]
@@ -89,7 +92,14 @@ class LlamaRunner:
         Raises `InternalError` for a batch that cannot be, before or inside the library; after the latter, positions
         of this batch may be in the cache: remove them.
         """
-        return self._decode_entries(entries)
+        decoded = self._decode_entries(entries)
+        if self.heads is not None and decoded:
+            if entries[0].media is None:
+                self.heads.follow(entries)
+            else:
+                for entry in entries:
+                    self.heads.forget(entry.seq)
+        return decoded
 
     def _decode_entries(self, entries: Sequence[BatchEntry]) -> bool:
         context = self._open()
@@ -203,7 +213,10 @@ class LlamaRunner:
     def seq_remove(self, seq: int, pos: int) -> bool:
         """Forget positions >= `pos`; False, and nothing changed, when what would be left cannot be continued from."""
         self._open()
-        return self._sequences.remove(seq, pos)
+        removed = self._sequences.remove(seq, pos)
+        if self.heads is not None and removed:
+            self.heads.cut(seq, pos)
+        return removed
 
     def clear(self, seq: int) -> None:
         """Forget the whole sequence; never fails."""
@@ -213,6 +226,8 @@ class LlamaRunner:
         """Make `target` a copy of the whole of `source`; the target must be empty."""
         self._open()
         self._sequences.copy(source, target)
+        if self.heads is not None:
+            self.heads.copied(source, target)
 
     def seq_drop(self, seq: int, start: int, end: int) -> None:
         """Forget positions `start` up to `end` of `seq` and move what follows down to `start`.
@@ -223,6 +238,8 @@ class LlamaRunner:
         if not self.info.can_shift:
             raise InternalError("this model's cells can't get other positions")
         self._sequences.drop(seq, start, end)
+        if self.heads is not None:
+            self.heads.forget(seq)
 
     def use_adapters(self, adapters: Adapters) -> None:
         """Compute the following batches under this LoRA set. Raises `InternalError` when the library refuses it."""
@@ -255,6 +272,8 @@ class LlamaRunner:
         The library trusts the state: what comes from outside must be checked before.
         """
         self._open()
+        if self.heads is not None:
+            self.heads.forget(seq)
         return self._sequences.load(seq, state, n_pos)
 
     def seq_floor(self, seq: int) -> int:
@@ -270,7 +289,10 @@ class LlamaRunner:
     def seq_rewind(self, seq: int, checkpoint: bytes, n_pos: int) -> bool:
         """Bring `seq`, which goes on from where `checkpoint` was made, back to there; False: it is empty now."""
         self._open()
-        return self._sequences.rewind(seq, checkpoint, n_pos)
+        back = self._sequences.rewind(seq, checkpoint, n_pos)
+        if self.heads is not None:
+            self.heads.cut(seq, n_pos if back else 0)
+        return back
 
     def wipe(self) -> None:
         """Zero all cells."""
@@ -283,8 +305,9 @@ class LlamaRunner:
             return
         self._samplers.close()
         self._parallel.close()
-        if self.draft is not None:
-            self.draft.close()
+        for guesser in (self.draft, self.heads):
+            if guesser is not None:
+                guesser.close()
         C.llama_free(context)
         if self._pools is not None:
             self._pools.close()

@@ -10,8 +10,9 @@ from typing import Self
 
 from server.errors import ModelFailed
 from server.llama.context.embedding_params import embedding_params
-from server.llama.context.params import context_params, generator_params
+from server.llama.context.params import context_params, generator_params, heads_params
 from server.llama.files.model_file import ModelFiles, check_files, read_gguf
+from server.llama.files.mtp import check_heads
 from server.llama.files.roles import roles
 from server.llama.fit.breakdown import breakdown, without_weights
 from server.llama.library import C, collect_errors, reason, start_backend
@@ -69,6 +70,9 @@ class Measure:
     def _target(self, spec: ModelSpec, n_instances: int) -> list[Footprint]:
         what, model = roles(self._files.header, spec.native), self._model(self._files, spec.native)
         params = [generator_params(model, spec)] if what.generates else []
+        if what.generates and spec.native.mtp:
+            check_heads(spec.id, self._files)
+            params.append(heads_params(model, spec))
         if what.embeds:
             params.append(embedding_params(model, spec.id, self._files.header, spec.native))
         taken = _of_contexts(spec.id, model, params, n_instances)

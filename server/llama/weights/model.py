@@ -12,7 +12,8 @@ from server.errors import InternalError, ModelFailed
 from server.llama.context.cost import ContextCost, measure, piece_s
 from server.llama.context.embedding_params import embedding_params
 from server.llama.context.embedding_runner import LlamaEmbeddingRunner, open_embedding_runner
-from server.llama.context.params import can_cut, generator_params, stateful, windowed
+from server.llama.context.mtp import LlamaMtpHeads
+from server.llama.context.params import can_cut, generator_params, heads_params, stateful, windowed
 from server.llama.context.runner import LlamaRunner
 from server.llama.context.thread_pools import thread_pools
 from server.llama.devices import offloads, used_devices
@@ -145,9 +146,11 @@ class LlamaWeights:
             copy_s=cost.copy_s,
         )
         draft = self._draft.runner(C.llama_n_ctx(context)) if self._draft is not None and info.n_guesses else None
+        heads = self._heads(context, model, info) if self._spec.native.mtp and info.n_guesses else None
         return LlamaRunner(
             *(context, self.vocab, info),
             draft=draft,
+            heads=heads,
             encoder=self.media,
             n_swa=C.llama_model_n_swa(model),
             stateful=stateful(model),
@@ -156,6 +159,23 @@ class LlamaWeights:
             deferred=offloads(self._spec.native),
             on_close=self._forget,
             adapters=[(native.adapter, native.pointer) for native in self._adapters],
+        )
+
+    def _heads(self, target: int, model: int, info: RunnerInfo) -> LlamaMtpHeads:
+        """The model's own that guess, beside the context `target`. Raises `ModelFailed`."""
+        params = heads_params(model, self._spec, target)
+        with collect_errors() as errors:
+            context = C.llama_init_from_model(model, params)
+        if not context:
+            raise ModelFailed(
+                self._spec.id, f"no context of its MTP heads: {reason(errors, 'the library gave no reason')}"
+            )
+        self._taken.count(context)
+        return LlamaMtpHeads(
+            *(target, context, replace(info, n_batch=C.llama_n_batch(context)), self.vocab.n_tokens),
+            C.llama_model_n_embd_out(model),
+            deferred=offloads(self._spec.native),
+            pools=thread_pools(self._spec.native, params),
         )
 
     def _add_control_vectors(self, context: int) -> None:

@@ -27,6 +27,7 @@ def model_params(model: str, native: LoadParams, files: ModelFiles) -> ctypes.St
     params.n_gpu_layers = native.n_gpu_layers if native.n_gpu_layers >= 0 else -1
     _place(params, model, native, files)
     params.no_host = native.no_host
+    params.load_mtp = native.mtp
     if native.metadata_overrides:
         params.kv_overrides = metadata_array(native.metadata_overrides)
     params.split_mode = SPLIT_MODES[native.split_mode]

@@ -15,9 +15,8 @@ from server.options.table.values import Bool, FilePath, Float, GpuLayers, Int, P
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 AUTO = "auto"
-KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "draft-simple")
+KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "draft-simple", "draft-mtp")
 _NOT_HERE = {
-    "draft-mtp": "a model's own MTP heads are not used (docs/speculation.md)",
     "draft-eagle3": "it needs hidden states that the library's C interface does not give out; use draft-simple",
     "draft-dflash": "it needs hidden states that the library's C interface does not give out; use draft-simple",
     "draft-dspark": "it needs hidden states that the library's C interface does not give out; use draft-simple",
@@ -54,6 +53,10 @@ class SpeculationSettings(SettingsModel):
     def _a_draft_needs_its_model(self) -> "SpeculationSettings":
         if "draft-simple" in self.spec_type and not self.has_draft:
             raise ValueError("spec_type has draft-simple, which needs draft_model (-md); add it")
+        if "draft-simple" in self.spec_type and "draft-mtp" in self.spec_type:
+            raise ValueError("spec_type has draft-simple and draft-mtp, of which one guesses; leave the other out")
+        if self.has_draft and "draft-mtp" in self.spec_type:
+            raise ValueError("draft_model is given, but draft-mtp uses the heads in the model's own file; leave it out")
         if self.has_draft and self.spec_type not in (AUTO, "none") and "draft-simple" not in self.spec_type:
             raise ValueError(f"draft_model is given, but spec_type {self.spec_type} does not use it; add draft-simple")
         return self
@@ -65,8 +68,8 @@ class SpeculationSettings(SettingsModel):
             return self
         if rates and length:
             raise ValueError("spec_synth_rates and spec_synth_len exclude each other; give one")
-        if not self.has_draft:
-            raise ValueError("spec_synth_rates and spec_synth_len need draft_model (-md); add it")
+        if not self.has_draft and "draft-mtp" not in self.spec_type:
+            raise ValueError("spec_synth_rates and spec_synth_len need draft_model (-md) or draft-mtp; add one")
         if rates and len(rates) != most:
             raise ValueError(f"spec_synth_rates should be as many as spec_draft_max, {most}, not {len(rates)}")
         if any(not 0 <= rate <= before for before, rate in pairwise((1.0, *rates))):
@@ -81,9 +84,9 @@ class SpeculationSettings(SettingsModel):
         WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"enum": list(KINDS)}}]}),
     ] = option(AUTO, "--spec-type", env=True, metavar="A,B")
     """Where guesses come from: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (the text so far, as
-    llama-server), draft-simple (the draft model); the first that has one is asked. none = no guesses; auto = the text
-    so far, where that pays, and draft-simple where there is a draft model. The output stays the same; see
-    docs/speculation.md."""
+    llama-server), draft-simple (the draft model), draft-mtp (the model's own MTP heads); the first that has one is
+    asked. none = no guesses; auto = the text so far, where that pays, and draft-simple where there is a draft model.
+    The output stays the same; see docs/speculation.md."""
     spec_lookup_size: Int = option(3, "--spec-lookup-size-n", ge=1, le=64)
     """Tokens that must repeat for a guess from the text with spec_type auto."""
     spec_lookup_max: Int = option(16, "--spec-lookup-size-m", ge=1, le=128)

@@ -1,0 +1,217 @@
+"""A model's own heads that guess what comes next (MTP, NextN): a second context on the same weights, whose graph is
+that of the layer behind the model's last one.
+
+It reads each token together with the model's hidden state one position before it, which comes out of the model's own
+decode (llama.cpp common/speculative.cpp, common_speculative_impl_draft_mtp). So it follows every decode, prompts too:
+what was decoded waits here until there is enough of it, or somebody guesses; both are read in one decode then, where
+llama-server has two. Of states that come back from RAM or disk the hidden ones are gone: the heads begin behind them,
+and guess worse for a while.
+"""
+
+import ctypes
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import llama_cpp.llama_cpp_ext as _bindings
+import numpy as np
+import numpy.typing as npt
+
+from server.engine.runner_api import BatchEntry, RunnerInfo
+from server.errors import CONTAINED, InternalError
+from server.llama.context.batch import Run
+from server.llama.context.draft_runner import LlamaDraftRunner
+from server.llama.context.thread_pools import ThreadPools
+
+Rows = npt.NDArray[np.float32]
+
+READ = 32  # tokens that wait at most
+_KEPT = 129  # hidden states of a sequence that are kept: a guess of the most tokens, and what it follows
+
+_ext: Any = _bindings  # C++ names, which llama-cpp-python binds as "not part of the stable API"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """What is known of a sequence. The heads hold its positions from somewhere up to ``n_read``; ``tokens`` follow,
+    with the hidden state before each of them in ``rows``. ``seen``: hidden states of the positions up to ``end``."""
+
+    n_read: int = 0
+    tokens: list[int] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+    seen: Rows | None = None
+    guess: Rows | None = None  # the heads' own state behind the last guess
+
+    @property
+    def end(self) -> int:
+        return self.n_read + len(self.tokens)
+
+    def begin(self, pos: int) -> None:
+        """Know nothing, and go on at `pos`."""
+        self.n_read, self.tokens, self.rows, self.seen, self.guess = pos, [], [], None, None
+
+
+class LlamaMtpHeads(LlamaDraftRunner):
+    """`server.engine.runner_api.MtpHeads` for the native context `target`."""
+
+    def __init__(
+        self,
+        target: int,
+        heads: int,
+        info: RunnerInfo,
+        n_vocab: int,
+        n_embd: int,
+        *,
+        deferred: bool,
+        pools: ThreadPools | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`n_embd`: numbers of a hidden state."""
+        super().__init__(heads, info, n_vocab, n_vocab, deferred=deferred, pools=pools, on_close=on_close)
+        self._target, self._n_embd = target, n_embd
+        self._followed = [_Followed() for _ in range(info.n_seq)]
+        self._none = np.zeros(n_embd, np.float32)
+        self._states = np.zeros((info.n_batch, n_embd), np.float32)
+        self._batch.native.embd = self._states.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        self._failed = False
+        _ext.llama_set_embeddings_nextn(target, True, False)  # of every token
+        _ext.llama_set_embeddings_nextn(heads, True, True)  # of those with logits
+
+    # ---- what the model did
+
+    def follow(self, entries: Sequence[BatchEntry]) -> None:
+        """The model has decoded `entries`, which are text. Never fails: then nothing is guessed any more."""
+        if self._failed:
+            return
+        try:
+            self._follow(entries)
+            if sum(len(each.tokens) for each in self._followed) > READ:
+                self._read_all()
+        except CONTAINED as error:
+            log.warning("a model's MTP heads failed; it goes on without them: %s", error)
+            self._failed = True
+
+    def _follow(self, entries: Sequence[BatchEntry]) -> None:
+        n = sum(len(entry.tokens) for entry in entries)
+        address = _ext.llama_get_embeddings_nextn(self._target)
+        if not address:
+            raise InternalError("the library has no hidden states of the last decode")
+        states = np.ctypeslib.as_array(address, (n, self._n_embd))
+        at = 0
+        for entry in entries:
+            rows = states[at : at + len(entry.tokens)]
+            at += len(rows)
+            self._add(entry.seq, entry.pos, entry.tokens, rows)
+
+    def _add(self, seq: int, pos: int, tokens: Sequence[int], rows: Rows) -> None:
+        one = self._followed[seq]
+        if pos < one.end:
+            self.cut(seq, pos)
+        before = None if pos else self._none
+        if pos and one.end == pos and one.seen is not None:
+            before = one.seen[-1]
+        if before is None or one.end != pos:
+            self.forget(seq)
+            one.begin(pos + (before is None))
+        own = rows[-_KEPT:].copy()
+        states = [row for row in (before,) if row is not None] + list(rows[:-1].copy())
+        one.tokens += tokens[len(tokens) - len(states) :]
+        one.rows += states
+        earlier = one.seen[len(own) - _KEPT :] if one.seen is not None and len(own) < _KEPT else None
+        one.seen = own if earlier is None else np.concatenate((earlier, own))
+
+    def _read_all(self) -> None:
+        """Put into the cells what waits, in as many decodes as it takes."""
+        for seq, one in enumerate(self._followed):
+            while one.tokens:
+                n = min(len(one.tokens), self.info.n_batch)
+                if not self._decode([(Run(seq, one.n_read, one.tokens[:n]), one.rows[:n])]):
+                    self.forget(seq)
+                    break
+                one.n_read += n
+                del one.tokens[:n], one.rows[:n]
+
+    def cut(self, seq: int, pos: int) -> None:
+        """The model has forgotten the positions of `seq` from `pos` on."""
+        one = self._followed[seq]
+        if pos >= one.end:
+            return
+        n_gone = one.end - pos
+        seen = one.seen[:-n_gone] if one.seen is not None and n_gone < len(one.seen) else None
+        if pos > one.n_read:
+            del one.tokens[pos - one.n_read :], one.rows[pos - one.n_read :]
+        elif pos > 0 and self.seq_remove(seq, pos):
+            one.tokens, one.rows, one.n_read = [], [], pos
+        else:
+            self.forget(seq)
+            return
+        one.seen, one.guess = seen, None
+
+    def forget(self, seq: int) -> None:
+        """What `seq` holds now was not seen."""
+        self.seq_remove(seq, 0)
+        self._followed[seq].begin(0)
+
+    def copied(self, source: int, target: int) -> None:
+        """The empty `target` holds what `source` does."""
+        self.forget(target)
+        one = self._followed[source]
+        self.seq_copy(source, target)
+        self._followed[target] = _Followed(one.n_read, list(one.tokens), list(one.rows), one.seen)
+
+    # ---- guesses
+
+    def ready(self, seq: int, pos: int) -> bool:
+        """Whether what follows the first `pos` positions of `seq` can be guessed."""
+        one = self._followed[seq]
+        return not self._failed and one.end == pos and one.seen is not None
+
+    def decode(self, entries: Sequence[BatchEntry]) -> bool:
+        """One token of each sequence, behind those that the model has decoded, or behind the last guess. As
+        `LlamaDraftRunner.decode`; `end_guesses` takes them back."""
+        runs = [self._run(entry) for entry in entries]
+        if not self._decode(runs):
+            return False
+        context = self._open()
+        for entry, output in zip(entries, self._outputs, strict=True):
+            one = self._followed[entry.seq]
+            if one.guess is None:
+                one.n_read, one.tokens, one.rows = one.end, [], []
+            row = _ext.llama_get_embeddings_nextn_ith(context, output)
+            if not row:
+                raise InternalError("the library has no hidden state behind a guess")
+            one.guess = np.ctypeslib.as_array(row, (self._n_embd,)).copy()
+        return True
+
+    def _run(self, entry: BatchEntry) -> tuple[Run, list[Rows]]:
+        one = self._followed[entry.seq]
+        if one.guess is not None:
+            return Run(entry.seq, entry.pos, entry.tokens, want_logits=True), [one.guess]
+        if one.seen is None or one.end != entry.pos:
+            raise InternalError(f"sequence {entry.seq} was followed to {one.end}, not to {entry.pos}")
+        return (
+            Run(entry.seq, one.n_read, [*one.tokens, *entry.tokens], want_logits=True),
+            [*one.rows, one.seen[-1]],
+        )
+
+    def end_guesses(self, seqs: Sequence[int]) -> None:
+        """What was guessed for `seqs` leaves the cells."""
+        for seq in seqs:
+            one = self._followed[seq]
+            if one.guess is not None:
+                one.guess = None
+                if not self.seq_remove(seq, one.n_read):
+                    self.forget(seq)
+
+    def _decode(self, runs: Sequence[tuple[Run, Sequence[Rows]]]) -> bool:
+        rows = [row for _, before in runs for row in before]
+        if len(rows) > len(self._states):
+            raise InternalError(
+                f"a batch of {len(rows)} tokens for MTP heads; at most {len(self._states)} are possible"
+            )
+        for at, row in enumerate(rows):
+            self._states[at] = row
+        return super().decode([run for run, _ in runs])
