@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -174,17 +175,23 @@ def test_an_honest_file_of_another_number_of_tokens_is_refused() -> None:
     assert "tokens are not written" in refusal(content)
 
 
-def forged(description: dict[str, object]) -> bytes:
-    """A file with these values in its description, and hashes that fit."""
+def forged(description: dict[str, object], without: Sequence[str] = ()) -> bytes:
+    """A file with these values in its description, and without those; its hashes fit."""
     at = WHOLE.index(b'{"')
     written, _ = json.JSONDecoder().raw_decode(WHOLE[at:].decode(errors="replace"))
-    text = json.dumps(written | description).encode()
+    text = json.dumps({name: value for name, value in (written | description).items() if name not in without}).encode()
     end = text + struct.pack("<8sIIQ", b"LLPSLOT\0", 1, len(text), at)
     return WHOLE[:at] + end + hashlib.blake2b(end, digest_size=32).digest()
 
 
 def test_a_forged_description_with_the_right_types_is_read() -> None:
     assert read(forged({"n_exact": 1, "lora": [["lora", 2]]}))[0].n_exact == 1
+
+
+@pytest.mark.parametrize("later", [("checkpoints", "media", "scope"), ("media", "scope"), ("scope",)])
+def test_what_an_older_version_saved_is_read(later: tuple[str, ...]) -> None:
+    """The first one, and those before media and scopes, wrote all but these."""
+    assert read(forged({}, without=later)) == read(WHOLE)
 
 
 def test_a_description_with_other_fields_is_refused() -> None:
