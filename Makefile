@@ -214,7 +214,8 @@ $(CONSTRAINTS): deploy/locks/dev.txt | $(VENV)/bin/python
 	@sed -e 's/ *\\$$//' -e '/--hash=/d' $< > $@
 
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
-	@echo "Installing; the first time llama-cpp-python is compiled, which takes 4 to 15 minutes on two cores."
+	@echo "Installing; $(if $(PREBUILT),where no wheel of $(PREBUILT_INDEX)/$(PREBUILT) fits,the first time) \
+	llama-cpp-python is compiled, which takes 4 to 15 minutes on two cores."
 	@$(BIN)/pip install --verbose $(if $(PREBUILT),--extra-index-url $(PREBUILT_INDEX)/$(PREBUILT)) \
 	  --constraint $(CONSTRAINTS) --editable . 2>&1 | \
 	  $(PROGRESS) || { tail -n 40 $(VENV)/install.log; exit 1; }

@@ -69,6 +69,7 @@ def test_another_index_is_asked_only_where_it_is_named(index: str, venv: Path) -
     words = [f"PREBUILT={index}"] * bool(index)
     done = run(install(venv, *words))
     assert done.returncode == 0
+    assert ("where no wheel of" in done.stdout) == bool(index)
     assert done.stderr.splitlines() == ["compiling llama.cpp: 1 of 3", "compiling llama.cpp: 3 of 3"]
     asked = (venv / "asked").read_text().split()
     assert asked[0] == "install"
