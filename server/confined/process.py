@@ -23,7 +23,7 @@ _INHERITED = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")  # to find libpython
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WorkLimits:
     """What one piece of work may take: ``cpu_s`` of a processor, ``wall_s`` in all, ``memory_bytes`` beside what the
     process has when it begins, and ``answer_bytes``."""
 
@@ -44,7 +44,7 @@ class Killed(Stopped):
 class Processes:
     """Started when they are first needed, one for each thread that asks at the same time. Safe in any thread."""
 
-    def __init__(self, function: str, limits: Limits) -> None:
+    def __init__(self, function: str, limits: WorkLimits) -> None:
         self._function, self._limits = function, limits
         self._idle: list[Process] = []
         self._lock = Lock()
@@ -103,7 +103,7 @@ class Processes:
 class Process:
     """One process. Not safe for threads."""
 
-    def __init__(self, function: str, limits: Limits) -> None:
+    def __init__(self, function: str, limits: WorkLimits) -> None:
         self._limits = limits
         numbers = (limits.cpu_s, limits.memory_bytes, limits.answer_bytes)
         given = (function, *map(str, numbers), *map(os.path.abspath, sys.path))

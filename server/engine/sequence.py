@@ -13,7 +13,7 @@ from server.engine.kv.ram_cache import Presence
 from server.engine.lora import BARE, NEVER, Tuning, reusable
 from server.engine.media import Spans, last_position, position, span_at, whole
 from server.engine.prefix.hashes import PrefixHashes
-from server.engine.prefix.origin import Origin
+from server.engine.prefix.origin import PrefixOrigin
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
 from server.engine.schedule.queue import Account
@@ -108,7 +108,7 @@ class Sequence:
     n_turn: int = 0
     n_scored: int = 0  # prompt tokens whose logits were read for ``prompt_logprobs``
     n_cached: int = -1  # prompt tokens that needed no computing; -1 until the first placement
-    origin: Origin | None = None  # from where these came
+    origin: PrefixOrigin | None = None  # from where these came
     placed_at: float = 0.0
     placement_s: float = 0.0  # that bringing its cells to the prompt's beginning took
     prompt_done_at: float = 0.0

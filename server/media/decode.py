@@ -12,7 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Protocol, TypeAlias
 
-from server.confined.process import Limits, Processes, Stopped
+from server.confined.process import Processes, Stopped, WorkLimits
 from server.confined.worker import FAULT, Answer
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap, BitmapKind, Decoded, Video, bitmaps_of
@@ -38,7 +38,7 @@ _Key: TypeAlias = tuple[str, str, int]  # scope, SHA-256, sample rate
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class DecodeBounds:
     """Of one file: ``pixels`` of a picture, ``seconds`` of a sound, ``frames`` of a video and their ``video_bytes``,
     ``file_bytes`` before it is decoded."""
 
@@ -70,11 +70,11 @@ class Decoder:
     `answering` out of a library's decoder of pictures."""
 
     def __init__(
-        self, answerer: str, bounds: Bounds = Bounds(), limits: Limits | None = None, cut: Cut = Cut()
+        self, answerer: str, bounds: DecodeBounds = DecodeBounds(), limits: WorkLimits | None = None, cut: Cut = Cut()
     ) -> None:
         self._bounds, self._cut = bounds, cut
         self._known = _Known()
-        limits = limits or Limits(cpu_s=20, wall_s=60.0, memory_bytes=2 << 30, answer_bytes=512 << 20)
+        limits = limits or WorkLimits(cpu_s=20, wall_s=60.0, memory_bytes=2 << 30, answer_bytes=512 << 20)
         self._processes = Processes(answerer, limits)
         self._of_extras = {
             _PHOTOS: Processes("server.media.photos:answerer", limits),

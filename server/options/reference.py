@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from server.options.read.environment import CONFIG_VARIABLE
 from server.options.read.flags import COMPLETION_FLAG, CONFIG_FLAG, DEVICES_FLAG
 from server.options.read.shorthands import SHORTHANDS
-from server.options.table.option import Entry, Table
+from server.options.table.option import OptionRow, Table
 from server.options.unsupported import FIXED, dead_flags, refused_flags
 
 USAGE = """llamapool [serve] [flags]
@@ -88,7 +88,7 @@ def help_text(table: Table) -> str:
     return parser.format_help()
 
 
-def _add_help(group: "argparse._ArgumentGroup", entry: Entry) -> None:
+def _add_help(group: "argparse._ArgumentGroup", entry: OptionRow) -> None:
     shown = f"{entry.description} ({_default(entry)})".replace("%", "%%")
     if entry.is_switch:
         group.add_argument(*entry.flags, *entry.constants, action="store_true", help=shown)
@@ -101,17 +101,17 @@ def _add_help(group: "argparse._ArgumentGroup", entry: Entry) -> None:
         group.add_argument(*entry.constants, action="store_true", help=f"{entry.key} at its highest")
 
 
-def _metavar(entry: Entry) -> str:
+def _metavar(entry: OptionRow) -> str:
     if entry.option.metavar:
         return entry.option.metavar
     return "MODE" if isinstance(entry.default, str) else "N"
 
 
-def _default(entry: Entry) -> str:
+def _default(entry: OptionRow) -> str:
     return f"default: {_shown(entry)}"
 
 
-def _shown(entry: Entry) -> str:
+def _shown(entry: OptionRow) -> str:
     value = entry.default
     if value is None:
         return "auto" if entry.is_switch else "none"
@@ -122,7 +122,7 @@ def _shown(entry: Entry) -> str:
     return str(value) if value not in ("", {}) else "empty"
 
 
-def _groups(table: Table) -> Iterator[tuple[str, list[Entry]]]:
+def _groups(table: Table) -> Iterator[tuple[str, list[OptionRow]]]:
     ordered = sorted(table, key=lambda entry: entry.section != "model")
     names = list(dict.fromkeys(entry.group for entry in ordered))
     names.sort(key=lambda name: name != "Model")
@@ -180,7 +180,7 @@ def _flags(flags: Iterable[str]) -> str:
     return ", ".join(f"`{flag}`" for flag in flags)
 
 
-def _row(entry: Entry) -> str:
+def _row(entry: OptionRow) -> str:
     flags = " ".join(f"`{flag}`" for flag in (*entry.flags, *entry.constants))
     env = f"`{entry.option.env}`" if entry.option.env else ""
     default = f"`{_shown(entry)}`"
@@ -188,7 +188,7 @@ def _row(entry: Entry) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells) + " |\n"
 
 
-def _one_line(entry: Entry) -> str:
+def _one_line(entry: OptionRow) -> str:
     return " ".join(entry.description.split())
 
 

@@ -18,7 +18,7 @@ from server.options.table.overrides import metadata_override, tensor_override
 from server.options.table.speculation import AUTO
 from server.options.table.values import SAMPLERS, read_json_object
 from server.options.written import flags_of, preset_of
-from server.pool.spec import NOT_HERE, ChatParams, DraftFile, LoadParams, ModelSpec, Placement, RemoteFiles
+from server.pool.spec import NOT_HERE, ChatParams, DraftFile, LoadParams, ModelSpec, RemoteFiles, ThreadPlacement
 
 WHOLE = (1 << 31) - 1
 """As ``fit_ctx``: no context is shortened. llama-server's meaning of ``-c 0`` (common/arg.cpp)."""
@@ -108,21 +108,21 @@ def spec_type(settings: ModelDefaults) -> str:
     return f"{LOOKUP},draft-simple" if settings.has_draft else LOOKUP
 
 
-def _placement(settings: ModelDefaults) -> Placement | None:
+def _placement(settings: ModelDefaults) -> ThreadPlacement | None:
     """None when nothing is said of it; the same threads compute the draft model, so that what is said of it counts."""
     batch = one_set(settings.cpu_range_batch, settings.cpu_mask_batch)
-    placement = Placement(frozenset(), batch, bool(settings.cpu_strict), bool(settings.cpu_strict_batch))
+    placement = ThreadPlacement(frozenset(), batch, bool(settings.cpu_strict), bool(settings.cpu_strict_batch))
     drafts = _draft_placement(settings, placement)
-    return None if placement == drafts == Placement() else placement
+    return None if placement == drafts == ThreadPlacement() else placement
 
 
-def _draft_placement(settings: ModelDefaults, target: Placement) -> Placement:
+def _draft_placement(settings: ModelDefaults, target: ThreadPlacement) -> ThreadPlacement:
     """What is said of neither is as for the model (llama.cpp common/common.cpp, postprocess_cpu_params)."""
     alone = one_set(settings.draft_cpu_range, settings.draft_cpu_mask)
     batch = one_set(settings.draft_cpu_range_batch, settings.draft_cpu_mask_batch)
     strict = bool(settings.draft_cpu_strict) or target.strict
     strict_batch = bool(settings.draft_cpu_strict_batch) or (strict if alone else target.strict_batch)
-    return Placement(alone, batch or (frozenset() if alone else target.cpus_batch), strict, strict_batch)
+    return ThreadPlacement(alone, batch or (frozenset() if alone else target.cpus_batch), strict, strict_batch)
 
 
 def _draft(settings: ModelSettings) -> DraftFile | None:

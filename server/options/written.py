@@ -7,7 +7,7 @@ import orjson
 
 from server.options.read.presets import LOAD_ON_STARTUP
 from server.options.table.model import ModelSettings
-from server.options.table.option import Entry, Table
+from server.options.table.option import OptionRow, Table
 from server.pool.spec import ScaledFile
 
 
@@ -25,7 +25,7 @@ def preset_of(table: Table, model_id: str, settings: ModelSettings) -> str:
     return "\n".join([f"[{model_id}]", *lines, ""])
 
 
-def _given(table: Table, settings: ModelSettings) -> Iterator[tuple[Entry, Any]]:
+def _given(table: Table, settings: ModelSettings) -> Iterator[tuple[OptionRow, Any]]:
     """What differs from the defaults. Not its names: they are shown by themselves."""
     for key in table.keys("model"):
         entry, value = table.entries["model", key], getattr(settings, key)
@@ -33,13 +33,13 @@ def _given(table: Table, settings: ModelSettings) -> Iterator[tuple[Entry, Any]]
             yield entry, value
 
 
-def _name(entry: Entry) -> str:
+def _name(entry: OptionRow) -> str:
     """The spelling that says most: the last long one."""
     plain = [flag for flag in entry.flags if flag not in entry.option.forms]
     return next((flag for flag in reversed(plain) if flag.startswith("--")), plain[-1])
 
 
-def _words(entry: Entry, value: Any) -> Iterator[str]:
+def _words(entry: OptionRow, value: Any) -> Iterator[str]:
     if not entry.is_switch:
         yield from (_name(entry), *(_text(value).split(" ") if entry.option.n_words > 1 else (_text(value),)))
     elif value:

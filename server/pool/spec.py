@@ -40,7 +40,7 @@ class MetadataOverride:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ThreadPlacement:
     """Where the threads of a context compute, in place of anywhere on their instance's processors.
 
     ``cpus``: for a token alone; empty = the instance's. ``cpus_batch``: for batches; empty = as ``cpus``. ``strict``: a
@@ -64,7 +64,7 @@ class LoadParams:
     instances: int = 1
     n_threads: int = -1
     n_threads_batch: int = -1
-    placement: Placement | None = None
+    placement: ThreadPlacement | None = None
     n_batch: int = 2048
     n_ubatch: int = 512
     devices: tuple[tuple[str, ...] | None, ...] = (None,)  # of all instances, or a set for each; None = every GPU

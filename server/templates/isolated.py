@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-from server.confined.process import Limits, Processes, Stopped
+from server.confined.process import Processes, Stopped, WorkLimits
 from server.confined.worker import FAULT
 from server.templates.isolated_worker import BROKEN, CHECK, OPENED, REFUSAL, RENDER, TEXT
 from server.templates.rendering import RenderFault, RenderRefusal, RenderStopped, TemplateBroken
@@ -20,8 +20,8 @@ ANSWERER = "server.templates.isolated_worker:answerer"
 class IsolatedRenderer:
     """`rendering.Renderer` in confined processes."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._processes = Processes(ANSWERER, limits or Limits())
+    def __init__(self, limits: WorkLimits | None = None) -> None:
+        self._processes = Processes(ANSWERER, limits or WorkLimits())
 
     def check(self, source: str) -> None:
         """Compile it there."""

@@ -16,7 +16,7 @@ from server.llama.context.batch import Run
 from server.llama.loader import LlamaLoader
 from server.llama.neighbours import ComputeThreads
 from server.llama.threads import bound
-from server.pool.spec import LoadParams, ModelSpec, Placement
+from server.pool.spec import LoadParams, ModelSpec, ThreadPlacement
 from tests.unit.engine.builders import request, run
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -67,7 +67,7 @@ def test_prompts_are_computed_elsewhere_and_the_thread_that_decodes_comes_back(
 ) -> None:
     monkeypatch.setattr(ComputeThreads, "change", lambda self: None)  # whatever else is at work here
     alone, batch = frozenset({CPUS[0]}), frozenset({CPUS[1]} if not strict else CPUS[:2])
-    placement = Placement(cpus_batch=batch, strict_batch=strict)
+    placement = ThreadPlacement(cpus_batch=batch, strict_batch=strict)
     native = LoadParams(n_ctx=1024, n_parallel=2, n_threads=2, n_threads_batch=2, warmup=False, placement=placement)
     weights = LlamaLoader().load(ModelSpec("tiny", tiny_path, native=native), lambda _: True)
     runner = weights.runner()
@@ -87,7 +87,7 @@ def test_prompts_are_computed_elsewhere_and_the_thread_that_decodes_comes_back(
 
 
 def test_processors_that_are_not_here_are_refused(tiny_path: Path) -> None:
-    placement = Placement(cpus_batch=frozenset({max(CPUS) + 1}))
+    placement = ThreadPlacement(cpus_batch=frozenset({max(CPUS) + 1}))
     with pytest.raises(ModelFailed, match="cpu_mask_batch, cpu_range_batch: there are only processors"):
         bound(ModelSpec("tiny", tiny_path, native=LoadParams(placement=placement)))
 

@@ -14,7 +14,7 @@ from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
 from server.errors import ConfigError
 from server.options.read.sources import SOURCES
 from server.options.table.model import WHERE
-from server.options.table.option import Entry
+from server.options.table.option import OptionRow
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
 from server.settings import (
     DEFAULT_CONFIGS,
@@ -335,7 +335,7 @@ SAMPLES = {
 }
 
 
-def sample(entry: Entry) -> str:
+def sample(entry: OptionRow) -> str:
     if entry.key in SAMPLES:
         return SAMPLES[entry.key]
     owner: Any = Settings.model_fields["server" if entry.section == "server" else "defaults"].annotation
@@ -353,7 +353,7 @@ def observed(argv: list[str]) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("entry", list(TABLE), ids=lambda entry: entry.key)
-def test_every_option_reaches_the_server_settings_or_a_model_spec(entry: Entry, tmp_path: Path) -> None:
+def test_every_option_reaches_the_server_settings_or_a_model_spec(entry: OptionRow, tmp_path: Path) -> None:
     template = write(tmp_path, "{{ messages }}", "t.jinja")
     special = {
         "ui_config": ["--ui-config", '{"theme": "dark"}'],

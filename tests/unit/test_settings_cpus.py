@@ -4,7 +4,7 @@ import pytest
 
 from server.errors import ConfigError
 from server.options.table.cpus import instance_cpus, mask_cpus, range_cpus
-from server.pool.spec import ModelSpec, Placement
+from server.pool.spec import ModelSpec, ThreadPlacement
 from server.settings import load_settings, model_specs
 
 
@@ -51,15 +51,15 @@ def test_flags_reach_the_engine() -> None:
 def test_prompts_and_drafts_have_processors_of_their_own() -> None:
     assert spec_of().native.placement is None
     batch = spec_of("-Cb", "0x4", "-Crb", "0-0", "--cpu-strict", "1").native.placement
-    assert batch == Placement(cpus_batch=frozenset({0, 2}), strict=True)
+    assert batch == ThreadPlacement(cpus_batch=frozenset({0, 2}), strict=True)
     spec = spec_of("-md", "d.gguf", "-Cb", "0x4", "-Cd", "2", "--cpu-strict-batch-draft", "1")
     assert spec.draft is not None
-    assert spec.draft.native.placement == Placement(frozenset({1}), frozenset(), strict_batch=True)
+    assert spec.draft.native.placement == ThreadPlacement(frozenset({1}), frozenset(), strict_batch=True)
     spec = spec_of("-md", "d.gguf", "-Cb", "0x4")
     assert spec.draft is not None
-    assert spec.draft.native.placement == Placement(cpus_batch=frozenset({2}))
+    assert spec.draft.native.placement == ThreadPlacement(cpus_batch=frozenset({2}))
     spec = spec_of("-md", "d.gguf", "-Crbd", "1-1")  # its threads are the model's, which have to be brought back
-    assert spec.native.placement == Placement()
+    assert spec.native.placement == ThreadPlacement()
 
 
 def test_as_many_sets_as_instances_or_one() -> None:

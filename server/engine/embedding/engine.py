@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from server.engine.embedding.instance import EmbeddingInstance
-from server.engine.embedding.queue import Job
+from server.engine.embedding.queue import EmbeddingJob
 from server.engine.embedding.vectors import EmbedderInfo, EmbeddingRunner, Vectors
 from server.engine.instances import Instances
 from server.engine.media import MediaPrompt, text_of
@@ -57,7 +57,9 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         instance = min((i for i in self._instances if not i.failure), key=lambda i: i.n_load)
         if instance.n_load >= self.params.max_queue + self.info.n_seq:
             raise QueueFull(instance.n_load - self.info.n_seq, self._retry_after_s())
-        job = Job([p.tokens for p in prompts], [p.spans for p in prompts], self._loop.create_future(), self._clock())
+        job = EmbeddingJob(
+            [p.tokens for p in prompts], [p.spans for p in prompts], self._loop.create_future(), self._clock()
+        )
         self._idle.clear()
         instance.submit(job)
         return job.done

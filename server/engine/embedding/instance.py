@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from server.engine.embedding.queue import Job, Piece, Queue
+from server.engine.embedding.queue import EmbeddingJob, Piece, Queue
 from server.engine.embedding.vectors import EmbeddingRunner, Vectors
 from server.engine.params import EngineParams
 from server.engine.stats import EngineStats
@@ -18,7 +18,7 @@ from server.errors import CONTAINED, InternalError, LlamapoolError, ShuttingDown
 
 log = logging.getLogger(__name__)
 
-Ended = tuple[Job, LlamapoolError | None]
+Ended = tuple[EmbeddingJob, LlamapoolError | None]
 
 
 class EmbeddingInstance:
@@ -48,8 +48,8 @@ class EmbeddingInstance:
         self._preparing = preparing
         self._cpus = cpus
         self._on_idle = on_idle
-        self._inbox: deque[Job] = deque()
-        self._open: dict[int, Job] = {}
+        self._inbox: deque[EmbeddingJob] = deque()
+        self._open: dict[int, EmbeddingJob] = {}
         self._ended: list[Ended] = []
         self._running: tuple[int, ...] = ()  # tokens of each input in the decode under way
         self._n_served = [0] * runner.info.n_seq
@@ -67,14 +67,14 @@ class EmbeddingInstance:
         """Start the step thread; from here on the runner is its own."""
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: EmbeddingJob) -> None:
         """Hand over a checked job. Cancelling ``job.done`` takes it back."""
         self.n_load += 1
         job.done.add_done_callback(lambda done: self._cancel(job) if done.cancelled() else None)
         self._inbox.append(job)
         self._wake.set()
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: EmbeddingJob) -> None:
         job.cancelled = True
         self._wake.set()
 
@@ -252,7 +252,7 @@ class EmbeddingInstance:
             self.stats.request_duration.observe(self._clock() - job.submitted_at)
             self._end(job)
 
-    def _end(self, job: Job, error: LlamapoolError | None = None) -> None:
+    def _end(self, job: EmbeddingJob, error: LlamapoolError | None = None) -> None:
         """Nothing of `job` is left here; said once."""
         if self._open.pop(id(job), None) is not None:
             self.queue.drop(job)

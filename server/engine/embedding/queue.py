@@ -14,7 +14,7 @@ from server.engine.media import Spans
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class EmbeddingJob:
     """One request: its inputs as tokens, none empty, and what has come of them.
 
     ``done`` belongs to the event loop; its cancellation sets ``cancelled``, which the step thread looks at.
@@ -38,7 +38,7 @@ class Job:
 class Piece:
     """One input of a decode."""
 
-    job: Job
+    job: EmbeddingJob
     index: int
 
     @property
@@ -56,13 +56,13 @@ class Queue:
     """The jobs with inputs that nobody has taken yet; the next to be served is the first."""
 
     def __init__(self) -> None:
-        self.jobs: deque[Job] = deque()
+        self.jobs: deque[EmbeddingJob] = deque()
 
-    def add(self, job: Job) -> None:
+    def add(self, job: EmbeddingJob) -> None:
         """Put a new job behind the others."""
         self.jobs.append(job)
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: EmbeddingJob) -> None:
         """Forget what is left of a job; nothing if it is gone."""
         if job in self.jobs:
             self.jobs.remove(job)
@@ -74,7 +74,7 @@ class Queue:
         """
         pieces: list[Piece] = []
         total = 0
-        skipped: list[Job] = []
+        skipped: list[EmbeddingJob] = []
         while self.jobs and len(pieces) < n_seq and total < n_tokens:
             job = self.jobs.popleft()
             size = len(job.inputs[job.n_taken])

@@ -53,7 +53,7 @@ class Presence:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldBytes:
     """Bytes of distinct states, each counted once however many hold it."""
 
     n_bytes: int = 0
@@ -168,7 +168,7 @@ class StateCache(Generic[E]):
     limit: int
     limit_besides: int = 0
     size: int = 0  # of the entries
-    besides: Held = field(default_factory=Held)
+    besides: HeldBytes = field(default_factory=HeldBytes)
     n_hits: int = 0  # times that an entry was of use
     _entries: dict[int, E] = field(default_factory=dict)
     _index: PrefixIndex[E] = field(default_factory=PrefixIndex)

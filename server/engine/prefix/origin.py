@@ -37,7 +37,7 @@ class Anew(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class PrefixOrigin:
     """Of one prompt. ``slot`` is the one that held its beginning, by its place in the instance; -1 = none did."""
 
     source: Source
@@ -45,7 +45,7 @@ class Origin:
     anew: Anew
 
 
-def origin_of(placement: "Placement", slots: Seq["Slot"]) -> Origin:
+def origin_of(placement: "Placement", slots: Seq["Slot"]) -> PrefixOrigin:
     """To be asked before `placement` changes any cells."""
     sequence, n = placement.sequence, placement.n_kept
     source, stored = placement.source if n else None, placement.stored
@@ -56,7 +56,7 @@ def origin_of(placement: "Placement", slots: Seq["Slot"]) -> Origin:
     else:
         where = Source.SLOT if source is placement.slot else Source.COPY
     held = stored.tokens if stored is not None else source.tokens if source is not None else ()
-    return Origin(where, -1 if source is None else source.id, _anew(placement, held, n, slots))
+    return PrefixOrigin(where, -1 if source is None else source.id, _anew(placement, held, n, slots))
 
 
 def _anew(placement: "Placement", held: Seq[int], n: int, slots: Seq["Slot"]) -> Anew:

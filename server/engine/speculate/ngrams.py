@@ -60,7 +60,7 @@ def sources(params: EngineParams) -> Callable[[int, bool], tuple[TextSource, ...
         sizes = params.spec_ngram_map_k4v_size_n, params.spec_ngram_map_k4v_size_m
         makers.append((lambda _: NgramMap(*sizes, params.spec_ngram_map_k4v_min_hits), False))
     if "ngram-mod" in kinds:
-        pool = Pool(params.spec_ngram_mod_n_match)
+        pool = HashTable(params.spec_ngram_mod_n_match)
         makers.append((lambda _: NgramMod(pool, params.spec_ngram_mod_n_min, params.spec_ngram_mod_n_max), True))
     if "ngram-cache" in kinds:
         static, dynamic = read_counts(params.lookup_cache_static), read_counts(params.lookup_cache_dynamic)
@@ -184,7 +184,7 @@ class NgramMap(_Text):
             key.limits[value] = n_right
 
 
-class Pool:
+class HashTable:
     """What followed runs of ``n`` tokens, of whatever text came last: a table by their hash, without proof."""
 
     def __init__(self, n: int) -> None:
@@ -213,7 +213,7 @@ class Pool:
 class NgramMod(_Text):
     """`ngram-mod`."""
 
-    def __init__(self, pool: Pool, n_min: int, n_max: int) -> None:
+    def __init__(self, pool: HashTable, n_min: int, n_max: int) -> None:
         super().__init__()
         pool.renew(if_full=True)
         self._pool, self._n_min, self._n_max = pool, n_min, n_max

@@ -22,7 +22,7 @@ from server.engine.step.commands import Commands
 from server.engine.step.faults import Faults
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.published import Publisher
-from server.engine.step.requests import Limits, Tickets
+from server.engine.step.requests import Tickets, TimeLimits
 from server.engine.step.threads import bind, cpus_of
 from server.errors import CONTAINED, ContextExceeded, InternalError, LlamapoolError, ShuttingDown
 
@@ -54,7 +54,7 @@ class Instance:
         self._clock = clock
         self._preparing = preparing
         self.published = Publisher(self.scheduler, clock, first_slot, lambda: queue.expected(number))
-        limits = Limits(params.queue_timeout_s, params.request_timeout_s)
+        limits = TimeLimits(params.queue_timeout_s, params.request_timeout_s)
         self._tickets = Tickets(
             self.scheduler, queue, number, mailbox, self.stats, clock, self.published, encoder, limits
         )

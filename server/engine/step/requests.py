@@ -25,7 +25,7 @@ RETRY_LATER_S = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimeLimits:
     """Longest seconds in the queue, and in all; 0 = any."""
 
     queue_s: float = 0.0
@@ -50,7 +50,7 @@ class Tickets:
         clock: Callable[[], float],
         published: Publisher,
         encoder: Encoder | None = None,
-        limits: Limits = Limits(),
+        limits: TimeLimits = TimeLimits(),
     ) -> None:
         self._scheduler = scheduler
         self._queue = queue

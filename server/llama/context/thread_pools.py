@@ -9,7 +9,7 @@ import os
 
 from server.errors import InternalError
 from server.llama.library import C, bind
-from server.pool.spec import LoadParams, Placement
+from server.pool.spec import LoadParams, ThreadPlacement
 
 _MOST_CPUS = 512  # GGML_MAX_N_THREADS
 _PTR = ctypes.c_void_p
@@ -39,7 +39,7 @@ _FREE = ctypes.CFUNCTYPE(None, _PTR)
 class ThreadPools:
     """Of one context, for the thread that decodes: `enter` before each decode, `leave` behind it."""
 
-    def __init__(self, placement: Placement, n_threads: int, n_threads_batch: int) -> None:
+    def __init__(self, placement: ThreadPlacement, n_threads: int, n_threads_batch: int) -> None:
         self._placement = placement
         self._n = (n_threads, n_threads_batch)
         self._own: frozenset[int] = frozenset()

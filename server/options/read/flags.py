@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from server.errors import ConfigError
 from server.options.read.layers import Given, from_text
 from server.options.read.shorthands import written_out
-from server.options.table.option import Entry, Table, nearest
+from server.options.table.option import OptionRow, Table, nearest
 from server.options.unsupported import DEAD_FLAGS, FIXED_FLAGS, FLAGS, dead, refusal
 
 CONFIG_FLAG = "--config"
@@ -65,7 +65,7 @@ def _value(flag: str, inline: str | None, words: list[str], n_words: int = 1) ->
     return " ".join(words.pop(0) for _ in range(n_words))
 
 
-def _give(flags: Flags, entry: Entry, flag: str, inline: str | None, words: list[str]) -> None:
+def _give(flags: Flags, entry: OptionRow, flag: str, inline: str | None, words: list[str]) -> None:
     target = flags.server if entry.section == "server" else flags.model
     if flag in entry.constants or entry.is_switch:
         if inline is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from server.options.table.option import Entry, Option, Section, SettingsModel, Table
+from server.options.table.option import Option, OptionRow, Section, SettingsModel, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def laid_over(table: Table, section: Section, *layers: Layer) -> dict[str, Given
     return merged
 
 
-def from_text(entry: Entry, text: str, flag: str = "") -> Any:
+def from_text(entry: OptionRow, text: str, flag: str = "") -> Any:
     """What a variable's text stands for, or that of `flag`."""
     reader = entry.option.forms[flag][1] if flag in entry.option.forms else entry.option.text
     return reader(text) if reader else text

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from server.errors import ConfigError
 from server.options.read.layers import Given, from_text
-from server.options.table.option import Entry, Table, nearest
+from server.options.table.option import OptionRow, Table, nearest
 from server.options.table.values import read_bool
 from server.options.unsupported import (
     DEAD_FLAGS,
@@ -52,7 +52,7 @@ def hides_cached(section: str, keys: Sequence[PresetKey]) -> bool:
     return any(_bool(section, item) for item in keys if item.key == DEDUP_CACHE)
 
 
-def _option(table: Table, section: str, item: PresetKey) -> tuple[Entry, object]:
+def _option(table: Table, section: str, item: PresetKey) -> tuple[OptionRow, object]:
     flag = _spelling(table, item.key)
     entry = table.by_flag[flag] if flag else table.by_env.get(item.key)
     if entry is None:

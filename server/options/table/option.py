@@ -84,7 +84,7 @@ def option(
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class OptionRow:
     """One row of the table."""
 
     section: Section
@@ -113,14 +113,14 @@ class Entry:
         return self.is_switch and False in self.constants.values()
 
 
-def _entry(section: Section, owner: type[SettingsModel], key: str, info: FieldInfo) -> Entry:
+def _entry(section: Section, owner: type[SettingsModel], key: str, info: FieldInfo) -> OptionRow:
     found = next(item for item in info.metadata if isinstance(item, Option))
     if FilePath in get_args(info.annotation):
         found = replace(found, is_path=True, metavar=found.metavar or "FILE")
     lineage = [cls for cls in owner.__mro__ if issubclass(cls, SettingsModel)]
     group = next(cls.group for cls in lineage if key in get_annotations(cls))
     switch = info.annotation is bool or (info.annotation == (bool | None))
-    return Entry(
+    return OptionRow(
         section, key, found, group, info.description or "", info.get_default(call_default_factory=True), switch
     )
 
@@ -141,16 +141,16 @@ class Table:
         return [key for owner, key in self.entries if owner == section]
 
     @cached_property
-    def by_flag(self) -> dict[str, Entry]:
+    def by_flag(self) -> dict[str, OptionRow]:
         """Every spelling on the command line."""
         return {flag: entry for entry in self for flag in (*entry.flags, *entry.constants)}
 
     @cached_property
-    def by_env(self) -> dict[str, Entry]:
+    def by_env(self) -> dict[str, OptionRow]:
         """llama-server's variables that set something here."""
         return {entry.option.env: entry for entry in self if entry.option.env}
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[OptionRow]:
         return iter(self.entries.values())
 
 

@@ -32,7 +32,7 @@ from server.media.bitmap import Bitmap
 from server.pool.footprint import Fit
 from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, Kind, frame
-from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, ModelFacts, ReaderFacts, Told
+from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, LoadedFacts, ReaderFacts, Told
 from server.pool.load.assembly import Factories, assemble
 from server.pool.load.loading import Load
 from server.pool.model import LoadedModel
@@ -207,7 +207,7 @@ class Process:
         assert loader is not None
         return Fit(spec, await self.in_thread(lambda: loader.least(spec)))
 
-    async def _load(self, spec: ModelSpec, fit: Fit, prepares: bool) -> ModelFacts:
+    async def _load(self, spec: ModelSpec, fit: Fit, prepares: bool) -> LoadedFacts:
         assert self._loader is not None
         load = Load(
             *(spec, self._loader, _no_template, self._progressed),
@@ -316,7 +316,7 @@ class _Served:
             "close": self._close,
         }
 
-    def facts(self) -> ModelFacts:
+    def facts(self) -> LoadedFacts:
         """For the other side."""
         generator, embedder, reader = self._generator, self._embedder, self._model.media
         generates = embeds = reads = None
@@ -326,7 +326,7 @@ class _Served:
             embeds = EmbedderFacts(embedder.info, embedder.n_slots, embedder.takes_media)
         if reader is not None:
             reads = ReaderFacts(reader.kinds, reader.marker, reader.sample_rate, reader.fingerprint)
-        return ModelFacts(self._model.info, dict(self._model.weights.footprint()), generates, embeds, reads)
+        return LoadedFacts(self._model.info, dict(self._model.weights.footprint()), generates, embeds, reads)
 
     def here(self, kind: str, name: Any) -> object:
         """What `crossing` has named. Also in the thread that reads grammars."""

@@ -21,7 +21,7 @@ from server.errors import InternalError, LlamapoolError, ModelFailed, Unavailabl
 from server.pool.footprint import Fit, Footprint
 from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, Kind
-from server.pool.isolated.facts import ModelFacts, Told
+from server.pool.isolated.facts import LoadedFacts, Told
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab
@@ -250,7 +250,7 @@ class Core:
         self.vocab: Vocab | None = None
         self.generator: GeneratingSide | None = None
         self.embedder: Side | None = None
-        self.facts: ModelFacts | None = None
+        self.facts: LoadedFacts | None = None
         self.down = ""  # why there is no process that serves
         self.pause_s = 0.0  # until the next one is started
         self.n_restarts = 0
@@ -307,13 +307,15 @@ class Core:
             raise self._not_loaded(error) from None
         return found
 
-    async def load(self, spec: ModelSpec, fit: Fit, progress: Callable[[float], None], *, prepares: bool) -> ModelFacts:
+    async def load(
+        self, spec: ModelSpec, fit: Fit, progress: Callable[[float], None], *, prepares: bool
+    ) -> LoadedFacts:
         """Load in a process. Raises `ModelFailed`, also where the process ends."""
         self._spec, self._fit = spec, fit
         child = await self._started()
         child.progress = progress
         try:
-            self.facts = _checked(ModelFacts, await child.call("load", spec, fit, prepares))
+            self.facts = _checked(LoadedFacts, await child.call("load", spec, fit, prepares))
         except Unavailable as error:
             raise self._not_loaded(error) from None
         self._born_at = time.monotonic()
@@ -448,7 +450,7 @@ class Core:
         assert self._fit is not None
         child = await self._started()
         try:
-            facts = _checked(ModelFacts, await child.call("load", self._spec, self._fit, True))
+            facts = _checked(LoadedFacts, await child.call("load", self._spec, self._fit, True))
             if self.facts is not None and not facts.is_as(self.facts):
                 raise ModelFailed(self.name, "its files have changed; unload it to have it loaded anew")
         except BaseException:

@@ -41,7 +41,7 @@ class ReaderFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class LoadedFacts:
     """Of the loaded model."""
 
     info: ModelInfo
@@ -50,7 +50,7 @@ class ModelFacts:
     embedder: EmbedderFacts | None
     reader: ReaderFacts | None
 
-    def is_as(self, other: "ModelFacts") -> bool:
+    def is_as(self, other: "LoadedFacts") -> bool:
         """Whether both are the same model, so that one can go on where the other one has ended."""
         return (self.info, self.generator, self.embedder) == (other.info, other.generator, other.embedder)
 

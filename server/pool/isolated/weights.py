@@ -17,7 +17,7 @@ from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.isolated.core import Core
 from server.pool.isolated.crossing import DistantChunk
 from server.pool.isolated.engines import IsolatedEmbedder, IsolatedEngine
-from server.pool.isolated.facts import ModelFacts, ReaderFacts
+from server.pool.isolated.facts import LoadedFacts, ReaderFacts
 from server.pool.protocols import Loader, MediaReader, ModelInfo, Vocabulary
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab
@@ -29,7 +29,7 @@ LOOK_S = 0.2
 class IsolatedWeights:
     """`server.pool.protocols.Weights`; its engines have what else is made over weights."""
 
-    def __init__(self, core: Core, spec: ModelSpec, facts: ModelFacts, vocabulary: Vocabulary) -> None:
+    def __init__(self, core: Core, spec: ModelSpec, facts: LoadedFacts, vocabulary: Vocabulary) -> None:
         self.core, self._vocabulary = core, vocabulary
         core.vocab = vocabulary.vocab
         self.info: ModelInfo = facts.info

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.errors import ConfigError
 from server.transport.access.endpoints import Scope
-from server.transport.access.keys import Key, Limits, digest_of
+from server.transport.access.keys import Key, KeyLimits, digest_of
 
 PREFIX = "llp-"
 _HASH = "sha256:"
@@ -53,7 +53,7 @@ class KeyEntry(BaseModel):
     @property
     def key(self) -> Key:
         """As the server uses it."""
-        limits = Limits(self.requests_per_minute, self.tokens_per_minute, self.at_once)
+        limits = KeyLimits(self.requests_per_minute, self.tokens_per_minute, self.at_once)
         digest = bytes.fromhex(self.hash.removeprefix(_HASH))
         scopes = frozenset(self.scopes)
         return Key(self.name, digest, scopes, self.models, limits, self.priority, _moment(self.expires))

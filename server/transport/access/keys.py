@@ -19,7 +19,7 @@ _SHOWN_HEX = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class KeyLimits:
     """What a key may use; 0 = any amount. Tokens are those of prompts and of replies."""
 
     requests_per_minute: int = 0
@@ -43,7 +43,7 @@ class Key:
     digest: bytes
     scopes: frozenset[Scope] = frozenset(SCOPES)
     models: tuple[str, ...] = ()
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
     priority: int | None = None
     expires_at: float = inf
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from server.app import PICTURES as ANSWERER
-from server.confined.process import Limits
+from server.confined.process import WorkLimits
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap, Video, bitmaps_of
-from server.media.decode import Bounds, Cut, Decoder
+from server.media.decode import Cut, DecodeBounds, Decoder
 from server.media.header import Unreadable, read_header
 from server.media.sound import resampled_length
 from tests.media_files import (
@@ -40,7 +40,7 @@ SEED = os.environ.get("FUZZ_SEED", "1")
 
 @pytest.fixture(scope="module")
 def decoder() -> Iterator[Decoder]:
-    made = Decoder(ANSWERER, Bounds(pixels=1 << 20, seconds=60.0))
+    made = Decoder(ANSWERER, DecodeBounds(pixels=1 << 20, seconds=60.0))
     yield made
     made.close()
 
@@ -135,7 +135,7 @@ def test_a_bomb_of_pixels_is_refused_by_its_header(decoder: Decoder) -> None:
 
 def test_a_bomb_of_data_behind_a_small_header_ends(decoder: Decoder) -> None:
     bomb = png(100, 100, bytes(50 << 20))
-    narrow = Decoder(ANSWERER, limits=Limits(memory_bytes=16 << 20))
+    narrow = Decoder(ANSWERER, limits=WorkLimits(memory_bytes=16 << 20))
     with pytest.raises(Unreadable, match=r"can't be decoded|stopped"):
         decoded(narrow, bomb, 0)
     narrow.close()
@@ -153,11 +153,11 @@ def test_a_sound_that_lasts_too_long_is_refused_by_its_header(decoder: Decoder) 
 
 def test_a_file_that_is_too_large_is_not_looked_at() -> None:
     with pytest.raises(Unreadable, match="86 bytes, at most 85"):
-        decoded(Decoder("nothing:here", Bounds(file_bytes=85)), media_file("tiny.png"), 0)
+        decoded(Decoder("nothing:here", DecodeBounds(file_bytes=85)), media_file("tiny.png"), 0)
 
 
 def test_work_that_does_not_end_is_stopped() -> None:
-    decoder = Decoder("tests.unit.media.test_decode:sleepers", limits=Limits(wall_s=0.3))
+    decoder = Decoder("tests.unit.media.test_decode:sleepers", limits=WorkLimits(wall_s=0.3))
     with pytest.raises(Unreadable, match=r"stopped: it took more than 0\.3 s"):
         decoded(decoder, media_file("tiny.png"), 0)
     decoder.close()
@@ -219,7 +219,7 @@ def test_without_its_extra_a_file_is_refused_by_name(
 
 
 def test_a_large_picture_of_the_extra_is_refused_before_it_is_decoded() -> None:
-    few = Decoder(ANSWERER, Bounds(pixels=WIDTH * HEIGHT - 1))
+    few = Decoder(ANSWERER, DecodeBounds(pixels=WIDTH * HEIGHT - 1))
     for name in (*PHOTOS, *VIDEOS):
         with pytest.raises(Unreadable, match=f"{WIDTH} x {HEIGHT} pixels, at most {WIDTH * HEIGHT - 1}"):
             few.decode(media_file(name), 0)
@@ -256,7 +256,7 @@ def test_frames_are_named_by_how_the_video_was_cut(decoder: Decoder) -> None:
 
 
 def test_a_video_of_too_many_frames_is_refused() -> None:
-    for bounds in (Bounds(frames=9), Bounds(video_bytes=9 * WIDTH * HEIGHT * 3)):
+    for bounds in (DecodeBounds(frames=9), DecodeBounds(video_bytes=9 * WIDTH * HEIGHT * 3)):
         decoder = Decoder(ANSWERER, bounds)
         with pytest.raises(Unreadable, match=r"at 4 frames a second \(video_fps\) it has more than"):
             decoder.decode(media_file("tiny.mp4"), 0)

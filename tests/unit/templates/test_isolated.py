@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.confined.process import Limits, Process
+from server.confined.process import Process, WorkLimits
 from server.errors import ConfigError, InvalidRequest
 from server.templates.isolated import ANSWERER, IsolatedRenderer
 from server.templates.rendering import InProcess, Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
@@ -27,14 +27,14 @@ LONG = "{% set long = 'x' * 4000000 %}"
 
 @pytest.fixture(scope="module")
 def isolated() -> Iterator[IsolatedRenderer]:
-    renderer = IsolatedRenderer(Limits(cpu_s=100, wall_s=200, memory_bytes=256 << 20))
+    renderer = IsolatedRenderer(WorkLimits(cpu_s=100, wall_s=200, memory_bytes=256 << 20))
     yield renderer
     renderer.close()
 
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[IsolatedRenderer]:
-    renderer = IsolatedRenderer(Limits(cpu_s=1, wall_s=200))  # a busy machine takes long to give it a second
+    renderer = IsolatedRenderer(WorkLimits(cpu_s=1, wall_s=200))  # a busy machine takes long to give it a second
     yield renderer
     renderer.close()
 
@@ -164,14 +164,14 @@ def test_time_has_an_end_and_costs_this_process_nothing(hasty: IsolatedRenderer,
 
 
 def test_a_rendering_that_only_waits_ends_too() -> None:
-    renderer = IsolatedRenderer(Limits(cpu_s=30, wall_s=0.5))
+    renderer = IsolatedRenderer(WorkLimits(cpu_s=30, wall_s=0.5))
     with pytest.raises(RenderStopped, match=r"more than 0\.5 s"):
         renderer.render(GROWN + "{{ n.a == n.b }}", GIVEN)
     renderer.close()
 
 
 def test_text_has_an_end() -> None:
-    renderer = IsolatedRenderer(Limits(answer_bytes=1000))
+    renderer = IsolatedRenderer(WorkLimits(answer_bytes=1000))
     with pytest.raises(RenderFault, match="1000 bytes"):
         renderer.render("{{ 'ä' * 501 }}", {})
     assert renderer.render("{{ 'ä' * 500 }}", {}) == "ä" * 500
@@ -228,8 +228,8 @@ def test_a_process_that_is_killed_at_work_costs_a_second_try() -> None:
 
 
 def test_a_process_that_takes_nothing_in_is_waited_for_so_long_and_no_longer() -> None:
-    renderer = IsolatedRenderer(Limits(wall_s=0.2))
-    worker = Process(ANSWERER, Limits(wall_s=0.2))
+    renderer = IsolatedRenderer(WorkLimits(wall_s=0.2))
+    worker = Process(ANSWERER, WorkLimits(wall_s=0.2))
     os.kill(worker.pid, signal.SIGSTOP)
     renderer._processes._idle.append(worker)
     with pytest.raises(RenderStopped, match=r"it took more than 0\.2 s"):

@@ -7,7 +7,7 @@ import pytest
 from server.cli.key_commands import main
 from server.errors import ConfigError
 from server.transport.access.key_file import hash_of, read_keys
-from server.transport.access.keys import KeyRing, Limits, digest_of
+from server.transport.access.keys import KeyLimits, KeyRing, digest_of
 
 HASH = hash_of("secret")
 FULL = f"""
@@ -34,10 +34,10 @@ def written(folder: Path, text: str) -> Path:
 def test_entries_say_who_may_do_what(tmp_path: Path) -> None:
     ada, bert = read_keys(written(tmp_path, FULL))
     assert (ada.name, ada.digest, ada.scopes) == ("ada", digest_of(b"secret"), frozenset({"infer", "slots"}))
-    assert (ada.models, ada.limits, ada.priority) == (("demo", "qwen*"), Limits(60, 1000, 4), -2)
+    assert (ada.models, ada.limits, ada.priority) == (("demo", "qwen*"), KeyLimits(60, 1000, 4), -2)
     assert ada.expires_at == datetime(2027, 1, 1, tzinfo=UTC).timestamp()
     assert bert.expires_at == datetime(2027, 1, 1, 8, tzinfo=UTC).timestamp()
-    assert (bert.scopes, bert.models, bert.limits, bert.priority) == (frozenset({"infer"}), (), Limits(), 0)
+    assert (bert.scopes, bert.models, bert.limits, bert.priority) == (frozenset({"infer"}), (), KeyLimits(), 0)
 
 
 @pytest.mark.parametrize("text", ["", "keys: []", "# nobody yet\n"])

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.transport.access.keys import Key, Limits
+from server.transport.access.keys import Key, KeyLimits
 from server.transport.access.rates import RateLimited, Rates
 
 
@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def key(name: str = "ada", **limits: int) -> Key:
-    return Key(name, name.encode(), limits=Limits(**limits))
+    return Key(name, name.encode(), limits=KeyLimits(**limits))
 
 
 def test_requests_of_the_last_minute_are_counted(clock: Clock) -> None:

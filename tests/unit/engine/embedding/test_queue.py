@@ -5,18 +5,18 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.embedding.queue import Job, Queue
+from server.engine.embedding.queue import EmbeddingJob, Queue
 
 
-def job(*sizes: int) -> Job:
+def job(*sizes: int) -> EmbeddingJob:
     loop = asyncio.new_event_loop()
     try:
-        return Job([[0] * size for size in sizes], [()] * len(sizes), loop.create_future(), 0.0)
+        return EmbeddingJob([[0] * size for size in sizes], [()] * len(sizes), loop.create_future(), 0.0)
     finally:
         loop.close()
 
 
-def queue_of(*jobs: Job) -> Queue:
+def queue_of(*jobs: EmbeddingJob) -> Queue:
     queue = Queue()
     for each in jobs:
         queue.add(each)

@@ -9,7 +9,7 @@ import pytest
 from harness.fakes import IM_END, FakeRunner, FakeVocab
 from server.engine.engine import Engine
 from server.engine.kv.checkpoints import Checkpoint
-from server.engine.kv.ram_cache import Held, StateCache
+from server.engine.kv.ram_cache import HeldBytes, StateCache
 from server.engine.request import Request
 from server.engine.runner_api import BatchEntry
 from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
@@ -137,7 +137,7 @@ async def test_without_room_in_ram_who_is_parked_is_computed_anew() -> None:
 
 
 def test_a_state_that_several_hold_counts_once() -> None:
-    held = Held()
+    held = HeldBytes()
     shared, own = bytes(100), bytes(range(50))
     held.add([shared, own])
     held.add([shared])

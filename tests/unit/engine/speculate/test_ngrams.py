@@ -8,7 +8,7 @@ import pytest
 from harness.fakes import FakeRunner
 from server.engine.params import EngineParams
 from server.engine.speculate import ngrams
-from server.engine.speculate.ngrams import NgramCache, NgramMap, NgramMod, NgramSimple, Pool, read_counts, sources
+from server.engine.speculate.ngrams import HashTable, NgramCache, NgramMap, NgramMod, NgramSimple, read_counts, sources
 from server.errors import ConfigError
 from tests.unit.engine.builders import engine_over, request, run, ticking
 
@@ -57,7 +57,7 @@ def test_map_k4v_wants_to_have_met_the_tokens_before() -> None:
 
 
 def test_mod_knows_the_texts_of_other_requests() -> None:
-    pool = Pool(4)
+    pool = HashTable(4)
     first, second = NgramMod(pool, 3, 6), NgramMod(pool, 3, 6)
     first.extend(RUN)
     while first.catch_up():

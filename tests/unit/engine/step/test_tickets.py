@@ -13,7 +13,7 @@ from server.engine.sequence import Route, Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.published import Publisher
-from server.engine.step.requests import Limits, Tickets
+from server.engine.step.requests import Tickets, TimeLimits
 from tests.unit.engine.builders import request
 
 NOW = (0.0, 0.0)
@@ -33,7 +33,7 @@ class Desk:
             *(self.scheduler, self.queue, 0, Mailbox(asyncio.get_running_loop(), self.ended.extend), EngineStats()),
             clock,
             Publisher(self.scheduler, clock, 0),
-            limits=Limits(queue_s=queue_s),
+            limits=TimeLimits(queue_s=queue_s),
         )
 
     def ask(self, text: str, *, n: int = 1, priority: int = 0, client: str = "", route: Route | None = None) -> Ticket:
