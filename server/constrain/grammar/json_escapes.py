@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from server.errors import InvalidRequest
 
@@ -62,31 +62,34 @@ class Chars:
         return _any_of(letters, self.unicode)
 
 
+T_co = TypeVar("T_co", covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
-class Row:
+class Row(Generic[T_co]):
     """One behind the other."""
 
-    parts: "tuple[Regex, ...]"
+    parts: tuple[T_co, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Either:
+class Either(Generic[T_co]):
     """One of them."""
 
-    options: "tuple[Regex, ...]"
+    options: tuple[T_co, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class Times(Generic[T_co]):
     """``most`` None: any number."""
 
-    of: "Regex"
+    of: T_co
     least: int
     most: int | None
 
 
-Regex: TypeAlias = Chars | Row | Either | Times
-NOTHING = Row(())
+Regex: TypeAlias = Chars | Row["Regex"] | Either["Regex"] | Times["Regex"]
+NOTHING: Row[Regex] = Row(())
 _BEYOND_ASCII = (
     r"u(?:00[89a-fA-F]|0[1-9a-fA-F][0-9a-fA-F]|[1-9a-ce-fA-CE-F][0-9a-fA-F]{2}|[dD][0-7][0-9a-fA-F])[0-9a-fA-F]"
 )

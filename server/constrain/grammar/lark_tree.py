@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, TypeVar
 
+from server.constrain.grammar.json_escapes import Either, Row, Times
 from server.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -79,30 +80,7 @@ class Name:
         return is_terminal(self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Sequence:
-    """One behind the other."""
-
-    parts: "tuple[Node, ...]"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of them."""
-
-    options: "tuple[Node, ...]"
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """``most`` None: any number."""
-
-    of: "Node"
-    least: int
-    most: int | None
-
-
-Node: TypeAlias = Literal | Pattern | Name | Sequence | Choice | Repeat
+Node: TypeAlias = Literal | Pattern | Name | Row["Node"] | Either["Node"] | Times["Node"]
 
 
 @dataclass(slots=True)
@@ -160,20 +138,20 @@ def spaced(grammar: Grammar) -> Grammar:
     """The same texts without ``%ignore``: what is ignored may stand behind each terminal of a rule."""
     if not grammar.ignored:
         return grammar
-    definitions: dict[str, Node] = {_IGNORED: Repeat(Choice(tuple(grammar.ignored)), 0, None)}
+    definitions: dict[str, Node] = {_IGNORED: Times(Either(tuple(grammar.ignored)), 0, None)}
 
     def with_space(node: Node) -> Node:
         match node:
             case Literal() | Pattern():
-                return Sequence((node, Name(_IGNORED)))
+                return Row((node, Name(_IGNORED)))
             case Name():
-                return Sequence((node, Name(_IGNORED))) if node.is_terminal else node
-            case Sequence(parts):
-                return Sequence(tuple(map(with_space, parts)))
-            case Choice(options):
-                return Choice(tuple(map(with_space, options)))
-            case Repeat(of, least, most):
-                return Repeat(with_space(of), least, most)
+                return Row((node, Name(_IGNORED))) if node.is_terminal else node
+            case Row(parts):
+                return Row(tuple(map(with_space, parts)))
+            case Either(options):
+                return Either(tuple(map(with_space, options)))
+            case Times(of, least, most):
+                return Times(with_space(of), least, most)
 
     for name, node in grammar.definitions.items():
         definitions[name] = node if is_terminal(name) else with_space(node)
@@ -187,9 +165,9 @@ def parts_of(node: Node) -> Iterator[Node]:
         node = level.pop()
         yield node
         match node:
-            case Sequence(parts) | Choice(parts):
+            case Row(parts) | Either(parts):
                 level += parts
-            case Repeat(of):
+            case Times(of):
                 level.append(of)
 
 
@@ -285,7 +263,7 @@ class _Parser:
         options = [self._sequence()]
         while self._more_options():
             options.append(self._sequence())
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return options[0] if len(options) == 1 else Either(tuple(options))
 
     def _more_options(self) -> bool:
         """Whether a `|` comes next, which may stand in a line of its own."""
@@ -313,7 +291,7 @@ class _Parser:
                 if len(parts) > MAX_PARTS:
                     raise InvalidRequest(f"line {token.line}: more than {MAX_PARTS} parts in a row")
             else:
-                return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+                return parts[0] if len(parts) == 1 else Row(tuple(parts))
 
     def _repeated(self) -> Node:
         node = self._atom()
@@ -326,11 +304,11 @@ class _Parser:
     def _repeat(self, node: Node, token: _Token) -> Node:
         match token.text:
             case "?":
-                return Repeat(node, 0, 1)
+                return Times(node, 0, 1)
             case "*":
-                return Repeat(node, 0, None)
+                return Times(node, 0, None)
             case "+":
-                return Repeat(node, 1, None)
+                return Times(node, 1, None)
             case "~":
                 least = self._number()
                 most: int | None = self._number() if self._take("range") else least
@@ -341,7 +319,7 @@ class _Parser:
                 self._expect("}")
         if most is not None and most < least:
             raise InvalidRequest(f"line {token.line}: at least {least} and at most {most} repetitions")
-        return Repeat(node, least, most)
+        return Times(node, least, most)
 
     def _atom(self) -> Node:
         token = self._next()
@@ -364,7 +342,7 @@ class _Parser:
             pass
         self._level -= 1
         self._expect(")" if token.text == "(" else "]")
-        return inside if token.text == "(" else Repeat(inside, 0, 1)
+        return inside if token.text == "(" else Times(inside, 0, 1)
 
     def _number(self) -> int:
         token = self._next()
@@ -454,9 +432,9 @@ def matches_nothing(node: Node, nothing: Callable[[str], bool], empty: Callable[
             return empty(node)
         case Name(name):
             return nothing(name)
-        case Sequence(parts):
+        case Row(parts):
             return all(matches_nothing(part, nothing, empty) for part in parts)
-        case Choice(options):
+        case Either(options):
             return any(matches_nothing(option, nothing, empty) for option in options)
-        case Repeat(of, least):
+        case Times(of, least):
             return least == 0 or matches_nothing(of, nothing, empty)

@@ -143,11 +143,11 @@ class _Terminals:
                 if name in within or not node.is_terminal:
                     raise InvalidRequest(f"a terminal of the grammar can't use {name[:64]!r}")
                 return self._made(self._definitions[name], within | {name})
-            case tree.Sequence(parts):
+            case escapes.Row(parts):
                 return escapes.Row(tuple(self._made(part, within) for part in parts))
-            case tree.Choice(options):
+            case escapes.Either(options):
                 return escapes.Either(tuple(self._made(option, within) for option in options))
-            case tree.Repeat(of, least, most):
+            case escapes.Times(of, least, most):
                 return escapes.Times(self._made(of, within), least, most)
 
     def _count(self, number: int) -> None:
@@ -197,14 +197,14 @@ class _InJson:
                 if node not in self._leaf_ways:
                     self._leaf_ways[node] = self._ways_of_leaf(node)
                 return self._leaf_ways[node]
-            case tree.Sequence(parts):
+            case escapes.Row(parts):
                 ways = _STAYS
                 for part in parts:
                     ways = _joined(ways, self._ways_of(part))
                 return ways
-            case tree.Choice(options):
+            case escapes.Either(options):
                 return frozenset[Way]().union(*map(self._ways_of, options))
-            case tree.Repeat(of, least, most):
+            case escapes.Times(of, least, most):
                 return _repeated(self._ways_of(of), least, most)
 
     def _ways_of_leaf(self, node: tree.Node) -> frozenset[Way]:
@@ -221,11 +221,11 @@ class _InJson:
                 if (node, way) not in self._leaves:
                     self._leaves[node, way] = self._leaf(node, way)
                 return self._leaves[node, way]
-            case tree.Sequence(parts):
+            case escapes.Row(parts):
                 return self._row(parts, way)
-            case tree.Choice(options):
+            case escapes.Either(options):
                 return _one_of(self._use(option, way) for option in options if way in self._ways_of(option))
-            case tree.Repeat():
+            case escapes.Times():
                 return self._copies(node, way)
 
     def _leaf(self, node: tree.Node, way: Way) -> str:
@@ -251,7 +251,7 @@ class _InJson:
             return self._use(parts[0], way)
         begun, ends = way
         middle = len(parts) // 2
-        halves = [half[0] if len(half) == 1 else tree.Sequence(half) for half in (parts[:middle], parts[middle:])]
+        halves = [half[0] if len(half) == 1 else escapes.Row(half) for half in (parts[:middle], parts[middle:])]
         ways = [self._ways_of(half) for half in halves]
         options = []
         for between in _BOTH:
@@ -260,29 +260,29 @@ class _InJson:
         return _one_of(options)
 
     def _part(self, node: tree.Node, way: Way) -> str:
-        if isinstance(node, tree.Sequence | tree.Choice | tree.Repeat):
+        if isinstance(node, escapes.Row | escapes.Either | escapes.Times):
             return self._names.rule(("part", node, way), lambda: self._use(node, way))
         return self._use(node, way)
 
-    def _copies(self, node: tree.Repeat, way: Way) -> str:
+    def _copies(self, node: escapes.Times[tree.Node], way: Way) -> str:
         if node.least > MAX_COPIES or (node.most or 0) > MAX_COPIES:
             raise InvalidRequest(f"more than {MAX_COPIES} repetitions in a rule can't be enforced in a tool's input")
         if node.most is None and node.least == 0:
             return self._any_number(node, way)
         if node.most is None:
-            return self._row((*[node.of] * node.least, tree.Repeat(node.of, 0, None)), way)
+            return self._row((*[node.of] * node.least, escapes.Times(node.of, 0, None)), way)
         if node.least or node.most == 0:
-            more = tree.Repeat(node.of, 0, node.most - node.least)
+            more = escapes.Times(node.of, 0, node.most - node.least)
             return self._row((*[node.of] * node.least, *([more] if more.most else [])), way)
         if node.most == 1:
             options = [self._use(node.of, way)] if way in self._ways_of(node.of) else []
             return _one_of([*options, *(['""'] if way in _STAYS else [])])
         half = (node.most + 1) // 2
-        rest = tree.Repeat(node.of, 0, node.most - half)
-        counts = (tree.Repeat(node.of, 0, half - 1), tree.Sequence((*[node.of] * half, rest)))
+        rest = escapes.Times(node.of, 0, node.most - half)
+        counts = (escapes.Times(node.of, 0, half - 1), escapes.Row((*[node.of] * half, rest)))
         return _one_of(self._part(count, way) for count in counts if way in self._ways_of(count))
 
-    def _any_number(self, node: tree.Repeat, way: Way) -> str:
+    def _any_number(self, node: escapes.Times[tree.Node], way: Way) -> str:
         def body() -> str:
             begun, ends = way
             options = ['""'] if way in _STAYS else []
@@ -339,11 +339,11 @@ class _Ended:
                 return self._names.rule(name, lambda: self._use(self._definitions[name]))
             case tree.Literal() | tree.Pattern() | tree.Name():
                 return self._leaf(node)
-            case tree.Sequence(parts):
+            case escapes.Row(parts):
                 return " ".join(f"({self._use(part)})" for part in parts) or '""'
-            case tree.Choice(options):
+            case escapes.Either(options):
                 return " | ".join(f"({self._use(option)})" for option in options)
-            case tree.Repeat(of):
+            case escapes.Times(of):
                 return f"({self._use(of)}){_times(node)}"
 
     def _leaf(self, node: tree.Node) -> str:
@@ -359,11 +359,11 @@ class _Ended:
                 if not node.is_terminal:
                     raise InvalidRequest(f"a terminal of the grammar can't use the rule {name[:64]!r}")
                 return self._names.defined(("terminal", name), lambda: f"({self._terminal(self._definitions[name])})")
-            case tree.Sequence(parts):
+            case escapes.Row(parts):
                 return " ".join(f"({self._terminal(part)})" for part in parts) or '""'
-            case tree.Choice(options):
+            case escapes.Either(options):
                 return " | ".join(f"({self._terminal(option)})" for option in options)
-            case tree.Repeat(of):
+            case escapes.Times(of):
                 return f"({self._terminal(of)}){_times(node)}"
 
     def _ended(self, node: tree.Node) -> Iterator[str]:
@@ -377,18 +377,18 @@ class _Ended:
                     yield self._names.terminal(f"(({leaf}) {end}){self._once}")
                 else:
                     yield f"{leaf} {end}"
-            case tree.Sequence(parts):
+            case escapes.Row(parts):
                 for number in reversed(range(len(parts))):
                     before = " ".join(f"({self._use(part)})" for part in parts[:number])
                     for last in self._ended(parts[number]):
                         yield self._counted(f"{before} ({last})")
                     if not self._may_be_empty(parts[number]):
                         return
-            case tree.Choice(options):
+            case escapes.Either(options):
                 for option in options:
                     yield from self._ended(option)
-            case tree.Repeat(of, least, most):
-                fewer = tree.Repeat(of, max(least - 1, 0), None if most is None else most - 1)
+            case escapes.Times(of, least, most):
+                fewer = escapes.Times(of, max(least - 1, 0), None if most is None else most - 1)
                 before = f"({self._use(of)}){_times(fewer)} " if fewer.most != 0 else ""
                 for last in self._ended(of) if most != 0 else ():
                     yield self._counted(f"{before}({last})")
@@ -435,6 +435,6 @@ def _exactly(text: str) -> str:
     return "".join(f"\\x{{{ord(char):x}}}" for char in text)
 
 
-def _times(node: tree.Repeat) -> str:
+def _times(node: escapes.Times[tree.Node]) -> str:
     signs = {(0, 1): "?", (0, None): "*", (1, None): "+"}
     return signs.get((node.least, node.most)) or f"{{{node.least},{'' if node.most is None else node.most}}}"
