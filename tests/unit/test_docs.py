@@ -53,3 +53,17 @@ def test_files_that_the_way_of_a_prompt_goes_through_are_there() -> None:
     named = re.findall(r"`([a-z_/]+\.py)`", way)
     assert len(named) > 30
     assert [name for name in named if not any((ROOT / at / name).is_file() for at in ("server", "."))] == []
+
+
+def test_every_cell_of_the_comparison_has_a_command_or_a_source() -> None:
+    page = (ROOT / "docs/comparison.md").read_text()
+    sources = set(re.findall(r"^- (\[[a-z]\]) ", page, re.MULTILINE))
+    rows = [
+        line.strip("| ").split("|")[1:]
+        for line in page.splitlines()
+        if line.startswith("| ") and "| Llamapool |" not in line
+    ]
+    cells = [cell.strip() for row in rows for cell in row if cell.strip()]
+    assert len(cells) > 70
+    assert [cell for cell in cells if not re.search(r"`[^`]+`|\]\(|\[[a-z]\]", cell)] == []
+    assert set(re.findall(r"\[[a-z]\](?!\()", page)) == sources
