@@ -43,15 +43,15 @@ from server.pool.load.loading import chat_template
 from server.pool.load.progress import show_load_progress
 from server.pool.pool import Pool, PoolLimits
 from server.pool.protocols import Loader
-from server.pool.saved.slot_file import signing_key
-from server.pool.saved.slot_files import SlotFiles
+from server.pool.saved.address_files import AddressFiles
+from server.pool.saved.slot_files import SavedFiles, SlotFiles
 from server.pool.spec import ModelSpec
 from server.pool.turns import log_failure
 from server.reload import Reload, key_ring
 from server.routes import ROUTERS, include_routes
 from server.routes.gate import Gate
 from server.routes.services import Services
-from server.settings import ServerSettings, Settings, check_files, hub_of, load_settings, model_specs
+from server.settings import ServerSettings, Settings, check_files, hub_of, load_settings, model_specs, slot_secret
 from server.telemetry.record import Record
 from server.transport.compression import Compression
 from server.transport.direct import DirectRoutes
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONFIG_ERROR_STATUS = 2
-LEAST_SECRET_BYTES = 16
 WATCH_EVERY_S = 5.0  # that the watchdog looks
 LINGER_S = 2.0  # what llama-server's variable for its tests does (server-models.cpp, debug_fake_timing)
 PICTURES = "server.llama.pictures:answerer"  # by name: it is other processes that import it
@@ -159,19 +158,13 @@ def memory_budget(server: ServerSettings) -> Budget:
     return replace(read_budget(server.memory), caches=server.caches_ram)
 
 
-def slot_files_of(server: ServerSettings) -> SlotFiles | None:
+def slot_files_of(server: ServerSettings) -> SavedFiles | None:
     """Where slots are saved; None = nowhere. Raises ConfigError when the secret can't be read."""
-    if server.slot_save_path is None:
+    place, quota = server.slot_save_path, server.slot_save_quota * MIB
+    if place is None:
         return None
-    secret = b""
-    if server.slot_save_secret_file is not None:
-        try:
-            secret = server.slot_save_secret_file.read_bytes().strip()
-        except OSError as error:
-            raise ConfigError(f"server.slot_save_secret_file: {error.strerror}; check the path") from None
-        if len(secret) < LEAST_SECRET_BYTES:
-            raise ConfigError(f"server.slot_save_secret_file: give at least {LEAST_SECRET_BYTES} bytes")
-    return SlotFiles(server.slot_save_path, server.slot_save_quota * MIB, signing_key(secret) if secret else b"")
+    secret = slot_secret(server)
+    return AddressFiles(place, quota, secret) if isinstance(place, str) else SlotFiles(place, quota, secret)
 
 
 def reread_models(reread: Callable[[], Settings]) -> list[ModelSpec]:

@@ -9,6 +9,7 @@ model in place of the YAML's. docs/configuration.md is generated from the table.
 import os
 import sysconfig
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,7 @@ from server.options.table.option import SettingsModel, Table
 from server.options.table.overrides import tensor_override
 from server.options.table.server import ServerSettings
 from server.pool.catalogue import problem_of
+from server.pool.saved.slot_file import signing_key
 from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate
 from server.transport.access.key_file import read_keys
@@ -57,6 +59,7 @@ DEFAULT_CONFIGS = (
 )
 DEMO_CONFIGS = (DEFAULT_CONFIGS[0], DEFAULT_CONFIGS[-1])  # of ours, not of a folder that somebody is in
 TABLE = Table(ServerSettings, ModelSettings)
+LEAST_SECRET_BYTES = 16
 _HUB_KEYS = frozenset({"hf_token", "offline", "hf_file"})
 MODEL_ONLY = frozenset(ModelSettings.model_fields) - frozenset(ModelDefaults.model_fields)
 NO_MODEL = (
@@ -171,10 +174,14 @@ def hub_of(settings: Settings, *, asked: bool = False) -> Hub:
 def model_specs(settings: Settings) -> list[ModelSpec]:
     """What the pool gets. Raises ConfigError when a template file cannot be read."""
     fetcher = HubFetcher(hub_of(settings))
-    return [
-        fetcher.found(model_spec(TABLE, model_id, model, settings.origins[model_id]))
-        for model_id, model in settings.models.items()
-    ]
+    specs = []
+    for model_id, model in settings.models.items():
+        spec = model_spec(TABLE, model_id, model, settings.origins[model_id])
+        if model.cache_disk_shared or isinstance(model.cache_disk_path, str):
+            secret = slot_secret(settings.server)
+            spec = replace(spec, engine=replace(spec.engine, cache_disk_secret=secret))
+        specs.append(fetcher.found(spec))
+    return specs
 
 
 def _hub_place(env: Mapping[str, str]) -> dict[str, Any]:
@@ -221,10 +228,24 @@ def check_files(settings: Settings, *, strict: bool = False) -> list[str]:
     return warnings
 
 
+def slot_secret(server: ServerSettings) -> bytes:
+    """What signs saved slots, and prompt states where others write to their folder; "" = nothing does. Raises
+    ConfigError when it can't be read."""
+    if server.slot_save_secret_file is None:
+        return b""
+    try:
+        secret = server.slot_save_secret_file.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"server.slot_save_secret_file: {error.strerror}; check the path") from None
+    if len(secret) < LEAST_SECRET_BYTES:
+        raise ConfigError(f"server.slot_save_secret_file: give at least {LEAST_SECRET_BYTES} bytes")
+    return signing_key(secret)
+
+
 def _check_folders(server: ServerSettings) -> None:
     folders = {"slot_save_path": server.slot_save_path, "path": server.path, "media_path": server.media_path}
     for key, folder in folders.items():
-        if folder is not None and not folder.is_dir():
+        if isinstance(folder, Path) and not folder.is_dir():
             raise ConfigError(f"server.{key}: {folder} is not a folder; create it or correct the path")
 
 

@@ -1,6 +1,6 @@
 """The engine's own settings, as plain values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 LOOKUP = "lookup"
@@ -19,7 +19,9 @@ class EngineParams:
     cache_prompt: bool = True
     slot_prompt_similarity: float = 0.1
     cache_disk: int = 0  # MiB of prompt states on disk of all instances together; 0 = off
-    cache_disk_path: Path | None = None  # their folder
+    cache_disk_path: Path | str | None = None  # their folder, or its address
+    cache_disk_shared: bool = False  # with other processes
+    cache_disk_secret: bytes = field(default=b"", repr=False)  # signs them
     media_cache: int = 256  # MiB of embeddings of media
     context_shift: bool = False  # a full context drops its older half and goes on, where the model can
     n_keep: int = 0  # of requests that say nothing: prompt tokens that a shift keeps

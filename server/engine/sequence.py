@@ -218,6 +218,7 @@ class Slot:
     in_ram: Presence | None = None  # what held all of it in RAM, too, when its last request ended
     covered_by: "Slot | None" = None  # who held all of it, too, when it was looked at last
     last: Sequence | None = None  # who held it last, for GET /slots
+    offered: Sequence | None = None  # the last one whose cells were written for other processes
 
     @property
     def kept(self) -> bool:

@@ -34,6 +34,8 @@ def without_effect(model: ModelDefaults) -> Iterator[str]:
         yield f"chat_template shows no message: {complaint(model.chat_template)}"
     if model.cache_disk_path is not None and not model.cache_disk:
         yield _because(*_DISK)
+    if model.cache_disk_shared and not model.cache_disk:
+        yield _because("cache_disk_shared", _DISK[1])
     for name in sorted(given):
         kind = next((kind for start, kind in _OF_KINDS.items() if name.startswith(start)), "")
         if kind and kind not in kinds.split(","):

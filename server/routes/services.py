@@ -15,7 +15,7 @@ from server.page.log import RecentLog
 from server.page.tools.catalogue import Tools
 from server.pool.lease import Lease
 from server.pool.pool import Pool
-from server.pool.saved.slot_files import SlotFiles
+from server.pool.saved.slot_files import SavedFiles
 from server.pool.spec import Task
 from server.routes.gate import Gate
 from server.routes.running import Running
@@ -48,7 +48,7 @@ class Services:
     tools: Tools
     log: RecentLog
     bodies: Bodies
-    slot_files: SlotFiles | None = None  # where slots are saved; None = nowhere
+    slot_files: SavedFiles | None = None  # where slots are saved; None = nowhere
     running: Running = field(default_factory=Running)
     gate: Gate = field(default_factory=Gate)
     responses: ResponseStore = field(default_factory=ResponseStore)

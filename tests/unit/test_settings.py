@@ -391,7 +391,7 @@ def test_every_option_reaches_the_server_settings_or_a_model_spec(entry: OptionR
 def test_every_field_of_the_inside_can_be_configured() -> None:
     derived = {
         ChatParams: {"template", "template_kwargs"},
-        EngineParams: {"cpus", "spec_synth"},
+        EngineParams: {"cpus", "spec_synth", "cache_disk_secret"},
         LoadParams: {"devices", "placement", "tensor_overrides", "metadata_overrides", "n_ctx_slot"},
     }
     names = {key for section, key in TABLE.entries if section == "model"}

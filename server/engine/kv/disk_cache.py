@@ -52,6 +52,13 @@ class FolderInUse(InternalError):
 class StateFiles(Protocol):
     """Where they are kept; `server.pool` implements it. Every method blocks and may raise `LlamapoolError`."""
 
+    @property
+    def follow_s(self) -> float | None:
+        """Seconds after which others may have written something; None: nobody else does."""
+
+    def others(self) -> tuple[Iterable[DiskState], Iterable[str]]:
+        """States that others have written since `index` or this was called, and names of files that are gone."""
+
     def index(self) -> Iterable[DiskState]:
         """What is there and fits this model. ``used_at`` is minus the age in seconds. Raises `FolderInUse`."""
 
@@ -95,6 +102,8 @@ class DiskCache:
         self._closing = threading.Event()
         self._close_by: float | None = None
         self._reading: dict[str, Future[RamState | None]] = {}
+        self._writing: list[RamState] = []
+        self._following = threading.Thread(target=self._follow, name="llamapool-disk-follow", daemon=True)
         self.n_dropped = 0  # files that were damaged, or not this model's
         self.ready = self._writer.submit(self._begin)
 
@@ -112,6 +121,11 @@ class DiskCache:
     def n_hits(self) -> int:
         """States that were read and found to be whole."""
         return self._states.n_hits
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes find what is written here."""
+        return self._files.follow_s is not None
 
     def states(self) -> list[KeptState]:
         """What is there."""
@@ -133,7 +147,8 @@ class DiskCache:
     def wants(self, tokens: Seq[int], tuning: Tuning, n_lost: int, hashes: PrefixHashes | None = None) -> bool:
         """As `StateCache.wants`."""
         with self._lock:
-            return self._usable and self._states.wants(tokens, tuning, n_lost, hashes)
+            wanted = self._usable and self._states.wants(tokens, tuning, n_lost, hashes)
+            return wanted and not any(s.tuning == tuning and s.tokens == tokens for s in self._writing)
 
     def takes(self, n_bytes: int) -> bool:
         """Whether a state of so many bytes would be written: it is not too large, and not too much waits already."""
@@ -154,6 +169,7 @@ class DiskCache:
             if self._states.holds(state.tokens, state.tuning):
                 return
             self._pending += state.size
+            self._writing.append(state)
         self._writer.submit(self._write, state)
 
     def drop(self, entry: DiskState) -> None:
@@ -190,6 +206,8 @@ class DiskCache:
     def close(self) -> None:
         """Wait for what is being written; blocking."""
         self._closing.set()
+        if self._following.is_alive():
+            self._following.join()
         self._reader.shutdown(cancel_futures=True)
         self._writer.shutdown()
         self._usable = False
@@ -225,16 +243,39 @@ class DiskCache:
 
     def _find(self) -> None:
         """Take up what is there. Raises what the files raise."""
-        now = self._clock()
-        entries = sorted(self._files.index(), key=lambda e: e.used_at)
+        self._take_up(self._files.index(), ())
+        if self.shared:
+            self._following.start()
+
+    def _take_up(self, entries: Iterable[DiskState], names_gone: Iterable[str]) -> None:
+        """What is there now, and is no longer; equal states of several processes count once."""
+        now, gone = self._clock(), set(names_gone)
         with self._lock:
-            gone = []
-            for entry in entries:
+            for entry in [entry for entry in self._states if entry.name in gone]:
+                self._states.remove(entry)
+            given_up = []
+            for entry in sorted(entries, key=lambda e: e.used_at):
+                if self.shared and self._states.holds(entry.tokens, entry.tuning):
+                    continue
                 entry.used_at += now
                 entry.floor = 0 if self._can_cut else len(entry.tokens)
                 for group in self._states.put(entry, now):
-                    gone += group
-        self._remove(gone)
+                    given_up += group
+        self._remove(given_up)
+
+    def _follow(self) -> None:
+        """See what others have written, until this is closed. Its own thread asks the writer's, and waits for it."""
+        while not self._closing.wait(self._files.follow_s):
+            self._writer.submit(self._look).result()
+
+    def _look(self) -> None:
+        try:
+            if self._usable:
+                self._take_up(*self._files.others())
+        except LlamapoolError as error:  # another look may do better
+            log.warning("what others keep on disk is not known: %s", error)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._give_up(error)
 
     def _write(self, state: RamState) -> None:
         try:
@@ -247,6 +288,7 @@ class DiskCache:
         finally:
             with self._lock:
                 self._pending -= state.size
+                self._writing.remove(state)
                 self._lock.notify_all()
 
     def _write_file(self, state: RamState) -> None:

@@ -206,6 +206,8 @@ class Moving:
         False: there is none.
         """
         scheduler, cost, ram = self._scheduler, self._scheduler.move_cost, self._scheduler.ram
+        if self.disk is not None and self.disk.shared and not (scheduler.n_active or scheduler.waiting):
+            return self._share(self.disk)
         if not self.n_refused or ram.limit == 0 or scheduler.n_active or scheduler.waiting:
             return False
         for slot in scheduler.slots:
@@ -220,6 +222,24 @@ class Moving:
                 self._keep(slot, n_bytes, now)
                 slot.in_ram = ram.where(slot.tokens, slot.tuning, slot.hashes)
                 return slot.kept
+        return False
+
+    def _share(self, disk: DiskCache) -> bool:
+        """Write an idle slot for other processes, where that takes no longer than a prompt's step; False: there is
+        none."""
+        for slot in self._scheduler.slots:
+            n = len(slot.tokens)
+            if slot.offered is slot.last or slot.ends_inside or not is_lasting(slot.tuning.scope):
+                continue
+            if not disk.wants(slot.tokens, slot.tuning, n, slot.hashes):
+                continue
+            if self._scheduler.move_cost.move_s(n, 0, slot.n_pieces) > self._prompt_step_s:
+                continue
+            n_bytes = self._size(slot)
+            if n_bytes and disk.takes(size_of(n_bytes, n, slot.checkpoints)):
+                slot.offered = slot.last
+                self._write_out(slot, disk)
+                return True
         return False
 
     def _keep(self, slot: Slot, n_bytes: int, now: float) -> None:
@@ -243,6 +263,8 @@ class Moving:
         if reserved:
             _, evicted = ram.put(entry, now)
             self._to_disk(evicted)
+            if self.disk is not None and self.disk.shared:
+                self._to_disk((entry,))
         else:
             self._to_disk((entry,))
 
@@ -302,8 +324,10 @@ class Moving:
 
     def _save_last(self, slot: Slot, disk: DiskCache) -> None:
         n_bytes = self._size(slot)
-        if not n_bytes or not disk.wait_for_room(size_of(n_bytes, len(slot.tokens), slot.checkpoints)):
-            return
+        if n_bytes and disk.wait_for_room(size_of(n_bytes, len(slot.tokens), slot.checkpoints)):
+            self._write_out(slot, disk)
+
+    def _write_out(self, slot: Slot, disk: DiskCache) -> None:
         try:
             saved = self.take_out(slot)
         except CONTAINED as error:

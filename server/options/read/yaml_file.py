@@ -11,6 +11,7 @@ import yaml
 from server.errors import ConfigError
 from server.options.read.layers import Given
 from server.options.table.option import Section, Table, nearest
+from server.options.table.values import is_address
 
 _SECTIONS = ("server", "defaults", "models")
 
@@ -94,6 +95,8 @@ class _Reader:
 
     def _from_here(self, value: Any) -> Any:
         """Paths relative to the file's folder: one, several, or those of mappings with a ``path``."""
+        if is_address(value):
+            return value
         if isinstance(value, str) and value:
             return Path(normpath(self._path.parent.resolve() / Path(value).expanduser()))
         if isinstance(value, list):

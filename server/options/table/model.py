@@ -28,6 +28,7 @@ from server.options.table.values import (
     GpuLayers,
     Int,
     OnOff,
+    Place,
     Proportions,
     Sizes,
     Switch,
@@ -228,8 +229,12 @@ class SchedulingSettings(SettingsModel):
     prompt's end, and places where another prompt differed always get one. 0 = one at the end of every turn."""
     cache_disk: Int = option(0, "--cache-disk", metavar="MIB", ge=0)
     """MiB on disk, in cache_disk_path, for prompts that RAM has no room for; they outlive the process. 0 = off."""
-    cache_disk_path: FilePath | None = option(None, "--cache-disk-path", metavar="FOLDER")
-    """Folder for cache_disk: each model gets one in it, used by one process at a time; created where it is missing."""
+    cache_disk_path: Place | None = option(None, "--cache-disk-path", metavar="FOLDER")
+    """Folder for cache_disk: each model gets one in it, used by one process at a time unless cache_disk_shared;
+    created where it is missing. Or an address such as s3://bucket/folder, which is shared (docs/scaling.md)."""
+    cache_disk_shared: Bool = option(False, "--cache-disk-shared")
+    """Several processes use cache_disk_path at once, and find what another has left there: a conversation goes on at
+    any of them. slot_save_secret_file signs the files."""
     context_shift: Bool = option(False, "--context-shift", env=True, off=True)
     """Go on when a slot's context is full: drop the older half of what follows the kept beginning."""
     n_keep: Int = option(0, "--keep", ge=-1)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from server.options.table.values import FilePath
+from server.options.table.values import FilePath, Place
 
 Section = Literal["server", "model"]
 
@@ -115,7 +115,7 @@ class OptionRow:
 
 def _entry(section: Section, owner: type[SettingsModel], key: str, info: FieldInfo) -> OptionRow:
     found = next(item for item in info.metadata if isinstance(item, Option))
-    if FilePath in get_args(info.annotation):
+    if any(kind in (FilePath, Place) for kind in get_args(info.annotation)):
         found = replace(found, is_path=True, metavar=found.metavar or "FILE")
     lineage = [cls for cls in owner.__mro__ if issubclass(cls, SettingsModel)]
     group = next(cls.group for cls in lineage if key in get_annotations(cls))

@@ -15,7 +15,7 @@ from server.options.table.hub import HubSettings
 from server.options.table.option import SettingsModel, option
 from server.options.table.page import PageSettings
 from server.options.table.telemetry import TelemetrySettings
-from server.options.table.values import Bool, FilePath, Float, Int, Switch, TextList, split_list
+from server.options.table.values import Bool, FilePath, Float, Int, Place, Switch, TextList, split_list
 from server.pool.budget import read_budget
 
 MIB = 1024 * 1024
@@ -142,8 +142,9 @@ class AccessSettings(SettingsModel):
     as the llm-d router's endpoint picker. It names models, keys and adapters, and no prompts."""
     slots: Bool = option(True, "--slots", env="LLAMA_ARG_ENDPOINT_SLOTS", off=True)
     """Serve GET /slots."""
-    slot_save_path: FilePath | None = option(None, "--slot-save-path", metavar="FOLDER")
-    """Folder for POST /slots/{id}?action=save|restore|erase, which answers only with it; none = off."""
+    slot_save_path: Place | None = option(None, "--slot-save-path", metavar="FOLDER")
+    """Folder for POST /slots/{id}?action=save|restore|erase, which answers only with it; none = off. Or an address such
+    as s3://bucket/folder (docs/scaling.md)."""
     slot_save_quota: Int = option(0, metavar="MIB", ge=0)
     """Most MiB of files there, of each key where there are several; 0 = any."""
     slot_save_secret_file: FilePath | None = option(None)

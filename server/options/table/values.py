@@ -220,3 +220,16 @@ LogitBias = Annotated[
 JsonObject = Annotated[dict[str, Any], BeforeValidator(read_json_object), WithJsonSchema({"type": "object"})]
 Breakers = Annotated[tuple[str, ...], BeforeValidator(read_breakers), WithJsonSchema(_TEXT_LIST)]
 FilePath = Annotated[Path, WithJsonSchema({"type": "string"})]
+
+
+def read_place(value: object) -> object:
+    """A folder, or the address of one elsewhere, which stays a text."""
+    return value if value is None or is_address(value) else Path(str(value))
+
+
+def is_address(value: object) -> bool:
+    """Whether it is such as s3://bucket/folder."""
+    return isinstance(value, str) and "://" in value
+
+
+Place = Annotated[Path | str, BeforeValidator(read_place), WithJsonSchema({"type": "string"})]

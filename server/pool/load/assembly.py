@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from server.engine.embedding.engine import EmbeddingEngine
@@ -69,11 +70,19 @@ async def assemble(load: Load, parts: Parts, factories: Factories, in_thread: In
         _grammar=parts.grammar,
     )
     try:
-        if here is not None and spec.engine.cache_disk and spec.engine.cache_disk_path is not None:
-            await here.keep_media(EmbeddingFolder(spec.id, spec.engine.cache_disk_path))
-            await here.use_disk(StateFolder(model, spec.engine.cache_disk_path, spec.engine.cache_disk * MIB))
+        place = spec.engine.cache_disk_path if spec.engine.cache_disk else None
+        if here is not None and place is not None:
+            if isinstance(place, Path):
+                await here.keep_media(EmbeddingFolder(spec.id, place))
+            await here.use_disk(_state_folder(model, place))
     except BaseException:
         await model.close()
         await in_thread(parts.weights.close)
         raise
     return model
+
+
+def _state_folder(model: LoadedModel, place: Path | str) -> StateFolder:
+    engine = model.spec.engine
+    shared, secret = engine.cache_disk_shared, engine.cache_disk_secret
+    return StateFolder(model, place, engine.cache_disk * MIB, shared=shared, secret=secret)

@@ -13,9 +13,10 @@ import secrets
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from server.errors import InternalError, InvalidRequest, PermissionDenied
 
@@ -35,6 +36,36 @@ def check_name(name: object) -> str:
     if forbidden or len(name.encode()) > MAX_NAME_BYTES:
         raise InvalidRequest("Invalid filename", "filename")
     return name
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file that is there."""
+
+    name: str
+    n_bytes: int
+    age_s: float  # since it was used last, or written where that is not known
+
+
+class SavedFiles(Protocol):
+    """Files by name: in a folder (`SlotFiles`), or elsewhere (`address_files`)."""
+
+    secret: bytes
+
+    def of(self, owner: str) -> "SavedFiles": ...
+    def write(self, name: str, parts: Iterable[bytes | memoryview]) -> int: ...
+    def opened(self, name: str) -> AbstractContextManager[tuple[BinaryIO, int]]: ...
+    def listed(self) -> list[Listed]: ...
+    def used(self, name: str) -> None: ...
+    def remove(self, name: str) -> None: ...
+    def remove_stale(self) -> None: ...
+
+
+def too_much(quota: int) -> PermissionDenied:
+    """There is no room for another file."""
+    return PermissionDenied(
+        f"Unable to save slot: more than the {quota} bytes that may be kept; save over an older file"
+    )
 
 
 class SlotFiles:
@@ -67,10 +98,7 @@ class SlotFiles:
                     for each in parts:
                         n_bytes += file.write(each)
                         if n_bytes > left:
-                            raise PermissionDenied(
-                                f"Unable to save slot: more than the {self._quota} bytes that may be kept; save over "
-                                "an older file"
-                            )
+                            raise too_much(self._quota)
                     file.flush()
                     os.fsync(descriptor)
                 self._publish(folder, part, name)
@@ -108,6 +136,28 @@ class SlotFiles:
                     yield file, found.st_size
             finally:
                 os.close(descriptor)
+
+    def listed(self) -> list[Listed]:
+        """What is there, without what is being written. Raises `InternalError`."""
+        found: list[Listed] = []
+        now = time.time()
+        with self._opened_folder("find") as folder, os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                    if entry.is_file(follow_symlinks=False) and not entry.name.startswith(_PART):
+                        status = entry.stat(follow_symlinks=False)
+                        found.append(Listed(entry.name, status.st_size, max(now - status.st_mtime, 0.0)))
+        return found
+
+    def used(self, name: str) -> None:
+        """Its time of last use is the file's. Raises `InternalError`."""
+        with self._opened_folder("use") as folder, contextlib.suppress(FileNotFoundError):
+            os.utime(name, dir_fd=folder)
+
+    def remove(self, name: str) -> None:
+        """One that is gone already is no error. Raises `InternalError`."""
+        with self._opened_folder("remove") as folder, contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
 
     def remove_stale(self) -> None:
         """Remove what processes left behind that ended in the middle of saving, a day ago or earlier."""

@@ -12,7 +12,7 @@ from server.engine.step.slot_state import SlotState
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.saved.slot_file import encode, open_saved, read_foreign
-from server.pool.saved.slot_files import SlotFiles
+from server.pool.saved.slot_files import SavedFiles
 from server.pool.saved.slot_origin import NO_PROJECTOR, describe, tuning_here
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Moved:
     ms: float
 
 
-async def save(model: LoadedModel, id_slot: int, files: SlotFiles, name: str, owner: str = "") -> Moved:
+async def save(model: LoadedModel, id_slot: int, files: SavedFiles, name: str, owner: str = "") -> Moved:
     """Save what the slot holds, once it is idle. Raises `InvalidRequest`, `InternalError`, and `PermissionDenied` where
     another than `owner` had it computed."""
     started = time.perf_counter()
@@ -37,7 +37,7 @@ async def save(model: LoadedModel, id_slot: int, files: SlotFiles, name: str, ow
     return Moved(len(saved.tokens), n_bytes, _ms_since(started))
 
 
-async def restore(model: LoadedModel, id_slot: int, files: SlotFiles, name: str, owner: str = "") -> Moved:
+async def restore(model: LoadedModel, id_slot: int, files: SavedFiles, name: str, owner: str = "") -> Moved:
     """Replace what the slot holds, once it is idle; it is `owner`'s from then on.
 
     Raises `InvalidRequest` that says why the file is refused; the slot is as before then, or empty when it was the
@@ -62,7 +62,7 @@ def _scope_here(scope: str, owner: str) -> str:
     return cache_scope("key", owner, "")
 
 
-def _read(model: LoadedModel, files: SlotFiles, name: str) -> tuple[SlotState, int]:
+def _read(model: LoadedModel, files: SavedFiles, name: str) -> tuple[SlotState, int]:
     with files.opened(name) as (file, size):
         try:
             foreign = None if files.secret else read_foreign(file, size, model.vocab.n_tokens)

@@ -1,8 +1,11 @@
 """The folder of a model's prompt states on disk (``cache_disk``): saved slots' files, see `slot_file`.
 
 A model's folder has one in it for everything that its cells depend on (`slot_origin.origin_of_cells`), which one
-process at a time uses. So nothing of what other settings, adapters or versions can use is lost when this one begins; it
-goes, the oldest first, when all of the model's files together become too many. All blocking.
+process at a time uses, or all that share it. So nothing of what other settings, adapters or versions can use is lost
+when this one begins; it goes, the oldest first, when all of the model's files together become too many. All blocking.
+
+Who shares it looks at what others have written since (`others`). An address is such a folder elsewhere: without locks,
+and what other settings have left there is the store's to remove (its rules for old files).
 """
 
 import fcntl
@@ -12,7 +15,6 @@ import json
 import logging
 import os
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,14 +23,17 @@ from server.engine.lora import NEVER, Tuning
 from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest, LlamapoolError
 from server.pool.model import LoadedModel
+from server.pool.saved.address_files import AddressFiles
 from server.pool.saved.slot_file import FORMAT, Description, encode, open_saved
-from server.pool.saved.slot_files import SlotFiles
+from server.pool.saved.slot_files import Listed, SavedFiles, SlotFiles
 from server.pool.saved.slot_origin import adapters_here, describe, origin_of_cells, projector_of
 
 log = logging.getLogger(__name__)
 
 SUFFIX = ".state"
 _LOCK = ".lock"
+FOLDER_S = 1.0
+ADDRESS_S = 10.0  # each look is a request to the store
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -56,57 +61,88 @@ def _is_free(folder: Path) -> bool:
 class StateFolder:
     """`server.engine.kv.disk_cache.StateFiles` for one loaded model."""
 
-    def __init__(self, model: LoadedModel, root: Path, limit: int) -> None:
-        """`limit`: most bytes of all the model's files."""
+    def __init__(
+        self, model: LoadedModel, root: Path | str, limit: int, *, shared: bool = False, secret: bytes = b""
+    ) -> None:
+        """`limit`: most bytes of all the model's files; `secret` signs them. An address as `root` is always shared."""
         self._model = model
         self._limit = limit
+        self._secret = secret
         self._origin = origin_of_cells(model, importlib.metadata.version("llama_cpp_python"))
-        self._of_model = root / folder_name(model.spec.id)
-        self._path = self._of_model / _digest(json.dumps([FORMAT, self._origin]))
-        self._files = SlotFiles(self._path)
+        own = folder_name(model.spec.id), _digest(json.dumps([FORMAT, self._origin]))
+        self._files: SavedFiles
+        self._path: Path | None = None  # None at an address
+        if isinstance(root, str):
+            self._files, self._where = AddressFiles("/".join((root.rstrip("/"), *own)), secret=secret), root
+        else:
+            self._path = root.joinpath(*own)
+            self._files, self._where = SlotFiles(self._path), str(self._path)
+        self._shared = shared or self._path is None
         self._locked: int | None = None
         self._ours: set[str] = set()  # names of files that are in use
+        self._seen: set[str] = set()  # names that were looked at
+
+    @property
+    def follow_s(self) -> float | None:
+        """Seconds after which `others` is worth a look; None where there are none."""
+        return None if not self._shared else FOLDER_S if self._path is not None else ADDRESS_S
 
     def index(self) -> list[DiskState]:
         """What is there and fits this model; damaged files are removed. Raises `FolderInUse` when another process uses
         the folder, and `InternalError`."""
-        try:
-            for folder in (self._of_model, self._path):  # states tell what was said
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock()
-            names = sorted(os.listdir(self._path))
-        except OSError as error:
-            raise InternalError(f"{self._path}: {error.strerror or error}") from error
-        self._files.remove_unfinished()
-        found = [self._entry(name) for name in names if name.endswith(SUFFIX)]
-        entries = [entry for entry in found if entry is not None]
-        self._ours = {entry.name for entry in entries}
-        return entries
+        if self._path is not None:
+            self._take(self._path)
+        self._ours, self._seen = set(), set()
+        return self.others()[0]
 
-    def _lock(self) -> None:
-        self._locked = os.open(self._path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def others(self) -> tuple[list[DiskState], set[str]]:
+        """States that have come since the last look, and names of those that are gone. Raises `InternalError`."""
+        listed = {one.name: one for one in self._files.listed() if one.name.endswith(SUFFIX)}
+        gone = self._ours - listed.keys()
+        fresh = sorted(listed.keys() - self._seen)
+        self._seen = set(listed)
+        self._ours -= gone
+        entries = [entry for name in fresh if (entry := self._entry(listed[name])) is not None]
+        self._ours |= {entry.name for entry in entries}
+        return entries, gone
+
+    def _take(self, path: Path) -> None:
         try:
-            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for folder in (path.parent, path):  # states tell what was said
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock(path)
+        except OSError as error:
+            raise InternalError(f"{path}: {error.strerror or error}") from error
+        if self._shared:
+            SlotFiles(path).remove_stale()
+        else:
+            SlotFiles(path).remove_unfinished()
+
+    def _lock(self, path: Path) -> None:
+        self._locked = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._locked, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            raise FolderInUse(f"{self._path} is used by another process") from None
+            raise FolderInUse(f"{path} is used by another process") from None
 
-    def _entry(self, name: str) -> DiskState | None:
+    def _entry(self, listed: Listed) -> DiskState | None:
+        name = listed.name
         try:
             with self._files.opened(name) as (file, size):
-                age_s = max(time.time() - os.fstat(file.fileno()).st_mtime, 0.0)
-                found = open_saved(file, size)
+                found = open_saved(file, size, self._secret)
                 if found.description.origin != self._origin or not self._fits(found.description):
                     return None
                 tuning = self._tuning(found.description)
                 tokens, media = found.read_tokens(self._model.vocab.n_tokens)
         except LlamapoolError as error:
-            log.warning("%s is removed: %s", self._path / name, error)
-            self.remove(name)
+            log.warning("%s/%s is %s: %s", self._where, name, "left" if self._shared else "removed", error)
+            if not self._shared:  # else another may be able to use it
+                self.remove(name)
             return None
         n_exact = found.description.n_exact
         return DiskState(
-            *(tokens, tuning, NEVER if n_exact is None else n_exact, size, -age_s),
+            *(tokens, tuning, NEVER if n_exact is None else n_exact, size, -listed.age_s),
             places=tuple(n_tokens for n_tokens, _ in found.description.checkpoints),
             media=media,
             name=name,
@@ -130,30 +166,32 @@ class StateFolder:
     def write(self, name: str, saved: SlotState) -> int:
         """Whole or not at all; its bytes. Raises `InternalError` with the system's reason."""
         description = replace(describe(self._model, saved), origin=self._origin)
-        n_bytes = self._files.write(name, encode(saved, description))
+        n_bytes = self._files.write(name, encode(saved, description, self._secret))
         self._ours.add(name)
-        self._forget_others()
+        self._seen.add(name)
+        if self._path is not None:
+            self._forget_others(self._path)
         return n_bytes
 
-    def _forget_others(self) -> None:
+    def _forget_others(self, here: Path) -> None:
         """Remove the oldest files that nobody uses now, as long as there are too many bytes of all."""
         try:
-            every = [(path, path.stat()) for path in self._of_model.rglob(f"*{SUFFIX}")]
-            others = [each for each in every if each[0].parent != self._path or each[0].name not in self._ours]
+            every = [(path, path.stat()) for path in here.parent.rglob(f"*{SUFFIX}")]
+            others = [each for each in every if each[0].parent != here or each[0].name not in self._ours]
             n_bytes = sum(found.st_size for _, found in every)
             for path, found in sorted(others, key=lambda each: each[1].st_mtime):
                 if n_bytes <= self._limit:
                     return
-                if path.parent == self._path or _is_free(path.parent):
+                if path.parent == here or _is_free(path.parent):
                     path.unlink(missing_ok=True)
                     n_bytes -= found.st_size
         except OSError as error:  # another process does the same
-            log.warning("%s: %s", self._of_model, error)
+            log.warning("%s: %s", here.parent, error)
 
     def read(self, name: str) -> SlotState:
         """Raises `LlamapoolError` unless every byte is what was written, under the same model and settings."""
         with self._files.opened(name) as (file, size):
-            found = open_saved(file, size)
+            found = open_saved(file, size, self._secret)
             tuning = self._tuning(found.description)
             (tokens, media), state, checkpoints = found.read(self._model.vocab.n_tokens)
         n_exact = found.description.n_exact
@@ -162,17 +200,17 @@ class StateFolder:
     def used(self, name: str) -> None:
         """Its time of last use is the file's."""
         try:
-            os.utime(self._path / name)
-        except OSError as error:
-            log.warning("%s: %s", self._path / name, error)
+            self._files.used(name)
+        except LlamapoolError as error:
+            log.warning("%s/%s: %s", self._where, name, error)
 
     def remove(self, name: str) -> None:
         """Remove a file; one that is gone already is no error."""
         self._ours.discard(name)
         try:
-            (self._path / name).unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("%s cannot be removed: %s", self._path / name, error)
+            self._files.remove(name)
+        except LlamapoolError as error:
+            log.warning("%s/%s cannot be removed: %s", self._where, name, error)
 
     def close(self) -> None:
         """Let another process use the folder."""

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from server.errors import InvalidRequest, NotSupported
 from server.pool.model import LoadedModel
 from server.pool.saved import slots as saved_slots
-from server.pool.saved.slot_files import SlotFiles, check_name
+from server.pool.saved.slot_files import SavedFiles, check_name
 from server.routes.services import cache_owner, caller_of, lease_for, services
 from server.transport.bodies.read import read_json, read_optional_json
 from server.transport.reply import json_reply
@@ -46,7 +46,7 @@ def file_owner(request: Request) -> str:
     return caller.owner if caller is not None and services(request).keys.several else ""
 
 
-async def _act(model: LoadedModel, id_slot: int, action: str, files: SlotFiles, name: str, owner: str) -> Json:
+async def _act(model: LoadedModel, id_slot: int, action: str, files: SavedFiles, name: str, owner: str) -> Json:
     if action == "erase":
         return {"id_slot": id_slot, "n_erased": await model.engine.erase_slot(id_slot, owner)}
     shown: Json = {"id_slot": id_slot, "filename": name}

@@ -125,6 +125,56 @@ def test_states_outlive_another_length_of_the_context(tmp_path: Path) -> None:
     assert files(tmp_path) == ["a.state"]
 
 
+def shared(root: Path | str, secret: bytes = b"") -> StateFolder:
+    folder = StateFolder(model(), root, 1 << 30, shared=True, secret=secret)
+    folder.index()
+    return folder
+
+
+@pytest.fixture(params=["folder", "address"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    return tmp_path if request.param == "folder" else f"memory://states{tmp_path}"
+
+
+def test_processes_that_share_a_place_find_each_others_states(place: Path | str) -> None:
+    ours, theirs = shared(place), shared(place)
+    ours.write("a.state", SAVED)
+    assert ours.others() == ([], set())  # its own are known
+    (entry,), gone = theirs.others()
+    assert (entry.tokens, entry.name, gone) == ([7, 8, 9], "a.state", set())
+    assert theirs.read("a.state") == SAVED
+    theirs.used("a.state")
+    assert theirs.others() == ([], set())
+    ours.remove("a.state")
+    assert theirs.others() == ([], {"a.state"})
+    with pytest.raises(InvalidRequest, match="no such file"):
+        theirs.read("a.state")
+    for folder in (ours, theirs):
+        folder.close()
+
+
+def test_what_another_secret_signed_is_left_and_not_used(place: Path | str) -> None:
+    ours, theirs = shared(place, b"one secret"), shared(place, b"another")
+    ours.write("a.state", SAVED)
+    assert theirs.others() == ([], set())
+    with pytest.raises(InvalidRequest, match="was not signed with this server's secret"):
+        theirs.read("a.state")
+    assert ours.read("a.state") == SAVED
+    for folder in (ours, theirs):
+        folder.close()
+
+
+def test_who_shares_and_who_does_not_are_not_in_a_folder_at_once(tmp_path: Path) -> None:
+    sharing = shared(tmp_path)
+    with pytest.raises(FolderInUse):
+        opened(tmp_path)
+    sharing.close()
+    alone, _ = opened(tmp_path)
+    with pytest.raises(FolderInUse):
+        shared(tmp_path)
+    alone.close()
+
+
 def test_the_length_counts_where_longer_contexts_rotate_otherwise(tmp_path: Path) -> None:
     def of(n_ctx: int) -> LoadedModel:
         found = model(n_ctx)

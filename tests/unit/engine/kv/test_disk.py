@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -37,6 +38,14 @@ class Files:
         self.failing: Exception | None = None
         self.n_reads = 0
         self.closed = False
+        self.follow_s: float | None = None
+        self.known: set[str] = set()
+
+    def others(self) -> tuple[list[DiskState], set[str]]:
+        found = {entry.name: entry for entry in self.index()}
+        fresh, gone = found.keys() - self.known, self.known - found.keys()
+        self.known = set(found)
+        return [found[name] for name in fresh], gone
 
     def index(self) -> list[DiskState]:
         if self.failing:
@@ -314,6 +323,63 @@ def test_files_of_another_process_are_taken_up_when_it_has_ended(monkeypatch: py
     assert disk.takes(1)
     assert disk.n_entries == 1
     disk.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_what_other_processes_write_and_remove_is_seen() -> None:
+    files = Files()
+    files.follow_s = 0.001
+    other = state([1] * 40)
+    with tier_over(files) as disk:
+        assert disk.shared
+        files.saved["other.state"] = other.slot_state
+        until(lambda: disk.n_entries == 1)
+        assert not disk.wants(other.tokens, BARE, 40)
+        entry, n = disk.match([*other.tokens, 7], BARE, 0)
+        assert (entry and entry.name, n) == ("other.state", 40)
+        del files.saved["other.state"]
+        until(lambda: disk.n_entries == 0)
+
+
+def test_equal_states_of_several_processes_are_all_left_where_they_are() -> None:
+    files = Files()
+    files.follow_s = 0.001
+    with tier_over(files) as disk:
+        disk.put(state([1] * 40))
+        until(lambda: disk.n_entries == 1)
+        files.saved["other.state"] = state([1] * 40).slot_state
+        until(lambda: "other.state" in files.known)
+        disk._writer.submit(lambda: None).result(60)
+        assert disk.n_entries == 1
+        assert len(files.saved) == 2  # that process may count on its own
+
+
+def test_what_is_being_written_is_not_wanted_again() -> None:
+    files = Files()
+    with tier_over(files) as disk:
+        held = threading.Event()
+        disk._writer.submit(held.wait)
+        disk.put(state([1] * 40))
+        assert not disk.wants([1] * 40, BARE, 40)
+        assert disk.wants([2] * 40, BARE, 40)
+        held.set()
+
+
+def test_a_look_that_fails_is_not_the_last() -> None:
+    files = Files()
+    files.follow_s = 0.001
+    with tier_over(files) as disk:
+        files.failing = InternalError("the network is down")
+        files.saved["other.state"] = state([1] * 40).slot_state
+        disk._writer.submit(disk._look).result(60)
+        files.failing = None
+        until(lambda: disk.n_entries == 1)
 
 
 def test_a_tier_that_waits_for_another_process_ends_at_once() -> None:

@@ -253,6 +253,42 @@ def test_nobody_runs_and_what_would_take_too_long_for_who_comes_is_left(setup: S
     assert setup.runner.now == before
 
 
+def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
+    files = Files()
+    files.follow_s = 60.0
+    disk = DiskCache(files, 1 << 30, still, lambda: None, can_cut=True)
+    disk.ready.result(60)
+    tiers = setup.cells.moving
+    tiers.disk = disk
+    setup.runner.seconds = 2 * STEP_S
+    setup.keep(0)  # which tells what it takes: longer than a step, less than a prompt's
+    for slot in setup.slots[:2]:
+        ticket = Ticket(Request("r", slot.tokens), lambda events: None, 0.0)
+        slot.last = Sequence(ticket, 0, TextStream(()), slot.tokens)
+    setup.generate()
+    assert not tiers.keep_ahead(0.0)  # others are at work
+    setup.slots[2].sequence = None
+    assert tiers.keep_ahead(0.0)
+    assert not tiers.keep_ahead(0.0)  # slot 0's went there with RAM's copy
+    disk.close()
+    assert sorted(saved.tokens[0] for saved in files.saved.values()) == [0, 1]
+
+
+def test_a_slot_that_takes_too_long_is_not_written_for_others(setup: Setup) -> None:
+    files = Files()
+    files.follow_s = 60.0
+    disk = DiskCache(files, 1 << 30, still, lambda: None, can_cut=True)
+    disk.ready.result(60)
+    setup.runner.seconds = 2 * ALONE_S
+    setup.keep(0)
+    setup.cells.moving.disk = disk
+    ticket = Ticket(Request("r", setup.slots[1].tokens), lambda events: None, 0.0)
+    setup.slots[1].last = Sequence(ticket, 0, TextStream(()), setup.slots[1].tokens)
+    assert not setup.cells.moving.keep_ahead(0.0)
+    disk.close()
+    assert not files.saved
+
+
 def test_a_victim_is_saved_where_nobody_else_generates(setup: Setup) -> None:
     setup.computes(STEP_S)
     setup.runner.seconds = 2 * STEP_S

@@ -1,0 +1,60 @@
+"""A conversation moves between two real processes that both run: prompt states and saved slots are in one folder."""
+
+import contextlib
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from harness.ggufs import MODELS, gguf_file
+from harness.real_server import EXACT, RealServer, llamapool
+
+PROMPT = "the quick brown fox jumps over the lazy dog and then the other animals of the forest come together " * 12
+FLAGS = ("-c", "2048", "-np", "2", "-t", "1", "--no-warmup", "--metrics", *EXACT)
+DEADLINE_S = 120.0
+
+
+def ask(server: RealServer, prompt: list[int], **more: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "n_predict": 8, "temperature": 0, "ignore_eos": True, "return_tokens": True, **more}
+    reply: dict[str, Any] = server.post("/completion", body)
+    return reply
+
+
+def n_states(server: RealServer) -> int:
+    (found,) = re.findall(rb"^llamapool_cache_disk_states\{[^}]*\} (\d+)", server.request("GET", "/metrics").body, re.M)
+    return int(found)
+
+
+def until_it_has(server: RealServer, n: int) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while n_states(server) < n:
+        assert time.monotonic() < deadline, server.log_tail()
+        time.sleep(0.05)
+
+
+def test_a_conversation_goes_on_in_another_process_that_shares_the_folder(gguf_folder: Path, tmp_path: Path) -> None:
+    model, secret = gguf_file(gguf_folder, MODELS["no-template"]), tmp_path / "secret"
+    secret.write_text("thirty-two bytes of no great secret")
+    (tmp_path / "slots").mkdir()
+    config = tmp_path / "shared.yaml"
+    config.write_text(f"server: {{slot_save_path: slots, slot_save_secret_file: {secret}}}\n")
+    shared = ("--cache-disk", "100", "--cache-disk-path", str(tmp_path / "states"), "--cache-disk-shared")
+    with contextlib.ExitStack() as stack:
+        first, second = (
+            stack.enter_context(llamapool(model, *FLAGS, *shared, "--config", str(config))) for _ in range(2)
+        )
+        prompt = first.post("/tokenize", {"content": PROMPT, "add_special": True})["tokens"]
+        said = ask(first, prompt)
+        assert said["timings"]["cache_n"] == 0
+        longer = [*prompt, *said["tokens"], *range(300, 310)]
+        until_it_has(second, 1)  # the first one has written its idle slot, the second one has seen it
+        found = ask(second, longer)
+        assert found["timings"]["cache_n"] >= len(prompt)
+        computed = ask(first, longer, cache_prompt=False)
+        assert found["tokens"] == computed["tokens"]
+
+        saved = first.post("/slots/0?action=save", {"filename": "fox.bin"})
+        restored = second.post("/slots/1?action=restore", {"filename": "fox.bin"})
+        assert restored["n_restored"] == saved["n_saved"] > 0
+        (tmp_path / "slots" / "fox.bin").write_bytes(b"forged")
+        assert second.request("POST", "/slots/1?action=restore", {"filename": "fox.bin"}).status == 400
