@@ -550,7 +550,20 @@ class FakeVocabulary:
         pass
 
 
-class FakeLoader:
+class Measures:
+    """A loader's half that looks at memory: there is plenty, and no model takes any."""
+
+    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
+        return Fit(spec)
+
+    def least(self, spec: ModelSpec) -> Footprint:
+        return {}
+
+    def memory(self) -> Mapping[str, Memory]:
+        return {HOST: Memory(16 << 30, 8 << 30)}
+
+
+class FakeLoader(Measures):
     """Loads at once; ``failing`` maps a model's id to the reason why it can't be loaded.
 
     ``gate``: an event that every load waits for, after it has reported half of its progress.
@@ -585,15 +598,6 @@ class FakeLoader:
 
     def media(self, spec: ModelSpec) -> frozenset[BitmapKind]:
         return self.kinds
-
-    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
-        return Fit(spec)
-
-    def least(self, spec: ModelSpec) -> Footprint:
-        return {}
-
-    def memory(self) -> Mapping[str, Memory]:
-        return {HOST: Memory(16 << 30, 8 << 30)}
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
         if not progress(0.5):

@@ -94,6 +94,9 @@ class RealServer:
             time.sleep(POLL_S)
         raise ServerStartError(f"no answer within {timeout_s:.0f} s\n{self.log_tail()}")
 
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+
     def request(
         self,
         method: str,
@@ -104,7 +107,7 @@ class RealServer:
         timeout_s: float = REPLY_S,
     ) -> Reply:
         """One request on its own connection; `body` is sent as JSON, or as it is when it is bytes."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        connection = self._connection(timeout_s)
         try:
             payload = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
             all_headers = {"Content-Type": "application/json", **(headers or {})}

@@ -1,20 +1,19 @@
 """HTTPS: a server with a certificate made here, and clients that trust no other."""
 
 import http.client
-import json
 import shutil
 import socket
 import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
-from harness.real_server import REPLY_S, RealServer, Reply, free_port
+from harness.real_server import REPLY_S, RealServer, free_port
 from tests.clients.conftest import QUIET
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
@@ -47,22 +46,8 @@ class TlsServer(RealServer):
     def base_url(self) -> str:
         return f"https://{self.host}:{self.port}"
 
-    def request(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float = REPLY_S,
-    ) -> Reply:
-        connection = http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=self.trust)
-        try:
-            connection.request(method, path, json.dumps(body).encode(), dict(headers or {}))
-            response = connection.getresponse()
-            return Reply(response.status, dict(response.getheaders()), response.read())
-        finally:
-            connection.close()
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=self.trust)
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:

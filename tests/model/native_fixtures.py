@@ -1,7 +1,7 @@
 """Tiny real models for the tests of the native side: files are written once a session, contexts once a test."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,15 +51,8 @@ def load(path: Path, **native: Any) -> LlamaWeights:
 @contextmanager
 def open_runner(path: Path, **native: Any) -> Iterator[LlamaRunner]:
     """A runner over its own weights, closed at the end."""
-    weights = load(path, **native)
-    try:
-        runner = weights.runner()
-        try:
-            yield runner
-        finally:
-            runner.close()
-    finally:
-        weights.close()
+    with closing(load(path, **native)) as weights, closing(weights.runner()) as runner:
+        yield runner
 
 
 def prompt_tokens(vocab: LlamaVocab, text: str = PROMPT) -> list[int]:

@@ -1,7 +1,7 @@
 """The native embedding context on real files: every pooling, every limit that the library would abort on."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,8 @@ EMBEDDERS = [name for name, model in MODELS.items() if model.pooling is not None
 def embedder(path: Path, **native: Any) -> Iterator[LlamaEmbeddingRunner]:
     """A context over its own weights, closed at the end. Without flash attention, which rounds as batches are cut."""
     params = {"embedding": True, "n_ctx": 0, "n_parallel": 8, "flash_attn": "off"} | native
-    weights = load(path, **params)
-    try:
-        runner = weights.embedding_runner()
-        try:
-            yield runner
-        finally:
-            runner.close()
-    finally:
-        weights.close()
+    with closing(load(path, **params)) as weights, closing(weights.embedding_runner()) as runner:
+        yield runner
 
 
 def tokens(runner: LlamaEmbeddingRunner, *texts: str) -> list[list[int]]:

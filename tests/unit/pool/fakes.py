@@ -1,19 +1,18 @@
 """A pool without threads, time or a native library: a test runs each blocking job, and moves the clock, itself."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from harness.fakes import FakeRunner, FakeWeights
+from harness.fakes import FakeRunner, FakeWeights, Measures
 from server.engine.engine import Engine
 from server.engine.request import Adapters
 from server.engine.runner_api import Runner
 from server.errors import ModelFailed
-from server.pool.footprint import HOST, Fit, Footprint, Memory
 from server.pool.lease import Lease
 from server.pool.load.assembly import EmbedderFactory, Factories
 from server.pool.pool import Pool, PoolLimits
@@ -120,7 +119,7 @@ class Grammar:
         self.n_prepared += 1
 
 
-class Loader:
+class Loader(Measures):
     """Fails for the models in ``failing``; ``weights`` has all that were ever loaded."""
 
     def __init__(self) -> None:
@@ -128,15 +127,6 @@ class Loader:
         self.weights: list[FakeWeights] = []
         self.n_runners_that_fit = 1000
         self.during: Callable[[str], None] = lambda model: None
-
-    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
-        return Fit(spec)
-
-    def least(self, spec: ModelSpec) -> Footprint:
-        return {}
-
-    def memory(self) -> Mapping[str, Memory]:
-        return {HOST: Memory(16 << 30, 8 << 30)}
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
         progress(0.0)

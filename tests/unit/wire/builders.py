@@ -1,10 +1,10 @@
 """Short ways to a model, events and parsed chunks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -24,6 +24,7 @@ from server.engine.request import (
     Timings,
     TokenLogprob,
 )
+from server.formats.parsing.pieces import Content, Piece
 from server.formats.parsing.reasoning import begun_thoughts
 from server.pool.protocols import MediaReader
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
@@ -166,3 +167,19 @@ def answer_of(
 def tools_of(tools: object, choice: object = None, parallel: bool | None = None) -> Tools:
     """A chat's tools, without those that are skipped."""
     return read_tools(tools, choice, parallel, []).tools
+
+
+class Scripted:
+    """A parser that maps each text to pieces; what it doesn't know is content, "hold" is held back until the end."""
+
+    SCRIPT: ClassVar[Mapping[str, list[Piece]]] = {}
+
+    def __init__(self) -> None:
+        self.held = False
+
+    def feed(self, text: str) -> list[Piece]:
+        self.held = self.held or text == "hold"
+        return self.SCRIPT.get(text, [Content(text)])
+
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        return [Content("held")] if self.held else []

@@ -4,7 +4,7 @@ from typing import Any
 from server.engine.request import Event, FinishReason, Progress
 from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.chat.write import ChatReply, ChatStream, ChatWords
-from tests.unit.wire.builders import HEADER, chunks, finished, logprob, started, text
+from tests.unit.wire.builders import HEADER, Scripted, chunks, finished, logprob, started, text
 
 KEYS = ["choices", "created", "id", "model", "system_fingerprint", "object"]
 
@@ -21,18 +21,8 @@ SCRIPT: dict[str, list[Piece]] = {
 }
 
 
-class ScriptedParser:
-    """Maps each text to pieces; what it doesn't know is content, "hold" is held back until the end."""
-
-    def __init__(self) -> None:
-        self.held = False
-
-    def feed(self, text: str) -> list[Piece]:
-        self.held = self.held or text == "hold"
-        return SCRIPT.get(text, [Content(text)])
-
-    def finish(self, *, cut: bool = False) -> list[Piece]:
-        return [Content("held")] if self.held else []
+class ScriptedParser(Scripted):
+    SCRIPT = SCRIPT
 
 
 def streamed(*events: Event, include_usage: bool = False) -> list[dict[str, Any]]:

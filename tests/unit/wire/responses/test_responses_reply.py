@@ -14,7 +14,7 @@ from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArg
 from server.wire.responses.items import OutputItems
 from server.wire.responses.tools import ClientName, ClientTools
 from server.wire.responses.write import ResponseFrame, ResponseReply, ResponseStream
-from tests.unit.wire.builders import finished, logprob, started, text
+from tests.unit.wire.builders import Scripted, finished, logprob, started, text
 
 TOOLS = ClientTools(names={"n__f": ClientName("f", "n"), "patch": ClientName("patch", custom=True)})
 FIELDS = {"id": "resp_1", "created_at": 1, "model": "demo", "parallel_tool_calls": True, "tools": []}
@@ -41,18 +41,8 @@ SCRIPT: dict[str, list[Piece]] = {
 CALLED = (started(), text("hi "), text("call"), text("args"), text("\n"), text("second"), finished())
 
 
-class ScriptedParser:
-    """Maps each text to pieces; what it doesn't know is content, "hold" is held back until the end."""
-
-    def __init__(self) -> None:
-        self.held = False
-
-    def feed(self, text: str) -> list[Piece]:
-        self.held = self.held or text == "hold"
-        return SCRIPT.get(text, [Content(text)])
-
-    def finish(self, *, cut: bool = False) -> list[Piece]:
-        return [Content("held")] if self.held else []
+class ScriptedParser(Scripted):
+    SCRIPT = SCRIPT
 
 
 class Kept:
