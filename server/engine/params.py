@@ -14,7 +14,7 @@ class EngineParams:
     max_queue: int = 256  # requests that may wait for a slot before 429
     queue_timeout_s: float = 0.0  # longest wait for a slot; 0 = any
     request_timeout_s: float = 0.0  # longest time from a request's arrival to its end; 0 = any
-    target_itl_ms: float = 250.0  # the step time that prompt chunks adapt to while other slots generate; 0 = any
+    target_itl_ms: float = 300.0  # the step time that prompt chunks adapt to while other slots generate; 0 = any
     min_chunk: int = 32  # prompt tokens a step carries at least, in all
     cache_prompt: bool = True
     slot_prompt_similarity: float = 0.1

@@ -3,7 +3,8 @@
 With separate KV streams the library evaluates together only sequences whose ids follow one another, as many tokens of
 each (llama-batch.cpp, split_equal with ``sequential``; llama-kv-cache.cpp, init_batch). Each gap between ids, and each
 further length, reads all weights once more: 4 streams in slots 0, 2, 4 and 6 run at about half the speed of 4 in slots
-0 to 3.
+0 to 3. A prompt that joins no streams comes behind them in the batch: its first token with theirs would save no
+evaluation, and let all of them attend to as many cells as the prompt has.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping

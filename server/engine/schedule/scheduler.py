@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from operator import attrgetter
 
 from server.engine.kv.checkpoints import Checkpoint
 from server.engine.kv.cost import MoveCost, least_valuable, look_for_cover, value_of
@@ -25,7 +24,7 @@ from server.engine.schedule.evaluations import Relocation, RelocationCost, betwe
 from server.engine.schedule.integrity import check_slots, check_waiting
 from server.engine.schedule.prefill_order import in_order
 from server.engine.schedule.queue import OUTPUT_WEIGHT, Account, Accounts, Charge, Queue
-from server.engine.schedule.step_size import StepSize
+from server.engine.schedule.step_size import StepSize, piece
 from server.engine.sequence import Phase, Sequence, Slot
 
 StepSharers = tuple[Adapters, int]
@@ -34,7 +33,6 @@ Guesses = Callable[[list[Sequence], int], list[list[int]]]
 """Guessed tokens for each of these generating sequences, so many in all."""
 LOOKS = 32  # at sequences behind one that finds no room; each takes a search for its prefix
 TURN = 0.5  # of the step time aimed at: for so long a stream may wait while other LoRA sets compute
-REST = 8  # a prompt's last tokens, so small a part of a step, come along: a step of their own costs more
 ALONE_S = 1.0  # step time to stay under when no slot generates: bounds how long a cancel takes
 
 
@@ -243,10 +241,11 @@ class Scheduler:
             n = max(budget - n_joins, 1)
             span = span_at(s.media, at) if s.media else None
             is_medium = span is not None and span.start <= at  # decoded in a batch of its own
-            n_further = (span.end if span is not None and is_medium else len(s.target)) - at - n
-            if n_further > n // REST:  # else those that share evaluations with streams
-                n_further = n_beside(streams, s.slot.id) if n > 1 and not is_medium else 0
-            end = at + min(n + max(n_further, 0), most - n_joins)
+            n_left = (span.end if span is not None and is_medium else len(s.target)) - at
+            n = piece(n_left, n)
+            # those that share evaluations with streams take nothing from the size
+            n_more = n_beside(streams, s.slot.id) if 1 < n < n_left and s.slot.id in joins and not is_medium else 0
+            end = at + min(n + n_more, most - n_joins)
             if at < s.tuning.start < end:  # an aLoRA begins to work there
                 end = s.tuning.start
             end = s.next_mark(at, end)
@@ -268,7 +267,9 @@ class Scheduler:
             if span is not None and is_medium:
                 entries[-1].media = _input(s, span, at)
         if prompts:  # those that generate are in the order of their slots already
-            entries.sort(key=_by_slot)  # see `evaluations`
+            beside = streams.keys() | joins
+            longest = max(streams.values(), default=self.info.n_batch)
+            entries.sort(key=lambda e: (e.seq not in beside and len(e.tokens) > longest, e.seq))  # see `evaluations`
         return entries
 
     def relocation(self, fixed: AbstractSet[int], spent_s: float = 0.0) -> Relocation | None:
@@ -484,7 +485,6 @@ def _input(sequence: Sequence, span: MediaSpan, at: int) -> MediaInput:
 
 
 _NONE: frozenset[int] = frozenset()
-_by_slot = attrgetter("seq")
 
 
 def _turn_of(sequence: Sequence) -> StepSharers:

@@ -1,15 +1,21 @@
 """How many tokens a step should carry, found while running.
 
-A step's time grows with its tokens, but not evenly: kernels work in tiles, and a batch below a machine's knee costs
-nearly as much as one above it (native-api.md: chunks of 64 beside three streams took twice as long in all as chunks
-of 128). So sizes are powers of two, each remembers the throughput that was seen, and the choice is the largest size
-whose step stays under the target, but never one that throws away more than a third of the best throughput.
+A step's time grows with its tokens and with how deep in its prompt they are, so the next size follows from what the
+last step took. But it does not grow evenly: kernels work in tiles, and a batch below a machine's knee costs nearly as
+much as one above it, or more (ggml's attention takes 63 tokens one by one and 64 as a tile: deep in a prompt, 61 took
+longer than 128). A smaller size that saves too little is given up, and not tried again for a while.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-SMALLEST_WORTHWHILE = 0.67  # of the best throughput seen
-FORGET = 0.3  # weight of a new measurement
+TILE = 32  # sizes are multiples of it
+ATTENTION_TILE = 64  # fewer tokens are attended to one by one (ggml-cpu/common.h, GGML_FA_TILE_Q)
+REST = 8  # a prompt's last tokens, so small a part of a step, come along: a step of their own costs more
+AIM = 0.88  # of the target: the next step lies deeper, and may hold several prompts
+WORTHWHILE = 0.35  # of the time that a smaller step would save if it cost as much for each token
+CUT = 0.75  # a smaller size is smaller by so much at least: what it saves must stand out from depth and chance
+SUDDEN = 1.25  # of the target: what takes longer than that, and the step before it did not, is not believed yet
+PATIENCE = 16  # steps of its size over the target until the knee is looked for again
 
 
 @dataclass(slots=True)
@@ -23,7 +29,11 @@ class StepSize:
     smallest: int
     largest: int
     size: int = 0
-    _rate: dict[int, float] = field(default_factory=dict)
+    _knee: int = 0  # no size below it
+    _n_over: int = 0  # steps of that size that took longer than they should
+    _again: bool = False  # the last step did
+    _before: tuple[int, float] = (0, 0.0)  # size and seconds of the step that others are compared with
+    _doubted: bool = False  # the size in use has saved too little once
 
     def __post_init__(self) -> None:
         """Begin in the middle; the first steps move it."""
@@ -39,25 +49,42 @@ class StepSize:
         return max(int(self.size * (1 - spent_s / self.target_s)), self.smallest)
 
     def observe(self, n_tokens: int, seconds: float) -> None:
-        """Learn from a step that carried at least half of the chosen size, and move the size by at most one power."""
-        if self.target_s <= 0 or n_tokens * 2 <= self.size or seconds <= 0:
+        """Learn from a step that was nearly as large as it could be, and choose the next size."""
+        if self.target_s <= 0 or n_tokens * 8 < self.size * 7 or seconds <= 0:
             return
-        seen = self._rate.get(self.size)
-        rate = n_tokens / seconds
-        self._rate[self.size] = rate if seen is None else seen + FORGET * (rate - seen)
-        larger = self._rate.get(self.size * 2)
-        if larger is not None and self._rate[self.size] < SMALLEST_WORTHWHILE * larger:
-            self.size *= 2  # below the knee
-        elif seconds > self.target_s:
-            self._shrink()
-        elif seconds * 2 < self.target_s and self.size < self.largest:
-            self.size = min(self.size * 2, self.largest)
+        size, before_s = self._before
+        if self.size < size and before_s - seconds < WORTHWHILE * before_s * (1 - self.size / size):
+            if self._doubted:  # twice: once may be a neighbour's doing
+                self._before, self._doubted = (0, 0.0), False
+                self.size = self._knee = size
+                return
+            self._doubted = True
+        else:
+            self._before, self._doubted = (self.size, seconds), False
+        wanted = int(self.size * self.target_s * AIM / seconds)
+        if seconds <= self.target_s:
+            self._again = False
+            if wanted > self.size:
+                self.size = min(max(_whole(wanted), self.size), self.size * 2, self.largest)
+            return
+        if self.size <= self._knee:
+            self._n_over += 1
+            if self._n_over > PATIENCE:
+                self._knee = self._n_over = 0
+        again, self._again = self._again, True
+        if again or seconds < SUDDEN * self.target_s:  # else it may be a neighbour's doing
+            smaller = _whole(min(wanted, int(self.size * CUT)))
+            self.size = max(smaller, min(self._knee, self.size), self.smallest)
 
-    def _shrink(self) -> None:
-        """One power down, unless that is known to lie below the knee."""
-        smaller = max(self.size // 2, self.smallest)
-        known = self._rate.get(smaller)
-        if known is None or known >= SMALLEST_WORTHWHILE * self._rate[self.size]:
-            self.size = smaller
-        else:  # believe it a little less each time, so that it is tried again some day
-            self._rate[smaller] = known + 0.02 * (self._rate[self.size] - known)
+
+def piece(n_left: int, size: int) -> int:
+    """How many of the tokens that are left of a prompt a step of that size takes; the last two steps share what is left
+    where the last one would be too small to be worth it."""
+    if n_left <= size + size // REST:
+        return n_left
+    half = (n_left + 1) // 2
+    return half if n_left < size * 3 // 2 and half >= ATTENTION_TILE else size
+
+
+def _whole(size: int) -> int:
+    return size - size % TILE if size > TILE else size

@@ -209,7 +209,7 @@ class SchedulingSettings(SettingsModel):
     request_timeout_s: Float = option(0.0, ge=0)
     """Longest seconds from a request's arrival at the queue to its end; then it gets 503, or a stream an error event.
     0 = any."""
-    target_itl_ms: Float = option(250.0, ge=0)
+    target_itl_ms: Float = option(300.0, ge=0)
     """Step time in ms that prompt chunks adapt to while other slots generate; 0 = throughput only: whole batches."""
     min_chunk: Int = option(32, ge=1)
     """Prompt tokens that a step carries at least, in all."""

@@ -125,8 +125,9 @@ class Bench:
             entries = self.scheduler.plan()
             if not entries:
                 return
-            assert [e.seq for e in entries] == sorted(e.seq for e in entries)
-            self.n_evaluations = evaluations([(e.seq, len(e.tokens)) for e in entries], 512)
+            runs = [(e.seq, len(e.tokens)) for e in entries]
+            self.n_evaluations = evaluations(runs, 512)
+            assert self.n_evaluations <= evaluations(sorted(runs), 512)
             self.runner.decode(entries)
             self.scheduler.commit(entries, 0.05)
             self.scheduler.move_cost.computed.observe(150, 1.0)

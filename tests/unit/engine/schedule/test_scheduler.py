@@ -150,9 +150,9 @@ def test_generated_tokens_come_before_prompts_and_prompts_by_age() -> None:
     assert running.slot is not None
     running.slot.tokens, running.phase, running.output = [3], Phase.DECODE, [5]
     entries = s.plan()
-    assert [(e.sequence, len(e.tokens)) for e in entries] == [(young, 2), (old, 10), (running, 1)]  # by their slots
-    assert entries[2].tokens == [5]
-    assert entries[2].pos == 1
+    assert [(e.sequence, len(e.tokens)) for e in entries] == [(running, 1), (young, 2), (old, 10)]  # by their slots
+    assert entries[0].tokens == [5]
+    assert entries[0].pos == 1
 
 
 def test_unified_cells_are_not_promised_twice() -> None:
