@@ -212,7 +212,7 @@ def live() -> GoLive:
         async with asyncio.timeout(TIMEOUT_S):
             running = asyncio.create_task(server.serve(sockets=[listening]))
             await server.ready.wait()
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
                 api = Api(app, client, loader)
                 await api.settled()
                 try:
