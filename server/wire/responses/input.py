@@ -35,6 +35,7 @@ _MEDIA: Mapping[str, MediaKind] = {
     "computer_screenshot": "image",
     "input_audio": "audio",
     "input_video": "video",
+    "video_url": "video",
     "input_file": "file",
 }
 _WHAT_IS_CALLED = {
@@ -232,8 +233,9 @@ def _medium(given: Mapping[str, Any], kind: str, at: str) -> Media:
     found, source = _MEDIA[kind], link(given.get("image_url"), "url")
     if kind == "input_file":
         found, source = file_of(given)
-    elif kind in ("input_audio", "input_video"):
-        source = link(given.get(kind) or dict(given), "data", "url", "file_data")
+    elif found != "image":
+        written = given.get(kind) or given.get("video_url") or dict(given)  # an object, or an address alone
+        source = link(written, "data", "url", "file_data")
     return Media(found, name if isinstance(name, str) else "", at, source)
 
 

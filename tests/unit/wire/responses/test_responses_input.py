@@ -244,6 +244,23 @@ def test_parts_are_texts_media_and_files_that_are_texts() -> None:
     assert found.warnings == ["parts of type 'sketch' are left out: no text that a model could read"]
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_video", "video_url": "data:video/mp4;base64,AA=="},
+        {"type": "input_video", "input_video": {"data": "data:video/mp4;base64,AA=="}},
+        {"type": "input_video", "url": "data:video/mp4;base64,AA=="},
+        {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}},
+        {"type": "input_file", "filename": "a.mp4", "file_data": "data:video/mp4;base64,AA=="},
+    ],
+)
+def test_a_video_is_found_wherever_clients_write_it(part: dict[str, Any]) -> None:
+    (message,) = messages({"role": "user", "content": [part]})
+    (found,) = message.parts
+    assert isinstance(found, Media)
+    assert (found.kind, found.source) == ("video", Link("data:video/mp4;base64,AA=="))
+
+
 def test_tools_among_the_items_are_found_with_their_path() -> None:
     found = read_input([{"type": "additional_tools", "role": "developer", "tools": [1]}], [], NOTHING)
     assert (found.messages, found.tools) == ([], [([1], "input.0.tools")])
