@@ -38,6 +38,8 @@ class _Read:
 class Disk:
     """At most `limit` bytes, by the clock of the machine."""
 
+    shared = False  # between processes: there is one
+
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
         self._states: StateCache[DiskState] = StateCache(limit)
         self._clock = clock
