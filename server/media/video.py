@@ -6,6 +6,7 @@ Not for the server's process: `decode` runs it elsewhere.
 
 from collections.abc import Iterator
 from io import BytesIO
+from typing import Any
 
 import av
 import av.filter
@@ -20,6 +21,8 @@ from server.confined.worker import Answer
 from server.media.decode import FRAMES, UNREADABLE, VIDEO_WANTED
 from server.media.header import Unreadable
 
+_LENIENT: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
+"""What a file says of itself need not be UTF-8; PyAV 19, which Python 3.12 and later get, takes it as it is."""
 _DEMUXERS = {"MP4": "mov", "Matroska": "matroska", "AVI": "avi"}  # none that could lead to other files
 
 
@@ -61,7 +64,7 @@ def _frames(
     rate = 0.0
     width = height = n_bytes = 0
     try:
-        with av.open(BytesIO(data), "r", format=_DEMUXERS[form], metadata_errors="ignore") as container:
+        with av.open(BytesIO(data), "r", format=_DEMUXERS[form], **_LENIENT) as container:
             stream = next(iter(container.streams.video), None)
             if stream is None:
                 raise Unreadable("there is no picture in it")
