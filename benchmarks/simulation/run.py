@@ -135,10 +135,14 @@ class Simulation:
             while ask is None:
                 session = self._trace.session()
                 ask = self._trace.ask(session)
-            request = Request(id="", prompt=ask.prompt, client=self._client(number))
-            sequence = Sequence(Ticket(request, _nobody, at), number, TextStream(), ask.prompt)
-            self._asks[number] = ask
-            self.scheduler.waiting.append(sequence)
+            self.take(at, number, ask)
+
+    def take(self, at: float, number: int, ask: Ask) -> None:
+        """The next request of a person."""
+        request = Request(id="", prompt=ask.prompt, client=self._client(number))
+        sequence = Sequence(Ticket(request, _nobody, at), number, TextStream(), ask.prompt)
+        self._asks[number] = ask
+        self.scheduler.waiting.append(sequence)
 
     def _step(self) -> None:
         scheduler, cells, clock = self.scheduler, self.cells, self.machine
