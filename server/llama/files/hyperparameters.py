@@ -8,6 +8,14 @@ from server.errors import ModelFailed
 from server.llama.files.gguf_header import GgufHeader
 
 _MOST_LAYERS, _MOST_EXPERTS = 512, 1024  # src/llama-hparams.h
+_MOST_HEADS = (
+    1 << 16
+) - 1  # and elements of one: the library multiplies both in 32 bits, and a product that has wrapped fits
+_OF_HEADS = (
+    "head_count",
+    "head_count_kv",
+    *(f"{of}_length{kind}" for of in ("key", "value") for kind in ("", "_mla", "_swa")),
+)
 _ROPE_SCALING = ("none", "linear", "yarn", "longrope")
 _TWICE_AS_WIDE = ("jamba", "granitehybrid")
 _FORGET_ONE_EXPERT = ("hunyuan-dense", "hunyuan_vl")  # they count a single expert as none, used or not
@@ -35,11 +43,13 @@ def _out_of_range(header: GgufHeader, architecture: str) -> str | None:
         ("embedding_length", 1, 1 << 24),
         ("context_length", 1, (1 << 31) - 1),
         ("rope.dimension_count", 2, _head_size(header, architecture)),
+        *((f"attention.{key}", 0, _MOST_HEADS) for key in _OF_HEADS),
     ):
         full = f"{architecture}.{key}"
         value = header.metadata.get(full)
-        if isinstance(value, int) and not low <= value <= high:
-            return f"{full} is {value}, outside {low} to {high}"
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, int) and not low <= each <= high:
+                return f"{full} is {each}, outside {low} to {high}"
     return None
 
 

@@ -174,6 +174,7 @@ def test_a_float_changes_what_is_computed(tiny_path: Path) -> None:
         ("llama.context_length=int:-1", "'llama.context_length' is -1, less than 0"),
         ("llama.context_length=int:2147483648", "'llama.context_length' is 2147483648, more than 32 bits"),
         ("llama.block_count=int:513", "llama.block_count is 513, outside 1 to 512"),
+        ("llama.attention.head_count=int:65536", "llama.attention.head_count is 65536, outside 0 to 65535"),
         ("llama.expert_used_count=int:5", "llama.expert_used_count is 5, outside 1 to 4"),
         ("llama.expert_used_count=int:0", "llama.expert_used_count is 0, outside 1 to 4"),
         ("llama.expert_count=int:1", "llama.expert_used_count is 2, outside 1 to 1"),
