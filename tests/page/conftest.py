@@ -4,9 +4,13 @@ Needs Playwright's Python package and a Chromium of the system (``CHROMIUM`` nam
 for what keeps people out, lies where ``AXE_CORE`` says.
 """
 
+import hashlib
 import os
 import shutil
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,7 @@ models:
     path: {demo}
     n_ctx: 16384
     n_parallel: 4
+    context_shift: true
     load: startup
   other:
     path: {demo}
@@ -40,12 +45,22 @@ models:
 """
 GUARDED = """
 server:
-  api_keys: [{key}]
+  keys_file: {keys}
+  metrics: true
 models:
   demo:
     path: {demo}
-    n_ctx: 2048
+    n_ctx: 4096
+    n_parallel: 1
+    max_queue: 1
+    context_shift: true
     load: startup
+"""
+KEYS = """
+keys:
+  - name: tester
+    hash: sha256:{hash}
+    scopes: [infer, metrics, models, slots, lora, props]
 """
 
 
@@ -62,11 +77,43 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 
 @pytest.fixture(scope="session")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """With an API key."""
-    config = tmp_path_factory.mktemp("guarded") / "config.yaml"
-    config.write_text(GUARDED.format(key=KEY, demo=DEMO))
+    """With a keys file, one slot, and room for one who waits."""
+    with guarded_server(tmp_path_factory.mktemp("guarded")) as running:
+        yield running
+
+
+@contextmanager
+def guarded_server(folder: Path) -> Iterator[RealServer]:
+    """As the fixture."""
+    config, keys = folder / "guarded.yaml", folder / "keys.yaml"
+    keys.write_text(KEYS.format(hash=hashlib.sha256(KEY.encode()).hexdigest()))
+    config.write_text(GUARDED.format(keys=keys, demo=DEMO))
     with llamapool_config(config) as running:
         yield running
+
+
+@contextmanager
+def full_queue(guarded: RealServer) -> Iterator[None]:
+    """Somebody writes, and somebody waits."""
+    head = {"Authorization": f"Bearer {KEY}"}
+    ids = ["the-one-that-writes", "the-one-that-waits"]
+
+    def ask(name: str) -> None:
+        body = {"model": "demo", "prompt": "Once upon a time", "ignore_eos": True, "n_predict": 10**6, "stream": True}
+        guarded.request("POST", "/completion", body, headers=head | {"X-Conversation-Id": name})
+
+    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in ids]
+    for thread, then in zip(threads, ("llamacpp:requests_processing 1", "llamacpp:requests_deferred 1"), strict=True):
+        thread.start()
+        while then not in guarded.request("GET", "/metrics", headers=head).body.decode():
+            time.sleep(0.05)
+    try:
+        yield
+    finally:
+        for name in ids:
+            guarded.request("DELETE", f"/v1/stream?conv_id={name}", headers=head)
+        for thread in threads:
+            thread.join()
 
 
 @pytest.fixture(scope="session")

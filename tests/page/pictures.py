@@ -2,15 +2,19 @@
 for the chat, a model that can talk. Look at them before they are committed.
 """
 
+import shutil
 import sys
 import threading
+from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from harness.real_server import ROOT, RealServer, llamapool_config
-from tests.page.conftest import CHROMIUM, Visit
+from tests.page.conftest import CHROMIUM, KEY, Visit, full_queue, guarded_server
 
 PLACE = ROOT / "docs" / "pictures"
 CONFIG = """
@@ -23,6 +27,8 @@ models:
     n_parallel: 4
     load: startup
     lora: [{root}/models/demo-lora.gguf]
+    cache_disk: 200
+    cache_disk_path: {folder}/disk
   smollm2:
     path: {talker}
     n_ctx: 8192
@@ -42,21 +48,13 @@ DARK: dict[str, Any] = {"color_scheme": "dark"}
 PHONE: dict[str, Any] = {"is_mobile": True, "has_touch": True, "device_scale_factor": 2}
 
 
-PICTURES: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("chat", "chat-light", LIGHT),
-    ("chat", "chat-phone", PHONE),
-    ("prompt", "prompt-light", LIGHT),
-    ("tokens", "tokens-dark", DARK),
-    ("models", "models-light", LIGHT),
-    ("engine", "engine-dark", DARK),
-    ("engine", "engine-light", LIGHT),
-    ("engine", "engine-phone", PHONE | DARK),
-    ("requests", "requests-light", LIGHT),
-    ("metrics", "metrics-dark", DARK),
-    ("bench", "bench-light", LIGHT),
-    ("bench", "bench-phone", PHONE | DARK),
-    ("tokens", "tokens-phone", PHONE | LIGHT),
-)
+SIZES: dict[str, dict[str, Any]] = {"light": LIGHT, "dark": DARK, "phone": PHONE}
+PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{view}-{size}": (view, options | (DARK if size == "phone" and i % 2 else {}))
+    for i, view in enumerate(("chat", "prompt", "tokens", "engine", "requests", "metrics", "models", "bench"))
+    for size, options in SIZES.items()
+}
+"""Every view in both themes, and on a phone."""
 
 
 def busy(server: RealServer, n: int, n_tokens: int) -> list[threading.Thread]:
@@ -81,6 +79,7 @@ def take(browser: Any, server: RealServer, view: str, name: str, **options: Any)
         visit.page.set_viewport_size({"width": 390, "height": 844})
     page = visit.open(view)
     page.wait_for_selector(f".view-{view} h1")
+    page.set_default_timeout(180_000)
     if view == "chat":
         page.select_option(".model-picker select", "smollm2")
         page.click("button[aria-label=Settings]")
@@ -93,6 +92,8 @@ def take(browser: Any, server: RealServer, view: str, name: str, **options: Any)
             page.wait_for_selector("button[aria-label=Stop]", state="attached")
             page.wait_for_selector("button[aria-label=Send]", timeout=120_000)
     elif view == "engine":
+        if not options.get("is_mobile"):
+            page.set_viewport_size({"width": 1280, "height": 1320})  # down to the kept states
         page.wait_for_selector(".slot")
         busy(server, 7, 700)
         page.wait_for_selector(".slot.decode")
@@ -119,9 +120,15 @@ def take(browser: Any, server: RealServer, view: str, name: str, **options: Any)
         page.wait_for_selector(".raw")
     elif view == "metrics":
         page.wait_for_selector(".plot canvas", timeout=60_000)
-    page.wait_for_timeout(600)
-    page.screenshot(path=PLACE / f"{name}.png")
+    keep(page, name)
     visit.close()
+
+
+def keep(page: Any, name: str) -> None:
+    """The picture as a file of 256 colours, which is a third as large."""
+    page.wait_for_timeout(600)
+    shot = Image.open(BytesIO(page.screenshot())).convert("RGB")
+    shot.quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=2).save(PLACE / f"{name}.png", optimize=True)
 
 
 def state_lost(visit: Visit) -> None:
@@ -134,10 +141,9 @@ def state_lost(visit: Visit) -> None:
 
 def state_queue(visit: Visit) -> None:
     page = visit.open()
-    error = {"error": {"code": 429, "message": "the queue is full", "type": "unavailable_error"}}
-    page.route(
-        "**/v1/chat/completions", lambda route: route.fulfill(status=429, json=error, headers={"Retry-After": "7"})
-    )
+    page.wait_for_selector("dialog")
+    page.fill("dialog input", KEY)
+    page.click("dialog button")
     page.wait_for_selector(".model-picker select")
     say(page, "Is there a place for me?")
     page.wait_for_selector(".failure")
@@ -157,10 +163,8 @@ def state_unloaded(visit: Visit) -> None:
 
 
 def state_key(visit: Visit) -> None:
-    page = visit.page
-    denied = {"error": {"code": 401, "message": "Invalid API Key", "type": "authentication_error"}}
-    page.route(lambda url: url.endswith("/models"), lambda route: route.fulfill(status=401, json=denied))
-    visit.open()
+    page = visit.open()
+    page.wait_for_selector("dialog")
     page.fill("dialog input", "sk-wrong")
     page.click("dialog button")
     page.wait_for_selector("dialog .wrong")
@@ -181,16 +185,16 @@ def say(page: Any, text: str) -> None:
     page.keyboard.press("Enter")
 
 
-def take_state(browser: Any, server: RealServer, name: str) -> None:
+def take_state(browser: Any, server: RealServer, guarded: RealServer, name: str) -> None:
     """One picture of a state."""
     reach, options = STATES[name]
-    visit = Visit(browser, server.base_url, **options)
+    visit = Visit(browser, (guarded if name in ("state-queue", "state-key") else server).base_url, **options)
     visit.page.set_viewport_size(
         {"width": 390, "height": 844} if "is_mobile" in options else {"width": 1000, "height": 640}
     )
-    reach(visit)
-    visit.page.wait_for_timeout(600)
-    visit.page.screenshot(path=PLACE / f"{name}.png")
+    with full_queue(guarded) if name == "state-queue" else nullcontext():
+        reach(visit)
+        keep(visit.page, name)
     visit.close()
 
 
@@ -200,16 +204,18 @@ def main(talker: Path, only: list[str]) -> None:
     folder = Path("/tmp/models")
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "config.yaml"
+    shutil.rmtree(folder / "disk", ignore_errors=True)
+    (folder / "disk").mkdir()
     (folder / "broken.gguf").write_bytes((ROOT / "models" / "demo.gguf").read_bytes()[:4096])
     config.write_text(CONFIG.format(folder=folder, root=ROOT, talker=talker))
-    with llamapool_config(config) as server, sync_playwright() as running:
+    with llamapool_config(config) as server, guarded_server(folder) as guarded, sync_playwright() as running:
         browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for view, name, options in PICTURES:
+        for name, (view, options) in PICTURES.items():
             if not only or name in only:
                 take(browser, server, view, name, **options)
         for name in STATES:
             if not only or name in only:
-                take_state(browser, server, name)
+                take_state(browser, server, guarded, name)
         browser.close()
 
 

@@ -241,6 +241,7 @@ export function sentence(error) {
   if (error.status === 0) return t("errorLost");
   if (error.status === 401) return t("errorKey");
   if (error.status === 429) return t("errorFull", error.retryAfter || 1);
+  if (error.message.includes("cancelled by who runs")) return t("errorCancelled");
   if (error.status === 503 && error.type === "unavailable_error") return `${t("errorModel")} ${error.message}`;
   return error.message;
 }

@@ -54,7 +54,7 @@ const SlotView = ({ slot, model, now, onSaid }) => {
         <div class="slot-foot"><span class="code small clip">${choice.request}</span><${CancelButton} id=${choice.request} /></div>`
       : html`<div class="slot-foot">
           <span class="quiet small">${slot.used ? t("idleFor", seconds((now - slot.used) / 1000)) : t("neverUsed")}</span>
-          ${slot.tokens > 0 && html`<${Actions} slot=${slot} model=${model} onSaid=${onSaid} />`}
+          <${Actions} slot=${slot} model=${model} onSaid=${onSaid} />
         </div>`}
   </li>`;
 };
@@ -74,7 +74,7 @@ const Actions = ({ slot, model, onSaid }) => {
     }
   };
   return html`<span class="slot-actions">
-    ${["save", "restore", "erase"].map(
+    ${(slot.tokens > 0 ? ["save", "restore", "erase"] : ["restore"]).map(
       (action) => html`<button type="button" key=${action} onClick=${act(action)}
         aria-label=${`${t(`slot_${action}`)}: ${t("slot", slot.id)}`}>${t(`slot_${action}`)}</button>`,
     )}

@@ -49,10 +49,11 @@ const Map = ({ name, tier, now }) => {
   return html`
     <div class="map" ref=${box} role="listbox" tabindex="0" aria-label=${t("tierMap", number(tier.n))} aria-activedescendant=${id(states[at])} onKeyDown=${move}>
       ${states.map(
-        (one, i) => html`<div key=${one[0]} id=${id(one)} role="option" aria-selected=${i === at} aria-label=${words(one, now)}
+        (one, i) => html`<div key=${one[0]} id=${id(one)} role="option" aria-selected=${i === at}
           class=${classes("tile", `pale${paleness((now - one[3]) / 1000)}`, i === at && "chosen")} style=${{ flexGrow: one[2] }}
           onClick=${() => setChosen(one[0])} onMouseEnter=${() => setChosen(one[0])}>
           <b>${bytes(one[2])}</b><span>${t("uses", number(one[4]))}</span><span>${seconds(Math.max(0, now - one[3]) / 1000)}</span>
+          <span class="hidden">${t("tierMore", number(one[1]), short(one[5]))}</span>
           <i style=${{ width: `${100 * Math.sqrt(one[5] / mostWorth)}%` }}></i>
         </div>`,
       )}

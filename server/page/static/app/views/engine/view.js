@@ -94,12 +94,13 @@ export const Figure = ({ label, value, unit = "" }) => html`<div>
 const Queue = ({ waiting, n, now }) => html`
   <div class="table-box" tabindex="0"><table>
     <thead><tr>
-      <th scope="col">${t("request")}</th><th scope="col" class="right">${t("priority")}</th>
+      <th scope="col">${t("request")}</th><th scope="col">${t("standing")}</th><th scope="col" class="right">${t("priority")}</th>
       <th scope="col" class="right">${t("promptTokens")}</th><th scope="col" class="right">${t("waits")}</th><th></th>
     </tr></thead>
     <tbody>${waiting.map(
       (choice) => html`<tr key=${choice.request + choice.index}>
-        <td class="code">${choice.request}</td><td class="right">${choice.priority}</td><td class="right">${number(choice.prompt)}</td>
+        <td class="code">${choice.request}</td><td>${choice.placed ? t("parkedAfter", number(choice.predicted)) : t("phase_waiting")}</td>
+        <td class="right">${choice.priority}</td><td class="right">${number(choice.prompt)}</td>
         <td class="right">${seconds((now - choice.submitted) / 1000)}</td><td class="right"><${CancelButton} id=${choice.request} /></td>
       </tr>`,
     )}</tbody>

@@ -47,8 +47,8 @@ export const RequestsView = () => {
         const writing = one.prompt_done ? (end - one.prompt_done) / 1000 : 0;
         return html`<tr key=${name(one)}>
           <td>${clock(one.submitted)}</td>
-          <td class="code"><button type="button" class="small" aria-label=${`${t("details")}: ${one.request}`} onClick=${() => setRead(name(one))}>
-            ${one.request.slice(-12)}${one.index > 0 && ` /${one.index}`}</button></td>
+          <td class="code"><button type="button" class="small" onClick=${() => setRead(name(one))}>
+            ${one.request.slice(-12)}${one.index > 0 && ` /${one.index}`}<span class="hidden"> ${t("details")}</span></button></td>
           <td class="clip">${one.model}</td><td class="right">${number(one.prompt)}</td><td class="right">${number(one.cached)}</td>
           <td class="right">${number(one.predicted)}</td><td class="right">${seconds(first)}</td>
           <td class="right">${one.predicted > 1 && writing > 0 ? `${short((one.predicted - 1) / writing)}/s` : "–"}</td>
