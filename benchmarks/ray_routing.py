@@ -97,16 +97,13 @@ def measure(cluster: RayCluster, router: str, arguments: argparse.Namespace) -> 
 
 
 def figures(router: str, turns: Sequence[Turn]) -> dict[str, float | int | str]:
-    """What is reported. ``possible``: the hit rate if each turn had found all that the turn before it had computed."""
+    """What is reported."""
     n_prompt = sum(turn.n_prompt for turn in turns)
     later = [turn for turn in turns if turn.nth]
-    before = {(turn.conversation, turn.nth): turn.n_prompt for turn in turns}
-    possible = sum(before[turn.conversation, turn.nth - 1] for turn in later)
     replicas = [turn.replica for turn in turns]
     return {
         "router": router,
         "hit_rate": sum(turn.n_cached for turn in turns) / n_prompt,
-        "possible": possible / n_prompt,
         "prompt_tokens": n_prompt,
         "first_turn_p50_s": statistics.median(turn.first_token_s for turn in turns if not turn.nth),
         "later_p50_s": statistics.median(turn.first_token_s for turn in later),
