@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, WithJsonSchema
 
 from server.options.table.option import SettingsModel, option
 from server.options.table.values import FALSE, TRUE, FilePath, Float, Int, read_list
@@ -47,9 +47,7 @@ class FetchSettings(SettingsModel):
     address that is listed itself is not."""
     media_path: FilePath | None = option(None, "--media-path", metavar="FOLDER")
     """Folder of the files that requests may name by file:// addresses, relative to it; none = off."""
-    video_fps: Annotated[Float, option("--video-fps", env="LLAMA_ARG_VIDEO_FPS"), Field(allow_inf_nan=False)] = 4.0
+    video_fps: Float = option(4.0, "--video-fps", env=True, allow_inf_nan=False)
     """Frames of a video that a model is shown, a second; 0 or less = all of them. Needs llamapool[video]."""
-    video_timestamp_interval: Annotated[
-        Int, option("--video-timestamp-interval", env="LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL", metavar="MS")
-    ] = 5000
+    video_timestamp_interval: Int = option(5000, "--video-timestamp-interval", env=True, metavar="MS")
     """Milliseconds between the times that are told among a video's frames; 0 or less = none."""
