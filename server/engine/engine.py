@@ -16,7 +16,7 @@ from server.engine.kv.ram_cache import MIB, KeptState, min_limit
 from server.engine.lora import Tuning, default_set, tuning
 from server.engine.media import Spans
 from server.engine.params import EngineParams
-from server.engine.prefix.blocks import BlockReport, Blocks, Held
+from server.engine.prefix.blocks import BlockReport, Blocks, HeldText
 from server.engine.request import Adapters, Event, Failed, Request, Sink
 from server.engine.routing import Router
 from server.engine.runner_api import Runner
@@ -232,16 +232,16 @@ class Engine(Instances[Instance]):
         """What of prompts' blocks, in slots and in RAM, has come and gone since it was asked last. One who asks."""
         return self._blocks.update(self._held())
 
-    def _held(self) -> Iterator[Held]:
+    def _held(self) -> Iterator[HeldText]:
         """Text alone, as far as the bare model has computed it."""
         for i, instance in enumerate(self._instances):
             for slot in instance.scheduler.slots:
                 n = _n_plain(slot.tuning, slot.n_exact, slot.media)
                 tokens = slot.tokens.copy()  # at once, whatever the step thread does
-                yield Held((i, slot.id), tokens, min(n, len(tokens)), "GPU", slot.tuning.scope)
+                yield HeldText((i, slot.id), tokens, min(n, len(tokens)), "GPU", slot.tuning.scope)
         for state in list(self._ram):
             n = _n_plain(state.tuning, state.n_exact, state.media)
-            yield Held(id(state), state.tokens, min(n, len(state.tokens)), "CPU", state.tuning.scope)
+            yield HeldText(id(state), state.tokens, min(n, len(state.tokens)), "CPU", state.tuning.scope)
 
     def _adapter_names(self, tickets: Iterable[Ticket]) -> frozenset[str]:
         ids = {id_ for ticket in tickets for id_, _ in ticket.tuning.adapters}

@@ -18,7 +18,7 @@ Hash = bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldText:
     """What one slot or kept state holds: the first `n` of `tokens`, which is not changed while it is looked at. ``key``
     tells it from others, ``medium`` says where it is: "GPU" (cells, wherever they are), "CPU" (RAM). ``salt``: for whom
     alone it is."""
@@ -84,7 +84,7 @@ class Blocks:
     _known: dict[Hashable, _Known] = field(default_factory=dict)
     _n_held: dict[tuple[str, Hash], int] = field(default_factory=dict)
 
-    def update(self, held: Iterable[Held]) -> BlockReport:
+    def update(self, held: Iterable[HeldText]) -> BlockReport:
         """This is all that is held now."""
         before: dict[tuple[str, Hash], bool] = {}
         fresh: list[_Fresh] = []
@@ -109,7 +109,7 @@ class Blocks:
         return BlockReport(self.epoch, (*removed, *_in_runs(stored)))
 
     def _follow(
-        self, old: _Known | None, one: Held, fresh: list[_Fresh], before: dict[tuple[str, Hash], bool]
+        self, old: _Known | None, one: HeldText, fresh: list[_Fresh], before: dict[tuple[str, Hash], bool]
     ) -> _Known:
         n_blocks = one.n // BLOCK
         tokens = list(one.tokens[: n_blocks * BLOCK])

@@ -73,7 +73,7 @@ class Wish:
 
 
 @dataclass(slots=True)
-class _Held:
+class _ReadText:
     """``tokens`` are in the cells; the first `n_same` are known to be those of `owner`, as long as its `base` is."""
 
     tokens: list[int] = field(default_factory=list)
@@ -141,7 +141,7 @@ class DraftCells:
         self.cost = StepCost()
         self._runner = runner
         self._clock = clock
-        self._held = [_Held() for _ in range(runner.info.n_seq)]
+        self._held = [_ReadText() for _ in range(runner.info.n_seq)]
 
     @property
     def n_ctx(self) -> int:

@@ -11,6 +11,7 @@
 How many of them are checked is decided by what that costs here, as for every other guess.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ def sources(params: EngineParams) -> Callable[[int, bool], tuple[TextSource, ...
 
 
 @dataclass(slots=True)
-class _Text:
+class _Text(ABC):
     """A sequence's tokens, of which the first ``n_indexed`` are known to its index."""
 
     tokens: list[int] = field(default_factory=list)
@@ -90,10 +91,11 @@ class _Text:
         self.n_indexed = stop
         return stop - start
 
+    @abstractmethod
     def _index(self, start: int, stop: int) -> None:
-        raise NotImplementedError
+        """Make known what follows the tokens from `start` up to `stop`."""
 
-    def judge(self, n_checked: int, n_right: int) -> None:
+    def judge(self, n_checked: int, n_right: int) -> None:  # noqa: B027 - `NgramMap` and `NgramMod` do learn
         """Nothing is learned here from what was right."""
 
 

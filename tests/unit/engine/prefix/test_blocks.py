@@ -5,7 +5,7 @@ from server.engine.prefix.blocks import (
     Blocks,
     BlocksRemoved,
     BlocksStored,
-    Held,
+    HeldText,
     block_hash,
     hash_of_none,
     shown,
@@ -15,8 +15,8 @@ from server.engine.prefix.hashes import BLOCK
 GPU = "GPU"
 
 
-def held(key: object, tokens: list[int], medium: str = GPU, salt: str = "", n: int | None = None) -> Held:
-    return Held(key, tokens, len(tokens) if n is None else n, medium, salt)
+def held(key: object, tokens: list[int], medium: str = GPU, salt: str = "", n: int | None = None) -> HeldText:
+    return HeldText(key, tokens, len(tokens) if n is None else n, medium, salt)
 
 
 def test_hashes_are_vllms() -> None:
