@@ -96,7 +96,9 @@ def test_random_load_keeps_to_the_limit(limit: int, *, unified: bool, cut: bool,
                 replies = await run(engine, *asked)
                 assert [reply.error for reply in replies] == [None] * len(asked)
                 assert [reply.text for reply in replies] == [alone(one) for one in asked]
-                assert bytes_held(engine) <= limit
+                async with asyncio.timeout(30):
+                    while bytes_held(engine) > limit:  # noqa: ASYNC110 - step threads may go on: not of one moment
+                        await asyncio.sleep(0.01)
             assert n_instances > 1 or watched.most > limit / 3, "the load is too light to tell"
             held = [len(s.checkpoints) for i in engine._instances for s in i.scheduler.slots]
             assert engine._ram.besides.n_bytes == 0 or any(held), "what nobody holds any more is still counted"
