@@ -173,7 +173,7 @@ def test_a_killed_replica_ends_its_own_streams_only(cluster: RayCluster, two: se
     for stream in streams:
         assert stream.begun.wait(DEADLINE_S)
     assert {stream.replica for stream in streams} == two
-    victim = streams[0].replica
+    victim = min(streams, key=lambda stream: stream.n_events).replica  # has most left to say
     cluster.kill(victim)
     after = cluster.request("POST", "/v1/chat/completions", chat("Are you there?"))
     assert after.status == 200  # also where it was sent to the one that has just ended
@@ -181,12 +181,12 @@ def test_a_killed_replica_ends_its_own_streams_only(cluster: RayCluster, two: se
         thread.join(DEADLINE_S)
     for stream in streams:
         if stream.replica == victim:
-            assert not stream.done
-            assert stream.error is not None
-            assert stream.error["code"] == 503
+            assert stream.done != (stream.error is not None)  # one may have ended before
+            assert stream.error is None or stream.error["code"] == 503
         else:
             assert stream.done, stream.error
             assert stream.error is None
+    assert any(stream.error for stream in streams)
     until(lambda: len(replicas(cluster)) == 2, "another replica takes its place")
     assert victim not in replicas(cluster)
 
