@@ -28,9 +28,10 @@ async def begun(exchange: Exchange, steps: threading.Semaphore) -> str:
         steps.release()
     assert await exchange.start() == 200
     while True:
-        chunk = json.loads((await exchange.chunk()).removeprefix(b"data: "))
-        if chunk["choices"][0]["delta"].get("reasoning_content"):
-            return str(chunk["id"])
+        for event in filter(None, (await exchange.chunk()).split(b"\n\n")):
+            chunk = json.loads(event.removeprefix(b"data: "))
+            if chunk["choices"][0]["delta"].get("reasoning_content"):
+                return str(chunk["id"])
 
 
 async def rest(exchange: Exchange, steps: threading.Semaphore) -> tuple[str, str]:
@@ -38,12 +39,12 @@ async def rest(exchange: Exchange, steps: threading.Semaphore) -> tuple[str, str
     for _ in range(200):
         steps.release()
     said = {"reasoning_content": "", "content": ""}
-    async for part in exchange.chunks():
-        if b"[DONE]" in part:
-            break
-        for choice in json.loads(part.removeprefix(b"data: "))["choices"]:
-            for name in said:
-                said[name] += choice["delta"].get(name) or ""
+    came = b"".join([part async for part in exchange.chunks()])  # what several steps have said may come in one part
+    events = [event.removeprefix(b"data: ") for event in came.split(b"\n\n") if event]
+    assert events.pop() == b"[DONE]"
+    for choice in (choice for event in events for choice in json.loads(event)["choices"]):
+        for name in said:
+            said[name] += choice["delta"].get(name) or ""
     return said["reasoning_content"], said["content"]
 
 
