@@ -74,6 +74,8 @@ def option(
     """
     spelled = tuple(flags.split())
     long = next((flag.removeprefix("--") for flag in spelled if flag.startswith("--")), "")
+    if not long and True in (env, off):
+        raise ValueError("env=True and off=True need a long flag that is spelled out")
     name = "LLAMA_ARG_" + long.replace("-", "_").upper() if env is True else env or ""
     negations = ("--no-" + long,) if off is True else off or ()
     known = {**dict.fromkeys(negations, False), **(constants or {})}
