@@ -313,7 +313,9 @@ def lifespan_of(
         try:
             await services.pool.start()
             screen = asyncio.create_task(
-                show_first_screen(services.pool, addresses, has_keys=services.keys.required, has_page=server.ui),
+                show_first_screen(
+                    services.pool, addresses, services.draining, has_keys=services.keys.required, has_page=server.ui
+                ),
                 name="first screen",
             )
             screen.add_done_callback(log_failure)

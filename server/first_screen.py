@@ -1,6 +1,7 @@
 """What the log says once everything that loads at start is loaded: where the server is, what it serves, what that takes
 of which memory and why, and what to try. A few lines, without time and level on a terminal."""
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +26,9 @@ _UNIX = "http+unix://"
 _WIDTH = 13
 
 
-async def show_first_screen(pool: Pool, addresses: Sequence[str], *, has_keys: bool, has_page: bool) -> None:
+async def show_first_screen(
+    pool: Pool, addresses: Sequence[str], draining: asyncio.Event, *, has_keys: bool, has_page: bool
+) -> None:
     """Wait for the loads of the start, then log the screen; never where the server stops before."""
     with pool.subscribe() as events:
         while pool.starting:
@@ -33,6 +36,8 @@ async def show_first_screen(pool: Pool, addresses: Sequence[str], *, has_keys: b
                 await anext(events)
             except StopAsyncIteration:
                 return
+    if draining.is_set():  # loads that are cancelled have ended, too
+        return
     memory = await pool.memory()
     budget = pool.budget_of(memory)
     for line in first_screen(pool.states(), memory, budget, addresses, has_keys=has_keys, has_page=has_page):

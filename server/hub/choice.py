@@ -76,9 +76,10 @@ def choose(files: Sequence[HubFile], repository: str, tag: str = "", file: str =
     by_path = {found.path: found for found in files}
     if PRESET in by_path and not file:
         return Choice(preset=by_path[PRESET])
-    model = by_path.get(file) if file else _model(files, tag)
+    named = by_path.get(file if file.endswith(SUFFIX) else "")
+    model = named if file else _model(files, tag)
     if model is None:
-        wanted = f"file '{file}'" if file else f"model of the quantization '{tag}'" if tag else "GGUF model"
+        wanted = f"GGUF file '{file}'" if file else f"model of the quantization '{tag}'" if tag else "GGUF model"
         raise NotFound(f"'{repository}' has no {wanted}; {_listed(files)}")
     siblings = {kind: _sibling(files, model.path, word, tag) for kind, word in SIBLINGS.items()}
     found = {kind: sibling for kind, sibling in siblings.items() if sibling is not None}

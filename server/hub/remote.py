@@ -71,7 +71,7 @@ class Remote:
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self.patience = patience or Patience()
         # None = what `hf auth login` has left: for the hub that Hugging Face's tools use, and for no mirror
-        self._token = token or (None if self.endpoint == constants.ENDPOINT.rstrip("/") else False)
+        self._token = token.strip() or (None if self.endpoint == constants.ENDPOINT.rstrip("/") else False)
 
     def commit(self, repository: str) -> Commit:
         """The newest one of ``main``, or of the first branch. Raises `NotFound`, `DownloadFailed`."""
@@ -138,6 +138,9 @@ class Remote:
         given = build_hf_headers(
             token=self._token if own else False, library_name="llamapool", library_version=__version__
         )
+        token = given.get("authorization", "")
+        if not (token.isascii() and token.isprintable()):  # the libraries below would show it, or stumble over it
+            raise DownloadFailed("the hub's token has characters that no token has: see HF_TOKEN or --hf-token")
         with opened(url, what, {**given, **(headers or {})}) as response:
             yield response
 

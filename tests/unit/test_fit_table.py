@@ -1,15 +1,19 @@
 """``llamapool fit`` and the first screen, over a loader that makes sizes up."""
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from harness.fakes import FakeLoader
 from server.cli.fit_table import fit_table
 from server.errors import ModelFailed
-from server.first_screen import first_screen
+from server.first_screen import first_screen, show_first_screen
 from server.pool.budget import Budget, read_budget
 from server.pool.footprint import HOST, Bytes, Fit, Memory
 from server.pool.protocols import ModelInfo
@@ -109,6 +113,16 @@ def test_the_first_screen_says_what_was_chosen_and_what_to_try() -> None:
         "  try           curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' "
         """-d '{"model": "demo", "messages": [{"role": "user", "content": "Hello!"}]}'""",
     ]
+
+
+async def test_the_first_screen_is_not_for_a_server_that_stops() -> None:
+    """Its loads end since they are cancelled. The pool is asked for nothing more."""
+    pool: Any = SimpleNamespace(starting=False, subscribe=nullcontext)
+    draining = asyncio.Event()
+    with pytest.raises(AttributeError, match="memory"):
+        await show_first_screen(pool, ["http://a"], draining, has_keys=False, has_page=True)
+    draining.set()
+    await show_first_screen(pool, ["http://a"], draining, has_keys=False, has_page=True)
 
 
 def test_the_first_screen_knows_keys_sockets_and_many_models() -> None:

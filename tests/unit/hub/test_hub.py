@@ -186,6 +186,19 @@ def test_refusals_say_what_to_do(
     assert "hf_token" not in error.value.message
 
 
+def test_the_end_of_the_line_of_a_token_s_file_is_no_part_of_it(remote: StandInHub, tmp_path: Path) -> None:
+    pulled(hub_of(remote, tmp_path, token="hf_token\n"))
+    assert {asked.token for asked in remote.asked} == {"hf_token"}
+
+
+@pytest.mark.parametrize("token", ["hf_sec\nret", "hf_sec\rret", "hf_secr\u00fct", "hf_\0"])
+def test_a_token_that_is_none_is_not_sent_and_not_shown(remote: StandInHub, tmp_path: Path, token: str) -> None:
+    with pytest.raises(DownloadFailed, match="HF_TOKEN") as error:
+        pulled(hub_of(remote, tmp_path, token=token))
+    assert "sec" not in error.value.message
+    assert remote.asked == []
+
+
 def test_names_that_lead_elsewhere_are_not_there(remote: StandInHub, tmp_path: Path) -> None:
     remote.repositories[REPOSITORY] = {}
     remote.names = ["../evil-Q8_0.gguf", "/evil-Q8_0.gguf", "a\\evil-Q8_0.gguf"]
