@@ -30,7 +30,7 @@ from server.wire.logit_bias import check_together
 from server.wire.vectors.job import VectorJob
 
 T = TypeVar("T")
-FAR_BEHIND = 8  # steps
+FAR_BEHIND = 64  # steps
 LONG_BYTES = 1 << 20
 """A body that holds so much text: a megabyte is tokenized in up to a second."""
 LONG_WITH_MEDIA = 16 << 20
