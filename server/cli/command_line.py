@@ -3,6 +3,7 @@
 A wrong setting ends it with one line on standard error and status 2.
 """
 
+import asyncio
 import gc
 import logging
 import math
@@ -30,7 +31,8 @@ from server.options.reference import completion, help_text, json_schema, markdow
 from server.options.table.option import SettingsModel
 from server.pool.spec import ModelSpec
 from server.settings import TABLE, Settings, check_files, load_settings, model_specs
-from server.transport.connections import most_connections
+from server.transport.connections import most_connections, most_handshakes
+from server.transport.handshakes import HANDSHAKE_S, count_handshakes
 from server.transport.http_protocol import BoundedHttpProtocol
 from server.transport.socket_protocol import PatientSocketProtocol
 
@@ -241,11 +243,20 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, then listen."""
-        await super().startup(sockets=sockets)
-        if self.started:
-            for address in self._addresses:
-                logger.info("listening on %s", address)
+        """Start the application, then listen; uvicorn by itself would give handshakes a minute each."""
+        await super().startup(sockets=[])
+        config, loop = self.config, asyncio.get_running_loop()
+        protocol: Callable[..., asyncio.Protocol] = config.http_protocol_class
+        make = partial(protocol, config=config, server_state=self.server_state, app_state=self.lifespan.state)
+        limit_s = HANDSHAKE_S if config.ssl else None
+        for listener in sockets or []:
+            self.servers.append(
+                await loop.create_server(
+                    make, sock=listener, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=limit_s
+                )
+            )
+        for address in self._addresses:
+            logger.info("listening on %s", address)
 
 
 def _plain(model: SettingsModel) -> dict[str, Any]:
@@ -276,9 +287,11 @@ def _shown(words: Sequence[str]) -> bool:
 
 def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:
     server = settings.server
+    tls = server.ssl_cert_file is not None
+    most = most_connections(server.max_connections, tls=tls)
     return uvicorn.Config(
         app,
-        http=partial(BoundedHttpProtocol, most=most_connections(server.max_connections)),  # type: ignore[arg-type]
+        http=partial(BoundedHttpProtocol, most=most),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         lifespan="on",
@@ -288,6 +301,7 @@ def _uvicorn_config(app: Any, settings: Settings) -> uvicorn.Config:
         server_header=False,
         ssl_keyfile=server.ssl_key_file,
         ssl_certfile=server.ssl_cert_file,
+        ssl_context_factory=(lambda _, made: count_handshakes(made(), most_handshakes(most))) if tls else None,
         timeout_graceful_shutdown=math.ceil(server.drain_s + _GRACE_S),
     )
 

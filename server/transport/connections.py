@@ -8,7 +8,8 @@ RETRY_AFTER_S = 1
 MOST = 8192
 """Connections, where no limit is set: some hundred megabytes if all of them send heads."""
 _FOR_OTHERS = 256  # descriptors: of models, files, processes, logs
-_WANTED = MOST + _FOR_OTHERS
+_LEAST_HANDSHAKES = 64
+_PER_HANDSHAKE = 4  # connections
 
 
 class TooManyConnections(Unavailable):
@@ -19,11 +20,18 @@ class TooManyConnections(Unavailable):
         self.retry_after_s = RETRY_AFTER_S
 
 
-def most_connections(wanted: int) -> int:
-    """How many this process may have; `wanted` 0 = as many as descriptors allow. Asks the system for more of them."""
-    n_descriptors = _descriptors(wanted + _FOR_OTHERS if wanted else _WANTED)
-    most = max(n_descriptors - _FOR_OTHERS, n_descriptors // 2)
-    return min(wanted or MOST, most)
+def most_connections(wanted: int, *, tls: bool = False) -> int:
+    """How many this process may have; `wanted` 0 = as many as descriptors allow. Asks the system for more of them, with
+    `tls` for handshakes beside them, too."""
+    places = wanted or MOST
+    n_descriptors = _descriptors(places + (most_handshakes(places) if tls else 0) + _FOR_OTHERS)
+    left = max(n_descriptors - _FOR_OTHERS, n_descriptors // 2)
+    return min(places, left * _PER_HANDSHAKE // (_PER_HANDSHAKE + 1) if tls else left)
+
+
+def most_handshakes(most: int) -> int:
+    """How many TLS handshakes there may be beside `most` connections."""
+    return max(most // _PER_HANDSHAKE, _LEAST_HANDSHAKES)
 
 
 def _descriptors(wanted: int) -> int:

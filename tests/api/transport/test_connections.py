@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from harness.fakes import FakeLoader, FakeRunner
-from server.transport.connections import most_connections
+from server.transport.connections import most_connections, most_handshakes
 from tests.api.conftest import GoLive, Live, chat_request, until
 
 MOST = {"max_connections": 3}
@@ -103,3 +103,7 @@ def test_there_are_descriptors_for_all(
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: asked.append(pair[0]))
     assert most_connections(wanted) == most
     assert asked == ([] if raised is None else [raised])
+    with_tls = most_connections(wanted, tls=True)
+    assert with_tls <= most
+    n_descriptors = asked[-1] if asked else limits[0]
+    assert n_descriptors < 128 or n_descriptors == -1 or with_tls + most_handshakes(with_tls) < n_descriptors

@@ -1,0 +1,40 @@
+"""TLS handshakes, which an event loop has before it tells anybody of a connection: at most so many at once.
+
+Each holds a descriptor and some kilobytes, and is over, done or not, after `HANDSHAKE_S`: who begins many and ends none
+keeps new clients waiting for that long at most, and nobody who is connected. The loop has the transport, so that the
+next one can't take the idlest one's place, as it does among connections (`http_protocol`): it is closed.
+"""
+
+import ssl
+from weakref import WeakSet
+
+HANDSHAKE_S = 10.0
+
+
+class TooManyHandshakes(ssl.SSLError):
+    """All places for handshakes are taken; the loop closes the connection."""
+
+
+def count_handshakes(context: ssl.SSLContext, most: int) -> ssl.SSLContext:
+    """The same context, with at most `most` handshakes under way; for a loop's thread. asyncio and uvloop alike ask it
+    for the object that makes one (``sslobject_class``), and drop that when the client leaves or its time is over."""
+    under_way: WeakSet[ssl.SSLObject] = WeakSet()
+
+    class Counted(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            """Go on with it; raises `TooManyHandshakes` where it would be one too many."""
+            if self not in under_way:
+                if len(under_way) >= most:
+                    raise TooManyHandshakes(f"{most} TLS handshakes are under way")
+                under_way.add(self)
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except BaseException:
+                under_way.discard(self)
+                raise
+            under_way.discard(self)
+
+    context.sslobject_class = Counted
+    return context
