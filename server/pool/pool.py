@@ -303,7 +303,7 @@ class Pool:
     def _check_new(self, name: str) -> None:
         if self._turns.stopped:
             raise ShuttingDown()
-        if name in self._entries:
+        if self._names.find(name) is not None:
             raise InvalidRequest(f"model '{name}' already exists", "model")
 
     async def _downloaded(self, entry: Entry, ok: bool) -> None:
@@ -366,7 +366,9 @@ class Pool:
             kept = {entry.id: entry for entry in self._entries.values() if entry not in stale}
             self._entries.clear()
             for model_id, spec in specs.items():
-                self._entries[model_id] = kept.pop(model_id) if model_id in kept else Entry(spec, self._clock())
+                entry = kept.pop(model_id) if model_id in kept else Entry(spec, self._clock())
+                self._entries[model_id] = entry
+                entry.spec = replace(entry.spec, aliases=spec.aliases)
             self._entries.update(kept)  # those that are being downloaded
             self._rename()
         self._fan_out.publish(ModelsReloaded())
@@ -444,5 +446,5 @@ def _is_stale(entry: Entry, spec: ModelSpec | None) -> bool:
 
 
 def _without_beginning(spec: ModelSpec) -> ModelSpec:
-    """What a model is once the pool has started, whoever configured it."""
-    return replace(spec, source="", load="on_demand", args=(), preset="")
+    """What a model is once the pool has started, whoever configured it, and whatever else it is called."""
+    return replace(spec, source="", load="on_demand", args=(), preset="", aliases=())

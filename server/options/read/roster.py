@@ -31,6 +31,7 @@ class Origin:
     kind: Literal["preset", "models_dir", "cache"] = "preset"  # as llama-server calls them
     hidden: bool = False  # not listed: a preset has the same file
     path_place: str = ""  # where its file was named, if not there
+    repository: str = ""  # which means this one of the cache where no quantization is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +131,19 @@ def _catalogued(
     common = preset_layer(table, "*", preset.common, skipped) if preset else {}
     sections = preset.sections if preset else {}
     hidden = _hidden(table, preset, hub) if preset else frozenset()
+    usual = {repository: _usual(hub, repository) for repository in {model.reference.repository for model in cached}}
     for model in cached:
         name = str(model.reference)
         if name not in local:
             place = str(hub.cache.folder)
             section = preset_layer(table, name, sections.get(name, []), skipped)
-            origin = Origin(place, scanned=True, kind="preset" if section else "cache", hidden=model.path in hidden)
+            origin = Origin(
+                place,
+                scanned=True,
+                kind="preset" if section else "cache",
+                hidden=model.path in hidden,
+                repository=model.reference.repository if usual[model.reference.repository] == model.path else "",
+            )
             yield name, origin, laid_over(table, "model", common, {"hf": Given(name, place)}, section)
     for name, entry in local.items():
         place = str(folder)
@@ -158,6 +166,12 @@ def _hidden(table: Table, preset: Preset, hub: Hub) -> frozenset[Path]:
             file = str(layer["hf_file"].value) if "hf_file" in layer else ""
             found |= {_cached_file(hub, layer.get("hf"), file), _cached_file(hub, layer.get("draft_hf"), "")}
     return frozenset(path for path in found if path is not None)
+
+
+def _usual(hub: Hub, repository: str) -> Path | None:
+    """The file that a repository's name without a quantization means, of those that the cache has."""
+    files = hub.find(Reference(repository))
+    return files.model if files else None
 
 
 def _cached_file(hub: Hub, given: Given | None, file: str) -> Path | None:

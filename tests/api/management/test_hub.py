@@ -96,6 +96,49 @@ async def test_a_model_is_downloaded_served_and_removed(remote: StandInHub, tmp_
         assert gone.status_code == 404
 
 
+async def test_a_model_answers_to_the_name_that_it_was_asked_for_by(remote: StandInHub, tmp_path: Path) -> None:
+    """Its repository alone, and its quantization in any case; also after the next start, and for all that is done."""
+    async with serving(remote, tmp_path) as api:
+        await download(api, REPOSITORY)
+        assert await ids(api) == [MODEL_ID]
+        for name in (REPOSITORY, MODEL_ID.replace("Q8_0", "q8_0")):
+            chat = await api.client.post("/v1/chat/completions", json={"model": name, **CHAT})
+            assert (chat.status_code, chat.json()["model"]) == (200, MODEL_ID)
+            again = await api.client.post("/models", json={"model": name})
+            assert (again.status_code, "already exists" in again.text) == (400, True)
+        loaded = api.pool.state(MODEL_ID).loaded
+        await download(api, REPOSITORY + ":F16")
+        assert api.pool.state(REPOSITORY).loaded is loaded  # it is not configured anew because another one came
+    async with serving(remote, tmp_path) as api:
+        shown = (await api.client.get(f"/v1/models/{REPOSITORY}")).json()
+        assert (shown["id"], shown["aliases"]) == (MODEL_ID, [MODEL_ID, REPOSITORY])
+        assert (await api.client.request("DELETE", "/models", params={"model": REPOSITORY})).status_code == 200
+        assert await ids(api) == [REPOSITORY + ":F16"]
+
+
+async def test_a_better_match_takes_the_short_name_over(remote: StandInHub, tmp_path: Path) -> None:
+    """The one that it means by llama.cpp's rule, of those that are there; the other one stays loaded."""
+    async with serving(remote, tmp_path) as api:
+        await download(api, REPOSITORY + ":F16")
+        assert (await api.client.post("/v1/chat/completions", json={"model": REPOSITORY, **CHAT})).status_code == 200
+        await download(api)
+        states = {state.spec.id: state for state in api.pool.states()}
+        assert {name: state.spec.aliases for name, state in states.items()} == {
+            MODEL_ID: (REPOSITORY,),
+            REPOSITORY + ":F16": (),
+        }
+        assert states[REPOSITORY + ":F16"].status is Status.READY
+
+
+async def test_a_name_that_somebody_has_is_his(remote: StandInHub, tmp_path: Path) -> None:
+    model = tmp_path / "mine.gguf"
+    model.write_bytes(GGUF)
+    (tmp_path / "preset.ini").write_text(f"[mine]\nmodel = {model}\nalias = {REPOSITORY}\n")
+    async with serving(remote, tmp_path, "--models-preset", str(tmp_path / "preset.ini")) as api:
+        await download(api)
+        assert api.pool.resolve(REPOSITORY).id == "mine"
+
+
 async def test_events_have_llama_servers_shapes(remote: StandInHub, tmp_path: Path) -> None:
     from server.routes.management.models import event_object
 

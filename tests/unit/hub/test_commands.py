@@ -57,6 +57,8 @@ def test_pull_list_and_rm(remote: StandInHub, capsys: pytest.CaptureFixture[str]
         (["pull", "org/model", "-c", "5"], 2, "-c is of no use here"),
         (["pull", "org/model", "--offline"], 1, "--offline forbids"),
         (["rm"], 2, "rm needs a model"),
+        (["pull"], 2, "pull needs a model"),
+        (["pull", "--offline"], 2, "pull needs a model"),
         (["list", "x"], 2, "list takes no names"),
     ],
 )

@@ -24,7 +24,7 @@ from server.pool.protocols import FileProgress
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles
 from tests.stand_in_hub import COMMIT, StandInHub, stand_in_hub
 
-MODEL = bytes(range(256)) * 1024  # 256 KiB
+MODEL = b"GGUF" + bytes(range(256)) * 1024
 SHA = hashlib.sha256(MODEL).hexdigest()
 REPOSITORY = "org/model-GGUF"
 NEVER = Patience(retries=0, wait_s=0)
@@ -145,6 +145,57 @@ def test_a_content_of_another_length_is_refused(remote: StandInHub, tmp_path: Pa
     assert not list(tmp_path.rglob("*.gguf"))
 
 
+PAGE = b"<html>Please log in</html>"
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ({"wrong": PAGE, "kind": "text/html; charset=utf-8"}, r"sent a page \(text/html\)"),
+        ({"wrong": PAGE}, f"sent {len(PAGE)} bytes where {len(MODEL)} were announced"),
+        ({"wrong": PAGE, "chunked": True}, "ended early"),
+        ({"wrong": MODEL[:-10] + b"</body></html>"}, f"where {len(MODEL)} were announced"),
+    ],
+)
+@pytest.mark.parametrize("begun", [0, 100_000])
+def test_a_page_in_place_of_a_file_is_no_beginning_of_it(
+    begun: int, reply: dict[str, Any], said: str, remote: StandInHub, tmp_path: Path
+) -> None:
+    """It would be found out by its sum only when all the rest had come, which would have to come again."""
+    hub = hub_of(remote, tmp_path)
+    if begun:
+        remote.cuts = [begun, 0]
+        with pytest.raises(DownloadFailed, match="what was received is kept"):
+            pulled(hub)
+    remote.ranges = False  # whoever sends a page has none
+    for key, value in reply.items():
+        setattr(remote, key, value)
+    with pytest.raises(DownloadFailed, match=said):
+        pulled(hub)
+    remote.wrong, remote.kind, remote.chunked, remote.ranges = b"", "", False, True
+    remote.asked.clear()
+    found = pulled(hub)
+    assert found.model
+    assert found.model.read_bytes() == MODEL
+    kept = begun and "chunked" not in reply  # a reply without a length may be the content, from its beginning
+    assert [asked.range for asked in remote.contents_asked()] == [f"bytes={begun}-" if kept else ""]
+
+
+def test_a_beginning_of_something_else_is_paid_for_once(remote: StandInHub, tmp_path: Path) -> None:
+    """Also where it came in the same run: nobody is told to try again."""
+    remote.wrong, remote.cuts = b"x" * len(MODEL), [100_000]
+    hub = hub_of(remote, tmp_path, patience=replace(OFTEN, wait_s=0.01))
+    reports = []
+
+    def report(progress: FileProgress) -> None:
+        reports.append(progress)
+        if progress.done == 100_000:
+            remote.wrong = b""
+
+    assert hub.pull(Reference.parse(REPOSITORY), "", report, lambda: True).model
+    assert [asked.range for asked in remote.contents_asked()] == ["", "bytes=100000-", ""]
+
+
 def test_the_token_does_not_leave_the_hub(remote: StandInHub, tmp_path: Path) -> None:
     with stand_in_hub(remote.repositories) as elsewhere:
         remote.elsewhere = elsewhere.url.replace("127.0.0.1", "localhost")
@@ -214,7 +265,7 @@ def test_a_listing_of_several_pages(remote: StandInHub, tmp_path: Path) -> None:
 def test_the_disk_is_looked_at_first(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10, 9, 1))
-    with pytest.raises(DownloadFailed, match=r"needs 0.2 MiB more, and the disk of .* has 0.0 MiB left"):
+    with pytest.raises(DownloadFailed, match=r"needs 0.3 MiB more, and the disk of .* has 0.0 MiB left"):
         pulled(hub_of(remote, tmp_path))
     assert remote.contents_asked() == []
 
@@ -323,16 +374,16 @@ def test_nobody_who_stops_waits_for_the_next_attempt(remote: StandInHub, tmp_pat
 
 def test_small_files_and_split_models(remote: StandInHub, tmp_path: Path) -> None:
     remote.lfs = False
-    remote.repositories["org/split"] = {f"m-F16-0000{i}-of-00002.gguf": bytes([i]) for i in (1, 2)}
+    remote.repositories["org/split"] = {f"m-F16-0000{i}-of-00002.gguf": b"GGUF%d" % i for i in (1, 2)}
     remote.repositories["org/preset"] = {"preset.ini": b"[a]\n"}
     model = pulled(hub_of(remote, tmp_path), "org/split:F16").model
     assert model
-    assert model.with_name("m-F16-00002-of-00002.gguf").read_bytes() == b"\2"
+    assert model.with_name("m-F16-00002-of-00002.gguf").read_bytes() == b"GGUF2"
     preset = pulled(hub_of(remote, tmp_path), "org/preset").preset
     assert preset
     assert preset.read_bytes() == b"[a]\n"
     (listed,) = hub_of(remote, tmp_path).models()
-    assert (str(listed.reference), listed.size) == ("org/split:F16", 2)
+    assert (str(listed.reference), listed.size) == ("org/split:F16", 10)
 
 
 def test_a_removed_model_frees_only_what_nobody_else_has(remote: StandInHub, tmp_path: Path) -> None:
