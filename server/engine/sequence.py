@@ -7,18 +7,17 @@ from enum import Enum
 from server.constrain.constraint import Constraint
 from server.engine.encode.encoder import Encoding
 from server.engine.generate.text import IndentLimit, TextStream
-from server.engine.kv.checkpoints import Checkpoints, reach
 from server.engine.kv.disk_cache import Fetch
 from server.engine.kv.ram_cache import Presence
+from server.engine.kv.state import Checkpoints, SlotState, reach
 from server.engine.lora import BARE, NEVER, Tuning, reusable
-from server.engine.media import Spans, last_position, position, span_at, whole
+from server.engine.media import Spans, below, check_spans, last_position, position, span_at, whole
 from server.engine.prefix.hashes import PrefixHashes
 from server.engine.prefix.origin import PrefixOrigin
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
 from server.engine.schedule.queue import Account
 from server.engine.speculate.state import Speculating
-from server.engine.step.slot_state import SlotState
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +254,23 @@ class Slot:
                 slot.covered_by = partner
             if slot.sequence is not None:
                 slot.sequence.slot = slot
+
+    def check(self, n_ctx: int) -> None:
+        """That it holds at most `n_ctx` tokens, and what its sequence says; raises AssertionError."""
+        assert len(self.tokens) <= n_ctx, f"slot {self.id} holds more than its context"
+        assert self.hashes.fits(self.tokens, self.tuning), f"slot {self.id} has another text's hashes"
+        check_spans(self.media, self.tokens)
+        n_there = 0 if self.shares_with is None else len(self.shares_with.tokens)
+        assert 0 <= self.n_shared <= min(len(self.tokens), n_there), f"slot {self.id} shares more than is held"
+        assert all(0 < c.n_tokens <= len(self.tokens) for c in self.checkpoints), f"slot {self.id}: checkpoints"
+        s = self.sequence
+        if s is None:
+            return
+        assert self.tuning == s.tuning, f"slot {self.id} has another LoRA set than its sequence"
+        assert s.slot is self, f"slot {self.id} and its sequence disagree"  # so no sequence holds two
+        assert s.phase in (Phase.PREFILL, Phase.DECODE), f"a {s.phase.value} sequence holds slot {self.id}"
+        assert self.tokens == s.content[: len(self.tokens)], f"slot {self.id} holds other tokens than its sequence"
+        assert self.media == below(s.media, len(self.tokens)), f"slot {self.id} holds other media than its sequence"
 
     def reusable(self, n: int, wanted: Tuning) -> int:
         """How many of its first `n` tokens a sequence under `wanted` may take over."""

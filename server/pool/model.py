@@ -8,7 +8,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from server.engine.stats import EngineStats, combined
-from server.engine.step.snapshot import SlotSnapshot
+from server.engine.step.published import SlotSnapshot
 from server.errors import NotSupported
 from server.pool.footprint import Fit
 from server.pool.protocols import Embedder, Generator, MediaReader, ModelEngine, ModelInfo, Weights

@@ -12,8 +12,8 @@ import pytest
 
 from harness.ggufs import MODELS, gguf_file
 from harness.real_server import ROOT, RealServer, llamapool
+from server.engine.kv.state import SlotState
 from server.engine.lora import BARE
-from server.engine.step.slot_state import SlotState
 from server.llama.library import C
 from server.pool.saved.slot_file import STATE_MAGIC, STATE_VERSION, Description, encode
 from tests.model.native_fixtures import open_runner, prefill, prompt_tokens

@@ -10,7 +10,7 @@ from server.engine.embedding.vectors import EmbedderInfo, EmbeddingRunner, Vecto
 from server.engine.instances import Instances
 from server.engine.media import MediaPrompt, text_of
 from server.engine.params import EngineParams
-from server.engine.step.snapshot import SlotSnapshot
+from server.engine.step.published import SlotSnapshot
 from server.engine.step.threads import cpus_of
 from server.errors import ContextExceeded, InvalidRequest, QueueFull
 

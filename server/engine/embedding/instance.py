@@ -12,7 +12,7 @@ from server.engine.embedding.queue import EmbeddingJob, Piece, Queue
 from server.engine.embedding.vectors import EmbeddingRunner, Vectors
 from server.engine.params import EngineParams
 from server.engine.stats import EngineStats
-from server.engine.step.snapshot import SlotSnapshot
+from server.engine.step.published import SlotSnapshot
 from server.engine.step.threads import bind
 from server.errors import CONTAINED, InternalError, LlamapoolError, ShuttingDown
 

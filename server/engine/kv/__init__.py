@@ -2,7 +2,7 @@
 
 ================  ======================================================================================
 ``cells``         the only place that changes cells other than by decoding
-``checkpoints``   places to come back to where memory can't be cut (pure)
+``state``         what a slot holds as a value; places to come back to where memory can't be cut (pure)
 ``ram_cache``     prompt states that have lost their slot, in RAM (pure)
 ``disk_cache``    and on disk; requests that wait for the disk
 ``moving``        states out of the cells and back, and whether that may be now

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable, Iterable
 
-from server.engine.kv.checkpoints import MIN_GAP, MIN_PROMPT, Checkpoint, Checkpoints, added, limit_bytes, up_to
 from server.engine.kv.cost import least_valuable
 from server.engine.kv.moving import Moving
 from server.engine.kv.ram_cache import RamState
+from server.engine.kv.state import MIN_GAP, MIN_PROMPT, Checkpoint, Checkpoints, SlotState, added, limit_bytes, up_to
 from server.engine.lora import NEVER
 from server.engine.media import Spans, below, dropped, n_up_to, position, span_at, whole
 from server.engine.prefix.find import Placement
@@ -14,7 +14,6 @@ from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Sequence, Slot, log_fields
 from server.engine.stats import EngineStats
-from server.engine.step.slot_state import SlotState
 from server.errors import CONTAINED, InvalidRequest
 
 log = logging.getLogger(__name__)

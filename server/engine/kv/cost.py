@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import log1p
 from typing import TYPE_CHECKING
 
-from server.engine.kv.checkpoints import MIN_GAP
+from server.engine.kv.state import MIN_GAP
 
 if TYPE_CHECKING:  # a sequence knows what is fetched for it, by what that costs
     from server.engine.sequence import Slot

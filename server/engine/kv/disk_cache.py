@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from server.engine.kv.cost import MoveCost
 from server.engine.kv.ram_cache import MIB, KeptState, RamState, StateCache, ram_state
+from server.engine.kv.state import SlotState
 from server.engine.lora import Tuning
 from server.engine.prefix.hashes import PrefixHashes
-from server.engine.step.slot_state import SlotState
 from server.errors import CONTAINED, InternalError, LlamapoolError
 
 if TYPE_CHECKING:  # a sequence knows its fetch

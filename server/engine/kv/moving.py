@@ -13,11 +13,11 @@ from server.engine.cache_scope import is_lasting
 from server.engine.kv.cost import value
 from server.engine.kv.disk_cache import DiskCache, any_to_read, start_reading
 from server.engine.kv.ram_cache import RamState, ram_state, size_of
+from server.engine.kv.state import SlotState
 from server.engine.media import Spans, last_position
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import ALONE_S, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, log_fields
-from server.engine.step.slot_state import SlotState
 from server.errors import CONTAINED, InternalError
 
 log = logging.getLogger(__name__)

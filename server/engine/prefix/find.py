@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from server.engine.kv.checkpoints import marks
 from server.engine.kv.cost import MoveCost, least_valuable
 from server.engine.kv.disk_cache import DiskCache, Fetch
 from server.engine.kv.ram_cache import MIN_TOKENS, RamState, StateCache
+from server.engine.kv.state import marks
 from server.engine.lora import reusable
 from server.engine.media import whole
 from server.engine.params import EngineParams

@@ -1,14 +1,12 @@
 """Who gets a slot, and who decodes which tokens in the next step. Pure: no threads, clock or native calls.
 
 ====================  ==================================================================================
-``model_queue``       requests that no instance has taken yet; each takes those that it has slots for
+``model_queue``       requests that no instance has taken yet, who may join them, and which instance takes which
 ``scheduler``         an instance's door: its queue, its slots, and which tokens the next step decodes
 ``queue``             who waits: priorities, and shares between clients
-``admission``         who may still join a full queue
 ``prefill_order``     which prompt gets a step's tokens: one number, which age makes smaller
 ``step_size``         how many tokens a step carries
 ``evaluations``       how often a step evaluates the graph, and which slots need fewer evaluations
 ``cell_room``         who goes first where unified cells are short
-``integrity``         proof that every slot and every cell is accounted for once
 ====================  ==================================================================================
 """

@@ -4,13 +4,19 @@ An instance takes what it has slots for: the most urgent, then those of the clie
 oldest. A request is first for the instance where it costs least; others may take it when it has waited for as long as
 computing what is cached there takes them, so that it loses at most twice of what the better choice would have cost. An
 instance that is alone takes everything at once.
+
+Who may still join (`admits`): the queue has `max_queue` places beside those of the slots, and as many again in reserve,
+so that a client that has filled it keeps nobody out. Who has more than an equal share of the places is refused when
+they are taken; who has less takes from the reserve. So does, up to half of it, what is more urgent than nearly all that
+its own client has there. Nobody who was admitted is refused later.
 """
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 
+from server.engine.request import Request
 from server.engine.schedule.cell_room import RESERVE
 from server.engine.schedule.queue import MOST_PASSES, Account, Accounts
 from server.engine.sequence import Ticket
@@ -144,3 +150,20 @@ def _may_be_taken(ticket: Ticket, instance: int, cells: float) -> float:
 
 def _n_cells(ticket: Ticket, instance: int) -> int:
     return ticket.route.n_own[instance] + RESERVE * ticket.request.n
+
+
+def admits(request: Request, open_: Collection[Ticket], n_slots: int, max_queue: int) -> bool:
+    """Whether `request` may wait where `open_` wait or run already. Choices are counted, not requests."""
+    n_open = sum(ticket.request.n for ticket in open_)
+    places = n_slots + max_queue
+    if n_open < places:
+        return True
+    if n_open + request.n > places + max_queue:
+        return False
+    clients = {request.client} | {ticket.request.client for ticket in open_}
+    share = max(places // len(clients), 1)
+    own = [ticket.request for ticket in open_ if ticket.request.client == request.client]
+    if sum(one.n for one in own) < share:
+        return True
+    n_as_urgent = sum(one.n for one in own if one.priority <= request.priority)
+    return n_as_urgent < share and n_open < places + max_queue // 2

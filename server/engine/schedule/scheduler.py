@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from server.engine.kv.checkpoints import Checkpoint
 from server.engine.kv.cost import MoveCost, least_valuable, look_for_cover, value_of
 from server.engine.kv.disk_cache import DiskCache
 from server.engine.kv.ram_cache import RamState, StateCache, automatic_limit, ram_limit
+from server.engine.kv.state import Checkpoint
 from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement, Placer, Skip
@@ -21,7 +21,6 @@ from server.engine.request import Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.cell_room import RESERVE
 from server.engine.schedule.evaluations import Relocation, RelocationCost, between, n_beside, n_runs, relocation
-from server.engine.schedule.integrity import check_slots, check_waiting
 from server.engine.schedule.prefill_order import in_order
 from server.engine.schedule.queue import OUTPUT_WEIGHT, Account, Accounts, Charge, Queue
 from server.engine.schedule.step_size import StepSize, piece
@@ -441,8 +440,11 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Prove that every slot and every cell is accounted for once; raises AssertionError."""
-        check_slots(self.slots, self.info.n_ctx_seq)
-        check_waiting(list(self.waiting))
+        for slot in self.slots:
+            slot.check(self.info.n_ctx_seq)
+        for s in self.waiting:
+            assert s.slot is None, "a waiting sequence has a slot"
+            assert s.phase is Phase.WAITING, "a waiting sequence is not waiting"
         self.ram.check_integrity()
 
 

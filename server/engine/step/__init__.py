@@ -5,8 +5,7 @@
 ``mailbox``       what crosses between threads: events, commands
 ``requests``      requests from arrival to end
 ``commands``      what is asked of a slot beside requests: save, restore, erase, once it is idle
-``slot_state``    what a slot holds as a value; ``snapshot``: what it does now
-``published``     what it tells to who looks, and nothing while nobody does
+``published``     what slots do, for GET /slots; what is told to who looks, and nothing while nobody does
 ``faults``        what follows a batch that the library refuses
 ``threads``       which processors it keeps to
 ================  ======================================================================================

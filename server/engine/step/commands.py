@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from server.engine.cache_scope import owner_of
 from server.engine.kv.cells import Cells
+from server.engine.kv.state import SlotState
 from server.engine.sequence import Slot
-from server.engine.step.slot_state import SlotState
 from server.errors import PermissionDenied
 
 Work = Callable[[Cells, Slot, float], object]

@@ -22,11 +22,11 @@ from server.constrain.grammar.matcher import Recipe
 from server.constrain.thinking_end import ReasoningSwitch
 from server.engine.embedding.engine import EmbeddingEngine
 from server.engine.engine import Engine
+from server.engine.kv.state import SlotState
 from server.engine.media import MediaPrompt, MediaSpan
 from server.engine.prefix.blocks import BlockReport
 from server.engine.request import Adapters, Event, Failed, Request
 from server.engine.sequence import Ticket
-from server.engine.step.slot_state import SlotState
 from server.errors import CONTAINED
 from server.media.bitmap import Bitmap
 from server.pool.footprint import Fit

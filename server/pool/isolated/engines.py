@@ -12,6 +12,7 @@ import numpy as np
 from server.engine.checks import check_adapters
 from server.engine.embedding.engine import check_input
 from server.engine.embedding.vectors import EmbedderInfo, Vectors
+from server.engine.kv.state import SlotState
 from server.engine.lora import Adapter
 from server.engine.media import MediaPrompt, Spans
 from server.engine.params import EngineParams
@@ -20,9 +21,7 @@ from server.engine.request import Adapters, Event, Failed, Finished, Request, Si
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges
-from server.engine.step.published import EndedChoice, InstanceView, TierView
-from server.engine.step.slot_state import SlotState
-from server.engine.step.snapshot import SlotSnapshot
+from server.engine.step.published import EndedChoice, InstanceView, SlotSnapshot, TierView
 from server.errors import InvalidRequest, LlamapoolError, QueueFull, ShuttingDown, Unavailable
 from server.pool.isolated.core import Core
 from server.pool.isolated.crossing import are_known

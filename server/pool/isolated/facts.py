@@ -6,7 +6,7 @@ from server.engine.checks import Bounds
 from server.engine.embedding.vectors import EmbedderInfo
 from server.engine.lora import Adapter
 from server.engine.stats import EngineStats
-from server.engine.step.snapshot import SlotSnapshot
+from server.engine.step.published import SlotSnapshot
 from server.media.bitmap import BitmapKind
 from server.pool.footprint import Footprint
 from server.pool.protocols import ModelInfo

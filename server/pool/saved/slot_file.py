@@ -24,10 +24,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import BinaryIO
 
-from server.engine.kv.checkpoints import Checkpoint, Checkpoints
-from server.engine.kv.new_bytes import new_bytes
+from server.engine.kv.state import Checkpoint, Checkpoints, SlotState, new_bytes
 from server.engine.media import MediaSpan, Spans, media_tokens
-from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
 from server.pool.saved.media_record import read_record
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from server.engine.kv.state import SlotState
 from server.engine.lora import NEVER, Tuning, default_set
 from server.engine.request import Adapters
-from server.engine.step.slot_state import SlotState
 from server.errors import InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.saved.slot_file import Description, LoraSet

@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from server.engine.kv.disk_cache import DiskState, FolderInUse
+from server.engine.kv.state import SlotState
 from server.engine.lora import NEVER, Tuning
-from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest, LlamapoolError
 from server.pool.model import LoadedModel
 from server.pool.saved.address_files import AddressFiles

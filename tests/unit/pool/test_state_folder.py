@@ -9,10 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from server.engine.kv.checkpoints import Checkpoint
 from server.engine.kv.disk_cache import FolderInUse
+from server.engine.kv.state import Checkpoint, SlotState
 from server.engine.lora import BARE, NEVER, Adapter, Tuning
-from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo

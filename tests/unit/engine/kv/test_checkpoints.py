@@ -3,7 +3,7 @@
 import pytest
 
 from harness.fakes import FakeRunner, FakeVocab
-from server.engine.kv.checkpoints import Checkpoint, added, limit_bytes, marks, reach, up_to
+from server.engine.kv.state import Checkpoint, added, limit_bytes, marks, reach, up_to
 from server.engine.request import Request
 from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run
 

@@ -12,8 +12,8 @@ import pytest
 from harness.fakes import FakeRunner
 from server.engine.kv.disk_cache import DiskCache, DiskState, FolderInUse
 from server.engine.kv.ram_cache import RamState, ram_state
+from server.engine.kv.state import SlotState
 from server.engine.lora import BARE, NEVER
-from server.engine.step.slot_state import SlotState
 from server.errors import InternalError, InvalidRequest
 from tests.unit.engine.builders import alone, engine_over, request, run
 

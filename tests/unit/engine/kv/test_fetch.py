@@ -9,10 +9,10 @@ from server.engine.kv import disk_cache
 from server.engine.kv.cost import MoveCost
 from server.engine.kv.disk_cache import LEAST_S, READ_AHEAD, DiskCache, DiskState, Fetch
 from server.engine.kv.ram_cache import RamState, ram_state
+from server.engine.kv.state import SlotState
 from server.engine.lora import BARE, NEVER
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Ticket
-from server.engine.step.slot_state import SlotState
 from tests.unit.engine.builders import engine_over, request, run
 from tests.unit.engine.kv.test_disk import Files, still
 

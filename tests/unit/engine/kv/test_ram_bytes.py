@@ -8,8 +8,8 @@ import pytest
 
 from harness.fakes import IM_END, FakeRunner, FakeVocab
 from server.engine.engine import Engine
-from server.engine.kv.checkpoints import Checkpoint
 from server.engine.kv.ram_cache import HeldBytes, StateCache
+from server.engine.kv.state import Checkpoint
 from server.engine.request import Request
 from server.engine.runner_api import BatchEntry
 from tests.unit.engine.builders import GREEDY, alone, engine_over, request, run

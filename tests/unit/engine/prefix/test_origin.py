@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from server.engine.generate.text import TextStream
 from server.engine.kv.ram_cache import ram_state
+from server.engine.kv.state import SlotState
 from server.engine.lora import Tuning
 from server.engine.prefix.find import Placement
 from server.engine.prefix.hashes import BLOCK, PrefixHashes
@@ -16,7 +17,6 @@ from server.engine.prefix.origin import Anew, Source, origin_of
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Slot, Ticket
 from server.engine.step.published import shared_beginnings
-from server.engine.step.slot_state import SlotState
 
 BARE = Tuning()
 

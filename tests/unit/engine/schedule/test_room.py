@@ -7,13 +7,13 @@ import pytest
 from harness.fakes import FakeRunner
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
+from server.engine.kv.state import SlotState
 from server.engine.lora import BARE
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
-from server.engine.step.slot_state import SlotState
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 from tests.unit.engine.kv.test_disk import Files, on_disk, still
 

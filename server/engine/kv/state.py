@@ -1,12 +1,18 @@
-"""States inside of a sequence, for models whose memory can't be cut (recurrent, hybrid, sliding window). Pure.
+"""What a slot holds, as values that live outside of its cells: its whole state, and checkpoints inside of it. Pure.
 
-Such a sequence can only be continued from its end; a checkpoint is a further place to continue from. They are made
-while a prompt is computed, where another prompt is likely to part from it: at the ends of turns, where one parted
-before, and shortly before the prompt's end, since the next turn often renders what follows there in another way.
+Where a model's memory can't be cut (recurrent, hybrid, sliding window), a sequence can only be continued from its end;
+a checkpoint is a further place to continue from. They are made while a prompt is computed, where another prompt is
+likely to part from it: at the ends of turns, where one parted before, and shortly before the prompt's end, since the
+next turn often renders what follows there in another way.
 """
 
+import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from server.engine.lora import Tuning
+from server.engine.media import Spans
+from server.engine.request import Adapters
 
 BEFORE_END = 4
 """Tokens before a prompt's end, as llama-server (server-context.cpp, checkpoint_offsets): an assistant's header."""
@@ -25,6 +31,32 @@ class Checkpoint:
 
 Checkpoints = tuple[Checkpoint, ...]
 """In the order of their places."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """``state`` are the library's own bytes of the sequence (llama_state_seq_get_data), ``tokens`` what is in it.
+
+    ``n_exact`` of the tokens lie in cells that a fresh computation would give, too; a context shift or
+    ``n_cache_reuse`` leaves others. ``media``: what negative tokens stand for.
+    """
+
+    tokens: list[int]
+    state: bytes
+    tuning: Tuning
+    n_exact: int
+    checkpoints: Checkpoints = ()
+    media: Spans = ()
+
+    @property
+    def states(self) -> list[bytes]:
+        """All that is bytes of the library's."""
+        return [self.state, *(c.state for c in self.checkpoints)]
+
+    @property
+    def adapters(self) -> Adapters:
+        """The LoRA set of its cells."""
+        return self.tuning.adapters
 
 
 def reach(n: int, n_tokens: int, floor: int, places: Iterable[int]) -> int:
@@ -84,3 +116,22 @@ def marks(
             found.append(at)
             last = at
     return tuple(sorted(found))
+
+
+# As CPython's C API allows: a bytes object may be written to before anybody else sees it.
+_uninitialized = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+_address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyBytes_AsString", ctypes.pythonapi))
+
+
+def new_bytes(n: int) -> tuple[bytes, memoryview]:
+    """`n` bytes, and a view to write all of them through before anybody sees them; it is valid as long as they are.
+
+    So a state is written once, where it stays: a copy of gigabytes would hold the GIL for as long as it takes. Raises
+    MemoryError.
+    """
+    if not n:
+        return b"", memoryview(bytearray())
+    made: bytes = _uninitialized(None, n)
+    return made, memoryview((ctypes.c_ubyte * n).from_address(_address(made))).cast("B")
