@@ -16,9 +16,9 @@ from harness.ggufs.projector import TinyProjector, projector_file
 from server.bench import figures
 from server.bench.figures import Figures
 from server.bench.prompts import TOKENS_PER_WORD
-from server.bench.reply import Record
+from server.bench.reply import ClientRecord
 from server.bench.scenarios import Setting
-from server.bench.session import Body, Session
+from server.bench.session import Fields, ModelClient
 
 SIDE = 224
 N_TOKENS = 196
@@ -50,17 +50,17 @@ def picture(number: int, width: int = SIDE, height: int = SIDE, grain: int = 1) 
     return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
 
 
-def run_media(session: Session, setting: Setting) -> Figures:
+def run_media(session: ModelClient, setting: Setting) -> Figures:
     """The scenario ``media``."""
     return asyncio.run(_media(session.as_chat(), setting))
 
 
-async def _media(session: Session, setting: Setting) -> Figures:
+async def _media(session: ModelClient, setting: Setting) -> Figures:
     first = setting.seed * 1_000
     await session.stream(_body(session, picture(first), "warm up"))
-    new: list[Record] = []
-    known: list[Record] = []
-    second: list[Record] = []
+    new: list[ClientRecord] = []
+    known: list[ClientRecord] = []
+    second: list[ClientRecord] = []
     together: list[float] = []
     for number in range(first + 1, first + 1 + ROUNDS):
         seen = picture(number)
@@ -86,7 +86,7 @@ async def _media(session: Session, setting: Setting) -> Figures:
     }
 
 
-async def _gaps(session: Session, setting: Setting, number: int) -> Figures:
+async def _gaps(session: ModelClient, setting: Setting, number: int) -> Figures:
     """The longest gap of streams while a picture is read, and while a text of as many tokens is that is as new."""
     words = setting.words("media")
     texts = [words.text(N_TOKENS / TOKENS_PER_WORD) for _ in range(ROUNDS)]
@@ -100,7 +100,7 @@ async def _gaps(session: Session, setting: Setting, number: int) -> Figures:
     return found | {"gap beside a picture to that beside a text": beside / without}
 
 
-async def _gap(session: Session, body: Body) -> float:
+async def _gap(session: ModelClient, body: Fields) -> float:
     running = [session.start(_body(session, "", f"stream {i} tell me", n_predict=400)) for i in range(N_STREAMS)]
     try:
         for stream in running:
@@ -114,7 +114,7 @@ async def _gap(session: Session, body: Body) -> float:
 
 
 def _body(
-    session: Session,
+    session: ModelClient,
     seen: str | Sequence[str],
     question: str,
     answer: str = "",
@@ -122,7 +122,7 @@ def _body(
     *,
     n_predict: int = 8,
     **fields: object,
-) -> Body:
+) -> Fields:
     """A chat that begins with a picture, or with several, where there are some."""
     content: str | Sequence[dict[str, object]] = question
     if seen:

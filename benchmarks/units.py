@@ -19,7 +19,7 @@ from harness.real_server import ROOT, RealServer, ServerStartError, llamapool
 from server.bench import probe
 from server.bench.figures import Figures
 from server.bench.scenarios import SCENARIOS, Scenario, Setting, named, run
-from server.bench.session import Session
+from server.bench.session import ModelClient
 from server.bench.target import Target
 
 SERVERS = ("llamapool", "peer")
@@ -150,7 +150,7 @@ def measure(server: str, unit: Unit, wanted: tuple[str, ...], seed: int, machine
         yield _inside(machine)
         return
     with started(server, unit, machine) as (running, start_s):
-        session = Session(Target(running.host, running.port), "bench", limit_s=LIMIT_S)
+        session = ModelClient(Target(running.host, running.port), "bench", limit_s=LIMIT_S)
         fit = 1.0 if "--embeddings" in unit.flags else asyncio.run(probe.words_per_word(session))
         slots = unit.slots or machine.slots
         for name in wanted:
@@ -178,7 +178,7 @@ def _scenario(name: str) -> Scenario:
     return named(name.removeprefix("real-").removesuffix("-yielding"))[0]
 
 
-def _rest(running: RealServer, session: Session, setting: Setting, start_s: float) -> Figures:
+def _rest(running: RealServer, session: ModelClient, setting: Setting, start_s: float) -> Figures:
     """Of a process that has answered one request, and after the load of three scenarios."""
     idle = idle_percent(running.process.pid, IDLE_S)
     for name in ("one", "slots", "rate"):
@@ -186,7 +186,7 @@ def _rest(running: RealServer, session: Session, setting: Setting, start_s: floa
     return {"start s": start_s, "idle CPU %": idle, "peak MB": peak_mb(running.process.pid)}
 
 
-def _steady(running: RealServer, session: Session, setting: Setting, _start_s: float) -> Figures:
+def _steady(running: RealServer, session: ModelClient, setting: Setting, _start_s: float) -> Figures:
     """Memory after many requests, beside that after some."""
     _many(session, setting, N_WARM)
     before = resident_mb(running.process.pid)
@@ -194,18 +194,18 @@ def _steady(running: RealServer, session: Session, setting: Setting, _start_s: f
     return {"resident MB": before, "growth MB": resident_mb(running.process.pid) - before}
 
 
-def _many(session: Session, setting: Setting, n_requests: int) -> None:
+def _many(session: ModelClient, setting: Setting, n_requests: int) -> None:
     rate = _scenario("rate")
     per_run = 240  # requests of the scenario at full scale
     for number in range(max(1, round(n_requests * setting.scale / per_run))):
         run(rate, session, Setting(setting.seed * 1_000_003 + number, setting.n_parallel, 1.0, setting.fit))
 
 
-def _media(_running: RealServer, session: Session, setting: Setting, _start_s: float) -> Figures:
+def _media(_running: RealServer, session: ModelClient, setting: Setting, _start_s: float) -> Figures:
     return run_media(session, setting)
 
 
-_OWN: dict[str, Callable[[RealServer, Session, Setting, float], Figures]] = {
+_OWN: dict[str, Callable[[RealServer, ModelClient, Setting, float], Figures]] = {
     "rest": _rest,
     "steady": _steady,
     "media": _media,

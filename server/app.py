@@ -25,7 +25,7 @@ from server.first_screen import show_first_screen
 from server.hub.fetcher import HubFetcher
 from server.kv_events.follow import KvEvents
 from server.media.decode import Cut, Decoder
-from server.media.fetch import Fetcher, Sites
+from server.media.fetch import MediaFetcher, Sites
 from server.media.sight import Sight
 from server.metrics.exposition import Metrics
 from server.options.table.fetching import ANYWHERE
@@ -35,7 +35,7 @@ from server.page.history import History
 from server.page.live import Live
 from server.page.log import RecentLog
 from server.page.serving import page_of
-from server.page.tools.catalogue import Tools
+from server.page.tools.catalogue import PageTools
 from server.pool.budget import Budget, read_budget
 from server.pool.events import StatusChanged
 from server.pool.load.assembly import Factories
@@ -113,7 +113,7 @@ def create_app(
         pool=pool,
         live=Live(pool.states, History(pool.states)),
         options=http_options(server),
-        tools=Tools(server.enabled_tools),
+        tools=PageTools(server.enabled_tools),
         log=RecentLog(),
         bodies=Bodies(server.api_prefix, on=server.log_bodies),
         prepare=ThreadPoolExecutor(n_prepare_threads(server), thread_name_prefix=PREPARE_THREADS),
@@ -264,7 +264,7 @@ def sight_of(server: ServerSettings) -> Sight:
     hosts = tuple(host for host in server.media_fetch if host != ANYWHERE)
     sites = Sites(ANYWHERE in server.media_fetch, hosts, server.media_path)
     cut = Cut(max(server.video_fps, 0.0), max(server.video_timestamp_interval, 0))
-    return Sight(Decoder(PICTURES, cut=cut), Fetcher(sites))
+    return Sight(Decoder(PICTURES, cut=cut), MediaFetcher(sites))
 
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

@@ -27,7 +27,7 @@ from server.options.read.flags import Flags, read_flags
 from server.options.read.layers import mistake
 from server.options.read.roster import Inputs, Origin, Roster, find_models, named_source
 from server.options.read.sources import LayerSource, stacked
-from server.options.read.yaml_file import Document, read_yaml
+from server.options.read.yaml_file import YamlFile, read_yaml
 from server.options.specs import model_spec
 from server.options.table.devices import device_sets
 from server.options.table.model import WHERE, ModelDefaults, ModelSettings
@@ -128,7 +128,7 @@ def load_settings(
     flags = read_flags(TABLE, argv or ())
     variables = read_environment(TABLE, os.environ if env is None else env)
     path = config or _config_path(flags, variables)
-    document = read_yaml(TABLE, path, MODEL_ONLY) if path else Document()
+    document = read_yaml(TABLE, path, MODEL_ONLY) if path else YamlFile()
     named = bool(config or flags.config or variables.config)
     inputs = Inputs(TABLE, flags, variables, document, named, is_demo=not named and path in DEMO_CONFIGS)
     place = _hub_place(os.environ if env is None else env)
@@ -152,7 +152,7 @@ def hub_settings(argv: Sequence[str], env: Mapping[str, str] | None = None) -> t
         )
     variables = read_environment(TABLE, os.environ if env is None else env)
     file = flags.model.get("hf_file")
-    inputs = Inputs(TABLE, flags, variables, Document())
+    inputs = Inputs(TABLE, flags, variables, YamlFile())
     settings = _laid_over(inputs, Roster(), _hub_place(os.environ if env is None else env))
     return settings, str(file.value) if file else ""
 

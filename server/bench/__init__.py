@@ -10,7 +10,7 @@ llama-server, Ollama or vLLM in the same way. ``benchmarks/`` starts servers and
 | `prompts.py` | texts and request bodies |
 | `session.py` | requests in flight: streams, kept connections |
 | `connection.py`, `target.py` | HTTP/1.1 with one timestamp per arrival; the address |
-| `reply.py` | bytes and their times to a `Record`, after the end |
+| `reply.py` | bytes and their times to a `ClientRecord`, after the end |
 | `figures.py` | records to figures |
 | `neighbour.py` | a process that keeps one core busy |
 | `report.py` | figures as a table and as JSON |

@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from server.bench.errors import BenchError, Unreachable
 from server.bench.probe import find_model, prepare
-from server.bench.report import Outcome, document, table
+from server.bench.report import ScenarioResult, document, table
 from server.bench.scenarios import SCENARIOS, Scenario, Setting, named, run
-from server.bench.session import Session
+from server.bench.session import ModelClient
 from server.bench.target import parse_target
 
 OK, WRONG = 0, 2
@@ -73,10 +73,10 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(list(words))
 
 
-def _session(chosen: argparse.Namespace) -> Session:
+def _session(chosen: argparse.Namespace) -> ModelClient:
     target = parse_target(chosen.url, chosen.api_key, insecure=chosen.insecure)
     model = chosen.model or asyncio.run(find_model(target, chosen.timeout))
-    return Session(target, model, chosen.chat, chosen.body, chosen.timeout)
+    return ModelClient(target, model, chosen.chat, chosen.body, chosen.timeout)
 
 
 def _scenarios(chosen: argparse.Namespace) -> list[Scenario]:
@@ -92,10 +92,10 @@ def _setting(chosen: argparse.Namespace, words_per_word: float) -> Setting:
 
 
 def measure(
-    session: Session, scenarios: Sequence[Scenario], setting: Setting, n_rounds: int, *, quiet: bool = False
-) -> list[Outcome]:
+    session: ModelClient, scenarios: Sequence[Scenario], setting: Setting, n_rounds: int, *, quiet: bool = False
+) -> list[ScenarioResult]:
     """Every scenario once in each round. Raises `Unreachable` when the server is gone."""
-    outcomes = [Outcome(scenario) for scenario in scenarios]
+    outcomes = [ScenarioResult(scenario) for scenario in scenarios]
     with tqdm(total=n_rounds * len(scenarios), unit="run", disable=quiet or None, file=sys.stderr, leave=False) as bar:
         watched = replace(session, on_reply=_Replies(bar))
         for n in range(n_rounds):
@@ -106,7 +106,7 @@ def measure(
     return outcomes
 
 
-def _measure_one(outcome: Outcome, session: Session, setting: Setting) -> None:
+def _measure_one(outcome: ScenarioResult, session: ModelClient, setting: Setting) -> None:
     if outcome.failure:
         return
     try:
@@ -130,7 +130,7 @@ class _Replies:
         self._bar.update(0)
 
 
-def _write(outcomes: Sequence[Outcome], chosen: argparse.Namespace, session: Session) -> None:
+def _write(outcomes: Sequence[ScenarioResult], chosen: argparse.Namespace, session: ModelClient) -> None:
     about = {
         "url": session.target.url,
         "model": session.model,

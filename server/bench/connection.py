@@ -27,7 +27,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WholeReply:
     """One reply that was read to its end."""
 
     status: int
@@ -67,7 +67,7 @@ class Connection:
             data = b""
         return Arrival(time.perf_counter(), data)
 
-    async def exchange(self, method: str, path: str, body: bytes) -> Answer:
+    async def exchange(self, method: str, path: str, body: bytes) -> WholeReply:
         """One request and its whole reply over the kept connection. Raises `Unreachable` and `BadReply`."""
         sent = await self.send(method, path, body, keep=True)
         assert self._reader is not None
@@ -77,7 +77,7 @@ class Connection:
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             self.close()
             raise BadReply(f"{self._target.url}{path}: the server hung up in the middle of a reply") from error
-        answer = Answer(status_of(head), payload, sent, time.perf_counter())
+        answer = WholeReply(status_of(head), payload, sent, time.perf_counter())
         if _CLOSES.search(head):
             self.close()
         return answer

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from server.bench.reply import Record
+from server.bench.reply import ClientRecord
 
 Figures = dict[str, float]
 HIGHER_IS_BETTER = frozenset({"tok/s", "prompt tok/s", "requests/s", "texts/s"})
@@ -16,28 +16,28 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))] if ordered else 0.0
 
 
-def first_s(record: Record) -> float:
+def first_s(record: ClientRecord) -> float:
     """From sending to the first token; a reply without text counts to its end."""
     return (record.events[0] if record.events else record.done) - record.sent
 
 
-def gaps_s(record: Record) -> list[float]:
+def gaps_s(record: ClientRecord) -> list[float]:
     """Between two tokens."""
     return [later - earlier for earlier, later in itertools.pairwise(record.events)]
 
 
-def token_s(record: Record) -> float:
+def token_s(record: ClientRecord) -> float:
     """For each token after the first; what comes in one piece has gaps of 0, and this is their mean."""
     between = record.events[-1] - record.events[0] if record.events else 0.0
     return between / max(len(record.events) - 1, 1)
 
 
-def span_s(records: Sequence[Record]) -> float:
+def span_s(records: Sequence[ClientRecord]) -> float:
     """From the first request to the last answer."""
     return max(record.done for record in records) - min(record.sent for record in records)
 
 
-def of_streams(records: Sequence[Record]) -> Figures:
+def of_streams(records: Sequence[ClientRecord]) -> Figures:
     """Everything generated over the whole time, prompts included."""
     gaps = [gap for record in records for gap in gaps_s(record)]
     return {
@@ -49,25 +49,25 @@ def of_streams(records: Sequence[Record]) -> Figures:
     }
 
 
-def of_first_tokens(records: Sequence[Record]) -> Figures:
+def of_first_tokens(records: Sequence[ClientRecord]) -> Figures:
     """How long clients waited for the first token."""
     firsts = [first_s(record) for record in records]
     return {"TTFT p50 ms": 1e3 * percentile(firsts, 0.5), "TTFT max ms": 1e3 * max(firsts)}
 
 
-def decode_rate(record: Record) -> float:
+def decode_rate(record: ClientRecord) -> float:
     """Tokens per second from the first to the last: the prompt is no part of it, unless all came in one piece."""
     between = record.events[-1] - record.events[0] if record.events else 0.0
     return (record.n_predicted - 1) / between if between > 0 else record.n_predicted / (record.done - record.sent)
 
 
-def after(record: Record, moment: float) -> Record:
+def after(record: ClientRecord, moment: float) -> ClientRecord:
     """What of it came later than `moment`; a token to each event."""
     events = [time for time in record.events if time >= moment]
     return replace(record, events=events, n_predicted=len(events))
 
 
-def of_requests(records: Sequence[Record]) -> Figures:
+def of_requests(records: Sequence[ClientRecord]) -> Figures:
     """Short requests."""
     durations = [record.done - record.sent for record in records]
     return {
@@ -77,7 +77,7 @@ def of_requests(records: Sequence[Record]) -> Figures:
     }
 
 
-def of_prompts(records: Sequence[Record]) -> Figures:
+def of_prompts(records: Sequence[ClientRecord]) -> Figures:
     """Prompt tokens, and those that were really computed; nothing where the server does not tell."""
     totals = [record.n_prompt for record in records if record.n_prompt is not None]
     computed = [record.n_computed for record in records if record.n_computed is not None]
@@ -85,7 +85,7 @@ def of_prompts(records: Sequence[Record]) -> Figures:
     return figures | ({"prompt tokens computed": sum(computed)} if len(computed) == len(records) else {})
 
 
-def n_new(talk: Sequence[Record]) -> int:
+def n_new(talk: Sequence[ClientRecord]) -> int:
     """Prompt tokens of a conversation that no turn before had: what a cache of everything would compute.
 
     A turn's last token is not in any cache, as nothing was decoded after it.
@@ -97,7 +97,7 @@ def n_new(talk: Sequence[Record]) -> int:
     return total
 
 
-def longest_gap_s(running: Sequence[Record], start: float, end: float) -> float:
+def longest_gap_s(running: Sequence[ClientRecord], start: float, end: float) -> float:
     """The longest time without a token of one of the streams, between two moments."""
     longest = 0.0
     for record in running:

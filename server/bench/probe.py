@@ -7,7 +7,7 @@ from typing import Any
 
 from server.bench.errors import BadReply, UnknownModel
 from server.bench.prompts import Words, fit
-from server.bench.session import Session
+from server.bench.session import ModelClient
 from server.bench.target import Target
 
 _N_WORDS = 64
@@ -16,7 +16,7 @@ _N_WORDS = 64
 async def find_model(target: Target, limit_s: float) -> str:
     """The only model of the server. Raises `BenchError`, `UnknownModel` with the names when there are several."""
     try:
-        listed = await Session(target, limit_s=limit_s).get("/v1/models")
+        listed = await ModelClient(target, limit_s=limit_s).get("/v1/models")
     except UnknownModel as error:
         raise UnknownModel(f"{target.url} has no list of models; name one with --model") from error
     names = _names(listed.get("data"))
@@ -30,7 +30,7 @@ def _names(data: Any) -> list[str]:
     return [entry["id"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
 
-async def suited(session: Session) -> tuple[Session, float, list[str]]:
+async def suited(session: ModelClient) -> tuple[ModelClient, float, list[str]]:
     """The session as the server takes it, its `words_per_word`, and what had to be changed for that, in words.
 
     A server may be without ``/v1/completions``, and may refuse ``ignore_eos``, which OpenAI's API does not have. Raises
@@ -46,7 +46,7 @@ async def suited(session: Session) -> tuple[Session, float, list[str]]:
     raise refusal
 
 
-def _attempts(session: Session) -> Iterator[tuple[Session, list[str]]]:
+def _attempts(session: ModelClient) -> Iterator[tuple[ModelClient, list[str]]]:
     freely = "without ignore_eos: replies may be shorter than asked for"
     as_chat = "with /v1/chat/completions"
     open_ended = "ignore_eos" not in session.extra
@@ -58,7 +58,7 @@ def _attempts(session: Session) -> Iterator[tuple[Session, list[str]]]:
         yield without, [as_chat] * (way is not session) + [freely]
 
 
-async def words_per_word(session: Session) -> float:
+async def words_per_word(session: ModelClient) -> float:
     """`prompts.fit` of the model, from a prompt that is sent; also the first request, which may load it.
 
     Raises `BenchError`: a model or an address that does not work is found out here.
@@ -74,6 +74,6 @@ async def words_per_word(session: Session) -> float:
     return 1.0 if record.n_prompt is None else fit(_N_WORDS, record.n_prompt)
 
 
-def prepare(session: Session) -> tuple[Session, float, list[str]]:
+def prepare(session: ModelClient) -> tuple[ModelClient, float, list[str]]:
     """`suited`, on an event loop of its own."""
     return asyncio.run(suited(session))

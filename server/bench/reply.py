@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from server.bench.connection import Answer, Arrival, is_chunked, split_head, status_of
+from server.bench.connection import Arrival, WholeReply, is_chunked, split_head, status_of
 from server.bench.errors import BadReply, BenchError, Refused, UnknownModel
 
 _SHOWN = 600  # characters of a reply in an error
 
 
 @dataclass(slots=True)
-class Record:
+class ClientRecord:
     """One request as its client saw it; times are seconds on one clock. ``events`` are those that carried text.
 
     ``n_prompt`` and ``n_computed`` (what of the prompt was not in a cache) are None where the server does not tell.
@@ -33,14 +33,14 @@ class Record:
     n_computed: int | None = None
 
 
-def read_stream(sent: float, arrivals: Sequence[Arrival], *, cut: bool = False) -> Record:
+def read_stream(sent: float, arrivals: Sequence[Arrival], *, cut: bool = False) -> ClientRecord:
     """A streamed reply; `cut` when the client hung up on purpose. Raises `BenchError`."""
     raw = b"".join(arrival.data for arrival in arrivals)
     head, start = split_head(raw)
     pieces = list(_chunks(raw, start)) if is_chunked(head) else [(start, raw[start:])]
     if status_of(head) != 200:
         raise refusal(status_of(head), b"".join(data for _, data in pieces))
-    record = Record(sent=sent, done=arrivals[-1].at)
+    record = ClientRecord(sent=sent, done=arrivals[-1].at)
     ended = _read_events(pieces, _Clock(arrivals), record)
     if not ended and not cut:
         raise BadReply(f"a stream ended without [DONE]: ...{raw[-_SHOWN:].decode(errors='replace')}")
@@ -48,14 +48,14 @@ def read_stream(sent: float, arrivals: Sequence[Arrival], *, cut: bool = False) 
     return record
 
 
-def read_answer(answer: Answer) -> Record:
+def read_answer(answer: WholeReply) -> ClientRecord:
     """A reply that was not streamed. Raises `BenchError`."""
-    record = Record(sent=answer.sent, events=[answer.done], done=answer.done)
+    record = ClientRecord(sent=answer.sent, events=[answer.done], done=answer.done)
     _take(read_json(answer), record)
     return record
 
 
-def read_json(answer: Answer) -> dict[str, Any]:
+def read_json(answer: WholeReply) -> dict[str, Any]:
     """The object that a reply is. Raises `BenchError`."""
     if answer.status != 200:
         raise refusal(answer.status, answer.body)
@@ -98,7 +98,7 @@ def _chunks(raw: bytes, at: int) -> Iterator[tuple[int, bytes]]:
         at += n_bytes + 2
 
 
-def _read_events(pieces: Sequence[tuple[int, bytes]], clock: _Clock, record: Record) -> bool:
+def _read_events(pieces: Sequence[tuple[int, bytes]], clock: _Clock, record: ClientRecord) -> bool:
     """Fill `record` from the ``data:`` lines; whether the closing one was among them."""
     line = b""
     for start, data in pieces:
@@ -127,7 +127,7 @@ def _object(payload: bytes) -> dict[str, Any]:
     return value
 
 
-def _take(value: dict[str, Any], record: Record) -> bool:
+def _take(value: dict[str, Any], record: ClientRecord) -> bool:
     """Read one event or a whole reply; whether it carried text."""
     text = ""
     choices = value.get("choices")
@@ -144,7 +144,7 @@ def _take(value: dict[str, Any], record: Record) -> bool:
     return bool(text)
 
 
-def _take_usage(usage: dict[str, Any], record: Record) -> None:
+def _take_usage(usage: dict[str, Any], record: ClientRecord) -> None:
     """Cached tokens that are not told are not guessed: a server without the detail may have a cache all the same."""
     record.n_predicted = int(usage.get("completion_tokens") or record.n_predicted)
     if not isinstance(usage.get("prompt_tokens"), int):

@@ -10,7 +10,7 @@ from server.bench.scenarios import Scenario
 
 
 @dataclass(slots=True)
-class Outcome:
+class ScenarioResult:
     """What one scenario gave in each round, or why it gave nothing."""
 
     scenario: Scenario
@@ -27,7 +27,7 @@ class Outcome:
         return list(dict.fromkeys(figure for figures in self.rounds for figure in figures))
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[ScenarioResult]) -> str:
     """Plain text: median, and the least and the most where there were several rounds."""
     rows = [("scenario", "figure", "median", "least to most")]
     for outcome in outcomes:
@@ -45,7 +45,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def document(outcomes: Sequence[Outcome], **about: object) -> dict[str, Any]:
+def document(outcomes: Sequence[ScenarioResult], **about: object) -> dict[str, Any]:
     """For programs; every round's figures."""
     return {
         **about,

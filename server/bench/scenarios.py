@@ -16,8 +16,8 @@ from server.bench.errors import BenchError
 from server.bench.figures import Figures
 from server.bench.neighbour import busy_core
 from server.bench.prompts import Words
-from server.bench.reply import Record
-from server.bench.session import Session
+from server.bench.reply import ClientRecord
+from server.bench.session import ModelClient
 
 CONVERSATIONS, TURNS = 32, 6
 TEXTS = 256
@@ -111,35 +111,35 @@ class Scenario:
 
     name: str
     title: str
-    run: Callable[[Session, Setting], Coroutine[Any, Any, Figures]]
+    run: Callable[[ModelClient, Setting], Coroutine[Any, Any, Figures]]
     extra: bool = False
     local: bool = False  # disturbs the machine that the server runs on
 
 
-async def _one(session: Session, setting: Setting) -> Figures:
+async def _one(session: ModelClient, setting: Setting) -> Figures:
     body = session.body([setting.words("one").text(12)], setting.count(128, 2))
     record = await session.stream(body)
     return {**figures.of_streams([record]), "tok/s": figures.decode_rate(record)}
 
 
-async def _side_by_side(session: Session, setting: Setting, name: str, n_predict: int) -> Figures:
+async def _side_by_side(session: ModelClient, setting: Setting, name: str, n_predict: int) -> Figures:
     words = setting.words(name)
     bodies = [session.body([words.text(12)], setting.count(n_predict, 2)) for _ in range(setting.n_parallel)]
     return figures.of_streams(await session.streams(bodies))
 
 
-async def _slots(session: Session, setting: Setting) -> Figures:
+async def _slots(session: ModelClient, setting: Setting) -> Figures:
     return await _side_by_side(session, setting, "slots", 64)
 
 
-async def _contended(session: Session, setting: Setting) -> Figures:
+async def _contended(session: ModelClient, setting: Setting) -> Figures:
     if not session.target.local:
         raise BenchError("the neighbour of the scenario 'contended' needs the server on this machine")
     with busy_core():
         return await _side_by_side(session, setting, "contended", 32)
 
 
-async def _prefix(session: Session, setting: Setting) -> Figures:
+async def _prefix(session: ModelClient, setting: Setting) -> Figures:
     words = setting.words("prefix")
     prefix = words.text(700 * min(1.0, setting.scale))
     bodies = [session.body([prefix + words.text(6)], 8) for _ in range(setting.n_parallel)]
@@ -147,7 +147,7 @@ async def _prefix(session: Session, setting: Setting) -> Figures:
     return figures.of_first_tokens(records) | figures.of_prompts(records)
 
 
-async def _long(session: Session, setting: Setting) -> Figures:
+async def _long(session: ModelClient, setting: Setting) -> Figures:
     words = setting.words("long")
     running = [session.start(session.body([words.text(12)], 400)) for _ in range(3)]
     try:
@@ -163,11 +163,11 @@ async def _long(session: Session, setting: Setting) -> Figures:
     return {"longest gap ms": 1e3 * gap, "TTFT of the long prompt ms": 1e3 * (first - newcomer.sent)}
 
 
-async def _conversations(session: Session, setting: Setting) -> Figures:
+async def _conversations(session: ModelClient, setting: Setting) -> Figures:
     """Turn by turn through all conversations: before one comes back, every slot has held others."""
     words = setting.words("conversations")
     talks: list[list[str]] = [[] for _ in range(setting.count(CONVERSATIONS, setting.n_parallel))]
-    turns: list[list[Record]] = []
+    turns: list[list[ClientRecord]] = []
     for _ in range(TURNS):
         for talk in talks:
             talk.append(words.text(20))
@@ -181,14 +181,14 @@ async def _conversations(session: Session, setting: Setting) -> Figures:
     return result | figures.of_first_tokens(records)
 
 
-async def _rate(session: Session, setting: Setting) -> Figures:
+async def _rate(session: ModelClient, setting: Setting) -> Figures:
     words = setting.words("rate")
     n = setting.count(240, setting.n_parallel)
     bodies = [session.body([words.text(4)], 1, stream=False) for _ in range(n)]
     return figures.of_requests(await session.requests(bodies, setting.n_parallel))
 
 
-async def _constrained(session: Session, setting: Setting) -> Figures:
+async def _constrained(session: ModelClient, setting: Setting) -> Figures:
     prompt = f"Write an invoice as JSON.{setting.words('constrained').text(12)}"
     schema = {"type": "json_schema", "json_schema": {"name": "invoice", "strict": True, "schema": SCHEMA}}
     chat = session.as_chat()
@@ -198,29 +198,31 @@ async def _constrained(session: Session, setting: Setting) -> Figures:
     return {"tok/s": figures.decode_rate(record), **figures.of_first_tokens([record])}
 
 
-async def _loaded(session: Session, words: Words, n_streams: int, n_predict: int) -> list[Record]:
+async def _loaded(session: ModelClient, words: Words, n_streams: int, n_predict: int) -> list[ClientRecord]:
     return await session.streams([session.body([words.text(12)], n_predict) for _ in range(n_streams)])
 
 
-def _together(records: Sequence[Record]) -> float:
+def _together(records: Sequence[ClientRecord]) -> float:
     """Tokens per second of streams that run side by side, from first tokens to last ones."""
     return sum(figures.decode_rate(record) for record in records)
 
 
-async def _partial(session: Session, setting: Setting) -> Figures:
+async def _partial(session: ModelClient, setting: Setting) -> Figures:
     words, n, n_predict = setting.words("partial"), setting.n_parallel, setting.count(48, 2)
     rates = {k: _together(await _loaded(session, words, k, n_predict)) for k in range(1, n)}
     return {f"{k} of {n}: tok/s": rate for k, rate in rates.items()}
 
 
-async def _every_other(session: Session, setting: Setting, words: Words) -> tuple[list[Record], list[Record]]:
+async def _every_other(
+    session: ModelClient, setting: Setting, words: Words
+) -> tuple[list[ClientRecord], list[ClientRecord]]:
     """A stream in every slot, of which every other is short: those that end early, and those that are left over."""
     lengths = [setting.count((LONG, SHORT)[i % 2], 2) for i in range(setting.n_parallel)]
     records = await session.streams([session.body([words.text(12)], length) for length in lengths])
     return records[1::2], records[::2]
 
 
-async def _half(session: Session, setting: Setting) -> Figures:
+async def _half(session: ModelClient, setting: Setting) -> Figures:
     words = setting.words("half")
     await _every_other(session, setting, words)
     n_predict = setting.count(48, 2)
@@ -228,7 +230,7 @@ async def _half(session: Session, setting: Setting) -> Figures:
     return {"tok/s": median(_together(wave) for wave in waves)}
 
 
-async def _left(session: Session, setting: Setting) -> Figures:
+async def _left(session: ModelClient, setting: Setting) -> Figures:
     words = setting.words("left")
     alone = _together(await _loaded(session, words, setting.n_parallel // 2, setting.count(64, 2)))
     ended, left = await _every_other(session, setting, words)
@@ -238,24 +240,24 @@ async def _left(session: Session, setting: Setting) -> Figures:
     return {"tok/s": rate, f"of {setting.n_parallel // 2} alone": rate / alone}
 
 
-async def _answer(session: Session, prompt: str, n_predict: int) -> Figures:
+async def _answer(session: ModelClient, prompt: str, n_predict: int) -> Figures:
     chat = session.as_chat()
     record = await chat.stream(chat.body([prompt], n_predict))
     return {"tok/s": figures.decode_rate(record), **figures.of_first_tokens([record])}
 
 
-async def _edit(session: Session, setting: Setting) -> Figures:
+async def _edit(session: ModelClient, setting: Setting) -> Figures:
     source = f"#{setting.words('edit').text(4)}\n{FILE}"
     asked = "Change the port of the server to 9090 and write the whole file again."
     return await _answer(session, f"```toml\n{source}```\n\n{asked}", setting.count(192, 2))
 
 
-async def _quote(session: Session, setting: Setting) -> Figures:
+async def _quote(session: ModelClient, setting: Setting) -> Figures:
     asked = "Repeat the following text word for word."
     return await _answer(session, f"{asked}\n\n{setting.words('quote').text(4)[1:]}. {PROSE}", setting.count(192, 2))
 
 
-async def _other(session: Session, setting: Setting) -> Figures:
+async def _other(session: ModelClient, setting: Setting) -> Figures:
     chat = session.as_chat()
     prompts = [f"Write a short story about {hero}.{setting.words('other').text(4)}" for hero in ASKED]
     records = [await chat.stream(chat.body([prompt], setting.count(96, 2))) for prompt in prompts]
@@ -265,7 +267,7 @@ async def _other(session: Session, setting: Setting) -> Figures:
     return {"tok/s": n_tokens / took_s}
 
 
-async def _embeddings(session: Session, setting: Setting) -> Figures:
+async def _embeddings(session: ModelClient, setting: Setting) -> Figures:
     words = setting.words("embeddings")
     texts = [words.text(8) for _ in range(setting.count(TEXTS))]
     value, record = await session.post("/v1/embeddings", {"model": session.model, "input": texts})
@@ -274,7 +276,7 @@ async def _embeddings(session: Session, setting: Setting) -> Figures:
     return {"texts/s": len(texts) / (record.done - record.sent), "total ms": 1e3 * (record.done - record.sent)}
 
 
-async def _context(session: Session, setting: Setting) -> Figures:
+async def _context(session: ModelClient, setting: Setting) -> Figures:
     n_words = 12_000 / 1.3 * min(1.0, setting.scale)
     record = await session.stream(session.body([setting.words("context").text(n_words)], setting.count(32, 2)))
     result = {**figures.of_first_tokens([record]), "tok/s": figures.decode_rate(record)}
@@ -317,6 +319,6 @@ def named(names: str) -> list[Scenario]:
     return [scenario for scenario in SCENARIOS if scenario.name in wanted]
 
 
-def run(scenario: Scenario, session: Session, setting: Setting) -> Figures:
+def run(scenario: Scenario, session: ModelClient, setting: Setting) -> Figures:
     """One scenario on an event loop of its own. Raises `BenchError`."""
     return asyncio.run(scenario.run(session, setting))

@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
-from server.bench.connection import Answer, Arrival, Connection
+from server.bench.connection import Arrival, Connection, WholeReply
 from server.bench.errors import BadReply, BenchError
-from server.bench.reply import Record, read_answer, read_json, read_stream
+from server.bench.reply import ClientRecord, read_answer, read_json, read_stream
 from server.bench.target import Target
 
 STARTED_EVENTS = 8  # a stream runs when it has sent so many
 _EVENT, _DONE = b"data:", b"data: [DONE]"
 
-Body = dict[str, Any]
+Fields = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -23,7 +23,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ModelClient:
     """Sends requests to one model.
 
     ``extra`` is merged into every body, where None takes a field out; ``limit_s`` bounds each request; ``on_reply`` is
@@ -37,9 +37,9 @@ class Session:
     limit_s: float = 600.0
     on_reply: Callable[[], None] = _nothing
 
-    def body(self, turns: Sequence[str], n_predict: int, *, stream: bool = True, **fields: object) -> Body:
+    def body(self, turns: Sequence[str], n_predict: int, *, stream: bool = True, **fields: object) -> Fields:
         """A greedy request of exactly `n_predict` tokens; `turns` are the user's and the model's, in turn."""
-        body: Body = {"model": self.model, "max_tokens": n_predict, "temperature": 0, "ignore_eos": True}
+        body: Fields = {"model": self.model, "max_tokens": n_predict, "temperature": 0, "ignore_eos": True}
         if self.chat:
             roles = ("user", "assistant")
             body["messages"] = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
@@ -58,41 +58,41 @@ class Session:
         """Where bodies of `body` go."""
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
-    async def stream(self, body: Body, *, path: str = "") -> Record:
+    async def stream(self, body: Fields, *, path: str = "") -> ClientRecord:
         """One streamed request to its end. Raises `BenchError`."""
         live = self.start(body, path=path)
         return await live.finished()
 
-    async def streams(self, bodies: Sequence[Body], n_parallel: int = 0) -> list[Record]:
+    async def streams(self, bodies: Sequence[Fields], n_parallel: int = 0) -> list[ClientRecord]:
         """All of them, started together, at most `n_parallel` at a time (0 = all)."""
         room = asyncio.Semaphore(n_parallel or max(1, len(bodies)))
 
-        async def one(body: Body) -> Record:
+        async def one(body: Fields) -> ClientRecord:
             async with room:
                 return await self.stream(body)
 
         return await _all(one(body) for body in bodies)
 
-    def start(self, body: Body, *, path: str = "") -> "LiveStream":
+    def start(self, body: Fields, *, path: str = "") -> "LiveStream":
         """A stream that goes on by itself."""
         return LiveStream(self, path or self.path, self._payload(body))
 
-    async def post(self, path: str, body: Body) -> tuple[dict[str, Any], Record]:
+    async def post(self, path: str, body: Fields) -> tuple[dict[str, Any], ClientRecord]:
         """One request and the object it answers. Raises `BenchError`."""
         async with Connection(self.target) as connection:
             answer = await self._within(connection.exchange("POST", path, self._payload(body)))
         self.on_reply()
-        return read_json(answer), Record(sent=answer.sent, done=answer.done)
+        return read_json(answer), ClientRecord(sent=answer.sent, done=answer.done)
 
     async def get(self, path: str) -> dict[str, Any]:
         """The object at a path. Raises `BenchError`."""
         async with Connection(self.target) as connection:
             return read_json(await self._within(connection.exchange("GET", path, b"")))
 
-    async def requests(self, bodies: Sequence[Body], n_parallel: int) -> list[Record]:
+    async def requests(self, bodies: Sequence[Fields], n_parallel: int) -> list[ClientRecord]:
         """Short requests, not streamed, over `n_parallel` connections that are kept."""
         waiting = [self._payload(body) for body in reversed(bodies)]
-        records: list[Record] = []
+        records: list[ClientRecord] = []
 
         async def client() -> None:
             async with Connection(self.target) as connection:
@@ -104,11 +104,11 @@ class Session:
         await _all(client() for _ in range(n_parallel))
         return records
 
-    def _payload(self, body: Body) -> bytes:
+    def _payload(self, body: Fields) -> bytes:
         merged = {name: value for name, value in {**body, **self.extra}.items() if value is not None}
         return json.dumps(merged).encode()
 
-    async def _within(self, call: Awaitable[Answer]) -> Answer:
+    async def _within(self, call: Awaitable[WholeReply]) -> WholeReply:
         try:
             async with asyncio.timeout(self.limit_s):
                 return await call
@@ -119,7 +119,7 @@ class Session:
 class LiveStream:
     """A streamed request that was started; `close` hangs up before its end."""
 
-    def __init__(self, session: Session, path: str, payload: bytes) -> None:
+    def __init__(self, session: ModelClient, path: str, payload: bytes) -> None:
         self.running = asyncio.Event()  # it has sent a few tokens, or has ended
         self._session = session
         self._connection = Connection(session.target)
@@ -156,7 +156,7 @@ class LiveStream:
         self._cut = not self._task.done()
         self._task.cancel()
 
-    async def finished(self) -> Record:
+    async def finished(self) -> ClientRecord:
         """Wait for the end; what was seen. Raises `BenchError`."""
         try:
             await self._task

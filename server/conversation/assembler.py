@@ -10,7 +10,7 @@ from enum import Enum
 
 from server.conversation.form import Call, Message
 from server.engine.request import Finished, FinishReason, Text, TokenLogprob
-from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.formats.parsing.reasoning import OutputParser
 
 NewParser = Callable[[], OutputParser]
@@ -83,7 +83,7 @@ class Assembler:
 
     def begin(self, text: str) -> list[Delta]:
         """Content that the prompt ends with, for replies that repeat it."""
-        return self._take([Content(text)] if text else [])
+        return self._take([ContentText(text)] if text else [])
 
     def feed(self, event: Text) -> list[Delta]:
         """What is certain now of the engine's next text."""
@@ -123,7 +123,7 @@ class Assembler:
     def _delta(self, piece: Piece) -> Delta:
         text, begins = "", False
         match piece:
-            case Content(text):
+            case ContentText(text):
                 item, begins = self._open(Kind.TEXT)
             case Reasoning(text):
                 item, begins = self._open(Kind.THOUGHTS)

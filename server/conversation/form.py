@@ -28,7 +28,7 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextPart:
     """A part that is text."""
 
     text: str
@@ -62,7 +62,7 @@ class Media:
         return f"[{self.kind}{f' {self.what}' if self.what else ''}: not shown, {reason}]"
 
 
-Part = Text | Media
+Part = TextPart | Media
 Content = str | tuple[Part, ...]
 
 
@@ -90,7 +90,7 @@ class Message:
     def parts(self) -> tuple[Part, ...]:
         """The content as parts; an empty text has none."""
         if isinstance(self.content, str):
-            return (Text(self.content),) if self.content else ()
+            return (TextPart(self.content),) if self.content else ()
         return self.content
 
     @property
@@ -209,14 +209,14 @@ def text_content(parts: Sequence[Part]) -> Content:
     """One text part as its text: templates may write a list otherwise than the same text."""
     if not parts:
         return ""
-    if len(parts) == 1 and isinstance(parts[0], Text):
+    if len(parts) == 1 and isinstance(parts[0], TextPart):
         return parts[0].text
     return tuple(parts)
 
 
 def shown_text(part: Part) -> str:
     """A part as text."""
-    return part.text if isinstance(part, Text) else part.placeholder
+    return part.text if isinstance(part, TextPart) else part.placeholder
 
 
 def unseen(medium: Media) -> InvalidRequest:

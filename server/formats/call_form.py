@@ -14,7 +14,7 @@ Markup: TypeAlias = str | tuple["str | re.Pattern[str]", ...]
 
 
 @dataclass(frozen=True, slots=True)
-class JsonObject:
+class JsonArguments:
     """Arguments as one JSON object, kept to the schema by ``%json``."""
 
 
@@ -61,7 +61,7 @@ class Elements:
     end: str
 
 
-Arguments = JsonObject | Parameters | Keywords | Braces | Elements
+Arguments = JsonArguments | Parameters | Keywords | Braces | Elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class CallForm:
     open: str = ""
     close: str = ""
     joint: str = ""
-    arguments: Arguments = field(default_factory=JsonObject)
+    arguments: Arguments = field(default_factory=JsonArguments)
     also_before: tuple[str, ...] = ()
     several: bool = True
     lead: tuple[str, str] | None = None

@@ -21,8 +21,9 @@ from server.formats.parsing.reasoning import speaks_of_thoughts, thinking_tags
 from server.formats.parsing.turn import Reading
 from server.formats.speech import Speech
 
-Message = Mapping[str, Any]
-Render = Callable[[Sequence[Message], bool], str]
+TemplateMessage = Mapping[str, Any]
+"""A message as templates read it."""
+Render = Callable[[Sequence[TemplateMessage], bool], str]
 """The prompt of these messages, with the beginning of the assistant's turn or without; "" where it is refused."""
 
 NAME, ARGUMENTS = "find_place", {"city": "Paris7351", "days": 3}
@@ -123,7 +124,7 @@ def _writes(form: ToolFormat, text: str) -> bool:
     return any(each.stands_in(text, NAME) for each in form.call_forms)
 
 
-def _assistant(calls: Sequence[Mapping[str, Any]], text: str) -> Message:
+def _assistant(calls: Sequence[Mapping[str, Any]], text: str) -> TemplateMessage:
     listed = [
         {"id": f"call0000{n}", "type": "function", "function": {"name": NAME, "arguments": json.dumps(given)}}
         for n, given in enumerate(calls, 1)
@@ -131,7 +132,7 @@ def _assistant(calls: Sequence[Mapping[str, Any]], text: str) -> Message:
     return {"role": "assistant", "content": text, "tool_calls": listed}
 
 
-def _results(n_calls: int) -> list[Message]:
+def _results(n_calls: int) -> list[TemplateMessage]:
     return [
         {"role": "tool", "content": "r", "name": NAME, "tool_call_id": f"call0000{n}"} for n in range(1, n_calls + 1)
     ]

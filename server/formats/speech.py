@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from server.formats.call_form import CallForm
 from server.formats.form import ToolFormat
 from server.formats.grammar.call_grammar import Function, Trigger, calls_lark, triggers
-from server.formats.grammar.lark_text import Control
+from server.formats.grammar.lark_text import ControlToken
 from server.formats.parsing.reading import reader_of
 from server.formats.parsing.reasoning import OutputParser
 from server.formats.parsing.turn import Reading
@@ -87,7 +87,7 @@ class Speech:
         *,
         name: str = "",
         parallel: bool = True,
-        control: Control | None = None,
+        control: ControlToken | None = None,
         answer: object | None = None,
     ) -> str:
         """Lark (llguidance's dialect) for ``tool_choice`` required, or the one function `name`: nothing but calls.
@@ -103,7 +103,7 @@ class Speech:
         )
 
     def call_triggers(
-        self, functions: Sequence[Function], *, parallel: bool, control: Control | None = None
+        self, functions: Sequence[Function], *, parallel: bool, control: ControlToken | None = None
     ) -> list[Trigger]:
         """What opens a call of these functions in free text, with the grammar of what follows.
 

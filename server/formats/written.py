@@ -10,7 +10,7 @@ from server.formats.call_form import (
     Braces,
     CallForm,
     Elements,
-    JsonObject,
+    JsonArguments,
     Keywords,
     Markup,
     Parameters,
@@ -33,7 +33,7 @@ def _arguments(form: Arguments, text: str) -> str:
         given = json.loads(text)
     except (ValueError, RecursionError):
         given = None
-    if isinstance(form, JsonObject) or not isinstance(given, dict):
+    if isinstance(form, JsonArguments) or not isinstance(given, dict):
         return text
     match form:
         case Keywords():

@@ -35,7 +35,7 @@ class HubFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class SplitName:
     """What a GGUF's name says: ``prefix-00001-of-00003.gguf``. ``tag`` is the end of the prefix, in upper case."""
 
     prefix: str
@@ -45,7 +45,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenFiles:
     """The files that a reference means: the parts of a model in order, or a preset, which then is all there is."""
 
     model: tuple[HubFile, ...] = ()
@@ -53,7 +53,7 @@ class Choice:
     preset: HubFile | None = None
 
 
-def parts_of(path: str) -> Parts | None:
+def parts_of(path: str) -> SplitName | None:
     """None for what is no GGUF."""
     if not path.endswith(SUFFIX):
         return None
@@ -62,7 +62,7 @@ def parts_of(path: str) -> Parts | None:
     index, count = (int(split[2]), int(split[3])) if split else (1, 1)
     prefix = split[1] if split else prefix
     tag = _TAG.search(prefix)
-    return Parts(prefix, tag[1].upper() if tag else "", index, count)
+    return SplitName(prefix, tag[1].upper() if tag else "", index, count)
 
 
 def is_model(path: str) -> bool:
@@ -71,11 +71,11 @@ def is_model(path: str) -> bool:
     return path.endswith(SUFFIX) and not any(word in name for word in _NO_MODEL)
 
 
-def choose(files: Sequence[HubFile], repository: str, tag: str = "", file: str = "") -> Choice:
+def choose(files: Sequence[HubFile], repository: str, tag: str = "", file: str = "") -> ChosenFiles:
     """What is meant by `tag`, or by `file` in its place. Raises `NotFound`, which lists what there is."""
     by_path = {found.path: found for found in files}
     if PRESET in by_path and not file:
-        return Choice(preset=by_path[PRESET])
+        return ChosenFiles(preset=by_path[PRESET])
     named = by_path.get(file if file.endswith(SUFFIX) else "")
     model = named if file else _model(files, tag)
     if model is None:
@@ -83,7 +83,7 @@ def choose(files: Sequence[HubFile], repository: str, tag: str = "", file: str =
         raise NotFound(f"'{repository}' has no {wanted}; {_listed(files)}")
     siblings = {kind: _sibling(files, model.path, word, tag) for kind, word in SIBLINGS.items()}
     found = {kind: sibling for kind, sibling in siblings.items() if sibling is not None}
-    return Choice(_all_parts(by_path, model, repository), found)
+    return ChosenFiles(_all_parts(by_path, model, repository), found)
 
 
 def _model(files: Iterable[HubFile], tag: str) -> HubFile | None:

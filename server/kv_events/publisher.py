@@ -27,7 +27,7 @@ _END = (-1).to_bytes(8, "big", signed=True)
 CLEARED = ["AllBlocksCleared"]
 
 
-class Publisher:
+class KvEventPublisher:
     """Used on the event loop. `endpoint`: ``tcp://*:5557`` is listened at, ``tcp://host:5557`` connected to, as in
     vLLM; `replay` is listened at, "" = no replay. Raises ConfigError."""
 

@@ -21,7 +21,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _FILE = "file://"
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _SHOWN_CHARS = 200
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """A host and a port to the addresses that the name has."""
 
@@ -65,7 +65,7 @@ async def resolved(host: str, port: int) -> Sequence[str]:
     return [str(entry[4][0]) for entry in found]
 
 
-class Fetcher:
+class MediaFetcher:
     """Gets files; on the event loop."""
 
     def __init__(
@@ -231,7 +231,7 @@ def refuse_inner(addresses: Iterable[str], host: str) -> None:
             raise Unreadable(f"{_shown(host)} is, or leads to, an address that is not of the open internet")
 
 
-def is_outer(address: Address) -> bool:
+def is_outer(address: IpAddress) -> bool:
     """Whether it is one of the open internet, also looking into what carries an IPv4 address in it."""
     if isinstance(address, ipaddress.IPv6Address):
         mapped = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address.ipv4_mapped
@@ -244,7 +244,7 @@ def is_outer(address: Address) -> bool:
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
-def _address(written: str) -> Address | None:
+def _address(written: str) -> IpAddress | None:
     try:
         return ipaddress.ip_address(written.partition("%")[0])
     except ValueError:

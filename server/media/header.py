@@ -29,7 +29,7 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class MediaHeader:
     """``form``: PNG, JPEG, GIF, BMP, WebP, AVIF, HEIC, WAV, MP3, FLAC, MP4, Matroska or AVI; ``width`` and ``height``
     in pixels of the first four, else 0."""
 
@@ -39,7 +39,7 @@ class Header:
     height: int = 0
 
 
-def read_header(data: bytes) -> Header:
+def read_header(data: bytes) -> MediaHeader:
     """Raises `Unreadable` for a file of another type, and for one that is cut off before it says its size."""
     if data.startswith(_PNG):
         return _picture("PNG", _png_size(data))
@@ -50,11 +50,11 @@ def read_header(data: bytes) -> Header:
     if data.startswith(b"BM"):
         return _picture("BMP", _bmp_size(data))
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
-        return Header("audio", "WAV")
+        return MediaHeader("audio", "WAV")
     if data.startswith(b"fLaC"):
-        return Header("audio", "FLAC")
+        return MediaHeader("audio", "FLAC")
     if data.startswith(b"ID3") or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0):
-        return Header("audio", "MP3")
+        return MediaHeader("audio", "MP3")
     found = _boxed(data)
     if found is not None:
         return found
@@ -64,26 +64,26 @@ def read_header(data: bytes) -> Header:
     raise Unreadable("it is neither PNG, JPEG, GIF or BMP nor WAV, MP3 or FLAC" if data else "it is empty")
 
 
-def _boxed(data: bytes) -> Header | None:
+def _boxed(data: bytes) -> MediaHeader | None:
     """What says how large it is somewhere inside, or nowhere."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return Header("image", "WebP")
+        return MediaHeader("image", "WebP")
     if data[:4] == b"RIFF" and data[8:12] == b"AVI ":
-        return Header("video", "AVI")
+        return MediaHeader("video", "AVI")
     if data.startswith(b"\x1aE\xdf\xa3"):  # also WebM
-        return Header("video", "Matroska")
+        return MediaHeader("video", "Matroska")
     if data[4:8] != b"ftyp":
         return None
     if data.startswith((b"avif", b"avis"), 8) or (data.startswith(_HEIC, 8) and b"avif" in data[16:64]):
-        return Header("image", "AVIF")
-    return Header("image", "HEIC") if data.startswith(_HEIC, 8) else Header("video", "MP4")  # also QuickTime
+        return MediaHeader("image", "AVIF")
+    return MediaHeader("image", "HEIC") if data.startswith(_HEIC, 8) else MediaHeader("video", "MP4")  # also QuickTime
 
 
-def _picture(form: str, size: tuple[int, int]) -> Header:
+def _picture(form: str, size: tuple[int, int]) -> MediaHeader:
     width, height = size
     if width <= 0 or height <= 0:
         raise Unreadable(f"it is a {form} of {width} x {height} pixels")
-    return Header("image", form, width, height)
+    return MediaHeader("image", form, width, height)
 
 
 def _unpacked(form: str, data: bytes, at: int) -> tuple[int, int]:

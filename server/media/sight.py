@@ -14,7 +14,7 @@ from typing import Protocol
 from server.errors import InvalidRequest, MediaFull
 from server.media.bitmap import Bitmap, Decoded, bitmaps_of
 from server.media.decode import Decoder
-from server.media.fetch import Fetcher
+from server.media.fetch import MediaFetcher
 from server.media.header import Unreadable
 from server.media.source import Link, Seen, Source
 
@@ -34,7 +34,7 @@ _DATA_TYPES = ("data:image/", "data:video/", "data:audio/")
 _FAILED = "Failed to load image or audio file"  # llama-server's words
 
 
-class Shown(Protocol):
+class ShownMedia(Protocol):
     """A medium of a request (`conversation.form.Media`)."""
 
     @property
@@ -61,12 +61,12 @@ class Ears(Protocol):
 class Sight:
     """Reads the media of requests; on the event loop. Decoding is other threads' wait for other processes' work."""
 
-    def __init__(self, decoder: Decoder, fetcher: Fetcher, n_at_once: int = 2) -> None:
+    def __init__(self, decoder: Decoder, fetcher: MediaFetcher, n_at_once: int = 2) -> None:
         self._decoder, self._fetcher = decoder, fetcher
         self._held = _Held()
         self._threads: Executor = ThreadPoolExecutor(n_at_once, thread_name_prefix="media")
 
-    async def see(self, media: Iterable[Shown], reader: Ears, scope: str | None = None) -> Seen:
+    async def see(self, media: Iterable[ShownMedia], reader: Ears, scope: str | None = None) -> Seen:
         """The sources of `media`, decoded for `reader`'s model; equal ones once, and without spare ones that can't be
         had. `scope`: see `Decoder.decode`. Raises `InvalidRequest`, and `MediaFull` where those of others leave no
         room."""
@@ -92,7 +92,7 @@ class Sight:
         self._decoder.close()
 
     async def _one(
-        self, source: Source, wanted: Shown, share: "_Share", reader: Ears, scope: str | None
+        self, source: Source, wanted: ShownMedia, share: "_Share", reader: Ears, scope: str | None
     ) -> Decoded | None:
         try:
             async with share.turns:
@@ -199,10 +199,10 @@ def _is_fetched(source: Source) -> bool:
     return isinstance(source, Link) and source.url.startswith(("http", "file://"))
 
 
-def _within_limits(media: Iterable[Shown]) -> dict[Source, Shown]:
+def _within_limits(media: Iterable[ShownMedia]) -> dict[Source, ShownMedia]:
     """Each source, for one that must be seen where there is one. Where there are too many, the oldest spare ones are
     left out. Raises `InvalidRequest`."""
-    wanted: dict[Source, Shown] = {}
+    wanted: dict[Source, ShownMedia] = {}
     for each in media:
         if each.source is not None and (each.source not in wanted or not each.spare):
             wanted[each.source] = each
@@ -211,7 +211,7 @@ def _within_limits(media: Iterable[Shown]) -> dict[Source, Shown]:
     return wanted
 
 
-def _leave_out(wanted: dict[Source, Shown], found: Sequence[Source], most: int, what: str) -> None:
+def _leave_out(wanted: dict[Source, ShownMedia], found: Sequence[Source], most: int, what: str) -> None:
     n_over = len(found) - most
     spare = [source for source in found if wanted[source].spare]
     if n_over > len(spare):

@@ -14,7 +14,7 @@ MOST_BYTES = 64 * 1024  # of a body; the rest is counted
 
 
 @dataclass(slots=True)
-class Body:
+class BodyStart:
     """The beginning of a body, and how long all of it is."""
 
     kept: bytearray = field(default_factory=bytearray)
@@ -37,8 +37,8 @@ class Exchange:
 
     id: str
     path: str
-    request: Body = field(default_factory=Body)
-    reply: Body = field(default_factory=Body)
+    request: BodyStart = field(default_factory=BodyStart)
+    reply: BodyStart = field(default_factory=BodyStart)
 
 
 class Bodies:

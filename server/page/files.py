@@ -57,7 +57,7 @@ class PageFile:
     cache: str = ASKED
 
 
-class Files(Protocol):
+class FileSource(Protocol):
     """Where files come from. A path is what stands behind the server's prefix, with its slash."""
 
     def has(self, path: str) -> bool:

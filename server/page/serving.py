@@ -7,7 +7,7 @@ from pathlib import Path
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.page.files import BuiltIn, Files, Folder, NoPage, PageFile
+from server.page.files import BuiltIn, FileSource, Folder, NoPage, PageFile
 from server.transport.compression import wants_gzip
 
 POLICY = "; ".join(
@@ -45,7 +45,7 @@ class Page:
     """Around the application: the files of `files` behind `prefix`. ``policy``: the page is ours, so that we know what
     it may do."""
 
-    def __init__(self, files: Files, prefix: str, *, policy: bool) -> None:
+    def __init__(self, files: FileSource, prefix: str, *, policy: bool) -> None:
         self._files = files
         self._prefix = prefix
         self._headers = _SAFETY if policy else {"X-Content-Type-Options": "nosniff"}

@@ -16,7 +16,7 @@ from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.routes.inference.streams import owner_of
 from server.routes.services import services
-from server.routes.session import FAR_BEHIND, Batch, Session, session_of
+from server.routes.session import FAR_BEHIND, PromptEvents, Session, session_of
 from server.transport.access.rates import PLACE
 from server.transport.handlers import error_body
 from server.transport.reply import JSON_TYPE, json_reply
@@ -212,12 +212,12 @@ async def _kept(
 
 async def _begin(
     session: Session, model: str | None, prepare: Prepare, media: Sequence[Media], patience_s: float | None
-) -> tuple[StreamWriter, Batch | None]:
+) -> tuple[StreamWriter, PromptEvents | None]:
     generation = await _start(session, model, prepare, media)
     return cast(StreamWriter, generation.writer), await _first(session, patience_s)
 
 
-async def _first(session: Session, patience_s: float | None) -> Batch | None:
+async def _first(session: Session, patience_s: float | None) -> PromptEvents | None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
             return await session.next()
@@ -266,7 +266,7 @@ def _give_up(starting: asyncio.Task[Generation], session: Session) -> None:
 
 
 async def _chunks(
-    session: Session, writer: StreamWriter, first: Batch | None, words: StreamWords, *, at_once: bool = False
+    session: Session, writer: StreamWriter, first: PromptEvents | None, words: StreamWords, *, at_once: bool = False
 ) -> AsyncGenerator[bytes, None]:
     """The stream's events, one at a time, which clients count on that take an HTTP chunk for an event; or `at_once`
     those that are there, where the stream is far behind. An error is the last one, as in llama-server."""
@@ -296,7 +296,7 @@ async def _chunks(
         session.close()
 
 
-def _written(writer: StreamWriter, batch: Batch) -> list[bytes]:
+def _written(writer: StreamWriter, batch: PromptEvents) -> list[bytes]:
     number, events = batch
     if len(events) == 1:  # as for nearly all tokens
         return writer.feed(number, events[0])

@@ -12,7 +12,7 @@ from server.metrics.exposition import Metrics
 from server.page.bodies import Bodies
 from server.page.live import Live
 from server.page.log import RecentLog
-from server.page.tools.catalogue import Tools
+from server.page.tools.catalogue import PageTools
 from server.pool.lease import Lease
 from server.pool.pool import Pool
 from server.pool.saved.slot_files import SavedFiles
@@ -45,7 +45,7 @@ class Services:
     metrics: Metrics
     sight: Sight
     live: Live
-    tools: Tools
+    tools: PageTools
     log: RecentLog
     bodies: Bodies
     slot_files: SavedFiles | None = None  # where slots are saved; None = nowhere

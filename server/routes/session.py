@@ -35,9 +35,9 @@ LONG_BYTES = 1 << 20
 """A body that holds so much text: a megabyte is tokenized in up to a second."""
 LONG_WITH_MEDIA = 16 << 20
 """Where much of it is a picture."""
-Work = Callable[[LoadedModel, Seen], T]
+Preparation = Callable[[LoadedModel, Seen], T]
 """What is done with a model, and with what of a request's media it can be shown; blocking."""
-Batch = tuple[int, list[Event]]
+PromptEvents = tuple[int, list[Event]]
 """The number of a request within the session, and its events of one step."""
 
 
@@ -83,14 +83,14 @@ class Session:
         self._lease: Lease | None = None
         self._preparing: Future[object] | None = None
         self._tickets: list[Ticket] = []
-        self._events: deque[Batch] = deque()  # an asyncio.Queue takes a dozen calls for each token
+        self._events: deque[PromptEvents] = deque()  # an asyncio.Queue takes a dozen calls for each token
         self._arrival: asyncio.Future[None] | None = None  # what `next` waits for
 
     def waits(self, name: str | None) -> bool:
         """Whether the model must be loaded or woken first. Raises `ModelNotFound`."""
         return not self._services.pool.serves(name)
 
-    async def prepare(self, name: str | None, work: Work[T], media: Sequence[Media] = ()) -> T:
+    async def prepare(self, name: str | None, work: Preparation[T], media: Sequence[Media] = ()) -> T:
         """Get the model and do `work` with it in a thread. Raises what the pool, fetching and `work` raise."""
         with self._services.gate.entered():
             model = await self._acquire(name)
@@ -100,7 +100,7 @@ class Session:
     async def start(
         self,
         name: str | None,
-        work: Work[T],
+        work: Preparation[T],
         requests: Callable[[T], Sequence[Request]],
         media: Sequence[Media] = (),
     ) -> T:
@@ -129,7 +129,9 @@ class Session:
                 self._usage.n_open += request.n
         return result
 
-    async def embed(self, name: str | None, task: Task, work: Work[VectorJob], media: Sequence[Media] = ()) -> bytes:
+    async def embed(
+        self, name: str | None, task: Task, work: Preparation[VectorJob], media: Sequence[Media] = ()
+    ) -> bytes:
         """The reply of the job that `work` makes in a thread. Cancelled, it takes its inputs out of the queue."""
         with self._services.gate.entered():
             model = await self._acquire(name, task)
@@ -169,7 +171,7 @@ class Session:
         """Whether `next` would return at once, and no error."""
         return bool(self._events) and not isinstance(self._events[0][1][-1], Failed)
 
-    async def next(self) -> Batch:
+    async def next(self) -> PromptEvents:
         """The next batch of events; one caller at a time. Raises the error of a request that fails."""
         while not self._events:
             self._arrival = asyncio.get_running_loop().create_future()

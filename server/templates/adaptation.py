@@ -20,9 +20,9 @@ from itertools import groupby
 from typing import Any
 
 from server.formats.arguments import object_of
+from server.formats.recognition import TemplateMessage
 from server.templates.capabilities import EFFORTS, Capabilities
 
-Message = Mapping[str, Any]
 _Messages = list[dict[str, Any]]
 
 _JOINT = "\n\n"
@@ -33,7 +33,7 @@ _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def adapt(
-    messages: Sequence[Message],
+    messages: Sequence[TemplateMessage],
     caps: Capabilities,
     *,
     tools: bool = False,
@@ -91,12 +91,12 @@ def joined(contents: Iterable[Any], joint: str = _JOINT) -> Any:
     return [*parts, {"type": "text", "text": "".join(text)}] if text else parts
 
 
-def result_as_text(result: Message, name: str) -> dict[str, Any]:
+def result_as_text(result: TemplateMessage, name: str) -> dict[str, Any]:
     """The result of a call of that function, as the user would tell it."""
     return {"role": "user", "content": joined((f"Result of {name}:", result.get("content")))}
 
 
-def _message(given: Message, caps: Capabilities) -> dict[str, Any]:
+def _message(given: TemplateMessage, caps: Capabilities) -> dict[str, Any]:
     message = dict(given)
     if message.get("role") == "developer" and not caps.developer:
         message["role"] = "system"
@@ -109,7 +109,7 @@ def _message(given: Message, caps: Capabilities) -> dict[str, Any]:
     return message
 
 
-def _says_something(message: Message) -> bool:
+def _says_something(message: TemplateMessage) -> bool:
     return message.get("role") != "assistant" or bool(message.get("tool_calls")) or bool(text_of(message["content"]))
 
 
@@ -204,7 +204,9 @@ def _follows_call(messages: _Messages) -> bool:
     return "tool_calls" in last
 
 
-def _turn(given: Message, results: _Messages, caps: Capabilities, *, is_latest: bool) -> Iterator[dict[str, Any]]:
+def _turn(
+    given: TemplateMessage, results: _Messages, caps: Capabilities, *, is_latest: bool
+) -> Iterator[dict[str, Any]]:
     """A message with calls and the results that follow it."""
     calls = [_with_arguments(call, caps) for call in given["tool_calls"]]
     if not caps.lone_results:
@@ -231,7 +233,7 @@ def _turn(given: Message, results: _Messages, caps: Capabilities, *, is_latest: 
 
 
 def _with_name(
-    result: dict[str, Any], number: int, names: Mapping[Any, str], calls: Sequence[Message]
+    result: dict[str, Any], number: int, names: Mapping[Any, str], calls: Sequence[TemplateMessage]
 ) -> dict[str, Any]:
     """A result that names neither its call nor a function gets the name of the call in its place."""
     if result.get("name") or result.get("tool_call_id") in names:
@@ -239,7 +241,7 @@ def _with_name(
     return {**result, "name": calls[min(number, len(calls) - 1)]["function"]["name"]}
 
 
-def _answers(calls: Sequence[Message], results: _Messages) -> list[_Messages]:
+def _answers(calls: Sequence[TemplateMessage], results: _Messages) -> list[_Messages]:
     """The results of each call, by its id, else by its place; and those of none."""
     answers: list[_Messages] = [[] for _ in range(len(calls) + 1)]
     places = {call.get("id"): number for number, call in enumerate(calls)}
@@ -324,7 +326,7 @@ def _in_turn(messages: _Messages, caps: Capabilities, *, tools: bool) -> _Messag
     return told
 
 
-def _may_begin(first: Message, messages: _Messages, caps: Capabilities, *, tools: bool) -> bool:
+def _may_begin(first: TemplateMessage, messages: _Messages, caps: Capabilities, *, tools: bool) -> bool:
     if first.get("role") == "user":
         return True
     if not caps.without_user and all(each.get("role") != "user" for each in messages):

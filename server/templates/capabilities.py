@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from server.formats.parsing.reasoning import TAGS
+from server.formats.recognition import TemplateMessage
 from server.templates.rendering import RenderFault, RenderStopped
 
-Render = Callable[..., str]
-Message = Mapping[str, Any]
+TryOut = Callable[..., str]
 
 When = Literal["always", "without tools", "never"]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -92,7 +92,7 @@ class Capabilities:
     filler: str = ""
 
 
-def probe(render: Render, source: str) -> Capabilities:
+def probe(render: TryOut, source: str) -> Capabilities:
     """Try the template out; a probe that it refuses counts as not supported. Raises `RenderStopped`."""
     return _Probe(render, source).capabilities()
 
@@ -100,7 +100,7 @@ def probe(render: Render, source: str) -> Capabilities:
 class _Probe:
     """Chats for one template, of short texts that occur nowhere else."""
 
-    def __init__(self, render: Render, source: str) -> None:
+    def __init__(self, render: TryOut, source: str) -> None:
         self._render, self._source = render, source
         self._strings = _NEEDLE in self._try([{"role": "user", "content": _NEEDLE}])
         raw = self._try([{"role": "user", "content": _parts(_NEEDLE)}])
@@ -157,7 +157,7 @@ class _Probe:
             filler="" if empty_answer and shows("nobody assistant user") else "…",
         )
 
-    def _try(self, messages: Sequence[Message], **kwargs: Any) -> str:
+    def _try(self, messages: Sequence[TemplateMessage], **kwargs: Any) -> str:
         try:
             return self._render(messages=messages, add_generation_prompt=True, **kwargs)
         except RenderStopped:
@@ -165,12 +165,12 @@ class _Probe:
         except RenderFault:
             return ""
 
-    def _says(self, role: str, text: str) -> Message:
+    def _says(self, role: str, text: str) -> TemplateMessage:
         return {"role": role, "content": text if self._strings or not self._typed else _parts(text)}
 
     def _shows(self, roles: str, *, tools: bool | None = None) -> bool:
         """Whether of a chat of these roles every text is shown, in order; None: with tools if there is a result."""
-        messages: list[Message] = []
+        messages: list[TemplateMessage] = []
         texts: list[str] = []
         for number, role in enumerate(roles.split()):
             text = f"text{number}w"
@@ -194,14 +194,14 @@ class _Probe:
         given = {"tools": [_tool("f")]} if tools else {}
         return _in_order(self._try(messages, **given), texts)
 
-    def _call(self, text: str, number: int, name: str = "f") -> Message:
+    def _call(self, text: str, number: int, name: str = "f") -> TemplateMessage:
         arguments = {"a": text} if self._objects else json.dumps({"a": text})
         return {"id": _id(number), "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _n_parts(self, role: str) -> Literal["all", "first", "none"]:
         """How many parts of such a message are shown."""
         call = {**self._says("assistant", ""), "tool_calls": [self._call("a", 1)]}
-        before: dict[str, list[Message]] = {"assistant": [self._user], "tool": [self._user, call]}
+        before: dict[str, list[TemplateMessage]] = {"assistant": [self._user], "tool": [self._user, call]}
         after = [] if role in ("user", "tool") else [self._user]
         tools = {"tools": [_tool("f")]} if role == "tool" else {}
         for texts in (("part1w", "part2w"), ("part1w",)):
@@ -231,11 +231,11 @@ class _Probe:
         return "nine" if _in_order(shown(_id(1)), ("a1w", "r1w")) else "any"
 
     def _shows_without_ids(self, *, several: bool) -> bool:
-        def call(text: str) -> Message:
+        def call(text: str) -> TemplateMessage:
             return {key: value for key, value in self._call(text, 1).items() if key != "id"}
 
         texts = ["a1w", "a2w", "r1w", "r2w"] if several else ["a1w", "r1w"]
-        chat: list[Message] = [self._user]
+        chat: list[TemplateMessage] = [self._user]
         for first in (texts, ["a3w", "r3w"]):
             calls = [call(text) for text in first if text.startswith("a")]
             chat.append({**self._says("assistant", ""), "tool_calls": calls})

@@ -6,22 +6,21 @@ message's parts are written behind the opening of a turn instead, as llama-serve
 common/chat.cpp and common/chat-auto-parser-generator.cpp, common_chat_continuation).
 """
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from server.errors import InvalidRequest
+from server.formats.recognition import TemplateMessage
 from server.formats.speech import Speech
 from server.templates.adaptation import text_of
 from server.templates.capabilities import Capabilities
 
-Message = Mapping[str, Any]
 Continued = bool | Literal["content", "reasoning_content"]
 """What of the last message the prompt ends with; True: its content, or its thoughts where there is nothing else."""
 
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # the space behind it is lost where the template trims
 
 
-def goes_on_thinking(message: Message, wanted: Continued) -> bool:
+def goes_on_thinking(message: TemplateMessage, wanted: Continued) -> bool:
     """Whether the thoughts are what the prompt ends with."""
     thought, content = message.get("reasoning_content"), text_of(message.get("content"))
     return wanted == "reasoning_content" or (wanted is True and bool(thought) and not content)
@@ -38,7 +37,7 @@ def marked(message: dict[str, Any], *, thinks: bool) -> dict[str, Any]:
     return {**message, "content": content + _MARK}
 
 
-def cut(text: str, message: Message, *, thinks: bool) -> str | None:
+def cut(text: str, message: TemplateMessage, *, thinks: bool) -> str | None:
     """The prompt up to the mark; None where the template has left out the mark or what stands in front of it."""
     shown = message.get("reasoning_content", "") if thinks else message["content"]
     last = shown[-1]["text"] if isinstance(shown, list) else shown
@@ -48,7 +47,7 @@ def cut(text: str, message: Message, *, thinks: bool) -> str | None:
     return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
 
 
-def written(opening: str, message: Message, wanted: Continued, speech: Speech, caps: Capabilities) -> str:
+def written(opening: str, message: TemplateMessage, wanted: Continued, speech: Speech, caps: Capabilities) -> str:
     """The opening of the assistant's turn with the message's parts behind it.
 
     Thoughts are closed in front of content, empty ones too where the template itself closes thoughts.

@@ -9,10 +9,9 @@ from typing import Any
 
 from server.formats.arguments import object_text
 from server.formats.call_form import CallForm
+from server.formats.recognition import TemplateMessage
 from server.formats.written import calls_text
 from server.templates.adaptation import joined, result_as_text
-
-Message = Mapping[str, Any]
 
 _TEXT = """You can call functions. Their signatures, as JSON Schema:
 {tools}
@@ -25,7 +24,9 @@ _CHOICES = ("anyOf", "oneOf", "allOf")
 _MAX_DEPTH = 50  # of a schema; few templates follow it at all
 
 
-def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], form: CallForm) -> list[Message]:
+def with_tools(
+    messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], form: CallForm
+) -> list[TemplateMessage]:
     """The messages with a description of the tools at the end of the system message, or as one."""
     example = calls_text(form, [("function_name", '{"parameter": "value"}')])
     signatures = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
@@ -35,14 +36,16 @@ def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], 
     return [_with_text(messages[0], text), *messages[1:]]
 
 
-def calls_as_text(messages: Sequence[Message], form: CallForm, *, results: bool = True) -> list[Message]:
+def calls_as_text(
+    messages: Sequence[TemplateMessage], form: CallForm, *, results: bool = True
+) -> list[TemplateMessage]:
     """The messages with calls and results as text; results are joined with what the user says next.
 
     ``results=False``: they stay as they are.
     """
     names: dict[str, str] = {}
-    told: list[Message] = []
-    said: list[Message] = []  # results, and what the user says behind them
+    told: list[TemplateMessage] = []
+    said: list[TemplateMessage] = []  # results, and what the user says behind them
     for message in messages:
         role = message.get("role")
         is_result = results and role == "tool"
@@ -63,7 +66,7 @@ def calls_as_text(messages: Sequence[Message], form: CallForm, *, results: bool 
     return [*told, *_as_one(said)]
 
 
-def _as_one(messages: Sequence[Message]) -> list[Message]:
+def _as_one(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """The user's messages as one, if there are any."""
     return [{**messages[0], "content": joined(each.get("content") for each in messages)}] if messages else []
 
@@ -97,7 +100,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _with_text(message: Message, text: str) -> Message:
+def _with_text(message: TemplateMessage, text: str) -> TemplateMessage:
     """A message with a text behind its own."""
     content = message.get("content")
     if isinstance(content, list):

@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from server.errors import ConfigError, InvalidRequest
-from server.formats.recognition import TOOL, n_common, recognise
+from server.formats.recognition import TOOL, TemplateMessage, n_common, recognise
 from server.formats.speech import Speech
-from server.templates.adaptation import Message, adapt, adapted_effort
+from server.templates.adaptation import adapt, adapted_effort
 from server.templates.built_in import CHATML, format_of, names, source_of
 from server.templates.capabilities import Capabilities, probe
 from server.templates.continuation import Continued, cut, goes_on_thinking, marked, written
@@ -102,7 +102,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[TemplateMessage],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
@@ -118,7 +118,7 @@ class ChatTemplate:
         compiled = self._for_tools if tools else self._main
         variables = self._arguments(enable_thinking, kwargs or {}, compiled)
 
-        def prompt(messages: Sequence[Message], shown: Mapping[str, Any]) -> RenderedPrompt:
+        def prompt(messages: Sequence[TemplateMessage], shown: Mapping[str, Any]) -> RenderedPrompt:
             given = adapt(
                 messages,
                 compiled.capabilities,
@@ -169,8 +169,8 @@ class ChatTemplate:
         return RenderedPrompt(opened.text[:start] + opening, opening)
 
     def _told(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], compiled: _Compiled
-    ) -> Sequence[Message]:
+        self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], compiled: _Compiled
+    ) -> Sequence[TemplateMessage]:
         """Messages that tell of tools, and of calls and results, for a template that does not show them itself."""
         caps, form = compiled.capabilities, compiled.speech.call_form
         tells, writes = bool(tools) and not caps.tools, not caps.tool_calls
@@ -225,7 +225,7 @@ class ChatTemplate:
             self._renderer.check(source)
             caps = probe(render, source)
 
-            def prompt(messages: Sequence[Message], opened: bool) -> str:
+            def prompt(messages: Sequence[TemplateMessage], opened: bool) -> str:
                 try:
                     return render(messages=adapt(messages, caps), tools=[TOOL], add_generation_prompt=opened)
                 except RenderStopped:

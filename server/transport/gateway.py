@@ -24,7 +24,7 @@ from server.transport.access.cors import CorsPolicy
 from server.transport.access.endpoints import is_administration, is_work
 from server.transport.access.guard import Guard
 from server.transport.access.keys import CALLER, MANAGES, Key, KeyRing
-from server.transport.access.rates import PLACE, Headers, Rates
+from server.transport.access.rates import PLACE, Rates, ReplyHeaders
 from server.transport.bodies.memory import BODY_SHARE, BodyMemory
 from server.transport.connections import REFUSED, TooManyConnections
 from server.transport.handlers import error_response
@@ -37,7 +37,7 @@ from server.wire.messages.errors import speaks_anthropic
 logger = logging.getLogger(__name__)
 access = logging.getLogger("server.access")
 
-Ended = Callable[[Record], None]
+OnEnd = Callable[[Record], None]
 """Told of each request when it has ended."""
 
 UNMATCHED = "unmatched"
@@ -64,7 +64,7 @@ class _Exchange:
         self._send = send
         self._extra = [_SERVER, (b"x-request-id", id_), *cors]
         self.record = Record(id_.decode(), method if method in _METHODS else "other", scope["path"], headers=headers)
-        self.limits: Callable[[], Headers] | None = None  # headers that say what is left to who sent it
+        self.limits: Callable[[], ReplyHeaders] | None = None  # headers that say what is left to who sent it
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -95,7 +95,7 @@ class Gateway:
         app: ASGIApp,
         options: HttpOptions,
         draining: asyncio.Event,
-        ended: Ended,
+        ended: OnEnd,
         is_page: IsOpen = lambda _: False,
         keys: KeyRing | None = None,
         rates: Rates | None = None,

@@ -12,7 +12,7 @@ from server.engine.request import Request
 from server.vocab import Vocab
 from server.wire.fields import field_error
 
-LogitBias = tuple[tuple[int | str, float], ...]
+Biases = tuple[tuple[int | str, float], ...]
 MAX_ENTRIES = 65536
 MOST_TOGETHER = 4 * MAX_ENTRIES
 """Of all choices of all prompts of one body: each has its own copy in the library, and in what llama-server's own
@@ -21,7 +21,7 @@ _LIMIT = 1e30
 NEVER = -math.inf
 
 
-def read_logit_bias(value: object) -> LogitBias:
+def read_logit_bias(value: object) -> Biases:
     """(token id or text, bias) pairs. Raises ValueError that says what is wrong."""
     if isinstance(value, dict):
         pairs: list[object] = [[_key(key), bias] for key, bias in value.items()]
@@ -54,7 +54,7 @@ def _pair(index: int, pair: object) -> tuple[int | str, float]:
     return token, float(bias)
 
 
-def token_biases(bias: LogitBias, vocab: Vocab) -> tuple[tuple[int, float], ...]:
+def token_biases(bias: Biases, vocab: Vocab) -> tuple[tuple[int, float], ...]:
     """With texts turned into their tokens. Raises `InvalidRequest` for an id past the vocabulary, and for too many:
     each costs the step thread time, and so everybody else."""
     found: list[tuple[int, float]] = []

@@ -23,7 +23,7 @@ class ControlBody(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ReasoningControl:
     """A checked one: end the thoughts of that completion, or all of it. ``model`` None is any."""
 
     completion_id: str
@@ -31,11 +31,11 @@ class Control:
     cancel: bool = False
 
 
-def read_control(given: object) -> Control:
+def read_control(given: object) -> ReasoningControl:
     """Check the body. Raises `InvalidRequest` in llama-server's words."""
     body = parse(ControlBody, given)
     if not body.id:
         raise InvalidRequest("missing completion id", "id")
     if body.action not in (REASONING_END, CANCEL):
         raise InvalidRequest(f"unknown control action; there are '{REASONING_END}' and '{CANCEL}'", "action")
-    return Control(body.id, body.model or None, cancel=body.action == CANCEL)
+    return ReasoningControl(body.id, body.model or None, cancel=body.action == CANCEL)

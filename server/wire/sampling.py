@@ -24,7 +24,7 @@ from server.wire.fields import (
     field_error,
     within,
 )
-from server.wire.logit_bias import LogitBias, banned_everything, read_logit_bias, token_biases
+from server.wire.logit_bias import Biases, banned_everything, read_logit_bias, token_biases
 from server.wire.warnings import GONE_SAMPLER_CHAR, GONE_SAMPLERS
 
 SAMPLER_CHARS = {  # llama.cpp common/sampling.cpp, common_sampler_type_to_chr
@@ -107,7 +107,7 @@ class SamplingFields(Body):
 
     @field_validator("logit_bias")
     @classmethod
-    def _readable_bias(cls, value: object) -> LogitBias:
+    def _readable_bias(cls, value: object) -> Biases:
         return read_logit_bias(value)
 
 

@@ -13,8 +13,8 @@ from server.errors import InvalidRequest
 from server.wire.fields import wrong_type
 from server.wire.warnings import NO_TOOL_LEFT, shown
 
-Mode = Literal["none", "auto", "required"]
-_MODES: dict[object, Mode] = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
+CallMode = Literal["none", "auto", "required"]
+_MODES: dict[object, CallMode] = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
 _NAMING = ("function", "custom", "tool")
 _FORMS = (
     'must be "none", "auto", "required", {"type": "function", "function": {"name": ...}}, '
@@ -42,7 +42,7 @@ class ToolChoice:
     ``parallel``: whether several calls may come, None where that isn't said here.
     """
 
-    mode: Mode = "auto"
+    mode: CallMode = "auto"
     one: Named | None = None
     allowed: tuple[Named, ...] | None = None
     parallel: bool | None = None

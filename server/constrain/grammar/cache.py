@@ -29,7 +29,7 @@ class _Entry(Generic[T]):
             return self.made[0]
 
 
-class Cache(Generic[T]):
+class NewestValues(Generic[T]):
     """The `size` values that were asked for last. A refusal is remembered like a value. For any thread."""
 
     def __init__(self, size: int) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 
 import llguidance
 
-from server.constrain.grammar.cache import Cache
+from server.constrain.grammar.cache import NewestValues
 from server.constrain.grammar.gbnf import parse_gbnf
 from server.constrain.grammar.gbnf_lark import to_lark
 from server.constrain.grammar.json_schema import ANY_OBJECT, grammar_text, unsupported, written
@@ -39,8 +39,8 @@ class GrammarCompiler:
         self._lock = Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._item_ends: ItemEnds | None = None
-        self._compiled: Cache[MatcherConstraint] = Cache(_CACHED)
-        self._made: Cache[object] = Cache(_CACHED)
+        self._compiled: NewestValues[MatcherConstraint] = NewestValues(_CACHED)
+        self._made: NewestValues[object] = NewestValues(_CACHED)
         self._index = MarkerIndex(vocab)
 
     def prepare(self) -> None:

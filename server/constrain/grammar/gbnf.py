@@ -5,7 +5,7 @@ Errors name the line and the construct. Rule references are checked here too.
 
 from typing import NoReturn
 
-from server.constrain.grammar.gbnf_tree import MAX_CODE_POINT, Chars, Gbnf, Group, Item, Repeat, RuleRef, TokenRef
+from server.constrain.grammar.gbnf_tree import MAX_CODE_POINT, Chars, Gbnf, Group, Repeat, RuleRef, Term, TokenRef
 from server.constrain.grammar.limits import MAX_GBNF_ITEMS, MAX_REPETITIONS, MAX_TEXT_CHARS
 from server.errors import InvalidRequest
 
@@ -98,8 +98,8 @@ class _Parser:
             options.append(self.sequence(depth))
         return Group(tuple(options))
 
-    def sequence(self, depth: int) -> tuple[Item, ...]:
-        items: list[Item] = []
+    def sequence(self, depth: int) -> tuple[Term, ...]:
+        items: list[Term] = []
         while True:
             item = self.item(depth)
             if item is None:
@@ -108,12 +108,12 @@ class _Parser:
             if self.n_items > MAX_GBNF_ITEMS:
                 self.fail(f"the grammar has more than {MAX_GBNF_ITEMS} characters, classes and references")
             self.space(newlines=depth > 0)
-            unit: Item = item[0] if len(item) == 1 else Group((item,))
+            unit: Term = item[0] if len(item) == 1 else Group((item,))
             repeated = self.repeated(unit)
             items += item if repeated is unit else (repeated,)
             self.space(newlines=depth > 0)
 
-    def item(self, depth: int) -> tuple[Item, ...] | None:
+    def item(self, depth: int) -> tuple[Term, ...] | None:
         """One item, or a literal's characters; None at the sequence's end."""
         char = self.peek()
         if char == '"':
@@ -143,10 +143,10 @@ class _Parser:
         self.take()
         return group
 
-    def literal(self) -> tuple[Item, ...]:
+    def literal(self) -> tuple[Term, ...]:
         opened = self.line
         self.take()
-        chars: list[Item] = []
+        chars: list[Term] = []
         while self.peek() != '"':
             if not self.peek():
                 self.fail(f'the string of line {opened} has no closing "')
@@ -214,7 +214,7 @@ class _Parser:
             self.fail(f"'<{text}>' is not a token id like <[1000]>")
         return TokenRef(int(text[1:-1]), negated, line)
 
-    def repeated(self, item: Item) -> Item:
+    def repeated(self, item: Term) -> Term:
         char = self.peek()
         if char in _SUFFIXES:
             self.take()
@@ -236,7 +236,7 @@ class _Parser:
             self.fail(f"the repetition {{{low},{high}}} is empty")
         return self.repeated_again(Repeat(item, low, high))
 
-    def repeated_again(self, item: Repeat) -> Item:
+    def repeated_again(self, item: Repeat) -> Term:
         self.space(newlines=False)
         char = self.peek()
         if char and char in "*+?{":

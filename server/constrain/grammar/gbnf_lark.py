@@ -9,7 +9,7 @@ grammars, as llama-server's own), paid only where the model's first choice is re
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
-from server.constrain.grammar.gbnf_tree import MAX_CODE_POINT, Chars, Gbnf, Group, Item, Repeat, RuleRef, TokenRef
+from server.constrain.grammar.gbnf_tree import MAX_CODE_POINT, Chars, Gbnf, Group, Repeat, RuleRef, Term, TokenRef
 from server.constrain.grammar.limits import MAX_RULE_CHAIN, Node, check_chain
 from server.errors import InvalidRequest
 
@@ -45,10 +45,10 @@ class _Writer:
         check_chain(nodes, ["start"], MAX_RULE_CHAIN, "the grammar")
         return "".join(f"{rule}: {body}\n" for rule, body in self._rules.items())
 
-    def _sequence(self, items: tuple[Item, ...]) -> str:
+    def _sequence(self, items: tuple[Term, ...]) -> str:
         return " ".join(map(self._item, items)) or '""'
 
-    def _item(self, item: Item) -> str:
+    def _item(self, item: Term) -> str:
         match item:
             case Chars():
                 return _char(item)

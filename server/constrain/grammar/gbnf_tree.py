@@ -34,7 +34,7 @@ class RuleRef:
 class Repeat:
     """`item` at least `low` and at most `high` times; None = without end."""
 
-    item: "Item"
+    item: "Term"
     low: int
     high: int | None
 
@@ -43,10 +43,10 @@ class Repeat:
 class Group:
     """Alternatives, each a sequence."""
 
-    options: tuple[tuple["Item", ...], ...]
+    options: tuple[tuple["Term", ...], ...]
 
 
-Item = Chars | TokenRef | RuleRef | Repeat | Group
+Term = Chars | TokenRef | RuleRef | Repeat | Group
 
 
 @dataclass(slots=True)

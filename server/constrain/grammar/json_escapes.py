@@ -45,7 +45,7 @@ _POSIX_CLASS = re.compile(r"\[:(\^?)([a-z]+):\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Chars:
+class EscapedChar:
     """One character: plain ones by a regex, "" for none, and what stands behind the backslash of the others.
 
     ``unicode``: a regex of what else may stand behind one, ``u00e9``.
@@ -88,7 +88,7 @@ class Times(Generic[T_co]):
     most: int | None
 
 
-Regex: TypeAlias = Chars | Row["Regex"] | Either["Regex"] | Times["Regex"]
+Regex: TypeAlias = EscapedChar | Row["Regex"] | Either["Regex"] | Times["Regex"]
 NOTHING: Row[Regex] = Row(())
 _BEYOND_ASCII = (
     r"u(?:00[89a-fA-F]|0[1-9a-fA-F][0-9a-fA-F]|[1-9a-ce-fA-CE-F][0-9a-fA-F]{2}|[dD][0-7][0-9a-fA-F])[0-9a-fA-F]"
@@ -115,7 +115,7 @@ def escaped_regex(regex: str, flags: str = "") -> Regex:
 def written(node: Regex) -> str:
     """As a regex, between slashes."""
     match node:
-        case Chars(plain):
+        case EscapedChar(plain):
             return _any_of(plain, rf"\\{node.behind_backslash}" if node.behind_backslash else "")
         case Row(parts):
             return "".join(map(written, parts))
@@ -128,8 +128,8 @@ def written(node: Regex) -> str:
 def behind_backslash(node: Regex) -> Regex | None:
     """What may follow a backslash that the text begins with; None where it can't begin with one."""
     match node:
-        case Chars():
-            return Chars(node.behind_backslash) if node.behind_backslash else None
+        case EscapedChar():
+            return EscapedChar(node.behind_backslash) if node.behind_backslash else None
         case Either(options):
             found = [rest for rest in map(behind_backslash, options) if rest is not None]
             return Either(tuple(found)) if found else None
@@ -154,7 +154,7 @@ def behind_backslash(node: Regex) -> Regex | None:
 def may_be_empty(node: Regex) -> bool:
     """Whether no text matches, too."""
     match node:
-        case Chars():
+        case EscapedChar():
             return False
         case Row(parts):
             return all(map(may_be_empty, parts))
@@ -388,7 +388,7 @@ class _Reader:
         """Those of a class; ``wide``: whether all beyond ASCII are among them."""
         plain = f"[{between_slashes(class_)}&&[^{_SPECIALS}]]"
         letters = "".join(SHORT_FORMS[code] for code in SHORT_FORMS if code in specials)
-        return Chars(
+        return EscapedChar(
             f"(?i:{plain})" if self._folds else plain, letters, _ALL_BEYOND_ASCII if wide and not self._folds else ""
         )
 
@@ -421,15 +421,15 @@ def _as_escape(code: int) -> str:
     return r"\\".join("u" + "".join(f"[{d}{d.upper()}]" if d.isalpha() else d for d in part) for part in parts)
 
 
-def _character(code: int, folded: bool) -> Chars:
+def _character(code: int, folded: bool) -> EscapedChar:
     if code in SHORT_FORMS:
-        return Chars("", SHORT_FORMS[code])
+        return EscapedChar("", SHORT_FORMS[code])
     if code in SPECIAL:
         raise InvalidRequest(f"the control character {code} can't stand in a tool's input")
     char = f"\\x{{{code:x}}}"
     if folded:
-        return Chars(f"(?i:{char})")
-    return Chars(char, unicode=_as_escape(code) if code > _ASCII and not 0xD800 <= code < 0xE000 else "")
+        return EscapedChar(f"(?i:{char})")
+    return EscapedChar(char, unicode=_as_escape(code) if code > _ASCII and not 0xD800 <= code < 0xE000 else "")
 
 
 def _of_category(name: str, negated: bool) -> frozenset[int]:
@@ -467,10 +467,10 @@ def n_parts(regex: Regex, most: int) -> int:
     return found
 
 
-def holds(regex: Regex, has: Callable[[Chars], bool]) -> bool:
+def holds(regex: Regex, has: Callable[[EscapedChar], bool]) -> bool:
     """Whether a character that `has` says yes to may stand in a text."""
     match regex:
-        case Chars():
+        case EscapedChar():
             return has(regex)
         case Row(parts) | Either(parts):
             return any(holds(part, has) for part in parts)
@@ -478,10 +478,10 @@ def holds(regex: Regex, has: Callable[[Chars], bool]) -> bool:
             return most != 0 and holds(of, has)
 
 
-def may_grow(regex: Regex, has: Callable[[Chars], bool]) -> bool:
+def may_grow(regex: Regex, has: Callable[[EscapedChar], bool]) -> bool:
     """Whether a text may go on with such a character: whether one may stand behind its first."""
     match regex:
-        case Chars():
+        case EscapedChar():
             return False
         case Row(parts):
             return any(may_grow(part, has) for part in parts) or any(holds(part, has) for part in parts[1:])

@@ -320,7 +320,7 @@ class _Ended:
         self._terminals = _Terminals(grammar.definitions)
         self._names = _Names(tag)
         self._end = end
-        self._held: dict[escapes.Chars, bool] = {}
+        self._held: dict[escapes.EscapedChar, bool] = {}
         self._without = "".join(f" & ~/{_ANY}{_exactly(text)}{_ANY}/" for text in never)
         self._once = f" & ~/{_ANY}{_exactly(end)}(?s:.+)/" if end in never else ""
         self._n_chars = 0  # of endings
@@ -393,7 +393,7 @@ class _Ended:
                 for last in self._ended(of) if most != 0 else ():
                     yield self._counted(f"{before}({last})")
 
-    def _goes_on(self, chars: escapes.Chars) -> bool:
+    def _goes_on(self, chars: escapes.EscapedChar) -> bool:
         """Whether a text may go on with one of them as the end begins."""
         if chars not in self._held:
             self._held[chars] = _contains(chars, self._end[0])
@@ -409,7 +409,7 @@ class _Ended:
         return ending
 
 
-def _contains(chars: escapes.Chars, char: str) -> bool:
+def _contains(chars: escapes.EscapedChar, char: str) -> bool:
     """Whether `char` is one of them."""
     if ord(char) in escapes.SPECIAL:
         return escapes.SHORT_FORMS.get(ord(char), "none") in chars.escapes

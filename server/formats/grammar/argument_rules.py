@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.formats.call_form import JsonObject, Keywords, Parameters
+from server.formats.call_form import JsonArguments, Keywords, Parameters
 from server.formats.grammar.lark_text import MAX_UNORDERED, LarkText, escaped
 from server.formats.parameter_schema import (
     STRING,
@@ -36,11 +36,11 @@ _PLAIN_OBJECT = _REMARKS | {"type", "properties", "required", "additionalPropert
 _PLAIN_LIST = _REMARKS | {"type", "items", "minItems", "maxItems"}
 
 
-def argument_rule(arguments: JsonObject | Parameters | Keywords, function: Mapping[str, Any], text: LarkText) -> str:
+def argument_rule(arguments: JsonArguments | Parameters | Keywords, function: Mapping[str, Any], text: LarkText) -> str:
     """The rule of all arguments of a call. Raises `InvalidRequest` for what can't be enforced in that form."""
     schema = object_schema(function)
     match arguments:
-        case JsonObject():
+        case JsonArguments():
             return _json_value(schema, schema, text)
         case Parameters():
             _check_one_by_one(schema, function["name"])

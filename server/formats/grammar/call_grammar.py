@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.formats.call_form import Arguments, Braces, CallForm, Elements, JsonObject, WholeJson
+from server.formats.call_form import Arguments, Braces, CallForm, Elements, JsonArguments, WholeJson
 from server.formats.grammar.argument_rules import argument_rule
-from server.formats.grammar.lark_text import Control, LarkText
+from server.formats.grammar.lark_text import ControlToken, LarkText
 from server.formats.grammar.nested_rules import nested_rule
 from server.formats.grammar.text_argument import text_argument_rule
 from server.formats.parameter_schema import object_schema
@@ -36,7 +36,7 @@ def calls_lark(
     functions: Sequence[Function],
     *,
     parallel: bool,
-    control: Control | None = None,
+    control: ControlToken | None = None,
     tags: Sequence[str] = (),
     answer: tuple[str, object] | None = None,
 ) -> str:
@@ -69,7 +69,7 @@ def triggers(
     functions: Sequence[Function],
     *,
     parallel: bool,
-    control: Control | None = None,
+    control: ControlToken | None = None,
     tags: Sequence[str] = (),
 ) -> list[Trigger]:
     """What begins a call in free text, with the grammar of what follows. Raises `InvalidRequest`."""
@@ -90,7 +90,7 @@ def _named(
     form: CallForm,
     function: Function,
     functions: Sequence[Function],
-    control: Control | None,
+    control: ControlToken | None,
     tags: Sequence[str],
     parallel: bool,
 ) -> list[Trigger]:
@@ -146,7 +146,7 @@ def _whole(whole: WholeJson, functions: Sequence[Function], text: LarkText, *, p
     calls = []
     for function in functions:
         opening = text.literal(f'{{"name": {json.dumps(function["name"])}, "{whole.arguments}": ')
-        calls.append(text.rule(f'{opening} {_arguments_of(JsonObject(), function, text)} "}}"'))
+        calls.append(text.rule(f'{opening} {_arguments_of(JsonArguments(), function, text)} "}}"'))
     one = f"({' | '.join(calls)})"
     if not whole.list_key:
         return one
@@ -169,7 +169,7 @@ def _arguments_of(arguments: Arguments, function: Function, text: LarkText) -> s
 
 def _written(name: str, form: CallForm) -> str:
     """A function's name as it stands in the text. Raises `InvalidRequest` where markup leaves no place for it."""
-    if isinstance(form.arguments, JsonObject) and form.behind[0][:1] == '"':
+    if isinstance(form.arguments, JsonArguments) and form.behind[0][:1] == '"':
         return json.dumps(name, ensure_ascii=False)[1:-1]
     if not _PLAIN_NAME.fullmatch(name):
         raise InvalidRequest(

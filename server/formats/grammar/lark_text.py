@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from server.constrain.grammar.text_grammar import Embedded, TextGrammar, ended, in_json
 from server.formats.call_form import Markup, parts
 
-Control = Callable[[str], int | None]
+ControlToken = Callable[[str], int | None]
 """The id of the control token with that text, which a grammar must name by its id; None where it is plain text."""
 
 MAX_UNORDERED = 64
@@ -17,7 +17,7 @@ ANY_TEXT = "(?s:.*)"
 class LarkText:
     """Rules and terminals; equal ones are written once. ``tags`` are texts that may be control tokens."""
 
-    def __init__(self, control: Control | None = None, tags: Sequence[str] = ()) -> None:
+    def __init__(self, control: ControlToken | None = None, tags: Sequence[str] = ()) -> None:
         self._lines: dict[str, str] = {}
         self._loops: list[str] = []
         self._n_reserved = 0
@@ -28,7 +28,7 @@ class LarkText:
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if self._tags else None
 
     @staticmethod
-    def _control_tags(control: Control | None, tags: Sequence[str]) -> dict[str, int]:
+    def _control_tags(control: ControlToken | None, tags: Sequence[str]) -> dict[str, int]:
         found = {tag: control(tag) for tag in tags} if control is not None else {}
         return {tag: token for tag, token in found.items() if token is not None}
 

@@ -1,7 +1,7 @@
 """Grammar rules of the arguments of a function whose one parameter is a text that a client's grammar describes."""
 
 from server.constrain.grammar.text_grammar import TextGrammar
-from server.formats.call_form import Arguments, Braces, Elements, JsonObject, Keywords, Parameters
+from server.formats.call_form import Arguments, Braces, Elements, JsonArguments, Keywords, Parameters
 from server.formats.grammar.lark_text import LarkText
 
 INPUT = "input"
@@ -11,7 +11,7 @@ INPUT = "input"
 def text_argument_rule(arguments: Arguments, grammar: TextGrammar, text: LarkText) -> str:
     """The rule of the arguments. Raises `InvalidRequest` for a grammar that can't be enforced there."""
     match arguments:
-        case JsonObject():
+        case JsonArguments():
             return text.rule(f'/\\{{[ \\n]?"{INPUT}":[ ]?"/ {text.text_in_json(grammar)} /"[ \\n]?\\}}/')
         case Keywords(end):
             opening = text.literal(f'{INPUT}="')

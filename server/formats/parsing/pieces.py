@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ContentText:
     """Text for the reader."""
 
     text: str
@@ -34,7 +34,7 @@ class ToolCallArguments:
     text: str
 
 
-Piece = Content | Reasoning | ToolCallBegin | ToolCallArguments
+Piece = ContentText | Reasoning | ToolCallBegin | ToolCallArguments
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from server.formats.form import ToolFormat
-from server.formats.parsing.pieces import Content, Piece
+from server.formats.parsing.pieces import ContentText, Piece
 from server.formats.parsing.reasoning import OutputParser, ReasoningParser
 from server.formats.parsing.turn import Parser, Reading
 
@@ -13,7 +13,7 @@ class PlainParser:
     """Everything is content."""
 
     def feed(self, text: str) -> list[Piece]:
-        return [Content(text)] if text else []
+        return [ContentText(text)] if text else []
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
         return []

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.formats.calls import json_text
-from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin, joined
+from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin, joined
 from server.formats.parsing.reader import EndOfText, NotMarkup, Reader, Steps, pieces_of
 
 _ALPHABET = string.ascii_letters + string.digits
@@ -66,7 +66,7 @@ class Turn(Reader):
     def _show(self, text: str) -> None:
         sure = text.rstrip()
         if sure:
-            self.pieces.append(Content("".join(self._spaces) + sure))
+            self.pieces.append(ContentText("".join(self._spaces) + sure))
             self._spaces.clear()
         if len(sure) < len(text):
             self._spaces.append(text[len(sure) :])
@@ -211,7 +211,7 @@ class Turn(Reader):
         if self.text:
             self.content(self.consume(len(self.text)))
         if self._spaces and not self.n_calls:
-            self.pieces.append(Content("".join(self._spaces)))
+            self.pieces.append(ContentText("".join(self._spaces)))
         self._spaces.clear()
 
     def _write(self, piece: Piece) -> None:

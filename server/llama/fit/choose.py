@@ -18,7 +18,7 @@ _CELLS = 256  # a context is made of so many, or a multiple
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """What the choice needs to know of a model's file."""
 
     n_ctx_train: int
@@ -28,7 +28,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DeviceRoom:
     """Bytes of each device: what a model should take at most, and what it may where nothing else is left to choose. A
     device that is not named has as much as anybody needs."""
 
@@ -44,7 +44,7 @@ def holds(room: Mapping[str, int], footprint: Footprint, *, host: bool = True) -
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Fitted:
     """Parameters with everything chosen, what they take, and why, in a line each."""
 
     native: LoadParams
@@ -52,10 +52,10 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-def choose(model: str, native: LoadParams, shape: Shape, room: Room, measure: Measured) -> Choice:
+def choose(model: str, native: LoadParams, shape: ModelShape, room: DeviceRoom, measure: Measured) -> Fitted:
     """Raises `ModelFailed` when not even the least fits."""
     whole = replace(native, n_ctx=native.n_ctx or shape.n_ctx_train * shape.n_streams)
-    chosen = Choice(whole, measure(whole))
+    chosen = Fitted(whole, measure(whole))
     if holds(room.ample, chosen.footprint):
         return chosen
     if native.n_ctx == 0:
@@ -67,7 +67,7 @@ def choose(model: str, native: LoadParams, shape: Shape, room: Room, measure: Me
     return chosen
 
 
-def _less_context(whole: LoadParams, shape: Shape, room: Room, measure: Measured) -> Choice:
+def _less_context(whole: LoadParams, shape: ModelShape, room: DeviceRoom, measure: Measured) -> Fitted:
     """As much as fits everywhere: a straight line between least and most tells about where, a measurement whether."""
     n_least, n_most = least_context(whole, shape), whole.n_ctx
     least, most = measure(replace(whole, n_ctx=n_least)), measure(whole)
@@ -77,13 +77,13 @@ def _less_context(whole: LoadParams, shape: Shape, room: Room, measure: Measured
         native = replace(whole, n_ctx=n_ctx)
         footprint = measure(native)
         if holds(room.ample, footprint):
-            return Choice(native, footprint, (_shortened(native, n_most),))
+            return Fitted(native, footprint, (_shortened(native, n_most),))
         n_ctx = max(n_least, min(n_ctx - step, int(n_ctx * 0.97) // step * step))
     native = replace(whole, n_ctx=n_least)
-    return Choice(native, least, (_shortened(native, n_most),) if n_least < n_most else ())
+    return Fitted(native, least, (_shortened(native, n_most),) if n_least < n_most else ())
 
 
-def least_context(native: LoadParams, shape: Shape) -> int:
+def least_context(native: LoadParams, shape: ModelShape) -> int:
     """The shortest that may be chosen."""
     return min(shape.n_ctx_train, native.fit_ctx) * shape.n_streams
 
@@ -108,7 +108,7 @@ def _can_place(native: LoadParams) -> bool:
     return native.n_gpu_layers == ALL_THAT_FIT and not said
 
 
-def _placed(chosen: Choice, shape: Shape, room: Room, measure: Measured) -> Choice:
+def _placed(chosen: Fitted, shape: ModelShape, room: DeviceRoom, measure: Measured) -> Fitted:
     """As much on the devices as they hold: the first of a row of placements, each with less on them, that fits."""
     steps = [replace(chosen.native, n_cpu_moe=n) for n in range(1, shape.n_layer + 1) if shape.has_experts]
     experts_off = steps[-1] if steps else chosen.native
@@ -121,10 +121,10 @@ def _placed(chosen: Choice, shape: Shape, room: Room, measure: Measured) -> Choi
         else:
             low = middle + 1
     native = steps[low]
-    return Choice(native, measure(native), (*chosen.notes, _where(native, shape)))
+    return Fitted(native, measure(native), (*chosen.notes, _where(native, shape)))
 
 
-def _where(native: LoadParams, shape: Shape) -> str:
+def _where(native: LoadParams, shape: ModelShape) -> str:
     if native.n_gpu_layers < 0:
         moved = f"experts of {native.n_cpu_moe} of {shape.n_layer} layers"
     else:
@@ -133,7 +133,7 @@ def _where(native: LoadParams, shape: Shape) -> str:
     return f"{moved} on the processor: the devices have no more room"
 
 
-def _too_large(chosen: Choice, room: Room, *, shortened: bool) -> str:
+def _too_large(chosen: Fitted, room: DeviceRoom, *, shortened: bool) -> str:
     name = next(name for name, taken in totals(chosen.footprint).items() if taken > room.tight.get(name, taken))
     taken = chosen.footprint[name]
     remedy = "a smaller fit_ctx" if shortened else "a smaller n_ctx, or leave it out"

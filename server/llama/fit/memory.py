@@ -9,7 +9,7 @@ from server.errors import ModelFailed
 from server.llama.devices import device_memory
 from server.llama.files.gguf_header import BLOCKS, GgufHeader
 from server.llama.files.roles import roles
-from server.llama.fit.choose import Room, Shape
+from server.llama.fit.choose import DeviceRoom, ModelShape
 from server.pool.footprint import HOST, Memory
 from server.pool.spec import LoadParams
 
@@ -60,10 +60,10 @@ def _row_bytes(n_elements: int, kind: int) -> int:
     return n_elements * block_bytes // per_block
 
 
-def shape_of(header: GgufHeader, native: LoadParams) -> Shape:
+def shape_of(header: GgufHeader, native: LoadParams) -> ModelShape:
     """Of a model that is loaded with these parameters."""
     arch = header.metadata.get("general.architecture")
-    return Shape(
+    return ModelShape(
         n_ctx_train=header.integer(f"{arch}.context_length"),
         n_layer=header.integer(f"{arch}.block_count"),
         has_experts=header.integer(f"{arch}.expert_count") > 0,
@@ -79,7 +79,7 @@ def machine_memory() -> dict[str, Memory]:
     return found
 
 
-def room(native: LoadParams, granted: Mapping[str, int]) -> Room:
+def room(native: LoadParams, granted: Mapping[str, int]) -> DeviceRoom:
     """What a model may take: of what is free all but ``fit_target``, and no more than `granted`."""
     now = machine_memory()
     devices = [name for name in now if name != HOST]
@@ -89,7 +89,7 @@ def room(native: LoadParams, granted: Mapping[str, int]) -> Room:
         kept[HOST] = native.fit_target[0] << 20
     tight = {name: min(memory.free, granted.get(name, memory.free)) for name, memory in now.items()}
     ample = {name: min(tight[name], memory.free - kept.get(name, 0)) for name, memory in now.items()}
-    return Room(ample, tight)
+    return DeviceRoom(ample, tight)
 
 
 def _total_bytes(otherwise: int) -> int:

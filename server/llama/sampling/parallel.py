@@ -23,7 +23,7 @@ HANDING_S = 100e-6
 _NEW = 0.1  # weight of a new measurement
 _MOST_THREADS = 64
 
-Wanted = tuple[NativeSampler, Logits]
+Draw = tuple[NativeSampler, Logits]
 
 
 def threads_for(n_chains: int, chain_s: float, handing_s: float, n_cpus: int) -> int:
@@ -74,7 +74,7 @@ class ParallelSampling:
                 fast.sampler_accept(sampler.chain, token)
         return drawn
 
-    def choose(self, wanted: Sequence[Wanted], n_threads: int) -> list[int | Exception]:
+    def choose(self, wanted: Sequence[Draw], n_threads: int) -> list[int | Exception]:
         """For each chain what it selects, not yet accepted; or why it selects nothing."""
         n = max(1, min(n_threads, len(wanted)))
         while len(self._scratch) < n:
@@ -97,7 +97,7 @@ class ParallelSampling:
             self._threads.shutdown()
 
 
-def _run(scratch: Candidates, wanted: Sequence[Wanted]) -> tuple[list[int | Exception], float]:
+def _run(scratch: Candidates, wanted: Sequence[Draw]) -> tuple[list[int | Exception], float]:
     """What each selects, and the processor seconds of all."""
     chosen: list[int | Exception] = []
     began = time.thread_time()

@@ -19,7 +19,7 @@ from server.llama.files.model_file import ModelFiles, read_gguf
 from server.llama.library import C, collect_errors, reason
 from server.pool.spec import LoadParams, ScaledFile
 
-Shape = tuple[int, ...]
+TensorShape = tuple[int, ...]
 _ALPHA, _INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
 _TYPES = {
     "general.type": "string",
@@ -97,7 +97,7 @@ def _text(header: GgufHeader, key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _problem(header: GgufHeader, architecture: str, shapes: Mapping[str, Shape], n_vocab: int) -> str:
+def _problem(header: GgufHeader, architecture: str, shapes: Mapping[str, TensorShape], n_vocab: int) -> str:
     """Why the library cannot take this adapter for this model; "" when it can."""
     for key, wanted in _TYPES.items():
         found = header.types.get(key, wanted)
@@ -124,7 +124,7 @@ def _invocation_problem(header: GgufHeader, n_vocab: int) -> str:
     return f"{_INVOCATION} has the token {outside[0]}, the vocabulary ends at {n_vocab - 1}" if outside else ""
 
 
-def _tensor_problem(header: GgufHeader, shapes: Mapping[str, Shape]) -> str:
+def _tensor_problem(header: GgufHeader, shapes: Mapping[str, TensorShape]) -> str:
     pairs: dict[str, dict[str, Tensor]] = {}
     for tensor in header.tensors:
         stem, dot, part = tensor.name.rpartition(".")
@@ -144,12 +144,12 @@ def _tensor_problem(header: GgufHeader, shapes: Mapping[str, Shape]) -> str:
     return ""
 
 
-def _multiplies(stem: str, base: Shape, a: Shape, b: Shape) -> bool:
+def _multiplies(stem: str, base: TensorShape, a: TensorShape, b: TensorShape) -> bool:
     """Whether b * a has the shape of `base`; GGUF names the row's length first."""
     if stem.endswith(_LOOKED_UP):
         return (base[0], base[1], a[0]) == (b[1], a[1], b[0]) and a[2:] == b[2:] == base[2:]
     return (base[0], base[1], a[1]) == (a[0], b[1], b[0]) and a[2:] == b[2:] == base[2:]
 
 
-def _padded(tensor: Tensor) -> Shape:
+def _padded(tensor: Tensor) -> TensorShape:
     return tensor.shape + (1,) * (4 - len(tensor.shape))

@@ -11,11 +11,11 @@ from server.pool.protocols import MediaReader, ModelInfo, Weights
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab
 
-Progress = Callable[[float], bool]
-LoadOne = Callable[[ModelSpec, Progress, Weights | None], Weights]
+OnProgress = Callable[[float], bool]
+LoadOne = Callable[[ModelSpec, OnProgress, Weights | None], Weights]
 
 
-def load_by_devices(spec: ModelSpec, load_one: LoadOne, progress: Progress) -> Weights:
+def load_by_devices(spec: ModelSpec, load_one: LoadOne, progress: OnProgress) -> Weights:
     """One load for each distinct set of ``spec.native.devices``; `load_one` gets a specification with one set, and the
     first load.
 
@@ -34,7 +34,7 @@ def load_by_devices(spec: ModelSpec, load_one: LoadOne, progress: Progress) -> W
     return loaded[0] if len(loaded) == 1 else WeightsByInstance(loaded, [distinct.index(some) for some in wanted])
 
 
-def _share(progress: Progress, part: int, n_parts: int) -> Progress:
+def _share(progress: OnProgress, part: int, n_parts: int) -> OnProgress:
     return lambda fraction: progress((part + fraction) / n_parts)
 
 

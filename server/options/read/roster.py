@@ -14,7 +14,7 @@ from server.options.read.environment import Variables
 from server.options.read.flags import Flags
 from server.options.read.layers import Given, Layer, laid_over
 from server.options.read.presets import hides_cached, preset_layer
-from server.options.read.yaml_file import Document
+from server.options.read.yaml_file import YamlFile
 from server.options.table.model import WHERE
 from server.options.table.option import Table
 from server.options.table.server import ServerSettings
@@ -41,7 +41,7 @@ class Inputs:
     table: Table
     flags: Flags
     variables: Variables
-    document: Document
+    document: YamlFile
     config_named: bool = False  # the document is not merely the one that lies about
     is_demo: bool = False  # but the one that a checkout has for those who have no model
 

@@ -15,11 +15,11 @@ from server.options.read.layers import Given, Layer, laid_over
 from server.options.read.roster import Inputs, Roster
 from server.options.table.model import WHERE
 
-Section = tuple[str, ...]
+SectionPath = tuple[str, ...]
 """``("server",)``, ``("defaults",)`` or ``("models", id)``."""
-SERVER: Section = ("server",)
-DEFAULTS: Section = ("defaults",)
-Sections = Mapping[Section, Layer]
+SERVER: SectionPath = ("server",)
+DEFAULTS: SectionPath = ("defaults",)
+Sections = Mapping[SectionPath, Layer]
 
 
 class LayerSource(PydanticBaseSettingsSource):
@@ -41,7 +41,7 @@ class LayerSource(PydanticBaseSettingsSource):
     def said(self, inputs: Inputs, roster: Roster) -> Sections:
         """What this origin says, whatever others say."""
 
-    def merged(self, section: Section) -> dict[str, Given]:
+    def merged(self, section: SectionPath) -> dict[str, Given]:
         """What this source and the stronger ones together say of a section, with where each value comes from."""
         return laid_over(self._table, "server" if section == SERVER else "model", *self._layers(section))
 
@@ -61,11 +61,11 @@ class LayerSource(PydanticBaseSettingsSource):
         found = {name: self.get_field_value(field, name)[0] for name, field in self.settings_cls.model_fields.items()}
         return {name: value for name, value in found.items() if value is not None}
 
-    def _contribution(self, section: Section) -> dict[str, Any]:
+    def _contribution(self, section: SectionPath) -> dict[str, Any]:
         overruling = self._stronger.merged(section) if self._stronger else {}
         return {key: given.value for key, given in self.merged(section).items() if key not in overruling}
 
-    def _layers(self, section: Section) -> Iterator[Layer]:
+    def _layers(self, section: SectionPath) -> Iterator[Layer]:
         """The weakest first."""
         yield self._said.get(section, {})
         if self._stronger is not None:

@@ -17,7 +17,7 @@ _SECTIONS = ("server", "defaults", "models")
 
 
 @dataclass(slots=True)
-class Document:
+class YamlFile:
     """What the file says; empty without a file. ``places`` has the line of each model."""
 
     name: str = "no configuration file"
@@ -42,9 +42,9 @@ class _Reader:
         self._path = path
         self._model_only = model_only
         self._loader = yaml.SafeLoader(_text(path))
-        self.document = Document(str(path))
+        self.document = YamlFile(str(path))
 
-    def read(self) -> Document:
+    def read(self) -> YamlFile:
         try:
             root = self._loader.get_single_node()
             if root is not None:
@@ -132,7 +132,7 @@ class _Reader:
             yield _Item(key, value_node, at)
 
 
-def read_yaml(table: Table, path: Path, model_only: frozenset[str]) -> Document:
+def read_yaml(table: Table, path: Path, model_only: frozenset[str]) -> YamlFile:
     """The configuration in `path`; paths in it become absolute, relative to its folder.
 
     Raises ConfigError with one line: file, line, key and remedy.

@@ -78,9 +78,9 @@ ScaledFiles = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _ONE_FILE}]}),
     Field(max_length=MAX_FILES),
 ]
-Layer = Annotated[int, Field(ge=-1, le=1 << 20)]
+LayerIndex = Annotated[int, Field(ge=-1, le=1 << 20)]
 LayerRange = Annotated[
-    tuple[Layer, Layer] | None,
+    tuple[LayerIndex, LayerIndex] | None,
     BeforeValidator(read_layer_range),
     WithJsonSchema({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),
 ]

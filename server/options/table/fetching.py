@@ -27,7 +27,7 @@ def read_sites(value: object) -> object:
     return tuple(str(site).lower().rstrip(".") for site in sites)
 
 
-Sites = Annotated[
+SiteNames = Annotated[
     tuple[str, ...],
     BeforeValidator(read_sites),
     WithJsonSchema(
@@ -41,7 +41,7 @@ class FetchSettings(SettingsModel):
 
     group: ClassVar[str] = "Files of requests"
 
-    media_fetch: Sites = option((), "--media-fetch", metavar="HOSTS")
+    media_fetch: SiteNames = option((), "--media-fetch", metavar="HOSTS")
     """Sites whose http and https addresses are fetched for a request: off (an empty list), on for all of the open
     internet, or hosts (example.com, *.example.com). Inner networks are out of reach whatever a name leads to; an IP
     address that is listed itself is not."""

@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class PageTool:
     """One tool. ``parameters`` by name: the JSON type, and what it is for; the first ``n_needed`` must be given."""
 
     name: str
@@ -66,7 +66,7 @@ _EDIT = {
 }
 
 ALL = (
-    Tool(
+    PageTool(
         "read_file",
         "Read file",
         "Read a text file, or some of its lines; they are counted from 1.",
@@ -78,7 +78,7 @@ ALL = (
         },
         1,
     ),
-    Tool(
+    PageTool(
         "file_glob_search",
         "File search",
         f'Find files below a folder by a pattern such as "*.py" or "src/**/*.py". {_WHERE}',
@@ -92,7 +92,7 @@ ALL = (
         },
         1,
     ),
-    Tool(
+    PageTool(
         "grep_search",
         "Grep search",
         f"Find lines of a file, or of the files below a folder, by a regular expression. {_WHERE}",
@@ -108,7 +108,7 @@ ALL = (
         },
         2,
     ),
-    Tool(
+    PageTool(
         SHELL,
         "Execute shell command",
         "Run a shell command; tells what it wrote to its output and error output, and its exit code.",
@@ -120,7 +120,7 @@ ALL = (
         1,
         writes=True,
     ),
-    Tool(
+    PageTool(
         "write_file",
         "Write file",
         "Write a file in place of what is there; folders that are missing are made.",
@@ -128,7 +128,7 @@ ALL = (
         2,
         writes=True,
     ),
-    Tool(
+    PageTool(
         "edit_file",
         "Edit file",
         "Replace parts of a text file. All edits are of the file as it is now, so they must not overlap.",
@@ -139,12 +139,12 @@ ALL = (
         2,
         writes=True,
     ),
-    Tool("get_info", "Get Runtime Info", "The operating system and the current folder.", {}),
+    PageTool("get_info", "Get Runtime Info", "The operating system and the current folder.", {}),
 )
 EVERY = "all"
 
 
-class Tools:
+class PageTools:
     """Those that are on: `names`, or every one where ``all`` is among them. None: there are none on this server."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
@@ -157,7 +157,7 @@ class Tools:
         """All of them."""
         return [tool.shown() for tool in self._on.values()]
 
-    def asked(self, name: str, params: Json, *, stream: bool) -> Tool:
+    def asked(self, name: str, params: Json, *, stream: bool) -> PageTool:
         """The tool of that name, for which `params` are complete. Raises `NotFound`, `InvalidRequest`."""
         tool = self._on.get(name)
         if tool is None:

@@ -14,7 +14,7 @@ _PART = struct.Struct("<IB")  # which message it is of, and whether it is its la
 PART_BYTES = 1 << 18
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame holds."""
 
     EVENTS = 0  # of a step
@@ -22,7 +22,7 @@ class Kind(IntEnum):
     PART = 2  # of a message
 
 
-def frame(kind: Kind, body: bytes) -> bytes:
+def frame(kind: FrameKind, body: bytes) -> bytes:
     """As it is sent."""
     return _HEAD.pack(len(body), kind) + body
 
@@ -30,7 +30,7 @@ def frame(kind: Kind, body: bytes) -> bytes:
 class Channel(asyncio.Protocol):
     """One end. Used on the event loop; `received` and `lost` are called there."""
 
-    def __init__(self, received: Callable[[Kind, bytes], None], lost: Callable[[], None]) -> None:
+    def __init__(self, received: Callable[[FrameKind, bytes], None], lost: Callable[[], None]) -> None:
         self._received, self._lost = received, lost
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
@@ -49,7 +49,7 @@ class Channel(asyncio.Protocol):
         """Whether the other end may still get something."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, kind: Kind, body: bytes) -> None:
+    def send(self, kind: FrameKind, body: bytes) -> None:
         """Send at once; nothing when the other end is gone."""
         if self._transport is not None and self.open:
             self._transport.write(frame(kind, body))
@@ -57,13 +57,13 @@ class Channel(asyncio.Protocol):
     async def send_long(self, body: bytes) -> None:
         """Send a message of any length, no faster than it is read."""
         if len(body) <= PART_BYTES:
-            self.send(Kind.MESSAGE, body)
+            self.send(FrameKind.MESSAGE, body)
             return
         self._n_long += 1
         number, view = self._n_long, memoryview(body)
         for at in range(0, len(body), PART_BYTES):
             is_last = at + PART_BYTES >= len(body)
-            self.send(Kind.PART, _PART.pack(number, is_last) + view[at : at + PART_BYTES])
+            self.send(FrameKind.PART, _PART.pack(number, is_last) + view[at : at + PART_BYTES])
             await self._writable.wait()
 
     def close(self) -> None:
@@ -108,11 +108,11 @@ class Channel(asyncio.Protocol):
         self._buffer += data[at:]
 
     def _frame(self, kind: int, body: bytes) -> None:
-        if kind != Kind.PART:
-            self._received(Kind(kind), body)
+        if kind != FrameKind.PART:
+            self._received(FrameKind(kind), body)
             return
         number, is_last = _PART.unpack_from(body)
         whole = self._parts.setdefault(number, bytearray())
         whole += memoryview(body)[_PART.size :]
         if is_last:
-            self._received(Kind.MESSAGE, bytes(self._parts.pop(number)))
+            self._received(FrameKind.MESSAGE, bytes(self._parts.pop(number)))

@@ -31,7 +31,7 @@ from server.errors import CONTAINED
 from server.media.bitmap import Bitmap
 from server.pool.footprint import Fit
 from server.pool.isolated import answers, crossing
-from server.pool.isolated.channel import Channel, Kind, frame
+from server.pool.isolated.channel import Channel, FrameKind, frame
 from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, LoadedFacts, ReaderFacts, Told
 from server.pool.load.assembly import Factories, assemble
 from server.pool.load.loading import Load
@@ -82,12 +82,12 @@ def _die_with(parent: int) -> None:
 
 async def _serve(asks: socket.socket, tells: socket.socket) -> NoReturn:
     tells.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-    process = Process(tells)
+    process = ModelProcess(tells)
     await asyncio.get_running_loop().create_unix_connection(lambda: process.channel, sock=asks)
     await process.live()
 
 
-class Process:
+class ModelProcess:
     """Everything here runs on the event loop, but for what says otherwise."""
 
     def __init__(self, tells: socket.socket) -> None:
@@ -125,11 +125,11 @@ class Process:
 
     def say(self, *message: object) -> None:
         """Send a short message."""
-        self.channel.send(Kind.MESSAGE, answers.written(message))
+        self.channel.send(FrameKind.MESSAGE, answers.written(message))
 
     # ---- messages
 
-    def _received(self, _kind: Kind, body: bytes) -> None:
+    def _received(self, _kind: FrameKind, body: bytes) -> None:
         try:
             word, *rest = crossing.Inward(body, self._here).load()
             handle = self._messages.get(word) or (self._served.messages[word] if self._served is not None else None)
@@ -261,7 +261,7 @@ class _Out:
         """Events; first the totals, for who sees an end."""
         if over or time.monotonic() - self.told_at > SOON_S:
             self.tell()
-        raw = frame(Kind.EVENTS, answers.written_events(batch))
+        raw = frame(FrameKind.EVENTS, answers.written_events(batch))
         with self._lock:
             self._tells.sendall(raw)
         if over:
@@ -271,13 +271,13 @@ class _Out:
         """What the engines do."""
         with self._lock:
             self.told_at = time.monotonic()
-            self._tells.sendall(frame(Kind.MESSAGE, answers.written(self.told())))
+            self._tells.sendall(frame(FrameKind.MESSAGE, answers.written(self.told())))
 
 
 class _Served:
     """The loaded model."""
 
-    def __init__(self, process: Process, model: LoadedModel, out: _Out) -> None:
+    def __init__(self, process: ModelProcess, model: LoadedModel, out: _Out) -> None:
         self._out = out
         out.told, out.cleans = self._told, self._clean
         self._process = process
@@ -293,7 +293,7 @@ class _Served:
         self._resting: asyncio.Task[None] | None = None
         self._views: asyncio.Task[None] | None = None
         self._preparing: dict[str, Any] = {}
-        self._chunks = crossing.Chunks()
+        self._chunks = crossing.KeptMedia()
         self._switches: dict[int, ReasoningSwitch] = {}
         self.messages: dict[str, Callable[..., None]] = {
             "submit": self.submit,
@@ -530,7 +530,7 @@ def _exit(status: int = 0) -> None:
 class _ToServer(logging.Handler):
     """Sends records to where the log is written."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: ModelProcess) -> None:
         super().__init__()
         self._process, self._loop = process, asyncio.get_running_loop()
 

@@ -20,7 +20,7 @@ from server.engine.request import Event, Request
 from server.errors import InternalError, LlamapoolError, ModelFailed, Unavailable
 from server.pool.footprint import Fit, Footprint
 from server.pool.isolated import answers, crossing
-from server.pool.isolated.channel import Channel, Kind
+from server.pool.isolated.channel import Channel, FrameKind
 from server.pool.isolated.facts import LoadedFacts, Told
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
@@ -116,7 +116,7 @@ class Child:
 
     def post(self, *message: object) -> None:
         """Send a message that has no answer."""
-        self.channel.send(Kind.MESSAGE, self.written(*message))
+        self.channel.send(FrameKind.MESSAGE, self.written(*message))
 
     def written(self, *message: object) -> bytes:
         """As it crosses."""
@@ -151,9 +151,9 @@ class Child:
 
     # ---- what it says
 
-    def _heard(self, kind: Kind, body: bytes) -> None:
+    def _heard(self, kind: FrameKind, body: bytes) -> None:
         self.heard_at = time.monotonic()
-        if kind is Kind.EVENTS:
+        if kind is FrameKind.EVENTS:
             if not self._frames:  # what comes at once is handed on at once
                 asyncio.get_running_loop().call_soon(self._hand_on)
             self._frames.append(body)

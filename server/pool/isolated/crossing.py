@@ -82,7 +82,7 @@ def written(message: tuple[object, ...], vocab: Vocab | None, heard: Callable[[R
     return file.getvalue()
 
 
-class Chunks:
+class KeptMedia:
     """The media that a model's process keeps for the other side, by number."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ _DIGEST_BYTES = 32
 _PREFIX_BYTES = len(DATA_PREFIX) + 4
 _PACKS = struct.pack("<i", -1)  # the first of packed words, which no token is
 
-Text = tuple[list[int], Spans]
+SavedTokens = tuple[list[int], Spans]
 """Tokens, and what the negative ones of them stand for."""
 LoraSet = tuple[tuple[str, float], ...]
 """(hash of an adapter's content, scale), sorted: ids and paths mean nothing on another machine."""
@@ -97,7 +97,7 @@ class Opened:
     n_bytes: int  # of the content
     blake2b: str
 
-    def read_tokens(self, n_vocab: int) -> Text:
+    def read_tokens(self, n_vocab: int) -> SavedTokens:
         """Only the text, which may be others than what was written: `read` finds out.
 
         Raises `InvalidRequest` when they can't be tokens of this model.
@@ -107,7 +107,7 @@ class Opened:
         words = self.file.read(4 * min(n_words, (self.n_bytes - _HEAD.size) // 4))
         return _text(words, self.description.n_tokens, n_vocab)
 
-    def read(self, n_vocab: int) -> tuple[Text, bytes, Checkpoints]:
+    def read(self, n_vocab: int) -> tuple[SavedTokens, bytes, Checkpoints]:
         """The text, the state as llama_state_seq_get_data gives it, and checkpoints.
 
         Raises `InvalidRequest` unless every byte is what was written.
@@ -181,7 +181,7 @@ def _end_digest(end: bytes, secret: bytes) -> bytes:
     return hashlib.blake2b(end, digest_size=_DIGEST_BYTES, key=secret).digest()
 
 
-def read_foreign(file: BinaryIO, size: int, n_vocab: int) -> tuple[Text, bytes] | None:
+def read_foreign(file: BinaryIO, size: int, n_vocab: int) -> tuple[SavedTokens, bytes] | None:
     """Text and state of a file of llama-server's; None for one of ours, and for what is no saved slot.
 
     Nothing proves that it is whole, or which model it belongs to: the library finds the first out when it reads the
@@ -260,7 +260,7 @@ def _words(tokens: list[int], media: Spans) -> bytes:
     return words + bytes(-len(words) % 4)
 
 
-def _text(words: bytes, n_tokens: int, n_vocab: int) -> Text:
+def _text(words: bytes, n_tokens: int, n_vocab: int) -> SavedTokens:
     if len(words) < _PACKED.size + 4 or _PACKED.unpack_from(words) != (-1, PACKED_VERSION, n_tokens):
         raise InvalidRequest("its tokens are not written as llama-server writes them")
     at = _PACKED.size + 4 * n_tokens

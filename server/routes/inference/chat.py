@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from server.routes.generate import answer, compute
 from server.routes.services import services
 from server.transport.bodies.read import read_as
-from server.wire.chat.read import Chat, apply_template, chat_generation, read_chat
+from server.wire.chat.read import ChatAsked, apply_template, chat_generation, read_chat
 from server.wire.job import count_tokens
 from server.wire.verbose import verbosely
 from server.wire.warnings import warning_headers
@@ -26,7 +26,7 @@ async def chat_completions(request: Request) -> Response:
     return await answer(request, chat.body, prepare, headers, chat.conversation.media)
 
 
-def _read(given: Any) -> tuple[Chat, dict[str, str]]:
+def _read(given: Any) -> tuple[ChatAsked, dict[str, str]]:
     chat = read_chat(given)
     return chat, warning_headers(given, warnings=chat.conversation.warnings)
 

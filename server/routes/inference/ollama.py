@@ -27,7 +27,7 @@ from server.wire.ollama.errors import error_line
 from server.wire.ollama.fields import without_effect
 from server.wire.ollama.models import running, shown, tags
 from server.wire.ollama.pull import SUCCESS, hub_name, pull_lines
-from server.wire.ollama.read import Ask, Options, generation, read_chat, read_generate
+from server.wire.ollama.read import OllamaAsked, Options, generation, read_chat, read_generate
 from server.wire.ollama.vectors import Embed, embed_job, read_embed, read_old_embed
 from server.wire.warnings import as_header
 
@@ -76,7 +76,7 @@ async def post_generate(request: Request) -> Response:
     return await _ask(request, read_generate)
 
 
-async def _ask(request: Request, read: Callable[[dict[str, Any]], Ask]) -> Response:
+async def _ask(request: Request, read: Callable[[dict[str, Any]], OllamaAsked]) -> Response:
     ask, unused = await read_as(request, lambda given: (read(given), without_effect(given, Options.model_fields)))
     keep_alive_s, untold = keep_alive(request, ask.body.keep_alive)
     headers = as_header([*unused, *ask.warnings, *untold])

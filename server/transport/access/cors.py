@@ -3,7 +3,7 @@
 from server.transport.access.hosts import host_of
 from server.transport.options import CorsOptions
 
-Headers = list[tuple[bytes, bytes]]
+ReplyHeaders = list[tuple[bytes, bytes]]
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -15,14 +15,14 @@ class CorsPolicy:
         self._echo_any = options.origins.strip() == "*" and options.credentials
         self._any = "*" in (part.strip() for part in options.origins.split(","))
         self._only_local = options.origins.strip() == "localhost"
-        self._preflight: Headers = [
+        self._preflight: ReplyHeaders = [
             (b"access-control-allow-credentials", b"true" if options.credentials else b"false"),
             (b"access-control-allow-methods", options.methods.encode("latin-1", "replace")),
             (b"access-control-allow-headers", options.headers.encode("latin-1", "replace")),
         ]
         self._credentials = self._preflight[:1] if options.credentials else []
 
-    def headers(self, origin: bytes | None) -> Headers:
+    def headers(self, origin: bytes | None) -> ReplyHeaders:
         """For a reply to a request with that Origin; none where there was no Origin or it is not allowed.
 
         With credentials and "*" the origin is echoed, since browsers refuse "*" together with credentials.
@@ -33,7 +33,7 @@ class CorsPolicy:
             return [(b"access-control-allow-origin", b"*")]
         return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), *self._credentials]
 
-    def preflight(self, origin: bytes | None) -> Headers:
+    def preflight(self, origin: bytes | None) -> ReplyHeaders:
         """For the reply to OPTIONS, which needs no key since browsers send none."""
         allowed = [pair for pair in self.headers(origin) if pair not in self._credentials]
         return [*allowed, *self._preflight]

@@ -18,7 +18,7 @@ from server.transport.access.hosts import host_of, is_local, is_strangers
 from server.transport.forward import PREFIX
 from server.transport.options import HttpOptions
 
-Headers = Mapping[bytes, bytes]
+RequestHeaders = Mapping[bytes, bytes]
 
 
 class NotJson(InvalidRequest):
@@ -34,7 +34,7 @@ class Guard:
         self._hosts = frozenset(options.allowed_hosts)
         self._origins = options.cors.listed
 
-    def check(self, scope: Scope, headers: Headers) -> None:
+    def check(self, scope: Scope, headers: RequestHeaders) -> None:
         """For a request without a key, which needs none. Raises `PermissionDenied` and `NotJson`."""
         server = scope.get("server")  # None on a Unix socket, which no browser reaches
         if self._closed and server and not is_local(server[0]):
@@ -54,7 +54,7 @@ class Guard:
         if is_of_this_machine(method, path) and not is_local((scope.get("client") or ("127.0.0.1",))[0]):
             raise PermissionDenied("without an API key this is for clients of the server's own machine")
 
-    def is_foreign(self, headers: Headers) -> bool:
+    def is_foreign(self, headers: RequestHeaders) -> bool:
         """Whether it comes from a page that is neither this server's, nor this machine's, nor listed.
 
         A page under a name that a stranger may own is not this server's, though it was asked for by that name.
@@ -81,13 +81,13 @@ def _authority(origin: str) -> str:
         return ""
 
 
-def _hides_its_page(headers: Headers) -> bool:
+def _hides_its_page(headers: RequestHeaders) -> bool:
     """Whether a browser asks that doesn't say which page made it ask: of a GET it says so only to a loopback address,
     or over TLS (``Sec-Fetch-Site``; the page decides about ``Referer``)."""
     return headers.get(b"user-agent", b"").startswith(b"Mozilla/") and b"sec-fetch-site" not in headers
 
 
-def _was_asked_about(path: str, headers: Headers) -> bool:
+def _was_asked_about(path: str, headers: RequestHeaders) -> bool:
     """Whether a browser asks before it sends this: headers of our own name are not sent unasked.
 
     llama.cpp's page puts it in front of all that ``/cors-proxy`` shall forward, the type of the body among them.
@@ -95,7 +95,7 @@ def _was_asked_about(path: str, headers: Headers) -> bool:
     return path == "/cors-proxy" and any(name.startswith(PREFIX) for name in headers)
 
 
-def _is_json(headers: Headers) -> bool:
+def _is_json(headers: RequestHeaders) -> bool:
     """Whether a body, if there is any, is declared as JSON. Some that pages may send unasked come without a type."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if not kind:

@@ -18,7 +18,7 @@ from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter, R
 from server.errors import Unavailable
 from server.transport.access.keys import Key
 
-Headers = list[tuple[bytes, bytes]]
+ReplyHeaders = list[tuple[bytes, bytes]]
 PLACE = "llamapool.place"
 """A key in the ASGI scope of a request that has entered: a function that leaves. Who takes it out calls it later, for
 work that goes on without its client."""
@@ -80,9 +80,9 @@ class Rates:
         if key.limits.tokens_per_minute and n_tokens:
             self._tokens.hit(RateLimitItemPerMinute(key.limits.tokens_per_minute), _TOKENS, key.name, cost=n_tokens)
 
-    def headers(self, key: Key, *, anthropic: bool) -> Headers:
+    def headers(self, key: Key, *, anthropic: bool) -> ReplyHeaders:
         """What is left, in the words that OpenAI's clients know, or Anthropic's."""
-        found: Headers = []
+        found: ReplyHeaders = []
         for what, limiter, limit in (
             (_REQUESTS, "_requests", key.limits.requests_per_minute),
             (_TOKENS, "_tokens", key.limits.tokens_per_minute),

@@ -14,7 +14,7 @@ from server.errors import InvalidRequest
 from server.wire.chat.tools import read_tools
 from server.wire.fields import wrong_type
 
-Message = dict[str, Any]
+GivenMessage = dict[str, Any]
 _OLD = (("tool_choice.function", "function_call"), ("tool_choice", "function_call"), ("tools", "functions"))
 
 
@@ -78,7 +78,7 @@ def with_tools(messages: object) -> object:
     ]
 
 
-def _modern(message: Message, path: str, call_id: str, ids: dict[str, str]) -> Message:
+def _modern(message: GivenMessage, path: str, call_id: str, ids: dict[str, str]) -> GivenMessage:
     if message.get("role") == "function":
         name = message.get("name")
         if not isinstance(name, str) or not name:

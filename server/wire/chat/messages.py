@@ -8,7 +8,7 @@ are JSON text.
 from dataclasses import dataclass
 from typing import Any
 
-from server.conversation.form import Call, Content, Media, MediaKind, Message, Part, Text
+from server.conversation.form import Call, Content, Media, MediaKind, Message, Part, TextPart
 from server.errors import InvalidRequest
 from server.wire.custom_input import input_arguments
 from server.wire.fields import MAX_MESSAGES, json_text, wrong_type
@@ -77,7 +77,7 @@ class _Reader:
         thoughts, content = given.get("reasoning_content"), given.get("content")
         if isinstance(thoughts, list):
             where = f"{path}.reasoning_content"
-            return "".join(part.text for part in self._parts(thoughts, where) if isinstance(part, Text))
+            return "".join(part.text for part in self._parts(thoughts, where) if isinstance(part, TextPart))
         if thoughts is not None:
             return _text(given, "reasoning_content", path)
         found = next((text for text in map(given.get, _OTHER_THOUGHTS) if isinstance(text, str) and text), "")
@@ -110,7 +110,7 @@ class _Reader:
             text = given.get(_TEXTS[kind])
             if not isinstance(text, str):
                 raise wrong_type(f"{path}.{_TEXTS[kind]}", "a string", text)
-            return Text(text)
+            return TextPart(text)
         if kind not in _THOUGHTS:
             self.warnings.append(left_out("parts", kind, 1))
         return None

@@ -62,7 +62,7 @@ class ChatBody(ThinkingFields):
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class ChatAsked:
     """A chat body, checked, before a model renders it. ``custom``: the names of its custom tools."""
 
     body: ChatBody
@@ -70,7 +70,7 @@ class Chat:
     custom: frozenset[str] = frozenset()
 
 
-def read_chat(given: object) -> Chat:
+def read_chat(given: object) -> ChatAsked:
     """Check what needs no model. Raises `InvalidRequest`."""
     body = parse(ChatBody, given)
     for name, reason in _REFUSED.items():
@@ -103,7 +103,7 @@ def read_chat(given: object) -> Chat:
         reads_calls=body.parse_tool_calls is not False,
         warnings=tuple(warnings),
     )
-    return Chat(body, conversation, chat_tools.custom)
+    return ChatAsked(body, conversation, chat_tools.custom)
 
 
 def _read_tools(body: ChatBody, warnings: list[str]) -> ChatTools:
@@ -116,7 +116,7 @@ def _read_tools(body: ChatBody, warnings: list[str]) -> ChatTools:
     return ChatTools(read_functions(body.functions, body.function_call))
 
 
-def chat_generation(chat: Chat, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
+def chat_generation(chat: ChatAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
     """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
     body, logprobs = chat.body, chat_logprobs(chat.body)
     header = Header(model.spec.id)
@@ -133,7 +133,7 @@ def chat_generation(chat: Chat, model: LoadedModel, seen: Seen = NOTHING_SEEN) -
     return Generation([job.request], stream, output.switch, opening)
 
 
-def apply_template(chat: Chat, model: LoadedModel) -> Json:
+def apply_template(chat: ChatAsked, model: LoadedModel) -> Json:
     """The reply of ``POST /apply-template``."""
     return {"prompt": prompt_of(chat.conversation, model).rendered.text}
 

@@ -44,10 +44,10 @@ class Illustrated:
 
 
 Mixed = str | list[int | str]
-Prompt = Mixed | Illustrated
+GivenPrompt = Mixed | Illustrated
 
 
-def read_prompts(value: object) -> list[Prompt]:
+def read_prompts(value: object) -> list[GivenPrompt]:
     """The prompts of the batch, at least one. Raises `InvalidRequest` with a path such as ``prompt.2``."""
     if value is None:
         raise InvalidRequest('prompt: "prompt" is required', "prompt")
@@ -60,12 +60,12 @@ def read_prompts(value: object) -> list[Prompt]:
     return [_prompt(entry, f"prompt.{index}") for index, entry in enumerate(value)]
 
 
-def prompt_media(prompts: Sequence[Prompt]) -> tuple[Media, ...]:
+def prompt_media(prompts: Sequence[GivenPrompt]) -> tuple[Media, ...]:
     """The media of them all."""
     return tuple(medium for prompt in prompts if isinstance(prompt, Illustrated) for medium in prompt.media)
 
 
-def read_prompt(prompt: Prompt, model: LoadedModel, seen: Seen, path: str) -> MediaPrompt:
+def read_prompt(prompt: GivenPrompt, model: LoadedModel, seen: Seen, path: str) -> MediaPrompt:
     """The tokens of one prompt, with what the vocabulary puts before it. Raises `InvalidRequest`."""
     if not isinstance(prompt, Illustrated):
         return MediaPrompt(tokenize_mixed(model.vocab, prompt, path, add_special=True, parse_special=True))
@@ -87,7 +87,7 @@ def prompt_text(tokens: Sequence[int], model: LoadedModel) -> str:
     return text.decode("utf-8", "replace")
 
 
-def with_images(prompt: Prompt, given: object) -> Prompt:
+def with_images(prompt: GivenPrompt, given: object) -> GivenPrompt:
     """`prompt` with ``image_data`` of older llama-servers: ``[{"data": base64, "id": n}]``, each where the text has
     ``[img-n]``. Raises `InvalidRequest`."""
     if not given or not isinstance(prompt, str):
@@ -145,7 +145,7 @@ def check_token(vocab: Vocab, token: int, path: str) -> None:
         raise InvalidRequest(f"{path}: token id {token} is outside of the vocabulary (0 to {vocab.n_tokens - 1})", path)
 
 
-def _prompt(value: object, path: str) -> Prompt:
+def _prompt(value: object, path: str) -> GivenPrompt:
     if isinstance(value, dict):
         return read_object(value, path)
     if not isinstance(value, str | list):
@@ -156,7 +156,7 @@ def _prompt(value: object, path: str) -> Prompt:
     return prompt
 
 
-def read_object(value: dict[str, Any], path: str) -> Prompt:
+def read_object(value: dict[str, Any], path: str) -> GivenPrompt:
     """A prompt with its files, if there are any. Raises `InvalidRequest`."""
     if "prompt_string" not in value:
         raise InvalidRequest(_FORMS, f"{path}.prompt_string")

@@ -18,7 +18,14 @@ from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.common import Header
 from server.wire.completions.logprobs import Echo, echo
-from server.wire.completions.prompt import Illustrated, Prompt, prompt_media, read_prompt, read_prompts, tokenize_mixed
+from server.wire.completions.prompt import (
+    GivenPrompt,
+    Illustrated,
+    prompt_media,
+    read_prompt,
+    read_prompts,
+    tokenize_mixed,
+)
 from server.wire.completions.write import CompletionReply, CompletionStream
 from server.wire.constraints import read_shape
 from server.wire.fields import Whole, field_error, out_of_range, parse
@@ -57,11 +64,11 @@ class CompletionBody(GenerationFields):
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class CompletionAsked:
     """A completions body, checked, before a model tokenizes it."""
 
     body: CompletionBody
-    prompts: list[Prompt]
+    prompts: list[GivenPrompt]
 
     @property
     def media(self) -> tuple[Media, ...]:
@@ -78,7 +85,7 @@ class CompletionJob:
     echoes: list[Echo]
 
 
-def read_completion(given: object) -> Completion:
+def read_completion(given: object) -> CompletionAsked:
     """Check what needs no model. Raises `InvalidRequest`."""
     body = parse(CompletionBody, given)
     _check_best_of(body)
@@ -88,7 +95,7 @@ def read_completion(given: object) -> Completion:
             raise field_error("echo", "can't be used with logprobs and suffix: the prompt is not what the model reads")
         if body.post_sampling_probs:
             raise field_error("echo", "can't be used with post_sampling_probs: a prompt's tokens are not sampled")
-    return Completion(body, read_prompts(body.prompt))
+    return CompletionAsked(body, read_prompts(body.prompt))
 
 
 def _check_best_of(body: CompletionBody) -> None:
@@ -100,7 +107,7 @@ def _check_best_of(body: CompletionBody) -> None:
         raise field_error("best_of", "can't be streamed: which choices are best shows at the end")
 
 
-def completion_generation(completion: Completion, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
+def completion_generation(completion: CompletionAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
     """The requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
     header = Header(model.spec.id)
     job = prepare_completion(completion, model, header.id, seen)
@@ -120,7 +127,7 @@ def completion_generation(completion: Completion, model: LoadedModel, seen: Seen
 
 
 def prepare_completion(
-    completion: Completion, model: LoadedModel, request_id: str, seen: Seen = NOTHING_SEEN
+    completion: CompletionAsked, model: LoadedModel, request_id: str, seen: Seen = NOTHING_SEEN
 ) -> CompletionJob:
     """Tokenize and compile; blocking, for a thread. Raises `InvalidRequest`."""
     body = completion.body
@@ -145,7 +152,7 @@ def prepare_completion(
     return CompletionJob(body, requests, echoes)
 
 
-def _tokens(body: CompletionBody, prompt: Prompt, path: str, model: LoadedModel, seen: Seen) -> MediaPrompt:
+def _tokens(body: CompletionBody, prompt: GivenPrompt, path: str, model: LoadedModel, seen: Seen) -> MediaPrompt:
     """The tokens of one prompt, with a ``suffix`` those around the gap between both."""
     vocab = model.vocab
     if body.suffix:
@@ -174,7 +181,7 @@ def _best_of(body: CompletionBody, request: Request, model: LoadedModel) -> Requ
     return replace(request, n=n, want_logprobs=True)
 
 
-def _echo(body: CompletionBody, prompt: Prompt, tokens: list[int], model: LoadedModel) -> Echo:
+def _echo(body: CompletionBody, prompt: GivenPrompt, tokens: list[int], model: LoadedModel) -> Echo:
     if not body.echo:
         return Echo()
     if isinstance(prompt, Illustrated):

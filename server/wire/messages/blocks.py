@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from server.conversation.form import Content, Media, Part, Text, text_content
+from server.conversation.form import Content, Media, Part, TextPart, text_content
 from server.errors import InvalidRequest
 from server.media.source import Link
 from server.wire.fields import json_text, wrong_type
@@ -47,7 +47,7 @@ def read_parts(block: Block, kind: str, path: str, later: LaterTools) -> list[Pa
     """
     if kind in _TOOL_CHANGES:
         text = _tool_change(block, kind, path, later)
-        return None if text is None else [Text(text)]
+        return None if text is None else [TextPart(text)]
     read = _READERS.get(kind)
     return None if read is None else read(block, path)
 
@@ -90,8 +90,8 @@ def _joined(parts: Iterable[Part]) -> list[Part]:
     found: list[Part] = []
     for part in parts:
         last = found[-1] if found else None
-        if isinstance(part, Text) and isinstance(last, Text):
-            found[-1] = Text(last.text + part.text)
+        if isinstance(part, TextPart) and isinstance(last, TextPart):
+            found[-1] = TextPart(last.text + part.text)
         else:
             found.append(part)
     return found
@@ -112,7 +112,7 @@ def _readable(value: Any) -> Any:
 
 
 def _text(block: Block, path: str) -> list[Part]:
-    return [Text(string(block, "text", path))]
+    return [TextPart(string(block, "text", path))]
 
 
 def _image(block: Block, path: str) -> list[Part]:
@@ -128,19 +128,19 @@ def _document(block: Block, path: str) -> list[Part]:
         raise wrong_type(f"{path}.source", "an object", source)
     match source.get("type"):
         case "text":
-            return [Text("\n".join([*head, string(source, "data", f"{path}.source")]))]
+            return [TextPart("\n".join([*head, string(source, "data", f"{path}.source")]))]
         case "content":
             shown = _content(source.get("content"), f"{path}.source.content")
         case _:
             kind = kind_of_type(source.get("media_type"))
             file = None if kind == "file" else _source(source)
             shown = [Media(kind, _source_type(source), f"{path}.document", file)]
-    return [Text("\n".join(head)), *shown] if head else shown
+    return [TextPart("\n".join(head)), *shown] if head else shown
 
 
 def _content(given: object, path: str) -> list[Part]:
     if isinstance(given, str):
-        return [Text(given)]
+        return [TextPart(given)]
     if not isinstance(given, list):
         raise wrong_type(path, "a string or an array of blocks", given)
     parts: list[Part] = []
@@ -175,17 +175,17 @@ def _source_type(source: object) -> str:
 def _search_result(block: Block, path: str) -> list[Part]:
     """One that the client has found: title, source, and the texts."""
     head = [text for name in ("title", "source") if isinstance(text := block.get(name), str) and text]
-    return [Text("\n".join([*head, *(part.text for part in _texts(block.get("content"), f"{path}.content"))]))]
+    return [TextPart("\n".join([*head, *(part.text for part in _texts(block.get("content"), f"{path}.content"))]))]
 
 
-def _texts(given: object, path: str) -> list[Text]:
-    return [part for part in _content(given, path) if isinstance(part, Text)]
+def _texts(given: object, path: str) -> list[TextPart]:
+    return [part for part in _content(given, path) if isinstance(part, TextPart)]
 
 
 def _compaction(block: Block, _: str) -> list[Part]:
     """What stands for the turns before it; the server that made it may have kept the text to itself."""
     text = block.get("content")
-    return [Text(text)] if isinstance(text, str) else []
+    return [TextPart(text)] if isinstance(text, str) else []
 
 
 def _tool_change(block: Block, kind: str, path: str, later: LaterTools) -> str | None:

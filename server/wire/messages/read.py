@@ -78,7 +78,7 @@ class MessagesBody(SamplingFields):
 
 
 @dataclass(frozen=True, slots=True)
-class MessagesRequest:
+class MessagesAsked:
     """A body, checked, and the conversation that it means."""
 
     body: MessagesBody
@@ -90,7 +90,7 @@ class MessagesRequest:
         return self.body.thinking is None or self.body.thinking.display != "omitted"
 
 
-def read_messages(given: dict[str, Any], *, generate: bool = True) -> MessagesRequest:
+def read_messages(given: dict[str, Any], *, generate: bool = True) -> MessagesAsked:
     """Check what needs no model. Raises `InvalidRequest`."""
     body = parse(MessagesBody, given)
     if generate and body.max_tokens is None:
@@ -109,7 +109,7 @@ def read_messages(given: dict[str, Any], *, generate: bool = True) -> MessagesRe
         template_kwargs=template_kwargs(body.chat_template_kwargs),
         warnings=tuple(warnings),
     )
-    return MessagesRequest(body, conversation)
+    return MessagesAsked(body, conversation)
 
 
 def _left_out(given: dict[str, Any]) -> Iterator[str]:
@@ -153,7 +153,7 @@ def _shape(given: dict[str, Any] | None, at: str) -> Shape | None:
     return Shape("schema", schema or ANY_OBJECT, f"{at}.schema")
 
 
-def message_generation(wanted: MessagesRequest, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
+def message_generation(wanted: MessagesAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
     """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
     header = Header(model.spec.id, f"msg_{random_id()}")
     job = prepare_job(wanted.conversation, _fields(wanted.body), model, header.id, seen=seen)
@@ -162,6 +162,6 @@ def message_generation(wanted: MessagesRequest, model: LoadedModel, seen: Seen =
     return Generation([job.request], writer(header, output.parser, show_thoughts=wanted.show_thoughts))
 
 
-def count_message_tokens(wanted: MessagesRequest, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
+def count_message_tokens(wanted: MessagesAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
     """The reply of ``POST /v1/messages/count_tokens``."""
     return {"input_tokens": count_tokens(wanted.conversation, model, seen)["input_tokens"]}

@@ -21,8 +21,8 @@ from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.common import Json, random_id
 from server.wire.completions.prompt import (
+    GivenPrompt,
     Illustrated,
-    Prompt,
     prompt_media,
     prompt_text,
     read_prompt,
@@ -39,11 +39,11 @@ from server.wire.native.write import Finals, NativeReply, NativeStream
 
 
 @dataclass(frozen=True, slots=True)
-class NativeCompletion:
+class NativeAsked:
     """A native body, checked, before a model tokenizes it."""
 
     body: NativeBody
-    prompts: list[Prompt]
+    prompts: list[GivenPrompt]
 
     @property
     def media(self) -> tuple[Media, ...]:
@@ -51,7 +51,7 @@ class NativeCompletion:
         return prompt_media(self.prompts)
 
 
-def read_native(given: object) -> NativeCompletion:
+def read_native(given: object) -> NativeAsked:
     """Check what needs no model. Raises `InvalidRequest`."""
     body = parse(NativeBody, given)
     body.system_text  # noqa: B018 (raises for one that can't be)
@@ -59,15 +59,15 @@ def read_native(given: object) -> NativeCompletion:
         refuse_thinking(body)
     elif body.reasoning_control:
         raise field_error("reasoning_control", "only chat completions can be controlled")
-    return NativeCompletion(body, [with_images(prompt, body.image_data) for prompt in read_prompts(body.prompt)])
+    return NativeAsked(body, [with_images(prompt, body.image_data) for prompt in read_prompts(body.prompt)])
 
 
-def native_generation(completion: NativeCompletion, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
+def native_generation(completion: NativeAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
     """The requests and the writer of their reply; blocking, for a thread. Raises `InvalidRequest`."""
     return generation(completion.body, lambda: tokens_of(completion, model, seen), model)
 
 
-def tokens_of(completion: NativeCompletion, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> list[MediaPrompt]:
+def tokens_of(completion: NativeAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> list[MediaPrompt]:
     """The tokens of each prompt. Raises `InvalidRequest`."""
     system = completion.body.system_text
     head = model.vocab.tokenize(system, add_special=True, parse_special=True) if system else []

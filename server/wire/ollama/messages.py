@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from server.conversation.form import Call, Content, Media, Message, Part, Text, Tools, text_content
+from server.conversation.form import Call, Content, Media, Message, Part, TextPart, Tools, text_content
 from server.errors import InvalidRequest
 from server.wire.chat.tools import read_tools
 from server.wire.fields import MAX_MESSAGES, json_text, wrong_type
@@ -39,7 +39,7 @@ def content_of(text: str, images: object, path: str) -> Content:
         if not isinstance(image, str):
             raise wrong_type(f"{path}.{index}", "an image in base64", image)
     parts: list[Part] = [Media("image", at=f"{path}.{index}", source=link(image)) for index, image in enumerate(images)]
-    return text_content([*parts, Text(text)] if text else parts)
+    return text_content([*parts, TextPart(text)] if text else parts)
 
 
 def read_functions(value: object, warnings: list[str]) -> Tools:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from server.constrain.shape import ANY_OBJECT, Shape
-from server.conversation.form import Conversation, Media, Message, Text, Thinking, refuse_unseen
+from server.conversation.form import Conversation, Media, Message, TextPart, Thinking, refuse_unseen
 from server.conversation.prepare import Prepared, prepare
 from server.conversation.prompt import can_show, read_parts
 from server.engine.media import MediaPrompt
@@ -37,7 +37,7 @@ from server.wire.native.fim import Gap, fim_tokens, require_fim
 from server.wire.ollama.fields import KeepAlive
 from server.wire.ollama.messages import content_of, read_functions, read_messages
 from server.wire.ollama.models import can_think
-from server.wire.ollama.write import Ending, OllamaReply, OllamaStream, Reply
+from server.wire.ollama.write import LastLine, OllamaReply, OllamaStream, Reply
 from server.wire.sampling import SamplingFields
 
 
@@ -89,7 +89,7 @@ class OllamaGenerateBody(AskBody):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class OllamaAsked:
     """A checked body. ``conversation`` is None for a prompt that no template renders, and for nothing to say."""
 
     body: OllamaChatBody | OllamaGenerateBody
@@ -130,7 +130,7 @@ class Ask:
         return Reply(self.body.model or "", chat=isinstance(self.body, OllamaChatBody))
 
 
-def read_chat(given: object) -> Ask:
+def read_chat(given: object) -> OllamaAsked:
     """Check what needs no model. Raises `InvalidRequest`."""
     began = time.perf_counter()
     body = parse(OllamaChatBody, given)
@@ -138,11 +138,11 @@ def read_chat(given: object) -> Ask:
     warnings: list[str] = []
     tools = read_functions(body.tools, warnings)
     if not messages:
-        return Ask(body, None, shape, began)
-    return Ask(body, _conversation(body, messages, shape, tools=tools, warnings=tuple(warnings)), shape, began)
+        return OllamaAsked(body, None, shape, began)
+    return OllamaAsked(body, _conversation(body, messages, shape, tools=tools, warnings=tuple(warnings)), shape, began)
 
 
-def read_generate(given: object) -> Ask:
+def read_generate(given: object) -> OllamaAsked:
     """As `read_chat`. A prompt is a user's message, unless it is raw, or what stands before a gap."""
     began = time.perf_counter()
     body = parse(OllamaGenerateBody, given)
@@ -158,9 +158,9 @@ def read_generate(given: object) -> Ask:
     if body.suffix and body.images:
         raise InvalidRequest("images: can't be used with a suffix", "images")
     if body.raw or body.suffix or not (body.prompt or body.images):
-        return Ask(body, None, shape, began, user)
+        return OllamaAsked(body, None, shape, began, user)
     system = (Message("system", body.system),) if body.system else ()
-    return Ask(body, _conversation(body, (*system, user), shape, at="prompt"), shape, began)
+    return OllamaAsked(body, _conversation(body, (*system, user), shape, at="prompt"), shape, began)
 
 
 def _conversation(
@@ -183,7 +183,7 @@ def _shape(given: object) -> Shape | None:
     return Shape("schema", given or ANY_OBJECT, "format")
 
 
-def generation(ask: Ask, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
+def generation(ask: OllamaAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Generation:
     """The request and the writer of its reply; blocking, for a thread. Raises `InvalidRequest`."""
     loaded, body = time.perf_counter(), ask.body
     if body.think and not can_think(model.template):
@@ -193,13 +193,13 @@ def generation(ask: Ask, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Gener
     check_alternatives([request], model.engine.n_ctx_seq)
     remembers = isinstance(body, OllamaGenerateBody) and not body.raw and not body.suffix
     context = [token for token in request.prompt if token >= 0]  # of media there is nothing that could be sent back
-    ending = Ending(ask.began, loaded, context if remembers else None)
+    ending = LastLine(ask.began, loaded, context if remembers else None)
     parser = PlainParser if prepared is None else prepared.output.parser
     writer = OllamaStream if ask.streams else OllamaReply
     return Generation([request], writer(ask.reply.named(model.spec.id), parser, ending))
 
 
-def _request(ask: Ask, prepared: Prepared, model: LoadedModel) -> Request:
+def _request(ask: OllamaAsked, prepared: Prepared, model: LoadedModel) -> Request:
     tokens, media = prepared.tokens.tokens, prepared.tokens.spans
     context = ask.body.context if isinstance(ask.body, OllamaGenerateBody) else None
     if context:
@@ -220,7 +220,7 @@ def _request(ask: Ask, prepared: Prepared, model: LoadedModel) -> Request:
     )
 
 
-def _raw_request(ask: Ask, model: LoadedModel, seen: Seen) -> Request:
+def _raw_request(ask: OllamaAsked, model: LoadedModel, seen: Seen) -> Request:
     """Of a prompt that is taken as it is, or of the gap between it and a suffix."""
     body, vocab = ask.body, model.vocab
     assert isinstance(body, OllamaGenerateBody)
@@ -237,7 +237,7 @@ def _raw_request(ask: Ask, model: LoadedModel, seen: Seen) -> Request:
     else:
         said = ask.raw or Message("user")
         refuse_unseen([said], can_show(model))
-        parts = [part.text if isinstance(part, Text) else part for part in said.parts]
+        parts = [part.text if isinstance(part, TextPart) else part for part in said.parts]
         tokens = read_parts(parts, model, seen)
     shape = ask.shape or model.spec.shape
     return engine_request(

@@ -46,7 +46,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class LastLine:
     """What the last line says beside the engine's counts: when the request came and when the model was there (seconds
     of `time.perf_counter`), and the prompt where ``context`` is to be given."""
 
@@ -72,7 +72,7 @@ class Ending:
 class _Lines:
     """Turns events into lines. A call's is written once something else comes, since clients take calls whole."""
 
-    def __init__(self, reply: Reply, parser: NewParser, ending: Ending) -> None:
+    def __init__(self, reply: Reply, parser: NewParser, ending: LastLine) -> None:
         self._reply = reply
         self._said = Assembler(parser())
         self._ending = ending
@@ -120,7 +120,7 @@ class _Lines:
 class OllamaStream:
     """Feed it every event; send what it returns."""
 
-    def __init__(self, reply: Reply, parser: NewParser, ending: Ending) -> None:
+    def __init__(self, reply: Reply, parser: NewParser, ending: LastLine) -> None:
         self._lines = _Lines(reply, parser, ending)
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
@@ -135,7 +135,7 @@ class OllamaStream:
 class OllamaReply:
     """Collects events into one object: the lines of a stream, put together."""
 
-    def __init__(self, reply: Reply, parser: NewParser, ending: Ending) -> None:
+    def __init__(self, reply: Reply, parser: NewParser, ending: LastLine) -> None:
         self._lines = _Lines(reply, parser, ending)
         self._all: list[Json] = []
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from server.conversation.form import Call, Media, MediaKind, Message, Part, Text, text_content
+from server.conversation.form import Call, Media, MediaKind, Message, Part, TextPart, text_content
 from server.errors import InvalidRequest
 from server.wire.custom_input import input_arguments
 from server.wire.fields import MAX_MESSAGES, json_text, wrong_type
@@ -130,7 +130,7 @@ class _Reader:
         elif kind == "mcp_call" and isinstance(item.get("name"), str):
             self._call(Call(item["name"], _as_json(item.get("arguments") or {}, path), call_id))
             said = item.get("output") or item.get("error") or ""
-            self._answered(text_content([Text(said if isinstance(said, str) else _as_json(said, path))]), call_id)
+            self._answered(text_content([TextPart(said if isinstance(said, str) else _as_json(said, path))]), call_id)
         elif kind == "code_interpreter_call" and isinstance(item.get("code"), str):
             self._call(Call("code_interpreter", orjson.dumps({"code": item["code"]}).decode(), call_id))
             self._answered(text_content(self._output(item.get("outputs") or "", f"{path}.outputs")), call_id)
@@ -188,9 +188,9 @@ class _Reader:
         if isinstance(given, dict):
             kind = given.get("type")
             seen = isinstance(kind, str) and kind in _MEDIA
-            return self._parts([given], path) if seen else [Text(_as_json(given, path))]
+            return self._parts([given], path) if seen else [TextPart(_as_json(given, path))]
         if isinstance(given, list) and any(isinstance(part, dict) and "type" not in part for part in given):
-            return [Text(_as_json(given, path))]
+            return [TextPart(_as_json(given, path))]
         return self._parts(given, path)
 
     def _reasoning(self, item: Mapping[str, Any], path: str) -> None:
@@ -201,7 +201,7 @@ class _Reader:
 
     def _parts(self, given: object, path: str) -> list[Part]:
         if isinstance(given, str):
-            return [Text(given)] if given else []
+            return [TextPart(given)] if given else []
         if not isinstance(given, list):
             raise wrong_type(path, "a string or an array", given)
         found = (self._part(part, f"{path}.{index}") for index, part in enumerate(given))
@@ -214,18 +214,18 @@ class _Reader:
         if not isinstance(kind, str):
             raise wrong_type(f"{path}.type", "a text such as input_text", kind)
         if kind in _TEXTS:
-            return Text(_text(given, _TEXTS[kind], path))
+            return TextPart(_text(given, _TEXTS[kind], path))
         if kind == "input_file":
             said = _text_file(given)
             if said is not None:
-                return Text(said)
+                return TextPart(said)
         if kind in _MEDIA:
             return _medium(given, kind, f"{path}.type")
         said = next((given[key] for key in ("text", "logs", "refusal") if isinstance(given.get(key), str)), None)
         if said is None:
             self._skip("parts", kind)
             return None
-        return Text(said)
+        return TextPart(said)
 
 
 def _medium(given: Mapping[str, Any], kind: str, at: str) -> Media:

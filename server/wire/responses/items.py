@@ -13,7 +13,7 @@ from server.wire.custom_input import CustomInput
 from server.wire.responses.tools import ClientName, ClientTools
 
 ItemType = Literal["message", "reasoning", "function_call", "custom_tool_call"]
-Status = Literal["in_progress", "completed", "incomplete"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 _PREFIXES: dict[ItemType, str] = {
     "message": "msg_",
     "reasoning": "rs_",
@@ -64,7 +64,7 @@ class OutputItem:
         """Those of all its tokens, where they are wanted."""
         return wire.probabilities(self.said.logprobs, after_sampling=self.after_sampling)
 
-    def body(self, status: Status) -> Json:
+    def body(self, status: ItemStatus) -> Json:
         """The item as replies show it; one that has just begun has no content yet."""
         item: Json = {"id": self.id, "type": self.type, "status": status}
         if self.is_call:
@@ -170,6 +170,6 @@ def cut_off(end: Finished) -> bool:
     return end.reason is FinishReason.LIMIT
 
 
-def last_status(end: Finished) -> Status:
+def last_status(end: Finished) -> ItemStatus:
     """The status of the item that the response ended with."""
     return "incomplete" if cut_off(end) else "completed"

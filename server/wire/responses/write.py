@@ -19,7 +19,7 @@ import orjson
 from server.engine.request import Event, Finished, Progress, Started, Text
 from server.wire import common as wire
 from server.wire.common import CONTEXT_EXCEEDED, Json
-from server.wire.responses.items import Addition, ItemType, OutputItem, OutputItems, Status, cut_off, last_status
+from server.wire.responses.items import Addition, ItemStatus, ItemType, OutputItem, OutputItems, cut_off, last_status
 
 Keep = Callable[[Json, OutputItems], bool]
 """Stores a finished response; False when it could not be."""
@@ -210,7 +210,7 @@ class ResponseStream:
         number = b',"sequence_number":%d}\n\n' % self._number()
         return self._head + orjson.dumps(addition.text) + logprobs + number
 
-    def _close(self, status: Status) -> list[bytes]:
+    def _close(self, status: ItemStatus) -> list[bytes]:
         item, self._open = self._open, None
         if item is None:
             return []

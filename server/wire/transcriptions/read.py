@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.conversation.form import Conversation, Media, Message, Text, Thinking
+from server.conversation.form import Conversation, Media, Message, TextPart, Thinking
 from server.errors import InvalidRequest, NotSupported
 from server.media.bitmap import bitmaps_of
 from server.media.source import Seen
@@ -85,7 +85,7 @@ def _conversation(wanted: Transcription, model: LoadedModel) -> Conversation:
     trained_so = all(word in model.template.source for word in _LFM2)
     asked = wanted.prompt or ("" if trained_so else ASKED)
     hint = f" (language: {wanted.language})" if wanted.language else ""
-    user = Message("user", (Text(asked + hint), wanted.sound) if asked + hint else (wanted.sound,))
+    user = Message("user", (TextPart(asked + hint), wanted.sound) if asked + hint else (wanted.sound,))
     system = (Message("system", _LFM2_SYSTEM),) if trained_so else ()
     return Conversation((*system, user), thinking=Thinking(wanted=False), messages_at="file")
 

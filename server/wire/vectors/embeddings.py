@@ -17,7 +17,7 @@ from server.errors import InvalidRequest
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import LoadedModel
 from server.wire.common import Json
-from server.wire.completions.prompt import Illustrated, Prompt, read_mixed, read_object, read_prompt
+from server.wire.completions.prompt import GivenPrompt, Illustrated, read_mixed, read_object, read_prompt
 from server.wire.fields import INT32_MAX, Body, Whole, field_error, parse, within
 from server.wire.media import link
 from server.wire.vectors.job import MAX_NORM, base64_floats, normalized
@@ -51,11 +51,11 @@ class EmbeddingsBody(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Embeddings:
+class EmbeddingsAsked:
     """A checked body. ``native``: the reply is llama-server's own, as always with ``content``."""
 
     body: EmbeddingsBody
-    prompts: list[Prompt]
+    prompts: list[GivenPrompt]
     native: bool
 
 
@@ -96,20 +96,20 @@ class EmbeddingsJob:
         }
 
 
-def read_embeddings(given: object, *, native: bool) -> Embeddings:
+def read_embeddings(given: object, *, native: bool) -> EmbeddingsAsked:
     """Check what needs no model. Raises `InvalidRequest`."""
     body = parse(EmbeddingsBody, given)
     if body.encoding_format is not None and body.encoding_format not in _FORMATS:
         raise InvalidRequest("The format to return the embeddings in. Can be either float or base64", "encoding_format")
     if body.input is not None:
-        return Embeddings(body, _prompts(body.input, "input"), native)
+        return EmbeddingsAsked(body, _prompts(body.input, "input"), native)
     if body.content is not None:
-        return Embeddings(body, _prompts(body.content, "content"), True)
+        return EmbeddingsAsked(body, _prompts(body.content, "content"), True)
     raise InvalidRequest('"input" or "content" must be provided', "input")
 
 
 def embeddings_job(
-    request: Embeddings, model: LoadedModel, seen: Seen = NOTHING_SEEN, *, openai: bool
+    request: EmbeddingsAsked, model: LoadedModel, seen: Seen = NOTHING_SEEN, *, openai: bool
 ) -> EmbeddingsJob:
     """Tokenize; blocking, for a thread. `openai`: asked for under ``/v1``. Raises `InvalidRequest`."""
     body, info = request.body, model.embedder.info
@@ -128,14 +128,14 @@ def embeddings_job(
     )
 
 
-def _input(prompt: Prompt, model: LoadedModel, seen: Seen) -> MediaPrompt:
+def _input(prompt: GivenPrompt, model: LoadedModel, seen: Seen) -> MediaPrompt:
     found = read_prompt(prompt, model, seen, "input")
     if not found.tokens:
         raise InvalidRequest("Input content cannot be empty", "input")
     return found
 
 
-def _prompts(value: object, path: str) -> list[Prompt]:
+def _prompts(value: object, path: str) -> list[GivenPrompt]:
     """One text in any form, or a list of them; a list with a number in it is one text of tokens."""
     if not isinstance(value, list) or any(isinstance(entry, int | float) for entry in value):
         return [_prompt(value, path)]
@@ -146,7 +146,7 @@ def _prompts(value: object, path: str) -> list[Prompt]:
     return [_prompt(entry, f"{path}.{index}") for index, entry in enumerate(value)]
 
 
-def _prompt(value: object, path: str) -> Prompt:
+def _prompt(value: object, path: str) -> GivenPrompt:
     if isinstance(value, str | list):
         return read_mixed(value, path)
     if isinstance(value, dict) and "content" in value:
@@ -156,7 +156,7 @@ def _prompt(value: object, path: str) -> Prompt:
     raise InvalidRequest(_FORMS, path)
 
 
-def _content_text(parts: object, path: str) -> Prompt:
+def _content_text(parts: object, path: str) -> GivenPrompt:
     """A chat message's content parts (server-common.cpp, tokenize_oai_content_array): nothing between them."""
     if not isinstance(parts, list):
         raise InvalidRequest('"content" must be an array', path)

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from server.errors import InvalidRequest
 from server.page import bench
 from server.page.bench import SCENARIOS, Address, measured, read_order
-from server.page.bodies import MOST_BYTES, Bodies, Body
+from server.page.bodies import MOST_BYTES, Bodies, BodyStart
 from tests.api.conftest import Serve
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -56,7 +56,7 @@ async def test_what_is_no_request_of_a_model_passes() -> None:
 
 
 def test_long_bodies_are_cut() -> None:
-    body = Body()
+    body = BodyStart()
     for _ in range(3):
         body.add(b"x" * (MOST_BYTES // 2 + 1))
     assert (len(body.shown["text"]), body.shown["n_bytes"]) == (MOST_BYTES, 3 * (MOST_BYTES // 2 + 1))

@@ -6,7 +6,7 @@ from harness.real_server import RealServer
 from server.bench.figures import Figures
 from server.bench.probe import find_model, prepare
 from server.bench.scenarios import Setting, named, run
-from server.bench.session import Session
+from server.bench.session import ModelClient
 from server.bench.target import Target
 from tests.model.oracle.comparison import Pair
 
@@ -15,7 +15,7 @@ SCENARIOS = "one,slots,prefix,conversations,rate"
 
 def measured(server: RealServer) -> dict[str, Figures]:
     target = Target(server.host, server.port)
-    given = Session(target, asyncio.run(find_model(target, 100)), limit_s=200)
+    given = ModelClient(target, asyncio.run(find_model(target, 100)), limit_s=200)
     session, fit, changes = prepare(given)
     assert (session, changes) == (given, [])
     setting = Setting(n_parallel=4, scale=0.1, fit=fit)

@@ -7,14 +7,14 @@ import pytest
 from server.bench import figures
 from server.bench.errors import BenchError
 from server.bench.prompts import SYLLABLES, Words
-from server.bench.reply import Record
-from server.bench.report import Outcome, document, table
+from server.bench.reply import ClientRecord
+from server.bench.report import ScenarioResult, document, table
 from server.bench.scenarios import SCENARIOS, named
 from server.bench.target import parse_target
 
 
-def stream(sent: float, events: list[float], **fields: Any) -> Record:
-    return Record(sent=sent, events=events, done=events[-1], n_predicted=len(events), **fields)
+def stream(sent: float, events: list[float], **fields: Any) -> ClientRecord:
+    return ClientRecord(sent=sent, events=events, done=events[-1], n_predicted=len(events), **fields)
 
 
 def test_rates_are_over_the_whole_time_and_waits_are_each_clients_own() -> None:
@@ -43,7 +43,11 @@ def test_computed_tokens_are_shown_only_when_every_reply_tells_them() -> None:
 
 
 def test_what_is_new_in_a_turn_is_all_but_the_turns_before() -> None:
-    talk = [Record(n_prompt=10, n_predicted=4), Record(n_prompt=20, n_predicted=4), Record(n_prompt=22, n_predicted=4)]
+    talk = [
+        ClientRecord(n_prompt=10, n_predicted=4),
+        ClientRecord(n_prompt=20, n_predicted=4),
+        ClientRecord(n_prompt=22, n_predicted=4),
+    ]
     assert figures.n_new(talk) == 10 + 7 + 1
 
 
@@ -58,13 +62,13 @@ def test_the_same_seed_writes_the_same_words_and_another_writes_others() -> None
 def test_a_table_has_the_median_and_the_spread_and_says_what_failed() -> None:
     one, slots = SCENARIOS[:2]
     rounds = [{"tok/s": 10.0}, {"tok/s": 30.0}, {"tok/s": 12.0}]
-    shown = table([Outcome(one, rounds), Outcome(slots, failure="the server answered 501: no")])
+    shown = table([ScenarioResult(one, rounds), ScenarioResult(slots, failure="the server answered 501: no")])
     assert "one       tok/s   12.0    10.0 to 30.0" in shown
     assert "slots     not measured  the server answered 501: no" in shown
 
 
 def test_the_document_keeps_every_round() -> None:
-    value = document([Outcome(SCENARIOS[0], [{"tok/s": 1.0}])], url="http://x")
+    value = document([ScenarioResult(SCENARIOS[0], [{"tok/s": 1.0}])], url="http://x")
     assert value["url"] == "http://x"
     assert value["scenarios"] == [{"name": "one", "title": "one stream", "rounds": [{"tok/s": 1.0}], "failure": None}]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from server.bench.connection import Answer, Arrival
+from server.bench.connection import Arrival, WholeReply
 from server.bench.errors import BadReply, Refused, UnknownModel
 from server.bench.reply import read_answer, read_stream, refusal
 from tests.unit.bench.scripted import delta_event, events, text_event, usage_event
@@ -71,7 +71,7 @@ def test_an_error_in_the_middle_of_a_stream_is_told() -> None:
 
 def test_a_chat_reply_is_read_as_a_whole() -> None:
     body = {"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 4, "completion_tokens": 1}}
-    record = read_answer(Answer(200, json.dumps(body).encode(), 1.0, 3.0))
+    record = read_answer(WholeReply(200, json.dumps(body).encode(), 1.0, 3.0))
     assert (record.text, record.sent, record.done, record.n_prompt) == ("hi", 1.0, 3.0, 4)
 
 

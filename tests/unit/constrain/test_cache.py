@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from server.constrain.grammar.cache import Cache
+from server.constrain.grammar.cache import NewestValues
 from server.errors import InvalidRequest
 
 
 def test_what_is_asked_for_at_the_same_time_is_made_once() -> None:
-    cache: Cache[object] = Cache(4)
+    cache: NewestValues[object] = NewestValues(4)
     made: list[object] = []
     begun, go_on = threading.Event(), threading.Event()
 
@@ -32,7 +32,7 @@ def test_what_is_asked_for_at_the_same_time_is_made_once() -> None:
 
 
 def test_a_refusal_is_remembered_and_raised_anew() -> None:
-    cache: Cache[int] = Cache(4)
+    cache: NewestValues[int] = NewestValues(4)
     calls: list[int] = []
 
     def refuse() -> int:
@@ -50,7 +50,7 @@ def test_a_refusal_is_remembered_and_raised_anew() -> None:
 
 
 def test_the_oldest_goes_first() -> None:
-    cache: Cache[int] = Cache(2)
+    cache: NewestValues[int] = NewestValues(2)
     for number, key in enumerate("abac"):
         cache.get(key, lambda number=number: number)  # type: ignore[misc]
     assert [cache.get(key, lambda: -1) for key in "ca"] == [3, 0]

@@ -9,7 +9,7 @@ from typing import Any
 
 from server import formats
 from server.formats import families
-from server.formats.call_form import Arguments, Braces, Elements, JsonObject
+from server.formats.call_form import Arguments, Braces, Elements, JsonArguments
 from server.formats.form import ToolFormat
 from tests.unit.formats.reading import Read, every_character, parser, read
 from tests.unit.formats.recorded import PARAMETERS, RECORDED, Recorded, tool
@@ -131,7 +131,7 @@ def _typed_by_schema(recorded: Recorded) -> bool:
 
 def _enforced(arguments: Arguments) -> str:
     match arguments:
-        case JsonObject():
+        case JsonArguments():
             return "any"
         case Braces() | Elements():
             return "nested"

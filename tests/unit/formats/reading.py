@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.formats.parsing.reasoning import OutputParser
 from server.templates.template import ChatTemplate
 from tests.unit.formats.recorded import TOOLS
@@ -24,7 +24,7 @@ class Read:
         """Add pieces; checks their order."""
         for piece in pieces:
             match piece:
-                case Content(text):
+                case ContentText(text):
                     assert text
                     self.content += text
                 case Reasoning(text):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.formats.parsing.pieces import Content, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import ContentText, Reasoning, ToolCallArguments, ToolCallBegin
 from server.templates.template import ChatTemplate
 from tests.unit.formats.reading import output_parser
 
@@ -41,7 +41,7 @@ def parse(
         elif isinstance(piece, ToolCallArguments):
             calls[piece.index][1] += piece.text
     return {
-        "content": "".join(p.text for p in pieces if isinstance(p, Content)),
+        "content": "".join(p.text for p in pieces if isinstance(p, ContentText)),
         "reasoning": "".join(p.text for p in pieces if isinstance(p, Reasoning)),
         "calls": [(name, json.loads(arguments)) for name, arguments in calls],
     }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.formats import BY_NAME, FORMATS, recognised
-from server.formats.call_form import JsonObject, Markup, Parameters, parts
+from server.formats.call_form import JsonArguments, Markup, Parameters, parts
 from server.formats.form import ToolFormat
 from server.templates.built_in import format_of, names
 from server.templates.template import ChatTemplate
@@ -167,7 +167,7 @@ SAME = {"ernie": "hermes", "functionary-v3.2": "glm4", "granite3": "phi4-mini", 
 """Those that write calls as another does; what else the models write shows in the template's source."""
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS if isinstance(form.forced.arguments, JsonObject)])
+@pytest.mark.parametrize("form", [form for form in FORMATS if isinstance(form.forced.arguments, JsonArguments)])
 def test_a_call_in_a_formats_own_shape_is_recognised_as_that_format(form: ToolFormat) -> None:
     found = speaker(rendering(form)).speech()
     assert found.form.name == SAME.get(form.name, form.name)

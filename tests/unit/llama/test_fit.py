@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import ModelFailed
-from server.llama.fit.choose import Choice, Room, Shape, choose, holds
+from server.llama.fit.choose import DeviceRoom, Fitted, ModelShape, choose, holds
 from server.pool.footprint import HOST, Bytes, Footprint, totals
 from server.pool.spec import ALL_LAYERS, LoadParams, TensorOverride
 
 GIB = 1 << 30
 N_LAYER, N_CTX_TRAIN = 8, 131072
-DENSE = Shape(N_CTX_TRAIN, N_LAYER, has_experts=False)
+DENSE = ModelShape(N_CTX_TRAIN, N_LAYER, has_experts=False)
 EXPERTS = replace(DENSE, has_experts=True)
 PER_CELL = GIB // 8192  # 16 GiB for the whole context
 SEPARATE = LoadParams(n_parallel=4, kv_unified=False)
@@ -45,13 +45,13 @@ class Machine:
         return found
 
 
-def room(**free: float) -> Room:
+def room(**free: float) -> DeviceRoom:
     """GiB; one of them should stay free."""
     tight = {name: int(gib * GIB) for name, gib in free.items()}
-    return Room({name: n_bytes - GIB for name, n_bytes in tight.items()}, tight)
+    return DeviceRoom({name: n_bytes - GIB for name, n_bytes in tight.items()}, tight)
 
 
-def chosen(machine: Machine, shape: Shape, native: LoadParams | None = None, **free: float) -> Choice:
+def chosen(machine: Machine, shape: ModelShape, native: LoadParams | None = None, **free: float) -> Fitted:
     return choose("model", native or LoadParams(), shape, room(**free), machine)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpcore2
 import pytest
 
-from server.media.fetch import Fetcher, FetchLimits, Sites, is_outer
+from server.media.fetch import FetchLimits, MediaFetcher, Sites, is_outer
 from server.media.header import Unreadable
 
 OUTER = "93.184.215.14"
@@ -67,7 +67,7 @@ async def test_what_is_no_address_is_not_asked(url: str) -> None:
 async def test_this_machine_is_not_asked_however_it_is_written(host: str) -> None:
     async with site(ok(b"secret")) as port:
         with pytest.raises(Unreadable, match=r"not of the open internet|not known"):
-            await Fetcher(ANYWHERE).fetch(f"http://{host}:{port}/")
+            await MediaFetcher(ANYWHERE).fetch(f"http://{host}:{port}/")
 
 
 async def test_a_name_with_one_inner_address_is_not_asked() -> None:
@@ -80,7 +80,7 @@ async def test_a_name_with_one_inner_address_is_not_asked() -> None:
 
 async def test_an_address_that_is_named_as_one_is_asked_whatever_it_is() -> None:
     async with site(ok(b"picture")) as port:
-        assert await Fetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/") == b"picture"
+        assert await MediaFetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/") == b"picture"
 
 
 async def test_what_was_resolved_is_what_is_connected_to() -> None:
@@ -91,7 +91,7 @@ async def test_what_was_resolved_is_what_is_connected_to() -> None:
         return [OUTER] if len(resolved) == 1 else ["127.0.0.1"]  # a name that leads elsewhere the next time
 
     backend = Recording(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\npicture")
-    found = await Fetcher(ANYWHERE, resolve=resolve, backend=backend).fetch("http://example.com:8080/a b?c=ä")
+    found = await MediaFetcher(ANYWHERE, resolve=resolve, backend=backend).fetch("http://example.com:8080/a b?c=ä")
     assert found == b"picture"
     assert resolved == ["example.com"]
     assert backend.connected == [(OUTER, 8080)]
@@ -100,34 +100,34 @@ async def test_what_was_resolved_is_what_is_connected_to() -> None:
 
 async def test_tls_is_asked_for_the_name_and_not_for_the_address() -> None:
     backend = Recording(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
-    await Fetcher(ANYWHERE, resolve=leading_to([OUTER]), backend=backend).fetch("https://example.com/")
+    await MediaFetcher(ANYWHERE, resolve=leading_to([OUTER]), backend=backend).fetch("https://example.com/")
     assert backend.connected == [(OUTER, 443)]
     assert backend.tls_names == ["example.com"]
 
 
 async def test_a_redirect_is_followed_and_checked_like_the_first_address() -> None:
     async with site(ok(b"picture")) as inner, site(moved(f"http://127.0.0.1:{inner}/")) as outer:
-        trusted = Fetcher(Sites(hosts=("127.0.0.1",)))
+        trusted = MediaFetcher(Sites(hosts=("127.0.0.1",)))
         assert await trusted.fetch(f"http://127.0.0.1:{outer}/") == b"picture"
     async with site(moved("http://127.0.0.2/")) as port:
         with pytest.raises(Unreadable, match=r"'127\.0\.0\.2' are not fetched"):
-            await Fetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
+            await MediaFetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
     async with site(moved("file:///etc/passwd")) as port:
         with pytest.raises(Unreadable, match="no http or https address"):
-            await Fetcher(Sites(hosts=("127.0.0.1",), folder=Path("/etc"))).fetch(f"http://127.0.0.1:{port}/")
+            await MediaFetcher(Sites(hosts=("127.0.0.1",), folder=Path("/etc"))).fetch(f"http://127.0.0.1:{port}/")
 
 
 @pytest.mark.parametrize("nowhere", ["http://[", "//[::1", "http://a]/", "http://a:b:c/"])
 async def test_a_redirect_to_what_is_no_address(nowhere: str) -> None:
     async with site(moved(nowhere)) as port:
         with pytest.raises(Unreadable, match="no address"):
-            await Fetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
+            await MediaFetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
 
 
 async def test_redirects_end() -> None:
     async with site(moved("/again")) as port:
         with pytest.raises(Unreadable, match="more than 3 redirects"):
-            await Fetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
+            await MediaFetcher(Sites(hosts=("127.0.0.1",))).fetch(f"http://127.0.0.1:{port}/")
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ async def test_what_a_site_answers_is_read_within_bounds(reply: bytes, said: str
     limits = FetchLimits(file_bytes=100)
     async with site(lambda _: reply) as port:
         with pytest.raises(Unreadable, match=said):
-            await Fetcher(Sites(hosts=("127.0.0.1",)), limits).fetch(f"http://127.0.0.1:{port}/")
+            await MediaFetcher(Sites(hosts=("127.0.0.1",)), limits).fetch(f"http://127.0.0.1:{port}/")
 
 
 async def test_a_site_that_says_nothing_is_waited_for_so_long_and_no_longer() -> None:
     async with site(None) as port:
         with pytest.raises(Unreadable, match=r"took more than 0\.2 s"):
-            await Fetcher(Sites(hosts=("127.0.0.1",)), FetchLimits(seconds=0.2)).fetch(f"http://127.0.0.1:{port}/")
+            await MediaFetcher(Sites(hosts=("127.0.0.1",)), FetchLimits(seconds=0.2)).fetch(f"http://127.0.0.1:{port}/")
 
 
 async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
     (folder / "link").symlink_to(tmp_path / "secret")
     (folder / "inside").symlink_to(folder / "sub" / "a b.png")
     (folder / "circle").symlink_to("circle")
-    inside = Fetcher(Sites(folder=folder), FetchLimits(file_bytes=7))
+    inside = MediaFetcher(Sites(folder=folder), FetchLimits(file_bytes=7))
     for good in ("file://sub/a b.png", "file:///sub//a b.png", "file://inside"):
         assert await inside.fetch(good) == b"picture"
     for url, said in {
@@ -181,9 +181,9 @@ async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
         with pytest.raises(Unreadable, match=said):
             await inside.fetch(url)
     with pytest.raises(Unreadable, match="more than 6 bytes"):
-        await Fetcher(Sites(folder=folder), FetchLimits(file_bytes=6)).fetch("file://inside")
+        await MediaFetcher(Sites(folder=folder), FetchLimits(file_bytes=6)).fetch("file://inside")
     with pytest.raises(Unreadable, match="unless --media-path"):
-        await Fetcher(ANYWHERE).fetch("file://inside")
+        await MediaFetcher(ANYWHERE).fetch("file://inside")
 
 
 Replies = Callable[[bytes], bytes]
@@ -224,8 +224,8 @@ def leading_to(addresses: Sequence[str]) -> Callable[[str, int], "asyncio.Future
     return resolve  # type: ignore[return-value]
 
 
-def fetcher(sites: Sites, addresses: Sequence[str] = (OUTER,)) -> Fetcher:
-    return Fetcher(sites, resolve=leading_to(addresses), backend=Recording(b""))
+def fetcher(sites: Sites, addresses: Sequence[str] = (OUTER,)) -> MediaFetcher:
+    return MediaFetcher(sites, resolve=leading_to(addresses), backend=Recording(b""))
 
 
 class Recording(httpcore2.AsyncNetworkBackend):

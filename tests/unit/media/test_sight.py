@@ -12,7 +12,7 @@ import pytest
 from server.errors import InvalidRequest, MediaFull
 from server.media.bitmap import Bitmap, bitmaps_of
 from server.media.decode import Decoder
-from server.media.fetch import Fetcher, Sites
+from server.media.fetch import MediaFetcher, Sites
 from server.media.header import Unreadable
 from server.media.sight import MAX_FILES, MAX_LINKS, Sight, inline
 from server.media.source import Link, Source
@@ -60,7 +60,7 @@ async def decoder() -> Counting:
 
 @pytest.fixture
 async def sight(decoder: Counting) -> AsyncIterator[Sight]:
-    made = Sight(decoder, Fetcher(Sites()))
+    made = Sight(decoder, MediaFetcher(Sites()))
     yield made
     decoder.gate.set()
     made.close()
@@ -152,7 +152,7 @@ def test_what_is_no_file_says_so_in_llama_servers_words(url: str, said: str) -> 
 
 async def test_a_real_decoder_is_warm_before_it_is_asked() -> None:
     decoder = Decoder("server.llama.pictures:answerer")
-    sight = Sight(decoder, Fetcher(Sites()))
+    sight = Sight(decoder, MediaFetcher(Sites()))
     sight.warm()
     seen = await sight.see([Shown(media_file("tiny.png"), "a"), Shown(png(3, 2), "b")], READER)
     assert sorted((bitmap.width, bitmap.height) for found in seen.values() for bitmap in bitmaps_of(found)) == [

@@ -7,7 +7,7 @@ import pytest
 
 from server.errors import InvalidRequest, NotFound
 from server.options.table.page import TOOLS
-from server.page.tools.catalogue import ALL, EVERY, SHELL, Tools
+from server.page.tools.catalogue import ALL, EVERY, SHELL, PageTools
 from server.page.tools.work import WORK, answer
 
 
@@ -34,19 +34,19 @@ def test_every_tool_has_work_and_an_option() -> None:
 
 
 def test_only_those_asked_for_are_on_and_their_parameters_are_checked() -> None:
-    tools = Tools(["read_file"])
+    tools = PageTools(["read_file"])
     assert [one["tool"] for one in tools.shown()] == ["read_file"]
     assert tools.asked("read_file", {"path": "a"}, stream=False).name == "read_file"
     with pytest.raises(NotFound):
         tools.asked("write_file", {"path": "a", "content": ""}, stream=False)
     with pytest.raises(NotFound):
-        Tools(["all"]).asked("read_file", {"path": "a"}, stream=True)
+        PageTools(["all"]).asked("read_file", {"path": "a"}, stream=True)
     for wrong in ({}, {"path": 1}, {"path": "a", "start_line": True}):
         with pytest.raises(InvalidRequest):
             tools.asked("read_file", wrong, stream=False)
     with pytest.raises(InvalidRequest):
-        Tools(["all"]).asked("edit_file", {"path": "a", "edits": [{"old_text": "a"}]}, stream=False)
-    assert not Tools()
+        PageTools(["all"]).asked("edit_file", {"path": "a", "edits": [{"old_text": "a"}]}, stream=False)
+    assert not PageTools()
 
 
 def test_lines_are_read_with_numbers(folder: Path) -> None:

@@ -24,7 +24,7 @@ from server.engine.request import (
     Timings,
     TokenLogprob,
 )
-from server.formats.parsing.pieces import Content, Piece
+from server.formats.parsing.pieces import ContentText, Piece
 from server.formats.parsing.reasoning import begun_thoughts
 from server.pool.protocols import MediaReader
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
@@ -179,7 +179,7 @@ class Scripted:
 
     def feed(self, text: str) -> list[Piece]:
         self.held = self.held or text == "hold"
-        return self.SCRIPT.get(text, [Content(text)])
+        return self.SCRIPT.get(text, [ContentText(text)])
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        return [Content("held")] if self.held else []
+        return [ContentText("held")] if self.held else []

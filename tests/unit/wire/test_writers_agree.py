@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from server.conversation.assembler import Assembler
 from server.engine.request import Event
-from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.chat.write import ChatReply, ChatStream
 from server.wire.messages.write import MessageReply, MessageStream
-from server.wire.ollama.write import Ending, OllamaReply, OllamaStream, Reply
+from server.wire.ollama.write import LastLine, OllamaReply, OllamaStream, Reply
 from server.wire.responses.items import OutputItems
 from server.wire.responses.tools import ClientTools
 from server.wire.responses.write import ResponseFrame, ResponseReply, ResponseStream
@@ -38,7 +38,7 @@ def turns(draw: st.DrawFn) -> list[list[Piece]]:
             pieces += [ToolCallArguments(n_calls, part) for part in (written[:cut], written[cut:]) if part]
             n_calls += 1
         else:
-            pieces.append((Content if kind == "text" else Reasoning)(draw(WORDS)))
+            pieces.append((ContentText if kind == "text" else Reasoning)(draw(WORDS)))
     found: list[list[Piece]] = [[]]
     for piece in pieces:
         if draw(st.booleans()):
@@ -145,7 +145,7 @@ def fed(writer: Any, events: list[Event]) -> list[bytes]:
 @given(turns())
 def test_every_format_says_the_same(pieces: list[list[Piece]]) -> None:
     events: list[Event] = [started(), *(text("x") for _ in pieces[:-1]), finished()]
-    words, frame, ending = Reply("demo", chat=True), ResponseFrame({"id": "r"}), Ending(0.0, 0.0)
+    words, frame, ending = Reply("demo", chat=True), ResponseFrame({"id": "r"}), LastLine(0.0, 0.0)
 
     def script() -> Script:
         return Script(pieces)
@@ -156,7 +156,7 @@ def test_every_format_says_the_same(pieces: list[list[Piece]]) -> None:
     chat, streamed = ChatReply(HEADER, script), ChatStream(HEADER, script, include_usage=False)
     fed(chat, events)
     wanted = of_chat(chat.body()["choices"][0]["message"])
-    assert wanted[0] == "".join(piece.text for turn in pieces for piece in turn if isinstance(piece, Content))
+    assert wanted[0] == "".join(piece.text for turn in pieces for piece in turn if isinstance(piece, ContentText))
     assert chat_stream([*fed(streamed, events), *streamed.finish()]) == wanted
 
     message = MessageReply(HEADER, script)

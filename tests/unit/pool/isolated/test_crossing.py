@@ -30,7 +30,7 @@ from server.engine.request import (
 )
 from server.errors import ContextExceeded, InvalidRequest, LlamapoolError, QueueFull, TooLate
 from server.pool.isolated import answers, crossing
-from server.pool.isolated.channel import Channel, Kind, frame
+from server.pool.isolated.channel import Channel, FrameKind, frame
 
 VOCAB, COMPILER = FakeVocab(), GrammarCompiler(FakeVocab())
 SCORED = TokenLogprob(5, b"\xff", float("-inf"), (TokenLogprob(6, b"", -1.0, ends=True),), ends=True)
@@ -153,9 +153,9 @@ def test_a_switch_is_one_number_on_both_sides() -> None:
 
 
 def test_long_messages_come_whole_and_in_any_pieces() -> None:
-    heard: list[tuple[Kind, bytes]] = []
+    heard: list[tuple[FrameKind, bytes]] = []
     channel = Channel(lambda kind, body: heard.append((kind, body)), lambda: None)
-    raw = frame(Kind.EVENTS, b"abc") + frame(Kind.MESSAGE, b"") + frame(Kind.MESSAGE, b"x" * 1000)
+    raw = frame(FrameKind.EVENTS, b"abc") + frame(FrameKind.MESSAGE, b"") + frame(FrameKind.MESSAGE, b"x" * 1000)
     for at in range(0, len(raw), 7):
         channel.data_received(raw[at : at + 7])
-    assert heard == [(Kind.EVENTS, b"abc"), (Kind.MESSAGE, b""), (Kind.MESSAGE, b"x" * 1000)]
+    assert heard == [(FrameKind.EVENTS, b"abc"), (FrameKind.MESSAGE, b""), (FrameKind.MESSAGE, b"x" * 1000)]

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.conversation.form import Call, Message, Text, Tool, refuse_unseen, template_messages
+from server.conversation.form import Call, Message, TextPart, Tool, refuse_unseen, template_messages
 from server.errors import InvalidRequest
 from server.wire.chat.functions import with_tools
 from server.wire.chat.messages import read_messages
@@ -157,7 +157,7 @@ def test_what_no_model_can_be_shown_is_skipped_and_told() -> None:
     calls = [{"type": None, **{key: CALL[key] for key in ("id", "function")}}, {"type": "web_search", "id": "c2"}]
     given = [user([{"type": "odd"}, {"type": "text", "text": "a"}]), {"role": "assistant", "tool_calls": calls}]
     assert read_messages([*given, {"role": "assistant"}], warnings) == [
-        Message("user", (Text("a"),)),
+        Message("user", (TextPart("a"),)),
         Message("assistant", calls=(Call("f", "{}", "c1"),)),
         Message("assistant"),
     ]

@@ -2,7 +2,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from server.engine.request import Event, FinishReason, Progress
-from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.chat.write import ChatReply, ChatStream, ChatWords
 from tests.unit.wire.builders import HEADER, Scripted, chunks, finished, logprob, started, text
 
@@ -11,7 +11,7 @@ KEYS = ["choices", "created", "id", "model", "system_fingerprint", "object"]
 
 SCRIPT: dict[str, list[Piece]] = {
     "think": [Reasoning("hmm")],
-    "both": [Reasoning("so"), Content("then")],
+    "both": [Reasoning("so"), ContentText("then")],
     "call": [ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, '{"a"')],
     "args": [ToolCallArguments(0, ":1}")],
     "patch": [ToolCallBegin(1, "c2", "patch"), ToolCallArguments(1, '{"input": "a')],

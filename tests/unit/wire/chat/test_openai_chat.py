@@ -6,7 +6,7 @@ from harness.fakes import BOS, IM_START
 from server.conversation.prepare import prompt_of
 from server.errors import InvalidRequest
 from server.pool.spec import ChatParams
-from server.wire.chat.read import Chat, apply_template, chat_generation, read_chat
+from server.wire.chat.read import ChatAsked, apply_template, chat_generation, read_chat
 from tests.unit.wire.builders import chunks, finished, make_model, started, text
 
 SHOWS_EVERYTHING = (
@@ -20,7 +20,7 @@ CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "argume
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 
-def chat(messages: object = HI, **fields: object) -> Chat:
+def chat(messages: object = HI, **fields: object) -> ChatAsked:
     return read_chat({"messages": messages, **fields})
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from server.engine.request import Event, FinishReason
 from server.formats.arguments import object_text
-from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.common import Header
 from server.wire.messages.messages import read_conversation
 from server.wire.messages.tools import LaterTools
@@ -95,19 +95,19 @@ CALL = {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}
 THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": ""}
 SAYS: list[tuple[list[list[Piece]], list[dict[str, Any]]]] = [
     ([[]], []),
-    ([[Content("He")], [Content("llo")]], [{"type": "text", "text": "Hello"}]),
-    ([[Reasoning("H"), Reasoning("m.")], [Content("Yes.")]], [THOUGHT, {"type": "text", "text": "Yes."}]),
+    ([[ContentText("He")], [ContentText("llo")]], [{"type": "text", "text": "Hello"}]),
+    ([[Reasoning("H"), Reasoning("m.")], [ContentText("Yes.")]], [THOUGHT, {"type": "text", "text": "Yes."}]),
     ([[*CALLS]], [CALL]),
-    ([[Content("Let me see.")], [*CALLS]], [{"type": "text", "text": "Let me see."}, CALL]),
+    ([[ContentText("Let me see.")], [*CALLS]], [{"type": "text", "text": "Let me see."}, CALL]),
     ([[Reasoning("Hm."), *CALLS]], [THOUGHT, CALL]),
     ([[ToolCallBegin(0, "c1", "f")]], [{**CALL, "input": {}}]),
     (
         [[*CALLS], [ToolCallBegin(1, "c2", "g"), ToolCallArguments(1, "{}")]],
         [CALL, {"type": "tool_use", "id": "c2", "name": "g", "input": {}}],
     ),
-    ([[*CALLS, Content("So.")]], [CALL, {"type": "text", "text": "So."}]),
+    ([[*CALLS, ContentText("So.")]], [CALL, {"type": "text", "text": "So."}]),
     (
-        [[Content("a"), Reasoning("Hm."), Content("b")]],
+        [[ContentText("a"), Reasoning("Hm."), ContentText("b")]],
         [{"type": "text", "text": "a"}, THOUGHT, {"type": "text", "text": "b"}],
     ),
 ]
@@ -116,8 +116,11 @@ SAYS: list[tuple[list[list[Piece]], list[dict[str, Any]]]] = [
 @pytest.mark.parametrize(
     ("pieces", "details"),
     [
-        ([[Reasoning("H")], [Reasoning("m.")], [Content("Yes.")]], {"output_tokens_details": {"thinking_tokens": 2}}),
-        ([[Content("Yes.")]], {}),
+        (
+            [[Reasoning("H")], [Reasoning("m.")], [ContentText("Yes.")]],
+            {"output_tokens_details": {"thinking_tokens": 2}},
+        ),
+        ([[ContentText("Yes.")]], {}),
     ],
 )
 def test_tokens_of_thoughts_are_told_apart_where_there_are_some(
@@ -150,7 +153,9 @@ def test_a_message_has_its_blocks_in_the_order_in_which_they_were_written(
 
 @pytest.mark.parametrize("show", [True, False])
 @pytest.mark.parametrize("arguments", ['{"a": 1}', '{"a": "b', "", '{"a" 1}', "[1", "null"])
-@pytest.mark.parametrize("before", [[], [Content("So.")], [Reasoning("Hm.")], [Reasoning("Hm."), Content("So.")]])
+@pytest.mark.parametrize(
+    "before", [[], [ContentText("So.")], [Reasoning("Hm.")], [Reasoning("Hm."), ContentText("So.")]]
+)
 def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments: str, show: bool) -> None:
     pieces = [*before, ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, arguments)]
     content = whole(lambda: Script(pieces), run(FinishReason.LIMIT), show_thoughts=show)["content"]
@@ -158,7 +163,7 @@ def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments
     [message] = read_conversation(None, [{"role": "assistant", "content": content}], warnings, LaterTools({}, warnings))
     assert warnings == []
     assert message.thoughts == "".join(piece.text for piece in before if isinstance(piece, Reasoning) and show)
-    said = "".join(piece.text for piece in before if isinstance(piece, Content))
+    said = "".join(piece.text for piece in before if isinstance(piece, ContentText))
     assert message.text.startswith(said)
     assert message.calls or message.text.endswith(arguments)  # what is no call stands in the text
 
@@ -166,11 +171,11 @@ def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments
 @pytest.mark.parametrize(
     ("reason", "word", "pieces", "expected"),
     [
-        (FinishReason.EOS, "", [Content("a")], ("end_turn", None)),
+        (FinishReason.EOS, "", [ContentText("a")], ("end_turn", None)),
         (FinishReason.EOS, "", CALLS, ("tool_use", None)),
-        (FinishReason.LIMIT, "", [Content("a")], ("max_tokens", None)),
+        (FinishReason.LIMIT, "", [ContentText("a")], ("max_tokens", None)),
         (FinishReason.LIMIT, "", CALLS, ("max_tokens", None)),
-        (FinishReason.STOP, "END", [Content("a")], ("stop_sequence", "END")),
+        (FinishReason.STOP, "END", [ContentText("a")], ("stop_sequence", "END")),
         (FinishReason.STOP, "END", CALLS, ("stop_sequence", "END")),
     ],
 )
@@ -185,13 +190,13 @@ def test_the_reason_of_the_end_is_anthropics(
 
 def test_what_the_parser_held_back_comes_before_the_end() -> None:
     events = run()
-    assert whole(lambda: Script([], [Content("<tool")]), events)["content"] == [{"type": "text", "text": "<tool"}]
-    kinds = [event["type"] for event in streamed(lambda: Script([], [Content("<tool")]), events)]
+    assert whole(lambda: Script([], [ContentText("<tool")]), events)["content"] == [{"type": "text", "text": "<tool"}]
+    kinds = [event["type"] for event in streamed(lambda: Script([], [ContentText("<tool")]), events)]
     assert kinds[1:4] == ["content_block_start", "content_block_delta", "content_block_stop"]
 
 
 def test_a_stream_begins_with_the_prompts_counts_and_ends_with_the_outputs() -> None:
-    first, *_, last, _ = streamed(lambda: Script([Content("a")]), run())
+    first, *_, last, _ = streamed(lambda: Script([ContentText("a")]), run())
     assert first["message"]["usage"] == {**USAGE, "output_tokens": 0}
     assert (first["message"]["stop_reason"], first["message"]["content"]) == (None, [])
     assert last["usage"] == USAGE
@@ -203,7 +208,7 @@ def test_a_stream_that_ends_before_any_text_is_whole_too() -> None:
 
 
 def test_a_thinking_block_ends_with_a_signature() -> None:
-    events = streamed(lambda: Script([Reasoning("Hm."), Content("a")]), run())
+    events = streamed(lambda: Script([Reasoning("Hm."), ContentText("a")]), run())
     assert [event["delta"]["type"] for event in events if event["type"] == "content_block_delta"] == [
         *("thinking_delta", "signature_delta", "text_delta")
     ]
@@ -211,9 +216,11 @@ def test_a_thinking_block_ends_with_a_signature() -> None:
 
 def test_thoughts_that_are_not_to_be_shown_leave_an_empty_block() -> None:
     events = run()
-    message = whole(lambda: Script([Reasoning("Hm."), Content("a")]), events, show_thoughts=False)
+    message = whole(lambda: Script([Reasoning("Hm."), ContentText("a")]), events, show_thoughts=False)
     assert message["content"] == [{**THOUGHT, "thinking": ""}, {"type": "text", "text": "a"}]
-    assert gathered(streamed(lambda: Script([Reasoning("Hm."), Content("a")]), events, show_thoughts=False)) == message
+    assert (
+        gathered(streamed(lambda: Script([Reasoning("Hm."), ContentText("a")]), events, show_thoughts=False)) == message
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.conversation.form import Media, Message, Text, template_messages
+from server.conversation.form import Media, Message, TextPart, template_messages
 from server.errors import InvalidRequest
 from server.media.source import Link
 from server.wire.responses import input as responses_input
@@ -236,9 +236,9 @@ def test_parts_are_texts_media_and_files_that_are_texts() -> None:
     ]
     found = read_input([{"role": "user", "content": parts}], [], NOTHING)
     assert found.messages[0].parts == (
-        Text("a"),
+        TextPart("a"),
         Media("image", at="input.0.content.1.type", source=Link("data:image/png;base64,AA==")),
-        Text("n.txt:\ngrößer"),
+        TextPart("n.txt:\ngrößer"),
         Media("file", "n.pdf", "input.0.content.3.type"),
     )
     assert found.warnings == ["parts of type 'sketch' are left out: no text that a model could read"]

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from server.conversation.assembler import Assembler
 from server.conversation.form import Call, Message
 from server.engine.request import Event, FinishReason, Progress
-from server.formats.parsing.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from server.wire.responses.items import OutputItems
 from server.wire.responses.tools import ClientName, ClientTools
 from server.wire.responses.write import ResponseFrame, ResponseReply, ResponseStream
@@ -35,7 +35,7 @@ SCRIPT: dict[str, list[Piece]] = {
     ],
     "odd": [ToolCallBegin(1, "c2", "patch"), ToolCallArguments(1, '{"other": 1, "input": "b"}')],
     "raw": [ToolCallBegin(2, "c3", "patch"), ToolCallArguments(2, "*** x")],
-    "both": [Reasoning("so"), Content("then")],
+    "both": [Reasoning("so"), ContentText("then")],
     "hold": [],
 }
 CALLED = (started(), text("hi "), text("call"), text("args"), text("\n"), text("second"), finished())

@@ -1,6 +1,6 @@
 from typing import Any
 
-from server.conversation.form import Call, Media, Message, Text
+from server.conversation.form import Call, Media, Message, TextPart
 from server.wire.responses.store import ClientResponses, ResponseStore
 
 
@@ -14,7 +14,7 @@ def client(store: ResponseStore | None = None, owner: bytes = b"me") -> ClientRe
 
 def test_a_response_its_conversation_and_its_items_are_found_again() -> None:
     mine = client()
-    messages = [Message("user", "hi"), Message("user", (Text("a"), Media("image", "b")), calls=(Call("f", "{}"),))]
+    messages = [Message("user", "hi"), Message("user", (TextPart("a"), Media("image", "b")), calls=(Call("f", "{}"),))]
     assert mine.keep(response("r", items=("a", "b")), messages)
     assert mine.reply("r") == response("r", items=("a", "b"))
     assert mine.messages("r") == messages
