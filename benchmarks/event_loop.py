@@ -24,8 +24,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.budget import DEFAULT_MODEL
-from benchmarks.in_process import serving
+from benchmarks.in_process import DEFAULT_MODEL, serving
 
 BEAT_S = 0.001
 N_STREAMS = 8

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import uvicorn
 
@@ -11,6 +12,8 @@ from server.app import create_app
 from server.cli.command_line import _uvicorn_config
 from server.routes.management.health import is_pending
 from server.settings import load_settings
+
+DEFAULT_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo.gguf"
 
 
 class _Server(uvicorn.Server):

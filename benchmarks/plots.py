@@ -18,9 +18,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from benchmarks.goals import GOALS
+from benchmarks.compare.goals import GOALS
+from benchmarks.compare.units import TITLES
 from benchmarks.report import Values, collect
-from benchmarks.units import TITLES
 
 FOLDER = Path(__file__).with_name("plots")
 COLOURS = {"llamapool": "#2a6f97", "peer": "#c9ada7"}

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.goals import GOALS, Goal
-from benchmarks.units import NAMES, TITLES
+from benchmarks.compare.goals import GOALS, Goal
+from benchmarks.compare.units import NAMES, TITLES
 
 README = Path(__file__).with_name("README.md")
 BEGIN = "<!-- results: written by benchmarks.report -->"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import compare
-from benchmarks.goals import GOALS, Goal
+from benchmarks.compare import __main__ as compare
+from benchmarks.compare.goals import GOALS, Goal
+from benchmarks.compare.units import NAMES, TITLES, UNITS, Measured, Unit
 from benchmarks.report import collect, tables
-from benchmarks.units import NAMES, TITLES, UNITS, Measured, Unit
 from server.bench.errors import BadReply
 
 
@@ -22,7 +22,7 @@ ALONE = [name for unit in UNITS for name in unit.names if len(unit.servers) < 2]
 
 
 class Units:
-    """Stands in for `benchmarks.units.measure`; ends the process, or fails, where a test says so."""
+    """Stands in for `benchmarks.compare.units.measure`; ends the process, or fails, where a test says so."""
 
     def __init__(self, *, break_at: int = -1, failing: str = "", others: float = 0.013) -> None:
         self.asked: list[tuple[str, str, int]] = []

@@ -1,11 +1,17 @@
-"""What the tools of all wire formats have in common: the list and the names."""
+"""What the tools of all wire formats have in common: the list, the names, and ``tool_choice``.
 
-from collections.abc import Callable, Mapping
-from typing import Any
+Every format takes the forms of the others, too (OpenAI's of chat and of Responses, Anthropic's, Mistral's word
+``any``), since proxies and libraries mix them. Which tool a name means is found out with the tools (`choose`).
+"""
 
-from server.conversation.form import Tool
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from server.conversation.form import Tool, Tools
 from server.errors import InvalidRequest
 from server.wire.fields import wrong_type
+from server.wire.warnings import NO_TOOL_LEFT, shown
 
 MAX_TOOLS = 1024
 
@@ -45,3 +51,152 @@ def is_strict(given: Mapping[str, Any], path: str) -> bool:
     if not isinstance(given.get("strict"), bool | None):
         raise wrong_type(f"{path}.strict", "a boolean", given["strict"])
     return given.get("strict") is True
+
+
+CallMode = Literal["none", "auto", "required"]
+_MODES: dict[object, CallMode] = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
+_NAMING = ("function", "custom", "tool")
+_FORMS = (
+    'must be "none", "auto", "required", {"type": "function", "function": {"name": ...}}, '
+    '{"type": "allowed_tools", ...}, or Anthropic\'s {"type": "auto" | "any" | "tool" | "none"}'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A tool that the client names, or all of a ``namespace`` where `name` is ""; ``at``: where its name stands."""
+
+    name: str
+    at: str
+    namespace: str = ""
+
+
+Find = Callable[[Named], Collection[str]]
+"""The names at the model of what is meant. Raises `InvalidRequest` where there is no such tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """``one``: the tool that must be called; ``allowed``: those that may, None for all.
+
+    ``parallel``: whether several calls may come, None where that isn't said here.
+    """
+
+    mode: CallMode = "auto"
+    one: Named | None = None
+    allowed: tuple[Named, ...] | None = None
+    parallel: bool | None = None
+
+
+def read_choice(given: object) -> ToolChoice:
+    """Check it as far as that needs no tools. Raises `InvalidRequest`."""
+    if given is None:
+        return ToolChoice()
+    if isinstance(given, str) and given in _MODES:
+        return ToolChoice(_MODES[given])
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"tool_choice: {_FORMS}", "tool_choice")
+    kind = given.get("type")
+    if not isinstance(kind, str):
+        raise InvalidRequest(f"tool_choice.type: {_FORMS}", "tool_choice.type")
+    if kind == "allowed_tools":
+        return _among(given)
+    single = given.get("disable_parallel_tool_use")
+    if not isinstance(single, bool | None):
+        raise wrong_type("tool_choice.disable_parallel_tool_use", "a boolean", single)
+    parallel = False if single else None
+    if kind in _MODES:
+        return ToolChoice(_MODES[kind], parallel=parallel)
+    if kind not in _NAMING:
+        reason = f"no model here can use tools of type {shown(kind)}"
+        raise InvalidRequest(f"tool_choice.type: {reason}", "tool_choice.type")
+    return ToolChoice("required", _named(given, "tool_choice"), parallel=parallel)
+
+
+def choose(
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    parallel: bool | None,
+    warnings: list[str],
+    *,
+    skipped: bool,
+    find: Find | None = None,
+) -> Tools:
+    """The tools that may be called, and whether one must be.
+
+    Where some were `skipped` and none is left, one that must be called is left out, too, with one of the `warnings`.
+    Raises `InvalidRequest` for a tool that is not there.
+    """
+    find = find or by_name(tools)
+    mode, name = choice.mode, ""
+    if choice.one is not None:
+        if not tools and not skipped:
+            raise _none_given()
+        (name,) = find(choice.one)
+    if choice.allowed is not None:
+        names = {name for named in choice.allowed for name in find(named)}
+        tools = [tool for tool in tools if tool.name in names]
+    if mode == "required" and not tools:
+        if not skipped:
+            raise _none_given()
+        warnings.append(NO_TOOL_LEFT)
+        mode = "auto"
+    return Tools(tuple(tools), mode, name, False if choice.parallel is False else parallel)
+
+
+def by_name(tools: Sequence[Tool]) -> Find:
+    """The tool that has that name."""
+    names = {tool.name for tool in tools}
+
+    def find(named: Named) -> Collection[str]:
+        if named.name not in names:
+            raise no_tool(named)
+        return (named.name,)
+
+    return find
+
+
+def no_tool(named: Named) -> InvalidRequest:
+    """That none has that name."""
+    return InvalidRequest(f"{named.at}: no tool is called {shown(named.name)}", named.at)
+
+
+def _none_given() -> InvalidRequest:
+    return InvalidRequest("tool_choice: asks for a tool, but tools is empty", "tool_choice")
+
+
+def _named(given: Mapping[str, Any], path: str) -> Named:
+    """The name in ``{"type": "function", "function": {"name": ...}}``, or a flat one."""
+    kind, inner = given["type"], given
+    if kind in given:
+        path, inner = f"{path}.{kind}", given[kind]
+        if not isinstance(inner, dict):
+            raise wrong_type(path, "an object", inner)
+    name, namespace = inner.get("name"), given.get("namespace")
+    if not isinstance(name, str) or not name:
+        raise wrong_type(f"{path}.name", "the name of a tool", name)
+    return Named(name, f"{path}.name", namespace if isinstance(namespace, str) else "")
+
+
+def _among(given: Mapping[str, Any]) -> ToolChoice:
+    """Those that are listed, in a chat one level deeper; tools of other types can't be called anyway."""
+    path, inner = "tool_choice", given
+    if "allowed_tools" in given:
+        path, inner = f"{path}.allowed_tools", given["allowed_tools"]
+        if not isinstance(inner, dict):
+            raise wrong_type(path, "an object", inner)
+    mode, listed = inner.get("mode", "auto"), inner.get("tools")
+    if mode not in ("auto", "required"):
+        raise InvalidRequest(f'{path}.mode: must be "auto" or "required"', f"{path}.mode")
+    if not isinstance(listed, list):
+        raise wrong_type(f"{path}.tools", "an array", listed)
+    allowed = []
+    for index, entry in enumerate(listed):
+        where = f"{path}.tools.{index}"
+        if not isinstance(entry, dict):
+            raise wrong_type(where, "an object", entry)
+        if entry.get("type") in _NAMING:
+            allowed.append(_named(entry, where))
+        elif entry.get("type") == "namespace" and isinstance(entry.get("name"), str):
+            allowed.append(Named("", f"{where}.name", entry["name"]))
+    return ToolChoice(_MODES[mode], allowed=tuple(allowed))

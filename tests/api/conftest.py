@@ -25,8 +25,7 @@ from server.app import create_app
 from server.pool.pool import Pool
 from server.routes.management.health import is_pending
 from server.settings import ModelSettings, Origin, ServerSettings, Settings
-from server.transport.http_protocol import BoundedHttpProtocol
-from server.transport.socket_protocol import PatientSocketProtocol
+from server.transport.protocols import BoundedHttpProtocol, PatientSocketProtocol
 
 TIMEOUT_S = 100.0
 MODELS: Mapping[str, Any] = {"demo": {"path": "demo.gguf", "aliases": ["gpt-4o-mini"], "load": "startup"}}

@@ -4,11 +4,11 @@ Every grammar comes from a client: whatever is wrong with it, or too much in it,
 
 ==============================================  ==================================================================
 ``compiler``, ``matcher``                       a grammar to a constraint, one compiler per model; what the engine steps
-``tokens``, ``masks``, ``cache``                the vocabulary for llguidance; masks of several sequences; made once
+``tokens``                                      the vocabulary for llguidance
 ``limits``, ``panics``                          how much a grammar may ask for; the Rust library's panics as our errors
 ``json_schema``, ``schema/``                    a client's schema: is it one, how llguidance is asked for it
 ``unique_items``, ``unique_cursor``, ``..._places``  ``uniqueItems``, which no grammar can say
-``gbnf``, ``gbnf_tree``, ``gbnf_lark``          GBNF to a tree, and that to Lark
+``gbnf``, ``gbnf_lark``                         GBNF to a tree, and that to Lark
 ``lark``, ``lark_tree``, ``text_grammar``       a client's Lark or regex as rules of a larger grammar
 ``json_escapes``                                a regex of texts as one of what stands in a JSON string
 ``triggered``, ``markers``                      free text in which markers begin what a grammar describes

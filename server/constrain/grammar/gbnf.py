@@ -1,13 +1,68 @@
 """GBNF text to a syntax tree (llama.cpp grammars/README.md and src/llama-grammar.cpp, `llama_grammar_parser`).
 
-Errors name the line and the construct. Rule references are checked here too.
+A string literal is its characters, one after the other. Errors name the line and the construct. Rule references are
+checked here too.
 """
 
+from dataclasses import dataclass, field
 from typing import NoReturn
 
-from server.constrain.grammar.gbnf_tree import MAX_CODE_POINT, Chars, Gbnf, Group, Repeat, RuleRef, Term, TokenRef
 from server.constrain.grammar.limits import MAX_GBNF_ITEMS, MAX_REPETITIONS, MAX_TEXT_CHARS
 from server.errors import InvalidRequest
+
+MAX_CODE_POINT = 0x10FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character: in (or, negated, outside) inclusive ranges of code points."""
+
+    ranges: tuple[tuple[int, int], ...]
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRef:
+    """One token by its id or by its whole text; negated: any other token."""
+
+    what: int | str
+    negated: bool
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class RuleRef:
+    """Another rule."""
+
+    name: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`item` at least `low` and at most `high` times; None = without end."""
+
+    item: "Term"
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Alternatives, each a sequence."""
+
+    options: tuple[tuple["Term", ...], ...]
+
+
+Term = Chars | TokenRef | RuleRef | Repeat | Group
+
+
+@dataclass(slots=True)
+class Gbnf:
+    """Rules by name, in the order of the text; `root` is the start."""
+
+    rules: dict[str, Group] = field(default_factory=dict)
+
 
 _MAX_GROUP_DEPTH = 100
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}

@@ -9,7 +9,7 @@ grammars, as llama-server's own), paid only where the model's first choice is re
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
-from server.constrain.grammar.gbnf_tree import MAX_CODE_POINT, Chars, Gbnf, Group, Repeat, RuleRef, Term, TokenRef
+from server.constrain.grammar.gbnf import MAX_CODE_POINT, Chars, Gbnf, Group, Repeat, RuleRef, Term, TokenRef
 from server.constrain.grammar.limits import MAX_RULE_CHAIN, Node, check_chain
 from server.errors import InvalidRequest
 

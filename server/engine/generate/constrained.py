@@ -14,7 +14,7 @@ from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Phase, Sequence
 
 if TYPE_CHECKING:  # llguidance takes its time to import
-    from server.constrain.grammar.masks import Masks
+    from server.constrain.grammar.matcher import Masks
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class Constrained:
 
     def _all_masks(self) -> "Masks":
         if self._masks is None:
-            from server.constrain.grammar.masks import Masks
+            from server.constrain.grammar.matcher import Masks
 
             self._masks = Masks()
         return self._masks

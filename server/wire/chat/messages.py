@@ -10,7 +10,7 @@ from typing import Any
 
 from server.conversation.form import Call, Content, Media, MediaKind, Message, Part, TextPart
 from server.errors import InvalidRequest
-from server.wire.custom_input import input_arguments
+from server.wire.custom_tools import input_arguments
 from server.wire.fields import MAX_MESSAGES, json_text, wrong_type
 from server.wire.media import file_of, link
 from server.wire.warnings import left_out, shown

@@ -7,8 +7,7 @@ from typing import Any
 from server.conversation.form import NO_PARAMETERS, Tool, Tools
 from server.wire.custom_tools import custom_tool
 from server.wire.fields import wrong_type
-from server.wire.tool_choice import choose, read_choice
-from server.wire.tools import is_strict, name_and_description, tool_list
+from server.wire.tools import choose, is_strict, name_and_description, read_choice, tool_list
 from server.wire.warnings import left_out
 
 

@@ -16,7 +16,7 @@ from server.conversation.assembler import Assembler, Delta, Item, Kind, NewParse
 from server.engine.request import Event, Finished, Progress, Started, Text, TokenLogprob
 from server.wire import common as wire
 from server.wire.common import Header, Json
-from server.wire.custom_input import CustomInput, custom_input
+from server.wire.custom_tools import CustomInput, custom_input
 
 _FIRST = b'"role":"assistant","content":""'
 _EMPTY = b'"content":""'
@@ -26,7 +26,7 @@ _EMPTY = b'"content":""'
 class ChatWords:
     """How a reply is told. ``old``: calls are `functions` of 2023; ``after_sampling``: what probabilities are.
 
-    ``custom``: the tools whose calls have one text (`custom_input`).
+    ``custom``: the tools whose calls have one text (`custom_tools`).
     """
 
     old: bool = False

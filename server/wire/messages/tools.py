@@ -11,8 +11,7 @@ from typing import Any
 from server.conversation.form import NO_PARAMETERS, Tool, Tools
 from server.errors import InvalidRequest
 from server.wire.fields import json_text, wrong_type
-from server.wire.tool_choice import ToolChoice, choose, read_choice
-from server.wire.tools import is_strict, name_and_description, tool_list
+from server.wire.tools import ToolChoice, choose, is_strict, name_and_description, read_choice, tool_list
 from server.wire.warnings import left_out, shown
 
 _SEARCH = "tool_search_tool"

@@ -30,9 +30,9 @@ from server.wire.completions.prompt import (
     tokenize_mixed,
     with_images,
 )
+from server.wire.constraints import conflict, guide
 from server.wire.fields import field_error, parse
 from server.wire.generation import Generation, check_alternatives, engine_request, refuse_thinking
-from server.wire.guided import conflict, guide
 from server.wire.native.body import NativeBody
 from server.wire.native.settings import whole_settings
 from server.wire.native.write import Finals, NativeReply, NativeStream

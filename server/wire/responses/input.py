@@ -17,7 +17,7 @@ import orjson
 
 from server.conversation.form import Call, Media, MediaKind, Message, Part, TextPart, text_content
 from server.errors import InvalidRequest
-from server.wire.custom_input import input_arguments
+from server.wire.custom_tools import input_arguments
 from server.wire.fields import MAX_MESSAGES, json_text, wrong_type
 from server.wire.media import file_of, link
 from server.wire.responses.store import ClientResponses

@@ -9,7 +9,7 @@ from server.conversation.form import Call, Message
 from server.engine.request import Finished, FinishReason, Text
 from server.wire import common as wire
 from server.wire.common import Json, random_id
-from server.wire.custom_input import CustomInput
+from server.wire.custom_tools import CustomInput
 from server.wire.responses.tools import ClientName, ClientTools
 
 ItemType = Literal["message", "reasoning", "function_call", "custom_tool_call"]

@@ -15,8 +15,7 @@ from server.errors import InvalidRequest
 from server.wire.common import Json
 from server.wire.custom_tools import custom_tool
 from server.wire.fields import wrong_type
-from server.wire.tool_choice import Named, choose, no_tool, read_choice
-from server.wire.tools import MAX_TOOLS, is_strict, name_and_description
+from server.wire.tools import MAX_TOOLS, Named, choose, is_strict, name_and_description, no_tool, read_choice
 from server.wire.warnings import left_out
 
 NO_NAMESPACE = "functions"

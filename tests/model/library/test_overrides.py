@@ -11,7 +11,7 @@ from harness.ggufs import EXPERTS, SLIDING_WINDOW, gguf_file
 from server.errors import ModelFailed
 from server.llama.files.gguf_header import GgufHeader
 from server.llama.files.model_file import check_files
-from server.llama.weights.tensor_placement import override_array, overrides
+from server.llama.weights.params import override_array, overrides
 from server.options.table.overrides import metadata_override, tensor_override
 from server.pool.spec import LoadParams, MetadataOverride, TensorOverride
 from tests.model.native_fixtures import generate, load, open_runner, prompt_tokens
@@ -122,7 +122,7 @@ def test_what_the_library_cannot_place_is_refused_and_the_process_lives(
 
 def test_rows_are_looked_up_on_the_processor_only(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from server.llama.devices import Device, buffer_types
-    from server.llama.weights import tensor_placement as placement
+    from server.llama.weights import params as placement
 
     gpu = Device("CUDA0", 1, 1)
     here = buffer_types()

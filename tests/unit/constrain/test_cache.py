@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from server.constrain.grammar.cache import NewestValues
+from server.constrain.grammar.compiler import NewestValues
 from server.errors import InvalidRequest
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.constrain.grammar.masks import Masks
+from server.constrain.grammar.matcher import Masks
 from server.errors import InvalidRequest
 from tests.unit.constrain.builders import WORDS
 

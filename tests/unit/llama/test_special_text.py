@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.llama.special_text import MIN_PIECE_BYTES, SpecialTexts
+from server.llama.vocab import MIN_PIECE_BYTES, SpecialTexts
 
 FILL = b"x" * MIN_PIECE_BYTES
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from harness.fakes import FakeRunner
-from server.constrain.grammar.masks import Masks
-from server.constrain.grammar.matcher import MatcherConstraint
+from server.constrain.grammar.matcher import Masks, MatcherConstraint
 from server.engine.request import Request, SamplingParams
 from server.errors import InvalidRequest
 from tests.unit.constrain.builders import BYTES

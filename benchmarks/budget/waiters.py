@@ -9,7 +9,7 @@ import asyncio
 import random
 from dataclasses import dataclass
 
-from benchmarks.budget_parts import TOKEN_PARTS, Threads
+from benchmarks.budget.parts import TOKEN_PARTS, Threads
 from harness.fakes import FakeRunner
 from server.engine.engine import Engine
 from server.engine.params import EngineParams

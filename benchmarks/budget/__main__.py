@@ -21,13 +21,11 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.budget_parts import NATIVE, REQUEST_PARTS, TOKEN_PARTS, Part, Threads
-from benchmarks.in_process import serving
+from benchmarks.budget.parts import NATIVE, REQUEST_PARTS, TOKEN_PARTS, Part, Threads
+from benchmarks.budget.waiters import N_TOKENS, N_WAITERS, measure
+from benchmarks.in_process import DEFAULT_MODEL, serving
 from benchmarks.resources import cpu_of_children_s, cpu_of_threads_s
-from benchmarks.waiters import N_TOKENS, N_WAITERS, measure
 
-ROOT = Path(__file__).resolve().parents[1]
-DEFAULT_MODEL = ROOT / "models" / "demo.gguf"
 _CLIENT = """
 import http.client, json, sys
 from concurrent.futures import ThreadPoolExecutor

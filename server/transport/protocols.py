@@ -1,14 +1,19 @@
-"""uvicorn's fast HTTP protocol with what it lacks: bounds for the size of a request's head, for the time it may take
-and for the number of connections, and header names in their usual case, which clients know that look into a plain
-dictionary for ``Content-Type``."""
+"""uvicorn's fast protocols with what they lack.
+
+HTTP: bounds for the size of a request's head, for the time it may take and for the number of connections, and header
+names in their usual case, which clients know that look into a plain dictionary for ``Content-Type``. WebSocket: who
+stops does not cut off what is being said.
+"""
 
 import asyncio
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from server.transport.connections import REFUSED
+from server.transport.streams.event_socket import LEAVING
 
 MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's other protocol (h11) and nginx's order of magnitude
 HEAD_S = 60.0
@@ -164,3 +169,18 @@ def usual_case(head: bytes) -> bytes:
 @lru_cache(maxsize=256)
 def _usual_name(name: bytes) -> bytes:
     return _USUAL.get(name) or b"-".join(part.capitalize() for part in name.split(b"-"))
+
+
+class PatientSocketProtocol(WebSocketsSansIOProtocol):
+    """For ``uvicorn.Config(ws=PatientSocketProtocol)``.
+
+    uvicorn's own closes connections at once when it is to stop, and waits for HTTP's requests; here a connection is
+    told (`event_socket`), and closes itself once its response has ended, or with the process.
+    """
+
+    def shutdown(self) -> None:
+        """The server is to stop."""
+        if self.handshake_complete and not self.close_sent:
+            self.queue.put_nowait(cast(Any, {"type": LEAVING}))
+        else:
+            super().shutdown()

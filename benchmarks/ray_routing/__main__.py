@@ -23,7 +23,7 @@ from harness.real_server import ROOT
 ROUTERS = {
     "prefix": "llamapool.ray.router.PrefixRouter",
     "queue": "ray.serve._private.request_router.pow_2_router.PowerOfTwoChoicesRequestRouter",
-    "random": "benchmarks.random_router.RandomRouter",
+    "random": "benchmarks.ray_routing.random_router.RandomRouter",
 }
 WORDS = ("river", "stone", "morning", "paper", "window", "garden", "letter", "number", "silver", "market", "doctor")
 REPLICA = "x-llamapool-replica"

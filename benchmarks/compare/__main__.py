@@ -21,17 +21,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compare.units import NAMES, ONCE, SERVERS, UNITS, Kind, Machine, Measured, Unit, measure
 from benchmarks.make_gguf import SHAPES, write_gguf
 from benchmarks.media import projector_for
 from benchmarks.noise import CALM
 from benchmarks.report import tables
-from benchmarks.units import NAMES, ONCE, SERVERS, UNITS, Kind, Machine, Measured, Unit, measure
 from harness.peer import PeerError, build
 from harness.real_server import ServerStartError
 from server.bench.errors import BenchError
 from server.llama.files.gguf_header import read_header
 
-MODELS = Path(__file__).with_name("models")
+MODELS = Path(__file__).parents[1] / "models"
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

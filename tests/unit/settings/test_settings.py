@@ -27,7 +27,7 @@ from server.settings import (
 )
 
 MODEL = ["-m", "model.gguf"]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def write(folder: Path, text: str, name: str = "pool.yaml") -> Path:

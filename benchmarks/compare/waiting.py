@@ -1,6 +1,6 @@
 """How OpenMP's threads should wait at a barrier: both servers under the same policies, in turn.
 
-``python -m benchmarks.waiting [--policies "default;GOMP_SPINCOUNT=2000;OMP_WAIT_POLICY=passive"] [--rounds 3]``
+``python -m benchmarks.compare.waiting [--policies "default;GOMP_SPINCOUNT=2000;OMP_WAIT_POLICY=passive"] [--rounds 3]``
 
 A policy is variables of the environment, separated by spaces; ``default`` sets none, so that each server does what it
 does by itself. Prints a table of medians: tokens per second, and requests per second.
@@ -11,8 +11,8 @@ import statistics
 import sys
 from dataclasses import replace
 
-from benchmarks.compare import machine_of, parse
-from benchmarks.units import Unit, measure
+from benchmarks.compare.__main__ import machine_of, parse
+from benchmarks.compare.units import Unit, measure
 
 POLICIES = "default;GOMP_SPINCOUNT=2000;GOMP_SPINCOUNT=infinity;OMP_WAIT_POLICY=passive"
 SCENARIOS = ("one", "slots", "rate", "contended")
@@ -21,7 +21,7 @@ FIGURES = ("tok/s", "requests/s")
 
 def main() -> None:
     """Command line: what `compare` takes, and the policies."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare.waiting", description=__doc__.splitlines()[0])
     parser.add_argument("--policies", default=POLICIES)
     own, rest = parser.parse_known_args()
     chosen = parse(rest)

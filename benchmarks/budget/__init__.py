@@ -1,0 +1,1 @@
+"""What Python costs: `python -m benchmarks.budget`, its parts, and what waits."""

@@ -1,0 +1,1 @@
+"""What flags, variables and YAML become: options, models and their specs."""
