@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from server.engine.kv.cost import least_valuable
 from server.engine.params import EngineParams
-from server.engine.prefix.find import Found, Placer
+from server.engine.prefix.find import Placer
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.evaluations import Relocation
 from server.engine.schedule.scheduler import Scheduler
@@ -23,7 +23,7 @@ class SlotLocal(Placer):
         finally:
             self.slots = every
 
-    def _coming(self, sequence: Sequence, at_least: int) -> Found | None:
+    def _coming(self, sequence: Sequence, at_least: int) -> tuple[Sequence, int] | None:
         return None
 
     def _cheapest(self, spare: Slot | None) -> Slot:

@@ -22,7 +22,7 @@ from benchmarks.simulation.trace import Ask, Session, Trace, pause_s
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.kv.disk_cache import give_up_late, wait_s
-from server.engine.kv.ram_cache import MIB
+from server.engine.kv.ram_cache import MIB, RamState
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Ticket
@@ -150,7 +150,7 @@ class Simulation:
         if self.disk is not None:
             give_up_late(scheduler.waiting, clock.now)
         while not cells.moving.busy and (placement := scheduler.place()) is not None:
-            self.seen.n_disk_hits += placement.stored is not None and placement.stored not in scheduler.ram
+            self.seen.n_disk_hits += isinstance(placement.source, RamState) and placement.source not in scheduler.ram
             cells.prepare(placement, clock.now)
             scheduler.occupy(placement, clock.now)
         cells.moving.start_reading()

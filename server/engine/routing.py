@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from server.engine.lora import Tuning
 from server.engine.prefix.hashes import BLOCK as HASHED
-from server.engine.prefix.hashes import PrefixHashes
-from server.engine.prefix.match import common_prefix
+from server.engine.prefix.hashes import PrefixHashes, common_prefix
 from server.engine.request import Request
 from server.engine.sequence import Phase, Route, Slot, Ticket
 from server.engine.stats import EngineStats

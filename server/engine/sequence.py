@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from server.constrain.constraint import Constraint
 from server.engine.encode.encoder import Encoding
@@ -13,11 +14,13 @@ from server.engine.kv.state import Checkpoints, SlotState, reach
 from server.engine.lora import BARE, NEVER, Tuning, reusable
 from server.engine.media import Spans, below, check_spans, last_position, position, span_at, whole
 from server.engine.prefix.hashes import PrefixHashes
-from server.engine.prefix.origin import PrefixOrigin
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
 from server.engine.schedule.queue import Account
 from server.engine.speculate.state import Speculating
+
+if TYPE_CHECKING:  # it is found for a sequence
+    from server.engine.prefix.find import PrefixOrigin
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ class Sequence:
     n_turn: int = 0
     n_scored: int = 0  # prompt tokens whose logits were read for ``prompt_logprobs``
     n_cached: int = -1  # prompt tokens that needed no computing; -1 until the first placement
-    origin: PrefixOrigin | None = None  # from where these came
+    origin: "PrefixOrigin | None" = None  # from where these came
     placed_at: float = 0.0
     placement_s: float = 0.0  # that bringing its cells to the prompt's beginning took
     prompt_done_at: float = 0.0

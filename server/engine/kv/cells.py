@@ -189,7 +189,7 @@ class Cells:
         nothing when that fails."""
         slot = placement.slot
         n_lost = len(slot.tokens) - (placement.n_kept if placement.source is slot else 0)
-        self.moving.keep(slot, n_lost, now, placement.stored)
+        self.moving.keep(slot, n_lost, now, placement.source if isinstance(placement.source, RamState) else None)
         try:
             self._bring(placement, now)
         except CONTAINED as error:
@@ -199,8 +199,8 @@ class Cells:
 
     def _bring(self, placement: Placement, now: float) -> None:
         slot, source, sequence = placement.slot, placement.source, placement.sequence
-        if placement.stored is not None:
-            self._bring_back(slot, placement.stored, placement.n_reuse, now)
+        if isinstance(source, RamState):
+            self._bring_back(slot, source, placement.n_reuse, now)
             return
         if sequence.parked is not None:
             self._restore(slot, sequence, now)

@@ -1,20 +1,25 @@
-"""Which slot a waiting sequence gets, and from where its prompt's beginning comes. Pure."""
+"""Which slot a waiting sequence gets, and from where its prompt's beginning comes. Pure.
+
+Slots are compared with the prompt, and are in no tree: docs/adr/0002 says why.
+"""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import Enum
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
 
 from server.engine.kv.cost import MoveCost, least_valuable
 from server.engine.kv.disk_cache import DiskCache, Fetch
 from server.engine.kv.ram_cache import MIN_TOKENS, RamState, StateCache
 from server.engine.kv.state import marks
-from server.engine.lora import reusable
+from server.engine.lora import BARE, Tuning, reusable
 from server.engine.media import whole
 from server.engine.params import EngineParams
-from server.engine.prefix.match import Move, common_prefix, longest_match, moves
+from server.engine.prefix.hashes import common_prefix
+from server.engine.prefix.moves import Move, moves, uncut
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.cell_room import Room
 from server.engine.schedule.evaluations import n_more_runs
 from server.engine.sequence import Phase, Sequence, Slot
 
@@ -25,47 +30,35 @@ MOST_MOVED_FROM = 4  # slots whose cells are looked through for runs to move
 MIN_WAIT = 64  # tokens; a longer prefix that another slot is computing is waited for
 
 
+Beginning: TypeAlias = "Slot | RamState | Fetch | Sequence | None"
+"""Where a prompt's beginning is, or will be: in the cells of a slot, to be used in place or copied; in a state in RAM,
+which may have been read from disk; in one that is being read; with a sequence that computes it right now. The last two
+are waited for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Put `sequence` into `slot`, whose cells must then hold the first `n_reuse` tokens of `source`'s.
+    """Put `sequence` into `slot`, whose cells must then hold the first `n_reuse` tokens of `source`: of the slot
+    itself, of another one, of a kept state; of nothing.
 
-    With ``moves`` (then `source` is `slot`), these bring further runs of its cells to their new places. With
-    ``stored``, the first `n_reuse` tokens come from that state.
+    With ``moves`` (then `source` is `slot`), these bring further runs of its cells to their new places.
     """
 
     sequence: Sequence
     slot: Slot
-    source: Slot | None
+    source: Slot | RamState | None
     n_reuse: int
     moves: tuple[Move, ...] = ()
-    stored: RamState | None = None
 
     @property
     def n_kept(self) -> int:
         """Tokens that need no computing."""
         return self.n_reuse + sum(move.n for move in self.moves)
 
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Where ``n`` tokens of a prompt's beginning are or will be.
-
-    In the cells of a slot, to be used in place or copied; in a state in RAM; in one that is read from disk; with a
-    sequence that computes them right now. The last two are waited for.
-    """
-
-    n: int = 0
-    where: Slot | RamState | Fetch | Sequence | None = None
-
-
-NOTHING = Found()
-
-
-class Skip(Enum):
-    """Why a waiting sequence is not placed now."""
-
-    LATER = "its slot is busy, or its prefix is being computed or read; others may go first"
-    NO_ROOM = "too few free cells; others that fit may go first, see `Room`"
+    @property
+    def n_in_cells(self) -> int:
+        """Those of them that need no cells: a kept state does."""
+        return 0 if isinstance(self.source, RamState) else self.n_kept
 
 
 class Placer:
@@ -81,32 +74,30 @@ class Placer:
         self.move_cost = cost
         self.step_s = 0.0  # of a step in which all generate, as seen lately
         self.disk: DiskCache | None = None
-        self.room = Room(slots, info)
         self._awaited: dict[
             Sequence, tuple[Sequence, int]
         ] = {}  # who computes so many tokens of a waiting one's prompt
         self.may_load: Callable[[RamState], bool] = lambda stored: True
 
-    def find(self, sequence: Sequence) -> Placement | Skip:
-        """Where `sequence` can go now, with the most of its prompt that needs no computing."""
+    def find(self, sequence: Sequence) -> Placement | None:
+        """Where `sequence` can go, with the most of its prompt that needs no computing. None: it waits, since its slot
+        is busy, or its beginning is being computed or read; others may go first."""
         pinned = sequence.request.id_slot
         if pinned >= 0:
             pinned %= self.info.n_seq  # ids run on across instances
         if (pinned >= 0 and not self.slots[pinned].idle) or self._still_waits(sequence):
-            return Skip.LATER
+            return None
         if sequence.parked is not None:
-            return self._if_room(sequence, Placement(sequence, self._anywhere(pinned), None, 0))
-        found = self._search(sequence)
+            return Placement(sequence, self._anywhere(pinned), None, 0)
+        where, n = self._search(sequence)
         self._awaited.pop(sequence, None)
-        if isinstance(found.where, Fetch):
-            return Skip.LATER
-        if isinstance(found.where, Sequence):
-            self._awaited[sequence] = (found.where, found.n)
-            return Skip.LATER
-        if isinstance(found.where, RamState):
-            slot = self._anywhere(pinned)
-            return self._if_room(sequence, Placement(sequence, slot, None, found.n, stored=found.where))
-        return self._if_room(sequence, self._in_cells(sequence, found.where, found.n, pinned))
+        if isinstance(where, Sequence):
+            self._awaited[sequence] = where, n
+        if isinstance(where, Sequence | Fetch):
+            return None
+        if isinstance(where, RamState):
+            return Placement(sequence, self._anywhere(pinned), where, n)
+        return self._in_cells(sequence, where, n, pinned)
 
     def _anywhere(self, pinned: int) -> Slot:
         return self.slots[pinned] if pinned >= 0 else self._cheapest(None)
@@ -120,16 +111,16 @@ class Placer:
         computing, n = self._awaited[sequence]
         return computing.phase is Phase.PREFILL and computing.n_computed < n
 
-    def _search(self, sequence: Sequence) -> Found:
-        """Where most of the prompt's beginning is, or will be."""
+    def _search(self, sequence: Sequence) -> tuple[Beginning, int]:
+        """Where most of the prompt's beginning is, or will be, and how many tokens."""
         if not self._may_reuse(sequence):
-            return NOTHING
-        slot, n = self._match(sequence)
-        best = Found(n, slot)
+            return None, 0
+        where: Slot | RamState | None
+        where, n = self._match(sequence)
         stored, n_stored = self._stored(sequence, n)
         if stored is not None and self.may_load(stored):
-            best = Found(n_stored, stored)
-        return self._on_disk(sequence, best.n) or self._coming(sequence, max(best.n, MIN_WAIT - 1)) or best
+            where, n = stored, n_stored
+        return self._on_disk(sequence, n) or self._coming(sequence, max(n, MIN_WAIT - 1)) or (where, n)
 
     def _in_cells(self, sequence: Sequence, source: Slot | None, n: int, pinned: int) -> Placement:
         """`n` tokens of `source` in place, or as a copy where that pays."""
@@ -160,7 +151,7 @@ class Placer:
             n = slot.reusable(common_prefix(wanted, slot.tokens), sequence.tuning)
             runs = moves(slot.tokens, wanted, n, sequence.request.n_cache_reuse)
             if slot.media or sequence.media:
-                runs = _uncut(runs, slot, sequence)
+                runs = uncut(runs, slot.media, sequence.media)
             found = Placement(sequence, slot, slot, n, tuple(runs))
             if found.n_kept > best.n_kept:
                 best = found
@@ -193,7 +184,7 @@ class Placer:
                 return fetched, n_fetched
         return stored, n_stored
 
-    def _on_disk(self, sequence: Sequence, n: int) -> Found | None:
+    def _on_disk(self, sequence: Sequence, n: int) -> tuple[Fetch, int] | None:
         """What comes from disk, if that is much more than the `n` tokens at hand. It is looked for there once."""
         if self.disk is None:
             return None
@@ -203,7 +194,7 @@ class Placer:
             if entry is not None:
                 sequence.fetch = Fetch(entry, n_disk)
         fetch = sequence.fetch
-        return Found(fetch.n, fetch) if fetch is not None and fetch.pending and fetch.n > n + MIN_READ else None
+        return (fetch, fetch.n) if fetch is not None and fetch.pending and fetch.n > n + MIN_READ else None
 
     def inherited(self) -> dict[Sequence, int]:
         """The priority of prompts that more urgent sequences wait for: that of the most urgent one."""
@@ -221,7 +212,7 @@ class Placer:
                 priorities[computing] = waiter.request.priority
         return priorities
 
-    def _coming(self, sequence: Sequence, at_least: int) -> Found | None:
+    def _coming(self, sequence: Sequence, at_least: int) -> tuple[Sequence, int] | None:
         """Who is computing most of the prompt's beginning right now, more than `at_least` tokens.
 
         Where cells can't be cut, whoever computes it gets a mark there, unless that place is behind him.
@@ -239,7 +230,7 @@ class Placer:
             return None
         if not self.info.can_cut and longest not in computing.marks:
             computing.marks += (longest,)
-        return Found(longest, computing)
+        return computing, longest
 
     def marks(self, placement: Placement) -> tuple[int, ...]:
         """Where checkpoints are to be made while what `placement` lacks is computed."""
@@ -294,16 +285,100 @@ class Placer:
             return False
         return self.info.unified or self.move_cost.copy_pays(n)
 
-    def _if_room(self, sequence: Sequence, placement: Placement) -> Placement | Skip:
-        n_kept = 0 if placement.stored is not None else placement.n_kept  # a kept state needs cells, too
-        return placement if self.room.fits(sequence, n_kept) else Skip.NO_ROOM
+
+def longest_match(
+    prompt: Seq[int],
+    slots: Iterable[Slot],
+    wanted: Tuning = BARE,
+    most: int | None = None,
+    known: tuple[Slot, int] | None = None,
+) -> tuple[Slot | None, int]:
+    """The slot from which most of `prompt`'s beginning can be had under `wanted`, `most` tokens of it, and how many.
+
+    `known`: one that is known to begin with so many of its tokens.
+    """
+    limit = len(prompt) if most is None else most
+    best: Slot | None = None
+    longest = 0
+    if known is not None:
+        best, longest = known[0], known[0].reusable(min(known[1], limit), wanted)
+    following = prompt[longest : longest + 1]
+    for slot in slots:
+        tokens = slot.tokens
+        if tokens[longest : longest + 1] == following:
+            n = slot.reusable(min(common_prefix(prompt, tokens), limit), wanted)
+            if n > longest:
+                best, longest, following = slot, n, prompt[n : n + 1]
+                if longest >= limit:
+                    break
+    return best, longest
 
 
-def _uncut(runs: list[Move], slot: Slot, sequence: Sequence) -> list[Move]:
-    """As many of the first `runs` as end in no medium, the last one perhaps shorter."""
-    for i, move in enumerate(runs):
-        n = whole(sequence.media, move.target + move.n) - move.target
-        n = min(n, whole(slot.media, move.source + move.n) - move.source)
-        if n < move.n:
-            return [*runs[:i], *([replace(move, n=n)] if n > 0 else [])]
-    return runs
+# ---- told to who looks
+
+
+class Source(StrEnum):
+    """What held the beginning."""
+
+    NONE = "none"
+    SLOT = "slot"  # in place
+    COPY = "copy"  # of another slot
+    RAM = "ram"
+    DISK = "disk"
+
+
+class Anew(StrEnum):
+    """Why what follows was computed."""
+
+    LAST = "last"  # one token always is, for what comes next
+    OFF = "off"  # the request takes nothing from a cache
+    SCORED = "scored"  # the log probabilities of the prompt are wanted
+    NOTHING = "nothing"  # nobody held anything that begins like it
+    DIFFERS = "differs"  # from there on another text was held
+    ENDS = "ends"  # no more was held
+    UNCUT = "uncut"  # more was held, in a memory that can be gone on from no later place
+    OTHER = "other"  # more was held, under another LoRA set or for somebody else
+    SHORT = "short"  # another slot held a little more, and copying that costs more than computing it
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixOrigin:
+    """Of one prompt. ``slot`` is the one that held its beginning, by its place in the instance; -1 = none did."""
+
+    source: Source
+    slot: int
+    anew: Anew
+
+
+def origin_of(placement: Placement, slots: Seq[Slot]) -> PrefixOrigin:
+    """To be asked before `placement` changes any cells."""
+    sequence, n = placement.sequence, placement.n_kept
+    source = placement.source if n else None
+    if source is None:
+        where = Source.NONE
+    elif isinstance(source, RamState):
+        where = Source.DISK if sequence.fetch is not None and sequence.fetch.found is source else Source.RAM
+    else:
+        where = Source.SLOT if source is placement.slot else Source.COPY
+    held = () if source is None else source.tokens
+    return PrefixOrigin(where, source.id if isinstance(source, Slot) else -1, _anew(placement, held, n, slots))
+
+
+def _anew(placement: Placement, held: Seq[int], n: int, slots: Seq[Slot]) -> Anew:
+    sequence = placement.sequence
+    target = sequence.target
+    if n >= len(target) - 1:
+        return Anew.LAST
+    if not sequence.request.cache_prompt:
+        return Anew.OFF
+    if n >= sequence.n_reusable:
+        return Anew.SCORED
+    if not placement.moves and common_prefix(target, held) > n:
+        return Anew.UNCUT
+    others = ((common_prefix(target, slot.tokens), slot.tuning == sequence.tuning) for slot in slots)
+    common, same = max(others, default=(0, True))
+    if common > n:
+        return Anew.SHORT if same else Anew.OTHER
+    if not n:
+        return Anew.NOTHING
+    return Anew.ENDS if n >= len(held) else Anew.DIFFERS

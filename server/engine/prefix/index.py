@@ -6,26 +6,18 @@ What it finds is compared token by token, so that a collision changes nothing.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from server.engine.lora import Tuning
-from server.engine.prefix.hashes import BLOCK, PrefixHashes
-from server.engine.prefix.match import common_prefix
+from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
+
+if TYPE_CHECKING:  # a cache has an index
+    from server.engine.kv.ram_cache import KeptState
 
 MOST = 16  # entries that one look-up compares
 
 
-class Kept(Protocol):
-    """What an index holds."""
-
-    tokens: list[int]
-    tuning: Tuning
-    hashes: PrefixHashes
-
-    def reusable(self, n: int, wanted: Tuning) -> int: ...
-
-
-K = TypeVar("K", bound=Kept)
+K = TypeVar("K", bound="KeptState")
 
 
 @dataclass(eq=False, slots=True)

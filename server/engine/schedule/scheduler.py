@@ -15,11 +15,11 @@ from server.engine.kv.ram_cache import RamState, StateCache, automatic_limit, ra
 from server.engine.kv.state import Checkpoint
 from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
-from server.engine.prefix.find import Placement, Placer, Skip
+from server.engine.prefix.find import Placement, Placer
 from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import Adapters
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.cell_room import RESERVE
+from server.engine.schedule.cell_room import RESERVE, Room
 from server.engine.schedule.evaluations import Relocation, RelocationCost, between, n_beside, n_runs, relocation
 from server.engine.schedule.prefill_order import in_order
 from server.engine.schedule.queue import OUTPUT_WEIGHT, Account, Accounts, Charge, Queue
@@ -84,6 +84,7 @@ class Scheduler:
         self.params = params
         self.slots = [Slot(i) for i in range(info.n_seq)]
         self._placer = Placer(self.slots, self.ram, info, params, self.move_cost)
+        self.room = Room(self.slots, info)
         self.waiting = Queue(accounts or Accounts())
         self.step_size = StepSize(params.target_itl_ms / 1e3, min(params.min_chunk, info.n_batch), info.n_batch)
         self.step_size_alone = StepSize(ALONE_S, self.step_size.smallest, info.n_batch, min(512, info.n_batch))
@@ -120,7 +121,7 @@ class Scheduler:
         """The next waiting sequence that can have a slot, taken out of the queue."""
         if not self.waiting or self.n_active == len(self.slots):
             return None
-        room = self._placer.room
+        room = self.room
         room.measure()
         before: list[Sequence] = []  # those that don't fit
         n_looks = LOOKS
@@ -135,11 +136,12 @@ class Scheduler:
                 if n_looks < 0:
                     return None
             placement = self._placer.find(sequence)
-            if isinstance(placement, Placement) and room.passes(sequence, before):
+            if placement is None:
+                continue
+            if room.fits(sequence, placement.n_in_cells) and room.passes(sequence, before):
                 self.waiting.place(sequence)
                 return placement
-            if placement is not Skip.LATER:
-                before.append(sequence)
+            before.append(sequence)
         return None
 
     @property
@@ -149,7 +151,7 @@ class Scheduler:
 
     def free_cells(self) -> float:
         """Cells that are left for who comes; any number where each slot has its own, and where nobody is."""
-        room = self._placer.room
+        room = self.room
         room.measure()
         if not self.info.unified or (room.empty and not self.waiting):
             return math.inf
@@ -157,7 +159,7 @@ class Scheduler:
 
     def in_turn(self) -> list[Sequence]:
         """Who waits, in the order in which they are to be placed."""
-        candidates = self.waiting.candidates(self._charges(), self._placer.room.due)
+        candidates = self.waiting.candidates(self._charges(), self.room.due)
         return [s for s in candidates if s.phase is Phase.WAITING and s.slot is None]
 
     def _charges(self) -> Charge:
@@ -179,7 +181,7 @@ class Scheduler:
         self._may_be_apart = True
         slot.tuning = sequence.tuning
         slot.n_requests += 1
-        self._placer.room.placed(sequence)
+        self.room.placed(sequence)
         self._count_use(placement)
         if sequence.n_cached < 0:
             sequence.n_cached = len(slot.tokens)
@@ -192,8 +194,8 @@ class Scheduler:
     def _count_use(self, placement: Placement) -> None:
         """Reuse makes a cache worth keeping: where it was taken from, and where it goes on."""
         slot, source = placement.slot, placement.source
-        if placement.stored is not None:
-            slot.n_used = placement.stored.n_used
+        if isinstance(source, RamState):
+            slot.n_used = source.n_used
         elif source is None or not slot.tokens:
             slot.n_used = 0
         else:
@@ -395,7 +397,7 @@ class Scheduler:
         active, n_tokens = list(self.active()), sum(len(e.tokens) for e in entries)
         if len(active) > 1:
             victim = max(active, key=lambda s: (s.request.priority, s.ticket.submitted_at, s.index))
-            self._placer.room.ran_out(victim, n_tokens)
+            self.room.ran_out(victim, n_tokens)
             return victim
         self._limit = max(1, n_tokens // 2)
         return None
@@ -413,7 +415,7 @@ class Scheduler:
                 self.ram.let_go(sequence.parked.states)
         else:
             self._leave(sequence, now)
-            self._placer.room.left(sequence, ended=True)
+            self.room.left(sequence, ended=True)
 
     def _leave(self, sequence: Sequence, now: float) -> None:
         slot = sequence.slot
@@ -430,7 +432,7 @@ class Scheduler:
     def park(self, sequence: Sequence, now: float) -> None:
         """Back to the head of the queue; what was generated must be in the cells again before it goes on."""
         self._leave(sequence, now)
-        self._placer.room.left(sequence, ended=False)
+        self.room.left(sequence, ended=False)
         sequence.target = sequence.content
         if len(sequence.output) > sequence.base_output:  # its last token is not in the cells
             del sequence.target[-1:]

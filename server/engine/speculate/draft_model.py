@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Protocol
 
-from server.engine.prefix.match import common_prefix
+from server.engine.prefix.hashes import common_prefix
 from server.engine.runner_api import DraftRunner
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import Step, StepCost, draft_length

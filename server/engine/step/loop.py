@@ -10,7 +10,7 @@ from server.engine.generate.sample import Sampling
 from server.engine.kv.cells import Cells, span
 from server.engine.kv.disk_cache import DiskCache, give_up_late, wait_s
 from server.engine.params import EngineParams
-from server.engine.prefix.origin import origin_of
+from server.engine.prefix.find import origin_of
 from server.engine.request import FinishReason, Progress
 from server.engine.runner_api import Runner
 from server.engine.schedule.model_queue import ModelQueue

@@ -57,7 +57,7 @@ class ChoiceView:
     n_cached: int
     n_predicted: int
     max_tokens: int
-    source: str  # of what was cached (`engine.prefix.origin`); "" = it has no slot yet
+    source: str  # of what was cached (`engine.prefix.find`); "" = it has no slot yet
     source_slot: int  # -1 = no slot's
     anew: str  # why the rest was computed
     submitted_at: float

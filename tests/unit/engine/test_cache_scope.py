@@ -12,7 +12,7 @@ from server.engine.cache_scope import cache_scope, is_lasting, owner_of
 from server.engine.kv.disk_cache import Fetch
 from server.engine.kv.ram_cache import RamState
 from server.engine.lora import BARE, Tuning, reusable
-from server.engine.prefix.find import Found, Placement, Placer, Skip
+from server.engine.prefix.find import Beginning, Placement, Placer
 from server.engine.prefix.hashes import BLOCK, PrefixHashes
 from server.engine.request import Finished, Progress, Request, Started
 from server.engine.sequence import Sequence
@@ -116,16 +116,11 @@ async def test_a_slot_is_saved_and_erased_by_its_owner_alone() -> None:
             assert reply.finished[0].n_cached == cached
 
 
-def scopes_of(found: Found | Placement) -> set[str]:
-    """Of whatever a sequence is to take cells from, or waits for."""
-    where = (found.source if found.n_reuse else None, found.stored) if isinstance(found, Placement) else (found.where,)
-    scopes = set()
-    for one in where:
-        if isinstance(one, Fetch):
-            scopes.add(one.entry.tuning.scope)
-        elif one is not None:
-            scopes.add(one.tuning.scope)
-    return scopes
+def scopes_of(where: Beginning) -> set[str]:
+    """Of what a sequence is to take cells from, or waits for."""
+    if where is None:
+        return set()
+    return {(where.entry if isinstance(where, Fetch) else where).tuning.scope}
 
 
 class Watched:
@@ -135,16 +130,16 @@ class Watched:
         self.n_used = 0
         search, find = Placer._search, Placer.find
 
-        def watched_search(placer: Placer, sequence: Sequence) -> Found:
-            found = search(placer, sequence)
-            assert scopes_of(found) <= {sequence.tuning.scope}
-            return found
+        def watched_search(placer: Placer, sequence: Sequence) -> tuple[Beginning, int]:
+            where, n = search(placer, sequence)
+            assert scopes_of(where) <= {sequence.tuning.scope}
+            return where, n
 
-        def watched_find(placer: Placer, sequence: Sequence) -> Placement | Skip:
+        def watched_find(placer: Placer, sequence: Sequence) -> Placement | None:
             found = find(placer, sequence)
-            if isinstance(found, Placement):
-                assert scopes_of(found) <= {sequence.tuning.scope}
-                self.n_used += found.n_kept > 0 or isinstance(found.stored, RamState)
+            if found is not None:
+                assert scopes_of(found.source if found.n_reuse else None) <= {sequence.tuning.scope}
+                self.n_used += found.n_kept > 0 or isinstance(found.source, RamState)
                 for move in found.moves:
                     assert move.n > 0
             return found

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.fakes import FakeRunner
-from server.engine.prefix.match import common_prefix
+from server.engine.prefix.hashes import common_prefix
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 
 N_SLOTS, N_CONVERSATIONS, N_TURNS = 8, 32, 6

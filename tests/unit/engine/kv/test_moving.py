@@ -223,7 +223,7 @@ def test_a_prompt_whose_state_takes_too_long_to_load_is_placed_to_be_computed(se
     setup.scheduler.waiting.append(Sequence(ticket, 0, TextStream(()), [0] * 201))
     placement = setup.scheduler.place()
     assert placement is not None
-    assert placement.stored is None
+    assert placement.source is None
 
 
 @pytest.mark.parametrize("phase", [Phase.DECODE, Phase.PREFILL])

@@ -10,10 +10,8 @@ from server.engine.generate.text import TextStream
 from server.engine.kv.ram_cache import ram_state
 from server.engine.kv.state import SlotState
 from server.engine.lora import Tuning
-from server.engine.prefix.find import Placement
-from server.engine.prefix.hashes import BLOCK, PrefixHashes
-from server.engine.prefix.match import common_prefix
-from server.engine.prefix.origin import Anew, Source, origin_of
+from server.engine.prefix.find import Anew, Placement, Source, origin_of
+from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Slot, Ticket
 from server.engine.step.published import shared_beginnings
@@ -65,7 +63,7 @@ def test_nothing_was_taken() -> None:
 
 def test_a_kept_state_held_it() -> None:
     stored = ram_state(SlotState([1, 2, 3], b"", BARE, 3), 0.0)
-    origin = origin_of(Placement(sequence([1, 2, 3, 4, 5]), slot(0, []), None, 3, stored=stored), [slot(0, [])])
+    origin = origin_of(Placement(sequence([1, 2, 3, 4, 5]), slot(0, []), stored, 3), [slot(0, [])])
     assert (origin.source, origin.slot, origin.anew) == (Source.RAM, -1, Anew.ENDS)
 
 

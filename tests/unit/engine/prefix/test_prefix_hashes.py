@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.lora import BARE, Tuning
-from server.engine.prefix.hashes import BLOCK, PrefixHashes
-from server.engine.prefix.match import common_prefix
+from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
 
 LORA = Tuning(((0, 1.0),), 0)
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from server.engine.generate.text import IndentLimit, TextStream
 from server.engine.kv.cells import span
-from server.engine.prefix.match import Move, common_prefix, moves
+from server.engine.prefix.hashes import common_prefix
+from server.engine.prefix.moves import Move, moves
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Slot, Ticket
 

@@ -7,7 +7,7 @@ from server.engine.lora import BARE
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement
 from server.engine.prefix.hashes import BLOCK
-from server.engine.prefix.match import Move
+from server.engine.prefix.moves import Move
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket

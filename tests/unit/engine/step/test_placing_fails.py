@@ -14,7 +14,7 @@ async def test_one_that_many_had_passed_is_told_once_and_not_placed_again() -> N
     tried = 0
     async with engine_over(FakeRunner(n_seq=2, n_cells=4000, unified=True)) as engine:
         (instance,) = engine._instances
-        prepare, room = instance._cells.prepare, instance.scheduler._placer.room
+        prepare, room = instance._cells.prepare, instance.scheduler.room
 
         def fails(placement: Placement, now: float) -> None:
             nonlocal tried
