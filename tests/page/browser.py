@@ -208,7 +208,128 @@ def test_markdown_code_and_maths_are_shown_and_nothing_in_them_runs(visit: Visit
     assert "$5 or $6" in page.inner_text(".prose")
     assert page.evaluate("window.broken") is None
     assert page.locator(".prose script").count() == 0
-    visit.asked = [url for url in visit.asked if not url.endswith("/x")]  # the picture that the answer names
+
+
+HOSTILE = {
+    "handler": "<img src=x onerror=window.broken=1> <svg><script>window.broken=1</script></svg>",
+    "address": "[a](javascript:window.broken=1) ![asks](cors-proxy?url=http%3A%2F%2Fa) ![too](https://a.example/b.png)",
+    "maths": "$\\href{javascript:window.broken=1}{x}$ $\\rule{3000em}{3000em}$",
+    "frame": '<dialog open class="chat-list shown"><textarea></textarea>Key needed</dialog> <p style="color: red">',
+    "depth": ">" * 4000 + "x",
+    "width": "- " * 1500 + "x",
+    "table": "| a " * 300 + "|\n" + "|-" * 300 + "|\n" + "| b " * 300 + "|",
+}
+
+
+def test_what_a_model_writes_does_nothing_but_be_read(visit: Visit, tmp_path: Path) -> None:
+    file = chat_file(tmp_path, len(HOSTILE))
+    read = json.loads(file.read_text())
+    answers = [one for one in read["chats"][0]["messages"] if one["role"] == "assistant"]
+    for message, text in zip(answers, HOSTILE.values(), strict=True):
+        message["content"] = text
+    file.write_text(json.dumps(read))
+    page = visit.open()
+    import_chat(page, file)
+    expect(page.locator(".message.assistant")).to_have_count(len(HOSTILE))
+    page.wait_for_selector(".katex")
+    assert page.evaluate("window.broken") is None
+    expect(page.locator(".prose :is(img, svg, script, dialog, textarea, [style*=red], .chat-list)")).to_have_count(0)
+    assert page.evaluate("document.querySelector('.scroll').scrollWidth") <= 1280
+    assert page.evaluate("document.querySelector('.messages').scrollHeight") < 30_000
+
+
+def test_a_file_of_chats_is_read_whole_or_not_at_all(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open()
+    file = chat_file(tmp_path)
+    good = json.loads(file.read_text())["chats"][0]
+    round_and_round = json.loads(json.dumps(good).replace('"parent": null', '"parent": "a0"'))
+    bare = {"chat": {"id": "b"}, "messages": [{"id": "1", "role": "user"}, {"role": "assistant", "calls": 5}]}
+    for chats, n, failed in (([good, {}], 0, 1), ([round_and_round, bare], 2, 0), ([good | {"messages": [5]}], 2, 1)):
+        file.write_text(json.dumps({"format": "llamapool-chats", "version": 1, "chats": chats}))
+        page.set_input_files("input[type=file]", str(file))
+        expect(page.locator(".chat-list [role=alert]")).to_have_count(failed)
+        expect(page.locator(".list li")).to_have_count(n)
+    page.fill(".search input", "question")
+    expect(page.locator(".list li")).to_have_count(1)
+    page.locator(".list a").click()
+    expect(page.locator(".message")).to_have_count(2)
+
+
+def test_a_chat_that_is_removed_while_it_is_written_is_gone(visit: Visit) -> None:
+    page = visit.open()
+    page.once("dialog", lambda asked: asked.dismiss())
+    set_grammar(page, ENDLESS)
+    say(page, "Write letters.")
+    begun(page)
+    remove = page.locator(".list button[aria-label^='Delete chat']")
+    remove.click()
+    expect(page.locator(".list li")).to_have_count(1)
+    page.once("dialog", lambda asked: asked.accept())
+    with page.expect_request(lambda request: request.method == "DELETE"):
+        remove.click()
+    expect(page.locator(".list li")).to_have_count(0)
+    page.reload()
+    expect(page.locator(".greeting")).to_be_visible()
+    left = """new Promise((done) => {
+      indexedDB.open("llamapool").onsuccess = ({ target }) => {
+        const read = target.result.transaction("messages").objectStore("messages").count();
+        read.onsuccess = () => done(read.result);
+      };
+    })"""
+    assert page.evaluate(left) == 0
+
+
+def test_two_tabs_show_one_chat(visit: Visit) -> None:
+    page = visit.open()
+    say(page, "Hello!")
+    answered(page)
+    other = visit.context.new_page()
+    other.goto(page.url)
+    expect(other.locator(".message")).to_have_count(2)
+    say(other, "Good morning!")
+    answered(other, 2)
+    expect(page.locator(".message")).to_have_count(4)
+    page.fill(".composer textarea", "begun")
+    page.evaluate("location.hash = '#/models'")
+    page.wait_for_selector(".card")
+    page.evaluate("history.back()")
+    expect(page.locator(".composer textarea")).to_have_value("begun")
+
+
+@pytest.mark.parametrize("blocked", ["storage", "full"])
+def test_without_storage_a_chat_goes_on_and_says_that_it_is_not_kept(
+    browser: Any, server: RealServer, blocked: str
+) -> None:
+    visit = Visit(browser, server.base_url)
+    visit.context.add_init_script(
+        """for (const name of ["localStorage", "indexedDB"])
+             Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError"); } });"""
+        if blocked == "storage"
+        else """IDBObjectStore.prototype.put = () => { throw new DOMException("full", "QuotaExceededError"); };
+                Storage.prototype.setItem = () => { throw new DOMException("full", "QuotaExceededError"); };"""
+    )
+    page = visit.open("nowhere/%")
+    page.click(".language")
+    page.wait_for_selector("text=Worüber sprechen wir?")
+    page.click(".language")
+    say(page, "Hello!")
+    answered(page)
+    expect(page.locator(".talk .notice")).to_contain_text("This browser keeps nothing")
+    visit.close()
+
+
+def test_panels_are_left_by_the_keyboard(visit: Visit) -> None:
+    page = visit.open()
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.get_by_role("button", name="Settings").press("Enter")
+    expect(page.locator(".settings textarea").first).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator(".settings")).to_have_count(0)
+    expect(page.get_by_role("button", name="Settings")).to_be_focused()
+    page.get_by_role("button", name="Chats").press("Enter")
+    expect(page.locator(".search input")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Chats")).to_be_focused()
 
 
 def test_calls_are_answered_by_hand(visit: Visit, tmp_path: Path) -> None:
@@ -219,7 +340,6 @@ def test_calls_are_answered_by_hand(visit: Visit, tmp_path: Path) -> None:
     page.click("text=Send results")
     answered(page)
     assert page.inner_text(".message.tool").startswith("Sunny")
-    visit.asked = [url for url in visit.asked if not url.endswith("/x")]
 
 
 def test_a_history_of_ten_thousand_messages_is_shown_in_parts(visit: Visit, tmp_path: Path) -> None:
@@ -240,7 +360,6 @@ def test_a_history_of_ten_thousand_messages_is_shown_in_parts(visit: Visit, tmp_
     page.keyboard.press("Enter")
     expect(page.locator(".message.assistant .prose").last).to_contain_text("word299")
     assert page.evaluate("window.touched.size") <= 3  # the question, its answer, and the one that was the last before
-    visit.asked = [url for url in visit.asked if not url.endswith("/x")]
 
 
 def test_chats_are_found_by_what_was_said(visit: Visit, tmp_path: Path) -> None:
@@ -253,7 +372,6 @@ def test_chats_are_found_by_what_was_said(visit: Visit, tmp_path: Path) -> None:
     with page.expect_download() as download:
         page.click("button[aria-label='Export all chats']")
     assert len(json.loads(Path(download.value.path()).read_text())["chats"][0]["messages"]) == 6
-    visit.asked = [url for url in visit.asked if not url.endswith("/x")]
 
 
 def test_the_engine_shows_what_runs_and_a_request_is_cancelled(visit: Visit, server: RealServer) -> None:
@@ -466,7 +584,6 @@ def test_a_call_is_answered_by_a_tool_of_the_server(visit: Visit, tmp_path: Path
     page.click("button[aria-label=Settings]")
     page.click("text=Use the server's tools")
     expect(page.locator(".settings label:has-text('Tools') textarea")).to_have_value(re.compile("exec_shell_command"))
-    visit.asked = [url for url in visit.asked if not url.endswith("/x")]
 
 
 @pytest.mark.parametrize(
@@ -530,10 +647,17 @@ def test_a_key_is_asked_for_and_a_wrong_one_is_said(browser: Any, guarded: RealS
     box = page.locator("dialog").bounding_box()
     assert box["width"] > 300
     page.fill("dialog input", "wrong")
-    page.click("dialog button")
+    page.click("dialog button[type=submit]")
+    page.wait_for_selector("dialog .wrong")
+    page.keyboard.press("Escape")
+    page.reload()
+    page.keyboard.press("Escape")
+    page.click(".notice button:has-text('Give a key')")
+    page.fill("dialog input", "schlüssel€")
+    page.click("dialog button[type=submit]")
     page.wait_for_selector("dialog .wrong")
     page.fill("dialog input", KEY)
-    page.click("dialog button")
+    page.click("dialog button[type=submit]")
     page.wait_for_selector("dialog", state="detached")
     page.wait_for_selector(".model-picker select")
     say(page, "Hello!")

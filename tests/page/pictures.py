@@ -143,7 +143,7 @@ def state_queue(visit: Visit) -> None:
     page = visit.open()
     page.wait_for_selector("dialog")
     page.fill("dialog input", KEY)
-    page.click("dialog button")
+    page.click("dialog button[type=submit]")
     page.wait_for_selector(".model-picker select")
     say(page, "Is there a place for me?")
     page.wait_for_selector(".failure")
@@ -166,7 +166,7 @@ def state_key(visit: Visit) -> None:
     page = visit.open()
     page.wait_for_selector("dialog")
     page.fill("dialog input", "sk-wrong")
-    page.click("dialog button")
+    page.click("dialog button[type=submit]")
     page.wait_for_selector("dialog .wrong")
 
 

@@ -1,10 +1,11 @@
 // The frame: views, the choice of a model, the key, and what is said when the server is away.
-import { address, apiKey, connection, json, keyWanted, useKey } from "./lib/api.js";
-import { classes, html, render, signal, useEffect, useRef, useState } from "./lib/dom.js";
+import { address, apiKey, connection, declineKey, json, keyMissing, keyWanted, sendable, useKey } from "./lib/api.js";
+import { classes, html, render, signal, useEffect, useErrorBoundary, useRef, useState } from "./lib/dom.js";
 import { Icon, IconButton } from "./lib/icons.js";
 import { config, loadConfig } from "./lib/config.js";
 import { follow } from "./lib/models.js";
 import { link, place } from "./lib/router.js";
+import { keep, kept } from "./lib/storage.js";
 import { language, speak, t } from "./lib/texts.js";
 import { ChatView } from "./views/chat/view.js";
 
@@ -21,7 +22,7 @@ const VIEWS = [
 ];
 
 const THEME = "llamapool.theme";
-const theme = signal(localStorage.getItem(THEME) ?? "");
+const theme = signal(kept(THEME));
 theme.subscribe((name) => {
   if (name) document.documentElement.dataset.theme = name;
   else delete document.documentElement.dataset.theme;
@@ -30,7 +31,7 @@ theme.subscribe((name) => {
 function toggleTheme() {
   const dark = theme.value ? theme.value === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   theme.value = dark ? "light" : "dark";
-  localStorage.setItem(THEME, theme.value);
+  keep(THEME, theme.value);
 }
 
 /** What the views are made of, as far as they were opened. */
@@ -68,16 +69,26 @@ const Frame = () => {
       <div class="views-foot">
         <button type="button" class="language" onClick=${() => speak(language.value === "de" ? "en" : "de")}
           lang=${language.value === "de" ? "en" : "de"}>${t("language")}</button>
-        ${apiKey.value && html`<${IconButton} icon="key" label=${t("keyForget")} onClick=${() => (keyWanted.value = true)} />`}
+        ${(apiKey.value || keyMissing.value) && html`<${IconButton} icon="key" label=${t("keyForget")} onClick=${() => (keyWanted.value = true)} />`}
         <${IconButton} icon="theme" label=${t("theme")} onClick=${toggleTheme} />
       </div>
     </nav>
     <main id="main" class=${classes("view", `view-${known[0]}`)} tabindex="-1">
       <${Notices} />
-      ${Shown ? html`<${Shown} />` : html`<p class="quiet" role="status">…</p>`}
+      ${Shown ? html`<${Guarded} key=${known[0]} view=${Shown} />` : html`<p class="quiet" role="status">…</p>`}
     </main>
     ${keyWanted.value && html`<${KeyDialog} />`}
   `;
+};
+
+/** A view, or what to do where it failed: the frame stays. @param {{view: any}} props */
+const Guarded = ({ view }) => {
+  const [error, again] = useErrorBoundary((/** @type {unknown} */ fault) => console.error(fault));
+  if (!error) return html`<${view} />`;
+  return html`<div class="page"><div class="failure" role="alert">
+    <p>${t("viewFailed")}</p><p class="code">${String(error)}</p>
+    <p><button type="button" onClick=${again}>${t("retry")}</button></p>
+  </div></div>`;
 };
 
 /** @param {Event} event */
@@ -91,6 +102,8 @@ const outdated = signal(false);
 
 const Notices = () => html`<div class="notices" role="status" aria-live="polite">
   ${connection.value === "lost" && html`<p class="notice warn">${t("lost")}</p>`}
+  ${keyMissing.value && !keyWanted.value &&
+  html`<p class="notice warn">${t("keyTitle")}. <button type="button" onClick=${() => (keyWanted.value = true)}>${t("keyGive")}</button></p>`}
   ${outdated.value &&
   html`<p class="notice">${t("newVersion")} <button type="button" onClick=${() => location.reload()}>${t("reload")}</button></p>`}
 </div>`;
@@ -98,25 +111,29 @@ const Notices = () => html`<div class="notices" role="status" aria-live="polite"
 const KeyDialog = () => {
   const box = useRef(/** @type {HTMLDialogElement | null} */ (null));
   const [key, setKey] = useState(apiKey.value);
+  const [wrong, setWrong] = useState(Boolean(apiKey.value) && keyMissing.value);
   useEffect(() => {
-    box.current?.showModal();
+    const dialog = box.current;
+    dialog?.showModal();
+    return () => dialog?.close(); // before it goes, so that the focus is where it was
   }, []);
   /** @param {Event} event */
   const use = (event) => {
     event.preventDefault();
+    if (!sendable(key.trim())) return setWrong(true);
     useKey(key.trim());
     restart();
   };
-  return html`<dialog ref=${box} aria-labelledby="key-title" onClose=${() => (keyWanted.value = false)}>
+  return html`<dialog ref=${box} aria-labelledby="key-title" onCancel=${declineKey}>
     <form onSubmit=${use}>
       <h2 id="key-title">${t("keyTitle")}</h2>
-      ${apiKey.value && html`<p class="wrong">${t("keyWrong")}</p>`}
+      ${wrong && html`<p class="wrong" role="alert">${t("keyWrong")}</p>`}
       <label>${t("keyLabel")}
         <input type="password" autocomplete="current-password" value=${key}
           onInput=${(/** @type {any} */ event) => setKey(event.target.value)} />
       </label>
       <p class="quiet">${t("keyAbout")}</p>
-      <div class="row end"><button type="submit" class="strong">${t("keyUse")}</button></div>
+      <div class="row end"><button type="button" onClick=${declineKey}>${t("notNow")}</button><button type="submit" class="strong">${t("keyUse")}</button></div>
     </form>
   </dialog>`;
 };
@@ -133,7 +150,7 @@ function restart() {
 
 config.subscribe(({ settings }) => {
   const named = String(settings.theme ?? "");
-  if (!localStorage.getItem(THEME) && ["light", "dark"].includes(named)) theme.value = named;
+  if (!kept(THEME) && ["light", "dark"].includes(named)) theme.value = named;
 });
 
 /** The version in this page's own address. */

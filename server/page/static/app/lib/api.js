@@ -1,5 +1,6 @@
 // The way to the server: addresses relative to the page, the API key, errors with their status, event streams.
 import { signal } from "./dom.js";
+import { keep, kept } from "./storage.js";
 
 const KEY = "llamapool.key";
 const ROOT = new URL(".", document.baseURI);
@@ -9,15 +10,26 @@ export const keyWanted = signal(false);
 /** Whether the last request found a server: "ok", or "lost" until one does again. */
 export const connection = signal("ok");
 /** The API key, kept in this browser; "" = none. */
-export const apiKey = signal(localStorage.getItem(KEY) ?? "");
+export const apiKey = signal(kept(KEY));
+/** Whether the server refused the last request for want of a (right) key. */
+export const keyMissing = signal(false);
+let declined = false;
 
 /** @param {string} key */
 export function useKey(key) {
   apiKey.value = key;
-  if (key) localStorage.setItem(KEY, key);
-  else localStorage.removeItem(KEY);
-  keyWanted.value = false;
+  keep(KEY, key);
+  keyWanted.value = declined = false;
 }
+
+/** Nobody wants to give a key now: don't ask again by ourselves. */
+export function declineKey() {
+  keyWanted.value = false;
+  declined = true;
+}
+
+/** Whether a header can carry this key: browsers send no other letters. @param {string} key */
+export const sendable = (key) => /^[\x21-\x7e]*$/.test(key);
 
 /** What the server says instead of an answer. `status` 0: it can't be reached. */
 export class ApiError extends Error {
@@ -42,7 +54,7 @@ export const address = (path) => new URL(path.replace(/^\//, ""), ROOT);
 export async function call(path, { method, body, signal, headers = {} } = {}) {
   /** @type {Record<string, string>} */
   const sent = { ...headers };
-  if (apiKey.value) sent.Authorization = `Bearer ${apiKey.value}`;
+  if (apiKey.value && sendable(apiKey.value)) sent.Authorization = `Bearer ${apiKey.value}`;
   if (body !== undefined) sent["Content-Type"] = "application/json";
   let reply;
   try {
@@ -58,8 +70,14 @@ export async function call(path, { method, body, signal, headers = {} } = {}) {
     throw new ApiError(0, String(error));
   }
   connection.value = "ok";
-  if (reply.ok) return reply;
-  if (reply.status === 401) keyWanted.value = true;
+  if (reply.ok) {
+    keyMissing.value = false;
+    return reply;
+  }
+  if (reply.status === 401) {
+    keyMissing.value = true;
+    if (!declined) keyWanted.value = true;
+  }
   throw await errorOf(reply);
 }
 

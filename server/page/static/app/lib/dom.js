@@ -3,7 +3,7 @@ import { Fragment, h, render } from "../../vendor/preact.js";
 import htm from "../../vendor/htm.js";
 
 export { Fragment, h, render };
-export { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../../vendor/preact-hooks.js";
+export { useCallback, useEffect, useErrorBoundary, useLayoutEffect, useMemo, useRef, useState } from "../../vendor/preact-hooks.js";
 export { batch, computed, effect, signal, untracked, useComputed, useSignal, useSignalEffect } from "../../vendor/signals.js";
 
 /** A template as a tree of Preact's: html`<p class=${name}>${text}</p>`. */

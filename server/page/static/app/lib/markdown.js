@@ -5,6 +5,8 @@ import { copyText } from "./clipboard.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef } from "./dom.js";
 import { t } from "./texts.js";
 
+/** What is longer is shown as it was written: KaTeX takes time, and elements, for each letter. */
+const LONGEST_MATHS = 4000;
 const MATHS = [
   { open: "$$", close: "$$", display: true },
   { open: "\\[", close: "\\]", display: true },
@@ -19,7 +21,7 @@ const escaped = (text) => text.replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`
 function mathsAt(/** @type {string} */ text) {
   for (const { open, close, display } of MATHS) {
     if (!text.startsWith(open)) continue;
-    const end = text.indexOf(close, open.length);
+    const end = text.slice(0, LONGEST_MATHS).indexOf(close, open.length);
     if (end < 0) continue;
     const tex = text.slice(open.length, end);
     if (!tex.trim()) continue;
@@ -48,8 +50,25 @@ const mathsRule = (level) => ({
     }>`,
 });
 
+/** HTML that a model may mean: such tags alone, without attributes. What else looks like a tag is shown as it was written. */
+const NO_TAG = /<(?!\/?(?:b|i|u|s|em|strong|mark|small|sub|sup|kbd|br|hr|details|summary)\s*\/?>)/gi;
+/** Pictures that come with the text. Others would be a request, to this server or another, that nobody here has made. */
+const PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,/i;
+
 const marked = new Marked({ gfm: true, breaks: true });
-marked.use(/** @type {any} */ ({ extensions: [mathsRule("block"), mathsRule("inline")] }));
+marked.use(
+  /** @type {any} */ ({
+    extensions: [mathsRule("block"), mathsRule("inline")],
+    renderer: {
+      checkbox: (/** @type {{checked: boolean}} */ { checked }) => (checked ? "☑ " : "☐ "),
+      html: (/** @type {{text: string}} */ { text }) => text.replace(NO_TAG, "&lt;"),
+      image: (/** @type {{href: string, text: string}} */ { href, text }) =>
+        PICTURE.test(href)
+          ? `<img src="${escaped(href)}" alt="${escaped(text)}">`
+          : `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
+    },
+  }),
+);
 
 const purify = createPurifier(window);
 purify.addHook("afterSanitizeAttributes", (/** @type {Element} */ node) => {
@@ -59,24 +78,51 @@ purify.addHook("afterSanitizeAttributes", (/** @type {Element} */ node) => {
   }
 });
 const RULES = {
-  FORBID_TAGS: ["style", "form", "input", "button", "iframe", "object", "embed", "svg", "math", "video", "audio"],
+  FORBID_TAGS: ["style", "form", "input", "button", "dialog", "select", "textarea", "iframe", "object", "embed", "svg", "math", "video", "audio"],
   FORBID_ATTR: ["style", "id", "name"],
   ALLOW_DATA_ATTR: true,
 };
 
-/** The blocks of a text, each with its HTML; what did not change since the last time is not parsed again. */
-function blocksOf(/** @type {string} */ text, /** @type {Map<string, string>} */ known) {
-  const tokens = marked.lexer(text);
-  const links = tokens.links;
+/** @template T @param {() => T} read @returns {T | null} null: nested deeper than the browser's stack is */
+function deep(read) {
+  try {
+    return read();
+  } catch (error) {
+    if (error instanceof RangeError) return null;
+    throw error;
+  }
+}
+/** @param {string} text */
+const lexed = (text) => deep(() => marked.lexer(text));
+/** @param {any} tokens @returns {string | null} */
+const parsed = (tokens) => deep(() => marked.parser(tokens));
+
+/**
+ * What is known of a text that grows: each block's HTML by its source, and the blocks that its end can't change any more.
+ * @typedef {{made: Map<string, string>, settled: any[], length: number, links: Record<string, any>}} Known
+ */
+
+/** The blocks of a text, each with its HTML; what did not change since the last time is not read again. @param {string} text
+ *  @param {Known} known @param {boolean} growing by what follows it */
+function blocksOf(text, known, growing) {
+  const fresh = lexed(text.slice(known.length));
+  if (!fresh) return [`<p class="unread">${escaped(text)}</p>`];
+  const links = Object.assign(known.links, fresh.links);
+  const tokens = [...known.settled, ...fresh];
+  if (growing && fresh.length > 3) {
+    const settled = fresh.slice(0, -3); // a list goes on behind an empty line
+    known.settled.push(...settled);
+    known.length += settled.reduce((sum, { raw }) => sum + raw.length, 0);
+  }
   const blocks = [];
   for (const token of tokens) {
     if (token.type === "space") continue;
-    let made = known.get(token.raw);
+    let made = known.made.get(token.raw);
     if (made === undefined) {
       const one = /** @type {any} */ ([token]);
       one.links = links;
-      made = /** @type {string} */ (purify.sanitize(marked.parser(one), RULES));
-      known.set(token.raw, made);
+      made = /** @type {string} */ (purify.sanitize(parsed(one) ?? `<p class="unread">${escaped(token.raw)}</p>`, RULES));
+      known.made.set(token.raw, made);
     }
     blocks.push(made);
   }
@@ -107,12 +153,18 @@ async function dressMaths(/** @type {Element} */ root) {
   const found = root.querySelectorAll(".maths:not([data-done])");
   if (!found.length) return;
   const katex = await loadMaths();
+  let began = performance.now();
   for (const node of found) {
-    if (!(node instanceof HTMLElement) || node.dataset.done) continue;
+    if (!(node instanceof HTMLElement) || node.dataset.done || !node.isConnected) continue;
+    if (performance.now() - began > 12) {
+      await new Promise(requestAnimationFrame); // a frame is a frame, however many there are
+      began = performance.now();
+    }
     node.dataset.done = "1";
     const tex = node.textContent ?? "";
     try {
-      katex.render(tex, node, { displayMode: node.dataset.display === "true", throwOnError: false, strict: "ignore" });
+      const displayMode = node.dataset.display === "true";
+      katex.render(tex, node, { displayMode, throwOnError: false, strict: "ignore", maxSize: 20, maxExpand: 200 });
     } catch {
       node.textContent = tex;
     }
@@ -174,8 +226,14 @@ const Block = ({ source, last }) => {
 
 /** @param {{text: string, growing?: boolean}} props */
 export const Markdown = ({ text, growing = false }) => {
-  const known = useMemo(() => new Map(), []);
-  const blocks = useMemo(() => blocksOf(text, known), [text]);
+  const known = useMemo(() => /** @type {Known} */ ({ made: new Map(), settled: [], length: 0, links: {} }), []);
+  const before = useRef("");
+  const blocks = useMemo(() => {
+    const grown = growing && text.startsWith(before.current);
+    if (!grown) Object.assign(known, { settled: [], length: 0, links: {} });
+    before.current = text;
+    return blocksOf(text.replace(/\r\n?/g, "\n"), known, growing);
+  }, [text, growing]);
   return html`<div class="prose">
     ${blocks.map((source, i) => html`<${Block} key=${i} source=${source} last=${growing && i === blocks.length - 1} />`)}
   </div>`;

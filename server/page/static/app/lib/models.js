@@ -1,6 +1,7 @@
 // The models of the server, and which one is chosen.
 import { ApiError, call, events, json } from "./api.js";
 import { computed, signal } from "./dom.js";
+import { keep, kept } from "./storage.js";
 
 /**
  * @typedef {{value: string, progress?: {value: number, current: string}, failed?: boolean, reason?: string}} Status
@@ -11,7 +12,7 @@ import { computed, signal } from "./dom.js";
 /** @type {import("../../vendor/signals.js").Signal<Model[] | null>} */
 export const models = signal(/** @type {Model[] | null} */ (null));
 const CHOSEN = "llamapool.model";
-const asked = signal(localStorage.getItem(CHOSEN) ?? "");
+const asked = signal(kept(CHOSEN));
 
 /** The chosen model, or the first that generates. */
 export const chosen = computed(() => {
@@ -22,7 +23,7 @@ export const chosen = computed(() => {
 /** @param {string} id */
 export function choose(id) {
   asked.value = id;
-  localStorage.setItem(CHOSEN, id);
+  keep(CHOSEN, id);
 }
 
 export async function refresh() {

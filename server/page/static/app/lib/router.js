@@ -7,8 +7,17 @@ addEventListener("hashchange", () => (hash.value = location.hash));
 /** The address: the view's name, and what follows it. */
 export const place = computed(() => {
   const [view, ...rest] = hash.value.replace(/^#\/?/, "").split("/");
-  return { view: view || "chat", rest: rest.map(decodeURIComponent) };
+  return { view: view || "chat", rest: rest.map(decoded) };
 });
+
+/** @param {string} part of an address; somebody may have typed it */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
 
 /** @param {...string} parts */
 export const link = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;

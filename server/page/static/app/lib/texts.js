@@ -1,17 +1,18 @@
 // Every word of the page, in English and German. `{0}` is the first argument; `{0|token|tokens}` the first word if that is 1.
 import { signal } from "./dom.js";
+import { keep, kept } from "./storage.js";
 
 const LANGUAGE = "llamapool.language";
 const LANGUAGES = ["en", "de"];
 const preferred = (navigator.language || "en").slice(0, 2);
 /** "en" or "de". */
-export const language = signal(localStorage.getItem(LANGUAGE) ?? (LANGUAGES.includes(preferred) ? preferred : "en"));
+export const language = signal(kept(LANGUAGE) || (LANGUAGES.includes(preferred) ? preferred : "en"));
 document.documentElement.lang = language.value;
 
 /** @param {string} code */
 export function speak(code) {
   language.value = code;
-  localStorage.setItem(LANGUAGE, code);
+  keep(LANGUAGE, code);
   document.documentElement.lang = code;
 }
 
@@ -39,6 +40,9 @@ const TEXTS = {
   keyWrong: ["The server does not know this key.", "Diesen Schlüssel kennt der Server nicht."],
   keyUse: ["Use it", "Verwenden"],
   keyForget: ["API key", "API-Schlüssel"],
+  keyGive: ["Give a key", "Schlüssel angeben"],
+  notNow: ["Not now", "Jetzt nicht"],
+  viewFailed: ["Something in this view went wrong. Nothing that was kept is lost.", "In dieser Ansicht ging etwas schief. Was aufbewahrt war, ist noch da."],
   model: ["Model", "Modell"],
   noModels: ["No model is configured.", "Kein Modell ist eingerichtet."],
   loading: ["loading", "lädt"],
@@ -61,7 +65,7 @@ const TEXTS = {
   importFailed: ["That is no file of exported chats.", "Das ist keine Datei mit gesicherten Chats."],
   removeChat: ["Delete chat", "Chat löschen"],
   nothingFound: ["Nothing found", "Nichts gefunden"],
-  notKept: ["This browser keeps nothing: chats end with the page.", "Dieser Browser merkt sich nichts: Chats enden mit der Seite."],
+  notKept: ["This browser keeps nothing (more): chats end with the page. Export what you need.", "Dieser Browser merkt sich nichts (mehr): Chats enden mit der Seite. Sichere, was du brauchst."],
   greeting: ["What shall we talk about?", "Worüber sprechen wir?"],
   greetingAbout: [
     "Everything stays between this browser and your server.",
@@ -92,6 +96,9 @@ const TEXTS = {
   resultOf: ["Result of {0}", "Ergebnis von {0}"],
   sendResults: ["Send results", "Ergebnisse senden"],
   stopped: ["Stopped.", "Angehalten."],
+  answerDone: ["The answer is complete.", "Die Antwort ist vollständig."],
+  removeChatSure: ["Delete the chat “{0}”?", "Den Chat „{0}“ löschen?"],
+  importedChats: ["{0} {0|chat|chats} read", "{0} {0|Chat|Chats} eingelesen"],
   cut: ["The limit of tokens ended this answer.", "Die Token-Grenze hat diese Antwort beendet."],
   lostAnswer: ["The page was left before the end of this answer.", "Die Seite wurde vor dem Ende dieser Antwort verlassen."],
   retry: ["Try again", "Noch einmal"],

@@ -2,7 +2,7 @@
 import { address, apiKey, ApiError, call, events, json } from "../../lib/api.js";
 import { signal } from "../../lib/dom.js";
 import { t } from "../../lib/texts.js";
-import { messages, MORE_SAMPLING, SAMPLING, saveMessage } from "./store.js";
+import { messages, MORE_SAMPLING, SAMPLING, saveMessage, tellOtherTabs } from "./store.js";
 
 /**
  * @typedef {import("./store.js").Message} Message
@@ -10,9 +10,9 @@ import { messages, MORE_SAMPLING, SAMPLING, saveMessage } from "./store.js";
  */
 
 /** What is being written: by id of its message, how to stop it, and how far its prompt is. */
-export const running = signal(/** @type {Map<string, {stop: () => void, progress: number}>} */ (new Map()));
+export const running = signal(/** @type {Map<string, {stop: () => void, progress: number, chat: string}>} */ (new Map()));
 
-/** @param {string} id @param {{stop: () => void, progress: number} | null} state */
+/** @param {string} id @param {{stop: () => void, progress: number, chat: string} | null} state */
 function tell(id, state) {
   const next = new Map(running.value);
   if (state) next.set(id, state);
@@ -157,6 +157,7 @@ class Writer {
     delete this.message.stream;
     this.put();
     await saveMessage(this.message);
+    tellOtherTabs(this.message.chat);
   }
 }
 
@@ -212,7 +213,7 @@ async function follow(message, stream, open, asked) {
     stopped = true;
     void call(`v1/stream?conv_id=${encodeURIComponent(stream)}`, { method: "DELETE" }).catch(() => {});
   };
-  tell(message.id, { stop, progress: 0 });
+  tell(message.id, { stop, progress: 0, chat: message.chat });
   try {
     for (let n = 0; ; n += 1) {
       try {

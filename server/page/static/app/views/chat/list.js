@@ -4,6 +4,7 @@ import { day } from "../../lib/format.js";
 import { IconButton } from "../../lib/icons.js";
 import { go, link } from "../../lib/router.js";
 import { t } from "../../lib/texts.js";
+import { running } from "./generate.js";
 import { chats, exported, imported, removeChat, search } from "./store.js";
 
 const SHOWN = 200;
@@ -13,6 +14,7 @@ const found = signal(/** @type {Set<string> | null} */ (null));
 export const ChatList = ({ current, onClose }) => {
   const [words, setWords] = useState("");
   const [wrong, setWrong] = useState(false);
+  const field = useRef(/** @type {HTMLInputElement | null} */ (null));
   const picker = useRef(/** @type {HTMLInputElement | null} */ (null));
   useEffect(() => {
     const later = setTimeout(async () => (found.value = words.trim() ? await search(words) : null), 150);
@@ -31,10 +33,18 @@ export const ChatList = ({ current, onClose }) => {
       setWrong(true);
     }
   };
+  /** @param {import("./store.js").Chat} chat */
+  const remove = async (chat) => {
+    if (!confirm(t("removeChatSure", chat.title))) return;
+    for (const one of running.value.values()) if (one.chat === chat.id) one.stop();
+    await removeChat(chat.id);
+    if (chat.id === current) go("chat");
+    else field.current?.focus();
+  };
   return html`
     <div class="list-head">
       <label class="search"><span class="hidden">${t("searchChats")}</span>
-        <input type="search" placeholder=${t("searchChats")} value=${words}
+        <input type="search" ref=${field} placeholder=${t("searchChats")} value=${words}
           onInput=${(/** @type {any} */ event) => setWords(event.target.value)} />
       </label>
       <${IconButton} icon="plus" label=${t("newChat")} onClick=${() => go("chat")} />
@@ -47,10 +57,7 @@ export const ChatList = ({ current, onClose }) => {
           <a href=${link("chat", chat.id)} aria-current=${chat.id === current ? "true" : undefined}>
             <span class="title">${chat.title}</span><span class="quiet">${day(chat.updated)}</span>
           </a>
-          <${IconButton} icon="trash" label=${`${t("removeChat")}: ${chat.title}`} onClick=${async () => {
-            await removeChat(chat.id);
-            if (chat.id === current) go("chat");
-          }} />
+          <${IconButton} icon="trash" label=${`${t("removeChat")}: ${chat.title}`} onClick=${() => remove(chat)} />
         </li>`,
       )}
       ${found.value && !shown.length && html`<li class="quiet none">${t("nothingFound")}</li>`}

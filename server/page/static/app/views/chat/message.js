@@ -20,6 +20,12 @@ import { serverTools, used } from "./tools.js";
  */
 export const MessageView = ({ message, state, siblings, last, actions }) => {
   const [editing, setEditing] = useState(false);
+  const foot = useRef(/** @type {HTMLElement | null} */ (null));
+  const edited = useRef(false);
+  useEffect(() => {
+    if (edited.current && !editing) foot.current?.querySelector("button")?.focus(); // the field that had the focus is gone
+    edited.current = editing;
+  }, [editing]);
   const user = message.role === "user";
   const name = user ? t("you") : message.role === "tool" ? t("result") : (message.model ?? "");
   return html`<article class=${classes("message", message.role)} aria-label=${name}>
@@ -33,7 +39,7 @@ export const MessageView = ({ message, state, siblings, last, actions }) => {
     ${!state && html`<${Outcome} message=${message} last=${last} actions=${actions} />`}
     ${!state && !editing && html`<footer>
       <${Versions} message=${message} siblings=${siblings} actions=${actions} />
-      <span class="doings">
+      <span class="doings" ref=${foot}>
         ${message.role !== "tool" && html`<${IconButton} icon="edit" label=${t("edit")} onClick=${() => setEditing(true)} />`}
         ${message.role === "assistant" && html`<${IconButton} icon="again" label=${t("again")} onClick=${() => actions.again(message)} />`}
         ${message.role === "assistant" && last && !message.calls?.length &&
@@ -164,7 +170,7 @@ const Speed = ({ message }) => {
   return html`<span class="speed">
     ${timings.predicted_n > 1 && html`<span>${t("perSecond", short(timings.predicted_per_second))}</span>`}
     ${timings.first_ms !== undefined && html`<span>${t("firstToken", seconds(timings.first_ms / 1000))}</span>`}
-    <span class="wide">${t("cached", number(timings.cache_n), number(prompt))}</span>
+    ${prompt > 0 && html`<span class="wide">${t("cached", number(timings.cache_n), number(prompt))}</span>`}
   </span>`;
 };
 

@@ -35,8 +35,10 @@ export const DEFAULTS = {
 export const chats = signal(/** @type {Chat[]} */ ([]));
 /** The open chat's messages, by id. */
 export const messages = signal(/** @type {Map<string, Message>} */ (new Map()));
-/** False where the browser keeps nothing, as in some private windows. */
+/** False where the browser keeps nothing, as in some private windows, or no more. */
 export const keeps = signal(true);
+/** Chats that are no more: what is still being written for them is not kept. @type {Set<string>} */
+const removed = new Set();
 
 /** @type {Promise<IDBDatabase | null> | undefined} */
 let opening;
@@ -44,19 +46,33 @@ let opening;
 /** @returns {Promise<IDBDatabase | null>} */
 function database() {
   opening ??= new Promise((resolve) => {
-    const asked = indexedDB.open("llamapool", 1);
+    const refused = () => {
+      keeps.value = false;
+      resolve(null);
+    };
+    let asked;
+    try {
+      asked = indexedDB.open("llamapool", 1);
+    } catch {
+      return refused();
+    }
     asked.onupgradeneeded = () => {
       asked.result.createObjectStore("chats", { keyPath: "id" });
       asked.result.createObjectStore("messages", { keyPath: "id" }).createIndex("chat", "chat");
     };
     asked.onsuccess = () => resolve(asked.result);
-    asked.onerror = () => {
-      keeps.value = false;
-      resolve(null);
-    };
+    asked.onerror = refused;
   });
   return opening;
 }
+
+const others = typeof BroadcastChannel === "undefined" ? null : new BroadcastChannel("llamapool.chats");
+/** Hear of chats that another tab has written to or removed. @param {(id: string) => void} heard */
+export function onOtherTab(heard) {
+  others?.addEventListener("message", ({ data }) => heard(String(data)));
+}
+/** @param {string} id */
+export const tellOtherTabs = (id) => others?.postMessage(id);
 
 /** @template T @param {IDBRequest<T>} request @returns {Promise<T>} */
 const done = (request) =>
@@ -65,9 +81,26 @@ const done = (request) =>
     request.onerror = () => reject(request.error);
   });
 
-/** @param {"chats" | "messages"} name @param {IDBTransactionMode} [mode] */
-async function table(name, mode = "readonly") {
-  return (await database())?.transaction(name, mode).objectStore(name);
+/** @param {"chats" | "messages"} name */
+async function table(name) {
+  return (await database())?.transaction(name).objectStore(name);
+}
+
+/** Change both tables, or neither. Where the storage is full, what is said goes on, and the page says that it is not kept.
+ *  @param {(chats: IDBObjectStore, messages: IDBObjectStore) => void} work */
+async function changed(work) {
+  const base = await database();
+  if (!base) return;
+  try {
+    const transaction = base.transaction(["chats", "messages"], "readwrite");
+    work(transaction.objectStore("chats"), transaction.objectStore("messages"));
+    await new Promise((resolve, reject) => {
+      transaction.oncomplete = resolve;
+      transaction.onabort = () => reject(transaction.error);
+    });
+  } catch {
+    keeps.value = false;
+  }
 }
 
 export const newId = () => crypto.getRandomValues(new Uint32Array(3)).reduce((text, n) => text + n.toString(36), "");
@@ -87,21 +120,25 @@ export async function messagesOf(chat) {
 /** @param {Chat} chat */
 export async function saveChat(chat) {
   chats.value = [chat, ...chats.value.filter((one) => one.id !== chat.id)].sort((a, b) => b.updated - a.updated);
-  (await table("chats", "readwrite"))?.put(chat);
+  await changed((table) => table.put(chat));
+  tellOtherTabs(chat.id);
 }
 
 /** @param {Message} message */
 export async function saveMessage(message) {
-  (await table("messages", "readwrite"))?.put(message);
+  if (!removed.has(message.chat)) await changed((_, table) => table.put(message));
 }
 
 /** @param {string} id */
 export async function removeChat(id) {
+  removed.add(id);
   chats.value = chats.value.filter((chat) => chat.id !== id);
-  (await table("chats", "readwrite"))?.delete(id);
   const all = await messagesOf(id);
-  const store = await table("messages", "readwrite");
-  for (const message of all) store?.delete(message.id);
+  await changed((heads, table) => {
+    heads.delete(id);
+    for (const message of all) table.delete(message.id);
+  });
+  tellOtherTabs(id);
 }
 
 /** What a first chat begins with: what the server says, by llama-server's names. @returns {Settings} */
@@ -155,15 +192,89 @@ export async function exported() {
   return JSON.stringify({ format: "llamapool-chats", version: 1, chats: found }, null, 1);
 }
 
-/** @param {string} text what `exported` gave @returns {Promise<number>} chats that were read */
+/**
+ * Reads what `exported` gave: all of it, or nothing. A chat that is here already stays; one that went on differently, here or
+ * there, is another chat.
+ * @param {string} text
+ */
 export async function imported(text) {
   const read = JSON.parse(text);
   if (read.format !== "llamapool-chats" || !Array.isArray(read.chats)) throw new Error("format");
-  for (const { chat, messages: all } of read.chats) {
-    await saveChat({ ...chat, settings: { ...DEFAULTS, ...chat.settings } });
-    for (const message of all) await saveMessage(message);
+  const known = new Map(chats.value.map((chat) => [chat.id, chat.updated]));
+  /** @type {{chat: Chat, messages: Message[]}[]} */
+  const all = read.chats.map(readChat);
+  const fresh = all.filter(({ chat }) => known.get(chat.id) !== chat.updated);
+  for (const one of fresh) if (known.has(one.chat.id) || removed.has(one.chat.id)) renamed(one);
+  await changed((heads, table) => {
+    for (const { chat, messages } of fresh) {
+      heads.put(chat);
+      for (const message of messages) table.put(message);
+    }
+  });
+  chats.value = [...fresh.map(({ chat }) => chat), ...chats.value].sort((a, b) => b.updated - a.updated);
+  for (const { chat } of fresh) tellOtherTabs(chat.id);
+}
+
+/** @param {{chat: Chat, messages: Message[]}} one */
+function renamed({ chat, messages }) {
+  chat.id = newId();
+  for (const message of messages) message.chat = chat.id;
+}
+
+/** @param {unknown} value */
+const word = (value) => (typeof value === "string" ? value : "");
+/** @param {unknown} value */
+const time = (value) => (Number.isFinite(value) ? Number(value) : 0);
+
+/** One chat of a file, which anybody may have written: with what a chat needs, and ids of its own for its messages.
+ * @param {any} given @returns {{chat: Chat, messages: Message[]}} */
+function readChat(given) {
+  const { chat, messages: all } = given;
+  if (!word(chat.id) || !Array.isArray(all)) throw new Error("format");
+  const ids = new Map(all.map((message) => [message.id, newId()]));
+  const settings = Object.fromEntries(Object.keys(DEFAULTS).map((name) => [name, word(chat.settings?.[name]) || DEFAULTS[name]]));
+  const parents = parentsOf(all);
+  const messages = all.map((message) => {
+    if (!["user", "assistant", "tool"].includes(message.role)) throw new Error("format");
+    const parent = ids.get(parents.get(message.id) ?? "") ?? null;
+    return readMessage(message, { id: ids.get(message.id) ?? newId(), chat: chat.id, parent });
+  });
+  const leaf = ids.get(chat.leaf) ?? messages.at(-1)?.id ?? null;
+  const head = { id: chat.id, title: word(chat.title) || word(messages[0]?.content).slice(0, 80) };
+  return { chat: { ...head, created: time(chat.created), updated: time(chat.updated), leaf, settings: /** @type {Settings} */ (settings) }, messages };
+}
+
+/** The parent of each message; a way up that leads into itself ends there. @param {any[]} all @returns {Map<string, string | null>} */
+function parentsOf(all) {
+  const parents = new Map(all.map((message) => [message.id, message.parent ?? null]));
+  const fine = new Set();
+  for (const { id } of all) {
+    const way = new Set();
+    let at = id;
+    for (; parents.has(at) && !fine.has(at) && !way.has(at); at = parents.get(at)) way.add(at);
+    if (way.has(at)) parents.set(at, null);
+    for (const one of way) fine.add(one);
   }
-  return read.chats.length;
+  return parents;
+}
+
+/** @param {any} given @param {{id: string, chat: string, parent: string | null}} place @returns {Message} */
+function readMessage(given, place) {
+  /** @type {Message} */
+  const message = { ...place, role: given.role, content: word(given.content), created: time(given.created) };
+  for (const name of /** @type {const} */ (["reasoning", "callId", "model", "finish", "error"])) {
+    if (word(given[name])) message[name] = given[name];
+  }
+  if (Array.isArray(given.calls)) {
+    message.calls = given.calls.map((/** @type {any} */ one) => ({ id: word(one.id), name: word(one.name), arguments: word(one.arguments) }));
+  }
+  if (Array.isArray(given.attached)) {
+    const own = given.attached.filter((/** @type {any} */ one) => /^data:(image|audio)\//.test(word(one.url)));
+    message.attached = own.map((/** @type {any} */ one) => ({ kind: one.url.startsWith("data:image") ? "image" : "audio", url: one.url, name: word(one.name) }));
+  }
+  const timings = Object.entries(given.timings ?? {}).filter(([, value]) => Number.isFinite(value));
+  if (timings.length) message.timings = /** @type {any} */ ({ cache_n: 0, prompt_n: 0, predicted_n: 0, predicted_per_second: 0, ...Object.fromEntries(timings) });
+  return message;
 }
 
 /** Chats in whose title or messages all words stand. @param {string} words @returns {Promise<Set<string>>} */
@@ -179,7 +290,7 @@ export async function search(words) {
     walk.onsuccess = () => {
       const at = walk.result;
       if (!at) return resolve(undefined);
-      if (fits(at.value.content)) found.add(at.value.chat);
+      if (fits(at.value.content ?? "")) found.add(at.value.chat);
       at.continue();
     };
     walk.onerror = () => resolve(undefined);

@@ -13,7 +13,7 @@ import { ChatList } from "./list.js";
 import { MessageView } from "./message.js";
 import { SettingsPanel } from "./settings.js";
 import {
-  chats, childrenOf, defaults, endBelow, keeps, loadChats, messages, messagesOf, newChat, newId, pathTo, saveChat, saveMessage,
+  chats, childrenOf, defaults, endBelow, keeps, loadChats, messages, messagesOf, newChat, newId, onOtherTab, pathTo, saveChat, saveMessage,
 } from "./store.js";
 
 /**
@@ -47,6 +47,18 @@ async function openChat(id) {
   });
   for (const message of all) if (message.stream) void resume(message);
 }
+
+onOtherTab(async (id) => {
+  await loadChats();
+  if (id !== open.value.id || path.value.some((message) => running.value.has(message.id))) return;
+  const found = chats.value.find((chat) => chat.id === id);
+  if (!found) return go("chat"); // removed there
+  const all = await messagesOf(id);
+  batch(() => {
+    open.value = found;
+    messages.value = new Map(all.map((message) => [message.id, message]));
+  });
+});
 
 /** @param {Partial<Chat>} change */
 export async function change(change) {
@@ -157,8 +169,26 @@ export const ChatView = () => {
     if (ready.value && id !== (open.value.leaf ? open.value.id : undefined)) void openChat(id);
     if (panel.value === "chats") panel.value = "";
   }, [id, ready.value]);
+  const shown = panel.value;
+  const frame = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const opener = useRef(/** @type {Element | null} */ (null));
+  useLayoutEffect(() => {
+    if (shown) {
+      opener.current = document.activeElement;
+      const first = frame.current?.querySelector(shown === "settings" ? ".settings textarea" : ".chat-list input");
+      if (first instanceof HTMLElement) first.focus();
+    } else if (opener.current instanceof HTMLElement && document.activeElement === document.body) {
+      opener.current.focus(); // what had the focus is gone
+    }
+  }, [shown]);
+  /** @param {KeyboardEvent} event */
+  const left = (event) => {
+    if (event.key !== "Escape" || !shown || !(event.target instanceof Element) || !event.target.closest("aside")) return;
+    panel.value = "";
+    if (opener.current instanceof HTMLElement) opener.current.focus();
+  };
   return html`
-    <div class=${classes("chat", panel.value === "settings" && "with-settings")}>
+    <div ref=${frame} class=${classes("chat", shown === "settings" && "with-settings")} onKeyDown=${left}>
       <aside class=${classes("chat-list", panel.value === "chats" && "shown")} aria-label=${t("chats")}>
         <${ChatList} current=${open.value.id} onClose=${() => (panel.value = "")} />
       </aside>
@@ -233,7 +263,7 @@ const Talk = () => {
   };
   return html`
     <div class="scroll" ref=${box} onScroll=${scrolled} tabindex="0" role="log" aria-label=${t("chat")} aria-live="off">
-      ${!all.length && html`<${Greeting} />`}
+      ${!all.length ? html`<${Greeting} />` : !keeps.value && html`<p class="notice warn" role="status">${t("notKept")}</p>`}
       <div class="messages" ref=${content}>
         ${shown.length < all.length && html`<button type="button" class="earlier" onClick=${more}>${t("earlier")}</button>`}
         ${shown.map(
@@ -268,8 +298,16 @@ async function asAttached(file) {
   return { kind: file.type.startsWith("image/") ? "image" : "audio", url, name: file.name };
 }
 
+/** What was begun and not sent, by chat: other views may be looked at meanwhile. @type {Map<string, string>} */
+const drafts = new Map();
+
 const Composer = () => {
-  const [text, setText] = useState("");
+  const chat = open.value.leaf ? open.value.id : ""; // that of a new chat waits for the next new one
+  const [text, write] = useState(drafts.get(chat) ?? "");
+  const setText = (/** @type {string} */ next) => {
+    drafts.set(chat, next);
+    write(next);
+  };
   const [attached, setAttached] = useState(/** @type {Attached[]} */ ([]));
   const picker = useRef(/** @type {HTMLInputElement | null} */ (null));
   /** @type {string[]} */
@@ -282,6 +320,11 @@ const Composer = () => {
   };
   const field = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   const busy = path.value.map((message) => running.value.get(message.id)).find(Boolean);
+  const last = path.value.at(-1);
+  const wrote = useRef(false); // since when it is over is told to those who don't see it
+  useEffect(() => {
+    if (busy) wrote.current = true;
+  }, [Boolean(busy)]);
   const pending = path.value.at(-1)?.role === "assistant" && Boolean(path.value.at(-1)?.calls?.length);
   useLayoutEffect(() => {
     const area = field.current;
@@ -303,7 +346,8 @@ const Composer = () => {
       send();
     }
   };
-  return html`<form class="composer" onSubmit=${(/** @type {Event} */ event) => {
+  return html`<p class="hidden" role="status">${!busy && wrote.current && last?.role === "assistant" && !last.error && t("answerDone")}</p>
+  <form class="composer" onSubmit=${(/** @type {Event} */ event) => {
     event.preventDefault();
     send();
   }}>

@@ -1,0 +1,25 @@
+// What this browser remembers beside the chats: a few short words. Where it may not (cookies are blocked, the storage is full),
+// they hold until the page is left.
+
+/** @type {Map<string, string>} */
+const here = new Map();
+
+/** @param {string} name @returns {string} "" = nothing */
+export function kept(name) {
+  try {
+    return localStorage.getItem(name) ?? here.get(name) ?? "";
+  } catch {
+    return here.get(name) ?? "";
+  }
+}
+
+/** @param {string} name @param {string} value "" = forget it */
+export function keep(name, value) {
+  here.set(name, value);
+  try {
+    if (value) localStorage.setItem(name, value);
+    else localStorage.removeItem(name);
+  } catch {
+    // until the page is left
+  }
+}
