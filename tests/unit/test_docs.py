@@ -67,3 +67,20 @@ def test_every_cell_of_the_comparison_has_a_command_or_a_source() -> None:
     assert len(cells) > 70
     assert [cell for cell in cells if not re.search(r"`[^`]+`|\]\(|\[[a-z]\]", cell)] == []
     assert set(re.findall(r"\[[a-z]\](?!\()", page)) == sources
+
+
+def test_the_changes_to_look_at_are_in_the_history() -> None:
+    """Each ``git show HASH -- PATHS`` shows something; a clone without the history, or not all of it, can't tell."""
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", str(ROOT), *words], text=True, capture_output=True, check=False)
+
+    shown = re.findall(r"`git show ([0-9a-f]{7,}) -- ([^`]+)`", (ROOT / "docs/CONTRIBUTING.md").read_text())
+    assert len(shown) >= 4
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("no clone with the whole history")
+    known = [(commit, paths) for commit, paths in shown if git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0]
+    if not known:
+        pytest.skip("a history of its own")
+    assert known == shown
+    assert [commit for commit, paths in shown if not git("show", "--format=", commit, "--", *paths.split()).stdout] == []
