@@ -142,7 +142,7 @@ def load_settings(
     return settings
 
 
-def hub_settings(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[Settings, str]:
+def hub_settings(argv: Sequence[str]) -> tuple[Settings, str]:
     """Settings that say only where the hub and its cache are, and the file of --hf-file. Raises ConfigError."""
     flags = read_flags(TABLE, argv)
     strange = [given.source for key, given in {**flags.server, **flags.model}.items() if key not in _HUB_KEYS]
@@ -150,10 +150,10 @@ def hub_settings(argv: Sequence[str], env: Mapping[str, str] | None = None) -> t
         raise ConfigError(
             f"{(strange or [flags.config])[0]} is of no use here; known: --hf-token, --hf-file, --offline"
         )
-    variables = read_environment(TABLE, os.environ if env is None else env)
+    variables = read_environment(TABLE, os.environ)
     file = flags.model.get("hf_file")
     inputs = Inputs(TABLE, flags, variables, YamlFile())
-    settings = _laid_over(inputs, Roster(), _hub_place(os.environ if env is None else env))
+    settings = _laid_over(inputs, Roster(), _hub_place(os.environ))
     return settings, str(file.value) if file else ""
 
 

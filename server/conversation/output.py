@@ -62,7 +62,7 @@ def decide(conversation: Conversation, speech: Speech, prompt: Prompt, model: Lo
     constraint = _held(
         conversation, speech, prompt, model, shown, calls=bool(functions), thoughts_apart=reasoning_format != "none"
     )
-    return Output(_limited(constraint, tools, speech, prompt, switch, model), shown, parser, switch)
+    return Output(_limited(constraint, speech, prompt, switch, model), shown, parser, switch)
 
 
 def _held(
@@ -109,7 +109,6 @@ def _held(
 
 def _limited(
     constraint: Constraint | None,
-    tools: Tools,
     speech: Speech,
     prompt: Prompt,
     switch: ReasoningSwitch | None,

@@ -136,7 +136,7 @@ def parts(markup: Markup) -> tuple["str | re.Pattern[str]", ...]:
     return (markup,) if isinstance(markup, str) else markup
 
 
-def json_calls(open: str = "", close: str = "", *, key: str = "arguments", **options: Any) -> CallForm:  # noqa: A002
+def json_calls(open: str, close: str = "", *, key: str = "arguments", **options: Any) -> CallForm:  # noqa: A002
     """Calls as ``{"name": ..., "arguments": {...}}``, with a tag before and behind each of them."""
     given: dict[str, Any] = {"trigger": open.strip(), **options}
     return CallForm(f'{open}{{"name": "', (f'", "{key}": ',), f"}}{close}", **given)

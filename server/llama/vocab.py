@@ -197,10 +197,6 @@ class LlamaVocab:
             raise InternalError(f"token {token} is outside the vocabulary of {self.n_tokens}")
         return int(fast.vocab_get_attr(self.pointer, token))
 
-    def is_control(self, token: int) -> bool:
-        """Whether the token is markup of the model (turns, tools), not text."""
-        return bool(self.attributes(token) & CONTROL)
-
     def close(self) -> None:
         """The weights are going: every later native call raises. Pieces that were read stay readable."""
         self._pointer = None

@@ -95,7 +95,7 @@ class Metrics:
             registry=None,
         )
         built = Gauge("llamapool_build_info", "1; what runs", ["version", "llama_cpp_python", "python"], registry=None)
-        built.labels(__version__, _version_of("llama-cpp-python"), platform.python_version()).set(1)
+        built.labels(__version__, _version_of_llama_cpp_python(), platform.python_version()).set(1)
         for each in (self._load_seconds, self._lag, built):
             self._registry.register(_Counted(each))
 
@@ -172,8 +172,8 @@ class Metrics:
         return registry
 
 
-def _version_of(distribution: str) -> str:
+def _version_of_llama_cpp_python() -> str:
     try:
-        return metadata.version(distribution)
+        return metadata.version("llama-cpp-python")
     except metadata.PackageNotFoundError:
         return "none"

@@ -79,8 +79,12 @@ def test_the_changes_to_look_at_are_in_the_history() -> None:
     assert len(shown) >= 4
     if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
         pytest.skip("no clone with the whole history")
-    known = [(commit, paths) for commit, paths in shown if git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0]
+    known = [
+        (commit, paths) for commit, paths in shown if git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
+    ]
     if not known:
         pytest.skip("a history of its own")
     assert known == shown
-    assert [commit for commit, paths in shown if not git("show", "--format=", commit, "--", *paths.split()).stdout] == []
+    assert [
+        commit for commit, paths in shown if not git("show", "--format=", commit, "--", *paths.split()).stdout
+    ] == []

@@ -102,7 +102,7 @@ class GrammarCompiler:
             made = self._compile(grammar_text(text), "json_schema", "json_schema")
             made.recipe = Recipe("json_schema", json.dumps(schema), "json_schema")
         except InvalidRequest as error:
-            raise unsupported(error.message.removeprefix("json_schema: "), schema, "json_schema", narrowed) from None
+            raise unsupported(error.message.removeprefix("json_schema: "), schema, narrowed) from None
         return made if unique is None else UniqueItems.over(made, unique, self._all_item_ends())
 
     def made_anew(self, recipe: Recipe) -> MatcherConstraint:

@@ -102,7 +102,7 @@ def between_slashes(regex: str) -> str:
     return _NOT_BETWEEN.sub(lambda found: found[1] or ("\\n" if found[0] == "\n" else "\\/"), regex)
 
 
-def escaped_text(text: str, *, folded: bool = False) -> Regex:
+def escaped_text(text: str, *, folded: bool) -> Regex:
     """Exactly that text; ``folded``: in any case."""
     return Row(tuple(_character(ord(char), folded) for char in text))
 

@@ -55,9 +55,9 @@ class Written(NamedTuple):
     narrowed: str
 
 
-def schema_text(schema: object, *, what: str = "json_schema") -> str:
-    """The schema as JSON text for llguidance, with our whitespace. Raises InvalidRequest that names the place."""
-    text, unique, _ = written(schema, what)
+def schema_text(schema: object) -> str:
+    """A grammar's ``%json`` as JSON for llguidance, with our whitespace. Raises `InvalidRequest` with its place."""
+    text, unique, _ = written(schema, "%json")
     if unique is not None:
         raise unenforceable("uniqueItems", unique.first)
     return text
@@ -181,22 +181,22 @@ def _measure(schema: object) -> tuple[int, tuple[str, ...]]:
     return depth, tuple(uses)
 
 
-def unsupported(error: str, schema: object, what: str, narrowed: str) -> InvalidRequest:
+def unsupported(error: str, schema: object, narrowed: str) -> InvalidRequest:
     """llguidance's refusal, with the place of the keyword it names, or of the one that leaves nothing."""
     if narrowed and error.startswith("Unsatisfiable"):
         return InvalidRequest(f"{narrowed} cannot be enforced, or nothing matches: {error}", narrowed.split(": ")[0])
     found = re.search(r'Unimplemented keys: \["([^"]+)"', error)
     keyword = found[1] if found else "oneOf" if "oneOf constraints" in error else ""
-    place = _place_of(keyword, schema, what)
+    place = _place_of(keyword, schema)
     if keyword == "oneOf":
         return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
     if keyword:
         return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced", place)
-    return InvalidRequest(f"{what}: {_GENERATED_PLACE.sub('', error)}", what)
+    return InvalidRequest(f"json_schema: {_GENERATED_PLACE.sub('', error)}", "json_schema")
 
 
-def _place_of(keyword: str, schema: object, what: str) -> str:
-    level = [(what, schema)]
+def _place_of(keyword: str, schema: object) -> str:
+    level = [("json_schema", schema)]
     while level:
         below: list[tuple[str, object]] = []
         for place, value in level:
@@ -207,4 +207,4 @@ def _place_of(keyword: str, schema: object, what: str) -> str:
             elif isinstance(value, list):
                 below += [(f"{place}.{n}", sub) for n, sub in enumerate(value)]
         level = below
-    return what
+    return "json_schema"

@@ -4,7 +4,7 @@ import json
 import re
 
 from server.constrain.grammar.json_schema import schema_text
-from server.constrain.grammar.limits import MAX_RULE_CHAIN, MAX_TEXT_CHARS, Node, check_chain
+from server.constrain.grammar.limits import MAX_RULE_CHAIN, Node, check_chain
 from server.errors import InvalidRequest
 
 _TOKENS = re.compile(
@@ -30,7 +30,7 @@ def literal(text: str) -> str:
     return json.dumps(text)
 
 
-def checked_lark(text: str, max_chars: int = MAX_TEXT_CHARS) -> str:
+def checked_lark(text: str, max_chars: int) -> str:
     """A client's Lark grammar, known to be small and shallow and with every ``%json`` in it checked.
 
     Raises InvalidRequest; what the grammar says is left to llguidance.
@@ -72,4 +72,4 @@ def _inline_schema(text: str, pos: int) -> tuple[str, int]:
     except (ValueError, RecursionError) as error:
         line = text.count("\n", 0, pos) + 1
         raise InvalidRequest(f"%json on line {line} is not followed by a JSON Schema: {error}") from None
-    return schema_text(schema, what="%json"), end
+    return schema_text(schema), end

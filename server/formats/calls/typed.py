@@ -20,14 +20,12 @@ class Argument:
     types: frozenset[str] | None = None
 
 
-def typed_call(
-    turn: Turn, name: str, next_argument: Callable[[], Steps[Argument | None]], call_id: str = ""
-) -> Steps[None]:
+def typed_call(turn: Turn, name: str, next_argument: Callable[[], Steps[Argument | None]]) -> Steps[None]:
     """A call whose arguments `next_argument` finds one by one, until it says None.
 
     It raises `NotMarkup` for what is no argument; that is content, and the end of the call.
     """
-    turn.begin(name, call_id)
+    turn.begin(name, "")
     schema = turn.how.functions.get(name, {})
     joint = "{"
     while True:

@@ -156,7 +156,7 @@ class Table:
         return iter(self.entries.values())
 
 
-def nearest(word: str, known: list[str], otherwise: str = "") -> str:
+def nearest(word: str, known: list[str], otherwise: str) -> str:
     """``; did you mean 'x'?`` for the most similar known word, else `otherwise`."""
     by_lower = {name.lower(): name for name in known}
     found = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)

@@ -94,7 +94,7 @@ class Lifecycle:
         for model in list(self._measured_by):
             self._give_up(model)
 
-    def begin_load(self, entry: Entry, granted: Mapping[str, int] | None = None) -> None:
+    def begin_load(self, entry: Entry, granted: Mapping[str, int] | None) -> None:
         """Take the model's place, and all the memory that is `granted`, until it is known what it takes; `load` must
         follow."""
         loop = asyncio.get_running_loop()

@@ -201,7 +201,7 @@ def model_object(state: ModelState, *, whole: bool = False) -> dict[str, Any]:
     return shown
 
 
-def status_object(state: ModelState, *, whole: bool = False) -> dict[str, Any]:
+def status_object(state: ModelState, *, whole: bool) -> dict[str, Any]:
     """The router's ``status``. A model here is no process of its own; ``args`` would serve it as one. They and the
     preset name files: `whole` is for who may know of these."""
     shown: dict[str, Any] = {

@@ -3,8 +3,6 @@
 from typing import Literal, get_args
 from urllib.parse import unquote_to_bytes
 
-from server.errors import InvalidRequest
-
 Scope = Literal["infer", "slots", "lora", "models", "props", "metrics"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
@@ -70,11 +68,3 @@ def is_of_this_machine(method: str, path: str) -> bool:
     """Whether it downloads a model or deletes its files, has this machine work on something else than models, or tells
     what others do."""
     return ("GET" if method == "HEAD" else method, path) in _OF_THIS_MACHINE
-
-
-def as_scope(text: object) -> Scope:
-    """A scope by its name. Raises `InvalidRequest`."""
-    for known in SCOPES:
-        if known == text:
-            return known
-    raise InvalidRequest(f"'{text}' is not a scope; known: {', '.join(SCOPES)}")

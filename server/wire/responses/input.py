@@ -126,17 +126,17 @@ class _Reader:
         call_id = next((item[key] for key in ("call_id", "id") if isinstance(item.get(key), str)), "")
         given = item.get(_WHAT_IS_CALLED.get(kind, ""))
         if kind in _WHAT_IS_CALLED and given is not None and call_id:
-            self._call(Call(kind.removesuffix("_call"), _as_json(given, path), call_id))
+            self._call(Call(kind.removesuffix("_call"), _as_json(given), call_id))
         elif kind == "mcp_call" and isinstance(item.get("name"), str):
-            self._call(Call(item["name"], _as_json(item.get("arguments") or {}, path), call_id))
+            self._call(Call(item["name"], _as_json(item.get("arguments") or {}), call_id))
             said = item.get("output") or item.get("error") or ""
-            self._answered(text_content([TextPart(said if isinstance(said, str) else _as_json(said, path))]), call_id)
+            self._answered(text_content([TextPart(said if isinstance(said, str) else _as_json(said))]), call_id)
         elif kind == "code_interpreter_call" and isinstance(item.get("code"), str):
             self._call(Call("code_interpreter", orjson.dumps({"code": item["code"]}).decode(), call_id))
             self._answered(text_content(self._output(item.get("outputs") or "", f"{path}.outputs")), call_id)
         elif kind == "tool_search_output" and call_id:
             self.tools.append((item.get("tools"), f"{path}.tools"))
-            self._answered(_as_json(item.get("tools") or [], path), call_id)
+            self._answered(_as_json(item.get("tools") or []), call_id)
         elif kind.endswith("_output") and call_id and item.get("output") is not None:
             self._result(item, path, call_id)
         elif item.get("role") in _ROLES and item.get("content") is not None:
@@ -188,9 +188,9 @@ class _Reader:
         if isinstance(given, dict):
             kind = given.get("type")
             seen = isinstance(kind, str) and kind in _MEDIA
-            return self._parts([given], path) if seen else [TextPart(_as_json(given, path))]
+            return self._parts([given], path) if seen else [TextPart(_as_json(given))]
         if isinstance(given, list) and any(isinstance(part, dict) and "type" not in part for part in given):
-            return [TextPart(_as_json(given, path))]
+            return [TextPart(_as_json(given))]
         return self._parts(given, path)
 
     def _reasoning(self, item: Mapping[str, Any], path: str) -> None:
@@ -255,7 +255,7 @@ def _arguments(item: Mapping[str, Any], path: str) -> str:
     return "{}" if item.get("arguments", item) is None else _text(item, "arguments", path)
 
 
-def _as_json(value: Any, path: str) -> str:
+def _as_json(value: Any) -> str:
     """A text as it is, anything else as JSON without what is null."""
     if isinstance(value, str):
         return value

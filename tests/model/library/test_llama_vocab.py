@@ -34,8 +34,6 @@ def test_the_beginning_token_is_added_on_request(tiny_vocab: LlamaVocab) -> None
 def test_control_tokens_print_nothing_unless_asked(tiny_vocab: LlamaVocab) -> None:
     assert tiny_vocab.piece(tiny_vocab.eos) == b"</s>"
     assert tiny_vocab.piece(tiny_vocab.eos, special=False) == b""
-    assert tiny_vocab.is_control(tiny_vocab.eos)
-    assert not tiny_vocab.is_control(65)
     assert tiny_vocab.detokenize([tiny_vocab.bos, 65], special=False) == b"A"
 
 

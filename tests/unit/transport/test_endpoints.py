@@ -1,8 +1,7 @@
 import pytest
 
-from server.errors import InvalidRequest
 from server.routes import ROUTERS
-from server.transport.access.endpoints import SCOPES, as_scope, changes_the_server, is_of_this_machine, scope_of
+from server.transport.access.endpoints import changes_the_server, is_of_this_machine, scope_of
 
 ANY_KEY = {
     *("/", "/health", "/v1/health", "/livez", "/readyz", "/docs", "/openapi.json", "/models", "/v1/models"),
@@ -58,9 +57,3 @@ def test_to_read_the_configuration_again_is_a_change_too(method: str) -> None:
     assert changes_the_server(method, "/v1/models", b"a=b&reload=1")
     assert changes_the_server(method, "/models", b"%72eloa%64=1")
     assert not changes_the_server(method, "/models", b"")
-
-
-def test_scopes_have_names() -> None:
-    assert [as_scope(name) for name in SCOPES] == list(SCOPES)
-    with pytest.raises(InvalidRequest, match="'root' is not a scope; known: infer, slots, lora"):
-        as_scope("root")
