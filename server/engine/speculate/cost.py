@@ -9,8 +9,7 @@ gain of a tenth. For one sequence, or where all do alike, that is the tokens per
 """
 
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log, log1p
 
@@ -107,14 +106,25 @@ class StepCost:
 class Step:
     """The step that guesses are for: `n_tokens` come out of it in `base_s` seconds without any.
 
-    ``extra_s`` says what so many guessed tokens add to it, ``evaluation_s`` what each further length does: sequences
-    with cells of their own are evaluated together only as far as they have as many tokens (`schedule.evaluations`).
+    ``extra_s`` says what so many more tokens add to it, ``evaluation_tokens`` how many of them each further length is
+    (`evaluated`).
     """
 
     n_tokens: int
     base_s: float
     extra_s: Callable[[int], float]
-    evaluation_s: float = 0.0
+    evaluation_tokens: float = 0.0
+
+
+def evaluated(sequences: Mapping[int, int], evaluation_tokens: float) -> int:
+    """Tokens that a step computes as quickly, which has so many sequences by their numbers of tokens.
+
+    Those with cells of their own are evaluated together only as far as they have as many: each further length costs
+    as much as `evaluation_tokens`, or less, where the others are filled up to it (`schedule.evaluations`).
+    """
+    n = sum([each * count for each, count in sequences.items()])
+    most = max(sequences) * sum(sequences.values())
+    return n + int(min((len(sequences) - 1) * evaluation_tokens, most - n))
 
 
 def lengths(reaches: Sequence[Sequence[float]], step: Step, most: int) -> list[int]:
@@ -127,18 +137,20 @@ def lengths(reaches: Sequence[Sequence[float]], step: Step, most: int) -> list[i
         return taken
     ranked = sorted(_gains(reaches), reverse=True)[:most]
     best, n_best, gain = _MARGIN * (1 + n_tokens), 0, 0.0
-    alike = Counter({0: n_tokens})  # sequences by how many of their guesses are taken
+    alike = {1: n_tokens}  # sequences by their tokens
     for n, (more, i) in enumerate(ranked, 1):
         gain += more
-        alike[taken[i]] -= 1
         taken[i] += 1
-        alike[taken[i]] += 1
-        n_further = sum([count > 0 for count in alike.values()]) - 1
-        least_s = step.extra_s(n)
-        value = gain - n_tokens * log1p((least_s + n_further * step.evaluation_s) / base_s)
+        alike[taken[i]] -= 1
+        if not alike[taken[i]]:
+            del alike[taken[i]]
+        alike[taken[i] + 1] = alike.get(taken[i] + 1, 0) + 1
+        extra_s = step.extra_s(evaluated(alike, step.evaluation_tokens) - n_tokens)
+        value = gain - n_tokens * log1p(extra_s / base_s)
         if value > best:
             best, n_best = value, n
-        if gain + (len(ranked) - n) * more - n_tokens * log1p(least_s / base_s) <= best:  # gains fall, and costs rise
+        most_gain = gain + (len(ranked) - n) * more  # gains fall, and costs rise
+        if most_gain - n_tokens * log1p(step.extra_s(n) / base_s) <= best:
             break
     taken = [0] * len(reaches)
     for _, i in ranked[:n_best]:
@@ -176,8 +188,9 @@ def draft_length(chances: Sequence[float], step: Step, draft_s: Callable[[int], 
             break
         gains = [log1p(_expected(p, length)) for p in chances]
         for count in counts:
-            seconds = base_s + length * draft_s(count) + step.extra_s(length * count)
-            seconds += step.evaluation_s if count < n_tokens else 0.0
+            tokens = {1: n_tokens - count, 1 + length: count} if count < n_tokens else {1 + length: count}
+            more = evaluated(tokens, step.evaluation_tokens) - n_tokens
+            seconds = base_s + length * draft_s(count) + step.extra_s(more)
             value = sum(gains[:count]) - n_tokens * log(seconds / base_s)
             if value > best:
                 best, found = value, (count, length)

@@ -1,5 +1,6 @@
 """Which tokens are guessed in which step of one instance, and what is learned from it. Used by its step thread."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from random import Random
@@ -10,7 +11,7 @@ from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import Step, StepCost, lengths
+from server.engine.speculate.cost import Step, StepCost, evaluated, lengths
 from server.engine.speculate.draft_model import DraftCells, Drafting, Guesser, Wanted
 from server.engine.speculate.lookup import CHUNK
 from server.engine.speculate.mtp import MtpGuesser
@@ -99,7 +100,7 @@ class Speculation:
         if base_s <= 0.0:  # it is not known yet what steps cost
             return [[] for _ in generating]
         again = 1.0 if self._info.can_cut else _AGAIN
-        step = Step(n, base_s, lambda more: again * max(cost.of(n + more) - base_s, 0.0), self._info.evaluation_s)
+        step = Step(n, base_s, lambda more: again * max(cost.of(n + more) - base_s, 0.0), self._info.evaluation_tokens)
         reaches = [s.speculating.reach(len(g)) if s.speculating else [] for s, g in zip(generating, found, strict=True)]
         if self._drafting is not None:
             self._draft(self._drafting, generating, found, reaches, step)
@@ -181,14 +182,11 @@ class Speculation:
 
     def observe(self, entries: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
         """A step with `entries` took `seconds`; `n_prompt` of its tokens are prompts'."""
-        n_tokens = sum([len(e.tokens) for e in entries]) - n_prompt
-        if not n_tokens:
+        if n_prompt == sum([len(e.tokens) for e in entries]):
             self._cost.observe_prompt(n_prompt, seconds)
         elif not n_prompt:
-            if n_tokens > len(entries):  # as if all were evaluated together
-                n_further = len({len(e.tokens) for e in entries}) - 1
-                seconds = max(seconds - n_further * self._info.evaluation_s, seconds / (1 + n_further))
-            self._cost.observe(n_tokens, seconds)
+            tokens = Counter([len(e.tokens) for e in entries])
+            self._cost.observe(evaluated(tokens, self._info.evaluation_tokens), seconds)
 
     def judge(self, sequence: Sequence, n_right: int) -> None:
         """Of the guesses for `sequence` in the last step, the first `n_right` were sampled, too."""

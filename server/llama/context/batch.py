@@ -51,27 +51,30 @@ class Batch:
         self.native.seq_id = ctypes.cast(self._seq_pointers, ctypes.POINTER(int_pointer))
         self.native.logits = self._logits
 
-    def fill(self, entries: Sequence[BatchEntry]) -> list[int]:
+    def fill(self, entries: Sequence[BatchEntry], lengths: Sequence[int] = ()) -> list[int]:
         """Put `entries` into the batch; returns the index of each token whose logits were asked for, in order.
 
-        Raises `InternalError` for whatever the library would abort on: nothing to decode, too many tokens or outputs,
-        ids out of range.
+        Each is filled up to that one of `lengths` by its last token, without logits. Raises `InternalError` for
+        whatever the library would abort on: nothing to decode, too many tokens or outputs, ids out of range.
         """
         tokens: list[int] = []
         positions: list[int] = []
         sequences: list[int] = []
         outputs: list[int] = []
-        for entry in entries:
+        for i, entry in enumerate(entries):
             n = len(entry.tokens)
             if not n or entry.pos < 0 or not 0 <= entry.seq < self._n_seq:
                 raise InternalError(f"a batch entry of {n} tokens at {entry.pos} in sequence {entry.seq}")
             tokens += entry.tokens
-            positions += range(entry.pos, entry.pos + n)
-            sequences += [entry.seq] * n
             if entry.all_logits:
                 outputs += range(len(tokens) - n, len(tokens))
             elif entry.want_logits:
                 outputs.append(len(tokens) - 1)
+            if lengths and lengths[i] > n:
+                tokens += [tokens[-1]] * (lengths[i] - n)
+                n = lengths[i]
+            positions += range(entry.pos, entry.pos + n)
+            sequences += [entry.seq] * n
         self._check(tokens, positions, outputs)
         n = len(tokens)
         self._token[:n] = tokens

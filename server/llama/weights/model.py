@@ -143,6 +143,7 @@ class LlamaWeights:
             piece_s=piece_s(model, self._spec.native),
             turn_ends=self.vocab.turn_ends(),
             evaluation_s=cost.evaluation_s,
+            evaluation_tokens=cost.evaluation_tokens,
             copy_s=cost.copy_s,
         )
         draft = self._draft.runner(C.llama_n_ctx(context)) if self._draft is not None and info.n_guesses else None

@@ -16,7 +16,7 @@ from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.evaluations import between, evaluations, n_beside, n_more_runs, n_runs
+from server.engine.schedule.evaluations import between, evaluations, filled, n_beside, n_more_runs, n_runs
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
 
@@ -78,6 +78,27 @@ def test_every_token_is_evaluated_once(runs: list[tuple[int, int]], n_ubatch: in
     n_tokens = sum(n for _, n in runs)
     assert n_tokens <= evaluations(runs, n_ubatch) * n_ubatch
     assert evaluations(runs, n_ubatch) <= n_tokens
+
+
+def test_runs_of_nearly_one_length_are_filled_up_to_it() -> None:
+    assert filled([5, 6, 5, 4, 6, 6], 9, 512) == [6] * 6
+    assert filled([2, 1, 1, 1], 9, 512) == [2] * 4
+    assert filled([1, 1, 1, 9, 10], 9, 512) == [1, 1, 1, 10, 10]
+    assert filled([9, 1, 1, 1], 9, 512) == [9, 1, 1, 1]
+    assert filled([5, 6, 5, 4], 0, 512) == [5, 6, 5, 4]
+    assert filled([5, 6, 5, 4], 9, 23) == [5, 6, 5, 5]
+
+
+@given(st.lists(st.integers(1, 40), max_size=12), st.floats(0, 12), st.integers(1, 200))
+def test_filling_up_never_costs_more_than_it_saves(lengths: list[int], evaluation_tokens: float, n_ubatch: int) -> None:
+    def cost(each: list[int]) -> float:
+        return sum(each) + evaluation_tokens * len(set(each))
+
+    to = filled(lengths, evaluation_tokens, n_ubatch)
+    assert all(before <= after for before, after in zip(lengths, to, strict=True))
+    assert set(to) <= set(lengths)
+    assert cost(to) <= cost(lengths) + 1e-6
+    assert all(to.count(n) * n <= n_ubatch for n in to if n not in lengths or to.count(n) > lengths.count(n))
 
 
 # ---- in the scheduler

@@ -1,5 +1,6 @@
 """What is learned of costs and of guesses, and how many guesses follow from it."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence, Ticket
-from server.engine.speculate.cost import FORGET, Step, StepCost, draft_length, lengths
+from server.engine.speculate.cost import FORGET, Step, StepCost, draft_length, evaluated, lengths
 from server.engine.speculate.lookup import Lookup
 from server.engine.speculate.speculation import Speculation
 from server.engine.speculate.state import SURE, Speculating
@@ -166,8 +167,8 @@ def test_only_the_sequences_that_do_well_are_drafted_for() -> None:
 
 
 def test_a_guess_for_one_of_several_streams_is_weighed_with_the_evaluation_that_it_takes() -> None:
-    """With cells of their own, sequences of other lengths are evaluated one after the other."""
-    apart, together = Step(4, 0.01, lambda n: n * 0.0001, 0.009), Step(4, 0.01, lambda n: n * 0.0001)
+    """With cells of their own, sequences of other lengths are evaluated one after the other, or filled up."""
+    apart, together = Step(4, 0.01, lambda n: n * 0.0005, 20.0), Step(4, 0.01, lambda n: n * 0.0005)
     one, all_ = [[0.9, 0.8, 0.7], [], [], []], [[0.9, 0.8, 0.7]] * 4
     assert lengths(one, together, 99) == [3, 0, 0, 0]
     assert lengths(one, apart, 99) == [0, 0, 0, 0]
@@ -177,12 +178,19 @@ def test_a_guess_for_one_of_several_streams_is_weighed_with_the_evaluation_that_
 
 
 def test_what_further_evaluations_took_is_not_taken_for_the_cost_of_tokens() -> None:
-    """A step in which one of four streams had four guesses was evaluated twice."""
-    info = replace(FakeRunner(n_seq=4).info, evaluation_s=0.01)
+    """A step in which one of four streams had four guesses was evaluated twice, or with the others filled up."""
+    info = replace(FakeRunner(n_seq=4).info, evaluation_tokens=4.0)
     guessing = Speculation(EngineParams(), info, None)
     ticket = Ticket(Request(id="", prompt=[1]), lambda events: None, 0.0)
     sequence = Sequence(ticket, 0, TextStream(), [1])
-    for lengths_ in ([1, 1, 1, 1], [5, 1, 1, 1]):
-        entries = [TokenRun(i, 0, [7] * n, True, sequence) for i, n in enumerate(lengths_)]
-        guessing.observe(entries, 0, 0.012 + 0.01 * (max(lengths_) > 1))
-    assert guessing._cost.of(8) == pytest.approx(0.012)
+    for lengths_, seconds in (([1, 1, 1, 1], 0.010), ([5, 1, 1, 1], 0.018)):
+        guessing.observe([TokenRun(i, 0, [7] * n, True, sequence) for i, n in enumerate(lengths_)], 0, seconds)
+    assert guessing._cost.of(12) == pytest.approx(0.018)
+    assert guessing._cost.of(8) == pytest.approx(0.014)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.floats(0, 20))
+def test_a_further_length_costs_no_more_than_to_fill_the_others_up(each: list[int], evaluation_tokens: float) -> None:
+    n = evaluated(Counter(each), evaluation_tokens)
+    assert sum(each) <= n <= max(each) * len(each)
+    assert n == sum(each) or len(set(each)) > 1
