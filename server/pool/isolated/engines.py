@@ -113,6 +113,14 @@ class _Half:
             else:
                 self._pulses[i] = pulse, since, looks + 1
 
+    async def _drained(self, drain_s: float) -> None:
+        """The process' half has `drain_s` seconds for what runs; what is left then is to fail."""
+        self._closing = True
+        if self.core.up:
+            with contextlib.suppress(TimeoutError, LlamapoolError):
+                async with asyncio.timeout(drain_s + CLOSE_S):
+                    await self.core.call("close", self._which, drain_s)
+
     def _check_open(self) -> None:
         """Raises `ShuttingDown`, or `Unavailable` where it would take long."""
         if self._closing:
@@ -274,11 +282,7 @@ class IsolatedEngine(_Half):
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Give running requests `drain_s` seconds, then fail them; prompt states are saved."""
-        self._closing = True
-        if self.core.up:
-            with contextlib.suppress(TimeoutError, LlamapoolError):
-                async with asyncio.timeout(drain_s + CLOSE_S):
-                    await self.core.call("close", self._which, drain_s)
+        await self._drained(drain_s)
         self.gave_up(ShuttingDown("model"))
         self._n_begun, self._told = 0, self._told and replace(self._told, busy=False, n_begun=0)
 
@@ -449,11 +453,7 @@ class IsolatedEmbedder(_Half):
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Give running requests `drain_s` seconds, then fail them."""
-        self._closing = True
-        if self.core.up:
-            with contextlib.suppress(TimeoutError, LlamapoolError):
-                async with asyncio.timeout(drain_s + CLOSE_S):
-                    await self.core.call("close", self._which, drain_s)
+        await self._drained(drain_s)
         self.gave_up(ShuttingDown("model"))
         if self._jobs:
             await asyncio.wait(self._jobs)

@@ -113,7 +113,7 @@ class Lifecycle:
         entry.after_drain = Status.UNLOADED
         entry.progress = 0.0
         entry.failure = ""
-        self._to(entry, Status.LOADING)
+        self.move(entry, Status.LOADING)
 
     def _loader_of(self, spec: ModelSpec) -> Loader:
         if spec.isolation == "none":
@@ -172,7 +172,7 @@ class Lifecycle:
         entry.progress = 1.0
         entry.last_used = self._clock()
         log.info("model '%s' is %s: %s", entry.id, "awake" if woke else "loaded", described(entry.facts))
-        self._to(entry, Status.READY, first_load=not woke)
+        self.move(entry, Status.READY, first_load=not woke)
 
     def _measured(self, entry: Entry, measured: Mapping[str, int]) -> Mapping[str, int]:
         """What it has really taken; of one that is loaded whatever it takes, no more than it was granted."""
@@ -198,11 +198,11 @@ class Lifecycle:
         entry.taken, entry.fitting = {}, False
         if load.cancelled:
             log.info("the load of model '%s' was cancelled: %s", entry.id, error)
-            self._to(entry, Status.UNLOADED)
+            self.move(entry, Status.UNLOADED)
             return
         expected = isinstance(error, LlamapoolError)
         log.error("model '%s' failed to load: %s", entry.id, error, exc_info=None if expected else error)
-        self._failed(entry, _reason(error))
+        self.fail(entry, _reason(error))
 
     def _progressed(self, entry: Entry, load: Load, value: float) -> None:
         if entry.load is load and not load.cancelled:
@@ -230,7 +230,7 @@ class Lifecycle:
         entry.after_drain = target
         entry.giving_way = entry.cut_off = False
         entry.keep_alive_s = None
-        self._to(entry, Status.DRAINING)
+        self.move(entry, Status.DRAINING)
 
     async def drain(self, entry: Entry, grace_s: float) -> None:
         """Free a draining model: the engine first, then the weights, and these never under a lease.
@@ -263,7 +263,7 @@ class Lifecycle:
             entry.taken = {}
             entry.leases.clear()  # of a model that stays in memory: nothing waits for them any more
             entry.vacant.set()
-            self._failed(entry, f"could not be freed: {_reason(error)}")
+            self.fail(entry, f"could not be freed: {_reason(error)}")
             return
         entry.loaded = None
         entry.taken = {}
@@ -273,7 +273,7 @@ class Lifecycle:
         elif model.generator is not None:
             entry.adapters = default_set(model.generator.adapters)
         log.info("model '%s' is %s", entry.id, entry.after_drain)
-        self._to(entry, entry.after_drain)
+        self.move(entry, entry.after_drain)
 
     async def _vacated(self, entry: Entry, timeout_s: float | None) -> bool:
         """Wait until no lease is left; False when the time is over."""
@@ -286,25 +286,19 @@ class Lifecycle:
     def forget(self, entry: Entry) -> None:
         """Make a sleeping model an unloaded one."""
         entry.facts = entry.adapters = None
-        self._to(entry, Status.UNLOADED)
+        self.move(entry, Status.UNLOADED)
 
     # ---- both
 
-    def move(self, entry: Entry, status: Status) -> None:
-        """To another state, where nothing is in memory."""
-        self._to(entry, status)
-
     def fail(self, entry: Entry, reason: str) -> None:
-        """What is not in memory can't come there."""
-        self._failed(entry, reason)
-
-    def _failed(self, entry: Entry, reason: str) -> None:
+        """What is not in memory can't come there, or can't leave it."""
         entry.failure = entry.spec.by_name(reason)  # all of it is in the log
         entry.failed_at = self._clock()
         entry.facts = None
-        self._to(entry, Status.FAILED)
+        self.move(entry, Status.FAILED)
 
-    def _to(self, entry: Entry, status: Status, *, first_load: bool = False) -> None:
+    def move(self, entry: Entry, status: Status, *, first_load: bool = False) -> None:
+        """To another state, which everybody who listens is told. Raises where none leads there."""
         previous = entry.status
         check_transition(entry.id, previous, status)
         entry.status = status

@@ -36,6 +36,14 @@ class Leases(RuleBasedStateMachine):
 
         self.run(released())
 
+    @rule(seconds=st.sampled_from([0.0, 1.0, 6.0, 11.0, 40.0]))
+    def later(self, seconds: float) -> None:
+        async def tick() -> None:
+            self.s.clock.now += seconds
+            self.s.pool.tick()
+
+        self.run(tick())
+
     def collect(self) -> None:
         """Leases that came, and errors, each of which must be one of ours."""
         for task in [t for t in self.waiting if t.done()]:

@@ -276,14 +276,6 @@ class MemoryMachine(Leases):
         self.loader.failing = {m: ModelFailed(m, "bad luck") for m in LEAST} if failing else {}
         self.s.threads.run(which % len(self.s.threads.jobs))
 
-    @rule(seconds=st.sampled_from([0.0, 1.0, 11.0, 40.0]))
-    def later(self, seconds: float) -> None:
-        async def tick() -> None:
-            self.s.clock.now += seconds
-            self.s.pool.tick()
-
-        self.run(tick())
-
     @invariant()
     def no_byte_is_promised_twice(self) -> None:
         if not hasattr(self, "s"):

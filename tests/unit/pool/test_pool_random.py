@@ -82,14 +82,6 @@ class PoolMachine(Leases):
         if engines:
             engines[which % len(engines)].busy = busy
 
-    @rule(seconds=st.sampled_from([0.0, 1.0, 6.0, 40.0]))
-    def later(self, seconds: float) -> None:
-        async def tick() -> None:
-            self.s.clock.now += seconds
-            self.s.pool.tick()
-
-        self.run(tick())
-
     # ---- what always holds
 
     @invariant()

@@ -18,6 +18,20 @@ async def test_the_result_is_given_while_the_client_stays() -> None:
     assert await while_connected(request(asyncio.Queue()), work()) == 7
 
 
+class Endless:
+    """Work that goes on until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.started, self.ended = asyncio.Event(), asyncio.Event()
+
+    async def run(self) -> None:
+        try:
+            self.started.set()
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+
+
 async def test_an_error_of_the_work_is_raised() -> None:
     async def work() -> None:
         raise ValueError("no")
@@ -28,36 +42,20 @@ async def test_an_error_of_the_work_is_raised() -> None:
 
 async def test_a_disconnect_ends_the_work_before_it_is_reported() -> None:
     messages: asyncio.Queue[Message] = asyncio.Queue()
-    started, ended = asyncio.Event(), asyncio.Event()
-
-    async def work() -> None:
-        try:
-            started.set()
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    task = asyncio.create_task(while_connected(request(messages), work()))
-    await started.wait()
+    work = Endless()
+    task = asyncio.create_task(while_connected(request(messages), work.run()))
+    await work.started.wait()
     messages.put_nowait({"type": "http.disconnect"})
     with pytest.raises(ClientDisconnect):
         await task
-    assert ended.is_set()
+    assert work.ended.is_set()
 
 
 async def test_cancelling_the_caller_ends_the_work() -> None:
-    started, ended = asyncio.Event(), asyncio.Event()
-
-    async def work() -> None:
-        try:
-            started.set()
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    task = asyncio.create_task(while_connected(request(asyncio.Queue()), work()))
-    await started.wait()
+    work = Endless()
+    task = asyncio.create_task(while_connected(request(asyncio.Queue()), work.run()))
+    await work.started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ended.is_set()
+    assert work.ended.is_set()
