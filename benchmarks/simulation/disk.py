@@ -92,7 +92,7 @@ class Disk:
             if kept is None:  # it had to go since it was found
                 return _Read(None, 0.0, self._clock)
             self._reader_free_at = max(self._reader_free_at, self._clock()) + entry.size / HASHED
-            saved = ram_state(kept.slot_state, entry.used_at, entry.n_used, hashes=kept.hashes)
+            saved = ram_state(kept.slot_state, entry.used_at, hashes=kept.hashes)
             read = self._reading[entry] = _Read(saved, self._reader_free_at, self._clock)
             self.n_read += 1
         return read
@@ -104,7 +104,7 @@ class Disk:
             at, state = self._writing.popleft()
             self._pending -= state.size
             entry = DiskState(
-                *(state.tokens, state.tuning, state.n_exact, state.size, state.used_at, state.n_used),
+                *(state.tokens, state.tuning, state.n_exact, state.size, state.used_at),
                 hashes=state.hashes,
             )
             for group in self._states.put(entry, at):

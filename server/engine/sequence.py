@@ -9,7 +9,6 @@ from server.constrain.constraint import Constraint
 from server.engine.encode.encoder import Encoding
 from server.engine.generate.text import IndentLimit, TextStream
 from server.engine.kv.disk_cache import Fetch
-from server.engine.kv.ram_cache import Presence
 from server.engine.kv.state import Checkpoints, SlotState, reach
 from server.engine.lora import BARE, NEVER, Tuning, reusable
 from server.engine.media import Spans, below, check_spans, last_position, position, span_at, whole
@@ -216,16 +215,8 @@ class Slot:
     floor: int = 0  # it can be cut to so many tokens and more; to fewer only at a checkpoint
     checkpoints: Checkpoints = ()
     hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of ``tokens``
-    n_used: int = 0  # times that its cells saved computing
-    in_ram: Presence | None = None  # what held all of it in RAM, too, when its last request ended
-    covered_by: "Slot | None" = None  # who held all of it, too, when it was looked at last
     last: Sequence | None = None  # who held it last, for GET /slots
     offered: Sequence | None = None  # the last one whose cells were written for other processes
-
-    @property
-    def kept(self) -> bool:
-        """Whether all of it is in RAM, too."""
-        return self.in_ram is not None and self.in_ram.held
 
     @property
     def idle(self) -> bool:
@@ -252,9 +243,7 @@ class Slot:
             own, theirs = getattr(self, name), getattr(other, name)
             setattr(self, name, theirs)
             setattr(other, name, own)
-        for slot, partner in ((self, other), (other, self)):
-            if slot.covered_by is slot:
-                slot.covered_by = partner
+        for slot in (self, other):
             if slot.sequence is not None:
                 slot.sequence.slot = slot
 

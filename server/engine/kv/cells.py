@@ -41,7 +41,7 @@ class Cells:
         slot.hashes.forget()
         slot.n_pieces = 0
         slot.n_exact = NEVER
-        slot.floor, slot.in_ram = 0, None
+        slot.floor = 0
         self._checkpoints_are(slot, ())
 
     def truncate(self, slot: Slot, n: int) -> bool:

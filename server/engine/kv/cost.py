@@ -5,10 +5,7 @@ And so whose cells go when others need them: an idle slot's of least value. Pure
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import log1p
 from typing import TYPE_CHECKING
-
-from server.engine.kv.state import MIN_GAP
 
 if TYPE_CHECKING:  # a sequence knows what is fetched for it, by what that costs
     from server.engine.sequence import Slot
@@ -117,13 +114,13 @@ class MoveCost:
         return cost_s < max(compute_s, UNNOTICED_S)
 
 
-def value(n_tokens: int, n_used: int, idle_s: float) -> float:
-    """What keeping a cache of `n_tokens` is worth: what it saves, by how often and how lately it was of use.
+def value(n_tokens: int, idle_s: float) -> float:
+    """What keeping a cache of `n_tokens` is worth: what it saves, by how lately it was of use.
 
-    Uses count by their logarithm: a conversation hands its own on from turn to turn, and would outlive its end by as
-    many pauses as it had turns.
+    How often it was is not asked: what is of use often was of use lately. In `benchmarks.simulation`, worth that grows
+    with uses keeps what has ended, for fewer hits.
     """
-    return n_tokens * (1 + log1p(n_used)) / (1.0 + max(idle_s, 0.0))
+    return n_tokens / (1.0 + max(idle_s, 0.0))
 
 
 def least_valuable(
@@ -140,42 +137,6 @@ def least_valuable(
 
     def key(slot: "Slot") -> tuple[bool, float, int, float, int]:
         extra, rank = price(slot)
-        return slot is spare, value_of(slot, now) + extra, rank, slot.last_used, slot.id
+        return slot is spare, value(len(slot.tokens), now - slot.last_used) + extra, rank, slot.last_used, slot.id
 
     return min(slots, key=key)
-
-
-def value_of(slot: "Slot", now: float) -> float:
-    """By length, recency and reuse; nothing when another slot or RAM holds all of it."""
-    if not slot.tokens or slot.kept or (slot.covered_by is not None and _covers(slot.covered_by, slot)):
-        return 0.0
-    return value(len(slot.tokens), slot.n_used, now - slot.last_used)
-
-
-def look_for_cover(slot: "Slot", slots: "Iterable[Slot]") -> None:
-    """After `slot` got its content: who holds all of it, too, and whose content it holds.
-
-    Noted when slots are left, not asked for in each choice: that would compare every slot with every other.
-    """
-    slot.covered_by = None
-    tokens = slot.tokens
-    if not tokens:
-        return
-    n, last = len(tokens), tokens[-1]
-    for other in slots:
-        theirs = other.tokens
-        if len(theirs) >= n:
-            if theirs[n - 1] == last and other is not slot and _covers(other, slot):
-                slot.covered_by = other
-        elif theirs and theirs[-1] == tokens[len(theirs) - 1] and _covers(slot, other):
-            other.covered_by = slot
-
-
-def _covers(outer: "Slot", inner: "Slot") -> bool:
-    n = len(inner.tokens)
-    return (
-        0 < n <= len(outer.tokens)
-        and outer.tokens[n - 1] == inner.tokens[-1]
-        and outer.reusable(n, inner.tuning) > n - MIN_GAP
-        and outer.tokens[:n] == inner.tokens
-    )

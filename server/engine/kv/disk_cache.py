@@ -301,7 +301,7 @@ class DiskCache:
         name = f"{secrets.token_hex(8)}.state"
         n_bytes = self._files.write(name, state.slot_state)
         entry = DiskState(
-            *(state.tokens, state.tuning, state.n_exact, n_bytes, state.used_at, state.n_used),
+            *(state.tokens, state.tuning, state.n_exact, n_bytes, state.used_at),
             floor=state.floor,
             places=state.places,
             media=state.media,
@@ -318,7 +318,7 @@ class DiskCache:
                 with self._lock:
                     self._states.touch(entry, self._clock())
                 self._files.used(entry.name)
-                return ram_state(saved, entry.used_at, entry.n_used, can_cut=self._can_cut)
+                return ram_state(saved, entry.used_at, can_cut=self._can_cut)
             log.warning("%s: it has other tokens than when it was found; it is dropped", entry.name)
         except LlamapoolError as error:
             log.warning("%s: %s; it is dropped", entry.name, error)

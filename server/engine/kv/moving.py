@@ -199,41 +199,19 @@ class Moving:
         fits = (ram.limit != 0 and ram.fits(size)) or (self.disk is not None and self.disk.takes(size))
         return n_bytes > 0 and fits
 
-    def keep_ahead(self, now: float) -> bool:
-        """While nobody runs or waits: save an idle slot that could not be saved in time while others generate.
-
-        Only where that was so before, and where it takes no longer than a prompt's step: who comes meanwhile waits.
-        False: there is none.
-        """
-        scheduler, cost, ram = self._scheduler, self._scheduler.move_cost, self._scheduler.ram
-        if self.disk is not None and self.disk.shared and not (scheduler.n_active or scheduler.waiting):
-            return self._share(self.disk)
-        if not self.n_refused or ram.limit == 0 or scheduler.n_active or scheduler.waiting:
+    def share(self) -> bool:
+        """While nobody runs or waits: write an idle slot for other processes, where that takes no longer than a
+        prompt's step; False: there is none."""
+        disk, scheduler = self.disk, self._scheduler
+        if disk is None or not disk.shared or scheduler.n_active or scheduler.waiting:
             return False
         for slot in scheduler.slots:
-            n = len(slot.tokens)
-            seconds = cost.move_s(n, 0, slot.n_pieces)
-            if not self._step_s < seconds <= self._prompt_step_s:
-                continue
-            if not self._wants(slot, n) or not cost.pays(n, n, slot.n_pieces):
-                continue
-            n_bytes = self._size(slot)
-            if n_bytes and ram.fits(size_of(n_bytes, n, slot.checkpoints)):
-                self._keep(slot, n_bytes, now)
-                slot.in_ram = ram.where(slot.tokens, slot.tuning, slot.hashes)
-                return slot.kept
-        return False
-
-    def _share(self, disk: DiskCache) -> bool:
-        """Write an idle slot for other processes, where that takes no longer than a prompt's step; False: there is
-        none."""
-        for slot in self._scheduler.slots:
             n = len(slot.tokens)
             if slot.offered is slot.last or slot.ends_inside or not is_lasting(slot.tuning.scope):
                 continue
             if not disk.wants(slot.tokens, slot.tuning, n, slot.hashes):
                 continue
-            if self._scheduler.move_cost.move_s(n, 0, slot.n_pieces) > self._prompt_step_s:
+            if scheduler.move_cost.move_s(n, 0, slot.n_pieces) > self._prompt_step_s:
                 continue
             n_bytes = self._size(slot)
             if n_bytes and disk.takes(size_of(n_bytes, n, slot.checkpoints)):
@@ -245,16 +223,15 @@ class Moving:
     def _keep(self, slot: Slot, n_bytes: int, now: float) -> None:
         """Take the state of `slot` out, of `n_bytes`, once there is room for it."""
         ram, size = self._scheduler.ram, size_of(n_bytes, len(slot.tokens), slot.checkpoints)
-        n_used, reserved = slot.n_used, 0
+        reserved = 0
         if ram.limit != 0 and ram.fits(size):
-            _, n_times = ram.replace(slot.tokens, slot.tuning, slot.hashes)
-            n_used = max(n_used, n_times)
+            ram.replace(slot.tokens, slot.tuning, slot.hashes)
             if not self.reserve(size, now):
                 return
             reserved = size
         try:
             saved = self.take_out(slot)
-            entry = ram_state(saved, slot.last_used, n_used, can_cut=self._can_cut, hashes=slot.hashes)
+            entry = ram_state(saved, slot.last_used, can_cut=self._can_cut, hashes=slot.hashes)
         except CONTAINED as error:
             log.warning("slot %d: its state could not be kept: %s", slot.id, _words(error))
             return
@@ -313,7 +290,7 @@ class Moving:
         self.disk.begin_close()
         slots = [slot for slot in self._scheduler.slots if self._wants(slot, len(slot.tokens))]
         wanted: list[tuple[float, RamState | Slot]] = [(e.value(now), e) for e in self._scheduler.ram]
-        wanted += [(value(len(slot.tokens), slot.n_used, now - slot.last_used), slot) for slot in slots]
+        wanted += [(value(len(slot.tokens), now - slot.last_used), slot) for slot in slots]
         wanted.sort(key=lambda one: one[0])
         while wanted:
             _, one = wanted.pop()
@@ -333,7 +310,7 @@ class Moving:
         except CONTAINED as error:
             log.warning("slot %d: its state could not be kept: %s", slot.id, _words(error))
             return
-        disk.put(ram_state(saved, max(slot.last_used, 0.0), slot.n_used, can_cut=self._can_cut))
+        disk.put(ram_state(saved, max(slot.last_used, 0.0), can_cut=self._can_cut))
 
 
 def _words(error: Exception) -> str:

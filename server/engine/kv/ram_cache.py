@@ -44,13 +44,6 @@ def min_limit(one: int, other: int) -> int:
     return max(one, other) if min(one, other) < 0 else min(one, other)
 
 
-@dataclass(eq=False, slots=True)
-class Presence:
-    """Whether an entry is in its cache, for who must not keep its bytes."""
-
-    held: bool = False
-
-
 @dataclass(slots=True)
 class HeldBytes:
     """Bytes of distinct states, each counted once however many hold it."""
@@ -84,7 +77,7 @@ class KeptState:
     """One kept state, wherever its bytes are; ``size`` are these.
 
     ``n_exact`` and ``media``: as in `SlotState`; ``floor``: as in `Slot`; ``places``: of its checkpoints, in tokens.
-    ``used_at`` and ``n_used`` make its value.
+    ``used_at`` makes its value; ``n_used`` counts how often it was of use since it is kept.
     """
 
     tokens: list[int]
@@ -97,7 +90,6 @@ class KeptState:
     places: tuple[int, ...] = ()
     hashes: PrefixHashes = field(default_factory=PrefixHashes)
     media: Spans = ()
-    presence: Presence = field(default_factory=Presence)
     worth: float = 0.0  # of a byte, used just now: `weigh`
 
     def reusable(self, n: int, wanted: Tuning) -> int:
@@ -107,7 +99,7 @@ class KeptState:
 
     def value(self, now: float) -> float:
         """What keeping it is worth."""
-        return value(len(self.tokens), self.n_used, now - self.used_at)
+        return value(len(self.tokens), now - self.used_at)
 
     def weigh(self) -> None:
         """Note what a byte of it is worth when it was used just now, for who compares all that are kept."""
@@ -133,7 +125,7 @@ def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
 
 
 def ram_state(
-    saved: SlotState, used_at: float, n_used: int = 0, *, can_cut: bool = True, hashes: PrefixHashes | None = None
+    saved: SlotState, used_at: float, *, can_cut: bool = True, hashes: PrefixHashes | None = None
 ) -> RamState:
     """`saved` as an entry; `hashes` are those of its tokens, where somebody has them."""
     return RamState(
@@ -142,7 +134,6 @@ def ram_state(
         saved.n_exact,
         size_of(len(saved.state), len(saved.tokens), saved.checkpoints),
         used_at,
-        n_used,
         floor=0 if can_cut else len(saved.tokens),
         places=tuple(c.n_tokens for c in saved.checkpoints),
         hashes=PrefixHashes() if hashes is None else hashes.copy(),
@@ -191,15 +182,7 @@ class StateCache(Generic[E]):
     def holds(self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes | None = None) -> bool:
         """Whether all of `tokens`, or almost, can be had from an entry. Here and below, `hashes` are those of the
         tokens where the caller has them."""
-        return self.where(tokens, tuning, hashes) is not None
-
-    def where(self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes | None = None) -> Presence | None:
-        """As `holds`, of the entry that does."""
-        if not self._entries:
-            return None
-        with self._lock:
-            entry, _ = self._index.match(tokens, tuning, len(tokens) - MIN_TOKENS, hashes)
-            return None if entry is None else entry.presence
+        return self.match(tokens, tuning, len(tokens) - MIN_TOKENS, hashes)[0] is not None
 
     def wants(self, tokens: Sequence[int], tuning: Tuning, n_lost: int, hashes: PrefixHashes | None = None) -> bool:
         """Whether a state of `tokens` is worth saving when all but the first ones, `n_lost` of them, go."""
@@ -236,13 +219,13 @@ class StateCache(Generic[E]):
         with self._lock:
             self.besides.remove(states)
 
-    def replace(self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes | None = None) -> tuple[list[E], int]:
-        """Remove shorter states of the same text, as one of `tokens` is to come; and how often they were of use."""
+    def replace(self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes | None = None) -> list[E]:
+        """Remove shorter states of the same text, as one of `tokens` is to come; who they were."""
         with self._lock:
             replaced = list(self._index.within(tokens, tuning, hashes))
             for other in replaced:
                 self.remove(other)
-        return replaced, max((other.n_used for other in replaced), default=0)
+        return replaced
 
     def put(self, entry: E, now: float) -> tuple[list[E], list[E]]:
         """Keep `entry`. Shorter states of the same text go, then the least valuable: these two are returned.
@@ -252,12 +235,10 @@ class StateCache(Generic[E]):
         with self._lock:
             if not self.fits(entry.size):
                 return [], [entry]
-            replaced, n_used = self.replace(entry.tokens, entry.tuning, entry.hashes)
-            entry.n_used = max(entry.n_used, n_used)
+            replaced = self.replace(entry.tokens, entry.tuning, entry.hashes)
             evicted = self.make_room(entry.size, now)
             self._entries[id(entry)] = entry
             entry.weigh()
-            entry.presence.held = True
             self._index.add(entry)
             self.size += entry.size
             return replaced, evicted
@@ -316,7 +297,6 @@ class StateCache(Generic[E]):
         """Forget `entry`."""
         with self._lock:
             del self._entries[id(entry)]
-            entry.presence.held = False
             self._index.remove(entry)
             self.size -= entry.size
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from server.engine.kv.cost import MoveCost, least_valuable, look_for_cover, value_of
+from server.engine.kv.cost import MoveCost, least_valuable
 from server.engine.kv.disk_cache import DiskCache
 from server.engine.kv.ram_cache import RamState, StateCache, automatic_limit, ram_limit
 from server.engine.kv.state import Checkpoint
@@ -182,7 +182,6 @@ class Scheduler:
         slot.tuning = sequence.tuning
         slot.n_requests += 1
         self.room.placed(sequence)
-        self._count_use(placement)
         if sequence.n_cached < 0:
             sequence.n_cached = len(slot.tokens)
             sequence.placed_at = now
@@ -190,18 +189,6 @@ class Scheduler:
         sequence.marks, sequence.fetch = self._placer.marks(placement), None
         if len(slot.tokens) == len(sequence.target) and sequence.output:
             sequence.phase = Phase.DECODE
-
-    def _count_use(self, placement: Placement) -> None:
-        """Reuse makes a cache worth keeping: where it was taken from, and where it goes on."""
-        slot, source = placement.slot, placement.source
-        if isinstance(source, RamState):
-            slot.n_used = source.n_used
-        elif source is None or not slot.tokens:
-            slot.n_used = 0
-        else:
-            source.n_used += 1
-            if source is not slot:
-                slot.n_used = 0
 
     def plan(self, guess: Guesses | None = None) -> list[TokenRun]:
         """The next batch: every generating slot's token first, with what `guess` has to add, then prompts."""
@@ -296,8 +283,7 @@ class Scheduler:
         cost, state_s = self.move_cost, self.move_cost.round_trip_s(len(source.tokens))
         copies = cost.copy_s <= state_s
         seconds = cost.copy_s if copies else state_s
-        n_lost = len(target.tokens) if value_of(target, target.last_used) > 0 else 0
-        if n_lost:  # to RAM, or computed again some day
+        if n_lost := len(target.tokens):  # to RAM, or computed again some day
             seconds += cost.round_trip_s(n_lost) if self.ram.limit else cost.compute_s(n_lost)
         return RelocationCost(seconds, copies)
 
@@ -426,8 +412,6 @@ class Scheduler:
         if not sequence.shifted:  # it holds the sequence from its beginning, whose hashes are known
             slot.hashes, sequence.hashes = sequence.hashes, PrefixHashes()
             slot.hashes.cut(len(slot.tokens))
-        look_for_cover(slot, self.slots)
-        slot.in_ram = self.ram.where(slot.tokens, slot.tuning, slot.hashes)
 
     def park(self, sequence: Sequence, now: float) -> None:
         """Back to the head of the queue; what was generated must be in the cells again before it goes on."""

@@ -143,7 +143,7 @@ class Instance:
                     self._count()
                     self.mailbox.post()
                     if not self.mailbox.woken and not self._stopping:
-                        self._keep_ahead()
+                        self._share()
                         now = self._clock()
                         waits = (wait_s(self.scheduler.waiting, now), self._tickets.next_look_s(now))
                         self._rest(min((s for s in waits if s is not None), default=None))
@@ -184,8 +184,8 @@ class Instance:
         self._cells.moving.disk = disk
         self.scheduler.use_disk(disk)
 
-    def _keep_ahead(self) -> None:
-        while not self.mailbox.woken and not self._stopping and self._cells.moving.keep_ahead(self._clock()):
+    def _share(self) -> None:
+        while not self.mailbox.woken and not self._stopping and self._cells.moving.share():
             pass
 
     def _save_all(self) -> None:

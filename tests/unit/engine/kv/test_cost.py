@@ -51,10 +51,9 @@ def test_what_a_piece_takes_is_learned_and_does_not_spoil_what_a_byte_takes() ->
     assert worth.move_s(0, 100_000) == pytest.approx(0.001)
 
 
-def test_value_grows_with_length_and_use_and_falls_with_time() -> None:
-    assert value(200, 0, 10.0) > value(100, 0, 10.0)
-    assert value(100, 2, 10.0) > value(100, 1, 10.0)
-    assert value(100, 0, 10.0) > value(100, 0, 20.0)
+def test_value_grows_with_length_and_falls_with_time() -> None:
+    assert value(200, 10.0) > value(100, 10.0)
+    assert value(100, 10.0) > value(100, 20.0)
 
 
 def test_what_copies_take_is_learned_from_the_steps_that_carry_them_out() -> None:

@@ -168,34 +168,6 @@ def test_a_first_save_of_few_tokens_is_not_held_back(setup: Setup) -> None:
     assert setup.keep(0)
 
 
-def test_what_was_refused_gets_its_chance_when_nobody_runs(setup: Setup) -> None:
-    setup.runner.seconds = 2 * STEP_S
-    setup.keep(0)
-    tiers = setup.cells.moving
-    assert not tiers.keep_ahead(0.0)  # nothing was lost so far: it would cost, and perhaps for nothing
-    setup.generate()
-    setup.keep(1)
-    assert tiers.n_refused == 1
-    assert not tiers.keep_ahead(0.0)
-    setup.slots[2].sequence = None
-    assert tiers.keep_ahead(0.0)
-    assert setup.slots[1].kept
-    assert len(setup.scheduler.ram) == 2
-    assert not tiers.keep_ahead(0.0)
-
-
-def test_what_is_too_large_for_the_tier_is_not_saved_ahead_again_and_again(setup: Setup) -> None:
-    setup.runner.seconds = 2 * STEP_S
-    setup.keep(0)
-    setup.generate()
-    setup.keep(1)
-    setup.slots[2].sequence = None
-    setup.scheduler.ram.limit = 100
-    before = setup.runner.now
-    assert not setup.cells.moving.keep_ahead(0.0)
-    assert setup.runner.now == before
-
-
 @pytest.mark.parametrize("phase", [Phase.DECODE, Phase.PREFILL])
 @pytest.mark.parametrize(("steps", "loads"), [(0.9, True), (1.1, False)])
 def test_a_load_holds_nobody_up_for_longer_than_a_step(
@@ -241,18 +213,6 @@ def test_a_victim_is_saved_only_where_that_takes_no_longer_than_a_step(
     assert not setup.slots[0].tokens
 
 
-def test_nobody_runs_and_what_would_take_too_long_for_who_comes_is_left(setup: Setup) -> None:
-    setup.runner.seconds = ALONE_S * 1.1
-    setup.keep(0)
-    setup.generate()
-    setup.keep(1)
-    assert setup.cells.moving.n_refused == 1
-    setup.slots[2].sequence = None
-    before = setup.runner.now
-    assert not setup.cells.moving.keep_ahead(0.0)
-    assert setup.runner.now == before
-
-
 def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
     files = Files()
     files.follow_s = 60.0
@@ -266,10 +226,10 @@ def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
         ticket = Ticket(Request("r", slot.tokens), lambda events: None, 0.0)
         slot.last = Sequence(ticket, 0, TextStream(()), slot.tokens)
     setup.generate()
-    assert not tiers.keep_ahead(0.0)  # others are at work
+    assert not tiers.share()  # others are at work
     setup.slots[2].sequence = None
-    assert tiers.keep_ahead(0.0)
-    assert not tiers.keep_ahead(0.0)  # slot 0's went there with RAM's copy
+    assert tiers.share()
+    assert not tiers.share()  # slot 0's went there with RAM's copy
     disk.close()
     assert sorted(saved.tokens[0] for saved in files.saved.values()) == [0, 1]
 
@@ -284,7 +244,7 @@ def test_a_slot_that_takes_too_long_is_not_written_for_others(setup: Setup) -> N
     setup.cells.moving.disk = disk
     ticket = Ticket(Request("r", setup.slots[1].tokens), lambda events: None, 0.0)
     setup.slots[1].last = Sequence(ticket, 0, TextStream(()), setup.slots[1].tokens)
-    assert not setup.cells.moving.keep_ahead(0.0)
+    assert not setup.cells.moving.share()
     disk.close()
     assert not files.saved
 

@@ -314,7 +314,7 @@ def test_a_valuable_cache_is_not_given_up_for_a_neighbours_place() -> None:
     ticket = Ticket(Request(id="", prompt=[1, 2, 3]), lambda events: None, 0.0, n_open=1)
     running = Sequence(ticket, 0, TextStream(), [1, 2, 3], phase=Phase.DECODE)
     scheduler.slots[0].sequence, running.slot = running, scheduler.slots[0]
-    scheduler.slots[1].tokens, scheduler.slots[1].n_used = [7] * 9000, 3
+    scheduler.slots[1].tokens = [7] * 9000
     waiting = Sequence(
         Ticket(Request(id="", prompt=[4, 5]), lambda events: None, 1.0, n_open=1), 0, TextStream(), [4, 5]
     )
