@@ -477,9 +477,9 @@ def test_kept_states_are_told_one_by_one(visit: Visit, server: RealServer) -> No
     page.get_by_role("listbox").focus()
     page.keyboard.press("ArrowRight")
     expect(tiles.nth(1)).to_have_attribute("aria-selected", "true")
-    expect(page.locator(".chosen-state")).to_have_text(re.compile(r"tokens, .+ last used .+ hits?, worth "))
+    expect(page.locator(".chosen-state")).to_have_text(re.compile(r"tokens, .+ last used .+ uses?, worth "))
     page.click("summary:has-text('As a table')")
-    expect(page.locator(".kept-table th")).to_have_text(["Tokens", "Size", "Unused for", "Hits", "Worth"])
+    expect(page.locator(".kept-table th")).to_have_text(["Tokens", "Size", "Unused for", "Uses", "Worth"])
     expect(page.locator(".tree .leaf.kept").first).to_have_text("RAM")
 
 
@@ -603,6 +603,7 @@ def test_a_picture_and_a_sound_are_sent_and_answered(visit: Visit, tmp_path: Pat
     expect(shown).to_have_count(1)
     answer = page.inner_text(".message.assistant .prose").lower()
     assert ("circle" if file.endswith("png") else "low") in answer
+    expect(page.get_by_role("button", name="No tokens to see")).to_be_disabled()
 
 
 def test_a_lost_connection_is_said_and_comes_back(visit: Visit) -> None:

@@ -114,6 +114,8 @@ def full_queue(guarded: RealServer) -> Iterator[None]:
             guarded.request("DELETE", f"/v1/stream?conv_id={name}", headers=head)
         for thread in threads:
             thread.join()
+        while "llamacpp:requests_processing 0" not in guarded.request("GET", "/metrics", headers=head).body.decode():
+            time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")

@@ -126,6 +126,7 @@ def take(browser: Any, server: RealServer, view: str, name: str, **options: Any)
 
 def keep(page: Any, name: str) -> None:
     """The picture as a file of 256 colours, which is a third as large."""
+    page.mouse.move(0, 0)
     page.wait_for_timeout(600)
     shot = Image.open(BytesIO(page.screenshot())).convert("RGB")
     shot.quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=2).save(PLACE / f"{name}.png", optimize=True)

@@ -237,6 +237,8 @@ const Talk = () => {
   const [n, setN] = useState(SHOWN_AT_ONCE);
   const [atEnd, setAtEnd] = useState(true);
   const shown = all.slice(-n);
+  const media = all.findIndex((message) => message.attached?.length);
+  const firstMedia = media < 0 ? all.length : media;
   const last = all.at(-1);
   const content = useRef(/** @type {HTMLDivElement | null} */ (null));
   const stays = useRef(atEnd);
@@ -249,9 +251,13 @@ const Talk = () => {
     if (content.current) grown.observe(content.current);
     return () => grown.disconnect();
   }, []);
+  const before = useRef(0);
   const scrolled = () => {
     const at = box.current;
-    if (at) setAtEnd(at.scrollHeight - at.scrollTop - at.clientHeight < 40);
+    if (!at) return;
+    if (at.scrollHeight - at.scrollTop - at.clientHeight < 40) setAtEnd(true);
+    else if (at.scrollTop < before.current) setAtEnd(false); // somebody went up; else it has grown below
+    before.current = at.scrollTop;
   };
   const more = () => {
     const at = box.current;
@@ -267,7 +273,7 @@ const Talk = () => {
       <div class="messages" ref=${content}>
         ${shown.length < all.length && html`<button type="button" class="earlier" onClick=${more}>${t("earlier")}</button>`}
         ${shown.map(
-          (message) => html`<${MessageView} key=${message.id} message=${message} state=${running.value.get(message.id)}
+          (message, i) => html`<${MessageView} key=${message.id} message=${message} scorable=${i + all.length - shown.length < firstMedia} state=${running.value.get(message.id)}
             siblings=${children.value.get(message.parent ?? "") ?? []} last=${message === last} actions=${actions} />`,
         )}
       </div>
@@ -285,6 +291,10 @@ const Greeting = () => html`<div class="greeting">
   <img src="favicon.svg" alt="" width="56" height="56" />
   <h1>${t("greeting")}</h1>
   <p>${keeps.value ? t("greetingAbout") : t("notKept")}</p>
+  ${chosen.value && html`<ul class="ideas" aria-label=${t("ideas")}>
+    ${["ideaSky", "ideaCode", "ideaStory"].map((name) => html`<li key=${name}>
+      <button type="button" onClick=${() => say(t(name), [])}>${t(name)}</button></li>`)}
+  </ul>`}
 </div>`;
 
 /** @param {File} file @returns {Promise<Attached>} */

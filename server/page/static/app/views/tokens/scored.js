@@ -1,6 +1,7 @@
 // An answer of a chat as tokens: its text is tokenized again behind the prompt that it answered, and the model says how likely
 // each of these tokens was, and which others were.
 import { json } from "../../lib/api.js";
+import { t } from "../../lib/texts.js";
 import { messages, pathTo } from "../chat/store.js";
 import { requestBody } from "../chat/generate.js";
 import { open } from "../chat/view.js";
@@ -23,6 +24,7 @@ const alternative = (text, logprob) => ({ token: text, logprob, bytes: [...encod
  */
 export async function scored(model, message, most) {
   const path = pathTo(messages.value, message.id);
+  if (path.some((one) => one.attached?.length)) throw new Error(t("mediaUnscored")); // an echo with log probabilities is of text
   const rendered = async (/** @type {Message[]} */ said) =>
     (await json("apply-template", { body: requestBody(model, open.value.settings, said, false) })).prompt;
   const [prompt, whole] = await Promise.all([rendered(path.slice(0, -1)), rendered(path)]);
