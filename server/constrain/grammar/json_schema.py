@@ -28,11 +28,14 @@ from server.constrain.grammar.limits import (
     check_chain,
 )
 from server.constrain.grammar.schema.document import Document, unenforceable
+from server.constrain.grammar.schema.keywords import LISTS, MAPS, SINGLE
 from server.constrain.grammar.schema.rewriting import Rewriter
 from server.constrain.grammar.unique_places import UniquePlaces
 from server.errors import InvalidRequest
 
 ANY_OBJECT = {"type": "object"}
+LARGEST_INTEGER = 10**16 - 1
+"""Of 16 digits (llama.cpp common/json-schema-to-grammar.cpp, PRIMITIVE_RULES, integral-part)."""
 _DATA = ("const", "enum", "required")
 _GENERATED_PLACE = re.compile(r" while processing json-schema:///#/\$defs/\d+")
 _NO_SCHEMAS = (*_DATA, "default", "examples")
@@ -98,7 +101,38 @@ def _overlaps(text: str) -> bool:
 def _rewritten(rewriter: Rewriter, what: str) -> tuple[dict[str, Any], str]:
     rewritten = rewriter.rewritten()
     _check_references(rewritten, what)
+    if not _has_long_numbers(rewritten):
+        rewritten = _with_bounds(rewritten)
     return rewritten, json.dumps({**rewritten, "x-guidance": _OPTIONS}, ensure_ascii=False)
+
+
+def _has_long_numbers(value: object) -> bool:
+    """Whether a number stands in the schema that is beyond the bounds which we would give integers."""
+    if isinstance(value, int | float):
+        return abs(value) > LARGEST_INTEGER
+    return any(map(_has_long_numbers, _children(value)))
+
+
+def _with_bounds(schema: Any) -> Any:
+    """Integers without bounds get those of llama-server: a model that can't end a number writes digits to its limit."""
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _below(key, value) for key, value in schema.items()}
+    types = schema.get("type", ())
+    if "integer" in types and "number" not in types and not {"multipleOf", "const", "enum"} & schema.keys():
+        if not {"minimum", "exclusiveMinimum"} & schema.keys():
+            made["minimum"] = -LARGEST_INTEGER
+        if not {"maximum", "exclusiveMaximum"} & schema.keys():
+            made["maximum"] = LARGEST_INTEGER
+    return made
+
+
+def _below(key: str, value: Any) -> Any:
+    if key in MAPS or key == "$defs":
+        return {name: _with_bounds(child) for name, child in value.items()}
+    if key in LISTS:
+        return [_with_bounds(child) for child in value]
+    return _with_bounds(value) if key in SINGLE or key == "items" else value
 
 
 def _check_size(schema: object, what: str) -> int:

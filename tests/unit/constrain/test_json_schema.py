@@ -86,6 +86,15 @@ def test_a_property_may_be_called_like_a_keyword() -> None:
     assert matches(BYTES.json_schema(schema), '{"format":"x","$ref":null,"not":null}')
 
 
+def test_an_integer_ends_where_llama_servers_does() -> None:
+    for schema in ({"type": "integer"}, {"oneOf": [{"type": "integer"}, {"type": "null"}]}):
+        constraint = WORDS.json_schema(schema)
+        assert matches(constraint, b"-" + b"9" * 16)
+        assert not matches(constraint, b"1" + b"0" * 17)
+    assert matches(WORDS.json_schema({"type": "integer", "minimum": 10**17}), b"1" + b"0" * 17)
+    assert matches(WORDS.json_schema({"allOf": [{"type": "integer"}, {"minimum": 10**17}]}), b"1" + b"0" * 17)
+
+
 def test_an_unknown_format_is_an_annotation() -> None:
     assert matches(BYTES.json_schema({"type": "string", "format": "password"}), '"x"')
 
