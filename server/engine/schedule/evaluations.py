@@ -5,9 +5,6 @@ each (llama-batch.cpp, split_equal with ``sequential``; llama-kv-cache.cpp, init
 further length, reads all weights once more: 4 streams in slots 0, 2, 4 and 6 run at about half the speed of 4 in slots
 0 to 3, and prompts of 4 to 7 tokens take four evaluations. So running sequences are brought together (`relocation`),
 and runs of nearly one length are filled up to it (`filled`, used by `server.llama.context.runner`).
-
-A prompt that joins no streams comes behind them in the batch: its first token with theirs would save no evaluation, and
-let all of them attend to as many cells as the prompt has.
 """
 
 from collections import Counter
@@ -69,6 +66,19 @@ def filled(lengths: Seq[int], evaluation_tokens: float, n_ubatch: int) -> list[i
         to |= dict.fromkeys(ends[first:at], ends[at - 1])
         at = first
     return [to[n] for n in lengths]
+
+
+def batch_order(seq: int, is_longer: bool, streams: AbstractSet[int], joins: AbstractSet[int]) -> tuple[int, int]:
+    """Where a run stands in a batch; `is_longer`: than those of all `streams`.
+
+    By its sequence, but that a prompt which joins no streams is evaluated by itself: its first token with theirs would
+    save no evaluation, let all of them attend to as many cells as the prompt has, and what is left of it would no
+    longer be a whole number of the tiles that attention is computed in (`step_size`). The library joins a run to one
+    before it in the batch.
+    """
+    if not is_longer or seq in streams or seq in joins:
+        return 1, seq
+    return 0 if seq - 1 in streams else 2, seq
 
 
 def n_beside(tokens: Mapping[int, int], seq: int) -> int:

@@ -20,7 +20,15 @@ from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import Adapters
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.cell_room import RESERVE, Room
-from server.engine.schedule.evaluations import Relocation, RelocationCost, between, n_beside, n_runs, relocation
+from server.engine.schedule.evaluations import (
+    Relocation,
+    RelocationCost,
+    batch_order,
+    between,
+    n_beside,
+    n_runs,
+    relocation,
+)
 from server.engine.schedule.prefill_order import in_order
 from server.engine.schedule.queue import OUTPUT_WEIGHT, Account, Accounts, Charge, Queue
 from server.engine.schedule.step_size import StepSize, piece
@@ -255,9 +263,8 @@ class Scheduler:
             if span is not None and is_medium:
                 entries[-1].media = _input(s, span, at)
         if prompts:  # those that generate are in the order of their slots already
-            beside = streams.keys() | joins
             longest = max(streams.values(), default=self.info.n_batch)
-            entries.sort(key=lambda e: (e.seq not in beside and len(e.tokens) > longest, e.seq))  # see `evaluations`
+            entries.sort(key=lambda e: batch_order(e.seq, len(e.tokens) > longest, streams.keys(), joins))
         return entries
 
     def relocation(self, fixed: AbstractSet[int], spent_s: float = 0.0) -> Relocation | None:

@@ -16,7 +16,7 @@ from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.evaluations import between, evaluations, filled, n_beside, n_more_runs, n_runs
+from server.engine.schedule.evaluations import batch_order, between, evaluations, filled, n_beside, n_more_runs, n_runs
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket
 
@@ -78,6 +78,16 @@ def test_every_token_is_evaluated_once(runs: list[tuple[int, int]], n_ubatch: in
     n_tokens = sum(n for _, n in runs)
     assert n_tokens <= evaluations(runs, n_ubatch) * n_ubatch
     assert evaluations(runs, n_ubatch) <= n_tokens
+
+
+@pytest.mark.parametrize("slot", [0, 4, 6])
+def test_a_prompt_beside_streams_is_evaluated_by_itself(slot: int) -> None:
+    """What is left of it after a first token with theirs would be 127 tokens: no whole tiles of attention."""
+    runs = [(1, 1), (2, 1), (3, 1), (slot, 128)]
+    runs.sort(key=lambda run: batch_order(run[0], run[1] > 1, {1, 2, 3}, frozenset()))
+    assert evaluations(runs, 512) == evaluations([run for run in runs if run[1] > 1], 512) + 1
+    at = [seq for seq, _ in runs].index(slot)
+    assert at == (0 if slot == 4 else 3)
 
 
 def test_runs_of_nearly_one_length_are_filled_up_to_it() -> None:
