@@ -122,7 +122,7 @@ def test_a_prompt_is_urgent_as_long_as_an_urgent_one_waits_for_its_beginning(lea
     s.commit(s.plan(), 0.01)  # begins with the oldest, as every second step does
     while slow.n_computed < 600:
         s.commit(s.plan(), 0.01)
-    assert {s.plan()[0].sequence, s.plan()[0].sequence} == {other}  # its own priority holds again
+    assert other.phase is Phase.DECODE or s.plan()[0].sequence is other  # its own priority holds again
 
 
 @pytest.mark.parametrize("leaves", [True, False])
