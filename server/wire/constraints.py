@@ -75,8 +75,8 @@ def _trigger(given: object, number: int) -> Mapping[str, Any]:
     )
 
 
-Kind = Literal["json", "regex", "choice", "grammar", "json_object"]
-_KINDS: tuple[Kind, ...] = ("json", "regex", "choice", "grammar", "json_object")
+GuidedKind = Literal["json", "regex", "choice", "grammar", "json_object"]
+_KINDS: tuple[GuidedKind, ...] = ("json", "regex", "choice", "grammar", "json_object")
 _HOW = ("disable_fallback", "backend", "_backend", "_backend_was_auto")  # of no effect on what may come
 
 
@@ -111,7 +111,7 @@ def conflict(field: str, other: str) -> InvalidRequest:
     return InvalidRequest(f"{field}: can't be used together with {other}", field)
 
 
-def _shape(field: str, kind: Kind, value: Any) -> Shape:
+def _shape(field: str, kind: GuidedKind, value: Any) -> Shape:
     match kind:
         case "regex" | "choice":
             return Shape(kind, value, field)
@@ -125,7 +125,7 @@ def _is(value: object) -> bool:
     return value is not None and value is not False
 
 
-def _members(given: object) -> dict[str, tuple[Kind, Any]]:
+def _members(given: object) -> dict[str, tuple[GuidedKind, Any]]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -134,7 +134,7 @@ def _members(given: object) -> dict[str, tuple[Kind, Any]]:
         if key not in (*_KINDS, *_HOW) and _is(value):
             path = f"structured_outputs.{str(key)[:64]}"
             raise InvalidRequest(f"{path}: is not supported", path)
-    found: dict[str, tuple[Kind, Any]] = {}
+    found: dict[str, tuple[GuidedKind, Any]] = {}
     for kind in _KINDS:
         found[f"structured_outputs.{kind}"] = (kind, given.get(kind))
     if not any(_is(value) for _, value in found.values()):
@@ -144,7 +144,7 @@ def _members(given: object) -> dict[str, tuple[Kind, Any]]:
     return found
 
 
-def _checked(field: str, kind: Kind, value: Any) -> Any:
+def _checked(field: str, kind: GuidedKind, value: Any) -> Any:
     match kind:
         case "json":
             return _guided_schema(field, value)

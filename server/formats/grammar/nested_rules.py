@@ -14,8 +14,8 @@ from server.formats.call_form import Braces, Elements
 from server.formats.grammar.argument_rules import json_rule
 from server.formats.grammar.lark_text import LarkText
 from server.formats.parameter_schema import names_in_markup, object_schema, referred, text_limits, values_of
+from server.formats.parsing.turn import Schema
 
-Schema = Mapping[str, Any]
 _KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
 _REFUSED = (
     *("oneOf", "allOf", "not", "if", "patternProperties", "propertyNames", "minProperties", "maxProperties"),

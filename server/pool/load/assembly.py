@@ -14,7 +14,7 @@ from server.engine.kv.ram_cache import MIB
 from server.engine.params import EngineParams
 from server.engine.runner_api import Runner
 from server.errors import ModelFailed
-from server.pool.load.loading import Load, Opened, TemplateFactory, chat_template
+from server.pool.load.loading import Load, LoadedParts, TemplateFactory, chat_template
 from server.pool.model import GrammarFactory, LoadedModel, compile_grammars
 from server.pool.protocols import Embedder, Generator, Loader
 from server.pool.saved.embedding_folder import EmbeddingFolder
@@ -37,7 +37,7 @@ class Factories:
     in_process: Callable[[], Loader] | None = None
 
 
-async def assemble(load: Load, parts: Opened, factories: Factories, in_thread: InThread) -> LoadedModel:
+async def assemble(load: Load, parts: LoadedParts, factories: Factories, in_thread: InThread) -> LoadedModel:
     """Put engines over the runners; frees the parts when that fails or the load was cancelled."""
     spec, loop = load.spec, asyncio.get_running_loop()
     generator: Generator | None = parts.generator

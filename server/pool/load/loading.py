@@ -59,7 +59,7 @@ def chat_template(info: ModelInfo, spec: ModelSpec, renderer: Renderer | None = 
 
 
 @dataclass(slots=True)
-class Opened:
+class LoadedParts:
     """What a load made, before an engine owns the runners."""
 
     fit: Fit
@@ -130,7 +130,7 @@ class Load:
             for device, n in totals(before.footprint).items()
         )
 
-    def run(self) -> Opened:
+    def run(self) -> LoadedParts:
         """What fits of it: weights, ``instances`` contexts, and the chat template; raises whatever the native side
         raised.
 
@@ -140,7 +140,7 @@ class Load:
         weights = self.loader.load(fit.spec, self._progress)
         with contextlib.ExitStack() as undo:
             undo.callback(weights.close)
-            parts = Opened(fit, weights, self.template(weights.info, self.spec), [], [])
+            parts = LoadedParts(fit, weights, self.template(weights.info, self.spec), [], [])
             with ThreadPoolExecutor(1, "prepare-grammar") as beside:  # ends before the weights are closed
                 grammar = beside.submit(self._prepared, weights)
                 if isinstance(weights, IsolatedWeights):
@@ -152,7 +152,7 @@ class Load:
             undo.pop_all()
         return parts
 
-    def _open_contexts(self, parts: Opened, undo: contextlib.ExitStack) -> None:
+    def _open_contexts(self, parts: LoadedParts, undo: contextlib.ExitStack) -> None:
         weights = parts.weights
         for _ in range(self.spec.native.instances):
             if weights.info.generates:

@@ -16,9 +16,9 @@ from limits.storage import MemoryStorage
 from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter, RateLimiter
 
 from server.errors import Unavailable
+from server.transport.access.cors import ReplyHeaders
 from server.transport.access.keys import Key
 
-ReplyHeaders = list[tuple[bytes, bytes]]
 PLACE = "llamapool.place"
 """A key in the ASGI scope of a request that has entered: a function that leaves. Who takes it out calls it later, for
 work that goes on without its client."""

@@ -188,7 +188,7 @@ def test_a_disk_that_others_fill_meanwhile(tmp_path: Path, monkeypatch: pytest.M
     with stand_in_hub({"o/n": {"m-Q8_0.gguf": bytes(2 << 20)}}) as remote, small_disk(folder) as real:
         if not real:
             monkeypatch.setattr("os.fsync", _full)
-        monkeypatch.setattr("server.hub.download.Download.missing", 0)
+        monkeypatch.setattr("server.hub.download.WantedFile.missing", 0)
         hub = Hub(folder / "cache", endpoint=remote.url, patience=NEVER)
         with pytest.raises(DownloadFailed, match="No space left on device"):
             hub.pull(Reference.parse("o/n"), "", lambda _: None, lambda: True)
