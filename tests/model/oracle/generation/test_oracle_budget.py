@@ -9,7 +9,7 @@ import pytest
 
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import start_pair
-from tests.model.oracle.test_oracle_control import CHAT, DEMO, TEMPLATE
+from tests.model.oracle.generation.test_oracle_control import CHAT, DEMO, TEMPLATE
 
 N_CTX = 1024
 OPENS_ITSELF = TEMPLATE.replace("assistant\\n<think>\\n' }}\n{%- endif %}\n", "assistant\\n' }}\n{%- endif %}\n")

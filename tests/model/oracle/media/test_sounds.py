@@ -9,7 +9,7 @@ import pytest
 from harness.ggufs.projector import TinyProjector
 from tests.media_files import SOUNDS, media_file
 from tests.model.oracle.comparison import Pair
-from tests.model.oracle.test_oracle_media_requests import (
+from tests.model.oracle.media.test_requests import (
     CHAT,
     MARKER,
     both,

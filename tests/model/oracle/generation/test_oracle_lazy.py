@@ -8,7 +8,7 @@ import pytest
 
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import start_pair
-from tests.model.oracle.test_oracle_control import DEMO
+from tests.model.oracle.generation.test_oracle_control import DEMO
 
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 WORD = {"type": 1, "value": "is P"}

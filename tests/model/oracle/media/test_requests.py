@@ -19,7 +19,7 @@ from tests.media_files import PICTURES, media_file
 from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import WAIT_QUIETLY
 
-FILES = Path(__file__).parents[2] / "media_files"
+FILES = Path(__file__).parents[3] / "media_files"
 MARKER = "<__media__>"
 PNG, JPEG = (base64.b64encode(media_file(name)).decode() for name in ("tiny.png", "tiny.jpg"))
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}

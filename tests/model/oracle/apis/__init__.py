@@ -1,0 +1,1 @@
+"""What each API says beside llama-server: replies, streams, errors, counts."""

@@ -1,0 +1,1 @@
+"""What comes out beside llama-server: tokens, thoughts and grammars, caches, adapters, guesses."""

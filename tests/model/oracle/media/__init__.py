@@ -1,0 +1,1 @@
+"""Pictures and sounds beside llama-server."""
