@@ -5,7 +5,8 @@
 ``make overload`` is ten minutes of 500 clients, ``make soak`` half an hour of as many as the server can serve. Sound
 clients ask, wait for the end and ask again; told to come back (429, 503) they do after ``Retry-After``. Every second
 memory, descriptors and threads are read from the system, and how long ``/health`` takes is noted. Nothing but 429 and
-503 may come to sound clients; at the end every slot is free, and memory and descriptors are where they were.
+503 may come to sound clients; at the end every slot is free, and descriptors are where they were. What prompt states in
+RAM take is the cache's, which fills up to its limit however late; memory beside it may not grow.
 """
 
 import argparse
@@ -27,16 +28,19 @@ DEMO = Path(__file__).resolve().parents[1] / "models" / "demo.gguf"
 TELL_BACK = (429, 503)
 PATIENCE_S = 300.0  # of a sound client, for the next bytes
 WORDS = ["one", "river", "stone", "bridge", "green", "seven", "walks", "under", "light", "again", "because", "winter"]
+CACHED = "llamapool_cache_ram_bytes"
 SLACK_MIB, SLACK_SHARE = 24.0, 0.08
 SLACK_DESCRIPTORS = 16
 
 
 @dataclass(slots=True)
 class Sample:
-    """What the system says of the server's process, and how long ``/health`` took."""
+    """What the system says of the server's process, what it says itself of prompt states in RAM, and how long
+    ``/health`` took."""
 
     at_s: float
     rss_mib: float
+    cached_mib: float
     n_descriptors: int
     n_threads: int
     health_ms: float
@@ -242,19 +246,38 @@ def of_process(pid: int) -> tuple[float, int, int]:
     return rss, sum(1 for _ in (proc / "fd").iterdir()), int(status["Threads"])
 
 
+async def got(target: Target, path: str) -> bytes:
+    """A reply's head and body; nothing where there was none in time."""
+    with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+        reader, writer = await opened(target)
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            return await asyncio.wait_for(reader.read(), 30)
+        finally:
+            closed(writer)
+    return b""
+
+
+async def cached_mib(target: Target, before: float) -> float:
+    """What states of prompts take in RAM; as `before` where the server does not say."""
+    lines = (await got(target, "/metrics")).decode("latin-1").splitlines()
+    sizes = [float(line.rpartition(" ")[2]) for line in lines if line.startswith(CACHED)]
+    return sum(sizes) / 2**20 if sizes else before
+
+
 async def watch(target: Target, pid: int) -> None:
     """A sample a second, until this is cancelled."""
+    cached = 0.0
     while True:
         began = time.monotonic()
-        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-            reader, writer = await opened(target)
-            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            reply = await asyncio.wait_for(reader.read(), 30)
-            closed(writer)
-            if not reply.startswith(b"HTTP/1.1 200"):
-                target.seen.faults.append(f"/health: {reply[:80]!r}")
+        reply = await got(target, "/health")
         took_ms = (time.monotonic() - began) * 1e3
-        target.seen.samples.append(Sample(began - target.seen.began, *of_process(pid), took_ms))
+        if reply and not reply.startswith(b"HTTP/1.1 200"):
+            target.seen.faults.append(f"/health: {reply[:80]!r}")
+        cached = await cached_mib(target, cached)
+        rss, n_descriptors, n_threads = of_process(pid)
+        at_s = began - target.seen.began
+        target.seen.samples.append(Sample(at_s, rss, cached, n_descriptors, n_threads, took_ms))
         await asyncio.sleep(max(1 - (time.monotonic() - began), 0))
 
 
@@ -292,10 +315,10 @@ def verdict(seen: Seen, n_slots: int, n_free: int) -> list[str]:
     if n_free != n_slots:
         wrong.append(f"{n_slots - n_free} of {n_slots} slots are still taken")
     quarter = len(seen.samples) // 4
-    early = statistics.median(s.rss_mib for s in seen.samples[quarter : 2 * quarter])
-    late = statistics.median(s.rss_mib for s in seen.samples[3 * quarter :])
+    beside = [s.rss_mib - s.cached_mib for s in seen.samples]
+    early, late = statistics.median(beside[quarter : 2 * quarter]), statistics.median(beside[3 * quarter :])
     if late > early * (1 + SLACK_SHARE) + SLACK_MIB:
-        wrong.append(f"memory goes from {early:.0f} to {late:.0f} MiB")
+        wrong.append(f"memory beside the cache goes from {early:.0f} to {late:.0f} MiB")
     first, last = seen.samples[0], seen.samples[-1]
     if last.n_descriptors > first.n_descriptors + SLACK_DESCRIPTORS:
         wrong.append(f"descriptors go from {first.n_descriptors} to {last.n_descriptors}")
@@ -304,7 +327,7 @@ def verdict(seen: Seen, n_slots: int, n_free: int) -> list[str]:
 
 def table(seen: Seen, seconds: float) -> str:
     """The figures of a run, for people."""
-    rss = [s.rss_mib for s in seen.samples]
+    rss, beside = [s.rss_mib for s in seen.samples], [s.rss_mib - s.cached_mib for s in seen.samples]
     waits = sorted(ms for _, ms in seen.first_token_ms) or [0.0]
     health = sorted(s.health_ms for s in seen.samples)
 
@@ -317,6 +340,8 @@ def table(seen: Seen, seconds: float) -> str:
         ("first token, ms", f"median {at(waits, 0.5):.0f}, 99% {at(waits, 0.99):.0f}, most {waits[-1]:.0f}"),
         ("/health, ms", f"median {at(health, 0.5):.0f}, 99% {at(health, 0.99):.0f}, most {health[-1]:.0f}"),
         ("memory, MiB", f"{rss[0]:.0f} at first, at most {max(rss):.0f}, {rss[-1]:.0f} at rest"),
+        ("of that cached, MiB", f"at most {max(s.cached_mib for s in seen.samples):.0f}"),
+        ("memory beside it, MiB", f"{rss[0]:.0f} at first, at most {max(beside):.0f}, {beside[-1]:.0f} at rest"),
         ("descriptors", _path([s.n_descriptors for s in seen.samples])),
         ("threads", _path([s.n_threads for s in seen.samples])),
         ("unsound", ", ".join(f"{n} x {kind}" for kind, n in sorted(seen.bad.items()))),
@@ -348,7 +373,9 @@ def draw(seen: Seen, file: Path) -> None:
 
     figure, (memory, descriptors, waits) = plt.subplots(3, 1, figsize=(8, 7), sharex=True)
     at = [s.at_s for s in seen.samples]
-    memory.plot(at, [s.rss_mib for s in seen.samples], color="#2a6f97")
+    memory.plot(at, [s.rss_mib for s in seen.samples], color="#2a6f97", label="memory")
+    memory.plot(at, [s.rss_mib - s.cached_mib for s in seen.samples], color="#e76f51", label="beside cached prompts")
+    memory.legend(fontsize=8)
     memory.set_ylabel("memory, MiB")
     memory.set_ylim(bottom=0)
     descriptors.plot(at, [s.n_descriptors for s in seen.samples], color="#2a6f97", label="descriptors")
@@ -387,6 +414,7 @@ def main() -> int:
         str(2048 * options.slots),
         "--cache-ram",
         "100",
+        "--metrics",
     )
     with llamapool(options.model, *flags) as server:
         seen = asyncio.run(load(server, options))
