@@ -1,11 +1,13 @@
 """Addresses and names: what is of this machine, and which name a stranger may own."""
 
 import ipaddress
+import re
 import socket
 from collections.abc import Collection
 from functools import cache
 from urllib.parse import urlsplit
 
+_HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+(%[0-9A-Za-z._-]+)?)\]|(?P<name>[0-9A-Za-z._-]+))(:[0-9]*)?")
 _PRIVATE_ENDINGS = (".localhost", ".local", ".internal", ".home.arpa")
 """Names that public DNS never gives to anybody (RFC 6761, 6762, 8375; .internal is ICANN's for private use)."""
 
@@ -33,10 +35,13 @@ def is_strangers(host: str, allowed: Collection[str]) -> bool:
     """Whether a ``Host`` header may be a name of somebody else's that DNS was made to lead here (DNS rebinding).
 
     An address is none, nor a name without a dot or one that no public DNS has, nor this machine's own. `allowed` has
-    further names; ``*.example.com`` are all below it, ``*`` is any.
+    further names; ``*.example.com`` are all below it, ``*`` is any. What is no name at all is a stranger's.
     """
-    name = host_of(f"//{host}").rstrip(".")
-    if not host or ("." not in name and name) or name.endswith(_PRIVATE_ENDINGS) or _is_address(name):
+    if not host:
+        return False
+    found = _HOST.fullmatch(host)
+    name = (found["address"] or found["name"]).lower().rstrip(".") if found else ""
+    if name and ("." not in name or name.endswith(_PRIVATE_ENDINGS) or _is_address(name)):
         return False
     return not (name == _own_name() or "*" in allowed or name in allowed or _is_below(name, allowed))
 

@@ -20,7 +20,17 @@ def test_what_is_not(address: str) -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        *("", "127.0.0.1:8080", "[::1]:8080", "192.0.2.7", "localhost:1", "LOCALHOST", "localhost.", "model.localhost"),
+        *(
+            "",
+            "127.0.0.1:8080",
+            "[::1]:8080",
+            "[fe80::1%eth0]",
+            "192.0.2.7",
+            "localhost:1",
+            "LOCALHOST",
+            "localhost.",
+            "model.localhost",
+        ),
         *("llamapool:8080", "mac.local", "host.docker.internal:80", "nas.home.arpa", socket.gethostname()),
         *("api.example.com", "API.Example.com:443", "a.b.wild.example"),
     ],
@@ -34,6 +44,8 @@ def test_names_that_can_only_be_the_servers_own(host: str) -> None:
     [
         *("rebound.example", "rebound.example:8080", "127.0.0.1.rebound.example", "localhost.example", "wild.example"),
         *("example.com", "xwild.example", "rebound.example.", "api.example.com.evil.example", "[::1", ":80"),
+        *("evil\u3002example", "evil%2eexample", "127.0.0.1/.evil.example", "127.0.0.1#.evil.example", "a@127.0.0.1"),
+        *("[::1].evil.example", "127.0.0.1:80@evil.example", "localhost evil.example"),
     ],
 )
 def test_names_that_a_stranger_may_own(host: str) -> None:
