@@ -19,27 +19,20 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.util.types import AttributeValue
 
 from server.errors import ConfigError
+from server.telemetry.gen_ai import GenAiMetrics, called, operation_of, wanted_metrics
 from server.telemetry.record import Record, Usage
 
-_OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/messages": "chat",
-    "/v1/responses": "chat",
-    "/api/chat": "chat",
-    "/v1/embeddings": "embeddings",
-    "/embedding": "embeddings",
-    "/embeddings": "embeddings",
-    "/api/embed": "embeddings",
-}
-_OTHER = "text_completion"
 _NS = 1_000_000_000
 
 
 class Tracing:
     """Used on the event loop; a processor of `provider` sends spans from a thread of its own."""
 
-    def __init__(self, provider: TracerProvider, version: str = "", prefix: str = "") -> None:
+    def __init__(
+        self, provider: TracerProvider, version: str = "", prefix: str = "", metrics: GenAiMetrics | None = None
+    ) -> None:
         self._provider = provider
+        self._metrics = metrics
         self._tracer = provider.get_tracer("llamapool", version)
         self._prefix = prefix
 
@@ -47,6 +40,9 @@ class Tracing:
         """Tell of a request, but for what is polled."""
         if record.polled:
             return
+        operation = operation_of(record.route.removeprefix(self._prefix))
+        if self._metrics is not None and record.usage is not None and record.usage.model:
+            self._metrics.ended(record, record.usage, operation)
         at = _Clock()
         start, end = at.ns(record.started_at), at.ns(record.started_at + record.elapsed_s)
         known = {name.decode("latin-1"): value.decode("latin-1") for name, value in record.headers.items()}
@@ -61,11 +57,10 @@ class Tracing:
             if record.status >= 500 or (record.error and record.status < 400):  # it failed behind its head
                 span.set_status(Status(StatusCode.ERROR, record.error))
             if record.usage is not None and record.usage.model:
-                self._model(record, record.usage, set_span_in_context(span), at)
+                self._model(record, record.usage, operation, set_span_in_context(span), at)
         span.end(end)
 
-    def _model(self, record: Record, usage: Usage, inside: Context, at: "_Clock") -> None:
-        operation = _OPERATIONS.get(record.route.removeprefix(self._prefix), _OTHER)
+    def _model(self, record: Record, usage: Usage, operation: str, inside: Context, at: "_Clock") -> None:
         stages = list(_stages(usage))
         start = usage.began_at or record.started_at
         end = max([record.started_at + record.elapsed_s, *(begun + took for _, begun, took in stages)])
@@ -83,6 +78,8 @@ class Tracing:
     def close(self) -> None:
         """Send what is left; blocking."""
         self._provider.shutdown()
+        if self._metrics is not None:
+            self._metrics.close()
 
 
 class _Clock:
@@ -113,11 +110,7 @@ def _http(record: Record, user_agent: str) -> dict[str, AttributeValue]:
 
 
 def _gen_ai(usage: Usage, operation: str) -> dict[str, AttributeValue]:
-    said: dict[str, AttributeValue] = {
-        "gen_ai.operation.name": operation,
-        "gen_ai.provider.name": "llamapool",
-        "gen_ai.request.model": usage.model,
-        "gen_ai.response.model": usage.model,
+    said = called(usage, operation) | {
         "gen_ai.usage.input_tokens": usage.n_prompt,
         "gen_ai.usage.cache_read.input_tokens": usage.n_cached,
         "gen_ai.usage.output_tokens": usage.n_predicted,
@@ -155,9 +148,10 @@ def exporting(version: str, prefix: str = "") -> Tracing:
     known = {SERVICE_VERSION: version}
     if not os.environ.get("OTEL_SERVICE_NAME"):
         known[SERVICE_NAME] = "llamapool"
-    provider = TracerProvider(resource=Resource.create(known))
+    resource = Resource.create(known)
+    provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(_exporter()))
-    return Tracing(provider, version, prefix)
+    return Tracing(provider, version, prefix, wanted_metrics(resource, version))
 
 
 def _exporter() -> SpanExporter:

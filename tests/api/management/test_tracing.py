@@ -1,10 +1,13 @@
-"""Spans of requests, as OpenTelemetry's own exporter gets them."""
+"""Spans and metrics of requests, as OpenTelemetry's own exporters get them."""
 
 import subprocess
 import sys
 from collections.abc import Sequence
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -13,6 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from harness.fakes import FakeLoader, FakeRunner
 from server.errors import ConfigError
 from server.telemetry import tracing
+from server.telemetry.gen_ai import WANTED, GenAiMetrics, wanted_metrics
 from server.telemetry.tracing import Tracing
 from tests.api.conftest import Serve, make_settings
 
@@ -88,6 +92,52 @@ async def test_what_is_polled_has_no_span(serve: Serve, spans: InMemorySpanExpor
         await api.client.get("/health")
         await api.client.get("/nowhere")
         assert list(by_name(spans)) == ["GET unmatched"]
+
+
+def points(reader: InMemoryMetricReader) -> dict[tuple[str, str], HistogramDataPoint]:
+    """By the metric's name behind ``gen_ai.server.``, and what it counts: an error's type, else the operation."""
+    data = reader.get_metrics_data()
+    assert data is not None
+    found = [
+        (metric, point)
+        for each in data.resource_metrics
+        for scope in each.scope_metrics
+        for metric in scope.metrics
+        for point in metric.data.data_points
+    ]
+    said = {}
+    for metric, point in found:
+        assert isinstance(point, HistogramDataPoint)
+        attributes = dict(point.attributes or {})
+        assert (metric.unit, attributes["gen_ai.request.model"]) == ("s", "demo")
+        what = attributes.get("error.type", attributes["gen_ai.operation.name"])
+        said[metric.name.removeprefix("gen_ai.server."), str(what)] = point
+    return said
+
+
+async def test_metrics_by_the_conventions_names(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = InMemoryMetricReader()
+    metrics = GenAiMetrics(MeterProvider([reader], shutdown_on_exit=False))
+    provider = TracerProvider(shutdown_on_exit=False)
+    monkeypatch.setattr("server.app.tracing_of", lambda _: Tracing(provider, metrics=metrics))
+    async with serve(FakeLoader(runner=lambda: FakeRunner(n_seq=1))) as api:
+        assert (await api.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        assert (await api.client.post("/v1/completions", json={"prompt": "x" * 999})).status_code == 400
+        await api.client.get("/health")
+        found = points(reader)
+    names = ("request.duration", "time_to_first_token", "time_per_output_token")
+    assert found.keys() == {*((name, "chat") for name in names), ("request.duration", "context_exceeded")}
+    assert {point.count for point in found.values()} == {1}
+    assert found["time_to_first_token", "chat"].sum <= found["request.duration", "chat"].sum
+
+
+def test_metrics_are_sent_where_opentelemetrys_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for none in ("", "none"):
+        monkeypatch.setenv(WANTED, none)
+        assert wanted_metrics(Resource({}), "1") is None
+    monkeypatch.setenv(WANTED, "console")
+    with pytest.raises(ConfigError, match="use otlp"):
+        wanted_metrics(Resource({}), "1")
 
 
 def test_what_is_missing_or_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
