@@ -32,7 +32,7 @@ class EngineParams:
     spec_type: str = "none"  # kinds of guesses, separated by commas
     spec_lookup_size: int = 3  # tokens that must repeat for a guess that nobody asked for
     spec_lookup_max: int = 16  # longest guess that nobody asked for
-    spec_ngram_simple_size_n: int = 12  # of llama-server's kinds of guesses from the text: see `speculate/ngrams.py`
+    spec_ngram_simple_size_n: int = 12  # of llama-server's kinds of guesses from the text: see `speculate/lookup.py`
     spec_ngram_simple_size_m: int = 48
     spec_ngram_map_k_size_n: int = 12
     spec_ngram_map_k_size_m: int = 48

@@ -6,15 +6,15 @@ Used by the step thread alone.
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Protocol
 
 from server.engine.prefix.hashes import common_prefix
 from server.engine.runner_api import DraftRunner
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import Step, StepCost, draft_length
-from server.engine.speculate.state import SURE, Speculating
+from server.engine.speculate.cost import LEAST, Step, StepCost, draft_length
+from server.engine.speculate.state import SURE, UNSEEN, Speculating
 
 log = logging.getLogger(__name__)
 
@@ -22,13 +22,11 @@ MIN_COPY = 32  # tokens more than its own that a slot takes over from another
 NEAR = 16  # tokens that may be missing when a guess begins: what was taken since the last one, or a short prompt
 MIN_CHUNK = 32  # tokens of a prompt that are read at once at least
 _CHUNK_SHARE = 0.5  # of a step's time goes into reading prompts at most
-_USUAL = 128.0  # tokens of an answer, before any was seen
+_USUAL = 128  # tokens of an answer
 _UNSEEN_SHARE = 0.15  # of the model's step: what one of the draft model is taken to cost before any was seen
 _READING = 0.1  # of a generated token's time: a read one's, before any was seen
-_RIGHT = 0.7  # of drafted tokens are right, before any was checked
-_AGAIN = 1 / 256  # of what is missing to that comes back each step without a guess: so it is tried again
-_MEAN_WEIGHT = 0.02  # of one token in the average of all sequences
-_EVERY = 8  # steps for which a decision holds
+_AGAIN = 1 / 256  # of what is missing to `UNSEEN` comes back each step without a guess: so it is tried again
+_EVERY = 8  # steps for which a decision holds: what was right in one of them is chance
 _FIRST = 2  # tokens of the first guess of all, whose cost nobody knows
 
 
@@ -59,17 +57,20 @@ class DraftEntry:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Guess for `sequence`, whose cells lack few tokens: at most `most`, as long as `goes_on` says so of the guess.
-
-    So many of its guesses were `right`, lately.
+    """Guess for `sequence`, of which `state` is known: at most `most` tokens, as long as `goes_on` says so of the
+    guess, and none behind one of ``ends``, which end the text.
     """
 
     sequence: Sequence
+    state: Speculating
     most: int
-    p_min: float
-    right: float
-    ends: frozenset[int]  # tokens that end the text: nothing follows them
-    goes_on: Callable[[Guess], bool]
+    ends: frozenset[int] = frozenset()
+    goes_on: Callable[[Guess], bool] = lambda _: True
+
+    @property
+    def right(self) -> float:
+        """How likely a guessed token is right."""
+        return min(max(self.state.right_drafted, LEAST), SURE)
 
 
 @dataclass(slots=True)
@@ -123,7 +124,7 @@ def further(
         for output, i in enumerate(going):
             wish, guess = wishes[i], guesses[i]
             token, p = best(output)
-            if p < wish.p_min or token in wish.ends:
+            if p < wish.state.p_min or token in wish.ends:
                 continue
             guess.add(token, sqrt(p * wish.right))  # what is said of this token, and what came of those so far
             if len(guess.tokens) < wish.most and wish.goes_on(guess):
@@ -236,47 +237,27 @@ class DraftCells:
         return bool(others)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A sequence that could do with a guess of at most `most` tokens."""
-
-    sequence: Sequence
-    state: Speculating
-    most: int
-
-
 class Drafting:
     """Decides by what the draft model costs and by how often it was right."""
 
     def __init__(self, cells: Guesser, ends: frozenset[int], clock: Callable[[], float]) -> None:
-        self.mean_right = _RIGHT  # of all sequences; a new one begins with it
         self._cells = cells
         self._ends = ends
         self._clock = clock
-        self._mean_output = _USUAL
         self._read_s = 0.0  # seconds for reading one token
         self._said_failure = False
         self._decided = (0, 0)
         self._decided_for = (0, 0)
         self._age = 0
 
-    def answered(self, n_tokens: int) -> None:
-        """An answer of so many tokens has ended."""
-        self._mean_output += 0.2 * (n_tokens - self._mean_output)
-
-    def learn(self, n_guessed: int, n_right: int) -> None:
-        """Of `n_guessed` drafted tokens the first `n_right` were right."""
-        for right in [1.0] * n_right + [0.0] * (n_right < n_guessed):
-            self.mean_right += _MEAN_WEIGHT * (right - self.mean_right)
-
-    def guess(self, wanted: Seq[Wanted], step: Step) -> list[Guess]:
+    def guess(self, wanted: Seq[Wish], step: Step) -> list[Guess]:
         """Guesses where they pay, for those that are wanted, in their order.
 
         Never fails: what can't be drafted is left out from then on, which is logged once.
         """
         guesses = [Guess() for _ in wanted]
         for each in wanted:
-            each.state.right_drafted += _AGAIN * (_RIGHT - each.state.right_drafted)
+            each.state.right_drafted += _AGAIN * (UNSEEN - each.state.right_drafted)
         try:
             near, far = self._sorted(wanted)
             if far:
@@ -292,7 +273,7 @@ class Drafting:
             return [Guess() for _ in wanted]
         return guesses
 
-    def always(self, wanted: Seq[Wanted]) -> list[Guess]:
+    def always(self, wanted: Seq[Wish]) -> list[Guess]:
         """Guesses of full length for all, whatever they cost: for a benchmark, which is to see the same every time."""
         guesses = [Guess() for _ in wanted]
         try:
@@ -302,8 +283,7 @@ class Drafting:
                         break
             near, _ = self._sorted(wanted)
             wishes = [
-                Wish(each.sequence, self._most(each), each.state.p_min, 1.0, self._ends_of(each), lambda _: True)
-                for each in (wanted[i] for i in near)
+                replace(each, most=self._most(each), ends=self._ends_of(each)) for each in (wanted[i] for i in near)
             ]
             for i, guess in zip(near, self._cells.guess(wishes), strict=True):
                 guesses[i] = guess
@@ -311,10 +291,10 @@ class Drafting:
             self._give_up(wanted, error)
         return guesses
 
-    def _ends_of(self, each: Wanted) -> frozenset[int]:
+    def _ends_of(self, each: Wish) -> frozenset[int]:
         return frozenset() if each.sequence.request.sampling.ignore_eos else self._ends
 
-    def _give_up(self, wanted: Seq[Wanted], error: Exception) -> None:
+    def _give_up(self, wanted: Seq[Wish], error: Exception) -> None:
         if not self._said_failure:
             log.warning("the draft model failed; the requests at hand go on without it", exc_info=error)
             self._said_failure = True
@@ -322,7 +302,7 @@ class Drafting:
             each.state.most_drafted = 0
         self._cells.forget([each.sequence for each in wanted])
 
-    def _sorted(self, wanted: Seq[Wanted]) -> tuple[list[int], list[int]]:
+    def _sorted(self, wanted: Seq[Wish]) -> tuple[list[int], list[int]]:
         """Who can be guessed for now, the most promising first, and whose text must be read before."""
         near, far, room = [], [], self._cells.n_batch
         for i, each in enumerate(wanted):
@@ -337,18 +317,14 @@ class Drafting:
         near.sort(key=lambda i: -wanted[i].state.right_drafted)
         return near, far
 
-    def _most(self, each: Wanted) -> int:
+    def _most(self, each: Wish) -> int:
         return min(each.most, self._cells.n_ctx - each.sequence.n_computed - 2)
-
-    def _right(self, each: Wanted) -> float:
-        """How likely a drafted token is right."""
-        return min(max(each.state.right_drafted, 0.02), SURE)
 
     def _draft_s(self, n: int, step: Step) -> float:
         """Seconds for one token more of `n` guesses."""
         return self._cells.cost.of(n) or _UNSEEN_SHARE * step.base_s
 
-    def _plan(self, near: Seq[Wanted], step: Step) -> tuple[int, int]:
+    def _plan(self, near: Seq[Wish], step: Step) -> tuple[int, int]:
         """For how many of the first a guess is made, and how long it is to be.
 
         Nobody knows what a guess costs before the first one, which is often slow: it is made in any case.
@@ -361,29 +337,24 @@ class Drafting:
         self._age += 1
         if asked != self._decided_for or self._age >= _EVERY:
             self._decided_for, self._age = asked, 0
-            self._decided = self._length(near, step)
+            most, chances = max(self._most(each) for each in near), [each.right for each in near]
+            self._decided = draft_length(chances, step, lambda n: self._draft_s(n, step), most)
         return self._decided
-
-    def _length(self, near: Seq[Wanted], step: Step) -> tuple[int, int]:
-        chances = [self._right(each) for each in near]
-        most = max(self._most(each) for each in near)
-        return draft_length(chances, step, lambda n: self._draft_s(n, step), most)
 
     def _spent(self, count: int, length: int, step: Step) -> float:
         return length * self._draft_s(count, step) + step.extra_s(count * length)
 
-    def _wish(self, each: Wanted, length: int, count: int, step: Step) -> Wish:
+    def _wish(self, each: Wish, length: int, count: int, step: Step) -> Wish:
         more_s = self._draft_s(count, step) / count + step.extra_s(count * length) / (count * length)
         needed = more_s * step.n_tokens / step.base_s  # chance of a token that is worth its time
-        right = self._right(each)
+        right = each.right
 
         def goes_on(guess: Guess) -> bool:
             return len(guess.tokens) < each.state.least_drafted or guess.reach[-1] * right >= needed
 
-        most = min(self._most(each), 2 * length)
-        return Wish(each.sequence, most, each.state.p_min, right, self._ends_of(each), goes_on)
+        return replace(each, most=min(self._most(each), 2 * length), ends=self._ends_of(each), goes_on=goes_on)
 
-    def _read(self, each: Wanted, n: int, step: Step) -> None:
+    def _read(self, each: Wish, n: int, step: Step) -> None:
         """Read a part of a long text that is missing, if the rest of the answer is expected to repay it.
 
         That is looked at as if all `n` sequences were guessed for, which makes each guess cheaper.
@@ -391,14 +362,14 @@ class Drafting:
         missing = self._cells.missing(each.sequence)
         token_s = step.base_s / step.n_tokens
         read_s = self._read_s or _READING * _UNSEEN_SHARE * token_s
-        right = self._right(each)
+        right = each.right
         count, length = draft_length([right] * n, step, lambda m: self._draft_s(m, step), each.most)
         if not count:  # then nothing would be guessed now
             return
         n_expected = step.n_tokens + count * sum(right**i for i in range(1, length + 1))
         seconds = (step.base_s + self._spent(count, length, step)) / n_expected
         request, n_out = each.sequence.request, len(each.sequence.output)
-        left = max(self._mean_output - n_out, self._mean_output / 4)
+        left = max(_USUAL - n_out, _USUAL // 4)
         if request.max_tokens >= 0:
             left = min(left, request.max_tokens - n_out)
         if left * (token_s - seconds) <= missing * read_s:

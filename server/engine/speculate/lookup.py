@@ -1,12 +1,29 @@
-"""Prompt lookup: guesses what comes next from what followed the same tokens before. Pure.
+"""Guesses from the text so far. Pure but for the files of `read_counts`.
 
-It costs next to nothing, and pays on text that repeats itself: edits of code, quotes, structured data.
+| kind | what is guessed (all but the first as llama.cpp common/ngram-map.cpp, ngram-mod.cpp, ngram-cache.cpp) |
+|---|---|
+| `lookup` | what followed the same tokens before; on by itself where it pays: edits of code, quotes, structured data |
+| `ngram-simple` | what followed the last ``size_n`` tokens when they were said last, up to ``size_m`` |
+| `ngram-map-k` | the same, no further than it was right when the same tokens led to a guess before |
+| `ngram-map-k4v` | what followed them most often, where it did so twice as often as all else |
+| `ngram-mod` | token by token, by a table of what follows ``n_match`` tokens in the texts of all requests |
+| `ngram-cache` | token by token, by how often a token followed the last one to four, here and in files |
+
+How many of them are checked is decided by what that costs here, as for every other guess.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from server.engine.params import LOOKUP, EngineParams
+from server.errors import ConfigError
 
 CHUNK = 2048
 """Most tokens that are indexed at once (half a millisecond), so that a long prompt stops nobody."""
@@ -15,6 +32,55 @@ LONG_MATCH = 8
 _MOST_APART = 3  # tokens that may differ before a text is no longer followed
 _FEW = 12  # from here on numpy is the faster one
 _MOST_ENTRIES = 1 << 18  # of a table: 1 MiB
+_MOST_PLACES = 64  # of the same tokens that are looked at
+_MOST_VALUES = 4  # different continuations of the same tokens (COMMON_NGRAM_MAX_VALUES)
+_POOL_ENTRIES = 1 << 22
+_POOL_FULL = 0.25  # of its entries, and it begins anew
+_LOW, _LOW_TIMES = 0.25, 5  # of a guess is right, so many times: the table begins anew
+_POOL_CHUNK = 32  # tokens of a reply that are entered together
+_CACHE_SIZES = range(1, 5)
+_STATIC_SIZE = 2
+_CACHE_GUESS = 8
+_LAX = ((2, 66), (2, 50), (1, 50), (1, 50))  # by size: times that it must have been seen, percent of the likeliest
+_STRICT = ((4, 75), (3, 66), (2, 66), (2, 66))
+
+Counts = dict[tuple[int, ...], dict[int, int]]
+"""How often each token followed these."""
+
+
+@dataclass(slots=True)
+class TextSource(ABC):
+    """Guesses from a sequence's tokens, of which the first ``n_indexed`` are known to its index. Nothing here may take
+    long."""
+
+    tokens: list[int] = field(default_factory=list)
+    n_indexed: int = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """`tokens` came to the text; they are indexed later."""
+        self.tokens.extend(tokens)
+
+    def add(self, token: int) -> None:
+        """`token` was sampled."""
+        self.tokens.append(token)
+
+    def catch_up(self, most: int = CHUNK) -> int:
+        """Index up to `most` of the tokens that came; how many that were."""
+        start, stop = self.n_indexed, min(len(self.tokens), self.n_indexed + most)
+        self._index(start, stop)
+        self.n_indexed = stop
+        return stop - start
+
+    @abstractmethod
+    def guess(self, most: int) -> list[int]:
+        """At most `most` tokens that may follow; none where nothing is found, or the text is not indexed yet."""
+
+    @abstractmethod
+    def _index(self, start: int, stop: int) -> None:
+        """Make known what follows the tokens from `start` up to `stop`."""
+
+    def judge(self, n_checked: int, n_right: int) -> None:  # noqa: B027 - `NgramMap` and `NgramMod` learn from it
+        """Of the last guess `n_checked` tokens were checked, and the first `n_right` of them were right."""
 
 
 class Ends:
@@ -51,44 +117,35 @@ class Ends:
         return end if end and tokens[end - self.size : end] == last else 0
 
 
-class Lookup:
-    """Index of the text of one sequence of about `n_text` tokens, by runs of `size` tokens; of more, the last ones."""
+class Lookup(TextSource):
+    """`lookup`: of a text of about `n_text` tokens, by runs of `size` tokens; of a longer one, the last ones."""
 
     def __init__(self, size: int, n_text: int) -> None:
+        super().__init__()
         sizes = (size,) if size >= LONG_MATCH else (LONG_MATCH, size)
         self._ends = [Ends(each, n_text) for each in sizes]
-        self._tokens: list[int] = []
-        self._n_indexed = 0
         self._follows = 0  # where the text goes on that the last guess was taken from; 0 = nowhere
         self._n_apart = 0  # tokens since then that were others
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """`tokens` came to the text; they are indexed later."""
-        self._tokens.extend(tokens)
 
     def add(self, token: int) -> None:
         """`token` was sampled. Where the text that is followed has another one, it may stand in its place."""
         if self._follows:
-            same = self._tokens[self._follows] == token
+            same = self.tokens[self._follows] == token
             self._follows += 1
             self._n_apart = 0 if same else self._n_apart + 1
             if self._n_apart > _MOST_APART:
                 self._follows = 0
-        self._tokens.append(token)
+        self.tokens.append(token)
 
-    def catch_up(self, most: int = CHUNK) -> int:
-        """Index up to `most` of the tokens that came; how many that were."""
-        start, stop = self._n_indexed, min(len(self._tokens), self._n_indexed + most)
+    def _index(self, start: int, stop: int) -> None:
         for ends in self._ends:
-            ends.add(self._tokens, start, stop)
-        self._n_indexed = stop
-        return stop - start
+            ends.add(self.tokens, start, stop)
 
     def guess(self, most: int) -> list[int]:
         """At most `most` tokens; none where nothing is found, or the text is not indexed yet."""
         self.catch_up()
-        tokens = self._tokens
-        if self._n_indexed < len(tokens):
+        tokens = self.tokens
+        if self.n_indexed < len(tokens):
             return []
         at = 0
         for ends in self._ends:
@@ -110,12 +167,259 @@ class Lookup:
             found += found[-period:][: most - len(found)]
         return found
 
-    def judge(self, n_checked: int, n_right: int) -> None:
-        """Nothing is learned here from what was right; `state.Speculating` does."""
-
     def _matching(self, at: int, most: int = 32) -> int:
         """How many tokens before `at` are those before the end."""
-        tokens, end, n = self._tokens, len(self._tokens), 0
+        tokens, end, n = self.tokens, len(self.tokens), 0
         while n < most and n < at and tokens[at - 1 - n] == tokens[end - 1 - n]:
             n += 1
         return n
+
+
+class NgramSimple(TextSource):
+    """`ngram-simple`."""
+
+    def __init__(self, size_n: int, size_m: int, n_text: int) -> None:
+        super().__init__()
+        self._n, self._m = size_n, size_m
+        self._ends = Ends(size_n, n_text)
+
+    def _index(self, start: int, stop: int) -> None:
+        self._ends.add(self.tokens, start, stop)
+
+    def guess(self, most: int) -> list[int]:
+        """No fewer than ``size_n`` tokens, if `most` allows it."""
+        self.catch_up()
+        tokens = self.tokens
+        if self.n_indexed < len(tokens) or len(tokens) <= self._n + self._m + 2:
+            return []
+        at = self._ends.find(tokens)
+        n = min(self._m, len(tokens) - 1 - at)
+        return tokens[at : at + min(n, most)] if at and n >= self._n else []
+
+
+@dataclass(slots=True)
+class _Key:
+    """Tokens that led to a guess before: how often, and how much of it was right the last time."""
+
+    hits: int = 0
+    limits: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+
+class NgramMap(TextSource):
+    """`ngram-map-k`; with ``min_hits`` `ngram-map-k4v`, which wants to have met the tokens so often."""
+
+    def __init__(self, size_n: int, size_m: int, min_hits: int = 0) -> None:
+        super().__init__()
+        self._n, self._m, self._min_hits = size_n, size_m, min_hits
+        self._places: dict[int, list[int]] = {}  # where runs of ``size_n`` tokens ended, by their hash
+        self._keys: dict[tuple[int, ...], _Key] = {}
+        self._guessed: tuple[_Key, tuple[int, ...]] | None = None
+
+    def _index(self, start: int, stop: int) -> None:
+        tokens, n = self.tokens, self._n
+        for end in range(max(start, n), stop):
+            places = self._places.setdefault(hash(tuple(tokens[end - n : end])), [])
+            places.append(end)
+            if len(places) > _MOST_PLACES:
+                del places[0]
+
+    def guess(self, most: int) -> list[int]:
+        """What followed, where all ``size_m`` tokens of it are known."""
+        self.catch_up()
+        tokens, n, m = self.tokens, self._n, self._m
+        self._guessed = None
+        if self.n_indexed < len(tokens) or len(tokens) <= 2 * n + m:
+            return []
+        last = tuple(tokens[-n:])
+        known = len(tokens) - 2 - m
+        found = self._places.get(hash(last), ())
+        ends = [end for end in found if end < known and tuple(tokens[end - n : end]) == last]
+        if not ends:
+            return []
+        key = self._keys.setdefault(last, _Key())
+        key.hits += 1
+        value = self._value(ends) if self._min_hits else tuple(tokens[ends[-1] : ends[-1] + m])
+        if not value or key.hits < self._min_hits:
+            return []
+        name = value if self._min_hits else ()
+        self._guessed = key, name
+        return list(value[: min(key.limits.get(name, m), most)])
+
+    def _value(self, ends: Sequence[int]) -> tuple[int, ...]:
+        counts: Counter[tuple[int, ...]] = Counter()
+        for end in ends:
+            value = tuple(self.tokens[end : end + self._m])
+            if value in counts or len(counts) < _MOST_VALUES:
+                counts[value] += 1
+        value, n = counts.most_common(1)[0]
+        others = counts.total() - n
+        return value if n >= 2 * others else ()
+
+    def judge(self, n_checked: int, n_right: int) -> None:
+        """The next guess from the same tokens goes no further than this one was right."""
+        if self._guessed is not None and n_right < n_checked:
+            key, value = self._guessed
+            key.limits[value] = n_right
+
+
+class HashTable:
+    """What followed runs of ``n`` tokens, of whatever text came last: a table by their hash, without proof."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._next: NDArray[np.int32] = np.zeros(_POOL_ENTRIES, np.int32)  # the token + 1; 0: none
+        self._n_used = 0
+
+    def add(self, tokens: Sequence[int], start: int, stop: int) -> None:
+        """Enter the tokens at `start` up to `stop`, each by those before it."""
+        for at in range(max(start, self.n), stop):
+            place = hash(tuple(tokens[at - self.n : at])) % _POOL_ENTRIES
+            self._n_used += not self._next[place]
+            self._next[place] = tokens[at] + 1
+
+    def get(self, run: Sequence[int]) -> int:
+        """What followed; -1: nothing that is known."""
+        return int(self._next[hash(tuple(run)) % _POOL_ENTRIES]) - 1
+
+    def renew(self, *, if_full: bool) -> None:
+        """Forget everything."""
+        if not if_full or self._n_used > _POOL_FULL * _POOL_ENTRIES:
+            self._next[:] = 0
+            self._n_used = 0
+
+
+class NgramMod(TextSource):
+    """`ngram-mod`."""
+
+    def __init__(self, pool: HashTable, n_min: int, n_max: int) -> None:
+        super().__init__()
+        pool.renew(if_full=True)
+        self._pool, self._n_min, self._n_max = pool, n_min, n_max
+        self._n_low = 0
+
+    def _index(self, start: int, stop: int) -> None:
+        self._pool.add(self.tokens, start, stop)
+
+    def guess(self, most: int) -> list[int]:
+        """No fewer than ``n_min`` tokens, if `most` allows it."""
+        if len(self.tokens) - self.n_indexed > _POOL_CHUNK:
+            self.catch_up()
+        n = self._pool.n
+        if len(self.tokens) < n:
+            return []
+        run = self.tokens[-n:]
+        while len(run) < n + self._n_max and (token := self._pool.get(run[-n:])) >= 0:
+            run.append(token)
+        return run[n : n + most] if len(run) >= n + self._n_min else []
+
+    def judge(self, n_checked: int, n_right: int) -> None:
+        """A table whose guesses are wrong time and again is of no use."""
+        self._n_low = self._n_low + 1 if n_right < _LOW * n_checked else 0
+        if self._n_low >= _LOW_TIMES:
+            self._pool.renew(if_full=False)
+            self._n_low = 0
+
+
+class NgramCache(TextSource):
+    """`ngram-cache`: counts of this text, then those of a ``dynamic`` file, both weighed by a ``static`` one's."""
+
+    def __init__(self, static: Mapping[tuple[int, ...], dict[int, int]], dynamic: Counts) -> None:
+        super().__init__()
+        self._static, self._dynamic = static, dynamic
+        self._own: Counts = {}
+
+    def _index(self, start: int, stop: int) -> None:
+        tokens, own = self.tokens, self._own
+        for at in range(start, stop):
+            for size in _CACHE_SIZES:
+                if at >= size:
+                    counts = own.setdefault(tuple(tokens[at - size : at]), {})
+                    counts[tokens[at]] = counts.get(tokens[at], 0) + 1
+
+    def guess(self, most: int) -> list[int]:
+        """At most eight tokens, as llama-server."""
+        self.catch_up()
+        if self.n_indexed < len(self.tokens) or len(self.tokens) < _STATIC_SIZE:
+            return []
+        run = self.tokens[-_CACHE_SIZES[-1] :]
+        n = len(run)
+        while len(run) - n < min(most, _CACHE_GUESS):
+            static = self._static.get(tuple(run[-_STATIC_SIZE:]), {})
+            token = _likeliest(self._own, run, static, _LAX)
+            if token < 0:
+                token = _likeliest(self._dynamic, run, static, _STRICT)
+            if token < 0:
+                token = _enough(static, {}, *_LAX[_STATIC_SIZE - 1])
+            if token < 0:
+                break
+            run.append(token)
+        return run[n:]
+
+
+def sources(params: EngineParams) -> Callable[[int, bool], tuple[TextSource, ...]]:
+    """Makes the sources of one sequence of about so many tokens; what all of an instance share is made once, here, and
+    is for a sequence only that may share.
+
+    Raises `ConfigError` for a lookup cache that can't be read.
+    """
+    kinds = params.spec_type.split(",")
+    makers: list[tuple[Callable[[int], TextSource], bool]] = []  # and whether it learns from all sequences
+    if LOOKUP in kinds:
+        makers.append((lambda n_text: Lookup(params.spec_lookup_size, n_text), False))
+    if "ngram-simple" in kinds:
+        n, m = params.spec_ngram_simple_size_n, params.spec_ngram_simple_size_m
+        makers.append((partial(NgramSimple, n, m), False))
+    if "ngram-map-k" in kinds:
+        makers.append((lambda _: NgramMap(params.spec_ngram_map_k_size_n, params.spec_ngram_map_k_size_m), False))
+    if "ngram-map-k4v" in kinds:
+        sizes = params.spec_ngram_map_k4v_size_n, params.spec_ngram_map_k4v_size_m
+        makers.append((lambda _: NgramMap(*sizes, params.spec_ngram_map_k4v_min_hits), False))
+    if "ngram-mod" in kinds:
+        pool = HashTable(params.spec_ngram_mod_n_match)
+        makers.append((lambda _: NgramMod(pool, params.spec_ngram_mod_n_min, params.spec_ngram_mod_n_max), True))
+    if "ngram-cache" in kinds:
+        static, dynamic = read_counts(params.lookup_cache_static), read_counts(params.lookup_cache_dynamic)
+        makers.append((lambda _: NgramCache(static, dynamic), False))
+    return lambda n_text, shares: tuple(make(n_text) for make, learns in makers if shares or not learns)
+
+
+def _likeliest(counts: Counts, run: Sequence[int], static: Mapping[int, int], needed: Sequence[tuple[int, int]]) -> int:
+    """What follows the longest end of `run` that was seen often enough, and clearly enough; -1: nothing."""
+    for size in reversed(_CACHE_SIZES):
+        if size <= len(run):
+            token = _enough(counts.get(tuple(run[-size:]), {}), static, *needed[size - 1])
+            if token >= 0:
+                return token
+    return -1
+
+
+def _enough(counts: Mapping[int, int], static: Mapping[int, int], least: int, percent: int) -> int:
+    total = sum(counts.values())
+    if not counts or total < least:
+        return -1
+    best = max(counts, key=lambda token: counts[token] * (100 * static[token] if token in static else 1))
+    return best if 100 * counts[best] >= percent * total else -1
+
+
+def read_counts(path: Path | None) -> Counts:
+    """A file of llama.cpp's `llama-lookup-create` (common_ngram_cache_save): for each run of up to four tokens, filled
+    up with -1, the number of tokens that followed, and each of them with its count; all as 32 bits.
+
+    Raises `ConfigError` for what is no such file.
+    """
+    if path is None:
+        return {}
+    try:
+        numbers = np.fromfile(path, np.dtype("<i4")).tolist()
+    except OSError as error:
+        raise ConfigError(f"the lookup cache {path} can't be read: {error.strerror}") from None
+    counts: Counts = {}
+    at = 0
+    while at < len(numbers):
+        run, n = tuple(token for token in numbers[at : at + 4] if token >= 0), numbers[at + 4 : at + 5]
+        end = at + 5 + 2 * (n[0] if n else 0)
+        if not run or not n or n[0] < 1 or end > len(numbers):
+            raise ConfigError(f"the lookup cache {path} is damaged, or no file of llama-lookup-create")
+        counts[run] = dict(zip(numbers[at + 5 : end : 2], numbers[at + 6 : end : 2], strict=True))
+        at = end
+    return counts

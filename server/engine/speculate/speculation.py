@@ -12,12 +12,10 @@ from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import Step, StepCost, evaluated, lengths
-from server.engine.speculate.draft_model import DraftCells, Drafting, Guesser, Wanted
-from server.engine.speculate.lookup import CHUNK
+from server.engine.speculate.draft_model import DraftCells, Drafting, Guesser, Wish
+from server.engine.speculate.lookup import CHUNK, sources
 from server.engine.speculate.mtp import MtpGuesser
-from server.engine.speculate.ngrams import sources
-from server.engine.speculate.state import Speculating
-from server.engine.speculate.synthetic import conditional
+from server.engine.speculate.state import Speculating, conditional
 
 _PAUSE = 32  # steps without guesses after a batch found no room
 _AGAIN = 1.5  # times what guesses cost where right ones, too, are computed again when those behind them are wrong
@@ -55,7 +53,7 @@ class Speculation:
 
     def begin(self, sequence: Sequence) -> None:
         """`sequence` has got a slot for the first time."""
-        params, request, slot = self._params, sequence.request, sequence.slot
+        params, request = self._params, sequence.request
         most = self._info.n_guesses if request.spec_n_max < 0 else min(request.spec_n_max, self._info.n_guesses)
         if most < 1 or 0 <= request.max_tokens < _SHORT:
             return
@@ -66,15 +64,12 @@ class Speculation:
         for source in state.sources:
             source.extend(text_of(request.prompt, request.media))
         if self._drafting is not None:
-            state.right_drafted = self._drafting.mean_right
             state.most_drafted = min(most, params.spec_draft_max)
             state.least_drafted = params.spec_draft_min if request.spec_n_min < 0 else request.spec_n_min
             state.p_min = params.spec_draft_p_min if request.spec_p_min < 0 else request.spec_p_min
             if self._synthetic:
                 seed = request.sampling.seed
                 state.dice = Random(None if seed == RANDOM_SEED else seed)  # noqa: S311 - no secret
-            if slot is not None and slot.last is not None:
-                self._drafting.answered(len(slot.last.output))
 
     def prepare(self, sequences: Iterable[Sequence]) -> None:
         """Index a part of the prompts that are being computed: then there is less to do once they are."""
@@ -138,7 +133,7 @@ class Speculation:
             each.state.n_checked = len(guess.tokens)
         return tokens
 
-    def _wanting(self, generating: Seq[Sequence], most: Seq[int]) -> tuple[list[Wanted], list[int]]:
+    def _wanting(self, generating: Seq[Sequence], most: Seq[int]) -> tuple[list[Wish], list[int]]:
         """Who could do with a guess of a draft model, of at most so many tokens; and their places."""
         wanted, places = [], []
         for i, sequence in enumerate(generating):
@@ -147,7 +142,7 @@ class Speculation:
                 continue
             n = min(self._most(sequence, state.most_drafted), most[i])
             if n > 0:
-                wanted.append(Wanted(sequence, state, n))
+                wanted.append(Wish(sequence, state, n))
                 places.append(i)
         return wanted, places
 
@@ -191,9 +186,5 @@ class Speculation:
     def judge(self, sequence: Sequence, n_right: int) -> None:
         """Of the guesses for `sequence` in the last step, the first `n_right` were sampled, too."""
         state = sequence.speculating
-        if state is None:
-            return
-        if state.source is not None:
+        if state is not None and state.source is not None:
             state.source.judge(state.n_checked, n_right)
-        elif self._drafting is not None and state.drafted:
-            self._drafting.learn(state.n_checked, n_right)

@@ -7,8 +7,8 @@ import pytest
 
 from harness.fakes import FakeRunner
 from server.engine.params import EngineParams
-from server.engine.speculate import ngrams
-from server.engine.speculate.ngrams import HashTable, NgramCache, NgramMap, NgramMod, NgramSimple, read_counts, sources
+from server.engine.speculate import lookup
+from server.engine.speculate.lookup import HashTable, NgramCache, NgramMap, NgramMod, NgramSimple, read_counts, sources
 from server.errors import ConfigError
 from tests.unit.engine.builders import engine_over, request, run, ticking
 
@@ -68,7 +68,7 @@ def test_mod_knows_the_texts_of_other_requests() -> None:
     assert second.guess(20) == RUN[24:30]
     second.extend(RUN[24:29])
     assert second.guess(20) == []  # fewer than three
-    for _ in range(ngrams._LOW_TIMES):
+    for _ in range(lookup._LOW_TIMES):
         second.judge(6, 1)
     third = NgramMod(pool, 3, 6)
     third.extend(RUN[:4])
