@@ -23,7 +23,7 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.evaluations import n_more_runs
 from server.engine.sequence import Phase, Sequence, Slot
 
-MIN_COPY = 16  # tokens; a shorter prefix of another slot is computed anew
+MIN_COPY = 16  # tokens; a shorter prefix of another slot is computed anew, and for fewer more nobody waits
 _MANY, _LEAST_LOST = 1000, 0.01  # tokens; share of a cache's value that is lost at least when it goes to RAM
 MIN_READ = 64  # tokens; less is computed rather than read from disk
 MOST_MOVED_FROM = 4  # slots whose cells are looked through for runs to move
@@ -109,7 +109,12 @@ class Placer:
         if sequence not in self._awaited:
             return False
         computing, n = self._awaited[sequence]
-        return computing.phase is Phase.PREFILL and computing.n_computed < n
+        return computing.phase is Phase.PREFILL and computing.n_computed + self._least_gain <= n
+
+    @property
+    def _least_gain(self) -> int:
+        """So many more tokens are waited for; any where cells can't be cut: what is past is out of reach then."""
+        return MIN_COPY if self.info.can_cut else 1
 
     def _search(self, sequence: Sequence) -> tuple[Beginning, int]:
         """Where most of the prompt's beginning is, or will be, and how many tokens."""
@@ -120,7 +125,8 @@ class Placer:
         stored, n_stored = self._stored(sequence, n)
         if stored is not None and self.may_load(stored):
             where, n = stored, n_stored
-        return self._on_disk(sequence, n) or self._coming(sequence, max(n, MIN_WAIT - 1)) or (where, n)
+        at_least = max(n + self._least_gain, MIN_WAIT) - 1
+        return self._on_disk(sequence, n) or self._coming(sequence, at_least) or (where, n)
 
     def _in_cells(self, sequence: Sequence, source: Slot | None, n: int, pinned: int) -> Placement:
         """`n` tokens of `source` in place, or as a copy where that pays."""
@@ -220,7 +226,9 @@ class Placer:
         longest, computing, prefill, target = at_least, None, Phase.PREFILL, sequence.target
         for slot in self.slots:
             s = slot.sequence
-            if s is None or s.phase is not prefill or s.target[longest : longest + 1] != target[longest : longest + 1]:
+            if s is None or s.phase is not prefill or len(s.target) <= longest:
+                continue
+            if s.target[longest : longest + 1] != target[longest : longest + 1]:
                 continue
             n = reusable(common_prefix(target, s.target), s.tuning, sequence.tuning)
             n = whole(sequence.media, min(n, sequence.n_reusable))

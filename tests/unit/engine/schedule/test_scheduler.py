@@ -93,6 +93,21 @@ def test_a_prefix_that_is_being_computed_is_waited_for_and_others_go_first() -> 
     assert placement.n_reuse == 200
 
 
+def test_for_the_last_tokens_of_a_prefix_nobody_waits() -> None:
+    """Eight clients with one picture each waited for the words that their questions began with, one after the other."""
+    s = scheduler(8, n_cells=8000)
+    prefix = list(range(200))
+    first = waiting(s, [*prefix, *range(500, 520)])
+    place(s)
+    for i in range(7):
+        waiting(s, [*prefix, *range(500, 506), 600 + i % 2, 700 + i])
+    assert s.place() is None
+    assert first.slot is not None
+    first.slot.tokens = list(prefix)  # 6 tokens of theirs are to come
+    assert [place(s).n_reuse for _ in range(7)] == [200] * 7
+    assert len(s.plan()) == 8
+
+
 def test_an_urgent_request_does_not_wait_for_others_when_one_of_no_hurry_computes_its_prefix() -> None:
     s = scheduler(4, n_cells=16384)
     prefix = list(range(2000))
