@@ -12,7 +12,7 @@ import pytest
 
 from harness.ggufs import TinyModel, gguf_file
 from harness.oracle import Value, oracle
-from harness.real_server import EXACT, llamapool
+from harness.real_server import EXACT, ROOT, llamapool
 from tests.model.oracle.comparison import Pair
 
 N_SLOTS = 8
@@ -26,6 +26,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     model = gguf_file(tmp_path_factory.mktemp("gguf"), TinyModel())
     with ExitStack() as stack:
         yield start_pair(stack, model)
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[Pair]:
+    """Both on ``models/demo.gguf``, whose template knows tools and thoughts."""
+    with ExitStack() as stack:
+        yield start_pair(stack, ROOT / "models" / "demo.gguf")
 
 
 def start_pair(

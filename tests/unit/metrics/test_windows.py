@@ -1,12 +1,6 @@
 from server.engine.stats import EngineStats
 from server.metrics.windows import WINDOW_S, Windows
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.unit.clock import Clock
 
 
 def stats(tokens: int, gaps: tuple[float, ...] = ()) -> EngineStats:
@@ -17,12 +11,15 @@ def stats(tokens: int, gaps: tuple[float, ...] = ()) -> EngineStats:
 
 
 def test_the_first_look_tells_of_all_so_far() -> None:
-    assert Windows(Clock()).rates("demo", stats(40, (0.5,))) == (20.0, 2.0)
-    assert Windows(Clock()).rates("demo", EngineStats(predicted_tokens=1)) == (0.0, 0.0)  # the first token is free
+    assert Windows(Clock(1000.0)).rates("demo", stats(40, (0.5,))) == (20.0, 2.0)
+    assert Windows(Clock(1000.0)).rates("demo", EngineStats(predicted_tokens=1)) == (
+        0.0,
+        0.0,
+    )  # one is free
 
 
 def test_looks_take_nothing_from_each_other() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     windows = Windows(clock)
     for second in range(40):
         clock.now = 1000.0 + second
@@ -32,7 +29,7 @@ def test_looks_take_nothing_from_each_other() -> None:
 
 
 def test_an_average_reaches_back_no_further_than_it_has_to() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     windows, done = Windows(clock), stats(40)
     for n in range(100):
         clock.now += WINDOW_S / 5
@@ -44,7 +41,7 @@ def test_an_average_reaches_back_no_further_than_it_has_to() -> None:
 
 
 def test_a_pause_between_looks_is_one_window() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     windows = Windows(clock)
     windows.rates("demo", stats(40))
     clock.now += 600
@@ -54,5 +51,5 @@ def test_a_pause_between_looks_is_one_window() -> None:
 
 
 def test_each_model_has_windows_of_its_own() -> None:
-    windows = Windows(Clock())
+    windows = Windows(Clock(1000.0))
     assert windows.rates("a", stats(4))[0] == windows.rates("b", stats(4))[0] == 20.0

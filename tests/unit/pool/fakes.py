@@ -19,6 +19,7 @@ from server.pool.pool import Pool, PoolLimits
 from server.pool.protocols import Fetcher
 from server.pool.spec import LoadParams, ModelSpec
 from server.pool.state import Status
+from tests.unit.clock import Clock
 
 
 def spec(model: str, **changes: Any) -> ModelSpec:
@@ -29,16 +30,6 @@ def spec(model: str, **changes: Any) -> ModelSpec:
         pooling=changes.pop("pooling", ""),
     )
     return ModelSpec(model, Path(f"{model}.gguf"), native=native, **changes)
-
-
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class ManualExecutor(Executor):
@@ -162,7 +153,7 @@ class Setup:
     def __init__(
         self, *specs: ModelSpec, loader: Loader | None = None, fetcher: Fetcher | None = None, **limits: Any
     ) -> None:
-        self.clock = Clock()
+        self.clock = Clock(100.0)
         self.threads = ManualExecutor()
         self.loader = loader or Loader()
         self.engines = Engines()

@@ -7,7 +7,8 @@ from server.constrain.shape import Shape
 from server.errors import InvalidRequest, ModelFailed
 from server.pool.load.loading import Load
 from server.pool.spec import LoadParams, ModelSpec
-from tests.unit.pool.fakes import Clock, Grammar, Loader, spec
+from tests.unit.clock import Clock
+from tests.unit.pool.fakes import Grammar, Loader, spec
 
 
 class Reports(list[float]):
@@ -28,7 +29,7 @@ def load(
         cast(Any, loader),
         template=lambda info, spec: cast(Any, object()),
         report=Reports() if reports is None else reports,
-        clock=clock or Clock(),
+        clock=clock or Clock(100.0),
         grammar=lambda vocab: cast(Any, grammar or Grammar()),
         quiet=lambda: quiet,
     )
@@ -117,7 +118,7 @@ def test_the_loader_hears_of_a_cancel_at_its_next_progress() -> None:
 
 
 def test_progress_is_reported_at_both_ends_and_every_fifth_of_a_second_between() -> None:
-    clock, reports = Clock(), Reports()
+    clock, reports = Clock(100.0), Reports()
 
     class Stepwise(Loader):
         def load(self, spec: ModelSpec, progress: Any) -> Any:

@@ -4,7 +4,7 @@ import pytest
 
 from server.errors import ConfigError
 from server.pool.spec import Task
-from tests.unit.settings.test_settings import spec
+from tests.unit.settings.builders import spec
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,13 @@ import pytest
 
 from server.errors import ConfigError
 from server.options.table.overrides import metadata_override, tensor_override
-from server.pool.spec import LoadParams, MetadataOverride, ModelSpec, TensorOverride
-from server.settings import load_settings, model_specs
-
-
-def spec_of(*arguments: str, env: dict[str, str] | None = None) -> ModelSpec:
-    (spec,) = model_specs(load_settings(["-m", "m.gguf", *arguments], env or {}))
-    return spec
+from server.pool.spec import LoadParams, MetadataOverride, TensorOverride
+from tests.unit.settings.builders import spec
 
 
 def mistake(*arguments: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        spec_of(*arguments)
+        spec(*arguments)
     return caught.value.message
 
 
@@ -24,7 +19,7 @@ def test_a_pattern_goes_up_to_the_last_equals_sign() -> None:
 
 
 def test_flags_add_up_in_their_order() -> None:
-    native = spec_of("-ot", "up=CPU,down=CUDA0", "--override-tensor", "gate=CPU").native
+    native = spec("-ot", "up=CPU,down=CUDA0", "--override-tensor", "gate=CPU").native
     assert native.tensor_overrides == tuple(
         TensorOverride(*pair) for pair in (("up", "CPU"), ("down", "CUDA0"), ("gate", "CPU"))
     )
@@ -33,28 +28,28 @@ def test_flags_add_up_in_their_order() -> None:
 def test_variables_set_them_too() -> None:
     env = {f"LLAMA_ARG_{name}": value for name, value in (("OVERRIDE_TENSOR", "a=CPU"), ("N_CPU_MOE", "3"))}
     env |= {"LLAMA_ARG_CPU_MOE": "1", "LLAMA_ARG_N_CPU_FFN": "2", "LLAMA_ARG_NO_HOST": "1", "LLAMA_ARG_OFFLINE": "1"}
-    native = spec_of(env=env).native
+    native = spec(env=env).native
     assert native.tensor_overrides == (TensorOverride("a", "CPU"),)
     assert (native.cpu_moe, native.n_cpu_moe, native.n_cpu_ffn, native.no_host) == (True, 3, 2, True)
 
 
 def test_nothing_is_overruled_by_default() -> None:
-    native, plain = spec_of("--offline").native, LoadParams()
+    native, plain = spec("--offline").native, LoadParams()
     for name in ("tensor_overrides", "cpu_moe", "n_cpu_moe", "n_cpu_ffn", "no_host", "metadata_overrides"):
         assert getattr(native, name) == getattr(plain, name)
 
 
 def test_a_draft_model_has_tensors_of_its_own_and_its_targets_metadata() -> None:
-    spec = spec_of("-md", "d.gguf", "-ot", "a=CPU", "-cmoe", "-ncffn", "4", "--override-kv", "k=int:1")
-    assert spec.draft is not None
-    native = spec.draft.native
+    made = spec("-md", "d.gguf", "-ot", "a=CPU", "-cmoe", "-ncffn", "4", "--override-kv", "k=int:1")
+    assert made.draft is not None
+    native = made.draft.native
     assert (native.tensor_overrides, native.cpu_moe, native.n_cpu_moe, native.n_cpu_ffn) == ((), False, 0, 0)
-    assert native.metadata_overrides == spec.native.metadata_overrides  # llama-server's rule
-    spec = spec_of("-md", "d.gguf", "-otd", "b=CPU", "-cmoed", "-ncmoed", "4")
-    assert spec.draft is not None
-    native = spec.draft.native
+    assert native.metadata_overrides == made.native.metadata_overrides  # llama-server's rule
+    made = spec("-md", "d.gguf", "-otd", "b=CPU", "-cmoed", "-ncmoed", "4")
+    assert made.draft is not None
+    native = made.draft.native
     assert (native.tensor_overrides, native.cpu_moe, native.n_cpu_moe) == ((TensorOverride("b", "CPU"),), True, 4)
-    assert spec.native.tensor_overrides == ()
+    assert made.native.tensor_overrides == ()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +67,7 @@ def test_a_draft_model_has_tensors_of_its_own_and_its_targets_metadata() -> None
 )
 def test_patterns_that_the_library_could_not_bear_are_refused(text: str, problem: str) -> None:
     message = mistake("-ot", text)
-    assert message.startswith("-ot: models.m.gguf.override_tensor ")
+    assert message.startswith("-ot: models.model.gguf.override_tensor ")
     assert problem in message
 
 
@@ -133,12 +128,12 @@ def test_a_value_has_the_type_that_it_names(text: str, value: object) -> None:
 )
 def test_mistakes_in_metadata_are_named(text: str, problem: str) -> None:
     message = mistake("--override-kv", text)
-    assert message.startswith("--override-kv: models.m.gguf.override_kv ")
+    assert message.startswith("--override-kv: models.model.gguf.override_kv ")
     assert problem in message
 
 
 def test_quotes_protect_a_comma_and_flags_add_up() -> None:
-    native = spec_of("--override-kv", '"a=str:x,y",b=int:1', "--override-kv", "c=bool:true").native
+    native = spec("--override-kv", '"a=str:x,y",b=int:1', "--override-kv", "c=bool:true").native
     assert native.metadata_overrides == tuple(MetadataOverride(*pair) for pair in (("a", "x,y"), ("b", 1), ("c", True)))
 
 

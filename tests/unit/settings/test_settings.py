@@ -15,7 +15,7 @@ from server.errors import ConfigError
 from server.options.read.sources import SOURCES
 from server.options.table.model import WHERE
 from server.options.table.option import OptionRow
-from server.pool.spec import ChatParams, LoadParams, ModelSpec
+from server.pool.spec import ChatParams, LoadParams
 from server.settings import (
     DEFAULT_CONFIGS,
     TABLE,
@@ -25,8 +25,8 @@ from server.settings import (
     load_settings,
     model_specs,
 )
+from tests.unit.settings.builders import MODEL, spec
 
-MODEL = ["-m", "model.gguf"]
 ROOT = Path(__file__).parents[3]
 
 
@@ -38,10 +38,6 @@ def write(folder: Path, text: str, name: str = "pool.yaml") -> Path:
 
 def settings(*argv: str, env: dict[str, str] | None = None, config: Path | None = None) -> Settings:
     return load_settings(argv, env or {}, config)
-
-
-def spec(*argv: str, env: dict[str, str] | None = None) -> ModelSpec:
-    return model_specs(settings(*MODEL, *argv, env=env))[0]
 
 
 def test_a_line_for_llama_server_needs_no_yaml() -> None:

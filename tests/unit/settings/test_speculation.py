@@ -5,15 +5,8 @@ from pathlib import Path
 import pytest
 
 from server.errors import ConfigError
-from server.pool.spec import ModelSpec
-from server.settings import check_files, load_settings, model_specs
-
-MODEL = ("-m", "model.gguf")
-
-
-def spec(*argv: str, env: dict[str, str] | None = None) -> ModelSpec:
-    (found,) = model_specs(load_settings([*MODEL, *argv], env or {}))
-    return found
+from server.settings import check_files, load_settings
+from tests.unit.settings.builders import spec
 
 
 def test_the_text_is_looked_up_unless_asked_not_to() -> None:

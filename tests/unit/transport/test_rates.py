@@ -4,19 +4,12 @@ import pytest
 
 from server.transport.access.keys import Key, KeyLimits
 from server.transport.access.rates import RateLimited, Rates
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.unit.clock import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+    made = Clock(1_800_000_000.0)
     for module in ("limits.storage.memory", "limits.storage.base", "limits.strategies"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(time=made), raising=False)
     return made

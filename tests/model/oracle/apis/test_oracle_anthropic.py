@@ -34,13 +34,6 @@ THINK = {"chat_template_kwargs": {"enable_thinking": True}}
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[Pair]:
-    """Both servers on ``models/demo.gguf``."""
-    with ExitStack() as stack:
-        yield start_pair(stack, ROOT / "models" / "demo.gguf")
-
-
-@pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Both servers with a template that always lets the model think."""
     file = Path(tmp_path_factory.mktemp("template") / "think.jinja")

@@ -4,15 +4,11 @@ Only what does not depend on the weights is compared: the model is trained again
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from harness.real_server import ROOT
 from tests.model.oracle.comparison import Pair
-from tests.model.oracle.conftest import start_pair
 
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 TOOLS = [
@@ -47,13 +43,6 @@ THOUGHT = [
     {"role": "assistant", "content": "<think>\\neasy\\n</think>\\n\\n4"},
     {"role": "user", "content": "and 3 + 3?"},
 ]
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Pair]:
-    """Both servers on ``models/demo.gguf``."""
-    with ExitStack() as stack:
-        yield start_pair(stack, ROOT / "models" / "demo.gguf")
 
 
 @pytest.mark.parametrize(

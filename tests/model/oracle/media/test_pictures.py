@@ -3,8 +3,6 @@
 import asyncio
 import base64
 import hashlib
-import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from harness.oracle import oracle
 from harness.real_server import RealServer
 from server.engine.params import EngineParams
 from server.media.bitmap import Bitmap
+from tests import media_files
 from tests.model.oracle.conftest import WAIT_QUIETLY
 from tests.model.test_media import Answer, Parts, bench, specification
 
@@ -35,12 +34,7 @@ class Png:
 def png(number: int, width: int, height: int) -> Png:
     pixels = np.random.default_rng(number).integers(0, 255, (height, width, 3), dtype=np.uint8)
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    file = media_files.png(width, height, rows)
     return Png(file, Bitmap("image", width, height, pixels.tobytes(), hashlib.sha256(file).hexdigest()))
 
 

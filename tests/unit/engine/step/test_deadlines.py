@@ -7,16 +7,10 @@ import pytest
 
 from harness.fakes import FakeRunner
 from server.errors import TooLate
+from tests.unit.clock import Clock
 from tests.unit.engine.builders import alone, engine_over, request, run
 
 pytestmark = pytest.mark.timeout(60)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 async def test_who_waits_too_long_for_a_slot_ends_and_who_has_one_does_not() -> None:

@@ -13,6 +13,7 @@ from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError, Unavailable
+from tests.unit.clock import Clock
 from tests.unit.engine.builders import Reply, alone, engine_over, request, run
 
 pytestmark = pytest.mark.timeout(60)
@@ -36,13 +37,6 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
     made = Hang()
     yield made
     made.end.set()
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @asynccontextmanager
