@@ -155,7 +155,7 @@ class Simulation:
             scheduler.occupy(placement, clock.now)
         cells.moving.start_reading()
         while (move := scheduler.relocation(frozenset(), cells.moving.spent_s)) is not None:
-            cells.relocate(move.source, move.target, copies=move.cost.copies, now=clock.now)
+            cells.relocate(move.source, move.target, copies=move.copies, now=clock.now)
             self.seen.n_relocations += 1
         scheduler.spent_s = cells.moving.spent_s
         entries = scheduler.plan()

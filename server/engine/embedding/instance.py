@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from server.engine.embedding.queue import EmbeddingJob, Piece, Queue
+from server.engine.embedding.queue import EmbeddingJob, EmbeddingQueue, Piece
 from server.engine.embedding.vectors import EmbeddingRunner, Vectors
 from server.engine.params import EngineParams
 from server.engine.stats import EngineStats
@@ -40,7 +40,7 @@ class EmbeddingInstance:
     ) -> None:
         self.runner = runner
         self.stats = EngineStats()
-        self.queue = Queue()
+        self.queue = EmbeddingQueue()
         self.n_load = 0
         self._params = params
         self._loop = loop

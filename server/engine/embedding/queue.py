@@ -52,7 +52,7 @@ class Piece:
         return self.job.media[self.index]
 
 
-class Queue:
+class EmbeddingQueue:
     """The jobs with inputs that nobody has taken yet; the next to be served is the first."""
 
     def __init__(self) -> None:

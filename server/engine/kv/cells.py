@@ -449,7 +449,7 @@ def _own_cells(slots: Iterable[Slot]) -> int:
 _MARGIN = 4  # cells that a shift leaves free at least, as the reference
 
 
-def span(sequence: Sequence, n_ctx: int, *, add_bos: bool) -> tuple[int, int]:
+def shifted(sequence: Sequence, n_ctx: int, *, add_bos: bool) -> tuple[int, int]:
     """(tokens kept at the beginning, tokens dropped behind them); server-context.cpp, update_slots. Nothing is dropped
     where only a medium could be."""
     request = sequence.request
@@ -459,7 +459,7 @@ def span(sequence: Sequence, n_ctx: int, *, add_bos: bool) -> tuple[int, int]:
     discard = max(1, min(request.n_discard or left // 2, left - 1))
     end = whole(sequence.media, keep + discard)
     if end < keep + discard:  # inside of a medium, which goes whole, unless nothing would be left
-        span = span_at(sequence.media, end)
-        assert span is not None
-        end = span.end if span.end < sequence.n_computed else end
+        medium = span_at(sequence.media, end)
+        assert medium is not None
+        end = medium.end if medium.end < sequence.n_computed else end
     return keep, end - keep

@@ -139,21 +139,14 @@ class Relocation:
 
     source: Slot
     target: Slot
-    cost: "RelocationCost"
-
-
-@dataclass(frozen=True, slots=True)
-class RelocationCost:
-    """What a relocation is expected to take, and how it is done."""
-
-    seconds: float
+    seconds: float  # that it is expected to take
     copies: bool  # the library copies the whole stream; else its state is saved and loaded
 
 
 def relocation(
     slots: Collection[Slot],
     evaluation_s: float,
-    cost_of: Callable[[Slot, Slot], RelocationCost],
+    offer: Callable[[Slot, Slot], Relocation],
     longest_s: float,
     fixed: AbstractSet[int] = frozenset(),
 ) -> Relocation | None:
@@ -189,10 +182,10 @@ def relocation(
             n_saved = -n_runs_more - n_more_runs(target.id, others)
             if n_saved <= 0:
                 continue
-            cost = cost_of(source, target)
-            gain_s = n_saved * -n_steps_less * evaluation_s
-            if cost.seconds <= longest_s and gain_s - cost.seconds > most_s:
-                best, most_s = Relocation(source, target, cost), gain_s - cost.seconds
+            offered = offer(source, target)
+            saved_s = n_saved * -n_steps_less * evaluation_s - offered.seconds
+            if offered.seconds <= longest_s and saved_s > most_s:
+                best, most_s = offered, saved_s
     return best
 
 

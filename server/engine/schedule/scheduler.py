@@ -22,7 +22,6 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.cell_room import RESERVE, Room
 from server.engine.schedule.evaluations import (
     Relocation,
-    RelocationCost,
     batch_order,
     between,
     n_beside,
@@ -99,8 +98,7 @@ class Scheduler:
         self.spent_s = 0.0  # of this step, before its decode: states that were moved
         self._limit = info.n_batch
         self._alone: Slot | None = None  # who had the last batch for itself
-        self._turns: dict[StepSharers, int] = {}  # when each last had one
-        self._turn_now: StepSharers | None = None
+        self._turns: list[StepSharers] = []  # in order; it is the first one's now
         self._turn_s = self._last_s = 0.0  # what the steps of that took so far, and the last of them
         self._may_be_apart = False  # slots in use have changed
 
@@ -280,19 +278,19 @@ class Scheduler:
         if not self._may_be_apart or not _may_share_a_step(active):
             return None
         longest_s = (self.params.target_itl_ms / 2e3 or math.inf) - spent_s  # others wait for it, beside their step
-        return relocation(self.slots, self._placer.evaluation_s, self._relocation_cost, longest_s, fixed)
+        return relocation(self.slots, self._placer.evaluation_s, self._offer, longest_s, fixed)
 
     def stay_apart(self) -> None:
         """A relocation failed: none is tried again before other slots are in use."""
         self._may_be_apart = False
 
-    def _relocation_cost(self, source: Slot, target: Slot) -> RelocationCost:
+    def _offer(self, source: Slot, target: Slot) -> Relocation:
         cost, state_s = self.move_cost, self.move_cost.round_trip_s(len(source.tokens))
         copies = cost.copy_s <= state_s
         seconds = cost.copy_s if copies else state_s
         if n_lost := len(target.tokens):  # to RAM, or computed again some day
             seconds += cost.round_trip_s(n_lost) if self.ram.limit else cost.compute_s(n_lost)
-        return RelocationCost(seconds, copies)
+        return Relocation(source, target, seconds, copies)
 
     @staticmethod
     def _joining(streams: AbstractSet[int], prompts: list[Sequence], most: int) -> AbstractSet[int]:
@@ -321,17 +319,16 @@ class Scheduler:
         if _may_share_a_step(active):
             return active
         sets = {_turn_of(s) for s in active}
-        now = self._turn_now
+        now = self._turns[:1]
+        self._turns = [one for one in self._turns if one in sets]
+        self._turns += sorted(sets.difference(self._turns))  # who is new comes last: else new ones kept others waiting
         waited_s = (self._turn_s + self._last_s) * (len(sets) - 1)
-        if now in sets and all(alone < 0 for _, alone in sets) and waited_s <= self.step_size.target_s * TURN:
-            return [s for s in active if _turn_of(s) == now]
-        turn = max(self._turns.values(), default=0) + 1
-        # one that is new joins as the last: before the others, a stream of new sets would keep them waiting for ever
-        self._turns = {one: self._turns.get(one, turn - 1) for one in sets}
-        chosen = min(sets, key=lambda one: (self._turns[one], one))
-        self._turns[chosen] = turn
-        self._turn_now, self._turn_s, self._last_s = chosen, 0.0, 0.0
-        return [s for s in active if _turn_of(s) == chosen]
+        goes_on = all(alone < 0 for _, alone in sets) and waited_s <= self.step_size.target_s * TURN
+        if self._turns[:1] != now or not goes_on:
+            if self._turns[:1] == now:
+                self._turns.append(self._turns.pop(0))
+            self._turn_s = self._last_s = 0.0
+        return [s for s in active if _turn_of(s) == self._turns[0]]
 
     def commit(self, entries: list[TokenRun], seconds: float) -> None:
         """The batch was decoded in `seconds`: its tokens are in the cells."""

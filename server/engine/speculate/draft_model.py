@@ -18,14 +18,14 @@ from server.engine.speculate.state import SURE, UNSEEN, Speculating
 
 log = logging.getLogger(__name__)
 
-MIN_COPY = 32  # tokens more than its own that a slot takes over from another
+_TAKEN_OVER = 32  # tokens more than its own that a slot takes over from another
 NEAR = 16  # tokens that may be missing when a guess begins: what was taken since the last one, or a short prompt
 MIN_CHUNK = 32  # tokens of a prompt that are read at once at least
 _CHUNK_SHARE = 0.5  # of a step's time goes into reading prompts at most
-_USUAL = 128  # tokens of an answer
+_ANSWER = 128  # tokens of an answer
 _UNSEEN_SHARE = 0.15  # of the model's step: what one of the draft model is taken to cost before any was seen
 _READING = 0.1  # of a generated token's time: a read one's, before any was seen
-_AGAIN = 1 / 256  # of what is missing to `UNSEEN` comes back each step without a guess: so it is tried again
+_RECOVERS = 1 / 256  # of what is missing to `UNSEEN` comes back each step without a guess: so it is tried again
 _EVERY = 8  # steps for which a decision holds: what was right in one of them is chance
 _FIRST = 2  # tokens of the first guess of all, whose cost nobody knows
 
@@ -177,7 +177,7 @@ class DraftCells:
         own = common_prefix(held.tokens, text)
         others = [(common_prefix(other.tokens, text), i) for i, other in enumerate(self._held) if i != seq]
         best, source = max(others, default=(0, seq))
-        if best < own + MIN_COPY:
+        if best < own + _TAKEN_OVER:
             return own
         self._cut(seq, 0)
         self._runner.seq_copy(source, seq)
@@ -257,7 +257,7 @@ class Drafting:
         """
         guesses = [Guess() for _ in wanted]
         for each in wanted:
-            each.state.right_drafted += _AGAIN * (UNSEEN - each.state.right_drafted)
+            each.state.right_drafted += _RECOVERS * (UNSEEN - each.state.right_drafted)
         try:
             near, far = self._sorted(wanted)
             if far:
@@ -369,7 +369,7 @@ class Drafting:
         n_expected = step.n_tokens + count * sum(right**i for i in range(1, length + 1))
         seconds = (step.base_s + self._spent(count, length, step)) / n_expected
         request, n_out = each.sequence.request, len(each.sequence.output)
-        left = max(_USUAL - n_out, _USUAL // 4)
+        left = max(_ANSWER - n_out, _ANSWER // 4)
         if request.max_tokens >= 0:
             left = min(left, request.max_tokens - n_out)
         if left * (token_s - seconds) <= missing * read_s:

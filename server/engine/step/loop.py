@@ -7,7 +7,7 @@ from collections.abc import Callable
 from server.engine.encode.encoder import Encoder
 from server.engine.generate.output import Outputs
 from server.engine.generate.sample import Sampling
-from server.engine.kv.cells import Cells, span
+from server.engine.kv.cells import Cells, shifted
 from server.engine.kv.disk_cache import DiskCache, give_up_late, wait_s
 from server.engine.params import EngineParams
 from server.engine.prefix.find import origin_of
@@ -331,7 +331,7 @@ class Instance:
         """Bring sequences to where steps need fewer evaluations, as long as there is one that it pays for."""
         while (move := self.scheduler.relocation(self._commands.slots, self._cells.moving.spent_s)) is not None:
             self.mailbox.post()
-            if not self._cells.relocate(move.source, move.target, copies=move.cost.copies, now=self._clock()):
+            if not self._cells.relocate(move.source, move.target, copies=move.copies, now=self._clock()):
                 self.scheduler.stay_apart()
 
     def _shift(self) -> None:
@@ -339,7 +339,7 @@ class Instance:
         for sequence in list(self.scheduler.active()):
             if sequence.phase is Phase.DECODE and sequence.n_computed + 1 >= self.runner.info.n_ctx_seq:
                 vocab = self.runner.vocab
-                keep, discard = span(sequence, self.runner.info.n_ctx_seq, add_bos=vocab.add_bos)
+                keep, discard = shifted(sequence, self.runner.info.n_ctx_seq, add_bos=vocab.add_bos)
                 log.debug("context shift: %d tokens kept at the beginning, %d dropped", keep, discard)
                 slot = sequence.slot
                 assert slot is not None

@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.embedding.queue import EmbeddingJob, Queue
+from server.engine.embedding.queue import EmbeddingJob, EmbeddingQueue
 
 
 def job(*sizes: int) -> EmbeddingJob:
@@ -16,14 +16,14 @@ def job(*sizes: int) -> EmbeddingJob:
         loop.close()
 
 
-def queue_of(*jobs: EmbeddingJob) -> Queue:
-    queue = Queue()
+def queue_of(*jobs: EmbeddingJob) -> EmbeddingQueue:
+    queue = EmbeddingQueue()
     for each in jobs:
         queue.add(each)
     return queue
 
 
-def sizes(queue: Queue, n_seq: int = 100, n_tokens: int = 100) -> list[int]:
+def sizes(queue: EmbeddingQueue, n_seq: int = 100, n_tokens: int = 100) -> list[int]:
     return [len(piece.tokens) for piece in queue.take(n_seq, n_tokens)]
 
 

@@ -152,7 +152,7 @@ class Bench:
                 self.scheduler.occupy(placement, self.now)
             while (move := self.scheduler.relocation(self.fixed, self.cells.moving.spent_s)) is not None:
                 self.n_relocations += 1
-                self.cells.relocate(move.source, move.target, copies=move.cost.copies, now=self.now)
+                self.cells.relocate(move.source, move.target, copies=move.copies, now=self.now)
             entries = self.scheduler.plan()
             if not entries:
                 return
@@ -249,7 +249,7 @@ def test_a_state_that_cannot_be_loaded_elsewhere_leaves_its_sequence_where_it_is
     monkeypatch.setattr(bench.runner, "seq_load", refuse)
     move = bench.scheduler.relocation(frozenset())
     assert move is not None
-    assert not move.cost.copies
+    assert not move.copies
     bench.now += 1
     assert not bench.cells.relocate(move.source, move.target, copies=False, now=bench.now)
     bench.scheduler.stay_apart()
