@@ -10,8 +10,7 @@ from server.llama.devices import add_remote_devices
 from server.llama.files.description import describe, media_kinds
 from server.llama.files.metadata_overrides import without_effect
 from server.llama.files.model_file import ModelFiles, check_files
-from server.llama.files.mtp import check_heads
-from server.llama.files.roles import roles
+from server.llama.files.roles import check_heads, roles
 from server.llama.fit.breakdown import can_tell
 from server.llama.fit.choose import choose, least_context
 from server.llama.fit.measure import Measure

@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from server.options.read.environment import CONFIG_VARIABLE
-from server.options.read.flags import COMPLETION_FLAG, CONFIG_FLAG, DEVICES_FLAG
-from server.options.read.shorthands import SHORTHANDS
+from server.options.read.flags import COMPLETION_FLAG, CONFIG_FLAG, DEVICES_FLAG, SHORTHANDS
 from server.options.table.option import OptionRow, Table
 from server.options.unsupported import FIXED, dead_flags, refused_flags
 

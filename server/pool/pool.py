@@ -20,14 +20,13 @@ from server.errors import (
     ShuttingDown,
     Unavailable,
 )
-from server.pool.entry import Entry
+from server.pool.entry import Entry, check_integrity
 from server.pool.events import FanOut, ModelRemoved, ModelsReloaded, Subscription
 from server.pool.footprint import Memory
-from server.pool.integrity import check_integrity
-from server.pool.lease import Lease
 from server.pool.load.assembly import Factories
 from server.pool.load.downloads import Downloads
 from server.pool.load.lifecycle import Lifecycle
+from server.pool.model import Lease
 from server.pool.names import Names
 from server.pool.protocols import Fetcher, Loader
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles, Task

@@ -12,9 +12,9 @@ from server.pool import policy
 from server.pool.budget import Budget, needed
 from server.pool.entry import Entry
 from server.pool.events import DownloadEnded, FanOut
-from server.pool.lease import Lease
 from server.pool.load.downloads import Downloads
 from server.pool.load.lifecycle import Lifecycle
+from server.pool.model import Lease
 from server.pool.state import LOADABLE, OCCUPYING, Status
 
 log = logging.getLogger(__name__)

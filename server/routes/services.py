@@ -13,7 +13,7 @@ from server.page.bodies import Bodies
 from server.page.live import Live
 from server.page.log import RecentLog
 from server.page.tools.catalogue import PageTools
-from server.pool.lease import Lease
+from server.pool.model import Lease
 from server.pool.pool import Pool
 from server.pool.saved.slot_files import SavedFiles
 from server.pool.spec import Task

@@ -18,8 +18,7 @@ from server.engine.request import Event, Failed, Finished, Request, Sink, Starte
 from server.engine.sequence import Ticket
 from server.errors import PermissionDenied, Unavailable
 from server.media.source import NOTHING_SEEN, Seen
-from server.pool.lease import Lease
-from server.pool.model import LoadedModel
+from server.pool.model import Lease, LoadedModel
 from server.pool.spec import Task
 from server.routes.services import Services, caller_of, services, wants_load
 from server.telemetry.record import CANCELLED, FAILED, RECORD, Record, Usage, reason_of

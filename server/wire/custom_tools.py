@@ -15,7 +15,7 @@ import pydantic_core
 from server.constrain.grammar.text_grammar import TextGrammar
 from server.conversation.form import Tool
 from server.errors import InvalidRequest
-from server.formats.grammar.text_argument import INPUT
+from server.formats.grammar.argument_rules import INPUT
 from server.wire.fields import wrong_type
 
 _PARAMETERS: Mapping[str, Any] = {

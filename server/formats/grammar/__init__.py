@@ -1,5 +1,5 @@
 """Calls that a model must write, as Lark in llguidance's dialect: `call_grammar` makes it of a `call_form`.
 
-`argument_rules` has the rules of arguments, `nested_rules` those in notations that are not JSON, `text_argument` those
-of a text that a client's own grammar describes; `lark_text` writes rules.
+`argument_rules` has the rules of arguments, `nested_rules` those in notations that are not JSON; `lark_text` writes
+rules.
 """

@@ -11,10 +11,9 @@ from typing import Any
 
 from server.errors import InvalidRequest
 from server.formats.call_form import Arguments, Braces, CallForm, Elements, JsonArguments, WholeJson
-from server.formats.grammar.argument_rules import argument_rule
+from server.formats.grammar.argument_rules import argument_rule, text_argument_rule
 from server.formats.grammar.lark_text import ControlToken, LarkText
 from server.formats.grammar.nested_rules import nested_rule
-from server.formats.grammar.text_argument import text_argument_rule
 from server.formats.parameter_schema import object_schema
 
 Function = Mapping[str, Any]

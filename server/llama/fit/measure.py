@@ -12,8 +12,7 @@ from server.errors import ModelFailed
 from server.llama.context.embedding_params import embedding_params
 from server.llama.context.params import context_params, generator_params, heads_params
 from server.llama.files.model_file import ModelFiles, check_files, read_gguf
-from server.llama.files.mtp import check_heads
-from server.llama.files.roles import roles
+from server.llama.files.roles import check_heads, roles
 from server.llama.fit.breakdown import breakdown, without_weights
 from server.llama.library import C, collect_errors, reason, start_backend
 from server.llama.weights.params import model_params

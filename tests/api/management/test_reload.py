@@ -130,7 +130,7 @@ async def test_a_server_that_is_to_stop_is_not_ready_but_serves(serve: Serve) ->
 
 
 async def test_follow_notices_each_change_once(tmp_path: Path) -> None:
-    from server.transport.follow import follow_files
+    from server.reload import follow_files
 
     file, seen = tmp_path / "a", []
     came = threading.Event()

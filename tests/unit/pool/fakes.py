@@ -13,8 +13,8 @@ from server.engine.engine import Engine
 from server.engine.request import Adapters
 from server.engine.runner_api import Runner
 from server.errors import ModelFailed
-from server.pool.lease import Lease
 from server.pool.load.assembly import EmbedderFactory, Factories
+from server.pool.model import Lease
 from server.pool.pool import Pool, PoolLimits
 from server.pool.protocols import Fetcher
 from server.pool.spec import LoadParams, ModelSpec

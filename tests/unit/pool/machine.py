@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from server.errors import LlamapoolError
-from server.pool.lease import Lease
+from server.pool.model import Lease
 from tests.unit.pool.fakes import Setup
 
 

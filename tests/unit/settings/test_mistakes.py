@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.ggufs import TinyModel, gguf_file
 from server.errors import ConfigError
-from server.options.read.shorthands import SHORTHANDS
+from server.options.read.flags import SHORTHANDS
 from server.options.unsupported import DEAD_FLAGS, DEAD_VARIABLES, FIXED, FLAGS, VARIABLES
 from server.settings import TABLE, check_files, load_settings, model_specs
 
