@@ -28,7 +28,7 @@ from server.engine.request import Adapters, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.pool.protocols import Loader
 from server.settings import ModelSettings, Origin, ServerSettings, Settings
-from server.transport.protocols import BoundedHttpProtocol
+from server.transport.uvicorn_protocols import BoundedHttpProtocol
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_S = 0.02

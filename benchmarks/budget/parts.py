@@ -28,7 +28,7 @@ from server.routes.session import Session
 from server.templates.isolated import IsolatedRenderer
 from server.templates.template import ChatTemplate
 from server.transport.gateway import Gateway
-from server.transport.protocols import BoundedHttpProtocol
+from server.transport.uvicorn_protocols import BoundedHttpProtocol
 from server.wire import job
 from server.wire.chat import read
 from server.wire.chat.write import ChatReply, ChatStream

@@ -33,7 +33,7 @@ from server.pool.spec import ModelSpec
 from server.settings import TABLE, Settings, check_files, load_settings, model_specs
 from server.transport.connections import most_connections, most_handshakes
 from server.transport.handshakes import HANDSHAKE_S, count_handshakes
-from server.transport.protocols import BoundedHttpProtocol, PatientSocketProtocol
+from server.transport.uvicorn_protocols import BoundedHttpProtocol, PatientSocketProtocol
 
 logger = logging.getLogger(__name__)
 

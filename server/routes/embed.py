@@ -16,7 +16,7 @@ from server.routes.session import session_of
 from server.transport.bodies.read import read_as
 from server.transport.reply import JSON_TYPE
 from server.transport.streams.disconnect import while_connected
-from server.wire.vectors.job import VectorJob
+from server.wire.vectors.encoding import VectorJob
 
 T = TypeVar("T")
 

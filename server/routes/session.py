@@ -26,7 +26,7 @@ from server.transport.access.auth import scheduled_client
 from server.transport.access.keys import ANYBODY, Key
 from server.transport.bodies.memory import BODY_SHARE
 from server.wire.logit_bias import check_together
-from server.wire.vectors.job import VectorJob
+from server.wire.vectors.encoding import VectorJob
 
 T = TypeVar("T")
 FAR_BEHIND = 64  # steps

@@ -2,7 +2,7 @@
 
 Each holds a descriptor and some kilobytes, and is over, done or not, after `HANDSHAKE_S`: who begins many and ends none
 keeps new clients waiting for that long at most, and nobody who is connected. The loop has the transport, so that the
-next one can't take the idlest one's place, as it does among connections (`protocols`): it is closed.
+next one can't take the idlest one's place, as it does among connections (`uvicorn_protocols`): it is closed.
 """
 
 import ssl

@@ -25,7 +25,7 @@ from server.app import create_app
 from server.pool.pool import Pool
 from server.routes.management.health import is_pending
 from server.settings import ModelSettings, Origin, ServerSettings, Settings
-from server.transport.protocols import BoundedHttpProtocol, PatientSocketProtocol
+from server.transport.uvicorn_protocols import BoundedHttpProtocol, PatientSocketProtocol
 
 TIMEOUT_S = 100.0
 MODELS: Mapping[str, Any] = {"demo": {"path": "demo.gguf", "aliases": ["gpt-4o-mini"], "load": "startup"}}

@@ -22,7 +22,7 @@ PATHS = ("/v1/responses", "/responses")
 MAX_WAITING = 32
 """Messages of one connection that wait for those before them."""
 LEAVING = "llamapool.leaving"
-"""The type of an ASGI message: the server is to stop (`transport.protocols`)."""
+"""The type of an ASGI message: the server is to stop (`transport.uvicorn_protocols`)."""
 _TOO_MUCH = 1008  # RFC 6455, 7.4.1: a policy is violated
 _RESTARTS = 1012  # IANA's registry of close codes: the service restarts, so that clients may come back
 _OWN_HEADERS = (b"connection", b"upgrade", b"content-length", b"content-type", b"accept-encoding")

@@ -15,7 +15,7 @@ from server.pool.model import LoadedModel
 from server.wire.fields import INT32_MAX, Body, Whole, field_error, parse, within
 from server.wire.ollama.fields import KeepAlive
 from server.wire.vectors.embeddings import MAX_INPUTS
-from server.wire.vectors.job import EUCLIDEAN, normalized
+from server.wire.vectors.encoding import EUCLIDEAN, normalized
 
 
 class EmbedBody(Body):
@@ -58,7 +58,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class EmbedJob:
-    """`server.wire.vectors.job.VectorJob`, one vector for each text."""
+    """`server.wire.vectors.encoding.VectorJob`, one vector for each text."""
 
     inputs: list[list[int]]
     request: Embed

@@ -20,7 +20,7 @@ from server.wire.common import Json
 from server.wire.completions.prompt import GivenPrompt, Illustrated, read_mixed, read_object, read_prompt
 from server.wire.fields import INT32_MAX, Body, Whole, field_error, parse, within
 from server.wire.media import link
-from server.wire.vectors.job import MAX_NORM, base64_floats, normalized
+from server.wire.vectors.encoding import MAX_NORM, base64_floats, normalized
 
 MAX_INPUTS = 2048
 """Most texts of one request; OpenAI's limit."""
@@ -61,7 +61,7 @@ class EmbeddingsAsked:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsJob:
-    """`server.wire.vectors.job.VectorJob`: one vector for each text, or with pooling none one for each token."""
+    """`server.wire.vectors.encoding.VectorJob`: one vector for each text, or with pooling none one for each token."""
 
     inputs: list[MediaPrompt]
     model: str

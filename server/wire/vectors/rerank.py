@@ -49,7 +49,7 @@ class Rerank:
 
 @dataclass(frozen=True, slots=True)
 class RerankJob:
-    """`server.wire.vectors.job.VectorJob`: one input for each document."""
+    """`server.wire.vectors.encoding.VectorJob`: one input for each document."""
 
     inputs: list[list[int]]
     request: Rerank

@@ -213,7 +213,7 @@ async def test_an_endless_head_is_cut(live: GoLive, piece: bytes) -> None:
 
 
 async def test_a_head_that_never_ends_is_given_up(live: GoLive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.transport.protocols.HEAD_S", 0.05)
+    monkeypatch.setattr("server.transport.uvicorn_protocols.HEAD_S", 0.05)
     async with live() as server:
         assert await server.exchange(b"GET /livez HTTP/1.1\r\nHost: ") == b""
 

@@ -56,7 +56,7 @@ async def test_with_requests_on_all_the_next_is_told_to_come_back(live: GoLive) 
 
 
 async def test_what_comes_beyond_those_who_are_told_is_closed(live: GoLive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.transport.protocols.SPARE", 0)
+    monkeypatch.setattr("server.transport.uvicorn_protocols.SPARE", 0)
     steps = threading.Semaphore(0)
     async with live(FakeLoader(runner=lambda: FakeRunner(steps=steps)), server=MOST) as server:
         opened = await streams(server, 3)
@@ -68,7 +68,7 @@ async def test_what_comes_beyond_those_who_are_told_is_closed(live: GoLive, monk
 
 
 async def test_a_reply_that_nobody_reads_is_given_up(live: GoLive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.transport.protocols.UNREAD_S", 0.05)
+    monkeypatch.setattr("server.transport.uvicorn_protocols.UNREAD_S", 0.05)
     async with live() as server:
         content = b'{"content": "%s"}' % (b"a" * 600_000)
         head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content)

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from server.page.live import MOST_WATCHERS
 from server.routes import ROUTERS
-from server.transport.protocols import usual_case
+from server.transport.uvicorn_protocols import usual_case
 from tests.api.conftest import TIMEOUT_S, GoLive, Serve
 
 pytestmark = pytest.mark.slow
