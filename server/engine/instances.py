@@ -10,11 +10,11 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from server.engine.params import EngineParams
 from server.engine.stats import EngineStats, combined
-from server.errors import InternalError, ShuttingDown, Unavailable
+from server.errors import InternalError, LlamapoolError, ShuttingDown, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -23,22 +23,96 @@ HUNG_S = 5.0
 """For a thread that hung to come back when the model is freed."""
 
 
-class Member(Protocol):
-    """One instance, as far as all of them are alike."""
+class StepThread(ABC):
+    """One instance, as far as all are alike: the thread that owns a native context, and calls into it alone.
 
-    stats: EngineStats
-    failure: str  # why its thread steps no more; "" while it does
-    pulse: int  # grows with all that its thread does
-    at_rest: bool  # its thread waits to be woken
+    ``failure``: why it steps no more; "" while it does. ``pulse`` grows with all that it does. ``at_rest``: it waits to
+    be woken.
+    """
 
-    def start(self) -> None: ...
-    def wake(self) -> None: ...
-    def stop(self) -> None: ...
-    def join(self, timeout_s: float | None = None) -> bool: ...
-    def give_up(self, reason: str) -> None: ...
+    def __init__(self, name: str, woken: threading.Event) -> None:
+        """`woken` is set by whoever wants it to look."""
+        self.stats = EngineStats()
+        self.failure = ""
+        self.pulse = 0
+        self.at_rest = False
+        self._woken = woken
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the step thread; from here on the context is its own."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Make the step thread look."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Fail what is open and end the thread; `join` waits for it. Called on the event loop."""
+        self._stopping = True
+        self._woken.set()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until the thread has freed the context; blocking. False when the time is over."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @abstractmethod
+    def give_up(self, reason: str) -> None:
+        """The thread does not come back from where it is: all that is asked of it ends. Should it come back after all,
+        it ends itself. Called on the event loop."""
+
+    # ---- the step thread
+
+    @abstractmethod
+    def _serve(self) -> None:
+        """Step until it is to stop, or was given up."""
+
+    @abstractmethod
+    def _end_all(self, error: LlamapoolError) -> None:
+        """End all that is asked of it, also what came just now."""
+
+    @abstractmethod
+    def _free(self) -> None:
+        """The last that is done: free the context."""
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # no error that a step may end with: nothing here is trusted
+            self.failure = f"{type(error).__name__}: {error}"
+            log.critical(
+                "the step thread has failed; this instance takes no more requests until its model is loaded again",
+                exc_info=error,
+            )
+            self._refuse_until_stopped()
+        self._end_all(ShuttingDown("model"))
+        self._free()
+
+    def _refuse_until_stopped(self) -> None:
+        """Nobody may wait for ever for a thread that does nothing."""
+        error = has_failed(self.failure)
+        while True:
+            self._woken.clear()
+            self._end_all(error)
+            if self._stopping:
+                return
+            self._rest()
+
+    def _rest(self, timeout_s: float | None = None) -> None:
+        self.at_rest = True
+        self._woken.wait(timeout_s)
+        self.at_rest = False
+        self.pulse += 1
 
 
-M = TypeVar("M", bound=Member)
+def has_failed(reason: str) -> InternalError:
+    """What those are told that an instance was to serve."""
+    return InternalError(f"the engine has failed and must be loaded anew ({reason})")
+
+
+M = TypeVar("M", bound=StepThread)
 
 
 class Instances(ABC, Generic[M]):

@@ -10,18 +10,18 @@ import numpy as np
 
 from server.engine.embedding.queue import EmbeddingJob, EmbeddingQueue, Piece
 from server.engine.embedding.vectors import EmbeddingRunner, Vectors
+from server.engine.instances import StepThread, has_failed
 from server.engine.params import EngineParams
-from server.engine.stats import EngineStats
 from server.engine.step.published import SlotSnapshot
 from server.engine.step.threads import bind
-from server.errors import CONTAINED, InternalError, LlamapoolError, ShuttingDown
+from server.errors import CONTAINED, InternalError, LlamapoolError
 
 log = logging.getLogger(__name__)
 
 Ended = tuple[EmbeddingJob, LlamapoolError | None]
 
 
-class EmbeddingInstance:
+class EmbeddingInstance(StepThread):
     """Takes jobs from the event loop and decodes them until it is stopped.
 
     ``n_load`` counts the jobs that wait or run; it changes on the event loop only, and so is exact there.
@@ -38,8 +38,8 @@ class EmbeddingInstance:
         on_idle: Callable[[], None],
         cpus: frozenset[int] = frozenset(),
     ) -> None:
+        super().__init__("llamapool-embed", threading.Event())
         self.runner = runner
-        self.stats = EngineStats()
         self.queue = EmbeddingQueue()
         self.n_load = 0
         self._params = params
@@ -53,49 +53,25 @@ class EmbeddingInstance:
         self._ended: list[Ended] = []
         self._running: tuple[int, ...] = ()  # tokens of each input in the decode under way
         self._n_served = [0] * runner.info.n_seq
-        self._wake = threading.Event()
-        self._stopping = False
-        self.failure = ""  # why the step thread no longer steps
-        self.pulse = 0  # grows with all that the thread does
-        self.at_rest = False  # it waits to be woken
         self._given_up = False
-        self._thread = threading.Thread(target=self._run, name="llamapool-embed", daemon=True)
 
     # ---- on the event loop
-
-    def start(self) -> None:
-        """Start the step thread; from here on the runner is its own."""
-        self._thread.start()
 
     def submit(self, job: EmbeddingJob) -> None:
         """Hand over a checked job. Cancelling ``job.done`` takes it back."""
         self.n_load += 1
         job.done.add_done_callback(lambda done: self._cancel(job) if done.cancelled() else None)
         self._inbox.append(job)
-        self._wake.set()
+        self._woken.set()
 
     def _cancel(self, job: EmbeddingJob) -> None:
         job.cancelled = True
-        self._wake.set()
-
-    def wake(self) -> None:
-        """Make the step thread look."""
-        self._wake.set()
-
-    def stop(self) -> None:
-        """Fail what is open and end the thread; `join` waits for it."""
-        self._stopping = True
-        self._wake.set()
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the thread has closed the runner; blocking. False when the time is over."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        self._woken.set()
 
     def give_up(self, reason: str) -> None:
-        """As a generating instance's."""
+        """As `StepThread.give_up`."""
         self.failure, self._given_up, self.n_load = reason, True, 0
-        error = InternalError(f"the engine has failed and must be loaded anew ({reason})")
+        error = has_failed(reason)
         for job in [*self._open.values(), *self._inbox]:
             if not job.done.done():
                 job.done.set_exception(error)
@@ -131,23 +107,7 @@ class EmbeddingInstance:
 
     # ---- the step thread
 
-    def _run(self) -> None:
-        try:
-            self._serve()
-        except BaseException as error:  # as the step thread of a generating instance
-            self.failure = f"{type(error).__name__}: {error}"
-            log.critical(
-                "the step thread has failed; this instance takes no more requests until its model is loaded again",
-                exc_info=error,
-            )
-            failed = InternalError(f"the engine has failed and must be loaded anew ({self.failure})")
-            while not self._stopping:
-                self._wake.clear()
-                self._fail_all(failed)
-                self._post()
-                self._rest()
-        self._fail_all(ShuttingDown("model"))
-        self._post()
+    def _free(self) -> None:
         self.runner.close()
 
     def _serve(self) -> None:
@@ -155,7 +115,7 @@ class EmbeddingInstance:
         while not self._stopping and not self.failure:
             try:
                 self.pulse += 1
-                self._wake.clear()
+                self._woken.clear()
                 self._receive()
                 if not self._step() and not self._inbox and not self._stopping:
                     self._post()
@@ -164,13 +124,8 @@ class EmbeddingInstance:
                 log.exception(
                     "an embedding step failed; every request of this instance ends. A fault: report what follows"
                 )
-                self._fail_all(InternalError("the engine failed; see the server's log"))
+                self._end_all(InternalError("the engine failed; see the server's log"))
             self._post()
-
-    def _rest(self) -> None:
-        self.at_rest = True
-        self._wake.wait()
-        self.at_rest = False
 
     def _receive(self) -> None:
         """Take new jobs in, waiting a moment for those that are known to come, and drop cancelled ones."""
@@ -178,8 +133,8 @@ class EmbeddingInstance:
         if self._preparing() and self._params.gather_ms > 0 and n_waiting < self.runner.info.n_seq:
             deadline = self._clock() + self._params.gather_ms / 1e3
             while self._preparing() and not self._stopping and (left := deadline - self._clock()) > 0:
-                self._wake.wait(left)
-                self._wake.clear()
+                self._woken.wait(left)
+                self._woken.clear()
         while self._inbox:
             job = self._inbox.popleft()
             self._open[id(job)] = job
@@ -258,13 +213,14 @@ class EmbeddingInstance:
             self.queue.drop(job)
             self._ended.append((job, error))
 
-    def _fail_all(self, error: LlamapoolError) -> None:
+    def _end_all(self, error: LlamapoolError) -> None:
         while self._inbox:
             job = self._inbox.popleft()
             self._open[id(job)] = job
         for job in list(self._open.values()):
             self._end(job, error)
         self._count([])
+        self._post()
 
     def _post(self) -> None:
         """One call into the event loop for all that ended in this step."""

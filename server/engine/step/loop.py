@@ -1,12 +1,12 @@
 """One native context and the thread that owns it. Nothing else calls into the runner."""
 
 import logging
-import threading
 from collections.abc import Callable
 
 from server.engine.encode.encoder import Encoder
 from server.engine.generate.output import Outputs
 from server.engine.generate.sample import Sampling
+from server.engine.instances import StepThread, has_failed
 from server.engine.kv.cells import Cells, shifted
 from server.engine.kv.disk_cache import DiskCache, give_up_late, wait_s
 from server.engine.params import EngineParams
@@ -17,7 +17,6 @@ from server.engine.schedule.model_queue import ModelQueue
 from server.engine.schedule.scheduler import Scheduler, TokenRun, batches
 from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.speculate.speculation import speculation
-from server.engine.stats import EngineStats
 from server.engine.step.commands import Commands
 from server.engine.step.faults import Faults
 from server.engine.step.mailbox import Mailbox
@@ -29,7 +28,7 @@ from server.errors import CONTAINED, ContextExceeded, InternalError, LlamapoolEr
 log = logging.getLogger(__name__)
 
 
-class Instance:
+class Instance(StepThread):
     """Owns `runner`; takes tickets from `queue`, and runs steps until it is stopped. It is the `number`-th of them."""
 
     def __init__(
@@ -43,10 +42,10 @@ class Instance:
         preparing: Callable[[], int],
         encoder: Encoder | None = None,
     ) -> None:
+        super().__init__("llamapool-step", mailbox.woken_by)
         self.runner = runner
         self.params = params
         self.mailbox = mailbox
-        self.stats = EngineStats()
         self.scheduler = Scheduler(runner.info, params, queue.accounts)
         self._queue = queue
         self._number = number
@@ -73,57 +72,23 @@ class Instance:
         self._commands = Commands()
         self._cpus = cpus_of(number, params.cpus)
         self._prio = params.prio
-        self._stopping = False
-        self.failure = ""  # why the step thread no longer steps
-        self.pulse = 0  # grows with all that the thread does
-        self.at_rest = False  # it waits to be woken
-        self._thread = threading.Thread(target=self._run, name="llamapool-step", daemon=True)
 
     @property
     def spec_type(self) -> str:
         """Where guesses come from; llama-server's words."""
         return "none" if self._speculation is None else self.params.asked_spec_type
 
-    def start(self) -> None:
-        """Start the step thread; from here on the runner is its own."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Fail what is open and end the thread; `join` waits for it. Called on the event loop."""
-        self._stopping = True
-        self.mailbox.wake()
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the thread has closed the runner; blocking. False when the time is over."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
     def give_up(self, reason: str) -> None:
-        """The thread does not come back from where it is: all that is asked of it ends. Should it come back after all,
-        it ends itself. Called on the event loop."""
+        """As `StepThread.give_up`."""
         self.failure = reason
-        error = InternalError(f"the engine has failed and must be loaded anew ({reason})")
+        error = has_failed(reason)
         self._commands.give_up(error)
         self._queue.close(self._number)
         self.mailbox.give_up(error, self._queue.taken_by(self._number))
 
-    def wake(self) -> None:
-        """Make the step thread look."""
-        self.mailbox.wake()
-
     # ---- the step thread
 
-    def _run(self) -> None:
-        try:
-            self._serve()
-        except BaseException as error:  # no error that a step may end with: nothing here is trusted
-            self.failure = f"{type(error).__name__}: {error}"
-            log.critical(
-                "the step thread has failed; this instance takes no more requests until its model is loaded again",
-                exc_info=error,
-            )
-            self._refuse_until_stopped()
-        self._end_all(ShuttingDown("model"))
+    def _free(self) -> None:
         if not self.failure:
             self._save_all()
             self._end_all(ShuttingDown("model"))  # who came meanwhile
@@ -153,22 +118,6 @@ class Instance:
                 )
                 self._fail_all(InternalError("the engine failed; see the server's log"))
                 self.mailbox.post()
-
-    def _rest(self, timeout_s: float | None = None) -> None:
-        self.at_rest = True
-        self.mailbox.wait(timeout_s)
-        self.at_rest = False
-        self.pulse += 1
-
-    def _refuse_until_stopped(self) -> None:
-        """Nobody may wait for ever for a thread that does nothing."""
-        error = InternalError(f"the engine has failed and must be loaded anew ({self.failure})")
-        while True:
-            self.mailbox.forget_wake()
-            self._end_all(error)
-            if self._stopping:
-                return
-            self._rest()
 
     def _end_all(self, error: LlamapoolError) -> None:
         """End every request and command, new ones too."""

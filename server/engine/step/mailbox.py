@@ -34,7 +34,7 @@ class Mailbox:
         self._commands: deque[Command] = deque()
         self._outbox: dict[int, tuple[Ticket, list[Event]]] = {}
         self._ended: list[Ticket] = []
-        self._wake = threading.Event()
+        self.woken_by = threading.Event()
         self._gone: LlamapoolError | None = None  # the step thread does not come back
 
     # ---- on the event loop
@@ -45,11 +45,11 @@ class Mailbox:
             command.refuse(self._gone)
             return
         self._commands.append(command)
-        self._wake.set()
+        self.woken_by.set()
 
     def wake(self) -> None:
         """Make the step thread look: something came, was cancelled, stopped, or is no longer being prepared."""
-        self._wake.set()
+        self.woken_by.set()
 
     def give_up(self, error: LlamapoolError, open_: list[Ticket]) -> None:
         """The step thread does not come back: everybody is told, and what it may still say is for nobody."""
@@ -75,11 +75,11 @@ class Mailbox:
 
     def forget_wake(self) -> None:
         """From now on, `wait` returns at the next wake."""
-        self._wake.clear()
+        self.woken_by.clear()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Sleep until woken."""
-        self._wake.wait(timeout_s)
+        self.woken_by.wait(timeout_s)
 
     def take_command(self) -> Command | None:
         """The next thing that is asked of a slot."""
@@ -88,7 +88,7 @@ class Mailbox:
     @property
     def woken(self) -> bool:
         """Whether there was a wake since the last `forget_wake`."""
-        return self._wake.is_set()
+        return self.woken_by.is_set()
 
     def emit(self, ticket: Ticket, *events: Event) -> None:
         """Add events to this step's post."""
