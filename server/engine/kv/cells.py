@@ -210,8 +210,7 @@ class Cells:
             return
         if source is not slot:
             self.clear(slot)
-            self._runner.seq_copy(source.id, slot.id)
-            self._copied()
+            self._take_over(source, slot)
             slot.tokens, slot.media = list(source.tokens), source.media
             if self._runner.info.unified:
                 slot.n_shared, slot.shares_with, slot.n_pieces = len(slot.tokens), source, source.n_pieces
@@ -242,6 +241,14 @@ class Cells:
         slot.tokens = kept
         slot.media = tuple(span.kept for span in below(placement.sequence.media, len(kept)))
         slot.hashes.cut(placement.n_reuse)
+
+    def _take_over(self, source: Slot, slot: Slot) -> None:
+        """What `source` holds into the empty `slot`, too: a separate stream is copied whole, however little it holds,
+        so its state alone where that takes less time."""
+        cost, n = self._scheduler.move_cost, len(source.tokens)
+        if self._runner.info.unified or not cost.state_is_quicker(n) or not self._carry(source, slot):
+            self._runner.seq_copy(source.id, slot.id)
+            self._copied()
 
     def _copied(self) -> None:
         """The next decode carries a copy out."""

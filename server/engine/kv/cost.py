@@ -87,11 +87,15 @@ class MoveCost:
         seen = max(seconds, 0.0) / n
         self.copy_s += (0.5 if seen < self.copy_s else 0.05) * (seen - self.copy_s)  # longer is mostly other processes
 
-    def copy_pays(self, n_tokens: int) -> bool:
-        """Whether a copy takes less time than computing `n_tokens`. A refusal makes the next one a little bolder: what
-        was measured beside other processes must not hold for ever."""
+    def state_is_quicker(self, n_held: int) -> bool:
+        """Whether the state of a stream that holds so many tokens is moved in less time than all of it is copied."""
+        return self.round_trip_s(n_held) < self.copy_s
+
+    def copy_pays(self, n_tokens: int, n_held: int) -> bool:
+        """Whether a copy of a stream that holds `n_held` takes less time than computing `n_tokens`. A refusal makes the
+        next one a little bolder: what was measured beside other processes must not hold for ever."""
         compute_s = self.compute_s(n_tokens)
-        if not compute_s or self.copy_s < compute_s:
+        if not compute_s or min(self.copy_s, self.round_trip_s(n_held)) < compute_s:
             return True
         self.copy_s *= 0.99
         return False

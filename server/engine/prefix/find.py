@@ -288,10 +288,11 @@ class Placer:
         return min(self.info.evaluation_s, self.step_s or math.inf)
 
     def _worth_copying(self, source: Slot | None, n: int) -> bool:
-        """Cells of a unified cache are shared. A separate stream is copied whole, however little of it is kept."""
+        """Cells of a unified cache are shared. Of a separate stream all that it holds is copied, however little is
+        kept."""
         if source is None or n < MIN_COPY:
             return False
-        return self.info.unified or self.move_cost.copy_pays(n)
+        return self.info.unified or self.move_cost.copy_pays(n, len(source.tokens))
 
 
 def longest_match(

@@ -60,13 +60,13 @@ def test_what_copies_take_is_learned_from_the_steps_that_carry_them_out() -> Non
     worth = MoveCost.unknown()
     worth.copy_s = 3.0  # measured beside other processes
     worth.computed.observe(1000, 1.0)
-    assert not worth.copy_pays(2000)
+    assert not worth.copy_pays(2000, 100_000)
     n_refused = 1
-    while not worth.copy_pays(2000):
+    while not worth.copy_pays(2000, 100_000):
         n_refused += 1
     assert n_refused < 100
     for _ in range(8):
         worth.observe_copies(2, 0.02)
-    assert worth.copy_pays(50)
+    assert worth.copy_pays(50, 100_000)
     worth.observe_copies(1, -0.1)
     assert worth.copy_s >= 0.0

@@ -10,6 +10,7 @@ from server.engine.kv.disk_cache import DiskCache
 from server.engine.kv.moving import SHARE
 from server.engine.kv.ram_cache import size_of
 from server.engine.params import EngineParams
+from server.engine.prefix.find import Placement
 from server.engine.request import Request
 from server.engine.schedule.scheduler import ALONE_S, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket
@@ -25,6 +26,11 @@ class Slow(FakeRunner):
         super().__init__(n_seq=3, n_ctx_seq=1024, partial_removal=partial_removal)
         self.seconds = 0.0
         self.now = 0.0
+        self.copies: list[tuple[int, int]] = []
+
+    def seq_copy(self, source: int, target: int) -> None:
+        self.copies.append((source, target))
+        super().seq_copy(source, target)
 
     def seq_save(self, seq: int) -> bytes:
         self.now += self.seconds
@@ -78,10 +84,31 @@ class Setup:
         """The 200 tokens of a slot take so long to compute."""
         self.scheduler.move_cost.computed = Rate(200 / seconds)
 
+    def take_over(self) -> list[tuple[int, int]]:
+        """Copies of streams, for a prompt that begins with what slot 0 holds and is put into slot 2."""
+        prompt = [*self.slots[0].tokens, 7]
+        sequence = Sequence(Ticket(Request("n", prompt), lambda events: None, 0.0), 0, TextStream(()), prompt)
+        self.runner.copies.clear()
+        self.cells.prepare(Placement(sequence, self.slots[2], self.slots[0], 200), self.runner.now)
+        assert self.runner.cells[2] == self.slots[2].tokens == prompt[:-1]
+        return self.runner.copies
+
 
 @pytest.fixture
 def setup() -> Setup:
     return Setup(Slow())
+
+
+@pytest.mark.parametrize("quicker", [False, True])
+def test_a_beginning_is_taken_over_by_its_state_where_that_is_quicker_than_its_whole_stream(
+    setup: Setup, quicker: bool
+) -> None:
+    setup.runner.seconds = 0.003
+    setup.scheduler.move_cost.copy_s = 0.015 if quicker else 0.005
+    assert setup.take_over() == [(0, 2)]  # nobody knows yet what a state takes
+    setup.keep(1)
+    setup.cells.clear(setup.slots[2])
+    assert setup.take_over() == ([] if quicker else [(0, 2)])
 
 
 def test_what_takes_longer_than_a_step_is_not_saved_while_others_generate(setup: Setup) -> None:
