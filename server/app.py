@@ -23,7 +23,6 @@ from server import __version__, logs
 from server.errors import ConfigError
 from server.first_screen import show_first_screen
 from server.hub.fetcher import HubFetcher
-from server.kv_events.follow import KvEvents
 from server.media.decode import Cut, Decoder
 from server.media.fetch import MediaFetcher, Sites
 from server.media.sight import Sight
@@ -52,6 +51,7 @@ from server.routes import ROUTERS, include_routes
 from server.routes.gate import Gate
 from server.routes.services import Services
 from server.settings import ServerSettings, Settings, check_files, hub_of, load_settings, model_specs, slot_secret
+from server.telemetry.kv_events.follow import KvEvents
 from server.telemetry.record import Record
 from server.transport.compression import Compression
 from server.transport.direct import DirectRoutes

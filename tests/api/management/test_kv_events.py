@@ -14,7 +14,7 @@ from harness.fakes import FakeLoader, FakeRunner
 from server.app import create_app
 from server.engine.prefix.hashes import BLOCK
 from server.errors import ConfigError
-from server.kv_events.follow import KvEvents
+from server.telemetry.kv_events.follow import KvEvents
 from tests.api.conftest import TIMEOUT_S, Api, Serve, make_settings, until
 from tests.api.management.test_models import TWO
 
@@ -64,7 +64,7 @@ class Router:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.kv_events.follow.EVERY_S", 0.005)
+    monkeypatch.setattr("server.telemetry.kv_events.follow.EVERY_S", 0.005)
 
 
 async def complete(api: Api, headers: Any = None, **body: Any) -> list[int]:
@@ -165,6 +165,6 @@ async def test_keys_have_blocks_of_their_own(serve: Serve) -> None:
 
 async def test_without_zmq_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
-    monkeypatch.delitem(sys.modules, "server.kv_events.publisher", raising=False)
+    monkeypatch.delitem(sys.modules, "server.telemetry.kv_events.publisher", raising=False)
     with pytest.raises(ConfigError, match=r"llamapool\[events\]"):
         create_app(make_settings(server=EVENTS), loader=FakeLoader())

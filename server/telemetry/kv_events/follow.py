@@ -44,7 +44,7 @@ class KvEvents:
 
     def __init__(self, endpoint: str, replay: str = "", pod: str = "") -> None:
         try:
-            from server.kv_events.publisher import KvEventPublisher
+            from server.telemetry.kv_events.publisher import KvEventPublisher
         except ImportError as error:
             raise ConfigError(f"server.kv_events: {error}; pip install 'llamapool[events]'") from None
         self._open = partial(KvEventPublisher, endpoint, replay, pod or socket.gethostname())
