@@ -177,11 +177,13 @@ class Speculation:
 
     def observe(self, entries: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
         """A step with `entries` took `seconds`; `n_prompt` of its tokens are prompts'."""
-        if n_prompt == sum([len(e.tokens) for e in entries]):
+        n_tokens = sum([len(e.tokens) for e in entries])
+        if n_prompt == n_tokens:
             self._cost.observe_prompt(n_prompt, seconds)
         elif not n_prompt:
-            tokens = Counter([len(e.tokens) for e in entries])
-            self._cost.observe(evaluated(tokens, self._info.evaluation_tokens), seconds)
+            if n_tokens > len(entries):
+                n_tokens = evaluated(Counter([len(e.tokens) for e in entries]), self._info.evaluation_tokens)
+            self._cost.observe(n_tokens, seconds)
 
     def judge(self, sequence: Sequence, n_right: int) -> None:
         """Of the guesses for `sequence` in the last step, the first `n_right` were sampled, too."""
