@@ -130,7 +130,7 @@ class Tool:
 
     @property
     def held(self) -> dict[str, Any]:
-        """As grammars of calls take it (`formats.call_grammar.Function`)."""
+        """As grammars of calls take it (`formats.grammar.call_grammar.Function`)."""
         return self.function if self.text is None else {**self.function, "text": self.text}
 
 
