@@ -186,7 +186,6 @@ class Engine(Instances[Instance]):
     def _left(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
             self._queue.left(ticket)
-            self._router.served(ticket)
         self._one_is_idle()
 
     def cancel(self, ticket: Ticket) -> None:

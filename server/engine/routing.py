@@ -1,78 +1,46 @@
 """Where a request is expected to cost least, and from when on other instances may take it (`ModelQueue`). Used on the
 event loop.
 
-Cost is counted in prompt tokens, by pure functions. What it waits for: its own tokens without those that the instance
-has seen, those of others that are before it, what the streams that run take from it, and, where every slot is taken,
-the time until one is free. What it costs others: its own tokens once more. So of two instances that would be as quick,
-the one is chosen that has less to compute: twins meet where the first of them went.
+Cost is counted in prompt tokens, by pure functions. What it waits for: its own tokens without those that are in the
+instance's cells or come there with others, those of others that are before it, what the streams that run take from it,
+and, where every slot is taken, the time until one is free. What it costs others: its own tokens once more. So of two
+instances that would be as quick, the one is chosen that has less to compute: twins meet where the first of them went.
+What has left the cells counts nowhere: the instances of a model share what RAM and disk keep.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from server.engine.lora import Tuning
-from server.engine.prefix.hashes import BLOCK as HASHED
-from server.engine.prefix.hashes import PrefixHashes, common_prefix
+from server.engine.lora import Tuning, reusable
+from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
 from server.engine.request import Request
 from server.engine.sequence import Phase, Route, Slot, Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.loop import Instance
 
-BLOCK = 64  # tokens
-MOST_BLOCKS = 1 << 16  # remembered: 4 million tokens
+MOST_LOOKED_AT = 64  # of the requests of an instance
 MOST_COMPARED = 4096  # tokens of a prompt, with those of each slot
 STREAM_TOKENS = 64
 """What a running stream is taken to cost who joins it: some tens of steps that are longer by about a token's time."""
 _UNSEEN_RATE = 1000.0  # prompt tokens per second, before any were seen
 
 
-class Footprints:
-    """Which instances have seen which beginnings, also those that wait to be computed or have left the cells."""
-
-    def __init__(self, most: int = MOST_BLOCKS) -> None:
-        self._seen: OrderedDict[int, int] = OrderedDict()  # a bit for each instance
-        self._most = most
-
-    def add(self, prompt: list[int], wanted: Tuning, instance: int, hashes: PrefixHashes | None = None) -> None:
-        """`prompt` goes to `instance`. Here and below, `hashes` are the prompt's, so that it is hashed once.
-
-        The end is forgotten before the beginning, without which it would be of no use.
-        """
-        for at in reversed(_of_blocks(prompt, wanted, hashes or PrefixHashes())):
-            self._seen[at] = self._seen.get(at, 0) | 1 << instance
-            self._seen.move_to_end(at)
-        while len(self._seen) > self._most:
-            self._seen.popitem(last=False)
-
-    def known(
-        self, prompt: list[int], wanted: Tuning, n_instances: int, hashes: PrefixHashes | None = None
-    ) -> list[int]:
-        """How many of the first tokens each instance has seen, in whole blocks."""
-        known, bits, n = [0] * n_instances, (1 << n_instances) - 1, 0
-        for at in _of_blocks(prompt, wanted, hashes or PrefixHashes()):
-            bits &= self._seen.get(at, 0)
-            if not bits:
-                break
-            n += BLOCK
-            for i in range(n_instances):
-                if bits >> i & 1:
-                    known[i] = n
-        return known
-
-
-def _of_blocks(prompt: list[int], wanted: Tuning, hashes: PrefixHashes) -> list[int]:
-    """The hash of the beginning up to the end of each whole block, and of what computes it."""
-    n, each = len(prompt) // BLOCK, BLOCK // HASHED
-    return hashes.upto(n * each, prompt, wanted)[each : n * each + 1 : each]
+def coming(ticket: Ticket, others: Sequence[Ticket]) -> int:
+    """How many of its first tokens, in whole blocks, an instance is to compute or has computed for one of the `others`
+    that wait or run there. Only those that came last are looked at: twins come together."""
+    ticket.hashes.upto(len(ticket.request.prompt) // BLOCK, ticket.request.prompt, ticket.tuning)
+    shared = (
+        reusable(ticket.hashes.shared(other.hashes), other.tuning, ticket.tuning) for other in others[-MOST_LOOKED_AT:]
+    )
+    return max(shared, default=0)
 
 
 def cached(prompt: list[int], wanted: Tuning, slots: Iterable[Slot], hashes: PrefixHashes) -> int:
     """About how many of the first tokens are in the cells of some slot. What is hashed is not compared, and of what
     follows no more than `MOST_COMPARED` tokens: long prompts must not hold the event loop up."""
     best = 0
-    hashes.upto(len(prompt) // HASHED, prompt, wanted)
+    hashes.upto(len(prompt) // BLOCK, prompt, wanted)
     for slot in slots:
         running = slot.sequence
         n = min(hashes.shared(slot.hashes if running is None else running.hashes), len(slot.tokens))
@@ -96,7 +64,7 @@ class Outlook:
 
 
 def n_to_compute(request: Request, wanted: Tuning, known: int, slots: list[Slot], hashes: PrefixHashes) -> int:
-    """Tokens that an instance would have to compute that has seen `known` of the prompt."""
+    """Tokens that an instance would have to compute that will have `known` of the prompt."""
     if not request.cache_prompt:
         return len(request.prompt)
     return max(len(request.prompt) - max(known, cached(request.prompt, wanted, slots, hashes)), 1)
@@ -111,7 +79,7 @@ def outlook(
     turn: float,
     hashes: PrefixHashes | None = None,
 ) -> Outlook:
-    """Of one instance that has seen `known` tokens of the prompt; `open_` wait or run there.
+    """Of one instance that has or will have `known` tokens of the prompt; `open_` wait or run there.
 
     A slot is held for as long as `turn` prompt tokens take. The step thread may change the slots meanwhile: then it is
     the outlook of a moment ago.
@@ -150,7 +118,6 @@ class Router:
     def __init__(self, instances: Sequence[Instance], n_slots_each: int) -> None:
         self._instances = instances
         self._n_slots = n_slots_each
-        self._footprints = Footprints()
 
     def route(self, ticket: Ticket, open_: Iterable[Ticket]) -> None:
         """Where `ticket` costs least, beside those that are `open_`, and from when on others may take it."""
@@ -160,11 +127,12 @@ class Router:
         there: list[list[Ticket]] = [[] for _ in instances]
         for other in open_:
             there[other.instance].append(other)
-        known = self._footprints.known(request.prompt, ticket.tuning, len(instances), ticket.hashes)
         stats = [one.stats for one in instances]
         turn, rate = turn_tokens(stats), prompt_rate(stats)
         found = [
-            outlook(request, ticket.tuning, known[i], one.scheduler.slots, there[i], turn, ticket.hashes)
+            outlook(
+                request, ticket.tuning, coming(ticket, there[i]), one.scheduler.slots, there[i], turn, ticket.hashes
+            )
             for i, one in enumerate(instances)
         ]
         takers = [i for i, one in enumerate(instances) if not one.failure]
@@ -179,9 +147,3 @@ class Router:
         n_own = tuple(one.n_own for one in found)
         anyway_at = max(at[i] for i in takers) + n_own[best] / rate
         ticket.instance, ticket.route = best, Route(tuple(at), anyway_at, n_own)
-        self._footprints.add(request.prompt, ticket.tuning, best, ticket.hashes)
-
-    def served(self, ticket: Ticket) -> None:
-        """It has ended where it was taken."""
-        if len(self._instances) > 1 and ticket.taken:
-            self._footprints.add(ticket.request.prompt, ticket.tuning, ticket.instance, ticket.hashes)

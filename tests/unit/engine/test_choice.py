@@ -8,9 +8,9 @@ from harness.fakes import FakeRunner
 from server.engine.engine import Engine
 from server.engine.generate.text import TextStream
 from server.engine.lora import BARE, Tuning
-from server.engine.prefix.hashes import PrefixHashes
+from server.engine.prefix.hashes import BLOCK, PrefixHashes
 from server.engine.request import Request
-from server.engine.routing import BLOCK, MOST_COMPARED, STREAM_TOKENS, Footprints, cached, outlook, turn_tokens
+from server.engine.routing import MOST_COMPARED, MOST_LOOKED_AT, STREAM_TOKENS, cached, coming, outlook, turn_tokens
 from server.engine.sequence import Phase, Route, Sequence, Slot, Ticket
 from server.engine.stats import EngineStats
 from tests.unit.engine.builders import engine_over, request, run
@@ -70,23 +70,20 @@ def test_a_full_instance_costs_the_time_until_a_slot_is_free() -> None:
     assert wait(ticket(100), slots, streams, stats=stats) == 100 + 2 * STREAM_TOKENS + 0.5 * 2000
 
 
-def test_footprints_know_whole_blocks_of_each_instance() -> None:
-    seen, prompt = Footprints(), list(range(BLOCK * 3 + 5))
-    seen.add(prompt, BARE, 0)
-    seen.add([*prompt[:BLOCK], *[7] * BLOCK], BARE, 1)
-    assert seen.known(prompt, BARE, 2) == [3 * BLOCK, BLOCK]
-    assert seen.known([9, *prompt], BARE, 2) == [0, 0]
-    assert seen.known(prompt, Tuning(((0, 1.0),), 0), 2) == [0, 0]
+def test_what_comes_with_others_is_known_in_whole_blocks() -> None:
+    prompt = list(range(BLOCK * 3 + 5))
 
+    def asked(tokens: list[int], tuning: Tuning = BARE) -> Ticket:
+        made = Ticket(Request(id="r", prompt=tokens), lambda events: None, 0.0, tuning=tuning)
+        coming(made, [])  # whoever was routed knows its hashes
+        return made
 
-def test_the_end_of_a_prompt_is_forgotten_before_its_beginning() -> None:
-    seen, first, second = Footprints(most=4), [1] * 4 * BLOCK, [2] * 2 * BLOCK
-    seen.add(first, BARE, 0)
-    seen.add(second, BARE, 1)
-    assert seen.known(first, BARE, 2) == [2 * BLOCK, 0]
-    assert seen.known(second, BARE, 2) == [0, 2 * BLOCK]
-    seen.add([3] * 4 * BLOCK, BARE, 0)
-    assert seen.known(first, BARE, 2) == seen.known(second, BARE, 2) == [0, 0]
+    here, there = asked(prompt), asked([*prompt[:BLOCK], *[7] * BLOCK])
+    assert coming(asked(prompt), [here]) == 3 * BLOCK
+    assert coming(asked(prompt), [there]) == BLOCK
+    assert coming(asked([9, *prompt]), [here, there]) == 0
+    assert coming(asked(prompt, Tuning(((0, 1.0),), 0)), [here]) == 0
+    assert coming(asked(prompt), [here, *[there] * MOST_LOOKED_AT]) == BLOCK, "the last ones are looked at"
 
 
 def two(**options: int) -> list[FakeRunner]:
@@ -139,14 +136,10 @@ def test_a_prompt_is_hashed_once_and_not_compared_with_every_slot() -> None:
     slots = [Slot(i, [*prompt, i]) for i in range(4)]
     for slot in slots:
         slot.hashes.upto(len(prompt) // 16, slot.tokens, BARE)
-    seen = Footprints()
-    seen.add(prompt, BARE, 0)
     text, hashes = Counting(prompt), PrefixHashes()
     assert cached(text, BARE, slots, hashes) == len(prompt)
-    assert seen.known(text, BARE, 1, hashes) == [len(prompt) // BLOCK * BLOCK]
     assert text.n_read <= len(prompt) + 4 * MOST_COMPARED
     text.n_read = 0
     for _ in range(10):
         cached(text, BARE, slots, hashes)
-        seen.known(text, BARE, 1, hashes)
     assert text.n_read <= 10 * 4 * MOST_COMPARED
