@@ -41,9 +41,11 @@ class Bitmap:
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """``parts``: what stands in a prompt for it, its frames and the times that are told between them."""
+    """``parts``: what stands in a prompt for it, its frames and the times that are told between them. ``sounds``:
+    whether there is sound in it, too, which nobody hears."""
 
     parts: tuple[str | Bitmap, ...]
+    sounds: bool = False
 
 
 Decoded: TypeAlias = Bitmap | Video

@@ -24,7 +24,7 @@ _WANTED = struct.Struct("<Id4s")  # rate, seconds, the form of a sound
 SIZE = struct.Struct("<II")
 PHOTO_WANTED = struct.Struct("<Q")  # pixels at most
 VIDEO_WANTED = struct.Struct("<8sdQQQ")  # form, frames a second, at most so many pixels a frame, frames and bytes
-FRAMES = struct.Struct("<dII")  # how many a second, width, height
+FRAMES = struct.Struct("<dII?")  # how many a second, width, height, whether there is sound, too
 _PHOTOS, _VIDEOS = "pictures", "video"
 _EXTRAS = {
     **dict.fromkeys(("WebP", "AVIF", "HEIC"), _PHOTOS),
@@ -204,7 +204,7 @@ def _with(found: Decoded, again: Iterator[Callable[[], bytes]] | None) -> Decode
         for part in found.parts
     )
     if isinstance(found, Video):
-        return Video(parts)
+        return replace(found, parts=parts)
     (bitmap,) = parts
     assert isinstance(bitmap, Bitmap)
     return bitmap
@@ -218,7 +218,7 @@ def _bitmap(kind: BitmapKind, answer: bytes, name: str) -> Bitmap:
 def _video(cut: Cut, answer: bytes, name: str) -> Video:
     """As llama-server has it in a prompt: `Video:`, frames, and behind the first one of each interval its time
     (tools/mtmd/mtmd-helper.cpp, read_next). A frame's name says how the file was cut, too."""
-    rate, width, height = FRAMES.unpack_from(answer)
+    rate, width, height, sounds = FRAMES.unpack_from(answer)
     n_bytes = 3 * width * height
     cut_name = hashlib.sha256(f"{name} {cut.fps:g} {cut.stamp_ms}".encode()).hexdigest()
     parts: list[str | Bitmap] = ["Video:"]
@@ -231,7 +231,7 @@ def _video(cut: Cut, answer: bytes, name: str) -> Video:
             minutes = int(ms / 60_000)
             parts.append(f"[{minutes}m{ms / 1000 - 60 * minutes:.2f}s]")
             next_ms += cut.stamp_ms
-    return Video(tuple(parts))
+    return Video(tuple(parts), sounds)
 
 
 def answering(pixels: Pixels) -> Answer:

@@ -50,22 +50,22 @@ def _answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
     form, fps, max_pixels, max_frames, max_bytes = VIDEO_WANTED.unpack_from(request)
     data = request[VIDEO_WANTED.size :]
     try:
-        rate, width, height, found = _frames(data, form.rstrip(b"\0").decode(), fps, max_pixels, max_frames, max_bytes)
+        *head, found = _frames(data, form.rstrip(b"\0").decode(), fps, max_pixels, max_frames, max_bytes)
     except Unreadable as fault:
         return UNREADABLE, str(fault).encode()
-    return what, FRAMES.pack(rate, width, height) + b"".join(found)
+    return what, FRAMES.pack(*head) + b"".join(found)
 
 
 def _frames(
     data: bytes, form: str, fps: float, max_pixels: int, max_frames: int, max_bytes: int
-) -> tuple[float, int, int, list[bytes]]:
-    """How many a second there are, their size, and each one's red, green and blue."""
+) -> tuple[float, int, int, bool, list[bytes]]:
+    """How many a second there are, their size, whether there is sound, too, and each one's red, green and blue."""
     found: list[bytes] = []
-    rate = 0.0
+    rate, sounds = 0.0, False
     width = height = n_bytes = 0
     try:
         with av.open(BytesIO(data), "r", format=_DEMUXERS[form], **_LENIENT) as container:
-            stream = next(iter(container.streams.video), None)
+            stream, sounds = next(iter(container.streams.video), None), bool(container.streams.audio)
             if stream is None:
                 raise Unreadable("there is no picture in it")
             if stream.codec_context is None:
@@ -89,7 +89,7 @@ def _frames(
         pass  # what was read until here is what there is
     if not found:
         raise Unreadable("the video can't be decoded")
-    return rate, width, height, found
+    return rate, width, height, sounds, found
 
 
 def _at_rate(decoded: Iterator[VideoFrame], stream: VideoStream, rate: float) -> Iterator[NDArray[np.uint8]]:

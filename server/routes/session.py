@@ -17,6 +17,7 @@ from server.engine.cache_scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Request, Sink, Started, Text
 from server.engine.sequence import Ticket
 from server.errors import PermissionDenied, Unavailable
+from server.media.bitmap import Video
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import Lease, LoadedModel
 from server.pool.spec import Task
@@ -46,7 +47,7 @@ class Session:
     `client` makes the name that the scheduler knows it by, of whom the body says that it is for. `keep_alive_s` is what
     it wants of the model's stay in memory behind the request (`Lease.keep_alive_s`). `key` pays for tokens, and
     says how urgent requests may be. ``salt`` is the header's, ``body_salt`` the body's ("": none; None: not known).
-    ``unseen``: of each medium that the model was not shown, where it is and what stands for it.
+    ``unseen``: of each medium that the model was not shown, or not all of, where it is and what stands for it.
 
     The queue of events needs no bound of its own: a request has at most as many events as its context has
     tokens, and the transport ends streams whose client does not read.
@@ -236,6 +237,8 @@ class Session:
         seen = NOTHING_SEEN if reader is None else await self._services.sight.see(wanted, reader, self._remembered)
         lost = [each for each in media if each.source not in seen]
         self.unseen = [f"{each.at}: {each.lost if shown(each) else each.placeholder}" for each in lost]
+        sounding = {source for source, found in seen.items() if isinstance(found, Video) and found.sounds}
+        self.unseen += [f"{each.at}: the sound of a video is not heard" for each in media if each.source in sounding]
         return seen
 
     def _scope(self, body_salt: str) -> str:

@@ -10,6 +10,8 @@ PICTURES = ("tiny.png", "tiny-gray.png", "tiny-palette.png", "tiny.jpg", "tiny-p
 PHOTOS = ("tiny.webp", "tiny.avif", "tiny.heic")
 """Pictures of the extra of that name."""
 VIDEOS = ("tiny.mp4", "tiny.webm")
+SOUNDING_VIDEO = "tiny-sounding.webm"
+"""One with sound, and other frames."""
 SOUNDS = ("tiny.wav", "tiny-adpcm.wav", "tiny.mp3", "tiny.flac")
 WIDTH, HEIGHT = 16, 12
 """Of the pictures and the videos."""

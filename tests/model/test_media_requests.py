@@ -16,7 +16,7 @@ from harness.real_server import EXACT, RealServer, llamapool
 from server.app import PICTURES as ANSWERER
 from server.media.bitmap import Bitmap
 from server.media.decode import Decoder
-from tests.media_files import PHOTOS, media_file, png
+from tests.media_files import PHOTOS, SOUNDING_VIDEO, media_file, png
 
 FILES = Path(__file__).parents[1] / "media_files"
 PICTURE = base64.b64encode(media_file("tiny.png")).decode()
@@ -216,6 +216,17 @@ def test_a_video_is_one_from_wherever_it_comes(server: RealServer, kind: str) ->
     counted = server.post("/v1/chat/completions/input_tokens", shown(data, kind))["input_tokens"]
     assert n == [counted, counted]
     assert len({reply["choices"][0]["message"]["content"] for reply in replies}) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_it_is_told_that_the_sound_of_a_video_is_not_heard(server: RealServer, stream: bool) -> None:
+    for name, told in (
+        (SOUNDING_VIDEO, "messages.0.content.1.type: the sound of a video is not heard"),
+        ("tiny.mp4", None),
+    ):
+        body = {**shown(f"file://{name}", "video_url"), "stream": stream}
+        reply = server.request("POST", "/v1/chat/completions", body)
+        assert (reply.status, reply.headers.get("x-llamapool-warning")) == (200, told)
 
 
 def url(frame: Bitmap) -> str:

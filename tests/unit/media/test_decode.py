@@ -25,6 +25,7 @@ from tests.media_files import (
     PHOTOS,
     PICTURES,
     SECONDS,
+    SOUNDING_VIDEO,
     SOUNDS,
     VIDEOS,
     WIDTH,
@@ -242,6 +243,12 @@ def test_a_video_is_so_many_frames_a_second_and_their_times(name: str, fps: floa
     half = ["-"] * (int(fps or FPS) // 2 - 1)
     assert told == ["Video:", "-", "[0m0.00s]", *second, "-", "[0m1.00s]", *second, "-", "[0m2.00s]", *half]
     assert len({each.id for each in frames}) == n
+
+
+def test_it_is_known_that_a_video_has_sound(decoder: Decoder) -> None:
+    found = [decoder.decode(media_file(name), 0, "a scope of its own") for name in (SOUNDING_VIDEO, *VIDEOS)]
+    again = decoder.decode(media_file(SOUNDING_VIDEO), 0, "a scope of its own")
+    assert [isinstance(each, Video) and each.sounds for each in (again, *found)] == [True, True, False, False]
 
 
 def test_frames_are_named_by_how_the_video_was_cut(decoder: Decoder) -> None:
