@@ -21,7 +21,7 @@ from server.transport.access.rates import PLACE
 from server.transport.handlers import error_body
 from server.transport.reply import JSON_TYPE, json_reply
 from server.transport.streams.disconnect import while_connected
-from server.transport.streams.sse import EVENTS_TYPE, PING, event_stream
+from server.transport.streams.sse import EVENTS_TYPE, PING, Parts, event_stream
 from server.wire.common import Json, event, openai_error
 from server.wire.generation import Generation, GenerationFields, ReplyWriter, StreamWriter
 from server.wire.warnings import with_warnings
@@ -268,8 +268,8 @@ def _give_up(starting: asyncio.Task[Generation], session: Session) -> None:
 async def _chunks(
     session: Session, writer: StreamWriter, first: PromptEvents | None, words: StreamWords, *, at_once: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    """The stream's events, one at a time, which clients count on that take an HTTP chunk for an event; or `at_once`
-    those that are there, where the stream is far behind. An error is the last one, as in llama-server."""
+    """The stream's events, one at a time; or `at_once` those that are there together, as `Parts`, and in one piece
+    where the stream is far behind. An error is the last one, as in llama-server."""
     try:
         if first is None:
             yield words.ping()
@@ -280,10 +280,12 @@ async def _chunks(
             chunks = _written(writer, await session.next())
             # Steps are faster than HTTP: a send costs more than the writing. What many steps gave in a model's own
             # process may be one batch here.
-            if at_once and (session.is_far_behind or len(chunks) >= FAR_BEHIND):
-                while session.ready:
+            if at_once:
+                is_far_behind = session.is_far_behind or len(chunks) >= FAR_BEHIND
+                while session.ready and (is_far_behind or len(chunks) < FAR_BEHIND):
                     chunks += _written(writer, await session.next())
-                chunks = [b"".join(chunks)]
+                if len(chunks) > 1:
+                    chunks = [b"".join(chunks) if is_far_behind else Parts(chunks)]
             for chunk in chunks:
                 yield chunk
         for chunk in writer.finish():

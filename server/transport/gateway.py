@@ -9,7 +9,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from sse_starlette.sse import SendTimeoutError
 from starlette.requests import ClientDisconnect
@@ -31,7 +31,7 @@ from server.transport.handlers import error_response
 from server.transport.options import HttpOptions
 from server.transport.streams.event_socket import PATHS as SOCKET_PATHS
 from server.transport.streams.event_socket import EventSocket
-from server.transport.streams.sse import HEAD_ONLY
+from server.transport.streams.sse import HEAD_ONLY, Parts
 from server.wire.messages.errors import speaks_anthropic
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,13 @@ _QUIET = frozenset(
     {*OPEN_PATHS, "/metrics", "/props", "/models", "/v1/models", "/api/tags", "/api/ps", "/page/log", "/page/config"}
 )  # polled: logged at debug level
 _SERVER = (b"server", b"llamapool")
+
+
+class _Held:
+    """Stands in for a transport and keeps what is written."""
+
+    def __init__(self, written: list[bytes]) -> None:
+        self.write = written.append
 
 
 class _Exchange:
@@ -74,7 +81,27 @@ class _Exchange:
             self.record.finished = not message.get("more_body", False)
             if self.record.method == "HEAD":
                 message = {**message, "body": b""}
+            body = message.get("body")
+            if type(body) is Parts:
+                await self._send_parts(body.parts)
+                return
         await self._send(message)
+
+    async def _send_parts(self, parts: Sequence[bytes]) -> None:
+        """Each as a chunk of its own, all with one write; a server that is not uvicorn writes each."""
+        cycle = getattr(self._send, "__self__", None)
+        transport = getattr(cycle, "transport", None)
+        written: list[bytes] = []
+        if cycle is not None and transport is not None:
+            cycle.transport = _Held(written)
+        try:
+            for part in parts:
+                await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        finally:
+            if cycle is not None and transport is not None:
+                cycle.transport = transport
+                if written:
+                    transport.write(b"".join(written))
 
     def abort(self) -> None:
         """Drop the connection with what is still buffered.

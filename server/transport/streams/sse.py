@@ -1,7 +1,8 @@
 """Server-sent events out of ready-made bytes: each chunk that the iterator yields is one HTTP chunk."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Self
 
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.requests import ClientDisconnect, Request
@@ -17,6 +18,19 @@ EVENTS_TYPE = "text/event-stream"
 NDJSON_TYPE = "application/x-ndjson"
 PING = b":\n\n"
 """A comment line, which clients ignore (llama-server sends the same)."""
+
+
+class Parts(bytes):
+    """Events that are there together: an HTTP chunk each, which clients count on that take a chunk for an event, and
+    one write to the socket, which costs more than an event's own work."""
+
+    parts: Sequence[bytes]
+
+    def __new__(cls, parts: Sequence[bytes]) -> Self:
+        """Their bytes, for who doesn't know of parts."""
+        made = super().__new__(cls, b"".join(parts))
+        made.parts = parts
+        return made
 
 
 class EventStream(EventSourceResponse):

@@ -1,4 +1,4 @@
-"""What many steps have said at once is sent at once, each event whole and in order."""
+"""What steps have said at once is sent at once, each event whole and in order."""
 
 import functools
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ from server.engine.request import Event, Text
 from server.routes.generate import OPENAI_WORDS, _chunks
 from server.routes.services import Services
 from server.routes.session import FAR_BEHIND, Session
+from server.transport.streams.sse import Parts
 
 MANY = FAR_BEHIND
 
@@ -53,5 +54,10 @@ async def test_what_waits_is_one_chunk(batches: list[int]) -> None:
     assert await sent(batches, at_once=False) == [*numbered, b"end"]
 
 
-async def test_a_few_are_a_chunk_each() -> None:
-    assert len(await sent([1, MANY - 1], at_once=True)) == MANY + 1
+@pytest.mark.parametrize("batches", [[1, MANY - 1], [1, 2, 1, 3]])
+async def test_a_few_are_a_chunk_each_and_one_write(batches: list[int]) -> None:
+    numbered = [b"%d," % number for number in range(sum(batches))]
+    first, rest, end = await sent(batches, at_once=True)
+    assert (first, end) == (numbered[0], b"end")
+    assert isinstance(rest, Parts)
+    assert rest.parts == numbered[1:]
