@@ -3,13 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from server.constrain.constraint import Constraint
 from server.engine.media import Spans
-
-if TYPE_CHECKING:  # llguidance takes its time to import
-    pass
 
 DEFAULT_SAMPLERS = (
     "penalties",

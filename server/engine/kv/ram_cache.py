@@ -90,7 +90,6 @@ class KeptState:
     places: tuple[int, ...] = ()
     hashes: PrefixHashes = field(default_factory=PrefixHashes)
     media: Spans = ()
-    worth: float = 0.0  # of a byte, used just now: `weigh`
 
     def reusable(self, n: int, wanted: Tuning) -> int:
         """How many of its first `n` tokens a sequence under `wanted` may take over."""
@@ -100,10 +99,6 @@ class KeptState:
     def value(self, now: float) -> float:
         """What keeping it is worth."""
         return value(len(self.tokens), now - self.used_at)
-
-    def weigh(self) -> None:
-        """Note what a byte of it is worth when it was used just now, for who compares all that are kept."""
-        self.worth = self.value(self.used_at) / max(self.size, 1)
 
 
 @dataclass(eq=False, slots=True)
@@ -238,7 +233,6 @@ class StateCache(Generic[E]):
             replaced = self.replace(entry.tokens, entry.tuning, entry.hashes)
             evicted = self.make_room(entry.size, now)
             self._entries[id(entry)] = entry
-            entry.weigh()
             self._index.add(entry)
             self.size += entry.size
             return replaced, evicted
@@ -256,10 +250,7 @@ class StateCache(Generic[E]):
             if not self._entries or not 0 <= self.limit < self.n_bytes + n_bytes:
                 return evicted
             entries = list(self._entries.values())
-            order = [
-                (e.worth / (1.0 + idle_s if (idle_s := now - e.used_at) > 0.0 else 1.0), i)
-                for i, e in enumerate(entries)
-            ]
+            order = [(e.value(now) / max(e.size, 1), i) for i, e in enumerate(entries)]
             heapify(order)
             while order and 0 <= self.limit < self.n_bytes + n_bytes:
                 evicted.append(entries[heappop(order)[1]])
@@ -290,7 +281,6 @@ class StateCache(Generic[E]):
         with self._lock:
             entry.used_at = now
             entry.n_used += 1
-            entry.weigh()
             self.n_hits += 1
 
     def remove(self, entry: E) -> None:
