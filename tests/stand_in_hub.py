@@ -41,6 +41,7 @@ class StandInHub:
     wrong: bytes = b""  # comes in place of every content
     kind: str = ""  # the Content-Type of contents
     chunked: bool = False  # contents come without their length
+    tag: str = ""  # the ETag of contents, which If-Range is compared with
     lies: dict[str, str] = field(default_factory=dict)  # path -> the sum that is announced for it
     names: list[str] = field(default_factory=list)  # further names in every listing
     elsewhere: str = ""  # contents are at this hub
@@ -144,6 +145,9 @@ def _handler(hub: StandInHub) -> type[http.server.BaseHTTPRequestHandler]:
         def _content(self, content: bytes) -> None:
             body, status, headers = hub.wrong or content, 200, {}
             wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+            if hub.tag:
+                headers["ETag"] = hub.tag
+                wanted = wanted if self.headers.get("If-Range") == hub.tag else None
             if wanted and hub.ranges:
                 first = int(wanted[1])
                 headers["Content-Range"] = f"bytes {first}-{len(body) - 1}/{len(body)}"

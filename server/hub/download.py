@@ -62,6 +62,7 @@ class WantedFile:
     place: Path
     size: int = 0  # bytes; 0 = as the reply says
     sha256: str = ""  # "" where nobody announced it
+    may_change: bool = False  # the address may bring another content tomorrow, which no sum would tell
 
     @property
     def shown(self) -> str:
@@ -73,6 +74,11 @@ class WantedFile:
     def partial(self) -> Path:
         """Where it grows."""
         return self.place.with_name(self.place.name + PARTIAL)
+
+    @property
+    def tag_place(self) -> Path:
+        """Where it is kept which content has begun to grow, of those that `may_change`."""
+        return self.partial.with_name(self.partial.name + ".etag")
 
     @property
     def missing(self) -> int:
@@ -129,6 +135,8 @@ class _Transfer:
 
     def run(self) -> None:
         try:
+            if self._content.may_change and not _tag_in(self._content.tag_place):
+                self._content.partial.unlink(missing_ok=True)  # nobody could say whether the rest is of the same
             begun = _size_of(self._content.partial) > 0
             self._complete()
             if not self._is_right() and (begun or self._n_replies > 1):  # a part of it may be of something else
@@ -144,6 +152,7 @@ class _Transfer:
             with self._content.partial.open("rb") as file:
                 os.fsync(file.fileno())
             os.replace(self._content.partial, self._content.place)
+            self._content.tag_place.unlink(missing_ok=True)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 self._content.partial.unlink(missing_ok=True)
@@ -172,14 +181,17 @@ class _Transfer:
                 self._content.partial.unlink()
                 raise Interrupted("more was there than belongs to it")
             return
-        opening = self._open({"Range": f"bytes={begun}-"} if begun else {})
+        tag = _tag_in(self._content.tag_place) if begun and self._content.may_change else ""
+        opening = self._open(({"Range": f"bytes={begun}-"} if begun else {}) | ({"If-Range": tag} if tag else {}))
         with entered_while_wanted(opening, self._wanted, self._content.name) as response:
-            if response.status_code == 416 or not self._begins_at(response, begun):
+            if response.status_code == 416 or not self._begins_at(response, begun, tag):
                 self._content.partial.unlink(missing_ok=True)
                 raise Interrupted("the hub can't go on where the last download ended")
-            self._total = _total_of(response, self._total)
+            self._total = _total_of(response, self._content.size if response.status_code == 200 else self._total)
             if response.status_code != 206:
                 self._content.partial.unlink(missing_ok=True)
+                if self._content.may_change:
+                    self._content.tag_place.write_text(_tag_of(response))
             self._n_replies += 1
             with self._content.partial.open("ab") as file, _ended_when_unwanted(response, self._wanted):
                 self._write(response, file)
@@ -188,9 +200,11 @@ class _Transfer:
                 self._content.partial.unlink()
             raise Interrupted("the connection ended early")
 
-    def _begins_at(self, response: httpx2.Response, begun: int) -> bool:
+    def _begins_at(self, response: httpx2.Response, begun: int, tag: str) -> bool:
+        """Whether the reply brings the rest, of the same content where a `tag` says which, or all of it."""
         said = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        return response.status_code != 206 or (said is not None and int(said[1]) == begun)
+        same = not tag or _tag_of(response) in (tag, "")
+        return response.status_code != 206 or (said is not None and int(said[1]) == begun and same)
 
     def _write(self, response: httpx2.Response, file: BinaryIO) -> None:
         done = file.tell()
@@ -230,6 +244,19 @@ class _Transfer:
 
     def _check_wanted(self) -> None:
         check_wanted(self._wanted, self._content.name)
+
+
+def _tag_of(response: httpx2.Response) -> str:
+    """Its strong ETag: a weak one says nothing of bytes (RFC 9110, 8.8.1)."""
+    tag = response.headers.get("ETag", "")
+    return tag if re.fullmatch(r'"[\x21\x23-\x7e]+"', tag) else ""
+
+
+def _tag_in(place: Path) -> str:
+    try:
+        return place.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def _total_of(response: httpx2.Response, announced: int) -> int:

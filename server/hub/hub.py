@@ -166,9 +166,8 @@ class Hub:
         split = parts_of(unquote(urlsplit(url).path).rpartition("/")[2])
         for index in range(1, split.count + 1 if split else 2):
             old, new = "-00001-of-", f"-{index:05d}-of-"
-            each = WantedFile(
-                place.name.replace(old, new), url.replace(old, new), place.with_name(place.name.replace(old, new))
-            )
+            name = place.name.replace(old, new)
+            each = WantedFile(name, url.replace(old, new), place.with_name(name), may_change=True)
             self._fetch_one(each, remote, partial(remote.get, each.url, each.name), report, wanted)
 
     def image_place(self, image: str) -> Path:

@@ -68,6 +68,31 @@ def test_an_address_that_fails(remote: StandInHub, tmp_path: Path, end: str, kin
     assert not offline or remote.asked == []
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "ranges"),
+    [
+        ('"a"', '"a"', ["", "bytes=1000-", "bytes=1000-"]),  # the same: goes on
+        ('"a"', '"b"', ["", "bytes=1000-", "bytes=1000-"]),  # told by If-Range: all of it comes
+        ('W/"a"', 'W/"a"', ["", "bytes=1000-", ""]),  # nobody can say: begins anew
+        ("", "", ["", "bytes=1000-", ""]),
+    ],
+)
+def test_the_rest_of_an_address_is_of_the_same_content(
+    remote: StandInHub, tmp_path: Path, first: str, second: str, ranges: list[str]
+) -> None:
+    """Which no sum would tell afterwards. Another process goes on, when the address may have something else."""
+    url = f"{remote.url}/o/n/resolve/{COMMIT}/m.gguf"
+    remote.tag, remote.cuts = first, [1000, 0]
+    with pytest.raises(DownloadFailed, match="what was received is kept"):
+        fetched(Hub(tmp_path, patience=NEVER), RemoteFiles(url=url))
+    other = MODEL if first == second == '"a"' else b"GGUF" + b"x" * 3000
+    remote.tag, remote.repositories["o/n"]["m.gguf"] = second, other
+    spec = fetched(Hub(tmp_path, patience=NEVER), RemoteFiles(url=url))
+    assert spec.path.read_bytes() == other
+    assert [asked.range for asked in remote.contents_asked()] == ranges
+    assert [path.name for path in spec.path.parent.iterdir() if path.suffix != ".lock"] == ["m.gguf"]
+
+
 @contextmanager
 def registry(*, digest: str = DIGEST, content: bytes = MODEL) -> Iterator[str]:
     """A registry on the loopback that sends its clients for a token first."""
