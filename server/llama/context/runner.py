@@ -117,8 +117,8 @@ class LlamaRunner:
         if not self._decode_native(context, self._batch.native, outputs):
             return self._decode_native(context, self._batch.native, self._batch.fill(entries))
         for entry, n in zip(entries, lengths, strict=True):
-            if n > len(entry.tokens):
-                self._sequences.remove(entry.seq, entry.pos + len(entry.tokens))
+            if n > len(entry.tokens) and not self._sequences.remove(entry.seq, entry.pos + len(entry.tokens)):
+                raise InternalError(f"sequence {entry.seq} keeps what only filled its run up")
         return True
 
     def _lengths(self, entries: Sequence[BatchEntry]) -> list[int]:
