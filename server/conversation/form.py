@@ -222,8 +222,9 @@ def shown_text(part: Part) -> str:
 def unseen(medium: Media) -> InvalidRequest:
     """The error of one that the model can't be shown (llama-server's words)."""
     hint = "hint: if this is unexpected, you may need to provide the mmproj"
-    if medium.kind == "file" and medium.source is None:
-        hint = "what can be shown are pictures, sounds and videos"
+    if medium.source is None:
+        files = medium.kind == "file"
+        hint = "what can be shown are pictures, sounds and videos" if files else "there is no address and no file in it"
     return InvalidRequest(f"{medium.at}: {medium.kind} input is not supported - {hint}", medium.at)
 
 

@@ -183,7 +183,7 @@ def test_streams_begin_and_end_as_without_pictures(server: RealServer) -> None:
             shown(f"data:video/mp4;base64,{base64.b64encode(media_file('tiny.mp4')[:99]).decode()}", "video_url"),
             "video",
         ),
-        (chat([{"type": "image_url", "image_url": {}}]), "image input is not supported"),
+        (chat([{"type": "image_url", "image_url": {}}]), "image input is not supported - there is no address"),
     ],
 )
 def test_what_can_not_be_shown_is_a_400(server: RealServer, body: dict[str, Any], said: str) -> None:
