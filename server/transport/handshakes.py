@@ -6,7 +6,8 @@ next one can't take the idlest one's place, as it does among connections (`uvico
 """
 
 import ssl
-from weakref import WeakSet
+from time import monotonic
+from weakref import WeakKeyDictionary
 
 HANDSHAKE_S = 10.0
 
@@ -16,25 +17,30 @@ class TooManyHandshakes(ssl.SSLError):
 
 
 def count_handshakes(context: ssl.SSLContext, most: int) -> ssl.SSLContext:
-    """The same context, with at most `most` handshakes under way; for a loop's thread. asyncio and uvloop alike ask it
-    for the object that makes one (``sslobject_class``), and drop that when the client leaves or its time is over."""
-    under_way: WeakSet[ssl.SSLObject] = WeakSet()
+    """The same context, with at most `most` handshakes under way; for a loop's thread.
+
+    asyncio and uvloop alike ask it for the object that makes one (``sslobject_class``), and drop that when the client
+    leaves or its time is over: asyncio as garbage, in a circle with the error that ended it, which may lie for long. So
+    none counts after `HANDSHAKE_S`.
+    """
+    under_way: WeakKeyDictionary[ssl.SSLObject, float] = WeakKeyDictionary()  # since when
 
     class Counted(ssl.SSLObject):
         def do_handshake(self) -> None:
             """Go on with it; raises `TooManyHandshakes` where it would be one too many."""
             if self not in under_way:
-                if len(under_way) >= most:
+                now = monotonic()
+                if sum(now - since < HANDSHAKE_S for since in under_way.values()) >= most:
                     raise TooManyHandshakes(f"{most} TLS handshakes are under way")
-                under_way.add(self)
+                under_way[self] = now
             try:
                 super().do_handshake()
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 raise
             except BaseException:
-                under_way.discard(self)
+                under_way.pop(self, None)
                 raise
-            under_way.discard(self)
+            under_way.pop(self, None)
 
     context.sslobject_class = Counted
     return context
