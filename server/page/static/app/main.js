@@ -115,7 +115,13 @@ const KeyDialog = () => {
   useEffect(() => {
     const dialog = box.current;
     dialog?.showModal();
-    return () => dialog?.close(); // before it goes, so that the focus is where it was
+    return () => {
+      dialog?.close(); // before it goes, so that the focus is where it was
+      requestAnimationFrame(() => {
+        const field = document.querySelector(".composer textarea");
+        if (document.activeElement === document.body && field instanceof HTMLElement) field.focus();
+      });
+    };
   }, []);
   /** @param {Event} event */
   const use = (event) => {

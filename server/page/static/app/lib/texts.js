@@ -208,8 +208,8 @@ const TEXTS = {
   tierMap: ["{0} kept {0|state|states}; arrow keys choose one", "{0} {0|aufbewahrter Zustand|aufbewahrte Zustände}; Pfeiltasten wählen einen"],
   tierState: ["{0} {0|token|tokens}, {1}, last used {2} ago, {3} {3|use|uses}, worth {4}", "{0} {0|Token|Tokens}, {1}, zuletzt vor {2}, {3}-mal benutzt, Wert {4}"],
   tierLegend: [
-    "Wide: many bytes. Pale: long unused. The line below: what it is worth, for tokens, uses and how lately; who is worth least for its bytes goes first. Uses in the slot, before, count.",
-    "Breit: viele Bytes. Blass: lange nicht benutzt. Die Linie darunter: der Wert, nach Tokens, Nutzungen und wie kürzlich; wer für seine Bytes am wenigsten wert ist, geht zuerst. Nutzungen zuvor im Slot zählen mit.",
+    "Wide: many bytes. Pale: long unused. The line below: what it is worth, for its tokens and how lately it was used; who is worth least for its bytes goes first. Uses are those since it is kept.",
+    "Breit: viele Bytes. Blass: lange nicht benutzt. Die Linie darunter: der Wert, nach Tokens und wie kürzlich benutzt; wer für seine Bytes am wenigsten wert ist, geht zuerst. Nutzungen zählen, seit er aufbewahrt ist.",
   ],
   tierMore: ["{0} {0|token|tokens}, worth {1}", "{0} {0|Token|Tokens}, Wert {1}"],
   uses: ["{0} {0|use|uses}", "{0}-mal"],

@@ -58,7 +58,7 @@ export const MetricsView = () => {
   useLive();
   const samples = hour.value;
   const last = samples.at(-1);
-  return html`<div class="page">
+  return html`<div class="page" tabindex="0">
     <header class="page-head"><h1>${t("metrics")}</h1><span class="quiet">${t("lastHour")}</span></header>
     ${trouble.value && html`<p class="notice warn" role="status">${trouble.value}</p>`}
     ${last && html`<dl class="figures">
@@ -100,7 +100,7 @@ const Plot = ({ title, format, lines, samples }) => {
   useEffect(() => plot.current?.setData(data), [samples]);
   const last = samples.at(-1);
   const told = last ? lines.map((line) => `${t(line.name)} ${format(line.of(last) ?? Number.NaN)}`).join(", ") : "";
-  return html`<figure class="plot" role="img" aria-label=${`${t(title)}: ${told}`}>
+  return html`<figure class="plot" aria-label=${`${t(title)}: ${told}`}>
     <figcaption><h2>${t(title)}</h2>
       ${lines.length > 1 && lines.map((line) => html`<span key=${line.name} class="small quiet"><i class=${`key ${line.colour.slice(2)}`}></i>${t(line.name)}</span>`)}
     </figcaption>
