@@ -208,10 +208,10 @@ async def test_a_step_that_hangs_is_seen_by_all_who_ask_for_health(
         assert end.wait(60)
 
     loader = FakeLoader(runner=lambda: FakeRunner(on_decode=hang))
-    async with serve(loader, server={"watchdog_s": 0.05}) as api:
+    async with serve(loader, server={"watchdog_s": 0.5}) as api:
         assert (await api.client.get("/livez")).status_code == 200
         reply = await api.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
-        assert begun.is_set()
+        assert begun.wait(60)
         assert reply.status_code == 500
         assert "no step has ended" in reply.text
         for path in ("/livez", "/readyz", "/health"):
