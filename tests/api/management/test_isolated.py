@@ -24,6 +24,8 @@ from tests.api.conftest import Api, check_nothing_leaked, make_settings, run_app
 from tests.api.streams import Exchange, posting
 from tests.isolated_fakes import in_process
 
+pytestmark = pytest.mark.slow
+
 ONE = {"demo": {"path": "demo.gguf", "load": "startup", "isolation": "process", "n_parallel": 4}}
 TWO = {name: {**ONE["demo"], "path": f"{name}.gguf"} for name in ("a", "b")}
 Start = Callable[..., AbstractAsyncContextManager[Api]]

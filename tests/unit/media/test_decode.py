@@ -34,6 +34,7 @@ from tests.media_files import (
     png,
 )
 
+pytestmark = pytest.mark.slow
 RATE = 16000
 ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "25"))  # of damage to each file; `make fuzz-media` does more
 SEED = os.environ.get("FUZZ_SEED", "1")
