@@ -209,6 +209,7 @@ async def test_a_form_is_bounded_as_other_bodies_are(serve: Serve) -> None:
     assert reply.status_code == 413
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*PICTURES, *SOUNDS, *PHOTOS, *VIDEOS])
 async def test_a_damaged_file_in_a_request_is_read_or_refused(hearing: Api, name: str) -> None:
     rng = random.Random(name)
