@@ -134,8 +134,16 @@ class Projector:
 
     def encode(self, chunks: Sequence[NativeChunk]) -> list[bytes]:
         """Embeddings of as many of the first chunks as can be computed together, of one at least: each
-        [n_tokens, n_embd] 32-bit floats. Raises `InternalError`, and `InvalidRequest` where they are no numbers."""
-        with self._encoding, self._open() as context, collect_errors() as errors:
+        [n_tokens, n_embd] 32-bit floats. Raises `InternalError`, and `InvalidRequest` where they are no numbers.
+
+        In a thread that ends: OpenMP's compute threads belong to the one that calls, and with more of them than
+        processors those of a step no longer spin where they wait for each other (libgomp, GOMP_SPINCOUNT).
+        """
+        with self._encoding, ThreadPoolExecutor(1, "encode") as once:
+            return once.submit(self._encoded, chunks).result()
+
+    def _encoded(self, chunks: Sequence[NativeChunk]) -> list[bytes]:
+        with self._open() as context, collect_errors() as errors:
             batch = M.mtmd_batch_init(context)
             try:
                 pointers = _fill(batch, context, chunks)
