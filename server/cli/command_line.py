@@ -32,7 +32,7 @@ from server.options.table.option import SettingsModel
 from server.pool.spec import ModelSpec
 from server.settings import TABLE, Settings, check_files, load_settings, model_specs
 from server.transport.connections import most_connections, most_handshakes
-from server.transport.handshakes import HANDSHAKE_S, count_handshakes
+from server.transport.handshakes import FAREWELL_S, HANDSHAKE_S, count_handshakes
 from server.transport.uvicorn_protocols import BoundedHttpProtocol, PatientSocketProtocol
 
 logger = logging.getLogger(__name__)
@@ -242,16 +242,22 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, then listen; uvicorn by itself would give handshakes a minute each."""
+        """Start the application, then listen; uvicorn by itself would give handshakes a minute each, and farewells half
+        of one, for which a client that says none keeps a closed connection."""
         await super().startup(sockets=[])
         config, loop = self.config, asyncio.get_running_loop()
         protocol: Callable[..., asyncio.Protocol] = config.http_protocol_class
         make = partial(protocol, config=config, server_state=self.server_state, app_state=self.lifespan.state)
-        limit_s = HANDSHAKE_S if config.ssl else None
+        handshake_s, farewell_s = (HANDSHAKE_S, FAREWELL_S) if config.ssl else (None, None)
         for listener in sockets or []:
             self.servers.append(
                 await loop.create_server(
-                    make, sock=listener, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=limit_s
+                    make,
+                    sock=listener,
+                    ssl=config.ssl,
+                    backlog=config.backlog,
+                    ssl_handshake_timeout=handshake_s,
+                    ssl_shutdown_timeout=farewell_s,
                 )
             )
         for address in self._addresses:

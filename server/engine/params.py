@@ -1,5 +1,6 @@
 """The engine's own settings, as plain values."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +54,11 @@ class EngineParams:
     cpus: tuple[frozenset[int], ...] = ()  # that compute: of all instances, or of each; none = any
     prio: int = 0  # of the threads that compute: low (-1), normal, medium, high, as high as can be (3)
     check_integrity: bool = False  # prove the accounting after every step (slow; for debugging)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds that a step may take while others stream."""
+        return self.target_itl_ms / 1e3 or math.inf
 
     @property
     def asked_spec_type(self) -> str:

@@ -29,7 +29,8 @@ class RunnerInfo:
     piece_s: float = 0.0  # guess: what each contiguous piece of unified cells costs a state's copy beside its bytes
     turn_ends: frozenset[int] = frozenset()  # tokens that end a turn in a chat's prompt
     evaluation_s: float = 0.0  # that each further evaluation of a step's graph takes; 0 = not measured, or never needed
-    evaluation_tokens: float = 0.0  # that take as long as one more evaluation of a few; runs are filled up to save one
+    evaluation_tokens: float = 0.0  # that take as long as one more evaluation of a few
+    fills: bool = False  # shorter runs are filled up to save one
     copy_s: float = 0.0  # that the copy of a sequence takes, however long it is: separate streams are copied whole
 
 

@@ -10,6 +10,7 @@ from time import monotonic
 from weakref import WeakKeyDictionary
 
 HANDSHAKE_S = 10.0
+FAREWELL_S = 5.0  # for a client's side of a TLS connection's end, and for what it has still to read
 
 
 class TooManyHandshakes(ssl.SSLError):

@@ -66,7 +66,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         idlest = min(others, key=lambda c: c._idle_since, default=None)
         if idlest is None:
             return False
-        idlest.transport.close()
+        if idlest.transport.get_write_buffer_size():
+            idlest.transport.close()
+        else:
+            idlest.transport.abort()  # TLS would wait for a farewell, with the place given away
         return True
 
     @property

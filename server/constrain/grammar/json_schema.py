@@ -107,9 +107,9 @@ def _rewritten(rewriter: Rewriter, what: str) -> tuple[dict[str, Any], str]:
 
 
 def _has_long_numbers(value: object) -> bool:
-    """Whether a number stands in the schema that is beyond the bounds which we would give integers."""
+    """Whether a number stands in the schema that the bounds which we would give integers leave nothing beyond."""
     if isinstance(value, int | float):
-        return abs(value) > LARGEST_INTEGER
+        return abs(value) >= LARGEST_INTEGER
     return any(map(_has_long_numbers, _children(value)))
 
 

@@ -244,9 +244,12 @@ class Cells:
 
     def _take_over(self, source: Slot, slot: Slot) -> None:
         """What `source` holds into the empty `slot`, too: a separate stream is copied whole, however little it holds,
-        so its state alone where that takes less time."""
-        cost, n = self._scheduler.move_cost, len(source.tokens)
-        if self._runner.info.unified or not cost.state_is_quicker(n) or not self._carry(source, slot):
+        so its state alone where that takes less time. Not where copies wait for the next decode, which one of them may
+        have to be carried out for, nor with heads of the model's own, whose knowledge only a copy takes along."""
+        scheduler, runner = self._scheduler, self._runner
+        copies = runner.info.unified or scheduler.n_copies > 0 or runner.heads is not None
+        quicker = scheduler.move_cost.state_is_quicker(len(source.tokens), scheduler.params.step_s)
+        if copies or not quicker or not self._carry(source, slot):
             self._runner.seq_copy(source.id, slot.id)
             self._copied()
 

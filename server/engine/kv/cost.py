@@ -14,6 +14,7 @@ UNNOTICED_S = 0.005  # saving and loading in less time is always done
 GUESSED_RATE = 500e6  # bytes per second out of the cells before any were seen: a slow machine's
 MOST_RATE = 16e9  # no machine's
 GUESSED_BYTES = 128 << 10  # of a token's keys and values before any were seen: a model's of 8 B parameters
+TELLING_TOKENS = 256  # of a state that says what more of them take: part of a recurrent model's is always there
 FEW_PIECES = 16  # of a state whose time says what its bytes take
 
 
@@ -37,7 +38,7 @@ class MoveCost:
     computed: Rate  # prompt tokens per second
     saved: Rate  # bytes per second out of the cells
     loaded: Rate  # bytes per second into the cells
-    bytes_per_token: float = 0.0  # of the last state
+    bytes_per_token: float = 0.0  # of the last state that was not short
     guessed_rate: float = GUESSED_RATE
     copy_s: float = 0.0  # of a separate stream into another, whatever it holds; 0 = unknown, or nothing is copied
     piece_s: float = 0.0
@@ -50,7 +51,8 @@ class MoveCost:
 
     def observe_state(self, n_tokens: int, n_bytes: int, seconds: float, n_pieces: int = 1) -> None:
         """A state was saved, whose cells lay in so many pieces."""
-        self.bytes_per_token = n_bytes / n_tokens
+        if n_tokens >= TELLING_TOKENS or not self.bytes_per_token:
+            self.bytes_per_token = n_bytes / n_tokens
         if n_pieces < FEW_PIECES:
             self.saved.observe(n_bytes, seconds)
             return
@@ -87,15 +89,18 @@ class MoveCost:
         seen = max(seconds, 0.0) / n
         self.copy_s += (0.5 if seen < self.copy_s else 0.05) * (seen - self.copy_s)  # longer is mostly other processes
 
-    def state_is_quicker(self, n_held: int) -> bool:
-        """Whether the state of a stream that holds so many tokens is moved in less time than all of it is copied."""
-        return self.round_trip_s(n_held) < self.copy_s
+    def state_is_quicker(self, n_held: int, step_s: float) -> bool:
+        """Whether the state of a stream that holds so many tokens is moved in less time than all of it is copied, and
+        within a step of so long."""
+        return self.round_trip_s(n_held) < min(self.copy_s, step_s)
 
-    def copy_pays(self, n_tokens: int, n_held: int) -> bool:
-        """Whether a copy of a stream that holds `n_held` takes less time than computing `n_tokens`. A refusal makes the
-        next one a little bolder: what was measured beside other processes must not hold for ever."""
+    def copy_pays(self, n_tokens: int, n_held: int, step_s: float) -> bool:
+        """Whether taking over a stream that holds `n_held` takes less time than computing `n_tokens`, by a copy or by
+        its state, which may take a step of so long. A refusal makes the next copy a little bolder: what was measured
+        beside other processes must not hold for ever."""
         compute_s = self.compute_s(n_tokens)
-        if not compute_s or min(self.copy_s, self.round_trip_s(n_held)) < compute_s:
+        take_s = self.round_trip_s(n_held) if self.state_is_quicker(n_held, step_s) else self.copy_s
+        if not compute_s or take_s < compute_s:
             return True
         self.copy_s *= 0.99
         return False

@@ -36,7 +36,7 @@ class Moving:
         self._scheduler = scheduler
         self._clock = clock
         self._can_cut = runner.info.can_cut
-        self._step_s = scheduler.params.target_itl_ms / 1e3 or math.inf
+        self._step_s = scheduler.params.step_s
         self._prompt_step_s = max(self._step_s, ALONE_S)
         self._spent_s = 0.0
         self.n_refused = 0  # states that were lost because saving them would have held others up

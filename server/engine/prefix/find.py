@@ -292,7 +292,7 @@ class Placer:
         kept."""
         if source is None or n < MIN_COPY:
             return False
-        return self.info.unified or self.move_cost.copy_pays(n, len(source.tokens))
+        return self.info.unified or self.move_cost.copy_pays(n, len(source.tokens), self.params.step_s)
 
 
 def longest_match(

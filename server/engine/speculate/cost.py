@@ -106,25 +106,26 @@ class StepCost:
 class Step:
     """The step that guesses are for: `n_tokens` come out of it in `base_s` seconds without any.
 
-    ``extra_s`` says what so many more tokens add to it, ``evaluation_tokens`` how many of them each further length is
-    (`evaluated`).
+    ``extra_s`` says what so many more tokens add to it, ``evaluation_tokens`` how many of them each further length is,
+    ``fills`` whether shorter sequences are filled up (`evaluated`).
     """
 
     n_tokens: int
     base_s: float
     extra_s: Callable[[int], float]
     evaluation_tokens: float = 0.0
+    fills: bool = False
 
 
-def evaluated(sequences: Mapping[int, int], evaluation_tokens: float) -> int:
+def evaluated(sequences: Mapping[int, int], evaluation_tokens: float, *, fills: bool) -> int:
     """Tokens that a step computes as quickly, which has so many sequences by their numbers of tokens.
 
     Those with cells of their own are evaluated together only as far as they have as many: each further length costs
-    as much as `evaluation_tokens`, or less, where the others are filled up to it (`schedule.evaluations`).
+    as much as `evaluation_tokens`, or less, if the others are filled up to it (`fills`; `schedule.evaluations`).
     """
     n = sum([each * count for each, count in sequences.items()])
-    most = max(sequences) * sum(sequences.values())
-    return n + int(min((len(sequences) - 1) * evaluation_tokens, most - n))
+    apart = (len(sequences) - 1) * evaluation_tokens
+    return n + int(min(apart, max(sequences) * sum(sequences.values()) - n) if fills else apart)
 
 
 def lengths(reaches: Sequence[Sequence[float]], step: Step, most: int) -> list[int]:
@@ -145,7 +146,7 @@ def lengths(reaches: Sequence[Sequence[float]], step: Step, most: int) -> list[i
         if not alike[taken[i]]:
             del alike[taken[i]]
         alike[taken[i] + 1] = alike.get(taken[i] + 1, 0) + 1
-        extra_s = step.extra_s(evaluated(alike, step.evaluation_tokens) - n_tokens)
+        extra_s = step.extra_s(evaluated(alike, step.evaluation_tokens, fills=step.fills) - n_tokens)
         value = gain - n_tokens * log1p(extra_s / base_s)
         if value > best:
             best, n_best = value, n
@@ -189,7 +190,7 @@ def draft_length(chances: Sequence[float], step: Step, draft_s: Callable[[int], 
         gains = [log1p(_expected(p, length)) for p in chances]
         for count in counts:
             tokens = {1: n_tokens - count, 1 + length: count} if count < n_tokens else {1 + length: count}
-            more = evaluated(tokens, step.evaluation_tokens) - n_tokens
+            more = evaluated(tokens, step.evaluation_tokens, fills=step.fills) - n_tokens
             seconds = base_s + length * draft_s(count) + step.extra_s(more)
             value = sum(gains[:count]) - n_tokens * log(seconds / base_s)
             if value > best:

@@ -95,7 +95,10 @@ class Speculation:
         if base_s <= 0.0:  # it is not known yet what steps cost
             return [[] for _ in generating]
         again = 1.0 if self._info.can_cut else _AGAIN
-        step = Step(n, base_s, lambda more: again * max(cost.of(n + more) - base_s, 0.0), self._info.evaluation_tokens)
+        info = self._info
+        step = Step(
+            *(n, base_s, lambda more: again * max(cost.of(n + more) - base_s, 0.0)), info.evaluation_tokens, info.fills
+        )
         reaches = [s.speculating.reach(len(g)) if s.speculating else [] for s, g in zip(generating, found, strict=True)]
         if self._drafting is not None:
             self._draft(self._drafting, generating, found, reaches, step)
@@ -182,7 +185,8 @@ class Speculation:
             self._cost.observe_prompt(n_prompt, seconds)
         elif not n_prompt:
             if n_tokens > len(entries):
-                n_tokens = evaluated(Counter([len(e.tokens) for e in entries]), self._info.evaluation_tokens)
+                counts = Counter([len(e.tokens) for e in entries])
+                n_tokens = evaluated(counts, self._info.evaluation_tokens, fills=self._info.fills)
             self._cost.observe(n_tokens, seconds)
 
     def judge(self, sequence: Sequence, n_right: int) -> None:

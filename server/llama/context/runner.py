@@ -125,7 +125,7 @@ class LlamaRunner:
         """How many tokens each run is decoded with, where some are filled up (`filled`): those that no more tokens of a
         prompt follow."""
         info = self.info
-        if not info.evaluation_tokens or len(entries) < 2 or self.heads is not None or not info.can_cut:
+        if not info.fills or len(entries) < 2:
             return []
         lengths = [len(entry.tokens) for entry in entries]
         if min(lengths) == max(lengths):

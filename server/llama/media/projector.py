@@ -140,7 +140,11 @@ class Projector:
         processors those of a step no longer spin where they wait for each other (libgomp, GOMP_SPINCOUNT).
         """
         with self._encoding, ThreadPoolExecutor(1, "encode") as once:
-            return once.submit(self._encoded, chunks).result()
+            try:
+                encoding = once.submit(self._encoded, chunks)
+            except RuntimeError as error:
+                raise InternalError(f"the system has no thread left to encode media in: {error}") from None
+            return encoding.result()
 
     def _encoded(self, chunks: Sequence[NativeChunk]) -> list[bytes]:
         with self._open() as context, collect_errors() as errors:

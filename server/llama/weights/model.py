@@ -144,6 +144,7 @@ class LlamaWeights:
             turn_ends=self.vocab.turn_ends(),
             evaluation_s=cost.evaluation_s,
             evaluation_tokens=cost.evaluation_tokens,
+            fills=cost.evaluation_tokens > 0 and can_cut(model, self._spec.native) and not self._spec.native.mtp,
             copy_s=cost.copy_s,
         )
         draft = self._draft.runner(C.llama_n_ctx(context)) if self._draft is not None and info.n_guesses else None

@@ -1,5 +1,7 @@
 """When a state is worth saving."""
 
+import math
+
 import pytest
 
 from server.engine.kv.cost import MoveCost, value
@@ -60,13 +62,31 @@ def test_what_copies_take_is_learned_from_the_steps_that_carry_them_out() -> Non
     worth = MoveCost.unknown()
     worth.copy_s = 3.0  # measured beside other processes
     worth.computed.observe(1000, 1.0)
-    assert not worth.copy_pays(2000, 100_000)
+    assert not worth.copy_pays(2000, 100_000, math.inf)
     n_refused = 1
-    while not worth.copy_pays(2000, 100_000):
+    while not worth.copy_pays(2000, 100_000, math.inf):
         n_refused += 1
     assert n_refused < 100
     for _ in range(8):
         worth.observe_copies(2, 0.02)
-    assert worth.copy_pays(50, 100_000)
+    assert worth.copy_pays(50, 100_000, math.inf)
     worth.observe_copies(1, -0.1)
     assert worth.copy_s >= 0.0
+
+
+def test_a_beginning_is_taken_over_by_its_state_where_no_step_is_too_long_for_that() -> None:
+    cost = MoveCost.unknown()
+    cost.copy_s = 1.0
+    cost.computed.observe(1000, 0.5)
+    cost.observe_state(1000, 100_000_000, 0.1)
+    assert cost.state_is_quicker(1000, 0.3)
+    assert cost.copy_pays(1000, 1000, 0.3)
+    assert not cost.state_is_quicker(1000, 0.05)
+    assert not cost.copy_pays(1000, 1000, 0.05)
+
+
+def test_a_short_state_does_not_say_what_many_tokens_take() -> None:
+    cost = MoveCost.unknown()
+    cost.observe_state(1000, 21_000_000, 0.1)
+    cost.observe_state(20, 20_020_000, 0.1)  # all of a recurrent model's, nearly
+    assert cost.bytes_per_token == 21_000

@@ -108,6 +108,9 @@ def test_a_beginning_is_taken_over_by_its_state_where_that_is_quicker_than_its_w
     assert setup.take_over() == [(0, 2)]  # nobody knows yet what a state takes
     setup.keep(1)
     setup.cells.clear(setup.slots[2])
+    assert setup.take_over() == [(0, 2)]  # the first copy is still to be carried out, which a state would wait for
+    setup.scheduler.n_copies = 0
+    setup.cells.clear(setup.slots[2])
     assert setup.take_over() == ([] if quicker else [(0, 2)])
 
 

@@ -168,7 +168,7 @@ def test_only_the_sequences_that_do_well_are_drafted_for() -> None:
 
 def test_a_guess_for_one_of_several_streams_is_weighed_with_the_evaluation_that_it_takes() -> None:
     """With cells of their own, sequences of other lengths are evaluated one after the other, or filled up."""
-    apart, together = Step(4, 0.01, lambda n: n * 0.0005, 20.0), Step(4, 0.01, lambda n: n * 0.0005)
+    apart, together = Step(4, 0.01, lambda n: n * 0.0005, 20.0, fills=True), Step(4, 0.01, lambda n: n * 0.0005)
     one, all_ = [[0.9, 0.8, 0.7], [], [], []], [[0.9, 0.8, 0.7]] * 4
     assert lengths(one, together, 99) == [3, 0, 0, 0]
     assert lengths(one, apart, 99) == [0, 0, 0, 0]
@@ -179,7 +179,7 @@ def test_a_guess_for_one_of_several_streams_is_weighed_with_the_evaluation_that_
 
 def test_what_further_evaluations_took_is_not_taken_for_the_cost_of_tokens() -> None:
     """A step in which one of four streams had four guesses was evaluated twice, or with the others filled up."""
-    info = replace(FakeRunner(n_seq=4).info, evaluation_tokens=4.0)
+    info = replace(FakeRunner(n_seq=4).info, evaluation_tokens=4.0, fills=True)
     guessing = Speculation(EngineParams(), info, None)
     ticket = Ticket(Request(id="", prompt=[1]), lambda events: None, 0.0)
     sequence = Sequence(ticket, 0, TextStream(), [1])
@@ -191,6 +191,14 @@ def test_what_further_evaluations_took_is_not_taken_for_the_cost_of_tokens() -> 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.floats(0, 20))
 def test_a_further_length_costs_no_more_than_to_fill_the_others_up(each: list[int], evaluation_tokens: float) -> None:
-    n = evaluated(Counter(each), evaluation_tokens)
+    n = evaluated(Counter(each), evaluation_tokens, fills=True)
     assert sum(each) <= n <= max(each) * len(each)
     assert n == sum(each) or len(set(each)) > 1
+    assert n <= evaluated(Counter(each), evaluation_tokens, fills=False)
+
+
+def test_a_guess_that_nothing_is_filled_up_to_costs_a_whole_evaluation() -> None:
+    """So it is with recurrent models, and with heads of the model's own."""
+    reaches, filled_up = [[0.6], []], Step(2, 0.022, lambda n: n * 0.001, 20.0, fills=True)
+    assert lengths(reaches, filled_up, 99) == [1, 0]
+    assert lengths(reaches, replace(filled_up, fills=False), 99) == [0, 0]

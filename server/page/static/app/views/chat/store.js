@@ -72,7 +72,7 @@ export function onOtherTab(heard) {
   others?.addEventListener("message", ({ data }) => heard(String(data)));
 }
 /** @param {string} id */
-export const tellOtherTabs = (id) => others?.postMessage(id);
+export const tellOtherTabs = (id) => keeps.value && others?.postMessage(id);
 
 /** @template T @param {IDBRequest<T>} request @returns {Promise<T>} */
 const done = (request) =>
@@ -86,11 +86,12 @@ async function table(name) {
   return (await database())?.transaction(name).objectStore(name);
 }
 
-/** Change both tables, or neither. Where the storage is full, what is said goes on, and the page says that it is not kept.
+/** Change both tables, or neither: whether it was done. Where the storage is full, what is said goes on, and the page says that
+ *  it is not kept.
  *  @param {(chats: IDBObjectStore, messages: IDBObjectStore) => void} work */
 async function changed(work) {
   const base = await database();
-  if (!base) return;
+  if (!base) return false;
   try {
     const transaction = base.transaction(["chats", "messages"], "readwrite");
     work(transaction.objectStore("chats"), transaction.objectStore("messages"));
@@ -98,8 +99,10 @@ async function changed(work) {
       transaction.oncomplete = resolve;
       transaction.onabort = () => reject(transaction.error);
     });
+    return true;
   } catch {
     keeps.value = false;
+    return false;
   }
 }
 
@@ -188,7 +191,11 @@ export function endBelow(children, from) {
 
 export async function exported() {
   const found = [];
-  for (const chat of chats.value) found.push({ chat, messages: await messagesOf(chat.id) });
+  for (const chat of chats.value) {
+    const all = new Map((await messagesOf(chat.id)).map((message) => [message.id, message]));
+    for (const message of messages.value.values()) if (message.chat === chat.id) all.set(message.id, message); // not kept, maybe
+    found.push({ chat, messages: [...all.values()] });
+  }
   return JSON.stringify({ format: "llamapool-chats", version: 1, chats: found }, null, 1);
 }
 
@@ -205,12 +212,13 @@ export async function imported(text) {
   const all = read.chats.map(readChat);
   const fresh = all.filter(({ chat }) => known.get(chat.id) !== chat.updated);
   for (const one of fresh) if (known.has(one.chat.id) || removed.has(one.chat.id)) renamed(one);
-  await changed((heads, table) => {
+  const kept = await changed((heads, table) => {
     for (const { chat, messages } of fresh) {
       heads.put(chat);
       for (const message of messages) table.put(message);
     }
   });
+  if (!kept) throw new Error("storage");
   chats.value = [...fresh.map(({ chat }) => chat), ...chats.value].sort((a, b) => b.updated - a.updated);
   for (const { chat } of fresh) tellOtherTabs(chat.id);
 }

@@ -49,6 +49,7 @@ async function openChat(id) {
 }
 
 onOtherTab(async (id) => {
+  if (!keeps.value) return; // what is here is nowhere else
   await loadChats();
   if (id !== open.value.id || path.value.some((message) => running.value.has(message.id))) return;
   const found = chats.value.find((chat) => chat.id === id);
