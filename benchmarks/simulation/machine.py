@@ -32,6 +32,7 @@ class Machine:
     now: float = 0.0
     moved_s: float = 0.0  # spent on copies and states, of all
     n_evaluations: int = 0  # of streams
+    heads: None = None  # of the model's own, that guess
     _copies_s: float = 0.0
 
     slots: list[Slot] = field(default_factory=list)  # the scheduler's own: what each sequence holds
