@@ -652,6 +652,7 @@ def test_a_key_is_asked_for_and_a_wrong_one_is_said(browser: Any, guarded: RealS
     page.wait_for_selector("dialog .wrong")
     page.keyboard.press("Escape")
     page.reload()
+    page.wait_for_selector("dialog input")
     page.keyboard.press("Escape")
     page.click(".notice button:has-text('Give a key')")
     page.fill("dialog input", "schlüssel€")

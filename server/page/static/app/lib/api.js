@@ -11,15 +11,16 @@ export const keyWanted = signal(false);
 export const connection = signal("ok");
 /** The API key, kept in this browser; "" = none. */
 export const apiKey = signal(kept(KEY));
-/** Whether the server refused the last request for want of a (right) key. */
+/** Whether the server has refused a request for want of a (right) key, and not taken it since; others need none. */
 export const keyMissing = signal(false);
+let refused = "";
 let declined = false;
 
 /** @param {string} key */
 export function useKey(key) {
   apiKey.value = key;
   keep(KEY, key);
-  keyWanted.value = declined = false;
+  keyWanted.value = keyMissing.value = declined = false;
 }
 
 /** Nobody wants to give a key now: don't ask again by ourselves. */
@@ -71,11 +72,12 @@ export async function call(path, { method, body, signal, headers = {} } = {}) {
   }
   connection.value = "ok";
   if (reply.ok) {
-    keyMissing.value = false;
+    if (path === refused) keyMissing.value = false;
     return reply;
   }
   if (reply.status === 401) {
     keyMissing.value = true;
+    refused = path;
     if (!declined) keyWanted.value = true;
   }
   throw await errorOf(reply);
