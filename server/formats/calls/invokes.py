@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from server.formats.calls.typed import Argument, typed_call
 from server.formats.parameter_schema import NOT_STRING, STRING
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _IS_STRING = re.compile(r'\s*string="(true|false)"')
 
@@ -34,9 +34,7 @@ class Invokes:
 
     def parse(self, turn: Turn) -> Steps[None]:
         """A format's generator."""
-        while True:
-            opening = yield from turn.content_until(*self.openings)
-            yield from turn.attempt(opening, self.calls(turn))
+        return anywhere(self.calls, *self.openings)(turn)
 
     def calls(self, turn: Turn) -> Steps[None]:
         """Behind the opening of a block. Raises `NotMarkup`."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from server.formats.calls import json_text
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _ARGUMENTS = ("arguments", "parameters", "args")
 _KNOWN = frozenset(("type", "function", "id", "index", "name", "tool_name", "tool_call_id", *_ARGUMENTS))
@@ -31,9 +31,8 @@ class JsonCalls:
         """A format's generator."""
         if self.bare and (yield from turn.begins_with("{")):
             yield from turn.attempt("", self.calls(turn, strict=True), doubtful=True)
-        while self.openings:
-            opening = yield from turn.content_until(*self.openings)
-            yield from turn.attempt(opening, self.calls(turn))
+        if self.openings:
+            yield from anywhere(self.calls, *self.openings)(turn)
 
     def calls(self, turn: Turn, *, strict: bool = False) -> Steps[None]:
         """Behind the opening: the calls, and what closes them. Raises `NotMarkup`."""

@@ -219,6 +219,18 @@ class Turn(Reader):
             self.pieces.append(piece)
 
 
+def anywhere(read: Parse, *openings: str, silent: tuple[str, ...] = ()) -> Parse:
+    """A format's generator: `read` reads behind each of `openings`, anywhere; `silent` markup means nothing."""
+
+    def parse(turn: Turn) -> Steps[None]:
+        while True:
+            found = yield from turn.content_until(*openings, *silent)
+            if found in openings:
+                yield from turn.attempt(found, read(turn))
+
+    return parse
+
+
 class Parser:
     """Feeds a format's generator. `primer`: the end of the prompt, which the format must have read.
 

@@ -13,19 +13,13 @@ from server.formats.calls.json_calls import json_arguments
 from server.formats.families.named_json.functionary31 import code
 from server.formats.form import ToolFormat
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _OPEN = ">>>"
 
 
-def parse(turn: Turn) -> Steps[None]:
-    """The recipient ``all`` is the reader; a line that is no recipient is content."""
-    while True:
-        opening = yield from turn.content_until(_OPEN)
-        yield from turn.attempt(opening, _recipient(turn))
-
-
 def _recipient(turn: Turn) -> Steps[None]:
+    """The recipient ``all`` is the reader; a line that is no recipient is content."""
     name, _ = yield from turn.word("\n")
     if name == "all":
         turn.mark()
@@ -40,7 +34,7 @@ def _recipient(turn: Turn) -> Steps[None]:
 _FORM = CallForm("", ("\n",), joint=_OPEN, by_name=True, at_start=True, elsewhere=(_OPEN,))
 FORMAT = ToolFormat(
     name="functionary-v3.2",
-    parse=parse,
+    parse=anywhere(_recipient, _OPEN),
     recognised_by=((">>>all", ">>>${recipient}"),),
     tags=(">>>",),
     framed=True,

@@ -13,19 +13,11 @@ from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
 from server.formats.form import ToolFormat
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _ID = re.compile(r"\s*((?:functions\.)?([\w.\-]+?)(?::\d+)?)\s*")
-
-
-def parse(turn: Turn) -> Steps[None]:
-    """A call is a call in and out of a section; the section's own tags mean nothing."""
-    while True:
-        opening = yield from turn.content_until(_SECTION, _SECTION_END, _CALL)
-        if opening == _CALL:
-            yield from turn.attempt(opening, _call(turn))
 
 
 def _call(turn: Turn) -> Steps[None]:
@@ -50,7 +42,7 @@ _FORM = CallForm(
 )
 FORMAT = ToolFormat(
     name="kimi-k2",
-    parse=parse,
+    parse=anywhere(_call, _CALL, silent=(_SECTION, _SECTION_END)),
     recognised_by=((_SECTION, _CALL),),
     tags=(_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _CALL_END),
     also_opened_by=(_CALL,),

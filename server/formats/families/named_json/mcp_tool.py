@@ -15,7 +15,7 @@ from server.formats.call_form import CallForm
 from server.formats.calls.json_calls import json_arguments
 from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _OPEN, _CLOSE = "<use_mcp_tool>", "</use_mcp_tool>"
 _SERVER, _SERVER_END = "<server_name>", "</server_name>"
@@ -23,14 +23,8 @@ _NAME, _NAME_END = "<tool_name>", "</tool_name>"
 _ARGUMENTS, _ARGUMENTS_END = "<arguments>", "</arguments>"
 
 
-def parse(turn: Turn) -> Steps[None]:
-    """Calls, anywhere. Servers mean nothing here."""
-    while True:
-        opening = yield from turn.content_until(_OPEN)
-        yield from turn.attempt(opening, _calls(turn))
-
-
 def _calls(turn: Turn) -> Steps[None]:
+    """Servers mean nothing here."""
     yield from turn.spaces()
     found = yield from turn.expect(_SERVER, _NAME)
     while found != _CLOSE:
@@ -51,7 +45,7 @@ def _calls(turn: Turn) -> Steps[None]:
 
 FORMAT = ToolFormat(
     name="mcp-tool",
-    parse=parse,
+    parse=anywhere(_calls, _OPEN),
     recognised_by=((_OPEN, _NAME),),
     tags=(_OPEN, _CLOSE),
     forced=CallForm(

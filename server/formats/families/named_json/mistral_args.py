@@ -13,16 +13,9 @@ from server.formats.calls.json_calls import json_arguments
 from server.formats.families.json_objects.mistral import LIST, OPEN
 from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _CALL_ID, _ARGS = "[CALL_ID]", "[ARGS]"
-
-
-def parse(turn: Turn) -> Steps[None]:
-    """Each call has its tag."""
-    while True:
-        opening = yield from turn.content_until(OPEN)
-        yield from turn.attempt(opening, _call(turn))
 
 
 def _call(turn: Turn) -> Steps[None]:
@@ -42,7 +35,7 @@ def _call(turn: Turn) -> Steps[None]:
 _FORM = CallForm(OPEN, (_ARGS, (_CALL_ID, re.compile("[A-Za-z0-9]{9}"), _ARGS)), trigger=OPEN)
 FORMAT = ToolFormat(
     name="mistral-args",
-    parse=parse,
+    parse=anywhere(_call, OPEN),
     recognised_by=((OPEN, _ARGS),),
     tags=(OPEN, _CALL_ID, _ARGS),
     id_length=9,

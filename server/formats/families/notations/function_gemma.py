@@ -8,25 +8,16 @@ The model stops with <start_function_response>, which means nothing.
 from server.formats.call_form import Braces, CallForm
 from server.formats.calls.brace_calls import BraceCalls
 from server.formats.form import ToolFormat
-from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import anywhere
 
 _CALL, _CALL_END, _QUOTE = "<start_function_call>call:", "<end_function_call>", "<escape>"
 _STOP = "<start_function_response>"
 _CALLS = BraceCalls(_CALL_END, _QUOTE)
 
 
-def parse(turn: Turn) -> Steps[None]:
-    """Calls, anywhere."""
-    while True:
-        found = yield from turn.content_until(_CALL, _STOP)
-        if found == _CALL:
-            yield from turn.attempt(found, _CALLS.call(turn))
-
-
 FORMAT = ToolFormat(
     name="function-gemma",
-    parse=parse,
+    parse=anywhere(_CALLS.call, _CALL, silent=(_STOP,)),
     recognised_by=(("<start_function_call>", _QUOTE),),
     tags=("<start_function_call>", _CALL_END, _QUOTE, _STOP),
     forced=CallForm(_CALL, ("",), _CALL_END, arguments=Braces(_QUOTE), trigger=_CALL),

@@ -11,7 +11,7 @@ from server.formats.call_form import python_list
 from server.formats.calls import python_calls
 from server.formats.form import ToolFormat
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _OPEN, _CLOSE = "```tool_code", "```"
 
@@ -20,9 +20,7 @@ def parse(turn: Turn) -> Steps[None]:
     """A list at the beginning, or fences anywhere."""
     if (yield from turn.begins_with("[")):
         yield from turn.attempt("", python_calls.calls(turn), doubtful=True)
-    while True:
-        opening = yield from turn.content_until(_OPEN)
-        yield from turn.attempt(opening, _fence(turn))
+    yield from anywhere(_fence, _OPEN)(turn)
 
 
 def _fence(turn: Turn) -> Steps[None]:

@@ -6,23 +6,14 @@
 from server.formats.call_form import python_list
 from server.formats.calls import python_calls
 from server.formats.form import ToolFormat
-from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import anywhere
 
 _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 
 
-def parse(turn: Turn) -> Steps[None]:
-    """The closing tag means nothing by itself."""
-    while True:
-        opening = yield from turn.content_until(_OPEN, _CLOSE)
-        if opening == _OPEN:
-            yield from turn.attempt(opening, python_calls.calls(turn))
-
-
 FORMAT = ToolFormat(
     name="lfm2",
-    parse=parse,
+    parse=anywhere(python_calls.calls, _OPEN, silent=(_CLOSE,)),
     recognised_by=(("<|tool_list_start|>", "<|tool_list_end|>"), ("List of tools: [",), (_OPEN,)),
     tags=(_OPEN, _CLOSE),
     forced=python_list(f"{_OPEN}[", f"]{_CLOSE}", trigger=_OPEN),

@@ -8,17 +8,9 @@ from server.formats.call_form import python_list
 from server.formats.calls import python_calls
 from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _OPEN, _CLOSE = "<function_calls>", "</function_calls>"
-
-
-def parse(turn: Turn) -> Steps[None]:
-    """The closing tag means nothing by itself."""
-    while True:
-        opening = yield from turn.content_until(_OPEN, _CLOSE)
-        if opening == _OPEN:
-            yield from turn.attempt(opening, _calls(turn))
 
 
 def _calls(turn: Turn) -> Steps[None]:
@@ -28,7 +20,7 @@ def _calls(turn: Turn) -> Steps[None]:
 
 FORMAT = ToolFormat(
     name="olmo3",
-    parse=parse,
+    parse=anywhere(_calls, _OPEN, silent=(_CLOSE,)),
     recognised_by=((_OPEN, _CLOSE, "<functions>"),),
     tags=(_OPEN, _CLOSE),
     forced=python_list(_OPEN, _CLOSE, joint="\n"),

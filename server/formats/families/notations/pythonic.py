@@ -8,7 +8,7 @@ from server.formats.call_form import python_list
 from server.formats.calls import python_calls
 from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _TAGS = ("<|python_start|>", "<|python_tag|>", "<|python_end|>")
 
@@ -17,11 +17,7 @@ def parse(turn: Turn) -> Steps[None]:
     """A list at the beginning, or behind a tag."""
     if (yield from turn.begins_with("[")):
         yield from turn.attempt("", python_calls.calls(turn), doubtful=True)
-    while True:
-        opening = yield from turn.content_until(*_TAGS)
-        if opening == "<|python_end|>":
-            continue
-        yield from turn.attempt(opening, python_calls.calls(turn))
+    yield from anywhere(python_calls.calls, *_TAGS[:2], silent=_TAGS[2:])(turn)
 
 
 FORMAT = ToolFormat(

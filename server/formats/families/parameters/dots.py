@@ -12,20 +12,14 @@ from server.formats.calls.invokes import Invokes
 from server.formats.calls.json_calls import JsonCalls
 from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _OPEN, _CLOSE = "<dots_function_call>", "</dots_function_call>"
 _INVOKES, _JSON = Invokes(("dots_function_call",)), JsonCalls((_OPEN,), _CLOSE)
 
 
-def parse(turn: Turn) -> Steps[None]:
-    """Blocks, anywhere; their first character tells them apart."""
-    while True:
-        opening = yield from turn.content_until(_OPEN)
-        yield from turn.attempt(opening, _calls(turn))
-
-
 def _calls(turn: Turn) -> Steps[None]:
+    """Their first character tells them apart."""
     yield from turn.spaces()
     yield from _JSON.calls(turn) if (yield from turn.peek()) in ("{", "[") else _INVOKES.calls(turn)
 
@@ -40,4 +34,6 @@ _FORM = CallForm(
     trigger=_OPEN,
     rest_of_list=True,
 )
-FORMAT = ToolFormat(name="dots", parse=parse, recognised_by=((_OPEN,),), tags=(_OPEN, _CLOSE), forced=_FORM)
+FORMAT = ToolFormat(
+    name="dots", parse=anywhere(_calls, _OPEN), recognised_by=((_OPEN,),), tags=(_OPEN, _CLOSE), forced=_FORM
+)

@@ -20,7 +20,7 @@ from server.formats.calls.typed import Argument, typed_call
 from server.formats.form import ToolFormat
 from server.formats.parameter_schema import NOT_STRING, STRING
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _NAME = re.compile(r"[\w.:\-/]*")
 
@@ -58,11 +58,8 @@ class GlmCalls:
 
     def parse(self, turn: Turn) -> Steps[None]:
         """Calls, anywhere; the tags around all of them mean nothing."""
-        opening, around = self.tag("tool_call"), (self.tag("tool_calls"), self.tag("/tool_calls"))
-        while True:
-            found = yield from turn.content_until(opening, *(around if self.sections else ()))
-            if found == opening:
-                yield from turn.attempt(opening, self.call(turn))
+        around = (self.tag("tool_calls"), self.tag("/tool_calls")) if self.sections else ()
+        return anywhere(self.call, self.tag("tool_call"), silent=around)(turn)
 
     def call(self, turn: Turn) -> Steps[None]:
         """Behind the opening. Raises `NotMarkup`."""

@@ -15,28 +15,22 @@ from server.formats.calls.json_calls import JsonCalls
 from server.formats.families.parameters.glm import GlmCalls
 from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _OPEN, _CLOSE = "<longcat_tool_call>", "</longcat_tool_call>"
 _JSON = JsonCalls((_OPEN,), _CLOSE)
 _KEYS = GlmCalls(prefix="longcat_")
 
 
-def parse(turn: Turn) -> Steps[None]:
-    """Calls, anywhere; their first character tells them apart."""
-    while True:
-        opening = yield from turn.content_until(_OPEN)
-        yield from turn.attempt(opening, _call(turn))
-
-
 def _call(turn: Turn) -> Steps[None]:
+    """Their first character tells them apart."""
     yield from turn.spaces()
     yield from _JSON.calls(turn) if (yield from turn.peek()) in ("{", "[") else _KEYS.call(turn)
 
 
 FORMAT = ToolFormat(
     name="longcat",
-    parse=parse,
+    parse=anywhere(_call, _OPEN),
     recognised_by=((_OPEN,),),
     tags=(_OPEN, _CLOSE, *map(_KEYS.tag, ("arg_key", "/arg_key", "arg_value", "/arg_value"))),
     forced=json_calls(f"{_OPEN}\n", f"\n{_CLOSE}", joint="\n"),

@@ -8,17 +8,10 @@ from server.formats.calls.typed import Argument, typed_call
 from server.formats.form import ToolFormat
 from server.formats.parameter_schema import STRING
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _FUNCTION, _FUNCTION_END = '<function name="', "</function>"
 _PARAMETER, _PARAMETER_END, _CDATA = '<param name="', "</param>", "<![CDATA["
-
-
-def parse(turn: Turn) -> Steps[None]:
-    """Functions, anywhere."""
-    while True:
-        opening = yield from turn.content_until(_FUNCTION)
-        yield from turn.attempt(opening, _call(turn))
 
 
 def _call(turn: Turn) -> Steps[None]:
@@ -45,7 +38,7 @@ _FORM = CallForm(
 )
 FORMAT = ToolFormat(
     name="minicpm5",
-    parse=parse,
+    parse=anywhere(_call, _FUNCTION),
     recognised_by=((_FUNCTION, _PARAMETER),),
     tags=("<function", "<param", _FUNCTION_END, _PARAMETER_END),
     forced=_FORM,

@@ -18,19 +18,12 @@ from server.formats.calls.typed import typed_value
 from server.formats.form import ToolFormat
 from server.formats.parameter_schema import member, referred, types_of
 from server.formats.parsing.reader import EndOfText, NotMarkup, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _NS = "]<]minimax[>["
 _OPEN, _CLOSE = f"{_NS}<tool_call>", f"{_NS}</tool_call>"
 _INVOKE, _INVOKE_END = f'{_NS}<invoke name="', f"{_NS}</invoke>"
 _MAX_DEPTH = 32
-
-
-def parse(turn: Turn) -> Steps[None]:
-    """Blocks of calls, anywhere."""
-    while True:
-        opening = yield from turn.content_until(_OPEN)
-        yield from turn.attempt(opening, _calls(turn))
 
 
 def _calls(turn: Turn) -> Steps[None]:
@@ -117,7 +110,7 @@ _FORM = CallForm(
 )
 FORMAT = ToolFormat(
     name="minimax-m3",
-    parse=parse,
+    parse=anywhere(_calls, _OPEN),
     recognised_by=((_NS, "<invoke"),),
     tags=(_NS, "<tool_call>", "</tool_call>"),
     forced=_FORM,

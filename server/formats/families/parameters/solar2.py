@@ -10,17 +10,10 @@ from server.formats.call_form import CallForm, Parameters
 from server.formats.calls.typed import Argument, typed_call
 from server.formats.form import ToolFormat
 from server.formats.parsing.reader import NotMarkup, Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _CALL, _CALL_END = "<|tool_call:start|>", "<|tool_call:end|>"
 _KEY, _VALUE, _VALUE_END = "<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>"
-
-
-def parse(turn: Turn) -> Steps[None]:
-    """Calls, anywhere."""
-    while True:
-        opening = yield from turn.content_until(_CALL)
-        yield from turn.attempt(opening, _call(turn))
 
 
 def _call(turn: Turn) -> Steps[None]:
@@ -47,7 +40,7 @@ _FORM = CallForm(
 )
 FORMAT = ToolFormat(
     name="solar2",
-    parse=parse,
+    parse=anywhere(_call, _CALL),
     recognised_by=((_KEY, _VALUE),),
     tags=(_CALL, _CALL_END, _KEY, _VALUE, _VALUE_END),
     forced=_FORM,

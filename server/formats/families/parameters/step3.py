@@ -10,20 +10,12 @@ from server.formats.calls.invokes import Invokes
 from server.formats.calls.typed import typed_call
 from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
-from server.formats.parsing.turn import Turn
+from server.formats.parsing.turn import Turn, anywhere
 
 _BEGIN, _END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 _CALL, _SEP, _CALL_END = "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"
 _INVOKE = '<steptml:invoke name="'
 _INVOKES = Invokes((), prefix="steptml:")
-
-
-def parse(turn: Turn) -> Steps[None]:
-    """A call is a call in and out of a section; the section's own tags mean nothing."""
-    while True:
-        opening = yield from turn.content_until(_BEGIN, _END, _CALL)
-        if opening == _CALL:
-            yield from turn.attempt(opening, _call(turn))
 
 
 def _call(turn: Turn) -> Steps[None]:
@@ -53,7 +45,7 @@ _FORM = CallForm(
 )
 FORMAT = ToolFormat(
     name="step3",
-    parse=parse,
+    parse=anywhere(_call, _CALL, silent=(_BEGIN, _END)),
     recognised_by=(("steptml:invoke",),),
     tags=(_BEGIN, _END, _CALL, _SEP, _CALL_END),
     also_opened_by=(_CALL,),
