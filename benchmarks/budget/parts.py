@@ -13,7 +13,7 @@ from typing import Any, Self
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from server.engine.engine import Engine
-from server.engine.generate.output import Outputs
+from server.engine.generate.sample import Outputs
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.schedule.scheduler import Scheduler

@@ -7,10 +7,8 @@ from dataclasses import replace
 from operator import attrgetter
 from pathlib import PurePath
 
-from server.engine.checks import Bounds, check_adapters
-from server.engine.encode.cache import EmbeddingCache, EmbeddingFiles
-from server.engine.encode.encoder import Encoder
-from server.engine.instances import Instances
+from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
+from server.engine.instances import Instances, yield_to_steps
 from server.engine.kv.disk_cache import DiskCache, StateFiles
 from server.engine.kv.ram_cache import MIB, KeptState, min_limit
 from server.engine.kv.state import SlotState
@@ -18,17 +16,16 @@ from server.engine.lora import Tuning, default_set, tuning
 from server.engine.media import Spans
 from server.engine.params import EngineParams
 from server.engine.prefix.blocks import BlockReport, Blocks, HeldText
-from server.engine.request import Adapters, Event, Failed, Request, Sink
+from server.engine.request import Adapters, Bounds, Event, Failed, Request, Sink, check_adapters
 from server.engine.routing import Router
 from server.engine.runner_api import Runner
-from server.engine.schedule.model_queue import ModelQueue, admits
+from server.engine.schedule.queue import ModelQueue, admits
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats
 from server.engine.step import commands, published
 from server.engine.step.loop import Instance
 from server.engine.step.mailbox import Mailbox, Outlet
 from server.engine.step.published import EndedChoice, InstanceView, SlotSnapshot, TierView, snapshot
-from server.engine.step.threads import yield_to_steps
 from server.errors import InternalError, QueueFull
 
 

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from server.constrain.constraint import Constraint
-from server.engine.encode.encoder import Encoding
+from server.engine.encode import Encoding
 from server.engine.generate.text import IndentLimit, TextStream
 from server.engine.kv.disk_cache import Fetch
 from server.engine.kv.state import Checkpoints, SlotState, reach
@@ -16,7 +16,7 @@ from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import Adapters, Request, Sink, Timings
 from server.engine.runner_api import Sampler
 from server.engine.schedule.queue import Account
-from server.engine.speculate.state import Speculating
+from server.engine.speculate.lookup import Speculating
 
 if TYPE_CHECKING:  # it is found for a sequence
     from server.engine.prefix.find import PrefixOrigin

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from server.engine.step.threads import NICE, PRIORITIES_BY_THREAD, bind
+from server.engine.instances import NICE, PRIORITIES_BY_THREAD, bind
 from server.errors import ModelFailed
 from server.pool.spec import LoadParams, ModelSpec
 

@@ -7,7 +7,7 @@ from typing import Any
 from server.constrain.shape import Shape
 from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import SamplingParams
-from server.engine.speculate.state import rates_of_length
+from server.engine.speculate.cost import rates_of_length
 from server.errors import ConfigError
 from server.options.read.roster import Origin
 from server.options.table.cpus import instance_cpus, one_set

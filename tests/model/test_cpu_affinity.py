@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from server.engine.engine import Engine
+from server.engine.instances import NICE, bind
 from server.engine.params import EngineParams
-from server.engine.step.threads import NICE, bind
 from server.errors import ModelFailed
 from server.llama.context.batch import Run
 from server.llama.loader import LlamaLoader

@@ -2,8 +2,7 @@
 
 ==============  =============================================================
 ``vectors``     what goes in and comes out, and what is needed of a runner
-``queue``       which inputs the next decode carries (pure)
-``instance``    one native context and its step thread
+``instance``    one native context and its step thread; which inputs its next decode carries
 ``engine``      several instances behind one door
 ==============  =============================================================
 """

@@ -4,14 +4,12 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from server.engine.embedding.instance import EmbeddingInstance
-from server.engine.embedding.queue import EmbeddingJob
+from server.engine.embedding.instance import EmbeddingInstance, EmbeddingJob
 from server.engine.embedding.vectors import EmbedderInfo, EmbeddingRunner, Vectors
-from server.engine.instances import Instances
+from server.engine.instances import Instances, cpus_of
 from server.engine.media import MediaPrompt, text_of
 from server.engine.params import EngineParams
 from server.engine.step.published import SlotSnapshot
-from server.engine.step.threads import cpus_of
 from server.errors import ContextExceeded, InvalidRequest, QueueFull
 
 

@@ -1,3 +1,3 @@
-"""From logits to events: `sample` checks guesses, `output` makes tokens events, `constrained` holds them to a grammar,
-`text` shows whole characters and never a part of a stop string.
+"""From logits to events: `sample` takes tokens, checks guesses and makes events, `constrained` holds tokens to a
+grammar, `text` shows whole characters and never a part of a stop string.
 """

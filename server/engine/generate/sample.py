@@ -1,12 +1,31 @@
-"""After a decode: every sequence's next tokens, with what was guessed checked against them. Used by the step thread."""
+"""After a decode: every sequence's next tokens, with what was guessed checked against them, become events. Used by the
+step thread.
 
-from collections.abc import Callable
+`Outputs` takes one token: sampled, held to the constraint, as text, and whether the choice ends with it. `Sampling`
+takes those of a step.
+"""
+
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from server.engine.generate.output import NOT_TAKEN, Outputs
+from server.constrain.constraint import Constraint
+from server.engine.generate.constrained import Constrained
+from server.engine.generate.text import IndentLimit, Shown
 from server.engine.kv.cells import Cells
-from server.engine.request import Event, Finished
+from server.engine.media import text_of
+from server.engine.request import (
+    RANDOM_SEED,
+    Event,
+    Finished,
+    FinishReason,
+    MaskView,
+    PromptLogprobs,
+    Started,
+    Text,
+    TokenLogprob,
+)
+from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Phase, Sequence
 from server.engine.speculate.speculation import Speculation
@@ -14,6 +33,234 @@ from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.requests import Tickets
 from server.errors import NotNumbers
+
+MASK_LOOKS_AT = 200
+"""Of the most probable tokens those that a constraint forbids are looked for among so many."""
+NOT_TAKEN = -1
+"""In place of a given token: the next guess is refused, whatever is sampled."""
+
+
+class Outputs:
+    """Used by the step thread after each decode."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        stats: EngineStats,
+        first_slot: int,
+        *,
+        shifts: bool,
+        speculation: Speculation | None,
+        special: bool = False,
+    ) -> None:
+        """`special`: control tokens are text."""
+        self._special = special
+        self._runner = runner
+        self._first_slot = first_slot
+        self._stats = stats
+        self._vocab = runner.vocab
+        self._n_ctx = runner.info.n_ctx_seq
+        self._shifts = shifts
+        self._speculation = speculation
+        self._constrained = Constrained(runner)
+        self._drawn: Mapping[int, int | Exception] = {}  # of this decode, by output
+
+    def begin(self, sequence: Sequence) -> None:
+        """Make the sampler of a choice; each choice of a seeded request gets a seed of its own."""
+        request = sequence.request
+        params = request.sampling
+        if sequence.index and params.seed != RANDOM_SEED:
+            params = replace(params, seed=(params.seed + sequence.index) % RANDOM_SEED)
+        sequence.sampler = self._runner.sampler(params, text_of(request.prompt, request.media))
+        if self._speculation is not None:
+            self._speculation.begin(sequence)
+        if request.n_indent > 0:
+            sequence.indent = IndentLimit(request.n_indent)
+
+    def sample(self, output: int, sequence: Sequence, now: float, given: int | None = None) -> tuple[list[Event], bool]:
+        """Take the next token from the `output`-th logits. Returns the events and whether the choice ended.
+
+        A token that is `given` is taken whatever the logits and the constraint say.
+        """
+        request = sequence.request
+        if request.max_tokens == 0:  # the prompt was wanted in the cache, nothing else
+            return [self._started(sequence, now), *self.finish(sequence, FinishReason.LIMIT, now)], True
+        wants_logprobs = request.want_logprobs or request.n_probs > 0
+        if given is None or given == NOT_TAKEN:
+            token, logprob = self._next_token(output, sequence, wants_logprobs)
+        else:
+            token, logprob = given, None
+            assert sequence.sampler is not None
+            self._runner.accept(sequence.sampler, given)
+            if wants_logprobs:
+                logprob = self._runner.logprobs(output, given, request.n_probs)
+        events: list[Event] = []
+        if not sequence.output:
+            events.append(self._started(sequence, now))
+        else:
+            self._stats.inter_token.observe(now - sequence.last_token_at)
+        sequence.last_token_at = now
+        sequence.output.append(token)
+        if sequence.speculating is not None:
+            sequence.speculating.extend(token)
+        self._stats.predicted_tokens += 1
+        if token in self._vocab.eog and not request.sampling.ignore_eos:
+            piece = self._vocab.piece(token) if self._special else b""
+            shown = sequence.text.feed(token, piece, logprob and replace(logprob, piece=piece, ends=True))
+            if shown is not None and piece:
+                events.append(self._text(sequence, shown, now))
+            return events + self.finish(sequence, FinishReason.EOS, now), True
+        had_new_line = sequence.text.has_new_line
+        piece = self._vocab.piece(token, special=self._special or token in request.print_special)
+        shown = self._indented(sequence, sequence.text.feed(token, piece, logprob))
+        if shown is not None:
+            events.append(self._text(sequence, shown, now))
+        reason = self._end_reason(sequence, had_new_line, shown, now)
+        if reason is None:
+            return events, False
+        truncated = reason is FinishReason.LIMIT and self._context_full(sequence)
+        return events + self.finish(sequence, reason, now, truncated=truncated), True
+
+    def score(self, output: int, entry: TokenRun) -> PromptLogprobs:
+        """How probable prompt tokens are: those behind the ones of `entry`, whose logits begin at the `output`-th."""
+        sequence, runner = entry.sequence, self._runner
+        end = entry.at + len(entry.tokens)
+        following = sequence.request.prompt[entry.at + 1 : end + 1]
+        n_top = sequence.request.n_probs
+        sequence.n_scored = end
+        tokens = (runner.logprobs(at, token, n_top) for at, token in enumerate(following, output))
+        return PromptLogprobs(sequence.index, tuple(tokens))
+
+    def is_end(self, token: int) -> bool:
+        """Whether the model ends a turn with it."""
+        return token in self._vocab.eog
+
+    def propose(self, entries: list[TokenRun]) -> None:
+        """To be called once before `sample` with all that were decoded together: what can be is computed together."""
+        self._constrained.propose(entries)
+        self._drawn = {}
+        if len(entries) < 2:
+            return
+        free, output = [], 0
+        for entry in entries:
+            if _is_free(entry):
+                free.append((output, entry.sequence.sampler))
+            output += entry.n_outputs
+        if len(free) > 1:
+            self._drawn = self._runner.sample_together(free)
+
+    def _next_token(self, output: int, sequence: Sequence, wants_logprobs: bool) -> tuple[int, TokenLogprob | None]:
+        runner, sampler = self._runner, sequence.sampler
+        assert sampler is not None
+        if sequence.constraint is None and not wants_logprobs:  # nearly all tokens
+            drawn = self._drawn.get(output)
+            if isinstance(drawn, Exception):
+                raise drawn
+            return runner.sample(output, sampler) if drawn is None else drawn, None
+        n_top = sequence.request.n_probs
+        mask = None
+        if sequence.constraint is not None:
+            if wants_logprobs and sequence.request.n_forbidden:
+                mask = self._mask(output, sequence.constraint, sequence.request.n_forbidden)
+            token, after = self._constrained.sample(output, sequence)
+        elif wants_logprobs and sequence.request.post_sampling_probs:
+            after = runner.propose_probs(output, sampler, n_top)
+            runner.accept(sampler, token := after.id)
+        else:
+            token, after = runner.sample(output, sampler), None
+        if wants_logprobs and after is None:
+            after = runner.logprobs(output, token, n_top)
+        return token, after if mask is None or after is None else replace(after, mask=mask)
+
+    def _mask(self, output: int, constraint: Constraint, n: int) -> MaskView:
+        """What `constraint` forbids of these logits."""
+        best = self._runner.logprobs(output, 0, MASK_LOOKS_AT).top
+        constraint.allows(best[0].id)  # whose mask depends on a token that it refused last is asked about one here
+        bits = int.from_bytes(constraint.mask(), "little")
+        forbidden = [one for one in best if not bits >> one.id & 1]
+        return MaskView((bits & (1 << self._vocab.n_tokens) - 1).bit_count(), tuple(forbidden[:n]))
+
+    def _started(self, sequence: Sequence, now: float) -> Event:
+        sequence.prompt_done_at = now
+        n_prompt = len(sequence.request.prompt)
+        self._stats.prompt_tokens_cached += sequence.n_cached
+        self._stats.time_to_first_token.observe(now - sequence.ticket.submitted_at)
+        assert sequence.slot is not None
+        return Started(
+            *(sequence.index, n_prompt, sequence.n_cached, self._first_slot + sequence.slot.id),
+            queue_s=sequence.placed_at - sequence.ticket.submitted_at,
+            placement_s=sequence.placement_s,
+            prefill_s=now - sequence.placed_at - sequence.placement_s,
+        )
+
+    def _text(self, sequence: Sequence, shown: Shown, now: float) -> Event:
+        timings = sequence.timings(now) if sequence.request.timings_per_token else None
+        return Text(sequence.index, shown.text, shown.tokens, shown.logprobs, timings)
+
+    def _indented(self, sequence: Sequence, shown: Shown | None) -> Shown | None:
+        """`shown`, cut where a line is indented too little."""
+        if sequence.indent is None or shown is None:
+            return shown
+        return shown._replace(text=sequence.indent.cut(shown.text))
+
+    def _context_full(self, sequence: Sequence) -> bool:
+        return not self._shifts and len(sequence.request.prompt) + len(sequence.output) >= self._n_ctx
+
+    def _end_reason(
+        self, sequence: Sequence, had_new_line: bool, shown: Shown | None, now: float
+    ) -> FinishReason | None:
+        """Why the choice ends with this token, if it does; server-context.cpp, process_token."""
+        request = sequence.request
+        if sequence.text.stopping_word:
+            return FinishReason.STOP
+        if sequence.constraint is not None and sequence.constraint.finished:
+            return FinishReason.EOS
+        if sequence.indent is not None and sequence.indent.met:
+            return FinishReason.LIMIT
+        if 0 <= request.max_tokens <= len(sequence.output) or self._context_full(sequence):
+            return FinishReason.LIMIT
+        over_time = request.deadline_s > 0 and now - sequence.prompt_done_at > request.deadline_s
+        if over_time and had_new_line and shown is not None and "\n" in shown.text:
+            return FinishReason.LIMIT
+        return None
+
+    def finish(self, sequence: Sequence, reason: FinishReason, now: float, *, truncated: bool = False) -> list[Event]:
+        """The last events of a choice: text that was held back, and why it ended."""
+        events: list[Event] = []
+        met = sequence.indent is not None and sequence.indent.met  # then nothing more is shown
+        rest = None if met else self._indented(sequence, sequence.text.finish())
+        if rest is not None:
+            events.append(self._text(sequence, rest, now))
+        timings = sequence.timings(now)
+        self._stats.predicted_seconds += timings.predicted_ms / 1e3
+        n_prompt = len(sequence.request.prompt)
+        assert sequence.slot is not None
+        assert sequence.sampler is not None
+        events.append(
+            Finished(
+                index=sequence.index,
+                reason=reason,
+                stopping_word=sequence.text.stopping_word,
+                n_prompt=n_prompt,
+                n_cached=sequence.n_cached,
+                n_predicted=len(sequence.output),
+                timings=timings,
+                id_slot=self._first_slot + sequence.slot.id,
+                seed=sequence.sampler.seed,
+                truncated=truncated or sequence.shifted,
+                has_new_line=sequence.text.has_new_line,
+                n_tokens=len(sequence.content) - bool(sequence.output),
+            )
+        )
+        return events
+
+
+def _is_free(entry: TokenRun) -> bool:
+    """Whether its one token is the sampler's choice alone, and will be taken whatever else happens in the step."""
+    sequence = entry.sequence
+    request = sequence.request
+    bound = sequence.constraint is not None or entry.all_logits or request.want_logprobs or request.n_probs > 0
+    return not bound and request.max_tokens != 0 and sequence.phase is Phase.DECODE
 
 
 class Sampling:

@@ -15,8 +15,7 @@ from server.engine.kv.cost import value
 from server.engine.kv.state import Checkpoints, SlotState, reach
 from server.engine.lora import Tuning, reusable
 from server.engine.media import Spans, whole
-from server.engine.prefix.hashes import PrefixHashes
-from server.engine.prefix.index import PrefixIndex
+from server.engine.prefix.hashes import PrefixHashes, PrefixIndex
 
 MIN_TOKENS = 16
 """Fewer are computed anew; for more, `MoveCost` compares the times. A turn of a short conversation is 20 to 60."""

@@ -2,9 +2,7 @@
 
 ================  ======================================================================================
 ``find``          which slot a sequence gets, from where its prompt's beginning comes, and why the rest is computed
-``hashes``        what two texts begin with
-``index``         how a kept state that fits a prompt is found among thousands, by these hashes
-``moves``         which runs of cells are of use at other positions
+``hashes``        what two texts begin with, and how a kept state that fits a prompt is found among thousands
 ``blocks``        which blocks of prompts are held, as changes, for routers in front
 ================  ======================================================================================
 """

@@ -4,9 +4,10 @@ Slots are compared with the prompt, and are in no tree: docs/adr/0002 says why.
 """
 
 import math
+from array import array
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -15,10 +16,9 @@ from server.engine.kv.disk_cache import DiskCache, Fetch
 from server.engine.kv.ram_cache import MIN_TOKENS, RamState, StateCache
 from server.engine.kv.state import marks
 from server.engine.lora import BARE, Tuning, reusable
-from server.engine.media import whole
+from server.engine.media import Spans, whole
 from server.engine.params import EngineParams
 from server.engine.prefix.hashes import common_prefix
-from server.engine.prefix.moves import Move, moves, uncut
 from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.evaluations import n_more_runs
 from server.engine.sequence import Phase, Sequence, Slot
@@ -28,6 +28,64 @@ _MANY, _LEAST_LOST = 1000, 0.01  # tokens; share of a cache's value that is lost
 MIN_READ = 64  # tokens; less is computed rather than read from disk
 MOST_MOVED_FROM = 4  # slots whose cells are looked through for runs to move
 MIN_WAIT = 64  # tokens; a longer prefix that another slot is computing is waited for
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Bring the ``n`` cells at ``source`` to ``target`` <= source; what lies between is forgotten (llama-server's
+    ``n_cache_reuse``).
+
+    Cells that move were computed behind other text, so what follows from them is an approximation: only for requests
+    that ask for it, and never reused as an exact prefix.
+    """
+
+    source: int
+    target: int
+    n: int
+
+
+def moves(cached: Seq[int], prompt: Seq[int], prefix: int, smallest: int) -> list[Move]:
+    """The moves, in order, that bring runs of at least `smallest` tokens behind the common `prefix` to their place.
+
+    Greedy as the reference (server-context.cpp, update_slots): each run is the next one in the cache that
+    continues the prompt. Positions in later moves count from the cache as it was at first.
+    """
+    found: list[Move] = []
+    packed, wanted = _packed(cached), _packed(prompt)  # the library's own search is a thousand times as fast
+    head, at = prefix, prefix
+    while at + smallest <= len(prompt):
+        head = _find(packed, wanted[at * _WIDTH : (at + smallest) * _WIDTH], head)
+        if head < 0:
+            break
+        n = common_prefix(packed[head * _WIDTH :], wanted[at * _WIDTH :]) // _WIDTH
+        found.append(Move(head, at, n))
+        head, at = head + n, at + n
+    return found
+
+
+_WIDTH = array("i").itemsize
+
+
+def _packed(tokens: Seq[int]) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+def _find(packed: bytes, run: bytes, start: int) -> int:
+    """The first token at which `run` begins, from `start` on; -1: none."""
+    at = packed.find(run, start * _WIDTH)
+    while at >= 0 and at % _WIDTH:
+        at = packed.find(run, at + 1)
+    return at // _WIDTH
+
+
+def uncut(runs: list[Move], cached: Spans, wanted: Spans) -> list[Move]:
+    """As many of the first `runs` as end in no medium of either text, the last one perhaps shorter."""
+    for i, move in enumerate(runs):
+        n = whole(wanted, move.target + move.n) - move.target
+        n = min(n, whole(cached, move.source + move.n) - move.source)
+        if n < move.n:
+            return [*runs[:i], *([replace(move, n=n)] if n > 0 else [])]
+    return runs
 
 
 Beginning: TypeAlias = "Slot | RamState | Fetch | Sequence | None"

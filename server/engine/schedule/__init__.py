@@ -1,9 +1,8 @@
 """Who gets a slot, and who decodes which tokens in the next step. Pure: no threads, clock or native calls.
 
 ====================  ==================================================================================
-``model_queue``       requests that no instance has taken yet, who may join them, and which instance takes which
 ``scheduler``         an instance's door: its queue, its slots, and which tokens the next step decodes
-``queue``             who waits: priorities, and shares between clients
+``queue``             who waits, in an instance or for one: priorities, shares between clients, and who may join
 ``prefill_order``     which prompt gets a step's tokens: one number, which age makes smaller
 ``step_size``         how many tokens a step carries
 ``evaluations``       how often a step evaluates the graph, and which slots need fewer evaluations

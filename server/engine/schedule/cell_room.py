@@ -12,10 +12,9 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.queue import MOST_PASSES
+from server.engine.schedule.queue import MOST_PASSES, RESERVE
 from server.engine.sequence import Phase, Sequence, Slot
 
-RESERVE = 64  # cells kept for what a placed sequence will generate
 LEAST = RESERVE + 1  # cells that any sequence needs: the last token of a prompt is always computed
 
 

@@ -19,7 +19,7 @@ from server.engine.prefix.find import Placement, Placer
 from server.engine.prefix.hashes import PrefixHashes
 from server.engine.request import Adapters
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.cell_room import RESERVE, Room
+from server.engine.schedule.cell_room import Room
 from server.engine.schedule.evaluations import (
     Relocation,
     batch_order,
@@ -29,7 +29,7 @@ from server.engine.schedule.evaluations import (
     relocation,
 )
 from server.engine.schedule.prefill_order import in_order
-from server.engine.schedule.queue import OUTPUT_WEIGHT, Account, Accounts, Charge, Queue
+from server.engine.schedule.queue import OUTPUT_WEIGHT, RESERVE, Account, Accounts, Charge, Queue
 from server.engine.schedule.step_size import StepSize, piece
 from server.engine.sequence import Phase, Sequence, Slot
 

@@ -14,7 +14,7 @@ from server.engine.prefix.hashes import common_prefix
 from server.engine.runner_api import DraftRunner
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import LEAST, Step, StepCost, draft_length
-from server.engine.speculate.state import SURE, UNSEEN, Speculating
+from server.engine.speculate.lookup import SURE, UNSEEN, Speculating
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,5 @@
 ``commands``      what is asked of a slot beside requests: save, restore, erase, once it is idle
 ``published``     what slots do, for GET /slots; what is told to who looks, and nothing while nobody does
 ``faults``        what follows a batch that the library refuses
-``threads``       which processors it keeps to
 ================  ======================================================================================
 """

@@ -3,17 +3,16 @@
 import logging
 from collections.abc import Callable
 
-from server.engine.encode.encoder import Encoder
-from server.engine.generate.output import Outputs
-from server.engine.generate.sample import Sampling
-from server.engine.instances import StepThread, has_failed
+from server.engine.encode import Encoder
+from server.engine.generate.sample import Outputs, Sampling
+from server.engine.instances import StepThread, bind, cpus_of, has_failed
 from server.engine.kv.cells import Cells, shifted
 from server.engine.kv.disk_cache import DiskCache, give_up_late, wait_s
 from server.engine.params import EngineParams
 from server.engine.prefix.find import origin_of
 from server.engine.request import FinishReason, Progress
 from server.engine.runner_api import Runner
-from server.engine.schedule.model_queue import ModelQueue
+from server.engine.schedule.queue import ModelQueue
 from server.engine.schedule.scheduler import Scheduler, TokenRun, batches
 from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.speculate.speculation import speculation
@@ -22,7 +21,6 @@ from server.engine.step.faults import Faults
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.published import Publisher
 from server.engine.step.requests import Tickets, TimeLimits
-from server.engine.step.threads import bind, cpus_of
 from server.errors import CONTAINED, ContextExceeded, InternalError, LlamapoolError, ShuttingDown
 
 log = logging.getLogger(__name__)

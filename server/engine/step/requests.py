@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from server.engine.encode.encoder import Encoder
+from server.engine.encode import Encoder
 from server.engine.generate.text import TextStream
 from server.engine.request import Failed
-from server.engine.schedule.model_queue import ModelQueue
+from server.engine.schedule.queue import ModelQueue
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Ticket, log_fields
 from server.engine.stats import EngineStats

@@ -13,8 +13,8 @@ import pytest
 from harness.fakes import FakeEmbeddingRunner
 from server.engine.embedding.engine import EmbeddingEngine
 from server.engine.embedding.vectors import Pooling, Vectors
+from server.engine.instances import NICE, PRIORITIES_BY_THREAD
 from server.engine.params import EngineParams
-from server.engine.step.threads import NICE, PRIORITIES_BY_THREAD
 from server.errors import ContextExceeded, InternalError, InvalidRequest, QueueFull, ShuttingDown
 
 

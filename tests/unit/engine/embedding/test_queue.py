@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.embedding.queue import EmbeddingJob, EmbeddingQueue
+from server.engine.embedding.instance import EmbeddingJob, EmbeddingQueue
 
 
 def job(*sizes: int) -> EmbeddingJob:

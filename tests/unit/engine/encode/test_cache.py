@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.encode.cache import EmbeddingCache
+from server.engine.encode import EmbeddingCache
 from server.errors import InternalError
 from server.pool.saved.embedding_folder import SUFFIX, EmbeddingFolder
 

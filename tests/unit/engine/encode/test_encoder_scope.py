@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.engine.encode.cache import EmbeddingCache
-from server.engine.encode.encoder import Encoder, scoped_key
+from server.engine.encode import EmbeddingCache, Encoder, scoped_key
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from harness.fakes import FakeRunner
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
-from server.engine.prefix.find import Placement
+from server.engine.prefix.find import Move, Placement
 from server.engine.prefix.hashes import common_prefix
-from server.engine.prefix.moves import Move
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket

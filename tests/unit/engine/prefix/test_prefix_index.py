@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from server.engine.kv.ram_cache import KeptState
 from server.engine.lora import BARE, NEVER, Tuning
-from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
-from server.engine.prefix.index import MOST, PrefixIndex
+from server.engine.prefix.hashes import BLOCK, MOST, PrefixHashes, PrefixIndex, common_prefix
 
 LORA = Tuning(((0, 1.0),), 0)
 HALF = BLOCK // 2

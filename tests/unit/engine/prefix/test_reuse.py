@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from server.engine.generate.text import IndentLimit, TextStream
 from server.engine.kv.cells import shifted
+from server.engine.prefix.find import Move, moves
 from server.engine.prefix.hashes import common_prefix
-from server.engine.prefix.moves import Move, moves
 from server.engine.request import Request
 from server.engine.sequence import Sequence, Slot, Ticket
 

@@ -5,9 +5,8 @@ from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.lora import BARE
 from server.engine.params import EngineParams
-from server.engine.prefix.find import Placement
+from server.engine.prefix.find import Move, Placement
 from server.engine.prefix.hashes import BLOCK
-from server.engine.prefix.moves import Move
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, Ticket

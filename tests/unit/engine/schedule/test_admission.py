@@ -6,7 +6,7 @@ import pytest
 
 from harness.fakes import FakeRunner
 from server.engine.request import Request
-from server.engine.schedule.model_queue import admits
+from server.engine.schedule.queue import admits
 from server.engine.sequence import Ticket
 from server.errors import QueueFull
 from tests.unit.engine.builders import engine_over, request

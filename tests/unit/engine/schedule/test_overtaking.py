@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.schedule.cell_room import RESERVE
-from server.engine.schedule.queue import MOST_PASSES
+from server.engine.schedule.queue import MOST_PASSES, RESERVE
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence
 from tests.unit.engine.schedule.test_scheduler import finish, place, scheduler, waiting

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from server.engine.request import Request, SamplingParams, Timings
-from server.engine.speculate.state import conditional, rates_of_length
+from server.engine.speculate.cost import conditional, rates_of_length
 from tests.unit.engine.builders import alone, engine_over, request, run
 from tests.unit.engine.speculate.fake_draft import Machine, drafted
 

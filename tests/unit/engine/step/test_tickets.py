@@ -5,9 +5,7 @@ import math
 
 from harness.fakes import FakeRunner
 from server.engine.params import EngineParams
-from server.engine.schedule.cell_room import RESERVE
-from server.engine.schedule.model_queue import ModelQueue
-from server.engine.schedule.queue import MOST_PASSES
+from server.engine.schedule.queue import MOST_PASSES, RESERVE, ModelQueue
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Route, Ticket
 from server.engine.stats import EngineStats

@@ -5,10 +5,9 @@ import asyncio
 import pytest
 
 from harness.fakes import FakeLoader
-from server.engine.checks import Bounds
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.params import EngineParams
-from server.engine.request import Event, Failed, Request, Text
+from server.engine.request import Bounds, Event, Failed, Request, Text
 from server.errors import ContextExceeded, InvalidRequest, ModelFailed, Unavailable
 from server.pool.isolated.core import Core, ended_by
 from server.pool.isolated.crossing import DistantChunk

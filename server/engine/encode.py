@@ -1,0 +1,294 @@
+"""The thread that computes embeddings of media, for all instances of a model, and what was computed, by its key.
+
+A step never waits for it: a sequence asks for what it lacks when it gets its slot, and until that is there others
+decode. Who asks for what somebody has asked for already gets the same answer. What nobody wants any more is not begun.
+
+They are kept in RAM and on disk under one limit. With a disk, each of the two has half of it, and whatever is computed
+goes to both: what RAM had to drop is read, and a server that was started again reads what it needs.
+"""
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from server.engine.media import MediaChunk
+from server.engine.runner_api import MediaEncoder
+from server.errors import CONTAINED, InternalError, LlamapoolError
+
+log = logging.getLogger(__name__)
+
+
+class EmbeddingFiles(Protocol):
+    """Where they are kept; `server.pool` implements it. Every method blocks and may raise `LlamapoolError`."""
+
+    def index(self) -> Iterable[tuple[bytes, int]]:
+        """Keys and bytes of what is there, what was used last at the end."""
+
+    def read(self, key: bytes) -> bytes | None:
+        """None for what is not there, or not what was written."""
+
+    def write(self, key: bytes, data: bytes) -> None: ...
+
+    def remove(self, key: bytes) -> None: ...
+
+
+class _Sizes:
+    """Bytes by key, what was used last at the end."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0
+        self._by_key: dict[bytes, int] = {}
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._by_key
+
+    def touch(self, key: bytes) -> None:
+        self._by_key[key] = self._by_key.pop(key)
+
+    def add(self, key: bytes, n_bytes: int) -> list[bytes]:
+        """Who has to go for it; it itself where it is larger than all room."""
+        self.drop(key)
+        self._by_key[key] = n_bytes
+        self.total += n_bytes
+        return self.shrink()
+
+    def shrink(self) -> list[bytes]:
+        gone: list[bytes] = []
+        while self.total > self.limit:
+            gone.append(next(iter(self._by_key)))
+            self.drop(gone[-1])
+        return gone
+
+    def drop(self, key: bytes) -> None:
+        self.total -= self._by_key.pop(key, 0)
+
+
+class EmbeddingCache:
+    """At most `limit` bytes. Safe in any thread; what uses the disk is the encoder thread's."""
+
+    def __init__(self, limit: int) -> None:
+        self._lock = threading.Lock()
+        self._data: dict[bytes, bytes] = {}
+        self._own_limit = limit  # of RAM, whatever else there is
+        self._in_ram = _Sizes(limit)
+        self._on_disk = _Sizes(0)
+        self._files: EmbeddingFiles | None = None
+        self.n_hits = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of both."""
+        return self._in_ram.total + self._on_disk.total
+
+    def use_disk(self, files: EmbeddingFiles) -> None:
+        """Keep a copy in `files`, too; blocking, once, before anything is computed."""
+        try:
+            found = list(files.index())
+        except LlamapoolError as error:
+            log.warning(
+                "embeddings of media are not kept on disk; mend cache_disk_path and load the model again: %s", error
+            )
+            return
+        with self._lock:
+            half = self._own_limit // 2
+            self._own_limit -= half
+            self._in_ram.limit = min(self._in_ram.limit, self._own_limit)
+            self._on_disk.limit = half
+            gone = [key for known, n_bytes in found for key in self._on_disk.add(known, n_bytes)]
+            self._files = files
+        self._remove(gone)
+
+    def limit_ram_to(self, n_bytes: int) -> int:
+        """Keep no more than `n_bytes` of its own limit in RAM (negative: all of it); returns what it may keep."""
+        with self._lock:
+            self._in_ram.limit = self._own_limit if n_bytes < 0 else min(n_bytes, self._own_limit)
+            for gone in self._in_ram.shrink():
+                del self._data[gone]
+            return self._in_ram.limit
+
+    def get(self, key: bytes) -> bytes | None:
+        """What RAM has."""
+        with self._lock:
+            data = self._data.get(key)
+            if data is not None:
+                self._in_ram.touch(key)
+                self.n_hits += 1
+            return data
+
+    def read(self, key: bytes) -> bytes | None:
+        """What the disk has."""
+        files = self._files
+        with self._lock:
+            if files is None or key not in self._on_disk:
+                return None
+            self._on_disk.touch(key)
+        data = None
+        try:
+            data = files.read(key)
+        except LlamapoolError as error:
+            log.warning("embeddings could not be read, they are computed again; look at cache_disk_path: %s", error)
+        with self._lock:
+            if data is None:
+                self._on_disk.drop(key)
+                return None
+            self.n_hits += 1
+            self._keep(key, data)
+        return data
+
+    def put(self, key: bytes, data: bytes) -> None:
+        """Keep `data`."""
+        with self._lock:
+            self._keep(key, data)
+        files = self._files
+        if files is None or len(data) > self._on_disk.limit:
+            return
+        try:
+            files.write(key, data)
+        except LlamapoolError as error:
+            log.warning("embeddings could not be written; look at the room in cache_disk_path: %s", error)
+            return
+        with self._lock:
+            gone = self._on_disk.add(key, len(data))
+        self._remove(gone)
+
+    def _keep(self, key: bytes, data: bytes) -> None:
+        """In RAM; under the lock."""
+        self._data[key] = data
+        for gone in self._in_ram.add(key, len(data)):
+            del self._data[gone]
+
+    def _remove(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            try:
+                if self._files is not None:
+                    self._files.remove(key)
+            except LlamapoolError as error:
+                log.warning("embeddings could not be removed; look at cache_disk_path: %s", error)
+
+
+MOST_TOGETHER = 64
+"""Media that are offered to the projector at once; how many it takes is its own to say."""
+
+
+@dataclass(eq=False, slots=True)
+class Encoding:
+    """The embeddings of one medium, once they are there, or why they will not be."""
+
+    chunk: MediaChunk
+    key: bytes
+    n_wanting: int = 0
+    embeddings: bytes | None = None
+    error: Exception | None = None
+    wakes: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to come."""
+        return self.embeddings is not None or self.error is not None
+
+
+def scoped_key(key: bytes, scope: str) -> bytes:
+    """A chunk's key within a scope; everybody's is the chunk's own."""
+    return hashlib.blake2b(key + b"\0" + scope.encode(), digest_size=32).digest() if scope else key
+
+
+class Encoder:
+    """Used by step threads; `close` ends it."""
+
+    def __init__(self, projector: MediaEncoder, cache: EmbeddingCache, begin: Callable[[], None]) -> None:
+        """`begin` is called first in the thread."""
+        self._projector = projector
+        self._begin = begin
+        self.cache = cache
+        self._changed = threading.Condition()
+        self._open: dict[bytes, Encoding] = {}  # by key, in the order in which they were asked for
+        self._closing = False
+        self.n_encoded = 0
+        self._thread = threading.Thread(target=self._run, name="llamapool-encode", daemon=True)
+        self._thread.start()
+
+    def ask(self, chunk: MediaChunk, wake: Callable[[], None], scope: str = "") -> Encoding:
+        """The embeddings of `chunk`, now or later; `wake` is called, in another thread, when they come later.
+
+        They are shared within a `scope` (`cache_scope`): how long they take would say who has sent a picture before.
+        """
+        key = scoped_key(chunk.key, scope)
+        with self._changed:
+            encoding = self._open.get(key)
+            if encoding is None:
+                encoding = Encoding(chunk, key, embeddings=self.cache.get(key))
+                if self._closing:
+                    encoding.error = InternalError("the model was unloaded while it was in use")
+                if not encoding.done:
+                    self._open[key] = encoding
+                    self._changed.notify_all()
+            encoding.n_wanting += 1
+            if not encoding.done:
+                encoding.wakes.append(wake)
+            return encoding
+
+    def leave(self, encoding: Encoding) -> None:
+        """One who asked needs it no longer."""
+        with self._changed:
+            encoding.n_wanting -= 1
+
+    def close(self) -> None:
+        """End the thread, once what it computes is done."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._begin()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._open or self._closing)
+                if self._closing:
+                    self._finish(list(self._open.values()), InternalError("the model was unloaded while it was in use"))
+                    return
+                self._open = {key: one for key, one in self._open.items() if one.n_wanting > 0}
+                wanted = list(self._open.values())[:MOST_TOGETHER]
+            if wanted:
+                self._serve(wanted)
+
+    def _serve(self, wanted: list[Encoding]) -> None:
+        """The first of `wanted`, and those that are computed with it."""
+        first = wanted[0]
+        kept = self.cache.read(first.key)
+        if kept is not None:
+            self._give(first, kept)
+            return
+        try:
+            found = self._projector.encode([one.chunk for one in wanted])
+        except CONTAINED as error:
+            if len(wanted) > 1:  # one of them may be at fault, and the others not
+                self._serve(wanted[:1])
+                return
+            log.warning("a medium could not be encoded: %s", error)
+            with self._changed:
+                self._finish([first], error)
+            return
+        for one, embeddings in zip(wanted, found, strict=False):
+            self.n_encoded += 1
+            self._give(one, embeddings)
+        for one, embeddings in zip(wanted, found, strict=False):
+            self.cache.put(one.key, embeddings)
+
+    def _give(self, encoding: Encoding, embeddings: bytes) -> None:
+        with self._changed:
+            encoding.embeddings = embeddings
+            self._finish([encoding], None)
+
+    def _finish(self, encodings: list[Encoding], error: Exception | None) -> None:
+        """They are done; under the lock."""
+        for encoding in encodings:
+            encoding.error = error
+            self._open.pop(encoding.key, None)
+            wakes, encoding.wakes = encoding.wakes, []
+            for wake in wakes:
+                wake()
