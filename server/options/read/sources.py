@@ -1,10 +1,9 @@
-"""The sources of the settings, for pydantic-settings to lay over each other; `SOURCES` is their order.
+"""The sources of the settings, for pydantic-settings to lay over each other; `said_by_each` has them in their order.
 
 Each one says where its values come from, so that a mistake can name it. docs/adr/0005-settings-sources.md tells
 why these are not the sources that pydantic-settings ships.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from server.options.read.layers import Given, Layer, laid_over
 from server.options.read.roster import Inputs, Roster
 from server.options.table.model import WHERE
+from server.options.table.option import Table
 
 SectionPath = tuple[str, ...]
 """``("server",)``, ``("defaults",)`` or ``("models", id)``."""
@@ -30,16 +30,10 @@ class LayerSource(PydanticBaseSettingsSource):
     """
 
     def __init__(
-        self, settings_cls: type[BaseSettings], inputs: Inputs, roster: Roster, stronger: "LayerSource | None"
+        self, settings_cls: type[BaseSettings], table: Table, said: Sections, stronger: "LayerSource | None"
     ) -> None:
         super().__init__(settings_cls)
-        self._table = inputs.table
-        self._said = self.said(inputs, roster)
-        self._stronger = stronger
-
-    @abstractmethod
-    def said(self, inputs: Inputs, roster: Roster) -> Sections:
-        """What this origin says, whatever others say."""
+        self._table, self._said, self._stronger = table, said, stronger
 
     def merged(self, section: SectionPath) -> dict[str, Given]:
         """What this source and the stronger ones together say of a section, with where each value comes from."""
@@ -72,101 +66,36 @@ class LayerSource(PydanticBaseSettingsSource):
             yield from self._stronger._layers(section)
 
 
-class FlagSource(LayerSource):
-    """The command line. A flag of a model's option holds for every model."""
-
-    def said(self, inputs: Inputs, roster: Roster) -> Sections:
-        """The server's flags, and the models' under each model."""
-        return {SERVER: inputs.flags.server, **_under_each(roster, _shared(inputs.flags.model))}
-
-
-class NamedModelSource(LayerSource):
-    """-m (or -hf, -mu, -dr) and -a, or their variables: the one model that stands in place of the YAML's."""
-
-    def said(self, inputs: Inputs, roster: Roster) -> Sections:
-        """Where its file is, and its other names."""
-        return {("models", model_id): layer for model_id, layer in roster.named.items()}
-
-
-class VariableSource(LayerSource):
-    """The environment: variables of the server, of the defaults and of one model."""
-
-    def said(self, inputs: Inputs, roster: Roster) -> Sections:
-        """``LLAMAPOOL_...``, and of ``LLAMA_ARG_...`` those of the server."""
-        models: Sections = {("models", model_id): inputs.variables.of_model(model_id) for model_id in roster.origins}
-        return {SERVER: inputs.variables.server, DEFAULTS: inputs.variables.defaults, **models}
-
-
-class CatalogueSource(LayerSource):
-    """The cache, --models-dir and --models-preset. A preset is stronger than ``LLAMA_ARG_...``, as in llama-server."""
-
-    def said(self, inputs: Inputs, roster: Roster) -> Sections:
-        """Paths and the preset's sections."""
-        return {("models", model_id): layer for model_id, layer in roster.catalogued.items()}
-
-
-class SharedVariableSource(LayerSource):
-    """llama-server's variables of a model's option: they hold for every model."""
-
-    def said(self, inputs: Inputs, roster: Roster) -> Sections:
-        """``LLAMA_ARG_...`` under each model."""
-        return _under_each(roster, _shared(inputs.variables.model))
-
-
-class YamlSource(LayerSource):
-    """The YAML file. Its models count unless -m names one."""
-
-    def said(self, inputs: Inputs, roster: Roster) -> Sections:
-        """The file's sections."""
-        document = inputs.document
-        served = {} if roster.named or not roster.origins else document.models
-        models: Sections = {("models", model_id): layer for model_id, layer in served.items()}
-        return {SERVER: document.server, DEFAULTS: document.defaults, **models}
-
-
-class DefaultsSource(LayerSource):
-    """The YAML's ``defaults`` and their variables, under every model."""
-
-    def said(self, inputs: Inputs, roster: Roster) -> Sections:
-        """The defaults under each model."""
-        layer = laid_over(inputs.table, "model", inputs.document.defaults, inputs.variables.defaults)
-        return _under_each(roster, layer)
-
-
-class StartupSource(LayerSource):
-    """The model of -m is loaded at start-up unless something says otherwise."""
-
-    def said(self, inputs: Inputs, roster: Roster) -> Sections:
-        """``load: startup`` for it."""
-        return {
-            ("models", model_id): {"load": Given("startup", next(iter(layer.values())).source)}
-            for model_id, layer in roster.named.items()
-        }
-
-
-SOURCES: tuple[type[LayerSource], ...] = (
-    FlagSource,
-    NamedModelSource,
-    VariableSource,
-    CatalogueSource,
-    SharedVariableSource,
-    YamlSource,
-    DefaultsSource,
-    StartupSource,
-)
-"""The strongest first. Below the last one are the fields' own defaults."""
+def said_by_each(inputs: Inputs, roster: Roster) -> Iterator[Sections]:
+    """What the command line says, and so on, the strongest first. Below the last one are the fields' own defaults."""
+    flags, variables, document = inputs.flags, inputs.variables, inputs.document
+    yield {SERVER: flags.server, **_under_each(roster, _shared(flags.model))}
+    yield _of_models(roster.named)  # -m (or -hf, -mu, -dr) and -a: the one model that stands in place of the YAML's
+    by_name = {model_id: variables.of_model(model_id) for model_id in roster.origins}
+    yield {SERVER: variables.server, DEFAULTS: variables.defaults, **_of_models(by_name)}
+    yield _of_models(roster.catalogued)  # a preset is stronger than LLAMA_ARG_..., as in llama-server
+    yield _under_each(roster, _shared(variables.model))
+    served = {} if roster.named or not roster.origins else document.models
+    yield {SERVER: document.server, DEFAULTS: document.defaults, **_of_models(served)}
+    yield _under_each(roster, laid_over(inputs.table, "model", document.defaults, variables.defaults))
+    places = {model_id: next(iter(layer.values())).source for model_id, layer in roster.named.items()}
+    yield _of_models({model_id: {"load": Given("startup", place)} for model_id, place in places.items()})
 
 
 def stacked(settings_cls: type[BaseSettings], inputs: Inputs, roster: Roster) -> tuple[LayerSource, ...]:
-    """`SOURCES` over what was read, the strongest first. With an empty `roster` they say nothing of models."""
+    """The sources over what was read, the strongest first. With an empty `roster` they say nothing of models."""
     stack: list[LayerSource] = []
-    for source in SOURCES:
-        stack.append(source(settings_cls, inputs, roster, stack[-1] if stack else None))
+    for said in said_by_each(inputs, roster):
+        stack.append(LayerSource(settings_cls, inputs.table, said, stack[-1] if stack else None))
     return tuple(stack)
 
 
+def _of_models(layers: Mapping[str, Layer]) -> Sections:
+    return {("models", model_id): layer for model_id, layer in layers.items()}
+
+
 def _under_each(roster: Roster, layer: Layer) -> Sections:
-    return {("models", model_id): layer for model_id in roster.origins}
+    return _of_models(dict.fromkeys(roster.origins, layer))
 
 
 def _shared(layer: Layer) -> Layer:

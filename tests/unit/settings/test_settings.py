@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from server.engine.params import LOOKUP, EngineParams
 from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
 from server.errors import ConfigError
-from server.options.read.sources import SOURCES
 from server.options.table.model import WHERE
 from server.options.table.option import OptionRow
 from server.pool.spec import ChatParams, LoadParams
@@ -123,17 +122,27 @@ def test_only_what_is_handed_in_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings().server.port == 8080
 
 
-def test_the_sources_stand_in_the_order_of_their_precedence() -> None:
-    assert [source.__name__ for source in SOURCES] == [
-        "FlagSource",
-        "NamedModelSource",
-        "VariableSource",
-        "CatalogueSource",
-        "SharedVariableSource",
-        "YamlSource",
-        "DefaultsSource",
-        "StartupSource",
-    ]
+def test_the_order_of_precedence(tmp_path: Path) -> None:
+    words, env = ["-b", "1"], {"LLAMAPOOL_MODELS__M__N_BATCH": "2", "LLAMA_ARG_BATCH": "3"}
+    env["LLAMAPOOL_DEFAULTS__N_BATCH"] = "5"
+    models, defaults = "models: {m: {path: m, n_batch: 4}}\n", "defaults: {n_batch: 6}\n"
+
+    def n_batch() -> int:
+        return settings(*words, env=env, config=write(tmp_path, models + defaults)).models["m"].n_batch
+
+    assert n_batch() == 1
+    words.clear()
+    assert n_batch() == 2
+    del env["LLAMAPOOL_MODELS__M__N_BATCH"]
+    assert n_batch() == 3
+    del env["LLAMA_ARG_BATCH"]
+    assert n_batch() == 4
+    models = "models: {m: {path: m}}\n"
+    assert n_batch() == 5
+    del env["LLAMAPOOL_DEFAULTS__N_BATCH"]
+    assert n_batch() == 6
+    defaults = ""
+    assert n_batch() == 2048
 
 
 def test_the_models_stay_in_the_files_order(tmp_path: Path) -> None:
