@@ -15,6 +15,7 @@
     │   ├── ModelLoading         the only model is being loaded
     │   ├── ModelFailed          loading failed; carries the reason
     │   ├── DownloadFailed       a model could not be had from its hub
+    │   ├── ModelEnded           its process ended; it is loaded again, and may be asked again
     │   ├── QueueFull            come back in ``retry_after_s`` seconds
     │   ├── TooLate              it took longer than a request may; come back in ``retry_after_s`` seconds
     │   ├── NoRoom               no memory for this model now; come back in ``retry_after_s`` seconds
@@ -114,6 +115,15 @@ class ModelFailed(Unavailable):
 
 class DownloadFailed(Unavailable):
     """A model's files could not be had: the hub, the network, the disk, or a sum that is wrong."""
+
+
+class ModelEnded(Unavailable):
+    """A model's process ended under a request, which is at fault or not. ``asked_again``: the request was asked of the
+    process before that one, too."""
+
+    def __init__(self, message: str, *, asked_again: bool = False) -> None:
+        super().__init__(message)
+        self.asked_again = asked_again
 
 
 class QueueFull(Unavailable):

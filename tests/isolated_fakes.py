@@ -1,5 +1,6 @@
 """A fake model for a process of its own: what is said to it decides how its process ends."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -17,8 +18,9 @@ WAITS_AFTER = 8  # characters of a reply
 
 
 class Acting(FakeRunner):
-    """``!die once FILE!`` in a sequence kills the process unless FILE is there, which is then made; ``!wait N!`` stops
-    in the middle of the reply once N such sequences have come so far, and is slow until then."""
+    """``!die once FILE!`` in a sequence kills the process unless FILE is there, which is then made; ``!die late FILE!``
+    does so in the middle of the reply; ``!wait N!`` stops there once N such sequences have come so far, and is slow
+    until then."""
 
     def __init__(self) -> None:
         super().__init__(on_decode=self._act, n_ctx_seq=4096, n_batch=512)
@@ -31,6 +33,8 @@ class Acting(FakeRunner):
                 self._wait(entry.seq, said.split(b"!wait ")[1])
             if b"!die once " in said:
                 die_once(said.split(b"!die once ")[1].split(b"!")[0].decode())
+            if b"!die late " in said and len(said.rpartition(b"assistant")[2]) > WAITS_AFTER:
+                die_once(said.split(b"!die late ")[1].split(b"!")[0].decode())
 
     def _wait(self, seq: int, said: bytes) -> None:
         wanted, reply = said.split(b"!")[0], said.rpartition(b"assistant")[2]
@@ -49,9 +53,10 @@ class ActingEmbedder(FakeEmbeddingRunner):
 
 
 def die_once(path: str) -> None:
-    """Kill the process, the first time."""
+    """Kill the process, the first time; every time where nothing can be made."""
     if not os.path.exists(path):
-        os.close(os.open(path, os.O_CREAT))
+        with contextlib.suppress(FileNotFoundError):
+            os.close(os.open(path, os.O_CREAT))
         os.kill(os.getpid(), signal.SIGKILL)
 
 

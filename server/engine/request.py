@@ -210,6 +210,7 @@ class Request:
     ``cache_salt`` is what the client says to keep its cells from others, ``cache_scope`` what follows from it and from
     who it is (`engine.cache_scope`).
     ``log_id`` is what the log calls it: the id of the HTTP request that it is a part of.
+    ``asked_again``: it was asked before, of a process that has ended; there is no third time.
     ``priority``: lower is served earlier. ``client``: an opaque name; what one client asks for does not starve others.
     """
 
@@ -245,6 +246,7 @@ class Request:
     cache_scope: str = ""
     media: Spans = ()
     log_id: str = ""
+    asked_again: bool = False
 
 
 Sink = Callable[[list[Event]], None]

@@ -158,6 +158,9 @@ class MediaReader(Protocol):
     def fingerprint(self) -> str:
         """Of all that the embeddings of a medium depend on."""
 
+    async def ready(self) -> None:
+        """Wait while what reads is started again. Raises `Unavailable` where that takes long or can't be."""
+
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
         """A prompt of texts, in which markers are text, and media; blocking, as long as preprocessing takes.
 

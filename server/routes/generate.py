@@ -12,6 +12,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from server.conversation.form import Media
+from server.errors import ModelEnded
 from server.media.source import Seen
 from server.pool.model import LoadedModel
 from server.routes.inference.streams import owner_of
@@ -104,13 +105,26 @@ async def collected(
 
 
 async def _start(session: Session, model: str | None, prepare: Prepare, media: Sequence[Media]) -> Generation:
-    generation = await session.start(model, prepare, lambda g: g.requests, media)
+    """Begin; once more where the model's process ends while it reads media."""
+    try:
+        generation = await session.start(model, prepare, lambda g: g.requests, media)
+    except ModelEnded as ended:
+        session.ask_again(ended)
+        generation = await session.start(model, prepare, lambda g: g.requests, media)
     session.announce(generation.reasoning)
     return generation
 
 
 async def _collect(session: Session, model: str | None, prepare: Prepare, media: Sequence[Media]) -> Json | list[Json]:
-    generation = await _start(session, model, prepare, media)
+    """Of what a model's process had said before it ended nobody was told: then it is asked once more."""
+    try:
+        return await _said(session, await _start(session, model, prepare, media))
+    except ModelEnded as ended:
+        session.ask_again(ended)
+        return await _said(session, await _start(session, model, prepare, media))
+
+
+async def _said(session: Session, generation: Generation) -> Json | list[Json]:
     writer = cast(ReplyWriter, generation.writer)
     while session.open:
         number, events = await session.next()

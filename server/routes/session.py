@@ -1,6 +1,7 @@
 """A client's request from the lease to the last event, whatever ends it."""
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from server.conversation.prompt import can_show
 from server.engine.cache_scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Request, Sink, Started, Text
 from server.engine.sequence import Ticket
-from server.errors import PermissionDenied, Unavailable
+from server.errors import ModelEnded, PermissionDenied, Unavailable
 from server.media.bitmap import Video
 from server.media.source import NOTHING_SEEN, Seen
 from server.pool.model import Lease, LoadedModel
@@ -29,6 +30,7 @@ from server.transport.bodies.memory import BODY_SHARE
 from server.wire.logit_bias import check_together
 from server.wire.vectors.encoding import VectorJob
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 FAR_BEHIND = 64  # steps
 LONG_BYTES = 1 << 20
@@ -83,6 +85,7 @@ class Session:
         self._lease: Lease | None = None
         self._preparing: Future[object] | None = None
         self._tickets: list[Ticket] = []
+        self._asked_again = False
         self._events: deque[PromptEvents] = deque()  # an asyncio.Queue takes a dozen calls for each token
         self._arrival: asyncio.Future[None] | None = None  # what `next` waits for
 
@@ -124,6 +127,7 @@ class Session:
                 check_adapters(request, self._key)
                 request.cache_scope = self._scope(request.cache_salt)
                 request.log_id = self._log_id
+                request.asked_again = self._asked_again
                 self._usage.n_prompt += len(request.prompt)
                 self._tickets.append(model.engine.submit(request, self._sink(number)))
                 self._usage.n_open += request.n
@@ -193,6 +197,28 @@ class Session:
                 raise event.error
         return number, events
 
+    def ask_again(self, ended: ModelEnded) -> None:
+        """Drop what was asked, and all that came of it, because the model's process `ended`: then it may be asked once
+        more. To be called only where nobody was told any of it. Raises `ended` where that was the second time."""
+        if self._asked_again or ended.asked_again:
+            raise ended
+        self._asked_again = True
+        log.warning("the model's process has ended: the request is asked once more", extra={"request": self._log_id})
+        lease, self._lease = self._lease, None
+        assert lease is not None
+        self._withdraw(lease)
+        self._events.clear()
+        self._usage.ask_again()
+        self._end = CANCELLED
+        lease.release()
+
+    def _withdraw(self, lease: Lease) -> None:
+        for ticket in self._tickets:
+            self._services.running.remove(ticket.request.id)
+            if self._usage.n_open:
+                lease.model.engine.cancel(ticket)
+        self._tickets.clear()
+
     def failed(self, error: Exception) -> None:
         """What ended its reply; to be called before `close` where the reply has begun."""
         if self._record is not None:
@@ -205,12 +231,8 @@ class Session:
             return
         used = self._usage
         self._services.rates.charge(self._key, used.n_prompt + used.n_predicted)
-        for ticket in self._tickets:
-            self._services.running.remove(ticket.request.id)
-        if used.n_open:
-            for ticket in self._tickets:
-                lease.model.engine.cancel(ticket)
-            used.cut_off(self._end)
+        self._withdraw(lease)
+        used.cut_off(self._end)
         self._services.metrics.used(used, self._key.name)
         preparing = self._preparing
         if preparing is None or preparing.done():
@@ -234,6 +256,8 @@ class Session:
         self._is_long = self._n_body_bytes > LONG_WITH_MEDIA
         reader, shown = model.media, can_show(model)
         wanted = [each for each in media if shown(each)]
+        if reader is not None:
+            await reader.ready()
         seen = NOTHING_SEEN if reader is None else await self._services.sight.see(wanted, reader, self._remembered)
         lost = [each for each in media if each.source not in seen]
         self.unseen = [f"{each.at}: {each.lost if shown(each) else each.placeholder}" for each in lost]

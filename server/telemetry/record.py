@@ -37,6 +37,7 @@ class Usage:
     reasons: list[str] = field(default_factory=list)
     n_open: int = 0  # choices that have not ended
     decoding_since: float = 0.0  # `time.perf_counter`, of the last choice that began
+    asked_again: bool = False  # the model's process had ended; all else is of the second time
 
     def started(self, event: Started) -> None:
         """A choice has its prompt computed."""
@@ -55,6 +56,13 @@ class Usage:
         self.decode_s = max(self.decode_s, event.timings.predicted_ms / 1e3)
         self.reasons.append(event.reason.value)
         self.n_open -= 1
+
+    def ask_again(self) -> None:
+        """What it was so far came to nothing, and nobody pays for it."""
+        self.n_prompt = self.n_cached = self.n_predicted = self.n_draft = self.n_draft_accepted = self.n_open = 0
+        self.queue_s = self.placement_s = self.prefill_s = self.decode_s = self.decoding_since = 0.0
+        self.slots, self.reasons = [], []
+        self.asked_again = True
 
     def cut_off(self, reason: str) -> None:
         """Choices that have not ended never will."""
@@ -103,6 +111,8 @@ class Record:
                 said |= {"guessed": used.n_draft, "guessed_right": used.n_draft_accepted}
             for name in ("load", "prepare", "queue", "prefill", "decode"):
                 said[f"{name}_ms"] = round(getattr(used, f"{name}_s") * 1e3, 1)
+            if used.asked_again:
+                said["asked_again"] = True
             if used.reasons:
                 said["finish"] = ",".join(used.reasons)
         said["outcome"] = self.outcome

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,28 @@ def test_slots_adapters_grammars_and_counts_pass_the_border_and_survive_a_kill(t
         assert predicted >= sum(counted)  # of both processes
         last = model_process(server)
     assert is_gone(last)
+
+
+def test_a_whole_reply_of_a_process_that_is_killed_comes_from_the_next_one() -> None:
+    flags = ("--isolation", "process", "-c", "2048", "-np", "2", "-t", "1", "--no-warmup")
+    long = {**CHAT, "max_tokens": 900, "ignore_eos": True}
+    with llamapool(DEMO, *flags) as server:
+        last, deadline = model_process(server), time.monotonic() + DEADLINE_S
+        began = False
+        while not began:
+            replies: list[dict[str, Any]] = []
+            asking = threading.Thread(target=lambda: replies.append(server.post("/v1/chat/completions", long)))  # noqa: B023
+            asking.start()
+            while not began and asking.is_alive():
+                assert time.monotonic() < deadline, "it does not begin"
+                began = any(
+                    slot["is_processing"] and slot["next_token"][0]["n_decoded"] for slot in server.get("/slots")
+                )
+            if began:
+                os.kill(last, signal.SIGKILL)
+            asking.join(DEADLINE_S)
+        assert model_process(server) != last
+    assert [reply["usage"]["completion_tokens"] for reply in replies] == [900]
 
 
 def test_no_process_is_left_when_the_server_is_killed() -> None:

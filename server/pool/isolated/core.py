@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from server.constrain.thinking_end import ReasoningSwitch
 from server.engine.request import Event, Request
-from server.errors import InternalError, LlamapoolError, ModelFailed, Unavailable
+from server.errors import InternalError, LlamapoolError, ModelEnded, ModelFailed, Unavailable
 from server.pool.footprint import Fit, Footprint
 from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, FrameKind
@@ -31,6 +31,8 @@ END_S = 5.0
 HEALTHY_S = 60.0
 """A process that has lived for so long ended by a fault of its own, not by one that comes at every start."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+PATIENCE_S = 5.0
+"""Who asks while a process is started again waits; where that is not to begin soon, he is told so."""
 SILENT_S = 10.0
 """The least silence of a process that counts as its end; it speaks every two seconds."""
 _BOOT = (
@@ -54,12 +56,12 @@ class Side(Protocol):
     def begins(self) -> None:
         """It is there again."""
 
-    def gave_up(self, error: LlamapoolError) -> None:
-        """It could not be started; it is tried again later."""
-
 
 class GeneratingSide(Side, Protocol):
     """That of the engine that generates."""
+
+    def gave_up(self, error: LlamapoolError) -> None:
+        """It could not be started; it is tried again later."""
 
     def events(self, batch: Mapping[int, list[Event]]) -> None:
         """What steps have said, by request."""
@@ -135,9 +137,9 @@ class Child:
             self.post("read", number, crossing.written((number, request), self.vocab, numbered))
 
     async def call(self, name: str, *arguments: object) -> Any:
-        """What it answers. Raises what it raises there, and `Unavailable` when it ends. Cancelled, it is so there."""
+        """What it answers. Raises what it raises there, and `ModelEnded` when it ends. Cancelled, it is so there."""
         if self.ended.done():
-            raise Unavailable(f"model '{self.name}': {self.ended.result()}")
+            raise ModelEnded(f"model '{self.name}': {self.ended.result()}")
         number = next(self._numbers)
         self.calls[number] = answer = asyncio.get_running_loop().create_future()
         try:
@@ -214,7 +216,7 @@ class Child:
         self.over(self, reason)  # before who waits for an answer hears of it
         for waiting in self.calls.values():
             if not waiting.done():
-                waiting.set_exception(Unavailable(f"model '{self.name}': {reason}"))
+                waiting.set_exception(ModelEnded(f"model '{self.name}': {reason}"))
 
     async def close(self) -> None:
         """Let it end by itself; returns when it has."""
@@ -254,6 +256,9 @@ class Core:
         self.down = ""  # why there is no process that serves
         self.pause_s = 0.0  # until the next one is started
         self.n_restarts = 0
+        self._settled = asyncio.Event()  # a process serves, or it is known why none could be started
+        self._settled.set()
+        self._gave_up: LlamapoolError | None = None
         self.shown: Callable[[Any, Any, Any], None] = lambda *_: None  # views
         self._make_loader = make_loader
         self._child: Child | None = None
@@ -283,6 +288,23 @@ class Core:
     def in_thread(self, work: Any) -> Any:
         """The result of a coroutine, for a thread that may block."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    async def there(self) -> None:
+        """Wait while a process is started again. Raises `Unavailable` where that takes long or can't be."""
+        self.check_soon()
+        await self._settled.wait()
+        if self._gave_up is not None:
+            raise self._gave_up
+
+    def stop_waiting(self, error: LlamapoolError) -> None:
+        """Who waits for a process gets `error`."""
+        self._gave_up = error
+        self._settled.set()
+
+    def check_soon(self) -> None:
+        """Raises `Unavailable` where none is to be started soon."""
+        if self.pause_s > PATIENCE_S:
+            raise Unavailable(f"model '{self.name}' is loaded again in {self.pause_s:.0f} s at most: {self.down}")
 
     # ---- loading
 
@@ -354,9 +376,9 @@ class Core:
             self._child.submit(number, request)
 
     async def call(self, name: str, *arguments: object) -> Any:
-        """As `Child.call`. Raises `Unavailable` while there is none."""
+        """As `Child.call`. Raises `ModelEnded` while there is none."""
         if self._child is None or not self.up:
-            raise Unavailable(f"model '{self.name}' is being loaded again: {self.down}")
+            raise ModelEnded(f"model '{self.name}' is being loaded again: {self.down}")
         return await self._child.call(name, *arguments)
 
     # ---- hearing
@@ -417,6 +439,8 @@ class Core:
     def _over(self, child: Child, reason: str) -> None:
         if child is self._child and self._keeper is not None and not (self._closing or self.down):
             self.down = reason
+            self._settled.clear()
+            self._gave_up = None
             for side in self.sides:
                 side.lost(reason)
 
@@ -439,8 +463,9 @@ class Core:
                 failed = ModelFailed(self.name, self._named(reason))
             except (OSError, pickle.UnpicklingError) as error:
                 failed = ModelFailed(self.name, f"its process: {error}")
-            for side in self.sides:
-                side.gave_up(failed)
+            self.stop_waiting(failed)
+            if self.generator is not None:
+                self.generator.gave_up(failed)
 
     def _named(self, reason: str) -> str:
         return reason if self._spec is None else self._spec.by_name(reason)
@@ -459,6 +484,8 @@ class Core:
         self.n_restarts += 1
         self._born_at = time.monotonic()
         self.down = ""
+        self._gave_up = None
+        self._settled.set()
         log.warning("model '%s' is loaded again", self.name)
         for side in self.sides:
             side.begins()

@@ -21,7 +21,7 @@ from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges
 from server.engine.step.published import EndedChoice, InstanceView, SlotSnapshot, TierView
-from server.errors import InvalidRequest, LlamapoolError, QueueFull, ShuttingDown, Unavailable
+from server.errors import InvalidRequest, LlamapoolError, ModelEnded, QueueFull, ShuttingDown, Unavailable
 from server.pool.isolated.core import Core
 from server.pool.isolated.crossing import are_known
 from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, Told
@@ -30,8 +30,6 @@ LEAST_LIMIT_S = 2.0
 """A process at work says what it does every half second."""
 CLOSE_S = 60.0
 """For prompt states to be saved, once requests have ended."""
-PATIENCE_S = 5.0
-"""Who asks while a process is started again waits; where that is not to begin soon, he is told so."""
 
 
 class _Half:
@@ -119,19 +117,18 @@ class _Half:
             with contextlib.suppress(TimeoutError, LlamapoolError):
                 async with asyncio.timeout(drain_s + CLOSE_S):
                     await self.core.call("close", self._which, drain_s)
+        self.core.stop_waiting(ShuttingDown("model"))
 
     def _check_open(self) -> None:
         """Raises `ShuttingDown`, or `Unavailable` where it would take long."""
         if self._closing:
             raise ShuttingDown("model")
-        core = self.core
-        if core.pause_s > PATIENCE_S:
-            raise Unavailable(f"model '{core.name}' is loaded again in {core.pause_s:.0f} s at most: {core.down}")
+        self.core.check_soon()
 
     def _check_known(self, media: Spans) -> None:
-        """Raises `Unavailable` where the process that has read these media is gone."""
+        """Raises `ModelEnded` where the process that has read these media is gone."""
         if media and not (self.core.up and are_known(media, self.core.n_restarts)):
-            raise Unavailable(f"model '{self.core.name}' was started again while the request was prepared; ask again")
+            raise ModelEnded(f"model '{self.core.name}' was started again while the request was prepared; ask again")
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
@@ -149,14 +146,13 @@ class _Half:
 
 @dataclass(eq=False, slots=True)
 class _Open:
-    """A request that has not ended. ``heard``: something of it was said; ``again``: it was asked once more."""
+    """A request that has not ended. ``heard``: something of it was said."""
 
     number: int
     ticket: Ticket
     n_open: int
     sent: bool = False
     heard: bool = False
-    again: bool = False
 
 
 class IsolatedEngine(_Half):
@@ -245,14 +241,18 @@ class IsolatedEngine(_Half):
             self._shown = {number: request for number, request in self._shown.items() if number in kept}
 
     def lost(self, reason: str) -> None:
-        """What has said nothing yet is asked once more, all else ends."""
+        """What has said nothing yet is asked once more, all else ends: who asked may still do so, where nobody was
+        told what came."""
         super().lost(reason)
         self._views, self._shown = (), {}
         for found in list(self._open.values()):
-            if found.heard or found.again or found.ticket.request.media:
-                self._fail(found, Unavailable(f"the model has ended: {reason}; it is loaded again"))
+            request = found.ticket.request
+            if found.heard or request.media or (found.sent and request.asked_again):
+                said = f"the model has ended: {reason}; it is loaded again"
+                self._fail(found, ModelEnded(said, asked_again=request.asked_again))
             else:
-                found.again = found.sent
+                request.asked_again |= found.sent
+                found.sent = False
 
     def begins(self) -> None:
         """It is there again, as it was."""
@@ -380,9 +380,6 @@ class IsolatedEmbedder(_Half):
         self.info: EmbedderInfo = facts.info
         self._takes_media, self._n_vocab = facts.takes_media, n_vocab
         self._jobs: set[asyncio.Task[list[Vectors]]] = set()
-        self._back = asyncio.Event()
-        self._back.set()
-        self._error: LlamapoolError | None = None
         core.embedder = self
 
     @property
@@ -407,9 +404,7 @@ class IsolatedEmbedder(_Half):
     async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[Vectors]:
         """Once more when the process ends: vectors are the same again."""
         for last in (False, True):
-            await self._back.wait()
-            if self._error is not None:
-                raise self._error
+            await self.core.there()
             self._n_begun += 1
             for one in inputs:
                 if isinstance(one, MediaPrompt):
@@ -422,23 +417,6 @@ class IsolatedEmbedder(_Half):
                 continue
             return [np.frombuffer(raw, np.float32).reshape(shape) for shape, raw in found]
         raise AssertionError
-
-    def lost(self, reason: str) -> None:
-        """The process is gone."""
-        super().lost(reason)
-        self._error = None
-        self._back.clear()
-
-    def begins(self) -> None:
-        """It is there again."""
-        super().begins()
-        self._error = None
-        self._back.set()
-
-    def gave_up(self, error: LlamapoolError) -> None:
-        """It could not be started."""
-        self._error = error
-        self._back.set()
 
     def slots(self) -> list[SlotSnapshot]:
         """One for each input that the instances' decodes can carry."""
@@ -453,6 +431,5 @@ class IsolatedEmbedder(_Half):
     async def close(self, drain_s: float = 0.0) -> None:
         """Give running requests `drain_s` seconds, then fail them."""
         await self._drained(drain_s)
-        self.gave_up(ShuttingDown("model"))
         if self._jobs:
             await asyncio.wait(self._jobs)

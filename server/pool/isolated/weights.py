@@ -70,6 +70,10 @@ class IsolatedReader:
         self.kinds: frozenset[BitmapKind] = facts.kinds
         self.marker, self.sample_rate, self.fingerprint = facts.marker, facts.sample_rate, facts.fingerprint
 
+    async def ready(self) -> None:
+        """Once there is a process."""
+        await self._core.there()
+
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
         """A prompt of texts and media; blocking."""
         core, restarts = self._core, self._core.n_restarts

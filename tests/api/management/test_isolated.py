@@ -29,6 +29,8 @@ pytestmark = pytest.mark.slow
 ONE = {"demo": {"path": "demo.gguf", "load": "startup", "isolation": "process", "n_parallel": 4}}
 TWO = {name: {**ONE["demo"], "path": f"{name}.gguf"} for name in ("a", "b")}
 Start = Callable[..., AbstractAsyncContextManager[Api]]
+KEY = {"Authorization": "Bearer secret"}
+ASKED_AGAIN = "the model's process has ended: the request is asked once more"
 
 
 class Here(FakeLoader):
@@ -145,6 +147,49 @@ async def test_killed_under_streams_it_ends_only_its_own_with_an_error_and_comes
         assert reply.status_code == 200
         assert reply.json()["usage"]["completion_tokens"] == 20
         assert (engine(api, "a").core.n_restarts, engine(api, "b").core.n_restarts) == (1, 1)
+
+
+async def test_a_whole_reply_that_had_begun_is_asked_for_once_more_and_counts_once(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with start(metrics=True, api_keys=["secret"]) as api:
+        asked = chat(f"!die late {tmp_path / 'died'}!", seed=7, n=2)
+        reply = await api.client.post("/v1/chat/completions", json=asked, headers=KEY)
+        assert reply.status_code == 200
+        assert reply.json()["usage"]["completion_tokens"] == 40
+        assert [choice["finish_reason"] for choice in reply.json()["choices"]] == ["length"] * 2
+        assert engine(api).core.n_restarts == 1
+        again = await api.client.post("/v1/chat/completions", json=asked, headers=KEY)  # nobody dies any more
+        assert again.json()["choices"] == reply.json()["choices"]
+        counts = (await api.client.get("/metrics", headers=KEY)).text
+        predicted = [line for line in counts.splitlines() if "key_tokens" in line and 'kind="predicted"' in line]
+        assert [float(line.rpartition(" ")[2]) for line in predicted] == [80.0]
+    assert [record.message for record in caplog.records].count(ASKED_AGAIN) == 1
+
+
+async def test_nothing_is_asked_a_third_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "FIRST_PAUSE_S", 0.01)
+    async with start() as api:
+        reply = await api.client.post("/v1/chat/completions", json=chat("!die late /nowhere/at/all!"))
+        assert reply.status_code == 503
+        assert "SIGKILL" in reply.json()["error"]["message"]
+        await is_back(api, after=1)
+        reply = await api.client.post("/v1/chat/completions", json=chat("!die once /nowhere/at/all!"))
+        assert reply.status_code == 503
+        assert "SIGKILL" in reply.json()["error"]["message"]
+        assert engine(api).core.n_restarts + bool(engine(api).core.down) == 4
+
+
+async def test_a_stream_of_which_something_was_sent_is_not_asked_again(start: Start, tmp_path: Path) -> None:
+    async with start() as api:
+        body = chat(f"!die late {tmp_path / 'died'}!", stream=True)
+        async with posting(api.app, "/v1/chat/completions", body) as exchange:
+            assert await exchange.start() == 200
+            raw = b"".join([part async for part in exchange.chunks()])
+        assert raw.count(b'"role":"assistant"') == 1
+        assert b"SIGKILL" in raw
+        await is_back(api)
+        assert engine(api).core.n_restarts == 1
 
 
 async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path) -> None:
