@@ -6,6 +6,7 @@ reads that to its end. Names cannot leave the folder, and links in it are not fo
 
 import contextlib
 import errno
+import fcntl
 import math
 import os
 import re
@@ -101,7 +102,7 @@ class SlotFiles:
                             raise too_much(self._quota)
                     file.flush()
                     os.fsync(descriptor)
-                self._publish(folder, part, name)
+                self._publish(folder, part, name, n_bytes)
             except BaseException:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(part, dir_fd=folder)
@@ -110,14 +111,23 @@ class SlotFiles:
             return n_bytes
 
     def _left(self, folder: int, name: str) -> float:
-        """Bytes that `name` may have."""
+        """Bytes that `name` may have beside the files that are there."""
         if not self._quota:
             return math.inf
+        kept = 0
         with os.scandir(folder) as entries:
-            kept = [e.stat(follow_symlinks=False).st_size for e in entries if e.name != name and e.is_file()]
-        return self._quota - sum(kept)
+            for entry in entries:
+                if entry.name != name and not entry.name.startswith(_PART):
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                        kept += entry.stat().st_size if entry.is_file(follow_symlinks=False) else 0
+        return self._quota - kept
 
-    def _publish(self, folder: int, part: str, name: str) -> None:
+    def _publish(self, folder: int, part: str, name: str, n_bytes: int) -> None:
+        """Files that are written at once are counted one after the other, whichever process writes them."""
+        if self._quota:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # until the descriptor is closed
+            if n_bytes > self._left(folder, name):
+                raise too_much(self._quota)
         try:
             os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
         except IsADirectoryError:

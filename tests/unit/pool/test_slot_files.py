@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import InternalError, InvalidRequest
+from server.errors import InternalError, InvalidRequest, PermissionDenied
 from server.pool.saved.slot_files import STALE_S, SlotFiles, check_name
 
 BAD_NAMES = [
@@ -112,6 +112,25 @@ def test_saves_under_one_name_at_once_leave_one_whole_file(tmp_path: Path) -> No
     assert sizes == [100_000] * 8
     assert (len(found), len(set(found))) == (100_000, 1)
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_saves_at_once_keep_to_the_quota_together(tmp_path: Path) -> None:
+    begun = threading.Barrier(4)
+
+    def parts() -> Iterator[bytes]:
+        begun.wait(60)  # all of them have found room
+        yield b"x" * 60
+
+    def save(name: str) -> bool:
+        try:
+            SlotFiles(tmp_path, quota=150).write(name, parts())
+        except PermissionDenied:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sorted(threads.map(save, "abcd")) == [False, False, True, True]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 120
 
 
 def test_links_are_replaced_when_saving_and_refused_when_restoring(tmp_path: Path) -> None:
