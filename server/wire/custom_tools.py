@@ -16,7 +16,7 @@ from server.constrain.grammar.text_grammar import TextGrammar
 from server.conversation.form import Tool
 from server.errors import InvalidRequest
 from server.formats.grammar.argument_rules import INPUT
-from server.wire.fields import wrong_type
+from server.wire.fields import as_object, wrong_type
 
 _PARAMETERS: Mapping[str, Any] = {
     "type": "object",
@@ -40,8 +40,7 @@ def custom_tool(name: str, description: str, given: object, path: str) -> Tool:
 def _grammar(given: object, path: str) -> TextGrammar | None:
     if given is None:
         return None
-    if not isinstance(given, dict):
-        raise wrong_type(path, "an object", given)
+    given = as_object(given, path)
     match given.get("type"):
         case "text":
             return None
@@ -50,8 +49,7 @@ def _grammar(given: object, path: str) -> TextGrammar | None:
             inner, path = (inner, f"{path}.grammar") if inner is not given else (given, path)
         case _:
             raise InvalidRequest(f'{path}.type: must be "text" or "grammar"', f"{path}.type")
-    if not isinstance(inner, dict):
-        raise wrong_type(path, "an object", inner)
+    inner = as_object(inner, path)
     syntax, definition = inner.get("syntax"), inner.get("definition")
     if not isinstance(syntax, str) or syntax not in _LANGUAGES:
         raise InvalidRequest(f'{path}.syntax: must be "lark" or "regex"', f"{path}.syntax")

@@ -6,7 +6,7 @@ ones, which are errors (`within`).
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -161,6 +161,44 @@ def json_kind(value: object) -> str:
 def wrong_type(path: str, wanted: str, value: object) -> InvalidRequest:
     """The error for a value of the wrong type at `path`."""
     return InvalidRequest(f"{path}: must be {wanted}, not {json_kind(value)}", path)
+
+
+def as_object(value: object, path: str) -> dict[str, Any]:
+    """What stands at `path`, an object. Raises `InvalidRequest`, as the next ones do."""
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    return value
+
+
+def as_array(value: object, path: str) -> list[Any]:
+    """What stands at `path`, an array."""
+    if not isinstance(value, list):
+        raise wrong_type(path, "an array", value)
+    return value
+
+
+def objects_in(value: object, path: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each object of the array at `path`, and where it stands."""
+    for index, entry in enumerate(as_array(value, path)):
+        where = f"{path}.{index}"
+        yield as_object(entry, where), where
+
+
+def as_string(value: object, path: str) -> str:
+    """What stands at `path`, a string."""
+    if not isinstance(value, str):
+        raise wrong_type(path, "a string", value)
+    return value
+
+
+def string_of(given: Mapping[str, Any], key: str, path: str) -> str:
+    """The string that the object at `path` has as `key`."""
+    return as_string(given.get(key), f"{path}.{key}")
+
+
+def text_of(given: Mapping[str, Any], key: str, path: str) -> str:
+    """`string_of`; "" for null and for none."""
+    return "" if given.get(key) is None else string_of(given, key, path)
 
 
 def json_text(value: object) -> str:

@@ -10,28 +10,26 @@ from typing import Any, Literal
 
 from server.conversation.form import Tool, Tools
 from server.errors import InvalidRequest
-from server.wire.fields import wrong_type
+from server.wire.fields import as_object, objects_in, wrong_type
 from server.wire.warnings import NO_TOOL_LEFT, shown
 
 MAX_TOOLS = 1024
 
 
-def tool_list(given: object, read: Callable[[object, str], Tool | None], name_key: str) -> tuple[Tool, ...]:
+def tool_list(given: object, read: Callable[[dict[str, Any], str], Tool | None], name_key: str) -> tuple[Tool, ...]:
     """Each entry as `read` takes it, with its path (None: not at all); `name_key` is where an entry has its name.
 
     Raises `InvalidRequest` for what is no list, is too long, or names two tools alike.
     """
     if given is None:
         return ()
-    if not isinstance(given, list):
-        raise wrong_type("tools", "an array", given)
-    if len(given) > MAX_TOOLS:
+    if isinstance(given, list) and len(given) > MAX_TOOLS:
         raise InvalidRequest(f"tools: must have at most {MAX_TOOLS} tools", "tools")
     tools: dict[str, Tool] = {}
-    for index, entry in enumerate(given):
-        tool = read(entry, f"tools.{index}")
+    for entry, where in objects_in(given, "tools"):
+        tool = read(entry, where)
         if tool is not None and tools.setdefault(tool.name, tool) is not tool:
-            path = f"tools.{index}.{name_key}"
+            path = f"{where}.{name_key}"
             raise InvalidRequest(f"{path}: two tools have the same name", path)
     return tuple(tools.values())
 
@@ -170,8 +168,7 @@ def _named(given: Mapping[str, Any], path: str) -> Named:
     kind, inner = given["type"], given
     if kind in given:
         path, inner = f"{path}.{kind}", given[kind]
-        if not isinstance(inner, dict):
-            raise wrong_type(path, "an object", inner)
+        inner = as_object(inner, path)
     name, namespace = inner.get("name"), given.get("namespace")
     if not isinstance(name, str) or not name:
         raise wrong_type(f"{path}.name", "the name of a tool", name)
@@ -182,19 +179,13 @@ def _among(given: Mapping[str, Any]) -> ToolChoice:
     """Those that are listed, in a chat one level deeper; tools of other types can't be called anyway."""
     path, inner = "tool_choice", given
     if "allowed_tools" in given:
-        path, inner = f"{path}.allowed_tools", given["allowed_tools"]
-        if not isinstance(inner, dict):
-            raise wrong_type(path, "an object", inner)
+        path = f"{path}.allowed_tools"
+        inner = as_object(given["allowed_tools"], path)
     mode, listed = inner.get("mode", "auto"), inner.get("tools")
     if mode not in ("auto", "required"):
         raise InvalidRequest(f'{path}.mode: must be "auto" or "required"', f"{path}.mode")
-    if not isinstance(listed, list):
-        raise wrong_type(f"{path}.tools", "an array", listed)
     allowed = []
-    for index, entry in enumerate(listed):
-        where = f"{path}.tools.{index}"
-        if not isinstance(entry, dict):
-            raise wrong_type(where, "an object", entry)
+    for entry, where in objects_in(listed, f"{path}.tools"):
         if entry.get("type") in _NAMING:
             allowed.append(_named(entry, where))
         elif entry.get("type") == "namespace" and isinstance(entry.get("name"), str):

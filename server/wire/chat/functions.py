@@ -12,7 +12,7 @@ from typing import Any
 from server.conversation.form import Tools
 from server.errors import InvalidRequest
 from server.wire.chat.tools import read_tools
-from server.wire.fields import wrong_type
+from server.wire.fields import as_object, as_string, wrong_type
 
 GivenMessage = dict[str, Any]
 _OLD = (("tool_choice.function", "function_call"), ("tool_choice", "function_call"), ("tools", "functions"))
@@ -85,14 +85,11 @@ def _modern(message: GivenMessage, path: str, call_id: str, ids: dict[str, str])
             raise wrong_type(f"{path}.name", "the name of a function", name)
         answered = {"tool_call_id": ids[name]} if name in ids else {}
         return {**message, "role": "tool", **answered}
-    call = message["function_call"]
-    if not isinstance(call, dict):
-        raise wrong_type(f"{path}.function_call", "an object", call)
+    call = as_object(message["function_call"], f"{path}.function_call")
     if message.get("tool_calls"):
         raise InvalidRequest(f"{path}.function_call: can't be used beside tool_calls", f"{path}.function_call")
     name, arguments = call.get("name"), call.get("arguments")
-    if not isinstance(name, str):
-        raise wrong_type(f"{path}.function_call.name", "a string", name)
+    name = as_string(name, f"{path}.function_call.name")
     if not isinstance(arguments, str | dict):
         raise wrong_type(f"{path}.function_call.arguments", "JSON text or an object", arguments)
     ids[name] = call_id

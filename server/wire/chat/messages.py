@@ -11,7 +11,7 @@ from typing import Any
 from server.conversation.form import Call, Content, Media, MediaKind, Message, Part, TextPart
 from server.errors import InvalidRequest
 from server.wire.custom_tools import input_arguments
-from server.wire.fields import MAX_MESSAGES, json_text, wrong_type
+from server.wire.fields import MAX_MESSAGES, as_array, as_object, as_string, json_text, text_of, wrong_type
 from server.wire.media import file_of, link
 from server.wire.warnings import left_out, shown
 
@@ -56,8 +56,7 @@ class _Reader:
     warnings: list[str]
 
     def message(self, given: object, path: str) -> Message:
-        if not isinstance(given, dict):
-            raise wrong_type(path, "an object", given)
+        given = as_object(given, path)
         role = given.get("role")
         if role is None:
             raise InvalidRequest(f"{path}.role: is required", f"{path}.role")
@@ -68,7 +67,7 @@ class _Reader:
             raise InvalidRequest(f"{where}: All non-assistant messages must contain 'content'", where)
         content = self._content(given.get("content"), f"{path}.content")
         thoughts = self._thoughts(given, path)
-        name, call_id = (_text(given, key, path) for key in ("name", "tool_call_id"))
+        name, call_id = (text_of(given, key, path) for key in ("name", "tool_call_id"))
         calls = self._calls(given.get("tool_calls"), f"{path}.tool_calls")
         return Message(role, content, thoughts, calls, call_id, name)
 
@@ -79,7 +78,7 @@ class _Reader:
             where = f"{path}.reasoning_content"
             return "".join(part.text for part in self._parts(thoughts, where) if isinstance(part, TextPart))
         if thoughts is not None:
-            return _text(given, "reasoning_content", path)
+            return text_of(given, "reasoning_content", path)
         found = next((text for text in map(given.get, _OTHER_THOUGHTS) if isinstance(text, str) and text), "")
         if found or not isinstance(content, list):
             return found
@@ -99,17 +98,14 @@ class _Reader:
         return tuple(part for part in found if part is not None)
 
     def _part(self, given: object, path: str) -> Part | None:
-        if not isinstance(given, dict):
-            raise wrong_type(path, "an object", given)
+        given = as_object(given, path)
         kind = given.get("type")
         if not isinstance(kind, str):
             raise InvalidRequest(f"{path}.type: unsupported content[].type {shown(kind)}", f"{path}.type")
         if kind in _MEDIA:
             return _medium(given, kind, f"{path}.type")
         if kind in _TEXTS:
-            text = given.get(_TEXTS[kind])
-            if not isinstance(text, str):
-                raise wrong_type(f"{path}.{_TEXTS[kind]}", "a string", text)
+            text = as_string(given.get(_TEXTS[kind]), f"{path}.{_TEXTS[kind]}")
             return TextPart(text)
         if kind not in _THOUGHTS:
             self.warnings.append(left_out("parts", kind, 1))
@@ -118,30 +114,25 @@ class _Reader:
     def _calls(self, given: object, path: str) -> tuple[Call, ...]:
         if given is None:
             return ()
-        if not isinstance(given, list):
-            raise wrong_type(path, "an array", given)
+        given = as_array(given, path)
         found = (self._call(call, f"{path}.{index}") for index, call in enumerate(given))
         return tuple(call for call in found if call is not None)
 
     def _call(self, given: object, path: str) -> Call | None:
-        if not isinstance(given, dict):
-            raise wrong_type(path, "an object", given)
+        given = as_object(given, path)
         kind = "function" if given.get("type") is None else given["type"]
         if not isinstance(kind, str):
             raise wrong_type(f"{path}.type", "a type such as function", kind)
         if kind not in ("function", "custom"):
             self.warnings.append(left_out("tool calls", kind, 1))
             return None
-        called = given.get(kind)
-        if not isinstance(called, dict):
-            raise wrong_type(f"{path}.{kind}", "an object", called)
+        called = as_object(given.get(kind), f"{path}.{kind}")
         name, call_id = called.get("name"), given.get("id")
-        if not isinstance(name, str):
-            raise wrong_type(f"{path}.{kind}.name", "a string", name)
+        name = as_string(name, f"{path}.{kind}.name")
         if call_id is not None and not isinstance(call_id, str):
             raise wrong_type(f"{path}.id", "a string", call_id)
         if kind == "custom":
-            return Call(name, input_arguments(_text(called, "input", f"{path}.custom")), call_id or "")
+            return Call(name, input_arguments(text_of(called, "input", f"{path}.custom")), call_id or "")
         return Call(name, _arguments(called, f"{path}.function.arguments"), call_id or "")
 
 
@@ -152,13 +143,6 @@ def _medium(given: dict[str, Any], kind: str, at: str) -> Media:
         found, source = file_of(file if isinstance(file, dict) else {})
         return Media(found, at=at, source=source)
     return Media(_MEDIA[kind], at=at, source=link(given.get("image_url" if kind == "input_image" else kind), *_PLACES))
-
-
-def _text(given: dict[str, Any], key: str, path: str) -> str:
-    text = given.get(key)
-    if text is not None and not isinstance(text, str):
-        raise wrong_type(f"{path}.{key}", "a string", text)
-    return text or ""
 
 
 def _thought(part: object) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from server.conversation.form import NO_PARAMETERS, Tool, Tools
 from server.wire.custom_tools import custom_tool
-from server.wire.fields import wrong_type
+from server.wire.fields import as_object, wrong_type
 from server.wire.tools import choose, is_strict, name_and_description, read_choice, tool_list
 from server.wire.warnings import left_out
 
@@ -36,9 +36,7 @@ class _Reader:
     custom: set[str] = field(default_factory=set)
     skips: bool = False
 
-    def read(self, given: object, path: str) -> Tool | None:
-        if not isinstance(given, dict):
-            raise wrong_type(path, "an object", given)
+    def read(self, given: Mapping[str, Any], path: str) -> Tool | None:
         kind = given.get("type")
         if not isinstance(kind, str):
             raise wrong_type(f"{path}.type", "a type such as function", kind)
@@ -54,17 +52,14 @@ class _Reader:
         tool, where = given.get("custom"), f"{path}.custom"
         if tool is None:  # flat, as in Responses
             tool, where = given, path
-        if not isinstance(tool, dict):
-            raise wrong_type(where, "an object", tool)
+        tool = as_object(tool, where)
         name, description = name_and_description(tool, where)
         self.custom.add(name)
         return custom_tool(name, description, tool.get("format"), f"{where}.format")
 
 
 def _function(given: Mapping[str, Any], path: str) -> Tool:
-    function = given.get("function")
-    if not isinstance(function, dict):
-        raise wrong_type(f"{path}.function", "an object", function)
+    function = as_object(given.get("function"), f"{path}.function")
     name, description = name_and_description(function, f"{path}.function")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):

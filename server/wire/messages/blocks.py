@@ -6,7 +6,7 @@ from typing import Any
 from server.conversation.form import Content, Media, Part, TextPart, text_content
 from server.errors import InvalidRequest
 from server.media.source import Link
-from server.wire.fields import json_text, wrong_type
+from server.wire.fields import as_object, as_string, json_text, string_of, wrong_type
 from server.wire.media import kind_of_type
 from server.wire.messages.tools import LaterTools
 from server.wire.warnings import left_out
@@ -18,25 +18,14 @@ _UNSAID_TYPE = "image/jpeg"  # llama-server's
 
 def typed(given: object, path: str) -> tuple[Block, str]:
     """A block and its type. Raises `InvalidRequest`."""
-    if not isinstance(given, dict):
-        raise wrong_type(path, "an object", given)
-    kind = given.get("type")
-    if not isinstance(kind, str):
-        raise wrong_type(f"{path}.type", "a string", kind)
+    given = as_object(given, path)
+    kind = as_string(given.get("type"), f"{path}.type")
     return given, kind
-
-
-def string(block: Block, name: str, path: str) -> str:
-    """A field that must be a text. Raises `InvalidRequest`."""
-    text = block.get(name)
-    if not isinstance(text, str):
-        raise wrong_type(f"{path}.{name}", "a string", text)
-    return text
 
 
 def string_or_none(block: Block, name: str, path: str) -> str:
     """The same of a field that may be null: ids and thoughts that clients have not kept. "" for nothing."""
-    return "" if block.get(name, block) is None else string(block, name, path)
+    return "" if block.get(name, block) is None else string_of(block, name, path)
 
 
 def read_parts(block: Block, kind: str, path: str, later: LaterTools) -> list[Part] | None:
@@ -74,7 +63,7 @@ def read_result(given: object, path: str, warnings: list[str], later: LaterTools
 def read_server_result(given: object, path: str) -> Content:
     """What a tool of Anthropic's servers has answered, in a shape of its own, as JSON; a list of texts as text."""
     if isinstance(given, list) and all(isinstance(entry, dict) and entry.get("type") == "text" for entry in given):
-        return "".join(string(block, "text", f"{path}.{index}") for index, block in enumerate(given))
+        return "".join(string_of(block, "text", f"{path}.{index}") for index, block in enumerate(given))
     if given is None or isinstance(given, str):
         return given or ""
     return json_text(_readable(given))
@@ -112,7 +101,7 @@ def _readable(value: Any) -> Any:
 
 
 def _text(block: Block, path: str) -> list[Part]:
-    return [TextPart(string(block, "text", path))]
+    return [TextPart(string_of(block, "text", path))]
 
 
 def _image(block: Block, path: str) -> list[Part]:
@@ -123,12 +112,10 @@ def _image(block: Block, path: str) -> list[Part]:
 def _document(block: Block, path: str) -> list[Part]:
     """A document's texts: title, context, and what is in it, where that is text."""
     head = [text for name in ("title", "context") if isinstance(text := block.get(name), str) and text]
-    source = block.get("source")
-    if not isinstance(source, dict):
-        raise wrong_type(f"{path}.source", "an object", source)
+    source = as_object(block.get("source"), f"{path}.source")
     match source.get("type"):
         case "text":
-            return [TextPart("\n".join([*head, string(source, "data", f"{path}.source")]))]
+            return [TextPart("\n".join([*head, string_of(source, "data", f"{path}.source")]))]
         case "content":
             shown = _content(source.get("content"), f"{path}.source.content")
         case _:
@@ -191,7 +178,7 @@ def _compaction(block: Block, _: str) -> list[Part]:
 def _tool_change(block: Block, kind: str, path: str, later: LaterTools) -> str | None:
     """What a model is told of a tool that is found, added or withdrawn; None for tools of Anthropic's servers."""
     if kind == "tool_reference":
-        return later.tell(string(block, "tool_name", path))
+        return later.tell(string_of(block, "tool_name", path))
     match block.get("tool"):
         case {"type": "tool_reference", "name": str(name)}:
             return later.tell(name) if kind == "tool_addition" else f"[The tool {name} can't be called any more.]\n"

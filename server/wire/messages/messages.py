@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 
 from server.conversation.form import Call, Message, Part
 from server.errors import InvalidRequest
-from server.wire.fields import MAX_MESSAGES, json_text, wrong_type
+from server.wire.fields import MAX_MESSAGES, as_array, as_object, json_text, string_of, wrong_type
 from server.wire.messages.blocks import (
     Block,
     read_parts,
     read_result,
     read_server_result,
     skip,
-    string,
     string_or_none,
     typed,
 )
@@ -40,8 +39,7 @@ def read_conversation(system: object, messages: object, warnings: list[str], lat
     found = _system(system, warnings)
     if messages is None:
         raise InvalidRequest("messages: is required", "messages")
-    if not isinstance(messages, list):
-        raise wrong_type("messages", "an array", messages)
+    messages = as_array(messages, "messages")
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequest(f"messages: must have at most {MAX_MESSAGES} messages", "messages")
     names = dict[str, str]()
@@ -65,7 +63,7 @@ def _system_block(given: object, path: str, warnings: list[str]) -> str:
     if kind != "text":
         skip(kind, warnings)
         return ""
-    return steady_system(string(block, "text", path))
+    return steady_system(string_of(block, "text", path))
 
 
 def steady_system(text: str) -> str:
@@ -82,8 +80,7 @@ def steady_system(text: str) -> str:
 
 
 def _message(given: object, path: str, names: dict[str, str], warnings: list[str], later: LaterTools) -> list[Message]:
-    if not isinstance(given, dict):
-        raise wrong_type(path, "an object", given)
+    given = as_object(given, path)
     role = given.get("role")
     if role not in _ROLES:
         raise InvalidRequest(f'{path}.role: must be "user", "assistant" or "system"', f"{path}.role")
@@ -156,7 +153,7 @@ class _Turn:
             self.thoughts.append(text)
 
     def _call(self, block: Block, path: str) -> None:
-        call_id, name = string_or_none(block, "id", path), string(block, "name", path)
+        call_id, name = string_or_none(block, "id", path), string_of(block, "name", path)
         given = block.get("input")
         if given is None:
             given = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 from server.conversation.form import NO_PARAMETERS, Tool, Tools
 from server.errors import InvalidRequest
-from server.wire.fields import json_text, wrong_type
+from server.wire.fields import as_object, json_text, wrong_type
 from server.wire.tools import ToolChoice, choose, is_strict, name_and_description, read_choice, tool_list
 from server.wire.warnings import left_out, shown
 
@@ -34,7 +34,7 @@ class LaterTools:
 
     def define(self, given: object, path: str) -> str | None:
         """The text of a definition; None where no model could use the tool. Raises `InvalidRequest`."""
-        tool = self._reader.read(given, path)
+        tool = self._reader.read(as_object(given, path), path)
         return None if tool is None else self._text(tool)
 
     def _text(self, tool: Tool) -> str:
@@ -101,9 +101,7 @@ class _Reader:
     deferred: set[str] = field(default_factory=set)
     skips: bool = False
 
-    def read(self, given: object, path: str) -> Tool | None:
-        if not isinstance(given, dict):
-            raise wrong_type(path, "an object", given)
+    def read(self, given: Mapping[str, Any], path: str) -> Tool | None:
         kind = given.get("type")
         if not isinstance(kind, str | None):
             raise wrong_type(f"{path}.type", "a string", kind)

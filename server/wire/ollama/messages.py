@@ -5,13 +5,11 @@ need them show what belongs together.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from server.conversation.form import Call, Content, Media, Message, Part, TextPart, Tools, text_content
 from server.errors import InvalidRequest
 from server.wire.chat.tools import read_tools
-from server.wire.fields import MAX_MESSAGES, json_text, wrong_type
+from server.wire.fields import MAX_MESSAGES, as_array, as_object, json_text, text_of, wrong_type
 from server.wire.media import link
 
 _SEVERAL_TYPES = re.compile(r"\w+(?:, ?\w+)+", re.ASCII)
@@ -21,8 +19,7 @@ def read_messages(value: object) -> list[Message]:
     """The messages; none where there are none. Raises `InvalidRequest` with a path such as ``messages.0.role``."""
     if value is None:
         return []
-    if not isinstance(value, list):
-        raise wrong_type("messages", "an array", value)
+    value = as_array(value, "messages")
     if len(value) > MAX_MESSAGES:
         raise InvalidRequest(f"messages: must have at most {MAX_MESSAGES} messages", "messages")
     waiting: list[Call] = []  # calls without a result so far
@@ -51,23 +48,22 @@ def read_functions(value: object, warnings: list[str]) -> Tools:
 
 
 def _message(given: object, path: str, waiting: list[Call]) -> Message:
-    if not isinstance(given, dict):
-        raise wrong_type(path, "an object", given)
-    role = _text(given, "role", path).lower()
+    given = as_object(given, path)
+    role = text_of(given, "role", path).lower()
     if not role:
         raise InvalidRequest(f"{path}.role: is required", f"{path}.role")
-    content = content_of(_text(given, "content", path), given.get("images"), f"{path}.images")
-    thoughts = _text(given, "thinking", path)
+    content = content_of(text_of(given, "content", path), given.get("images"), f"{path}.images")
+    thoughts = text_of(given, "thinking", path)
     if role != "tool":
         calls = _calls(given.get("tool_calls"), f"{path}.tool_calls", len(waiting))
         waiting += calls
         return Message(role, content, thoughts, tuple(calls))
-    name = _text(given, "tool_name", path) or _text(given, "name", path)
-    answered = _answered(waiting, _text(given, "tool_call_id", path), name)
+    name = text_of(given, "tool_name", path) or text_of(given, "name", path)
+    answered = _answered(waiting, text_of(given, "tool_call_id", path), name)
     if answered is not None:
         waiting.remove(answered)
         return Message(role, content, thoughts, call_id=answered.id, name=answered.name)
-    return Message(role, content, thoughts, call_id=_text(given, "tool_call_id", path), name=name)
+    return Message(role, content, thoughts, call_id=text_of(given, "tool_call_id", path), name=name)
 
 
 def _answered(waiting: list[Call], call_id: str, name: str) -> Call | None:
@@ -83,8 +79,7 @@ def _answered(waiting: list[Call], call_id: str, name: str) -> Call | None:
 def _calls(given: object, path: str, n_before: int) -> list[Call]:
     if given is None:
         return []
-    if not isinstance(given, list):
-        raise wrong_type(path, "an array", given)
+    given = as_array(given, path)
     return [_call(call, f"{path}.{index}", f"call_{n_before + index}") for index, call in enumerate(given)]
 
 
@@ -99,15 +94,8 @@ def _call(given: object, path: str, own_id: str) -> Call:
         text = json_text(arguments or {})
     else:
         raise wrong_type(f"{path}.function.arguments", "an object", arguments)
-    name = _text(function, "name", f"{path}.function")
-    return Call(name, text, _text(given, "id", path) or own_id)
-
-
-def _text(given: Mapping[str, Any], key: str, path: str) -> str:
-    text = given.get(key)
-    if text is not None and not isinstance(text, str):
-        raise wrong_type(f"{path}.{key}", "a string", text)
-    return text or ""
+    name = text_of(function, "name", f"{path}.function")
+    return Call(name, text, text_of(given, "id", path) or own_id)
 
 
 def _typed(tool: object) -> object:

@@ -18,7 +18,7 @@ import orjson
 from server.conversation.form import Call, Media, MediaKind, Message, Part, TextPart, text_content
 from server.errors import InvalidRequest
 from server.wire.custom_tools import input_arguments
-from server.wire.fields import MAX_MESSAGES, json_text, wrong_type
+from server.wire.fields import MAX_MESSAGES, as_object, json_text, objects_in, string_of, wrong_type
 from server.wire.media import file_of, link
 from server.wire.responses.store import ClientResponses
 from server.wire.responses.tools import model_name
@@ -96,11 +96,10 @@ class _Reader:
 
     def read(self, item: object, path: str) -> None:
         """Take one item."""
-        if not isinstance(item, dict):
-            raise wrong_type(path, "an object", item)
+        item = as_object(item, path)
         kind = item.get("type")
         if kind == "item_reference" or (kind is None and set(item) == {"id"}):
-            item = self._referenced(_text(item, "id", path), path)
+            item = self._referenced(string_of(item, "id", path), path)
             kind = item["type"]
         if not isinstance(kind, str | None):
             raise wrong_type(f"{path}.type", "a text such as message", kind)
@@ -108,12 +107,12 @@ class _Reader:
             case None | "message":
                 self._message(item, path)
             case "function_call":
-                self._call(Call(_called(item, path), _arguments(item, path), _text(item, "call_id", path)))
+                self._call(Call(_called(item, path), _arguments(item, path), string_of(item, "call_id", path)))
             case "custom_tool_call":
-                given = input_arguments(_text(item, "input", path))
-                self._call(Call(_called(item, path), given, _text(item, "call_id", path)))
+                given = input_arguments(string_of(item, "input", path))
+                self._call(Call(_called(item, path), given, string_of(item, "call_id", path)))
             case "function_call_output" | "custom_tool_call_output":
-                self._result(item, path, _text(item, "call_id", path))
+                self._result(item, path, string_of(item, "call_id", path))
             case "reasoning":
                 self._reasoning(item, path)
             case "additional_tools":
@@ -208,13 +207,12 @@ class _Reader:
         return [part for part in found if part is not None]
 
     def _part(self, given: object, path: str) -> Part | None:
-        if not isinstance(given, dict):
-            raise wrong_type(path, "an object", given)
+        given = as_object(given, path)
         kind = given.get("type")
         if not isinstance(kind, str):
             raise wrong_type(f"{path}.type", "a text such as input_text", kind)
         if kind in _TEXTS:
-            return TextPart(_text(given, _TEXTS[kind], path))
+            return TextPart(string_of(given, _TEXTS[kind], path))
         if kind == "input_file":
             said = _text_file(given)
             if said is not None:
@@ -240,19 +238,12 @@ def _medium(given: Mapping[str, Any], kind: str, at: str) -> Media:
 
 
 def _called(item: Mapping[str, Any], path: str) -> str:
-    return model_name(_text(item, "name", path), item.get("namespace"))
-
-
-def _text(item: Mapping[str, Any], key: str, path: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str):
-        raise wrong_type(f"{path}.{key}", "a string", value)
-    return value
+    return model_name(string_of(item, "name", path), item.get("namespace"))
 
 
 def _arguments(item: Mapping[str, Any], path: str) -> str:
     """Of a function; null is none."""
-    return "{}" if item.get("arguments", item) is None else _text(item, "arguments", path)
+    return "{}" if item.get("arguments", item) is None else string_of(item, "arguments", path)
 
 
 def _as_json(value: Any) -> str:
@@ -265,18 +256,8 @@ def _as_json(value: Any) -> str:
 
 
 def _thoughts(item: Mapping[str, Any], key: str, path: str) -> str:
-    parts = item.get(key)
-    if parts is None:
-        return ""
-    if not isinstance(parts, list):
-        raise wrong_type(f"{path}.{key}", "an array", parts)
-    texts = []
-    for index, part in enumerate(parts):
-        where = f"{path}.{key}.{index}"
-        if not isinstance(part, dict):
-            raise wrong_type(where, "an object", part)
-        texts.append(_text(part, "text", where))
-    return "\n".join(texts)
+    parts = [] if item.get(key) is None else item[key]
+    return "\n".join(string_of(part, "text", where) for part, where in objects_in(parts, f"{path}.{key}"))
 
 
 def _text_file(given: Mapping[str, Any]) -> str | None:

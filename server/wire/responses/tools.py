@@ -14,7 +14,7 @@ from server.conversation.form import NO_PARAMETERS, Tool, Tools
 from server.errors import InvalidRequest
 from server.wire.common import Json
 from server.wire.custom_tools import custom_tool
-from server.wire.fields import wrong_type
+from server.wire.fields import objects_in, wrong_type
 from server.wire.tools import MAX_TOOLS, Named, choose, is_strict, name_and_description, no_tool, read_choice
 from server.wire.warnings import left_out
 
@@ -79,15 +79,10 @@ def read_tools(
     return ClientTools(tools, found.names, found.shown, warnings)
 
 
-def _entries(given: object, path: str) -> Iterator[tuple[object, str]]:
-    if given is None:
-        return
-    if not isinstance(given, list):
-        raise wrong_type(path, "an array", given)
-    if len(given) > MAX_TOOLS:
+def _entries(given: object, path: str) -> Iterator[tuple[dict[str, Any], str]]:
+    if isinstance(given, list) and len(given) > MAX_TOOLS:
         raise InvalidRequest(f"{path}: must have at most {MAX_TOOLS} tools", path)
-    for index, entry in enumerate(given):
-        yield entry, f"{path}.{index}"
+    return objects_in([] if given is None else given, path)
 
 
 class _Found:
@@ -99,10 +94,8 @@ class _Found:
         self.shown: list[Json] = []
         self.skipped: dict[str, int] = {}
 
-    def read(self, entry: object, path: str, *, fresh: bool) -> None:
+    def read(self, entry: dict[str, Any], path: str, *, fresh: bool) -> None:
         """One entry of a list; ``fresh``: whether a name that is there already is an error."""
-        if not isinstance(entry, dict):
-            raise wrong_type(path, "an object", entry)
         kind = entry.get("type")
         match kind:
             case "function" | "custom":
@@ -143,8 +136,6 @@ class _Found:
     def _namespace(self, entry: Mapping[str, Any], path: str, *, fresh: bool) -> None:
         name, about = name_and_description(entry, path)
         for tool, where in _entries(entry.get("tools"), f"{path}.tools"):
-            if not isinstance(tool, dict):
-                raise wrong_type(where, "an object", tool)
             if tool.get("type") not in ("function", "custom"):
                 kind = str(tool.get("type"))
                 self.skipped[kind] = self.skipped.get(kind, 0) + 1
