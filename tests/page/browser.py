@@ -249,6 +249,11 @@ def test_a_file_of_chats_is_read_whole_or_not_at_all(visit: Visit, tmp_path: Pat
         page.set_input_files("input[type=file]", str(file))
         expect(page.locator(".chat-list [role=alert]")).to_have_count(failed)
         expect(page.locator(".list li")).to_have_count(n)
+    expect(page.locator(".chat-list [role=alert]")).to_contain_text("chat 1 of the file")
+    for text, reason in (("{", "no JSON"), ("null", "no file of chats"), ('{"format": "others"}', "no file of chats")):
+        file.write_text(text)
+        page.set_input_files("input[type=file]", str(file))
+        expect(page.locator(".chat-list [role=alert]")).to_contain_text(reason)
     page.fill(".search input", "question")
     expect(page.locator(".list li")).to_have_count(1)
     page.locator(".list a").click()
@@ -294,6 +299,50 @@ def test_two_tabs_show_one_chat(visit: Visit) -> None:
     page.wait_for_selector(".card")
     page.evaluate("history.back()")
     expect(page.locator(".composer textarea")).to_have_value("begun")
+
+
+def test_an_answer_grows_in_both_tabs_and_is_kept_when_its_own_is_closed(visit: Visit) -> None:
+    page = visit.open()
+    say(page, "Hello!")
+    answered(page)
+    other = visit.context.new_page()
+    other.goto(page.url)
+    expect(other.locator(".message")).to_have_count(2)
+    set_grammar(page, ENDLESS)
+    say(page, "Write letters.")
+    expect(other.locator(".message.assistant").nth(1)).to_contain_text(re.compile(r"ab\w{9}"))
+    page.close()
+    other.click("button[aria-label=Stop]")
+    answered(other, 2)
+    kept = """(text) => new Promise((done) => {
+      indexedDB.open("llamapool").onsuccess = ({ target }) => {
+        const read = target.result.transaction("messages").objectStore("messages").getAll();
+        read.onsuccess = () => done(read.result.some((one) => one.content === text && one.finish === "stopped"));
+      };
+    })"""
+    text = other.inner_text(".message.assistant:last-of-type .prose")
+    other.wait_for_function(kept, arg=text)
+
+
+def test_tabs_behind_others_hold_no_connection(visit: Visit) -> None:
+    """A browser opens six to a server."""
+    hide = """(hidden) => {
+      Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    tabs = [visit.open("engine")]
+    for _ in range(7):
+        tabs[-1].wait_for_selector(".slot")
+        tabs[-1].evaluate(hide, True)
+        tabs.append(visit.context.new_page())
+        tabs[-1].goto(f"{visit.base}/#/engine")
+    tabs[-1].wait_for_selector(".slot")
+    tabs[0].evaluate(hide, False)
+    tabs[0].evaluate("location.hash = '#/models'")
+    card = tabs[0].locator(".card:has(h2:text-is('other'))")
+    card.locator("button:has-text('Load')").click()
+    card.locator("button:has-text('Unload')").click()
+    expect(card).to_contain_text("not loaded")
 
 
 @pytest.mark.parametrize("blocked", ["storage", "full"])

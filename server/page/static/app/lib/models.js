@@ -1,6 +1,7 @@
 // The models of the server, and which one is chosen.
 import { ApiError, call, events, json } from "./api.js";
 import { computed, signal } from "./dom.js";
+import { whileSeen } from "./seen.js";
 import { keep, kept } from "./storage.js";
 
 /**
@@ -32,8 +33,13 @@ export async function refresh() {
   models.value = found.data.map((/** @type {any} */ m) => ({ ...m, capabilities: can.get(m.id) ?? [] }));
 }
 
-/** Follow status changes until `signal`; comes back when the connection does. @param {AbortSignal} signal */
-export async function follow(signal) {
+/** Follow status changes until `stop`, while the page is seen. @param {AbortSignal} stop */
+export async function follow(stop) {
+  while (!stop.aborted && (await followed(await whileSeen(stop))));
+}
+
+/** Until `signal`; comes back when the connection does. @param {AbortSignal} signal @returns {Promise<boolean>} false: a key is missing */
+async function followed(signal) {
   for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, 8000)) {
     try {
       await refresh();
@@ -41,11 +47,12 @@ export async function follow(signal) {
       wait = 500;
       for await (const { data } of events(reply)) await changed(data);
     } catch (error) {
-      if (signal.aborted) return;
-      if (error instanceof ApiError && error.status === 401) return;
+      if (signal.aborted) break;
+      if (error instanceof ApiError && error.status === 401) return false;
     }
     await new Promise((done) => setTimeout(done, wait));
   }
+  return true;
 }
 
 /** @param {{model: string, event: string, data?: any}} event */

@@ -2,7 +2,7 @@
 import { address, apiKey, ApiError, call, events, json } from "../../lib/api.js";
 import { signal } from "../../lib/dom.js";
 import { t } from "../../lib/texts.js";
-import { messages, MORE_SAMPLING, SAMPLING, saveMessage, tellOtherTabs } from "./store.js";
+import { messageOf, messages, MORE_SAMPLING, SAMPLING, saveMessage, tellOtherTabs } from "./store.js";
 
 /**
  * @typedef {import("./store.js").Message} Message
@@ -92,10 +92,12 @@ function part({ kind, url }) {
 
 /** Puts what comes into a message, and shows it at most once a frame. */
 class Writer {
-  /** @param {Message} message @param {number} asked when, in ms */
-  constructor(message, asked) {
+  /** @param {Message} message @param {number} asked when, in ms @param {boolean} theirs another tab keeps it */
+  constructor(message, asked, theirs) {
     this.message = message;
     this.asked = asked;
+    this.theirs = theirs;
+    this.told = theirs;
     this.drawing = 0;
     this.savedAt = 0;
   }
@@ -103,6 +105,8 @@ class Writer {
   /** @param {any} chunk */
   take(chunk) {
     if (chunk.error) throw new ApiError(chunk.error.code ?? 500, chunk.error.message, chunk.error.type);
+    if (!this.told) tellOtherTabs(this.message.chat); // the server has it now, so that they can follow it
+    this.told = true;
     if (chunk.prompt_progress) {
       const { total, processed } = chunk.prompt_progress;
       const state = running.value.get(this.message.id);
@@ -140,7 +144,7 @@ class Writer {
     this.drawing = requestAnimationFrame(() => {
       this.drawing = 0;
       this.put();
-      if (performance.now() - this.savedAt > 1000) {
+      if (!this.theirs && performance.now() - this.savedAt > 1000) {
         this.savedAt = performance.now();
         void saveMessage(this.message);
       }
@@ -154,8 +158,17 @@ class Writer {
 
   async end() {
     cancelAnimationFrame(this.drawing);
+    const { id, stream } = this.message;
     delete this.message.stream;
     this.put();
+    if (this.theirs) {
+      await new Promise((done) => setTimeout(done, 2000));
+      const kept = await messageOf(id);
+      if (!kept || kept.stream !== stream) {
+        if (kept) this.message = kept;
+        return this.put();
+      } // else that tab has gone
+    }
     await saveMessage(this.message);
     tellOtherTabs(this.message.chat);
   }
@@ -173,11 +186,15 @@ export async function generate(message, body) {
   await follow(message, stream, reply, performance.now());
 }
 
-/** Go on with an answer that was being written when the page was left. @param {Message} message */
-export async function resume(message) {
+/**
+ * Go on with an answer that was being written when the page was left, or that another tab writes.
+ * @param {Message} message @param {boolean} [theirs] another tab has just said so: it will say how it ended, too
+ */
+export async function resume(message, theirs = false) {
   const stream = message.stream;
-  if (!stream || running.value.has(message.id)) return;
+  if (!stream || running.value.has(message.id) || (theirs && document.hidden)) return;
   const found = await json("v1/streams/lookup", { body: { conversation_ids: [stream] } });
+  if (running.value.has(message.id) || (theirs && !found.length)) return;
   if (!found.length) {
     const { stream: _, ...left } = message;
     const ended = { ...left, finish: "lost" };
@@ -187,7 +204,7 @@ export async function resume(message) {
   }
   const fresh = { ...message, content: message.resumeFrom ?? "", reasoning: undefined, calls: undefined };
   const lost = () => Promise.reject(new ApiError(404, t("lostAnswer")));
-  await follow(fresh, stream, () => again(stream, lost), 0);
+  await follow(fresh, stream, () => again(stream, lost), 0, theirs);
 }
 
 /** A stream from its beginning; asked for anew where the server never heard of it. @param {string} stream @param {() => Promise<Response>} open */
@@ -205,9 +222,10 @@ async function again(stream, open) {
 
 /**
  * @param {Message} message @param {string} stream @param {() => Promise<Response>} open @param {number} asked
+ * @param {boolean} [theirs] another tab keeps it
  */
-async function follow(message, stream, open, asked) {
-  const writer = new Writer({ ...message, error: undefined }, asked);
+async function follow(message, stream, open, asked, theirs = false) {
+  const writer = new Writer({ ...message, error: undefined }, asked, theirs);
   let stopped = false;
   const stop = () => {
     stopped = true;
@@ -231,8 +249,8 @@ async function follow(message, stream, open, asked) {
     if (stopped) writer.message.finish = "stopped";
     else writer.message.error = sentence(error);
   } finally {
-    await writer.end();
     tell(message.id, null);
+    await writer.end();
   }
 }
 

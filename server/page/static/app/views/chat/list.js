@@ -13,7 +13,7 @@ const found = signal(/** @type {Set<string> | null} */ (null));
 /** @param {{current: string, onClose: () => void}} props */
 export const ChatList = ({ current, onClose }) => {
   const [words, setWords] = useState("");
-  const [wrong, setWrong] = useState(false);
+  const [wrong, setWrong] = useState("");
   const field = useRef(/** @type {HTMLInputElement | null} */ (null));
   const picker = useRef(/** @type {HTMLInputElement | null} */ (null));
   useEffect(() => {
@@ -28,9 +28,9 @@ export const ChatList = ({ current, onClose }) => {
     if (!file) return;
     try {
       await imported(await file.text());
-      setWrong(false);
-    } catch {
-      setWrong(true);
+      setWrong("");
+    } catch (error) {
+      setWrong(t("importFailed", /** @type {Error} */ (error).message));
     }
   };
   /** @param {import("./store.js").Chat} chat */
@@ -50,7 +50,7 @@ export const ChatList = ({ current, onClose }) => {
       <${IconButton} icon="plus" label=${t("newChat")} onClick=${() => go("chat")} />
       <${IconButton} icon="close" label=${t("close")} tone="phone" onClick=${onClose} />
     </div>
-    ${wrong && html`<p class="wrong" role="alert">${t("importFailed")}</p>`}
+    ${wrong && html`<p class="wrong" role="alert">${wrong}</p>`}
     <ul class="list">
       ${shown.map(
         (chat) => html`<li key=${chat.id} class=${chat.id === current ? "current" : ""}>

@@ -1,6 +1,7 @@
 // Chats, kept in this browser: IndexedDB, a record for each message, so that a long chat is not written anew for a word.
 import { config } from "../../lib/config.js";
 import { signal } from "../../lib/dom.js";
+import { t } from "../../lib/texts.js";
 
 /**
  * @typedef {{id: string, name: string, arguments: string}} ToolCall
@@ -120,6 +121,12 @@ export async function messagesOf(chat) {
   return store ? done(store.index("chat").getAll(chat)) : [];
 }
 
+/** @param {string} id @returns {Promise<Message | undefined>} as it is kept */
+export async function messageOf(id) {
+  const store = await table("messages");
+  return store ? done(store.get(id)) : undefined;
+}
+
 /** @param {Chat} chat */
 export async function saveChat(chat) {
   chats.value = [chat, ...chats.value.filter((one) => one.id !== chat.id)].sort((a, b) => b.updated - a.updated);
@@ -201,15 +208,21 @@ export async function exported() {
 
 /**
  * Reads what `exported` gave: all of it, or nothing. A chat that is here already stays; one that went on differently, here or
- * there, is another chat.
+ * there, is another chat. Raises a sentence for the user where nothing was read.
  * @param {string} text
  */
 export async function imported(text) {
-  const read = JSON.parse(text);
-  if (read.format !== "llamapool-chats" || !Array.isArray(read.chats)) throw new Error("format");
+  const read = parsed(text);
+  if (read?.format !== "llamapool-chats" || !Array.isArray(read.chats)) throw new Error(t("importNoChats"));
   const known = new Map(chats.value.map((chat) => [chat.id, chat.updated]));
   /** @type {{chat: Chat, messages: Message[]}[]} */
-  const all = read.chats.map(readChat);
+  const all = read.chats.map((/** @type {unknown} */ one, /** @type {number} */ i) => {
+    try {
+      return readChat(one);
+    } catch {
+      throw new Error(t("importNoChat", i + 1));
+    }
+  });
   const fresh = all.filter(({ chat }) => known.get(chat.id) !== chat.updated);
   for (const one of fresh) if (known.has(one.chat.id) || removed.has(one.chat.id)) renamed(one);
   const kept = await changed((heads, table) => {
@@ -218,9 +231,18 @@ export async function imported(text) {
       for (const message of messages) table.put(message);
     }
   });
-  if (!kept) throw new Error("storage");
+  if (!kept) throw new Error(t("importNoRoom"));
   chats.value = [...fresh.map(({ chat }) => chat), ...chats.value].sort((a, b) => b.updated - a.updated);
   for (const { chat } of fresh) tellOtherTabs(chat.id);
+}
+
+/** @param {string} text */
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(t("importNoJson", /** @type {Error} */ (error).message));
+  }
 }
 
 /** @param {{chat: Chat, messages: Message[]}} one */

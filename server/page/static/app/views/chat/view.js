@@ -59,6 +59,7 @@ onOtherTab(async (id) => {
     open.value = found;
     messages.value = new Map(all.map((message) => [message.id, message]));
   });
+  for (const message of all) if (message.stream) void resume(message, true);
 });
 
 /** @param {Partial<Chat>} change */

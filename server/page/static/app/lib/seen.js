@@ -1,0 +1,27 @@
+// Whether anybody sees this page. A browser opens six connections to a server, for all of its tabs together: one behind
+// others holds none that waits for news.
+
+/**
+ * Wait until the page is seen, or `stop`.
+ * @param {AbortSignal} stop
+ * @returns {Promise<AbortSignal>} aborted as soon as the page is hidden, or with `stop`
+ */
+export function whileSeen(stop) {
+  const hidden = new AbortController();
+  let came = false;
+  return new Promise((resolve) => {
+    const look = () => {
+      if (document.hidden && !came && !stop.aborted) return;
+      came = true;
+      if (document.hidden || stop.aborted) {
+        document.removeEventListener("visibilitychange", look);
+        stop.removeEventListener("abort", look);
+        hidden.abort();
+      }
+      resolve(hidden.signal);
+    };
+    document.addEventListener("visibilitychange", look);
+    stop.addEventListener("abort", look);
+    look();
+  });
+}
