@@ -236,7 +236,10 @@ class Scheduler:
             span = span_at(s.media, at) if s.media else None
             is_medium = span is not None and span.start <= at  # decoded in a batch of its own
             n_left = (span.end if span is not None and is_medium else len(s.target)) - at
-            n = piece(n_left, n)
+            if is_medium and n_tokens:  # a step's streams are decoded before it, by themselves
+                n = piece(n_left, min(n, self.step_size.after(self.spent_s + self._placer.step_s)), exact=True)
+            else:
+                n = piece(n_left, n)
             # those that share evaluations with streams take nothing from the size
             n_more = n_beside(streams, s.slot.id) if 1 < n < n_left and s.slot.id in joins and not is_medium else 0
             end = at + min(n + n_more, most - n_joins)

@@ -77,12 +77,13 @@ class StepSize:
             self.size = max(smaller, min(self._knee, self.size), self.smallest)
 
 
-def piece(n_left: int, size: int) -> int:
+def piece(n_left: int, size: int, *, exact: bool = False) -> int:
     """How many of the tokens that are left of a prompt a step of that size takes; the last two steps share what is left
-    where the last one would be too small to be worth it."""
-    if n_left <= size + size // REST:
-        return n_left
+    where the last one would be too small to be worth it. ``exact``: in place of a step that is a little larger, too.
+    """
     half = (n_left + 1) // 2
+    if n_left <= size or (n_left <= size + size // REST and not (exact and half >= ATTENTION_TILE)):
+        return n_left
     return half if n_left < size * 3 // 2 and half >= ATTENTION_TILE else size
 
 

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from harness.fakes import FakeChunk
+from server.engine.encode import Encoding
 from server.engine.generate.text import TextStream
 from server.engine.lora import Tuning
+from server.engine.media import MediaSpan, media_tokens
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement
 from server.engine.request import Adapters, Request
@@ -168,6 +171,24 @@ def test_generated_tokens_come_before_prompts_and_prompts_by_age() -> None:
     assert [(e.sequence, len(e.tokens)) for e in entries] == [(running, 1), (young, 2), (old, 10)]  # by their slots
     assert entries[0].tokens == [5]
     assert entries[0].pos == 1
+
+
+@pytest.mark.parametrize(("step_s", "n_streams", "n"), [(0.0, 1, 192), (0.016, 1, 96), (0.016, 0, 192)])
+def test_a_picture_beside_streams_leaves_them_the_time_of_their_own_batch(
+    step_s: float, n_streams: int, n: int
+) -> None:
+    s = scheduler(2, target_itl_ms=300.0)
+    s.step_size.size, s.step_size_alone.size, s._placer.step_s = 192, 512, step_s
+    for _ in range(n_streams):
+        running = waiting(s, [3])
+        place(s)
+        assert running.slot is not None
+        running.slot.tokens, running.phase, running.output = [3], Phase.DECODE, [5]
+    span = MediaSpan(0, 192, 192, True, "a", chunk=FakeChunk("a"))
+    seeing = waiting(s, [*media_tokens("a", 0, 192), 1, 2], media=(span,))
+    place(s)
+    seeing.encodings[0] = Encoding(FakeChunk("a"), b"a", embeddings=b"")
+    assert [len(e.tokens) for e in s.plan() if e.sequence is seeing] == [n]
 
 
 def test_unified_cells_are_not_promised_twice() -> None:

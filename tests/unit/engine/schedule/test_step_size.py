@@ -126,3 +126,8 @@ def test_what_a_neighbour_does_to_one_step_changes_no_size() -> None:
 def test_a_prompt_s_last_step_is_no_small_one(n_left: int, size: int, n: int) -> None:
     assert piece(n_left, size) == n
     assert n >= min(n_left, size, ATTENTION_TILE)
+
+
+@pytest.mark.parametrize(("n_left", "size", "n"), [(128, 128, 128), (129, 128, 65), (100, 90, 100), (300, 128, 128)])
+def test_where_a_step_costs_more_its_last_one_is_no_larger_either(n_left: int, size: int, n: int) -> None:
+    assert piece(n_left, size, exact=True) == n
