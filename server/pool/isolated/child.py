@@ -56,7 +56,7 @@ def main(asks: int, tells: int, parent: int) -> None:
     _die_with(parent)
     os.dup2(2, 1)  # what a library prints is no answer of anything
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, chain=False)  # where every thread is, for who is about to kill it
+    faulthandler.register(signal.SIGUSR1, chain=True)  # writes where every thread is, then ends the process
     for ours in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(ours, signal.SIG_IGN)  # sent to all of a group: the server decides what ends
     try:

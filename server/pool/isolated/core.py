@@ -33,6 +33,8 @@ HEALTHY_S = 60.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 PATIENCE_S = 5.0
 """Who asks while a process is started again waits; where that is not to begin soon, he is told so."""
+STACKS_S = 2.0
+"""For a process to write where its threads are, and to end by that; one that is stopped does neither."""
 SILENT_S = 10.0
 """The least silence of a process that counts as its end; it speaks every two seconds."""
 _BOOT = (
@@ -187,11 +189,13 @@ class Child:
 
     def kill(self, reason: str, *, stacks: bool = False) -> None:
         """End it, whatever it does; with `stacks` it writes to the log before where its threads are."""
-        self.reason = self.reason or reason
-        if stacks:
+        first, self.reason = not self.reason, self.reason or reason
+        if not stacks:
+            self._process.kill()
+        elif first:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGUSR1)
-        self._process.kill()
+            asyncio.get_running_loop().call_later(STACKS_S, self._process.kill)
 
     def _lost(self) -> None:
         """Of both sockets: the second one may still hold what steps have said."""

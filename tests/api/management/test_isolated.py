@@ -230,9 +230,12 @@ async def test_the_process_that_measures_a_model_loads_it_or_ends(
         await asyncio.wait_for(child.ended, 60)
 
 
-async def test_a_step_that_hangs_is_ended_by_the_watchdog(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_that_hangs_is_ended_by_the_watchdog(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("server.app.WATCH_EVERY_S", 0.05)
     monkeypatch.setattr("server.pool.isolated.engines.LEAST_LIMIT_S", 1.0)
+    monkeypatch.setattr(core, "STACKS_S", 60.0)  # it ends by itself
     async with start(watchdog_s=1.0) as api:
         body = chat("!wait 1!", stream=True, max_tokens=3000)
         async with posting(api.app, "/v1/chat/completions", body) as exchange:
@@ -240,6 +243,7 @@ async def test_a_step_that_hangs_is_ended_by_the_watchdog(start: Start, monkeypa
             await until(lambda: sum(slot.is_processing for slot in engine(api).slots()) == 1)
             raw = b"".join([part async for part in exchange.chunks()])
         assert b"no step has ended" in raw
+        assert "in _wait" in capfd.readouterr().err  # where it hangs
         assert (await api.client.get("/livez")).status_code == 200
         await is_back(api)
         assert not engine(api).busy
