@@ -5,7 +5,6 @@ import re
 import socket
 from collections.abc import Collection
 from functools import cache
-from urllib.parse import urlsplit
 
 _HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+(%[0-9A-Za-z._-]+)?)\]|(?P<name>[0-9A-Za-z._-]+))(:[0-9]*)?")
 _PRIVATE_ENDINGS = (".localhost", ".local", ".internal", ".home.arpa")
@@ -24,11 +23,9 @@ def is_local(address: str) -> bool:
 
 
 def host_of(origin: str) -> str:
-    """Of an origin or another URL, without its port; "" where it has none."""
-    try:
-        return urlsplit(origin).hostname or ""
-    except ValueError:  # e.g. an unclosed bracket of an IPv6 address
-        return ""
+    """Of an origin, without its port; "" for what is none: a scheme, a host, perhaps a port (RFC 6454)."""
+    found = _HOST.fullmatch(origin.partition("://")[2])
+    return (found["address"] or found["name"]).lower() if found else ""
 
 
 def is_strangers(host: str, allowed: Collection[str]) -> bool:

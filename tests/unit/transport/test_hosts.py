@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from server.transport.access.hosts import is_local, is_strangers
+from server.transport.access.hosts import host_of, is_local, is_strangers
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "localhost", "a.localhost"])
@@ -15,6 +15,20 @@ def test_what_is_of_this_machine(address: str) -> None:
 )
 def test_what_is_not(address: str) -> None:
     assert not is_local(address)
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        ("http://localhost:3000", "localhost"),
+        ("https://[::1]:8443", "::1"),
+        ("http://127.0.0.1", "127.0.0.1"),
+        *((no, "") for no in ("null", "", "file://", "http://[::1", "http://127.0.0.1/a", "localhost")),
+        *((no, "") for no in ("http://evil.example@127.0.0.1", "http://[::1].evil.example", "http://127.0.0.1:80:80")),
+    ],
+)
+def test_an_origins_host_is_all_of_it(origin: str, host: str) -> None:
+    assert host_of(origin) == host
 
 
 @pytest.mark.parametrize(
