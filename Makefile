@@ -34,10 +34,12 @@ endif
 test: $(VENV)/.installed-dev check $(VENV)/.templates $(VENV)/.smollm2
 	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO)
 
-# The loop while you write: lint, types, and the tests without native models and real servers.
+# The loop while you write: lint, types, and of every test that is not marked slow three cases and ten examples; of native
+# models two files.
 quick: $(VENV)/.installed-dev $(VENV)/.templates
 	$(BIN)/ruff check --quiet . && $(BIN)/mypy
-	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) -m "not slow" tests/unit tests/api
+	$(DOWNLOADS) $(BIN)/python -m pytest -q $(TWO) --quick tests/unit tests/api \
+	  tests/model/test_description.py tests/model/test_guesses_taken_back.py
 
 # What takes longer: property tests look for examples of their own, in another order; llama.cpp's own suite; the programs
 # that people run.

@@ -16,6 +16,49 @@ settings.register_profile("search", deadline=None, suppress_health_check=[Health
 settings.register_profile("tests", settings.get_profile("search"), derandomize=True)
 settings.load_profile("tests")
 
+QUICK_CASES = 3
+"""Of a test's parameters in `make quick`: the first, the last, and one between."""
+QUICK_EXAMPLES = 10
+"""Of a property, there."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `make quick` says."""
+    parser.addoption("--quick", action="store_true", help="every test that is not marked slow, each with few cases")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--quick``: no test is left out for its subject, but no matrix is tried whole either."""
+    if not config.getoption("--quick"):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    few = {item for each in cases.values() for item in _few(each)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in few])
+    items[:] = [item for item in items if item in few]
+    for item in items:
+        _shorten(item)
+
+
+def _few(cases: list[pytest.Item]) -> list[pytest.Item]:
+    if len(cases) <= QUICK_CASES:
+        return cases
+    return [cases[i * (len(cases) - 1) // (QUICK_CASES - 1)] for i in range(QUICK_CASES)]
+
+
+def _shorten(item: pytest.Item) -> None:
+    """A property with a number of examples of its own gets few, too: one of a function, or of a state machine."""
+    for holder, name in (
+        (getattr(item, "function", None), "_hypothesis_internal_use_settings"),
+        (getattr(item, "cls", None), "settings"),
+    ):
+        own = getattr(holder, name, None)
+        if isinstance(own, settings):
+            setattr(holder, name, settings(own, max_examples=min(own.max_examples, QUICK_EXAMPLES)))
+
 
 def pytest_configure() -> None:
     """In CI no test may be skipped for want of a download. None sees its user's models, or asks their hub."""

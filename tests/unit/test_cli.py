@@ -133,6 +133,7 @@ def test_a_mistake_is_one_line_and_status_2(
     assert printed.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_python_m_server_ends_with_one_line_and_status_2() -> None:
     command = [sys.executable, "-m", "server", "--port", "x", "-m", "y.gguf"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)

@@ -77,6 +77,7 @@ def test_each_layer_names_files_that_are_there_and_changes_what_the_base_has() -
             assert (changed["kind"], changed["metadata"]["name"]) in named
 
 
+@pytest.mark.slow
 def test_layers_are_rendered_where_kubectl_is() -> None:
     """Elsewhere the files are looked at one by one, above."""
     if (kubectl := shutil.which("kubectl")) is None:

@@ -33,6 +33,7 @@ def test_in_ci_a_missing_download_is_an_error_that_names_it(
         downloads.check_ci()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reason", "ci", "workers", "status"),
     [("no luck", "1", 0, 1), ("no luck", "1", 1, 1), (min(MAY_BE_SKIPPED), "1", 0, 0), ("no luck", "", 0, 0)],

@@ -3,6 +3,7 @@
 from typing import Any
 
 import httpx
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -106,6 +107,7 @@ async def post_all(api: Api, requests: list[tuple[str, dict[str, Any]]]) -> None
         check(await api.client.post(path, json=body))
 
 
+@pytest.mark.slow
 async def test_no_body_is_a_server_error_and_none_leaves_a_slot_busy(serve: Serve) -> None:
     found: list[tuple[str, dict[str, Any]]] = []
 

@@ -272,6 +272,7 @@ ITEM = st.fixed_dictionaries(
 BODY = bodies(ResponsesBody, {"input": st.just("Hi") | st.lists(ITEM, max_size=3) | JSON})
 
 
+@pytest.mark.slow
 async def test_no_body_is_a_server_error_and_none_leaves_a_slot_busy(serve: Serve) -> None:
     found: list[dict[str, Any]] = []
 

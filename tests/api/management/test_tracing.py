@@ -152,6 +152,7 @@ def test_what_is_missing_or_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         tracing.exporting("1")
 
 
+@pytest.mark.slow
 def test_nothing_of_it_is_imported_unless_it_is_asked_for() -> None:
     code = (
         "import sys; from server.app import create_app; from tests.api.conftest import make_settings; "

@@ -47,6 +47,7 @@ async def test_who_leaves_gives_the_place_back(serve: Serve) -> None:
         gate.set()
 
 
+@pytest.mark.slow
 async def test_long_texts_keep_nobody_else_from_a_thread(serve: Serve) -> None:
     gate = threading.Event()
     async with serve(server={"threads_http": 1}) as api:

@@ -37,6 +37,7 @@ def computed_by_slots(texts: list[tuple[list[int], list[int]]]) -> int:
     return computed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("can_cut", [True, False])
 async def test_conversations_beyond_the_slots_come_back_from_the_tier(can_cut: bool) -> None:
     histories = dict.fromkeys(range(N_CONVERSATIONS), SYSTEM)

