@@ -26,8 +26,11 @@ from harness.fakes import FakeLoader, FakeRunner, FakeSampler, FakeVocab
 from server.app import create_app
 from server.engine.request import Adapters, SamplingParams
 from server.engine.runner_api import BatchEntry
+from server.options.read.roster import Origin
+from server.options.table.model import ModelSettings
+from server.options.table.server import ServerSettings
 from server.pool.protocols import Loader
-from server.settings import ModelSettings, Origin, ServerSettings, Settings
+from server.settings import Settings
 from server.transport.uvicorn_protocols import BoundedHttpProtocol
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -28,7 +28,7 @@ from server.media.fetch import MediaFetcher, Sites
 from server.media.sight import Sight
 from server.metrics.exposition import Metrics
 from server.options.table.fetching import ANYWHERE
-from server.options.table.server import VERBOSITY_DETAILED
+from server.options.table.server import VERBOSITY_DETAILED, ServerSettings
 from server.page.bodies import Bodies
 from server.page.history import History
 from server.page.live import Live
@@ -40,17 +40,17 @@ from server.pool.events import StatusChanged
 from server.pool.load.assembly import Factories
 from server.pool.load.loading import chat_template
 from server.pool.load.progress import show_load_progress
-from server.pool.pool import Pool, PoolLimits
+from server.pool.pool import Pool
 from server.pool.protocols import Loader
 from server.pool.saved.address_files import AddressFiles
 from server.pool.saved.slot_files import SavedFiles, SlotFiles
 from server.pool.spec import ModelSpec
-from server.pool.turns import log_failure
+from server.pool.turns import PoolLimits, log_failure
 from server.reload import Reload, key_ring
 from server.routes import ROUTERS, include_routes
 from server.routes.gate import Gate
 from server.routes.services import Services
-from server.settings import ServerSettings, Settings, check_files, hub_of, load_settings, model_specs, slot_secret
+from server.settings import Settings, check_files, hub_of, load_settings, model_specs, slot_secret
 from server.telemetry.kv_events.follow import KvEvents
 from server.telemetry.record import Record
 from server.transport.compression import Compression

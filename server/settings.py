@@ -40,18 +40,6 @@ from server.pool.spec import ModelSpec
 from server.templates.template import ChatTemplate
 from server.transport.access.key_file import read_keys
 
-__all__ = [
-    "TABLE",
-    "ModelDefaults",
-    "ModelSettings",
-    "Origin",
-    "ServerSettings",
-    "Settings",
-    "check_files",
-    "load_settings",
-    "model_specs",
-]
-
 DEFAULT_CONFIGS = (
     Path(__file__).resolve().parent.parent / "config" / "default.yaml",  # a checkout's
     Path("config") / "default.yaml",  # of the working directory

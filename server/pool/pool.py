@@ -39,8 +39,6 @@ LEAST_THREADS = 8  # models may come later
 
 T = TypeVar("T")
 
-__all__ = ["Lease", "Pool", "PoolLimits"]
-
 
 class Pool:
     """Loads models on demand, shares each load, evicts idle ones for others, and lets unused ones sleep.

@@ -22,9 +22,12 @@ from fastapi import FastAPI
 
 from harness.fakes import FakeLoader
 from server.app import create_app
+from server.options.read.roster import Origin
+from server.options.table.model import ModelSettings
+from server.options.table.server import ServerSettings
 from server.pool.pool import Pool
 from server.routes.management.health import is_pending
-from server.settings import ModelSettings, Origin, ServerSettings, Settings
+from server.settings import Settings
 from server.transport.uvicorn_protocols import BoundedHttpProtocol, PatientSocketProtocol
 
 TIMEOUT_S = 100.0

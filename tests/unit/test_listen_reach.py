@@ -3,7 +3,7 @@ import pytest
 from harness.real_server import free_port
 from server.errors import ConfigError
 from server.listen import check_reach, open_listeners
-from server.settings import ServerSettings
+from server.options.table.server import ServerSettings
 
 
 @pytest.mark.parametrize("host", [("127.0.0.1",), ("localhost", "::1"), ("/run/llamapool.sock",)])

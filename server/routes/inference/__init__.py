@@ -1,5 +1,7 @@
 """What clients ask of a model, one file per API or task, and the replies that are still being written."""
 
+from fastapi import APIRouter
+
 from server.routes.inference import (
     audio,
     chat,
@@ -15,33 +17,5 @@ from server.routes.inference import (
     tokens,
 )
 
-__all__ = [
-    "ROUTERS",
-    "audio",
-    "chat",
-    "completions",
-    "control",
-    "embeddings",
-    "messages",
-    "native",
-    "ollama",
-    "rerank",
-    "responses",
-    "streams",
-    "tokens",
-]
-
-ROUTERS = (
-    chat.router,
-    control.router,
-    streams.router,
-    messages.router,
-    responses.router,
-    completions.router,
-    native.router,
-    embeddings.router,
-    audio.router,
-    rerank.router,
-    tokens.router,
-    ollama.router,
-)
+_MODULES = (chat, control, streams, messages, responses, completions, native, embeddings, audio, rerank, tokens, ollama)
+ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in _MODULES)

@@ -1,35 +1,8 @@
 """What the server says about itself and its models, and what changes them."""
 
-from server.routes.management import (
-    health,
-    lora,
-    metrics,
-    models,
-    page,
-    props,
-    slot_actions,
-    slots,
-)
+from fastapi import APIRouter
 
-__all__ = [
-    "ROUTERS",
-    "health",
-    "lora",
-    "metrics",
-    "models",
-    "page",
-    "props",
-    "slot_actions",
-    "slots",
-]
+from server.routes.management import health, lora, metrics, models, page, props, slot_actions, slots
 
-ROUTERS = (
-    health.router,
-    models.router,
-    props.router,
-    slots.router,
-    slot_actions.router,
-    lora.router,
-    metrics.router,
-    page.router,
-)
+_MODULES = (health, models, props, slots, slot_actions, lora, metrics, page)
+ROUTERS: tuple[APIRouter, ...] = tuple(module.router for module in _MODULES)

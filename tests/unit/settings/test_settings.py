@@ -14,16 +14,9 @@ from server.engine.request import DEFAULT_SAMPLERS, RANDOM_SEED, SamplingParams
 from server.errors import ConfigError
 from server.options.table.model import WHERE
 from server.options.table.option import OptionRow
+from server.options.table.server import ServerSettings
 from server.pool.spec import ChatParams, LoadParams
-from server.settings import (
-    DEFAULT_CONFIGS,
-    TABLE,
-    ServerSettings,
-    Settings,
-    check_files,
-    load_settings,
-    model_specs,
-)
+from server.settings import DEFAULT_CONFIGS, TABLE, Settings, check_files, load_settings, model_specs
 from tests.unit.settings.builders import MODEL, spec
 
 ROOT = Path(__file__).parents[3]
