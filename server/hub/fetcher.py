@@ -54,9 +54,9 @@ class HubFetcher:
         remote = spec.remote
         assert remote is not None, "only such models miss files"
         if remote.hf:
-            hub = self._asked if remote.asked else self._hub
+            get = self._asked.pull if remote.asked else self._hub.fetch
             siblings = (MMPROJ,) if remote.mmproj else ()
-            files = hub.fetch(Reference.parse(remote.hf), remote.file, report, wanted, siblings=siblings)
+            files = get(Reference.parse(remote.hf), remote.file, report, wanted, siblings=siblings)
             if files.model is None:
                 raise NotFound(f"'{remote.hf}' is a preset of several models; serve it with -hf")
             spec = _placed(spec, files)

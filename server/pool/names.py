@@ -1,6 +1,6 @@
 """From what a request calls a model to the model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from server.errors import ConfigError, ModelNotFound
 from server.pool.spec import ModelSpec, Task
@@ -12,23 +12,24 @@ LATEST = ":latest"
 class Names:
     """Ids and aliases of the configured models; raises `ConfigError` when two models share a name.
 
-    `is_part`: there are others, so that a name that none of these has is no name for the only one. What a client
-    has asked to be downloaded is called so until it is there, whoever else has that alias.
+    `is_part`: there are others, so that a name that none of these has is no name for the only one. A download that a
+    client has asked for is called so until it is there, whoever else has that alias, and whom requests go on to mean.
     """
 
     def __init__(self, specs: Sequence[ModelSpec], *, is_part: bool = False) -> None:
         self._is_part = is_part
         self._by_name: dict[str, ModelSpec] = {}
-        asked = {spec.id: spec for spec in specs if spec.remote is not None and spec.remote.asked}
+        self._asked = {spec.id: spec for spec in specs if spec.remote is not None and spec.remote.asked}
         for spec in specs:
+            if spec.id in self._asked:
+                continue
             for name in dict.fromkeys((spec.id, *spec.aliases)):
                 other = self._by_name.setdefault(name, spec)
-                if other is not spec and name not in asked:
+                if other is not spec:
                     where = f"{spec.source}: " if spec.source else ""
                     raise ConfigError(
                         f"{where}models '{other.id}' and '{spec.id}' are both called '{name}'; rename one"
                     )
-        self._by_name |= asked
         self._specs = list(specs)
 
     def exact(self, name: str) -> ModelSpec:
@@ -40,9 +41,7 @@ class Names:
 
     def find(self, name: str) -> ModelSpec | None:
         """As `exact`; None for a name that nobody has."""
-        repository, colon, quantization = name.partition(":")  # which is in capitals in the names of the hub's cache
-        names = (name, name.removesuffix(LATEST), name + LATEST, repository + colon + quantization.upper())
-        return next((self._by_name[each] for each in names if each in self._by_name), None)
+        return _first(name, self._asked, self._by_name)
 
     def resolve(self, name: str | None, task: Task = "generate") -> ModelSpec:
         """What a request means: the model of that id or alias.
@@ -51,9 +50,15 @@ class Names:
         where the request names none, and the only one whatever the request calls it, since a llama-server with one
         model accepts any name. Among several, raises `ModelNotFound` for an unknown name.
         """
-        if name and (found := self.find(name)) is not None:
+        if name and (found := _first(name, self._by_name, self._asked)) is not None:
             return found
         able = [spec for spec in self._specs if spec.configured_for(task)] or self._specs
         if able and (not name or (len(able) == 1 and not self._is_part)):
             return able[0]
         raise ModelNotFound(name or "", [s.id for s in self._specs])
+
+
+def _first(name: str, *tables: Mapping[str, ModelSpec]) -> ModelSpec | None:
+    repository, colon, quantization = name.partition(":")  # which is in capitals in the names of the hub's cache
+    names = (name, name.removesuffix(LATEST), name + LATEST, repository + colon + quantization.upper())
+    return next((table[each] for each in names for table in tables if each in table), None)

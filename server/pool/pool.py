@@ -27,7 +27,7 @@ from server.pool.load.assembly import Factories
 from server.pool.load.downloads import Downloads
 from server.pool.load.lifecycle import Lifecycle
 from server.pool.model import Lease
-from server.pool.names import Names
+from server.pool.names import LATEST, Names
 from server.pool.protocols import Fetcher, Loader
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles, Task
 from server.pool.state import ModelState, Status
@@ -281,6 +281,7 @@ class Pool:
     async def download(self, name: str) -> None:
         """Fetch a model of the hub into its cache, as ``POST /models`` does; returns once it has begun.
 
+        A repository's name alone means what the hub would choose, in its newest form, whatever the cache has of it.
         Raises `InvalidRequest` for a name that is none or known already, `NotSupported`, and what `Fetcher.check` does.
         """
         self._check_whole()
@@ -300,27 +301,38 @@ class Pool:
     def _check_new(self, name: str) -> None:
         if self._turns.stopped:
             raise ShuttingDown()
-        if self._names.find(name) is not None:
+        known = self._names.find(name)
+        if known is not None and not (known.origin == "cache" and name in known.aliases):
             raise InvalidRequest(f"model '{name}' already exists", "model")
 
     async def _downloaded(self, entry: Entry, ok: bool) -> None:
         """What was there while it was downloaded makes place for what the cache has now."""
         self._drop(entry)
-        if ok and not self._turns.stopped:
+        if ok:
+            await self._look_again()
+
+    async def _look_again(self) -> None:
+        """The cache has changed: what there is in it, and who a repository's name means."""
+        if not self._turns.stopped:
             try:
                 await self.reload()
             except ConfigError as error:
-                log.error("model '%s' is in the cache, but not served: %s", entry.id, error)
+                log.error("the models of the cache are served as they were before the last change of it: %s", error)
 
     async def remove(self, name: str) -> None:
         """Unload a model of the cache, or stop its download, and delete its files, as ``DELETE /models`` does.
 
-        Raises `ModelNotFound`, `InvalidRequest` for one that is not of the cache, `Unavailable`, `ShuttingDown`.
+        Raises `ModelNotFound`, `InvalidRequest` for one that is not of the cache, and for a repository's name where the
+        cache has several models of it, `Unavailable`, `ShuttingDown`.
         """
         self._check_whole()
         entry = self._entries[self._names.exact(name).id]
         if self._fetcher is None or entry.spec.origin != "cache":
             raise InvalidRequest(f"model '{entry.id}' is not removable: it is not of the hub's cache", "model")
+        repository = name.removesuffix(LATEST)
+        several = sorted(each for each in self._entries if each.startswith(f"{repository}:"))
+        if entry.id != repository and len(several) > 1:
+            raise InvalidRequest(f"model: '{name}' may be one of several: {', '.join(several)}", "model")
         while entry.status not in (Status.UNLOADED, Status.FAILED) or entry.id in self._turns.queue:
             if self._turns.stopped:
                 raise ShuttingDown
@@ -328,6 +340,7 @@ class Pool:
         self._drop(entry)  # so that nobody loads it meanwhile
         await self._beside(self._fetcher.remove, entry.id)
         self._fan_out.publish(ModelRemoved(entry.id))
+        await self._look_again()
 
     def _drop(self, entry: Entry) -> None:
         if self._entries.get(entry.id) is entry:

@@ -167,12 +167,13 @@ async def pull(request: Request) -> Response:
 
 
 def _downloading(states: Iterable[ModelState], name: str) -> str | None:
-    """The model of that name, "" where its files are there; None where there is no such model."""
+    """The model of that name, "" where its files are there; None where there is no such model, or only one that a
+    repository's name means of those that are there."""
     names = (name, name.removesuffix(LATEST), hub_name(name))
-    found = next((each for each in states if not {each.spec.id, *each.spec.aliases}.isdisjoint(names)), None)
-    if found is None:
-        return None
-    return found.spec.id if found.status is Status.DOWNLOADING else ""
+    for each in sorted(states, key=lambda each: each.spec.id not in names):
+        if each.spec.id in names or not (each.spec.origin == "cache" or set(names).isdisjoint(each.spec.aliases)):
+            return each.spec.id if each.status is Status.DOWNLOADING else ""
+    return None
 
 
 async def _nothing_to_pull() -> AsyncGenerator[Json, None]:

@@ -101,19 +101,45 @@ async def test_a_model_answers_to_the_name_that_it_was_asked_for_by(remote: Stan
     async with serving(remote, tmp_path) as api:
         await download(api, REPOSITORY)
         assert await ids(api) == [MODEL_ID]
-        for name in (REPOSITORY, MODEL_ID.replace("Q8_0", "q8_0")):
+        small = MODEL_ID.replace("Q8_0", "q8_0")
+        for name in (REPOSITORY, small):
             chat = await api.client.post("/v1/chat/completions", json={"model": name, **CHAT})
             assert (chat.status_code, chat.json()["model"]) == (200, MODEL_ID)
-            again = await api.client.post("/models", json={"model": name})
-            assert (again.status_code, "already exists" in again.text) == (400, True)
+        again = await api.client.post("/models", json={"model": small})
+        assert (again.status_code, "already exists" in again.text) == (400, True)
         loaded = api.pool.state(MODEL_ID).loaded
         await download(api, REPOSITORY + ":F16")
         assert api.pool.state(REPOSITORY).loaded is loaded  # it is not configured anew because another one came
     async with serving(remote, tmp_path) as api:
         shown = (await api.client.get(f"/v1/models/{REPOSITORY}")).json()
         assert (shown["id"], shown["aliases"]) == (MODEL_ID, [MODEL_ID, REPOSITORY])
-        assert (await api.client.request("DELETE", "/models", params={"model": REPOSITORY})).status_code == 200
+        unclear = await api.client.request("DELETE", "/models", params={"model": REPOSITORY})
+        assert (unclear.status_code, f"one of several: {REPOSITORY}:F16, {MODEL_ID}" in unclear.text) == (400, True)
+        assert (await api.client.request("DELETE", "/models", params={"model": MODEL_ID})).status_code == 200
         assert await ids(api) == [REPOSITORY + ":F16"]
+        assert (await api.client.request("DELETE", "/models", params={"model": REPOSITORY})).status_code == 200
+        assert await ids(api) == []
+
+
+async def test_a_repository_is_what_its_hub_would_choose(remote: StandInHub, tmp_path: Path) -> None:
+    """Whatever the cache has of it, as in llama-server; who is served meanwhile goes on with what is there."""
+    async with serving(remote, tmp_path) as api:
+        await download(api, f"{REPOSITORY}:F16")
+        assert (await api.client.post("/v1/chat/completions", json={"model": REPOSITORY, **CHAT})).status_code == 200
+        remote.hold = threading.Event()
+        with api.pool.subscribe() as events:
+            assert (await api.client.post("/models", json={"model": REPOSITORY})).status_code == 200
+            second = await api.client.post("/models", json={"model": REPOSITORY})
+            assert (second.status_code, "already exists" in second.text) == (400, True)
+            chat = await api.client.post("/v1/chat/completions", json={"model": REPOSITORY, **CHAT})
+            assert (chat.status_code, chat.json()["model"]) == (200, f"{REPOSITORY}:F16")
+            remote.hold.set()
+            assert (await ended(events))[-1] == DownloadEnded(REPOSITORY, ok=True)
+        assert await ids(api) == [f"{REPOSITORY}:F16", MODEL_ID]
+        assert api.pool.resolve(REPOSITORY).id == MODEL_ID
+        n_asked = len(remote.contents_asked())
+        assert (await download(api, REPOSITORY))[-1] == DownloadEnded(REPOSITORY, ok=True)  # it is the newest
+        assert len(remote.contents_asked()) == n_asked
 
 
 async def test_a_better_match_takes_the_short_name_over(remote: StandInHub, tmp_path: Path) -> None:
