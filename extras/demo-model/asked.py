@@ -40,9 +40,16 @@ def answer(client: httpx.Client, case: Case) -> dict[str, Any]:
 
 
 def calls_of(message: dict[str, Any]) -> list[str]:
-    """Calls in one form and order; capital letters don't count."""
+    """Calls in one form and order; capital letters don't count. Arguments that a limit cut off stay as they are."""
     functions = [call["function"] for call in message.get("tool_calls") or []]
-    return sorted(_plain({"name": f["name"], "arguments": json.loads(f["arguments"])}) for f in functions)
+    return sorted(_plain({"name": f["name"], "arguments": _arguments(f["arguments"])}) for f in functions)
+
+
+def _arguments(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _plain(call: object) -> str:

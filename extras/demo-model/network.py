@@ -130,8 +130,11 @@ class Network(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, token) to (batch, token, dim). mask: where attention may go, broadcast to (batch, head, to, from)."""
-        x = self.embedding(tokens)
-        rotation = self.rotation[:, : tokens.shape[1]]
+        return self.read(self.embedding(tokens), mask)
+
+    def read(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Embeddings (batch, token, dim), of tokens or of what a projector saw, to the same."""
+        rotation = self.rotation[:, : x.shape[1]]
         for block in self.blocks:
             x = block(x, rotation, mask)
         return self.norm(x)

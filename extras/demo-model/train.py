@@ -34,6 +34,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--mix", default="broad", choices=tuple(MIXES), help="which mixture of the corpus")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--bf16", action="store_true", help="products in bfloat16: faster where the processor has it")
+    parser.add_argument("--seen", type=Path, help="conversations about pictures, of extras/demo-vision/replay.py")
     return parser.parse_args()
 
 
@@ -95,12 +97,14 @@ def train(network: Network, data: Iterator[Batch], path: Path, args: argparse.Na
         state = torch.load(path)
         network.load_state_dict(state["weights"])
         average.weights, step, n_before = state["average"], state["step"], state.get("tokens") or 0
-        for optimizer, kept in zip(optims, state["optimizers"], strict=True):
+        if state["optimizers"] is None:  # from a published file: the rate warms up anew
+            step = 0
+        for optimizer, kept in zip(optims, state["optimizers"] or (), strict=bool(state["optimizers"])):
             optimizer.load_state_dict(kept)
     rates = [args.rate, 0.15 * args.rate]
     started_at = saved = time.monotonic()
     n_tokens, shown = 0, 0.0
-    with started(network, args.workers, args.compile) as workers:
+    with started(network, args.workers, args.compile, args.bf16, args.seen) as workers:
         micro = list(islice(data, args.micro_batches))
         share_left = 1.0 if args.minutes else 1 - step / args.steps
         while share_left > 0:

@@ -2,12 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from random import Random
 
 import torch
 from batches import IGNORED, Batch
 from network import Network
 from torch import Tensor, multiprocessing
 from torch.nn import functional as F
+
+# Conversations about pictures and sounds beside each batch of text, and how much their mean loss counts.
+SEEN_ROWS, SEEN_SHARE = 6, 0.15
 
 
 def loss_of(network: torch.nn.Module, batch: Batch) -> Tensor:
@@ -19,31 +24,65 @@ def loss_of(network: torch.nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(logits, targets[learnt], reduction="none") @ weights[learnt]
 
 
-def _work(network: Network, gradients: list[Tensor], todo, done, compiled: bool) -> None:  # type: ignore[no-untyped-def]
+class Seen:
+    """Conversations about pictures and sounds as a projector gives them (`extras/demo-vision/replay.py`).
+
+    Without them a model whose weights move reads the projector's embeddings no longer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        kept = torch.load(path)
+        self.given, self.rows = kept["given"], kept["rows"]
+        self.rng = Random()
+
+    def loss(self, network: Network) -> Tensor:
+        """The mean loss of the answers of some of them."""
+        rows = self.rng.sample(self.rows, SEEN_ROWS)
+        lengths = [len(before) + len(self.given[i]) + len(after) for i, before, after, _ in rows]
+        x = torch.zeros(len(rows), max(lengths), network.shape.dim)
+        targets = torch.full((len(rows), max(lengths)), IGNORED)
+        for row, (i, before, after, learnt) in enumerate(rows):
+            first, behind = network.embedding(torch.tensor(before)), network.embedding(torch.tensor(after))
+            whole = torch.cat([first, self.given[i].float(), behind])
+            x[row, : len(whole)] = whole
+            wanted = [token if learn else IGNORED for token, learn in zip(after, learnt, strict=True)]
+            start = len(whole) - len(after) - 1
+            targets[row, start : len(whole) - 1] = torch.tensor(wanted)
+        asked = targets != IGNORED
+        logits = F.linear(network.read(x)[asked], network.embedding.weight)
+        return F.cross_entropy(logits, targets[asked])
+
+
+def _work(  # type: ignore[no-untyped-def]
+    network: Network, gradients: list[Tensor], todo, done, compiled: bool, bf16: bool, seen: Path | None
+) -> None:
     torch.set_num_threads(1)
     for parameter, gradient in zip(network.parameters(), gradients, strict=True):
         parameter.grad = gradient
+    replayed = Seen(seen) if seen else None
     run = torch.compile(network, dynamic=True) if compiled else network
     while (item := todo.get()) is not None:
         arrays, scale = item
         inputs, targets, weights = map(torch.from_numpy, arrays)
         for side in (0, 1):
             torch._dynamo.mark_dynamic(inputs, side)
-        loss = loss_of(run, (inputs, targets, weights)) * scale
-        loss.backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = loss_of(run, (inputs, targets, weights)) * scale
+            whole = loss + SEEN_SHARE * replayed.loss(network) if replayed else loss
+        whole.backward()
         done.put(loss.item())
 
 
 class Workers:
     """Processes that share the network's weights and take the next batch when they are free."""
 
-    def __init__(self, network: Network, n_workers: int, compiled: bool) -> None:
+    def __init__(self, network: Network, n_workers: int, compiled: bool, bf16: bool, seen: Path | None) -> None:
         context = multiprocessing.get_context("spawn")
         self.network = network.share_memory()
         self.todo, self.done = context.SimpleQueue(), context.SimpleQueue()
         self.gradients = [[torch.zeros_like(p).share_memory_() for p in network.parameters()] for _ in range(n_workers)]
         self.processes = [
-            context.Process(target=_work, args=(network, own, self.todo, self.done, compiled), daemon=True)
+            context.Process(target=_work, args=(network, own, self.todo, self.done, compiled, bf16, seen), daemon=True)
             for own in self.gradients
         ]
         for process in self.processes:
@@ -74,9 +113,11 @@ class Workers:
 
 
 @contextmanager
-def started(network: Network, n_workers: int, compiled: bool) -> Iterator[Workers]:
+def started(
+    network: Network, n_workers: int, compiled: bool, bf16: bool = False, seen: Path | None = None
+) -> Iterator[Workers]:
     """Workers for a while."""
-    workers = Workers(network, n_workers, compiled)
+    workers = Workers(network, n_workers, compiled, bf16, seen)
     try:
         yield workers
     finally:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
+from .anytools import any_quoting, any_tools
 from .chitchat import small_talk
 from .facts import fact
 from .infill import infill
@@ -42,6 +43,20 @@ MIXES: dict[str, tuple[tuple[Maker, float], ...]] = {
         (recall, 11),
         (story, 5),
         (unknown, 5),
+    ),
+    "any": (
+        (fact, 9),
+        (small_talk, 8),
+        (llamapool, 4),
+        (tool_use, 9),
+        (tool_talk, 8),
+        (any_tools, 34),
+        (quoting, 3),
+        (any_quoting, 5),
+        (system, 10),
+        (recall, 7),
+        (story, 3.5),
+        (unknown, 3.5),
     ),
 }
 _INFILL_SHARE = 0.06

@@ -1,6 +1,6 @@
 """The kinds of tools: what they may be called, what is asked of them, what they give back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -8,6 +8,7 @@ from . import words
 from .wordings import ASKS, MADE_UP_ASKS
 
 Values = tuple[object, ...]
+Schema = str | Mapping[str, object]  # a parameter's type, or its whole schema
 ROOMS = words.words_of("kitchen bathroom bedroom garden hall office garage cellar")
 
 
@@ -15,14 +16,14 @@ ROOMS = words.words_of("kitchen bathroom bedroom garden hall office garage cella
 class Kind:
     """A kind of tool.
 
-    names, about: what it may be called and described as. parameters: for each, its possible names and its type.
+    names, about: what it may be called and described as. parameters: for each, its possible names and its schema.
     draw: gives the arguments. asks: the user's words; {0} is the first argument.
     results: gives the result and the answer's words, of the arguments. more: what else `asks` may name.
     """
 
     names: tuple[str, ...]
     about: tuple[str, ...]
-    parameters: tuple[tuple[tuple[str, ...], str], ...]
+    parameters: tuple[tuple[tuple[str, ...], Schema], ...]
     draw: Callable[[Random], Values]
     asks: tuple[str, ...]
     result: Callable[[Random, Values], tuple[dict[str, object], str]]

@@ -40,7 +40,9 @@ class Offer:
         """The call with these arguments, in the order in which the tool lists its parameters."""
         arguments = dict(zip(self.parameters, values, strict=True))
         function: dict = self.described["function"]  # type: ignore[assignment, type-arg]
-        return Call(self.name, {name: arguments[name] for name in function["parameters"]["properties"]})
+        return Call(
+            self.name, {name: arguments[name] for name in function["parameters"]["properties"] if name in arguments}
+        )
 
 
 def _tool_name(rng: Random, kind: Kind) -> str:

@@ -25,7 +25,7 @@ def _asked(rng: Random, split: Split, kind: Kind) -> tuple[str, Values]:
     return question, values
 
 
-def _answered(rng: Random, asks: list[tuple[Offer, tuple[object, ...]]]) -> list[Turn]:
+def answered(rng: Random, asks: list[tuple[Offer, tuple[object, ...]]]) -> list[Turn]:
     """The tools' results, and the answer from them."""
     results = [one.kind.result(rng, values) for one, values in asks]
     turns = [Turn("tool", json.dumps(result, ensure_ascii=False)) for result, _ in results]
@@ -44,7 +44,7 @@ def _one(rng: Random, split: Split, offers: list[Offer]) -> list[Turn]:
     if rng.random() < 0.15:
         question = rng.choice(_POLITE).format(question)
     call = Turn("assistant", calls=(chosen.call(values),), thought=f"The tool {chosen.name} fits.")
-    rest = _answered(rng, [(chosen, values)]) if rng.random() < 0.25 else []
+    rest = answered(rng, [(chosen, values)]) if rng.random() < 0.25 else []
     return [Turn("user", question), call, *rest]
 
 
@@ -58,7 +58,7 @@ def _two(rng: Random, split: Split, offers: list[Offer]) -> list[Turn]:
         question = both(rng, one, two)
     thought = f"I need two calls: {first.name} and {second.name}."
     calls = Turn("assistant", calls=(first.call(values), second.call(others)), thought=thought)
-    rest = _answered(rng, [(first, values), (second, others)]) if rng.random() < 0.15 else []
+    rest = answered(rng, [(first, values), (second, others)]) if rng.random() < 0.15 else []
     return [Turn("user", question), calls, *rest]
 
 

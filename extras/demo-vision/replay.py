@@ -1,0 +1,52 @@
+"""Conversations about pictures and sounds as the published projector gives them, for the language model's training.
+
+A model whose weights move no longer reads the embeddings that the projector was trained to give: `train.py --seen FILE`
+of extras/demo-model mixes these in, so that it goes on reading them.
+"""
+
+import argparse
+from pathlib import Path
+from random import Random
+
+import torch
+from pictures import draw
+from questions import abilities, question
+from reader import Reader
+from say import conversation
+from sounds import Sound, beep, speak
+from tune import MIXTURE
+
+MODELS = Path(__file__).parents[2] / "models"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=MODELS / "demo.gguf")
+    parser.add_argument("--projector", type=Path, default=MODELS / "mmproj-demo.gguf")
+    parser.add_argument("--pictures", type=int, default=2400)
+    parser.add_argument("--sounds", type=int, default=800)
+    parser.add_argument("--questions", type=int, default=3, help="of each picture or sound")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "build" / "seen.pt")
+    args = parser.parse_args()
+    rng = Random(18)
+    reader = Reader(args.model, args.projector, 1)
+    given: list[torch.Tensor] = []
+    rows: list[tuple[int, list[int], list[int], list[bool]]] = []
+    for i in range(args.pictures + args.sounds):
+        if i < args.pictures:
+            about = draw(rng, rng.choice(MIXTURE), plain_share=1)
+        else:
+            about = beep(rng) if rng.random() < 0.5 else speak(rng)
+        medium = about.samples if isinstance(about, Sound) else about.pixels
+        given.append(torch.from_numpy(reader.embeddings(medium, 192)).half())
+        for _ in range(args.questions):
+            asked = question(about, rng.choice(abilities(about)), rng)
+            before, _, after, learnt = conversation(about, [asked], rng.random() < 0.5, len(given[-1]))
+            rows.append((i, before, after, learnt))
+    torch.save({"given": given, "rows": rows}, args.out)
+    print(len(rows), "conversations about", len(given), "pictures and sounds")
+
+
+if __name__ == "__main__":
+    main()
