@@ -10,16 +10,14 @@ from server.options.table.values import Bool, FilePath, Int, JsonObject, Switch
 from server.templates.template import RESERVED
 
 
-def _variables(value: dict[str, Any]) -> dict[str, Any]:
+def _variables(value: dict[str, Any]) -> None:
     for name in sorted(RESERVED.keys() & value.keys()):
         raise ValueError(f"can't set {name}: it {RESERVED[name]}")
-    return value
 
 
-def _tool_format(value: str) -> str:
+def _tool_format(value: str) -> None:
     if value != "auto" and value not in BY_NAME:
         raise ValueError(f"should be auto or one of {', '.join(sorted(BY_NAME))}")
-    return value
 
 
 class ChatSettings(SettingsModel):

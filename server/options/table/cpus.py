@@ -27,20 +27,6 @@ def mask_cpus(text: str) -> frozenset[int]:
     return frozenset(i for i in range(bits.bit_length()) if bits >> i & 1)
 
 
-def known_ranges(values: tuple[str, ...]) -> tuple[str, ...]:
-    """`values`, each of them a range."""
-    for value in values:
-        range_cpus(value)
-    return values
-
-
-def known_masks(values: tuple[str, ...]) -> tuple[str, ...]:
-    """`values`, each of them a mask."""
-    for value in values:
-        mask_cpus(value)
-    return values
-
-
 def instance_cpus(ranges: tuple[str, ...], masks: tuple[str, ...]) -> tuple[frozenset[int], ...]:
     """Processors by range or by mask, for each instance; a single range or mask is one for all of them."""
     n = max(len(ranges), len(masks))
@@ -52,18 +38,6 @@ def instance_cpus(ranges: tuple[str, ...], masks: tuple[str, ...]) -> tuple[froz
 def one_set(ranges: str, mask: str) -> frozenset[int]:
     """Processors by a range, by a mask, or by both; none of either."""
     return (range_cpus(ranges) if ranges else frozenset()) | (mask_cpus(mask) if mask else frozenset())
-
-
-def known_range(value: str) -> str:
-    """`value`, a range or nothing."""
-    one_set(value, "")
-    return value
-
-
-def known_mask(value: str) -> str:
-    """`value`, a mask or nothing."""
-    one_set("", value)
-    return value
 
 
 def _for_all(given: list[frozenset[int]], n: int) -> list[frozenset[int]]:

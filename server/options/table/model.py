@@ -11,7 +11,7 @@ from pydantic import ConfigDict, model_validator
 
 from server.options.table.adapters import AdapterSettings
 from server.options.table.chat import ChatSettings
-from server.options.table.cpus import known_mask, known_masks, known_range, known_ranges
+from server.options.table.cpus import mask_cpus, range_cpus
 from server.options.table.devices import AUTO, DeviceSets
 from server.options.table.hub import ImageName, RepositoryName, Url
 from server.options.table.media import MediaSettings, ProjectorSettings
@@ -169,16 +169,16 @@ class HardwareSettings(SettingsModel):
     While other processes keep processors busy, fewer of them compute."""
     n_threads_batch: Int = option(-1, "-tb --threads-batch", ge=-1)
     """CPU threads for prompts; -1 or 0 = as n_threads."""
-    cpu_range: TextList = option((), "-Cr --cpu-range", metavar="LO-HI,...", check=known_ranges)
+    cpu_range: TextList = option((), "-Cr --cpu-range", metavar="LO-HI,...", check=range_cpus)
     """Processors that compute, such as 0-3; with commas, a range for each instance. Linux only."""
-    cpu_mask: TextList = option((), "-C --cpu-mask", metavar="M,...", check=known_masks)
+    cpu_mask: TextList = option((), "-C --cpu-mask", metavar="M,...", check=mask_cpus)
     """The same as hexadecimal masks, in addition to the ranges."""
     cpu_strict: Int = option(0, "--cpu-strict", metavar="0|1", ge=0, le=1)
     """1: each compute thread keeps to a processor of its own. Linux only."""
-    cpu_range_batch: str = option("", "-Crb --cpu-range-batch", metavar="LO-HI", check=known_range)
+    cpu_range_batch: str = option("", "-Crb --cpu-range-batch", metavar="LO-HI", check=range_cpus)
     """Processors that compute prompts, and the tokens of several slots together, of all instances; default: those of
     cpu_range and cpu_mask. As many threads as there are, unless n_threads_batch says so."""
-    cpu_mask_batch: str = option("", "-Cb --cpu-mask-batch", metavar="M", check=known_mask)
+    cpu_mask_batch: str = option("", "-Cb --cpu-mask-batch", metavar="M", check=mask_cpus)
     """The same as a hexadecimal mask, in addition to the range."""
     cpu_strict_batch: Int = option(0, "--cpu-strict-batch", metavar="0|1", ge=0, le=1)
     """1: so does each thread that computes prompts."""

@@ -63,14 +63,14 @@ def option(
     replaces: tuple[str, ...] = (),
     forms: Mapping[str, tuple[str, Callable[[str], Any]]] | None = None,
     n_words: int = 1,
-    check: Callable[[Any], Any] | None = None,
+    check: Callable[[Any], object] | None = None,
     **limits: float,
 ) -> T:
     """A field and its `Option`: ``n_batch: Int = option(2048, "-b --batch-size", env="LLAMA_ARG_BATCH", ge=1)``.
 
     Without flags the field's own name becomes the flag. ``env`` True: ``LLAMA_ARG_`` and the first long flag's name;
-    ``off``: a boolean's negations, True: ``--no-`` and that name. ``check`` sees the value last, and returns it or
-    raises `ValueError`; ``limits`` are pydantic's (``ge``, ``min_length``, ...).
+    ``off``: a boolean's negations, True: ``--no-`` and that name. ``check`` sees the value last, of a list each
+    entry, but no empty text, and raises `ValueError`; ``limits`` are pydantic's (``ge``, ``min_length``, ...).
     """
     spelled = tuple(flags.split())
     long = next((flag.removeprefix("--") for flag in spelled if flag.startswith("--")), "")
@@ -81,8 +81,17 @@ def option(
     known = {**dict.fromkeys(negations, False), **(constants or {})}
     made = Option(spelled, name, known, metavar, text, repeat, secret, is_path, replaces, forms or {}, n_words)
     info: FieldInfo = cast(Any, Field)(default, **limits)
-    info.metadata += [made, *([AfterValidator(check)] if check else [])]
+    info.metadata += [made, *([AfterValidator(_checked(check))] if check else [])]
     return cast(T, info)
+
+
+def _checked(check: Callable[[Any], object]) -> Callable[[T], T]:
+    def checked(value: T) -> T:
+        for entry in value if isinstance(value, tuple) else [value] if value != "" else []:
+            check(entry)
+        return value
+
+    return checked
 
 
 @dataclass(frozen=True, slots=True)

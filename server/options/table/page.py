@@ -1,14 +1,11 @@
 """Options of the web page."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
-
-from pydantic import BeforeValidator
+from typing import ClassVar
 
 from server.errors import ConfigError
 from server.options.table.option import SettingsModel, option
-from server.options.table.values import Bool, FilePath, TextList, split_list
+from server.options.table.values import Bool, FilePath, JsonObject, TextList, split_list
 
 TOOLS = (
     *("read_file", "file_glob_search", "grep_search", "exec_shell_command", "write_file", "edit_file"),
@@ -16,22 +13,9 @@ TOOLS = (
 )
 
 
-def _known_tools(names: tuple[str, ...]) -> tuple[str, ...]:
-    for name in names:
-        if name not in TOOLS:
-            raise ValueError(f"unknown tool '{name}'; known: {', '.join(TOOLS)}")
-    return names
-
-
-def _read_object(value: object) -> object:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"should be JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError("should be a JSON object")
-    return value
+def _known_tool(name: str) -> None:
+    if name not in TOOLS:
+        raise ValueError(f"unknown tool '{name}'; known: {', '.join(TOOLS)}")
 
 
 def _text_of(path: str) -> str:
@@ -48,7 +32,7 @@ class PageSettings(SettingsModel):
 
     ui: Bool = option(True, "--ui --webui", env=True, off=("--no-ui", "--no-webui"))
     """Serve the web page at / ."""
-    ui_config: Annotated[dict[str, Any], BeforeValidator(_read_object)] = option(
+    ui_config: JsonObject = option(
         {},
         "--ui-config --webui-config",
         env=True,
@@ -61,7 +45,7 @@ class PageSettings(SettingsModel):
         False, "--ui-mcp-proxy --webui-mcp-proxy", env=True, off=("--no-ui-mcp-proxy", "--no-webui-mcp-proxy")
     )
     """/cors-proxy?url= forwards what the MCP clients of llama-server's page ask, to whatever this machine reaches."""
-    tools: TextList = option((), "--tools", env=True, metavar="A,B", text=split_list, check=_known_tools)
+    tools: TextList = option((), "--tools", env=True, metavar="A,B", text=split_list, check=_known_tool)
     """Tools that the page can let a model use on this machine, with all that this server may do: read_file,
     file_glob_search, grep_search, exec_shell_command, write_file, edit_file, get_info, or all. cors_origins is then
     localhost unless it is given; without an API key they are for clients of this machine."""

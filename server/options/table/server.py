@@ -40,10 +40,9 @@ VERBOSITY_ALL = 2**31 - 1
 VERBOSITY_DETAILED = 10  # from here on replies carry ``__verbose`` (llama.cpp tools/server/server-schema.cpp)
 
 
-def _prefix(value: str) -> str:
-    if value and (not value.startswith("/") or value.endswith("/")):
+def _prefix(value: str) -> None:
+    if not value.startswith("/") or value.endswith("/"):
         raise ValueError("should start with / and not end with it")
-    return value
 
 
 class ListenSettings(SettingsModel):
@@ -114,10 +113,9 @@ def _key_list(text: str) -> list[str]:
     return split_list(text) or [""]
 
 
-def _no_empty_key(keys: tuple[str, ...]) -> tuple[str, ...]:
-    if not all(key.strip() for key in keys):
+def _no_empty_key(key: str) -> None:
+    if not key.strip():
         raise ValueError("holds an empty key; give a key, or leave the option out to serve everybody")
-    return keys
 
 
 class AccessSettings(SettingsModel):
@@ -179,17 +177,10 @@ class AccessSettings(SettingsModel):
     """Browsers may send credentials."""
 
 
-def _amounts(value: str) -> str:
-    read_budget(value)
-    return value
-
-
-def _endpoints(values: tuple[str, ...]) -> tuple[str, ...]:
-    for value in values:
-        host, _, port = value.rpartition(":")
-        if not host or not port.isdigit():
-            raise ValueError(f"'{value}' should be HOST:PORT")
-    return values
+def _endpoint(value: str) -> None:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"'{value}' should be HOST:PORT")
 
 
 class PoolSettings(SettingsModel):
@@ -201,7 +192,7 @@ class PoolSettings(SettingsModel):
     """Folder whose GGUF files, split models and multimodal folders are served, each under its name."""
     models_preset: FilePath | None = option(None, "--models-preset", env=True)
     """llama-server's INI file with a section for each model."""
-    rpc: TextList = option((), "--rpc", env=True, metavar="HOST:PORT,...", text=split_list, check=_endpoints)
+    rpc: TextList = option((), "--rpc", env=True, metavar="HOST:PORT,...", text=split_list, check=_endpoint)
     """Machines with llama.cpp's rpc-server, whose devices count as GPUs here. Needs a library with its RPC backend;
     which ends the whole process when such a machine is gone."""
     watch_config: Bool = option(False)
@@ -209,7 +200,7 @@ class PoolSettings(SettingsModel):
     otherwise are unloaded, the others don't notice."""
     models_max: Int = option(4, "--models-max", env=True, ge=0)
     """Most models loaded at once; the least recently used idle one makes room; 0 = no limit."""
-    memory: str = option("", metavar="AMOUNT", check=_amounts)
+    memory: str = option("", metavar="AMOUNT", check=read_budget)
     """Memory that models may take together: 80% or 12GiB, with commas of each device (CPU=12GiB,CUDA0=80%); empty =
     what is free when the first is loaded, but for 1 GiB or a quarter. Idle models make room: first those whose bytes
     spare the fewest seconds of loading, by how often and how lately they were used."""

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema, model_validator
 
-from server.options.table.cpus import known_mask, known_range
+from server.options.table.cpus import mask_cpus, range_cpus
 from server.options.table.devices import AUTO as AUTO_DEVICES
 from server.options.table.devices import OneDeviceSet
 from server.options.table.hub import RepositoryName
@@ -143,20 +143,20 @@ class SpeculationSettings(SettingsModel):
     draft_n_threads_batch: Int = option(-1, "-tbd --threads-batch-draft --spec-draft-threads-batch", ge=-1)
     """CPU threads of the draft model for prompts; -1 = as draft_n_threads, 0 = all."""
     draft_cpu_range: str = option(
-        "", "-Crd --cpu-range-draft --spec-draft-cpu-range", metavar="LO-HI", check=known_range
+        "", "-Crd --cpu-range-draft --spec-draft-cpu-range", metavar="LO-HI", check=range_cpus
     )
     """Processors that compute the draft model, of all instances; default: the instance's."""
-    draft_cpu_mask: str = option("", "-Cd --cpu-mask-draft --spec-draft-cpu-mask", metavar="M", check=known_mask)
+    draft_cpu_mask: str = option("", "-Cd --cpu-mask-draft --spec-draft-cpu-mask", metavar="M", check=mask_cpus)
     """The same as a hexadecimal mask, in addition to the range."""
     draft_cpu_strict: Int = option(0, "--cpu-strict-draft --spec-draft-cpu-strict", metavar="0|1", ge=0, le=1)
     """1: each thread of the draft model keeps to a processor of its own; also with cpu_strict."""
     draft_cpu_range_batch: str = option(
-        "", "-Crbd --cpu-range-batch-draft --spec-draft-cpu-range-batch", metavar="LO-HI", check=known_range
+        "", "-Crbd --cpu-range-batch-draft --spec-draft-cpu-range-batch", metavar="LO-HI", check=range_cpus
     )
     """Processors that compute prompts of the draft model, and the guesses of several slots together; default: those of
     draft_cpu_range and draft_cpu_mask, else of cpu_range_batch and cpu_mask_batch."""
     draft_cpu_mask_batch: str = option(
-        "", "-Cbd --cpu-mask-batch-draft --spec-draft-cpu-mask-batch", metavar="M", check=known_mask
+        "", "-Cbd --cpu-mask-batch-draft --spec-draft-cpu-mask-batch", metavar="M", check=mask_cpus
     )
     """The same as a hexadecimal mask, in addition to the range."""
     draft_cpu_strict_batch: Int = option(

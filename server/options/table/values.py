@@ -68,11 +68,10 @@ def read_number(value: object) -> object:
     return value
 
 
-def without_zero(value: int) -> int:
+def without_zero(value: int) -> None:
     """Refuse 0 where only -1 and positive numbers mean something."""
     if value == 0:
         raise ValueError("should be -1 or at least 1")
-    return value
 
 
 def read_gpu_layers(value: object) -> object:
@@ -155,7 +154,7 @@ def read_json_object(value: object) -> object:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"should be a JSON object: {error}") from None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise ValueError("should be a JSON object")

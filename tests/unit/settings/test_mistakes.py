@@ -64,6 +64,7 @@ def yaml_mistake(tmp_path: Path) -> Callable[[str], str]:
         (["--sampler-seq", "kz"], "unknown letter 'z'; known: e = penalties"),
         (["-l", "5*3"], "logit_bias should be TOKEN_ID+BIAS or TOKEN_ID-BIAS, as in 15043+1, not ['5*3']"),
         (["--chat-template-kwargs", "[1]"], "chat_template_kwargs should be a JSON object, not '[1]'"),
+        (["--chat-template-kwargs", "[" * 100_000], "chat_template_kwargs should be a JSON object: "),
         (["--chat-template-kwargs", '{"tools": []}'], "can't set tools: it is set by the request's own fields"),
         (["--chat-template-kwargs", '{"bos_token": ""}'], "can't set bos_token: it is the model's own"),
         (["--api-prefix", "llm/"], "--api-prefix: server.api_prefix should start with / and not end with it"),
