@@ -151,7 +151,7 @@ class Engine(Instances[Instance]):
         self.bounds.check(request)
         wanted = self._tuning(request)
         self._admit(request)
-        ticket = Ticket(request, sink, self._clock(), n_open=request.n, tuning=wanted)
+        ticket = Ticket(request, sink, request.arrived_at or self._clock(), n_open=request.n, tuning=wanted)
         self._router.route(ticket, self._queue.open.values())
         if self._queue.add(ticket):
             self._idle.clear()

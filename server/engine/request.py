@@ -210,7 +210,8 @@ class Request:
     ``cache_salt`` is what the client says to keep its cells from others, ``cache_scope`` what follows from it and from
     who it is (`engine.cache_scope`).
     ``log_id`` is what the log calls it: the id of the HTTP request that it is a part of.
-    ``asked_again``: it was asked before, of a process that has ended; there is no third time.
+    ``asked_again``: it was asked before, of a process that has ended; there is no third time. ``arrived_at``: when that
+    was, by the engine's clock; 0 = it comes now. Limits of time count from there.
     ``priority``: lower is served earlier. ``client``: an opaque name; what one client asks for does not starve others.
     """
 
@@ -247,6 +248,7 @@ class Request:
     media: Spans = ()
     log_id: str = ""
     asked_again: bool = False
+    arrived_at: float = 0.0
 
 
 Sink = Callable[[list[Event]], None]

@@ -86,6 +86,7 @@ class Session:
         self._preparing: Future[object] | None = None
         self._tickets: list[Ticket] = []
         self._asked_again = False
+        self._arrived_at = 0.0  # when the engine got it first, where this is the second time
         self._events: deque[PromptEvents] = deque()  # an asyncio.Queue takes a dozen calls for each token
         self._arrival: asyncio.Future[None] | None = None  # what `next` waits for
 
@@ -127,7 +128,7 @@ class Session:
                 check_adapters(request, self._key)
                 request.cache_scope = self._scope(request.cache_salt)
                 request.log_id = self._log_id
-                request.asked_again = self._asked_again
+                request.asked_again, request.arrived_at = self._asked_again, self._arrived_at
                 self._usage.n_prompt += len(request.prompt)
                 self._tickets.append(model.engine.submit(request, self._sink(number)))
                 self._usage.n_open += request.n
@@ -203,6 +204,7 @@ class Session:
         if self._asked_again or ended.asked_again:
             raise ended
         self._asked_again = True
+        self._arrived_at = min((ticket.submitted_at for ticket in self._tickets), default=0.0)
         log.warning("the model's process has ended: the request is asked once more", extra={"request": self._log_id})
         lease, self._lease = self._lease, None
         assert lease is not None

@@ -191,7 +191,8 @@ class IsolatedEngine(_Half):
             check_adapters(request.adapters, self.adapters)
         if self.core.down and len(self._open) >= self._params.max_queue + self.n_slots:
             raise QueueFull(len(self._open), 10)
-        ticket = Ticket(request, sink, time.perf_counter(), n_open=request.n)
+        request.arrived_at = request.arrived_at or self.now  # which is the other half's clock, too
+        ticket = Ticket(request, sink, request.arrived_at, n_open=request.n)
         found = _Open(next(self._numbers), ticket, request.n)
         self._open[found.number] = self._by_ticket[id(ticket)] = found
         self._send(found)
