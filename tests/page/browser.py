@@ -324,20 +324,48 @@ def test_an_answer_grows_in_both_tabs_and_is_kept_when_its_own_is_closed(visit: 
     other.wait_for_function(kept, arg=text)
 
 
-def test_tabs_behind_others_hold_no_connection(visit: Visit) -> None:
+HIDE = """(hidden) => {
+  Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_windows_side_by_side_share_connections(visit: Visit) -> None:
     """A browser opens six to a server."""
-    hide = """(hidden) => {
-      Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
-      document.dispatchEvent(new Event("visibilitychange"));
-    }"""
+    windows = [visit.open("engine")]
+    for _ in range(7):
+        windows[-1].wait_for_selector(".slot")
+        windows.append(visit.context.new_page())
+        windows[-1].goto(f"{visit.base}/#/engine")
+    windows[-1].wait_for_selector(".slot")
+    with windows[0].expect_event("requestfailed", lambda request: "models/sse" in request.url):
+        windows[0].evaluate(HIDE, True)  # another one takes over
+    cards = []
+    for window in windows[3:5]:
+        window.evaluate("location.hash = '#/models'")
+        cards.append(window.locator(".card:has(h2:text-is('other'))"))
+    cards[0].locator("button:has-text('Load')").click()
+    cards[1].locator("button:has-text('Unload')").click()
+    for card in cards:
+        expect(card).to_contain_text("not loaded")
+    say_hello = "fetch('v1/chat/completions', {method: 'POST', headers: {'Content-Type': 'application/json'}, body})"
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
+    windows[3].evaluate(f"(body) => {say_hello}", json.dumps(body))
+    windows[-1].evaluate("location.hash = '#/requests'")
+    windows[-1].wait_for_selector("table.requests tbody tr")
+
+
+def test_tabs_behind_others_hold_no_connection(visit: Visit) -> None:
+    """Also where the browser has no locks, so that nothing is shared."""
+    visit.context.add_init_script("Object.defineProperty(Navigator.prototype, 'locks', { value: undefined })")
     tabs = [visit.open("engine")]
     for _ in range(7):
         tabs[-1].wait_for_selector(".slot")
-        tabs[-1].evaluate(hide, True)
+        tabs[-1].evaluate(HIDE, True)
         tabs.append(visit.context.new_page())
         tabs[-1].goto(f"{visit.base}/#/engine")
     tabs[-1].wait_for_selector(".slot")
-    tabs[0].evaluate(hide, False)
+    tabs[0].evaluate(HIDE, False)
     tabs[0].evaluate("location.hash = '#/models'")
     card = tabs[0].locator(".card:has(h2:text-is('other'))")
     card.locator("button:has-text('Load')").click()
@@ -653,6 +681,15 @@ def test_a_picture_and_a_sound_are_sent_and_answered(visit: Visit, tmp_path: Pat
     answer = page.inner_text(".message.assistant .prose").lower()
     assert ("circle" if file.endswith("png") else "low") in answer
     expect(page.get_by_role("button", name="No tokens to see")).to_be_disabled()
+    page.click("button[aria-label='See the prompt']")
+    medium = page.locator(".tok:has-text('picture, ' )" if file.endswith("png") else ".tok:has-text('sound, ')")
+    n_media = int(re.sub(r"\D", "", medium.inner_text()))
+    total = int(page.inner_text(".rendered figcaption .quiet").split()[0])
+    assert total == page.locator(".tok").count() - 1 + n_media
+    page.click("text=Ask once")
+    expect(page.locator(".row [role=status]")).to_contain_text(f"{total - 1} of {total} tokens")
+    expect(page.locator(".tok").last).not_to_have_class(re.compile("cached"))
+    expect(medium).to_have_class(re.compile("cached"))
 
 
 def test_a_lost_connection_is_said_and_comes_back(visit: Visit) -> None:
@@ -663,6 +700,16 @@ def test_a_lost_connection_is_said_and_comes_back(visit: Visit) -> None:
     visit.context.set_offline(False)
     page.wait_for_selector(".notice.warn", state="detached")
     answered(page)
+    page.wait_for_function(
+        "performance.getEntriesByType('resource').some(({ name }) => name.includes('engine/view.js'))"
+    )
+    visit.context.set_offline(True)
+    page.click("nav a:has-text('Engine')")
+    expect(page.locator(".notices")).to_contain_text("can't be reached")
+    expect(page.locator("main")).not_to_contain_text("newer page")
+    visit.context.set_offline(False)
+    page.wait_for_selector(".slot")
+    expect(page.locator("main")).not_to_contain_text("fetch")
 
 
 def test_a_full_queue_is_said_with_the_time_to_wait(browser: Any, guarded: RealServer) -> None:

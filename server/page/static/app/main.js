@@ -49,10 +49,10 @@ const Frame = () => {
     if (!loaded.value[known[0]]) {
       known[1]().then(
         (made) => (loaded.value = { ...loaded.value, [known[0]]: made }),
-        () => (outdated.value = true),
+        () => json("health").then(() => (outdated.value = true), () => {}), // else the server is away, which is said
       );
     }
-  }, [known[0], language.value]);
+  }, [known[0], language.value, connection.value]);
   return html`
     <a class="skip" href="#main" onClick=${toMain}>${t("skip")}</a>
     <nav class="views" aria-label=${t("views")}>
@@ -174,6 +174,9 @@ connection.subscribe((state) => {
 setInterval(() => {
   if (connection.value === "lost") json("health").catch(() => {});
 }, 3000);
+
+/** The other views, once this one is there: they open at once, also while the server is away. */
+addEventListener("load", () => setTimeout(() => VIEWS.forEach(([, load]) => void load().catch(() => {})), 500));
 
 const root = document.getElementById("page");
 if (root) render(html`<${Frame} />`, root);

@@ -1,6 +1,7 @@
 // The way to the server: addresses relative to the page, the API key, errors with their status, event streams.
 import { signal } from "./dom.js";
 import { keep, kept } from "./storage.js";
+import { t } from "./texts.js";
 
 const KEY = "llamapool.key";
 const ROOT = new URL(".", document.baseURI);
@@ -32,7 +33,7 @@ export function declineKey() {
 /** Whether a header can carry this key: browsers send no other letters. @param {string} key */
 export const sendable = (key) => /^[\x21-\x7e]*$/.test(key);
 
-/** What the server says instead of an answer. `status` 0: it can't be reached. */
+/** What the server says instead of an answer. `status` 0: it can't be reached, or not any more. */
 export class ApiError extends Error {
   /** @param {number} status @param {string} message @param {string} [type] @param {number} [retryAfter] seconds */
   constructor(status, message, type = "", retryAfter = 0) {
@@ -68,7 +69,7 @@ export async function call(path, { method, body, signal, headers = {} } = {}) {
   } catch (error) {
     if (signal?.aborted) throw error;
     connection.value = "lost";
-    throw new ApiError(0, String(error));
+    throw new ApiError(0, t("errorLost"));
   }
   connection.value = "ok";
   if (reply.ok) {
@@ -130,6 +131,8 @@ export async function* events(reply) {
         if (data && data !== "[DONE]") yield { event, data: JSON.parse(data) };
       }
     }
+  } catch (error) {
+    throw error instanceof TypeError ? new ApiError(0, t("errorLost")) : error; // the connection broke
   } finally {
     await reader.cancel().catch(() => {});
   }

@@ -1,7 +1,7 @@
-// Live data: one stream for all views, open only while a view that shows it does.
-import { ApiError, call, events } from "./api.js";
+// Live data: one stream for all views, and all tabs, open only while a view that shows it does.
+import { ApiError, call, connection, events } from "./api.js";
 import { signal, useEffect } from "./dom.js";
-import { t } from "./texts.js";
+import { together } from "./together.js";
 
 /**
  * @typedef {{request: string, log: string, index: number, priority: number, prompt: number, cached: number, predicted: number, max: number,
@@ -62,20 +62,25 @@ function start() {
     return;
   }
   open = new AbortController();
-  void look(open.signal);
+  const { signal } = open;
+  void together("live", signal, (say) => look(signal, say), ([event, data]) => take(event, data), known);
 }
 
-/** @param {AbortSignal} signal */
-async function look(signal) {
+/** What has been told and does not come again. */
+const known = () => [["history", hour.value], ["requests", requests.value], ["tiers", tiers.value], ["trouble", trouble.value]];
+
+/** @param {AbortSignal} signal @param {(said: [event: string, data: any]) => void} say */
+async function look(signal, say) {
   for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, 8000)) {
     try {
       const reply = await call("page/live", { signal });
-      trouble.value = "";
+      say(["trouble", ""]);
       wait = 500;
-      for await (const { event, data } of events(reply)) take(event, data);
+      for await (const { event, data } of events(reply)) say([event, data]);
     } catch (error) {
       if (signal.aborted) return;
-      trouble.value = error instanceof ApiError ? error.message : t("lost");
+      const lost = error instanceof ApiError && !error.status;
+      say(lost ? ["lost", ""] : ["trouble", String(/** @type {Error} */ (error).message)]);
     }
     await new Promise((done) => setTimeout(done, wait));
   }
@@ -83,7 +88,9 @@ async function look(signal) {
 
 /** @param {string} event @param {any} data */
 function take(event, data) {
-  if (event === "history") hour.value = data;
+  if (event === "trouble") trouble.value = data;
+  else if (event === "lost") connection.value = "lost"; // which is said above all views
+  else if (event === "history") hour.value = data;
   else if (event === "sample") hour.value = [...hour.value, data].slice(-360);
   else if (event === "requests") requests.value = data;
   else if (event === "ended") requests.value = [...requests.value, ...data].slice(-KEPT_REQUESTS);

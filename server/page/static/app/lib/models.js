@@ -1,8 +1,9 @@
 // The models of the server, and which one is chosen.
-import { ApiError, call, events, json } from "./api.js";
+import { ApiError, call, connection, events, json } from "./api.js";
 import { computed, signal } from "./dom.js";
 import { whileSeen } from "./seen.js";
 import { keep, kept } from "./storage.js";
+import { together } from "./together.js";
 
 /**
  * @typedef {{value: string, progress?: {value: number, current: string}, failed?: boolean, reason?: string}} Status
@@ -35,20 +36,28 @@ export async function refresh() {
 
 /** Follow status changes until `stop`, while the page is seen. @param {AbortSignal} stop */
 export async function follow(stop) {
-  while (!stop.aborted && (await followed(await whileSeen(stop))));
+  for (let known = true; known && !stop.aborted; ) {
+    const signal = await whileSeen(stop);
+    await refresh().catch(() => {});
+    known = (await together("models", signal, (say) => followed(signal, say), (event) => void changed(event).catch(() => {}))) ?? true;
+  }
 }
 
-/** Until `signal`; comes back when the connection does. @param {AbortSignal} signal @returns {Promise<boolean>} false: a key is missing */
-async function followed(signal) {
+/**
+ * Until `signal`; comes back when the connection does.
+ * @param {AbortSignal} signal @param {(event: any) => void} say @returns {Promise<boolean>} false: a key is missing
+ */
+async function followed(signal, say) {
   for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, 8000)) {
     try {
-      await refresh();
       const reply = await call("models/sse", { signal });
+      say({ event: "models_reload" }); // what has changed before
       wait = 500;
-      for await (const { data } of events(reply)) await changed(data);
+      for await (const { data } of events(reply)) say(data);
     } catch (error) {
       if (signal.aborted) break;
       if (error instanceof ApiError && error.status === 401) return false;
+      if (error instanceof ApiError && !error.status) say({ event: "lost" });
     }
     await new Promise((done) => setTimeout(done, wait));
   }
@@ -57,6 +66,10 @@ async function followed(signal) {
 
 /** @param {{model: string, event: string, data?: any}} event */
 async function changed({ model, event, data }) {
+  if (event === "lost") {
+    connection.value = "lost";
+    return;
+  }
   const known = models.value?.find((one) => one.id === model);
   if (known && event === "model_status" && data.status === "loading" && known.status.value === "loading") {
     const status = { value: "loading", progress: data.progress };

@@ -353,6 +353,8 @@ const TEXTS = {
   ],
   toChat: ["To the chat", "Zum Chat"],
   askAnother: ["Ask something else", "Etwas anderes fragen"],
+  medium_image: ["picture, {0} tokens", "Bild, {0} Tokens"],
+  medium_audio: ["sound, {0} tokens", "Ton, {0} Tokens"],
   noAnswer: ["This browser has no such answer.", "Dieser Browser hat keine solche Antwort."],
   keepVersion: ["Keep it as another version in the chat", "Als weitere Fassung in den Chat übernehmen"],
   tokensAbout: ["Choose a token to see others, and one of them to go on from there.", "Wähle ein Token, um andere zu sehen, und eines davon, um dort weiterzugehen."],

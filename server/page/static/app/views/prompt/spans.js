@@ -7,11 +7,15 @@ const decoder = new TextDecoder();
 const bytesOf = (piece) => (typeof piece === "string" ? encoder.encode(piece) : new Uint8Array(piece));
 
 /**
+ * @typedef {{id: number, piece: string | number[], medium?: "image" | "audio", n?: number}} Read a token; or a medium, which is `n`
+ */
+
+/**
  * @param {string} text the prompt
- * @param {{id: number, piece: string | number[]}[]} tokens
+ * @param {Read[]} tokens
  * @param {{role: string, content: string}[]} said
  * @param {string} system
- * @returns {{id: number, text: string, role: string}[]}
+ * @returns {{id: number, text: string, role: string, medium?: string, n: number}[]}
  */
 export function spans(text, tokens, said, system) {
   /** @type {{role: string, start: number, end: number}[]} */
@@ -29,10 +33,10 @@ export function spans(text, tokens, said, system) {
   const pieces = tokens.map(({ piece }) => bytesOf(piece));
   const held = pieces.reduce((sum, piece) => sum + piece.length, 0);
   let byte = total - held; // a first token that is no text, such as BOS, moves the others
-  return tokens.map(({ id }, i) => {
+  return tokens.map(({ id, medium, n = 1 }, i) => {
     const middle = byte + pieces[i].length / 2;
     byte += pieces[i].length;
-    const role = places.find(({ start, end }) => start <= middle && middle <= end)?.role ?? "template";
-    return { id, text: decoder.decode(pieces[i]), role };
+    const role = places.find(({ start, end }) => start <= middle && middle <= end)?.role ?? (medium ? "user" : "template");
+    return { id, text: decoder.decode(pieces[i]), role, medium, n };
   });
 }

@@ -12,6 +12,9 @@ import { ModelPicker } from "../model-picker.js";
 import { spans } from "./spans.js";
 
 const SHOWN = 6000;
+/** What stands in a rendered prompt for a picture or a sound. */
+const MEDIUM = /(<__media_[0-9a-f]+__>)/;
+/** @typedef {import("./spans.js").Read} Read */
 /** @typedef {{cached: number, prompt: number, source: [string, number], anew: string, raw: string, parsed: any}} Answer */
 
 /**
@@ -28,8 +31,8 @@ function asked(text) {
 
 export const PromptView = () => {
   useLive();
-  const [text, setText] = useState("Why is the sky blue?");
-  const [prompt, setPrompt] = useState(/** @type {{text: string, tokens: any[]} | null} */ (null));
+  const [text, setText] = useState(t("ideaSky"));
+  const [prompt, setPrompt] = useState(/** @type {{text: string, tokens: Read[]} | null} */ (null));
   const [answer, setAnswer] = useState(/** @type {Answer | null} */ (null));
   const [trouble, setTrouble] = useState("");
   const [busy, setBusy] = useState(false);
@@ -90,10 +93,25 @@ export const PromptView = () => {
 async function rendered(model, said) {
   const body = requestBody(model, open.value.settings, said, false);
   const { prompt } = await json("apply-template", { body });
-  const { tokens } = await json("tokenize", {
-    body: { model, content: prompt, with_pieces: true, add_special: true, parse_special: true },
+  const parts = prompt.split(MEDIUM);
+  const media = said.flatMap((one) => one.attached ?? []);
+  if (parts.length !== 2 * media.length + 1) return { text: prompt, tokens: await tokenized(model, prompt, true) };
+  const { input_tokens: total } = media.length ? await json("v1/chat/completions/input_tokens", { body }) : { input_tokens: 0 };
+  const texts = await Promise.all(parts.flatMap((/** @type {string} */ part, /** @type {number} */ i) => (i % 2 ? [] : [tokenized(model, part, i === 0)])));
+  const rest = total - texts.flat().length; // of all media together
+  const tokens = texts.flatMap((some, i) => {
+    if (!i) return some;
+    const n = Math.floor((rest * i) / media.length) - Math.floor((rest * (i - 1)) / media.length);
+    return [{ id: -1, piece: parts[2 * i - 1], medium: media[i - 1].kind, n }, ...some];
   });
   return { text: prompt, tokens };
+}
+
+/** @param {string} model @param {string} content @param {boolean} begins @returns {Promise<Read[]>} */
+async function tokenized(model, content, begins) {
+  if (!content) return [];
+  const body = { model, content, with_pieces: true, add_special: begins, parse_special: true };
+  return (await json("tokenize", { body })).tokens;
 }
 
 /** @param {string} model @param {import("../chat/store.js").Message[]} said @returns {Promise<Answer>} */
@@ -131,21 +149,28 @@ function ended(id) {
   });
 }
 
-/** @param {{prompt: {text: string, tokens: any[]}, said: import("../chat/store.js").Message[], answer: Answer | null}} props */
+/** @param {{prompt: {text: string, tokens: Read[]}, said: import("../chat/store.js").Message[], answer: Answer | null}} props */
 const Rendered = ({ prompt, said, answer }) => {
   const cached = answer ? answer.cached : -1;
   const found = spans(prompt.text, prompt.tokens, said, open.value.settings.system);
+  const total = found.reduce((sum, one) => sum + one.n, 0);
+  let before = 0;
+  let told = cached <= 0;
   return html`<figure class="rendered">
     <figcaption>
       ${["system", "user", "assistant", "tool", "template"].map(
         (role) => found.some((one) => one.role === role) && html`<span key=${role} class="small"><i class=${`key role-${role}`}></i>${t(`role_${role}`)}</span>`,
       )}
-      <span class="stretch"></span><span class="quiet small">${t("nTokens", number(prompt.tokens.length))}</span>
+      <span class="stretch"></span><span class="quiet small">${t("nTokens", number(total))}</span>
     </figcaption>
-    <div class="token-text" tabindex="0">${found.slice(0, SHOWN).map(
-      (one, i) => html`${i === cached && i > 0 && html`<span class="boundary" title=${answer?.anew ? t(`anew_${answer.anew}`) : ""}>${t("anewFrom")}</span>`}<span
-          class=${`tok role-${one.role}${i < cached ? " cached" : ""}`} title=${`${one.id}`}>${shown(one.text)}</span>`,
-    )}</div>
+    <div class="token-text" tabindex="0">${found.slice(0, SHOWN).map((one) => {
+      const at = before;
+      before += one.n;
+      const anew = !told && at >= cached;
+      told ||= anew;
+      return html`${anew && html`<span class="boundary" title=${answer?.anew ? t(`anew_${answer.anew}`) : ""}>${t("anewFrom")}</span>`}<span
+          class=${`tok role-${one.role}${at < cached ? " cached" : ""}`} title=${one.medium ? "" : `${one.id}`}>${one.medium ? t(`medium_${one.medium}`, number(one.n)) : shown(one.text)}</span>`;
+    })}</div>
     ${found.length > SHOWN && html`<p class="quiet">${t("andMore", number(found.length - SHOWN))}</p>`}
   </figure>`;
 };

@@ -26,7 +26,7 @@ const written = (tokens) => decoder.decode(new Uint8Array(tokens.flatMap((one) =
 const better = (token) => (token.mask?.forbidden ?? []).filter((one) => one.logprob > token.logprob + 1e-6);
 
 export const TokensView = () => {
-  const [text, setText] = useState("Tell me a short story.");
+  const [text, setText] = useState(t("ideaStory"));
   const [grammar, setGrammar] = useState("");
   const [greedy, setGreedy] = useState(true);
   const [tokens, setTokens] = useState(/** @type {Token[]} */ ([]));

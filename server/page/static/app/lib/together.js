@@ -1,0 +1,41 @@
+// What all tabs of this browser that are seen ask together: a browser opens six connections to a server, for all of them.
+import { address } from "./api.js";
+
+const HELLO = "hello";
+
+/**
+ * Do `work` in one tab at a time, and hear in all of them what it says. Where the browser has no locks (over HTTP from another
+ * machine) each tab does it by itself.
+ * @template T
+ * @param {string} name @param {AbortSignal} signal until when this tab takes part
+ * @param {(say: (said: any) => void) => Promise<T>} work ends with `signal`
+ * @param {(said: any) => void} heard
+ * @param {() => any[]} [known] what a tab is told that comes later
+ * @returns {Promise<T | undefined>} what the work gave, if it was done here
+ */
+export async function together(name, signal, work, heard, known = () => []) {
+  if (!navigator.locks || typeof BroadcastChannel === "undefined") return work(heard);
+  const place = `llamapool.${name} ${address("").pathname}`;
+  const others = new BroadcastChannel(place);
+  let here = false;
+  others.onmessage = ({ data }) => {
+    if (data !== HELLO) heard(data);
+    else if (here) for (const said of known()) others.postMessage(said);
+  };
+  others.postMessage(HELLO);
+  const done = () => {
+    here = true;
+    return work((said) => {
+      others.postMessage(said);
+      heard(said);
+    });
+  };
+  try {
+    return await navigator.locks.request(place, { signal }, done);
+  } catch (error) {
+    if (!signal.aborted) throw error;
+    return undefined;
+  } finally {
+    others.close();
+  }
+}
