@@ -99,21 +99,30 @@ class Prompt:
         return model.media.count(sizes, add_special=True, parse_special=True)
 
 
-def read_parts(parts: Sequence[str | Media], model: LoadedModel, seen: Seen) -> MediaPrompt:
+def read_parts(
+    parts: Sequence[str | Media],
+    model: LoadedModel,
+    seen: Seen,
+    *,
+    add_special: bool = True,
+    parse_special: bool = True,
+) -> MediaPrompt:
     """The tokens of texts and of the media between them, which `seen` has. Raises `InvalidRequest`."""
-    return _read(_given(parts, seen), model)
+    return _read(_given(parts, seen), model, add_special=add_special, parse_special=parse_special)
 
 
 def _given(parts: Sequence[str | Media], seen: Seen) -> list[str | Bitmap]:
     return [shown for part in parts for shown in _seen(part, seen)]
 
 
-def _read(given: Sequence[str | Bitmap], model: LoadedModel) -> MediaPrompt:
+def _read(
+    given: Sequence[str | Bitmap], model: LoadedModel, *, add_special: bool = True, parse_special: bool = True
+) -> MediaPrompt:
     if model.media is None or all(isinstance(part, str) for part in given):
         text = "".join(part for part in given if isinstance(part, str))
-        return MediaPrompt(model.vocab.tokenize(text, add_special=True, parse_special=True))
+        return MediaPrompt(model.vocab.tokenize(text, add_special=add_special, parse_special=parse_special))
     check_shown([part for part in given if isinstance(part, Bitmap)])
-    return model.media.tokenize(given, add_special=True, parse_special=True)
+    return model.media.tokenize(given, add_special=add_special, parse_special=parse_special)
 
 
 def can_show(model: LoadedModel) -> Callable[[Media], bool]:

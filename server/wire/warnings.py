@@ -22,14 +22,13 @@ _MAX_SHOWN = 8
 _MAX_SHOWN_CHARS = 200
 
 
-def warning_headers(
-    body: Mapping[str, Any], *, system_prompt: bool = False, warnings: Iterable[str] = ()
-) -> dict[str, str]:
+def warning_headers(body: Mapping[str, Any], *, native: bool = False, warnings: Iterable[str] = ()) -> dict[str, str]:
     """The header that names what of a JSON body has no effect; none where all is carried out.
 
-    `system_prompt`: whether the wire format puts one in front of its prompt. `warnings`: its own, of what it left out.
+    `native`: whether it is llama-server's own completion, which has a system prompt and pictures as it had them in
+    2023. `warnings`: those of the wire format itself, of what it left out.
     """
-    return as_header([*_warnings(body, system_prompt), *warnings])
+    return as_header([*_warnings(body, native), *warnings])
 
 
 def as_header(warnings: Iterable[str]) -> dict[str, str]:
@@ -59,7 +58,7 @@ def _printable(text: str) -> str:
     return "".join(char if " " <= char <= "~" else "?" for char in cut)
 
 
-def _warnings(body: Mapping[str, Any], system_prompt: bool) -> Iterator[str]:
+def _warnings(body: Mapping[str, Any], native: bool) -> Iterator[str]:
     if body.get("tfs_z") not in (None, 1):
         yield f"tfs_z is ignored: {_NO_TAIL_FREE}"
     if _names_tail_free(body.get("samplers")):
@@ -67,10 +66,12 @@ def _warnings(body: Mapping[str, Any], system_prompt: bool) -> Iterator[str]:
     if body.get("penalize_nl") is False:
         yield "penalize_nl is ignored: llama.cpp penalizes new lines like any other token"
     if body.get("system_prompt"):
-        told = "holds for this request only" if system_prompt else "is ignored: send it as part of the prompt"
+        told = "holds for this request only" if native else "is ignored: send it as part of the prompt"
         yield f"system_prompt {told}"
-    if body.get("image_data"):
-        yield "image_data is ignored by models that see no images"
+    if body.get("image_data") and not native:
+        yield "image_data is ignored: only /completion takes it"
+    elif body.get("image_data") and not isinstance(body.get("prompt"), str):
+        yield "image_data is ignored: its places are marked in a prompt that is one text"
 
 
 def _names_tail_free(samplers: object) -> bool:

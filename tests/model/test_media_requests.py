@@ -1,6 +1,7 @@
 """A picture in every wire format, in a real server with a projector: the same tokens, text and errors."""
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,14 @@ def test_prompts_have_their_pictures_at_markers(server: RealServer) -> None:
     prompt = {"prompt_string": f"A {marker} b {marker}", "multimodal_data": [PICTURE, PICTURE]}
     said = server.post("/completion", {"prompt": prompt, "n_predict": 4, "temperature": 0})
     old = {"prompt": "A [img-7] b [img-7]", "image_data": [{"data": PICTURE, "id": 7}], "n_predict": 4}
-    assert server.post("/completion", {**old, "temperature": 0})["content"] == said["content"]
+    from_old = server.request("POST", "/completion", {**old, "temperature": 0})
+    assert json.loads(from_old.body)["content"] == said["content"]
+    assert "x-llamapool-warning" not in from_old.headers
     assert said["tokens_evaluated"] == n_text(server, "A ") + 2 * PROJECTOR.n_tokens + n_text(server, " b ") - 1
+    tokens = server.post("/tokenize", {"content": prompt, "add_special": True, "with_pieces": True})["tokens"]
+    assert len(tokens) == said["tokens_evaluated"]
+    assert [token for token in tokens if token["id"] < 0] == 2 * PROJECTOR.n_tokens * [{"id": -1, "piece": ""}]
+    assert server.post("/tokenize", {"content": prompt})["tokens"] == [token["id"] for token in tokens[1:]]
     both = server.post("/completion", {"prompt": [prompt, "text"], "n_predict": 4, "temperature": 0})
     assert both[0]["content"] == said["content"]
     echo = server.post("/v1/completions", {"prompt": prompt, "echo": True, **FEW})["choices"][0]["text"]

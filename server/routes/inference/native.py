@@ -16,9 +16,7 @@ router = APIRouter(tags=["completions"])
 @router.post("/completions")
 async def completion(request: Request) -> Response:
     """A native completion of one prompt or of several."""
-    wanted, headers = await read_as(
-        request, lambda given: (read_native(given), warning_headers(given, system_prompt=True))
-    )
+    wanted, headers = await read_as(request, lambda given: (read_native(given), warning_headers(given, native=True)))
     return await answer(
         request, wanted.body, lambda model, seen: native_generation(wanted, model, seen), headers, wanted.media
     )

@@ -14,9 +14,11 @@ router = APIRouter(tags=["tokens"])
 
 @router.post("/tokenize")
 async def post_tokenize(request: Request) -> Response:
-    """Tokens of a text."""
+    """Tokens of a text, or of one with media."""
     wanted = await read_as(request, read_tokenize)
-    return await compute(request, wanted.body.model, lambda model, _: tokenize(wanted, model.vocab))
+    return await compute(
+        request, wanted.body.model, lambda model, seen: tokenize(wanted, model, seen), media=wanted.media
+    )
 
 
 @router.get("/tokenizer_info")

@@ -65,12 +65,21 @@ def prompt_media(prompts: Sequence[GivenPrompt]) -> tuple[Media, ...]:
     return tuple(medium for prompt in prompts if isinstance(prompt, Illustrated) for medium in prompt.media)
 
 
-def read_prompt(prompt: GivenPrompt, model: LoadedModel, seen: Seen, path: str) -> MediaPrompt:
-    """The tokens of one prompt, with what the vocabulary puts before it. Raises `InvalidRequest`."""
+def read_prompt(
+    prompt: GivenPrompt,
+    model: LoadedModel,
+    seen: Seen,
+    path: str,
+    *,
+    add_special: bool = True,
+    parse_special: bool = True,
+) -> MediaPrompt:
+    """The tokens of one prompt; `add_special`: with what the vocabulary puts before it. Raises `InvalidRequest`."""
     if not isinstance(prompt, Illustrated):
-        return MediaPrompt(tokenize_mixed(model.vocab, prompt, path, add_special=True, parse_special=True))
+        tokens = tokenize_mixed(model.vocab, prompt, path, add_special=add_special, parse_special=parse_special)
+        return MediaPrompt(tokens)
     if not prompt.is_read_by(model):
-        return read_parts((prompt.text,), model, seen)
+        return read_parts((prompt.text,), model, seen, add_special=add_special, parse_special=parse_special)
     if model.media is None:
         named = prompt.media[0]  # a part of a message says what it is
         raise InvalidRequest(f"{path}: {_CANNOT}", path) if named.kind == "file" else unseen(named)
@@ -78,7 +87,8 @@ def read_prompt(prompt: GivenPrompt, model: LoadedModel, seen: Seen, path: str) 
     for medium in prompt.media:
         if not shown(medium):
             raise unseen(medium)
-    return read_parts(prompt.cut(model.media.marker), model, seen)
+    parts = prompt.cut(model.media.marker)
+    return read_parts(parts, model, seen, add_special=add_special, parse_special=parse_special)
 
 
 def prompt_text(tokens: Sequence[int], model: LoadedModel) -> str:

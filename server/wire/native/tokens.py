@@ -5,11 +5,23 @@ from typing import Any
 
 import orjson
 
+from server.conversation.form import Media
+from server.media.source import NOTHING_SEEN, Seen
+from server.pool.model import LoadedModel
 from server.vocab import Vocab
 from server.wire.common import Json
-from server.wire.completions.prompt import Mixed, check_token, read_mixed, tokenize_mixed
+from server.wire.completions.prompt import (
+    GivenPrompt,
+    check_token,
+    prompt_media,
+    read_mixed,
+    read_object,
+    read_prompt,
+)
 from server.wire.fields import Body, parse, wrong_type
 
+_MEDIUM = -1
+"""What a medium's tokens are shown as, one each; llama.cpp's name for no token (LLAMA_TOKEN_NULL)."""
 _SLICE = 16384  # tokens written as JSON, or freed, at a time: other threads wait meanwhile
 
 
@@ -40,8 +52,13 @@ class Tokenize:
     """A checked body of ``/tokenize``."""
 
     body: TokenizeBody
-    content: Mixed
+    content: GivenPrompt
     add_special: bool
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """Those of a content with ``multimodal_data``."""
+        return prompt_media([self.content])
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +74,13 @@ def read_tokenize(received: object) -> Tokenize:
     body = parse(TokenizeBody, received)
     named = body.content is None and body.prompt is not None
     given = body.prompt if named else body.content
-    content = read_mixed("" if given is None else given, "prompt" if named else "content")
+    path = "prompt" if named else "content"
+    content = read_object(given, path) if isinstance(given, dict) else read_mixed("" if given is None else given, path)
     wanted = (one for one in (body.add_special, body.add_special_tokens) if one is not None)
     return Tokenize(body, content, next(wanted, named))
 
 
-def tokenize(request: Tokenize, vocab: Vocab) -> Json:
+def tokenize(request: Tokenize, model: LoadedModel, seen: Seen = NOTHING_SEEN) -> Json:
     """``{"tokens": [id, ...]}``, or ``[{"id", "piece"}, ...]`` with pieces: text, or bytes where it is not UTF-8.
 
     Many are JSON already (`orjson.Fragment`).
@@ -71,16 +89,17 @@ def tokenize(request: Tokenize, vocab: Vocab) -> Json:
     if body.content is None and body.prompt is None:
         return {"tokens": []}
     path = "prompt" if body.content is None else "content"
-    tokens = tokenize_mixed(
-        vocab, request.content, path, add_special=request.add_special, parse_special=body.parse_special
+    read = read_prompt(
+        request.content, model, seen, path, add_special=request.add_special, parse_special=body.parse_special
     )
+    tokens, vocab = [max(token, _MEDIUM) for token in read.tokens] if read.spans else read.tokens, model.vocab
     if len(tokens) > _SLICE:
         return {"tokens": orjson.Fragment(_written(tokens, vocab if body.with_pieces else None))}
     return {"tokens": _shown(tokens, vocab) if body.with_pieces else tokens}
 
 
 def _shown(tokens: list[int], vocab: Vocab) -> list[Json]:
-    return [{"id": token, "piece": _piece(vocab.piece(token))} for token in tokens]
+    return [{"id": token, "piece": _piece(vocab.piece(token)) if token >= 0 else ""} for token in tokens]
 
 
 def _written(tokens: list[int], vocab: Vocab | None) -> bytes:

@@ -46,8 +46,8 @@ async def test_a_tokenizer_says_what_harnesses_need_beside_its_tokens(client: ht
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
-        ("/tokenize", {"content": {"a": 1}}, "content"),
-        ("/tokenize", {"prompt": {"a": 1}}, "prompt"),
+        ("/tokenize", {"content": {"a": 1}}, "content.prompt_string"),
+        ("/tokenize", {"prompt": {"a": 1}}, "prompt.prompt_string"),
         ("/detokenize", {"tokens": [1, 99999]}, "tokens.1"),
         ("/detokenize", {"tokens": "abc"}, "tokens"),
     ],

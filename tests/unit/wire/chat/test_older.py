@@ -37,8 +37,10 @@ def test_what_has_its_effect_is_not(body: dict[str, Any]) -> None:
 
 
 def test_several_are_in_one_header_and_a_system_prompt_may_hold() -> None:
-    header = warning_headers({"tfs_z": 0, "system_prompt": "x"}, system_prompt=True)[WARNING_HEADER]
-    assert header.split("; ")[1] == "system_prompt holds for this request only"
+    old = {"tfs_z": 0, "system_prompt": "x", "prompt": "[img-1]", "image_data": [{"id": 1}]}
+    header = warning_headers(old, native=True)[WARNING_HEADER]
+    assert header.split("; ")[1:] == ["system_prompt holds for this request only"]
+    assert warning_headers({"prompt": [1, 2], "image_data": [{"id": 1}]}, native=True)
 
 
 def test_what_a_wire_format_leaves_out_stands_behind_it_once_each_and_in_one_line_of_ascii(

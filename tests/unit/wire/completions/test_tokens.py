@@ -5,10 +5,11 @@ from harness.fakes import BOS, FakeVocab
 from server.errors import InvalidRequest
 from server.wire.common import Json
 from server.wire.native.tokens import detokenize, read_detokenize, read_tokenize, tokenize
+from tests.unit.wire.builders import make_model
 
 
 def tokens(**body: object) -> Json:
-    return tokenize(read_tokenize(body), FakeVocab())
+    return tokenize(read_tokenize(body), make_model())
 
 
 def content(**body: object) -> Json:
@@ -44,6 +45,8 @@ def test_tokens_become_text() -> None:
     ("body", "named"),
     [
         ({"content": 5}, "content"),
+        ({"content": {"text": "a"}}, "content.prompt_string"),
+        ({"content": {"prompt_string": "a<__media__>", "multimodal_data": ["aa"]}}, "content"),  # it sees nothing
         ({"content": [True]}, "content.0"),
         ({"content": [260]}, "content.0"),
         ({"content": "a", "add_special": "yes"}, "add_special"),
