@@ -190,7 +190,7 @@ class Placer:
         """`n` tokens of `source` in place, or as a copy where that pays."""
         slot = self.slots[pinned] if pinned >= 0 else self._choose(sequence, source, n)
         own = self._own_match(slot, sequence)
-        if source is not slot and (own >= n or not self._worth_copying(source, n)):
+        if source is not slot and (own >= n or not self._worth_copying(n, len(source.tokens) if source else 0)):
             source, n = (slot, own) if own else (None, 0)
         placement = Placement(sequence, slot, source, n)
         movable = self.info.can_shift and self.info.can_cut  # a recurrent state keeps what is dropped from its middle
@@ -277,7 +277,8 @@ class Placer:
         return priorities
 
     def _coming(self, sequence: Sequence, at_least: int) -> tuple[Sequence, int] | None:
-        """Who is computing most of the prompt's beginning right now, more than `at_least` tokens.
+        """Who is computing most of the prompt's beginning right now, more than `at_least` tokens, where a copy of it
+        will pay.
 
         Where cells can't be cut, whoever computes it gets a mark there, unless that place is behind him.
         """
@@ -292,7 +293,7 @@ class Placer:
             n = whole(sequence.media, min(n, sequence.n_reusable))
             if n > longest and (self.info.can_cut or (n > s.n_computed and self.params.ctx_checkpoints)):
                 longest, computing = n, s
-        if computing is None:
+        if computing is None or not self._worth_copying(longest, longest):
             return None
         if not self.info.can_cut and longest not in computing.marks:
             computing.marks += (longest,)
@@ -345,12 +346,12 @@ class Placer:
         """What a further evaluation in a step takes: no more than a step that was seen, however it was measured."""
         return min(self.info.evaluation_s, self.step_s or math.inf)
 
-    def _worth_copying(self, source: Slot | None, n: int) -> bool:
-        """Cells of a unified cache are shared. Of a separate stream all that it holds is copied, however little is
-        kept."""
-        if source is None or n < MIN_COPY:
+    def _worth_copying(self, n: int, n_held: int) -> bool:
+        """`n` tokens of a slot that holds so many. Cells of a unified cache are shared. Of a separate stream all that it
+        holds is copied, however little is kept."""
+        if n < MIN_COPY:
             return False
-        return self.info.unified or self.move_cost.copy_pays(n, len(source.tokens), self.params.step_s)
+        return self.info.unified or self.move_cost.copy_pays(n, n_held, self.params.step_s)
 
 
 def longest_match(

@@ -80,6 +80,21 @@ def test_without_a_match_the_least_recently_used_slot_is_taken() -> None:
     assert place(s).slot is s.slots[1]
 
 
+@pytest.mark.parametrize("copy_s", [0.5, 2.0])
+def test_a_beginning_is_waited_for_where_its_copy_will_pay(copy_s: float) -> None:
+    s = Scheduler(RunnerInfo(2, 10_000, 20_000, 512, 512, False, copy_s=copy_s), EngineParams())
+    s.move_cost.computed.observe(1000, 1.0)  # the 1000 tokens that both begin with take a second
+    s.move_cost.saved.observe(1, 1.0)  # and their state for ever
+    waiting(s, [*range(1000), 7, 7])
+    place(s)
+    twin = waiting(s, [*range(1000), 8, 8])
+    if copy_s < 1.0:
+        assert s.place() is None
+    else:
+        placement = place(s)
+        assert (placement.sequence, placement.source) == (twin, None)
+
+
 def test_a_prefix_that_is_being_computed_is_waited_for_and_others_go_first() -> None:
     s = scheduler(3)
     first = waiting(s, list(range(300)))
