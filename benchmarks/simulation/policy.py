@@ -29,7 +29,7 @@ class SlotLocal(Placer):
     def _cheapest(self, spare: Slot | None) -> Slot:
         return least_valuable((slot for slot in self.slots if slot.idle), spare)
 
-    def _worth_copying(self, source: Slot | None, n: int) -> bool:
+    def _worth_copying(self, n: int, n_held: int) -> bool:
         return False
 
 

@@ -347,8 +347,8 @@ class Placer:
         return min(self.info.evaluation_s, self.step_s or math.inf)
 
     def _worth_copying(self, n: int, n_held: int) -> bool:
-        """`n` tokens of a slot that holds so many. Cells of a unified cache are shared. Of a separate stream all that it
-        holds is copied, however little is kept."""
+        """`n` tokens of a slot that holds `n_held`. Cells of a unified cache are shared. Of a separate stream all that
+        it holds is copied, however little is kept."""
         if n < MIN_COPY:
             return False
         return self.info.unified or self.move_cost.copy_pays(n, n_held, self.params.step_s)
