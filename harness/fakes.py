@@ -173,6 +173,7 @@ class FakeRunner:
         self.outputs: list[int] = []
         self.histories: list[bytes] = []
         self.samplers: list[FakeSampler] = []
+        self.in_graph: dict[int, FakeSampler] = {}  # by sequence
         self.batches: list[list[tuple[int, int]]] = []
         self.closed = False
 
@@ -241,6 +242,12 @@ class FakeRunner:
         """Makes the text depend on which adapters computed each cell."""
         sets = self.computed_by[seq][:n]
         return repr(sets).encode() if any(sets) else b""
+
+    def sample_in_graph(self, seq: int, sampler: FakeSampler | None) -> None:
+        if sampler is None:
+            self.in_graph.pop(seq, None)
+        else:
+            self.in_graph[seq] = sampler
 
     def use_adapters(self, adapters: Adapters) -> None:
         assert all(scale for _, scale in adapters)

@@ -49,6 +49,7 @@ class EngineParams:
     spec_draft_min: int = 0  # a shorter one is not checked
     spec_draft_p_min: float = 0.0  # the draft model stops at a less probable token
     spec_synth: tuple[float, ...] = ()  # how often each guess of a step is taken by chance; for benchmarks
+    backend_sampling: bool = False  # there may be requests whose tokens are chosen in the graph
     special: bool = False  # control tokens are text, too
     gather_ms: float = 4.0  # longest wait for requests that are being prepared
     cpus: tuple[frozenset[int], ...] = ()  # that compute: of all instances, or of each; none = any

@@ -65,6 +65,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
+    backend_sampling: bool = False  # in the graph, where nothing else needs the logits
 
 
 class FinishReason(StrEnum):

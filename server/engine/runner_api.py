@@ -146,6 +146,10 @@ class Runner(Protocol):
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
         """A new chain that has seen the prompt's tokens."""
 
+    def sample_in_graph(self, seq: int, sampler: OwnSampler | None) -> None:
+        """From the next decode on, what follows in `seq` is chosen by `sampler` where it is computed, as far as that
+        can be, and only `sample` may be asked for it; None: its logits are there to be read."""
+
     def sample(self, output: int, sampler: OwnSampler) -> int:
         """Sample from the `output`-th wanted logits of the last decode and accept the token."""
 

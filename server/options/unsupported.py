@@ -47,14 +47,6 @@ FIXED = (
     Fixed(("-e", "--escape"), ("--no-escape",), "", None, "reads no prompts from flags or files", matters=False),
     Fixed(("--perf",), ("--no-perf",), "LLAMA_ARG_PERF", False, "does not print the library's timings", matters=False),
     Fixed(
-        ("-bs", "--backend-sampling"),
-        (),
-        "LLAMA_ARG_BACKEND_SAMPLING",
-        False,
-        "samples on the processor",
-        matters=False,
-    ),
-    Fixed(
         ("--skip-chat-parsing",),
         ("--no-skip-chat-parsing",),
         "LLAMA_ARG_SKIP_CHAT_PARSING",

@@ -92,6 +92,7 @@ class SamplingFields(Body):
     adaptive_decay: Annotated[float, AfterValidator(within(0.0, 0.99))] | None = None
     min_keep: Count | None = None
     ignore_eos: bool | None = None
+    backend_sampling: bool | None = None
     samplers: Any = None
     logit_bias: Any = None
 
@@ -173,6 +174,7 @@ def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Voc
         params,
         top_k=min(max(params.top_k, 0), vocab.n_tokens),
         min_keep=min(params.min_keep, vocab.n_tokens),
+        backend_sampling=params.backend_sampling and defaults.backend_sampling,  # the context must be made for it
         repeat_last_n=_window(params.repeat_last_n, n_ctx),
         dry_penalty_last_n=_window(params.dry_penalty_last_n, n_ctx),
         dry_allowed_length=min(params.dry_allowed_length, n_ctx),

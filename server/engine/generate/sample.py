@@ -77,6 +77,14 @@ class Outputs:
         if request.n_indent > 0:
             sequence.indent = IndentLimit(request.n_indent)
 
+    def choose_places(self, entries: list[TokenRun]) -> None:
+        """To be called before a decode: whose next token the graph may choose, since nothing else needs its logits."""
+        for entry in entries:
+            sampler = entry.sequence.sampler
+            if entry.want_logits and sampler is not None:
+                in_graph = _needs_no_logits(entry.sequence) and not self._runner.adapters
+                self._runner.sample_in_graph(entry.seq, sampler if in_graph else None)
+
     def sample(self, output: int, sequence: Sequence, now: float, given: int | None = None) -> tuple[list[Event], bool]:
         """Take the next token from the `output`-th logits. Returns the events and whether the choice ended.
 
@@ -253,6 +261,15 @@ class Outputs:
             )
         )
         return events
+
+
+def _needs_no_logits(sequence: Sequence) -> bool:
+    """Whether all that is asked of its outputs is a token. Adapters can make logits that are no numbers, which are told
+    from those best by looking at them."""
+    request, guesses = sequence.request, sequence.speculating
+    asked = request.want_logprobs or request.n_probs > 0 or request.prompt_logprobs or sequence.constraint is not None
+    by_chance = guesses is not None and guesses.dice is not None
+    return request.sampling.backend_sampling and not asked and not by_chance
 
 
 def _is_free(entry: TokenRun) -> bool:

@@ -199,6 +199,8 @@ class Instance(StepThread):
             if self._speculation is not None:
                 self._cells.before_guesses(entries)
             self.runner.use_adapters(entries[0].sequence.next_adapters)
+            if self.params.backend_sampling:
+                self._outputs.choose_places(entries)
             decoded = self.runner.decode(entries)
         except CONTAINED as error:
             self._faults.recover(entries, error)

@@ -66,7 +66,10 @@ def can_cut(model: int, native: LoadParams) -> bool:
 def generator_params(model: int, spec: ModelSpec) -> ctypes.Structure:
     """For a context that generates. Raises `ModelFailed`."""
     n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
-    return context_params(spec.id, spec.native, more_outputs(n_vocab, spec.native.n_slots, spec.engine))
+    params = context_params(spec.id, spec.native, more_outputs(n_vocab, spec.native.n_slots, spec.engine))
+    if spec.engine.backend_sampling:  # the graph has a sampler for each of them
+        params.n_outputs_max_per_seq = 1 + spec.engine.n_guesses
+    return params
 
 
 def heads_params(model: int, spec: ModelSpec, target: int | None = None) -> ctypes.Structure:

@@ -21,6 +21,7 @@ from server.llama.media.batch import EmbeddingBatch
 from server.llama.media.projector import Projector
 from server.llama.neighbours import ComputeThreads
 from server.llama.sampling.candidates import Candidates, Logits, allowed_tokens, apply_unlocked
+from server.llama.sampling.graph import GraphSampling
 from server.llama.sampling.parallel import ParallelSampling
 from server.llama.sampling.sampler import NativeSampler, SamplerFactory
 from server.llama.vocab import LlamaVocab
@@ -79,6 +80,7 @@ class LlamaRunner:
         self._sample = fast.sampler_sample if small else C.llama_sampler_sample
         self._candidates = Candidates(vocab.n_tokens, fast.sampler_apply if small else apply_unlocked)
         self._parallel = ParallelSampling(vocab.n_tokens)
+        self._graph = GraphSampling(lambda: self._context)
         self._scratch = np.empty(vocab.n_tokens, np.float32)
         self._rows: Logits | None = None  # of the last decode, once somebody has asked for any
 
@@ -180,8 +182,16 @@ class LlamaRunner:
         self._open()
         return self._samplers.build(params, prompt)
 
+    def sample_in_graph(self, seq: int, sampler: NativeSampler | None) -> None:
+        """From the next decode on, what follows in `seq` is chosen by `sampler` where it is computed, as far as that
+        can be; None: on the processor."""
+        self._open()
+        self._graph.attach(seq, sampler)
+
     def sample(self, output: int, sampler: NativeSampler) -> int:
         """Sample from the `output`-th wanted logits of the last decode and accept the token."""
+        if sampler in self._graph:
+            return self._graph.sample(self._outputs[output], sampler)
         if sampler.lowered is not None and (best := self._highest(output)) not in sampler.lowered:
             return best
         self._logits(output)
@@ -191,7 +201,7 @@ class LlamaRunner:
     def sample_together(self, wanted: Sequence[tuple[int, NativeSampler]]) -> Mapping[int, int | Exception]:
         """`sample` for several outputs on several cores: the token of each, or why there is none. What is missing is
         left to `sample`: everything where one after the other is as fast, and chains that take the highest logit."""
-        return self._parallel.sample(wanted, self._logits)
+        return self._parallel.sample([one for one in wanted if one[1] not in self._graph], self._logits)
 
     def sample_constrained(self, output: int, sampler: NativeSampler, mask: bytes | memoryview | bytearray) -> int:
         """Sample and accept, among the tokens whose bit is set; raises `InternalError` when none is left."""

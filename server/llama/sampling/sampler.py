@@ -7,7 +7,7 @@ import ctypes
 import math
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from server.engine.request import RANDOM_SEED, SamplingParams
 from server.errors import InternalError, InvalidRequest
@@ -73,14 +73,20 @@ class NativeSampler:
     """Native memory: `close` it. ``seed`` is the one in use, also where the request asked for a random one.
 
     ``remembers``: accepting a token changes what comes after. ``lowered``: None in general; else the chain takes the
-    highest logit, unless it is of one of these tokens, whose logits it lowers first.
+    highest logit, unless it is of one of these tokens, whose logits it lowers first. ``in_graph``: the whole chain can
+    be a part of the graph; it is one for the sequence ``seq``, if that is not -1, and ``on_close`` ends it.
     """
 
-    def __init__(self, chain: int, seed: int, remembers: bool, lowered: frozenset[int] | None = None) -> None:
+    def __init__(
+        self, chain: int, seed: int, remembers: bool, lowered: frozenset[int] | None = None, *, in_graph: bool = False
+    ) -> None:
         self._chain: int | None = chain
         self.seed = seed
         self.remembers = remembers
         self.lowered = lowered
+        self.in_graph = in_graph
+        self.seq = -1
+        self.on_close: Callable[[NativeSampler], None] | None = None
 
     @property
     def chain(self) -> int:
@@ -89,8 +95,16 @@ class NativeSampler:
             raise InternalError("a sampler was used after it was closed")
         return self._chain
 
+    def renew(self) -> None:
+        """A copy takes the place of the chain."""
+        chain = self.chain
+        self._chain = C.llama_sampler_clone(chain)
+        fast.sampler_free(chain)
+
     def close(self) -> None:
         """Free the chain; once is enough."""
+        if self.on_close is not None:
+            self.on_close(self)
         chain, self._chain = self._chain, None
         if chain is not None:
             fast.sampler_free(chain)
@@ -118,7 +132,8 @@ class SamplerFactory:
         biases = self._biases(params)
         greedy = not remembers and _takes_the_highest(params) and all(bias <= 0.0 for _, bias in biases)
         lowered = frozenset(token for token, _ in biases) if greedy else None
-        sampler = NativeSampler(new_chain(), seed, remembers, lowered)
+        in_graph = not remembers and _fits_a_graph(params, self._vocab.n_tokens)
+        sampler = NativeSampler(new_chain(), seed, remembers, lowered, in_graph=in_graph)
         for member in self._members(params, seed, biases):
             fast.chain_add(sampler.chain, member)
         history = max(n_penalized, n_dry)
@@ -237,6 +252,26 @@ def _takes_the_highest(p: SamplingParams) -> bool:
     certain = p.mirostat == 0 and "temperature" in members and p.temperature <= 0.0 and p.dynatemp_range <= 0.0
     drops = ("xtc" in members and p.xtc_probability > 0.0) or ("typ_p" in members and p.typical_p < 1.0)
     return certain and not drops and "infill" not in members and "adaptive_p" not in members
+
+
+_IN_GRAPH = ("top_k", "top_p", "min_p", "temperature")
+_LEAST_TEMPERATURE, _MOST_MIN_P = 0.01, 0.9
+
+
+def _fits_a_graph(p: SamplingParams, n_vocab: int) -> bool:
+    """Whether the library computes in a graph what the whole chain, without its penalties, does on the processor.
+
+    Not typical-p, XTC, top-n-sigma, adaptive-p, mirostat and infill, which have no form for a graph (llama-sampler.cpp,
+    backend_apply), nor what min_keep would add; nor numbers and orders with which the library would abort, or leave no
+    candidate: top_k of more than there are, min_p of all.
+    """
+    members = [name for name in p.samplers if name in _IN_GRAPH]
+    in_order = members == [name for name in _IN_GRAPH if name in members]
+    off = {"typ_p": p.typical_p >= 1.0, "xtc": p.xtc_probability <= 0.0, "top_n_sigma": p.top_n_sigma <= 0.0}
+    others = all(off.get(name, name in ("penalties", "dry")) for name in p.samplers if name not in _IN_GRAPH)
+    plain = p.mirostat == 0 and not p.min_keep and not p.logit_bias and p.dynatemp_range <= 0.0
+    narrow = p.top_k <= n_vocab and p.min_p <= _MOST_MIN_P
+    return in_order and others and plain and narrow and (p.temperature <= 0.0 or p.temperature >= _LEAST_TEMPERATURE)
 
 
 def new_chain() -> int:

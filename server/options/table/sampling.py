@@ -108,6 +108,9 @@ class SamplingSettings(SettingsModel):
     """Dynamic temperature: exponent."""
     min_keep: Int = option(0, ge=0)
     """Tokens that top-p, min-p, typical and XTC leave at least."""
+    backend_sampling: Bool = option(False, "-bs --backend-sampling", env="LLAMA_ARG_BACKEND_SAMPLING")
+    """Choose tokens where they are computed, as a part of the graph, wherever nothing else needs their logits
+    (docs/speculation.md); a request's own backend_sampling: false keeps it on the processor."""
     logit_bias: LogitBias = option(
         (), "-l --logit-bias", metavar="TOKEN_ID+BIAS", text=lambda text: text.split(","), repeat=True
     )

@@ -68,7 +68,7 @@ def _settings(request: Request, given: Mapping[str, Any], lora: Adapters) -> dic
         "speculative.types": given.get("spec_type", "none"),
         "timings_per_token": request.timings_per_token,
         "post_sampling_probs": request.post_sampling_probs,
-        "backend_sampling": False,
+        "backend_sampling": sampling.backend_sampling,
         "lora": [{"id": id_, "scale": scale} for id_, scale in lora or request.adapters or ()],
     }
 

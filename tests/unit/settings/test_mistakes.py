@@ -216,7 +216,6 @@ def test_no_command_line_does_worse_than_a_config_error(words: list[str]) -> Non
         (["--draft-p-split", "0.1"], "--draft-p-split has no effect, nor has it in llama-server"),
         (["-dt", "0.1"], "-dt has no effect, nor has it in llama-server"),
         (["--no-cache-idle-slots"], "--no-cache-idle-slots has no effect: Llamapool keeps what idle slots hold"),
-        (["--backend_sampling"], "--backend-sampling has no effect: Llamapool samples on the processor"),
         (["--chat-template", "lama-3"], "'lama-3' is the prompt of every chat; no built-in template has that name"),
     ],
 )
@@ -230,10 +229,9 @@ def test_what_asks_for_nothing_is_accepted_and_said(argv: list[str], said: str, 
 def test_what_asks_for_nothing_as_a_variable_or_in_a_preset(tmp_path: Path) -> None:
     preset = tmp_path / "models.ini"
     preset.write_text(f"[a]\nmodel = {gguf_file(tmp_path, TinyModel())}\ndefrag-thold = 0.1\ncache-idle-slots = 0\n")
-    variables = {"LLAMA_ARG_DEFRAG_THOLD": "1", "LLAMA_ARG_BACKEND_SAMPLING": "1", "LLAMA_ARG_CACHE_IDLE_SLOTS": "1"}
+    variables = {"LLAMA_ARG_DEFRAG_THOLD": "1", "LLAMA_ARG_CACHE_IDLE_SLOTS": "1"}
     warnings = check_files(load_settings(["--models-preset", str(preset)], variables))
     assert [warning.split(" has no effect")[0] for warning in warnings] == [
-        "LLAMA_ARG_BACKEND_SAMPLING=1",
         "LLAMA_ARG_DEFRAG_THOLD",
         f"{preset}:3: [a] defrag-thold",
         f"{preset}:4: [a] 'cache-idle-slots'",

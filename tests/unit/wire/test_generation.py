@@ -163,8 +163,8 @@ def test_progress_is_only_for_streams() -> None:
 
 
 WITHOUT_EFFECT = (
-    # llama-server's: where sampling happens, native replies and debugging
-    *("backend_sampling", "response_fields"),
+    # llama-server's: native replies and debugging
+    "response_fields",
     "chat_format",
     # OpenAI's: accounting and routing at OpenAI, hints
     *("metadata", "store", "service_tier", "prompt_cache_key"),
