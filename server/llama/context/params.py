@@ -129,7 +129,7 @@ def _check(model: str, native: LoadParams) -> None:
         ("yarn_orig_ctx", native.yarn_orig_ctx, 0),
     ):
         if not low <= value < 1 << 31:
-            raise ModelFailed(model, f"{name} is {value}, it must be at least {low}")
+            raise ModelFailed(model, f"{name} is {value}, it must be {low} to {(1 << 31) - 1}")
     if native.rope_scale < 0:
         raise ModelFailed(model, f"rope_scale is {native.rope_scale}, it must be positive")
     for name, kind in (("cache_type_k", native.cache_type_k), ("cache_type_v", native.cache_type_v)):

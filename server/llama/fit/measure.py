@@ -20,6 +20,7 @@ from server.pool.footprint import HOST, Bytes, Footprint, added
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 
 _LOAD_PLAIN = 0  # enum llama_load_mode: nothing is mapped
+_MOST_CELLS = 1 << 19  # the library's notes of a cell take 48 bytes, also where no buffer is allocated
 
 
 class Measure:
@@ -115,6 +116,27 @@ def _of_contexts(name: str, model: int, params: list[ctypes.Structure], n_instan
 
 
 def _of_context(name: str, model: int, params: ctypes.Structure) -> Footprint:
+    """A very large one is told by two that are not: each of its parts grows in proportion."""
+    step = 256 * params.n_seq_max  # cells: a sequence's own are a multiple of 256
+    few = max(1, _MOST_CELLS // step) * step
+    n_ctx = params.n_ctx or C.llama_model_n_ctx_train(model)
+    if n_ctx <= 2 * few:
+        return _of_small_context(name, model, params)
+    params.n_ctx = few
+    less = _of_small_context(name, model, params)
+    params.n_ctx = 2 * few
+    more = _of_small_context(name, model, params)
+    params.n_ctx = n_ctx
+    return {device: _along(less.get(device, Bytes()), taken, n_ctx / few - 1) for device, taken in more.items()}
+
+
+def _along(less: Bytes, more: Bytes, part: float) -> Bytes:
+    """What lies so far from `less`, where `more` is 1."""
+    context = less.context + int((more.context - less.context) * part)
+    return Bytes(more.weights, context, less.compute + int((more.compute - less.compute) * part))
+
+
+def _of_small_context(name: str, model: int, params: ctypes.Structure) -> Footprint:
     context = _quietly(name, lambda: C.llama_init_from_model(model, params))
     try:
         return breakdown(context)

@@ -10,6 +10,7 @@ import pytest
 from harness.ggufs import MODELS, TinyModel, gguf_file, truncated
 from server.engine.params import EngineParams
 from server.errors import ModelFailed
+from server.llama.fit import measure
 from server.llama.library import C, start_backend
 from server.llama.loader import LlamaLoader
 from server.pool.footprint import HOST, Footprint, held, totals
@@ -122,6 +123,25 @@ def test_what_can_never_fit_is_refused_with_the_numbers(tiny_path: Path) -> None
     ):
         LlamaLoader().fit(spec_of(tiny_path), {HOST: MIB})
     assert LlamaLoader().fit(spec_of(tiny_path, fit=False), {HOST: MIB}).spec.native.n_ctx == 0
+
+
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "separate"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_very_large_context_is_told_by_smaller_ones(
+    gguf_folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, unified: bool
+) -> None:
+    spec = spec_of(gguf_file(gguf_folder, MODELS[kind]), kv_unified=unified, n_ctx=16384)
+    whole = LlamaLoader().least(spec)
+    monkeypatch.setattr(measure, "_MOST_CELLS", 4096)  # a thousand of each sequence: more than the window
+    told = LlamaLoader().least(spec)
+    for part in ("weights", "context", "compute"):
+        assert getattr(told[HOST], part) == pytest.approx(getattr(whole[HOST], part), rel=0.02), part
+
+
+def test_no_context_is_too_large_to_be_measured(tiny_path: Path) -> None:
+    """The library's own notes of so many cells would take 100 GB, and the process be killed."""
+    with pytest.raises(ModelFailed, match=r"with a context of 2147483392 tokens .* 1.0 GiB are left for it"):
+        LlamaLoader().fit(spec_of(tiny_path, n_ctx=(1 << 31) - 256), {HOST: 1024 * MIB})
 
 
 def test_a_broken_file_fails_as_its_load_does(tiny_path: Path) -> None:
