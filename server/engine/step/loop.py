@@ -20,7 +20,7 @@ from server.engine.step.commands import Commands
 from server.engine.step.faults import Faults
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.published import Publisher
-from server.engine.step.requests import Tickets, TimeLimits
+from server.engine.step.requests import Tickets
 from server.errors import CONTAINED, ContextExceeded, InternalError, LlamapoolError, ShuttingDown
 
 log = logging.getLogger(__name__)
@@ -51,10 +51,7 @@ class Instance(StepThread):
         self._clock = clock
         self._preparing = preparing
         self.published = Publisher(self.scheduler, clock, first_slot, lambda: queue.expected(number))
-        limits = TimeLimits(params.queue_timeout_s, params.request_timeout_s)
-        self._tickets = Tickets(
-            self.scheduler, queue, number, mailbox, self.stats, clock, self.published, encoder, limits
-        )
+        self._tickets = Tickets(self.scheduler, queue, number, mailbox, self.stats, clock, self.published, encoder)
         self._cells = Cells(runner, self.scheduler, clock)
         self._shifts = params.context_shift and runner.info.can_shift
         self._speculation = speculation(params, runner, clock)

@@ -33,7 +33,7 @@ MOST_ENDED = 200
 MOST_STATES = 60  # of a cache, told one by one: the most valuable ones
 
 
-Beginning: TypeAlias = tuple[int, Seq[int]]
+KeptText: TypeAlias = tuple[int, Seq[int]]
 """A kept state's number, and the hashes of its text."""
 
 
@@ -176,7 +176,7 @@ class Publisher:
         self._due = True  # the view was read
         self._is_old = False  # the thread has done something since
         self.ended: deque[EndedChoice] = deque(maxlen=MOST_ENDED)
-        self.kept: Seq[Beginning] = ()  # of kept states, which the tree has, too
+        self.kept: Seq[KeptText] = ()  # of kept states, which the tree has, too
         self._scheduler = scheduler
         self._clock = clock
         self._first_slot = first_slot
@@ -299,11 +299,11 @@ def _to_come(ticket: Ticket) -> Sequence:
     return Sequence(ticket, 0, TextStream(), ticket.request.prompt)
 
 
-def tier_view(states: Seq[KeptState], n_bytes: int, now: float) -> tuple[TierView, list[Beginning]]:
+def tier_view(states: Seq[KeptState], n_bytes: int, now: float) -> tuple[TierView, list[KeptText]]:
     """A cache of `states`, and how those that are told one by one begin."""
     told = nlargest(MOST_STATES, states, key=lambda state: state.value(now))
     views = [KeptView(id(s), len(s.tokens), s.size, s.used_at, s.n_used, s.value(now)) for s in told]
-    texts: list[Beginning] = [(id(s), s.hashes.upto(len(s.tokens) // BLOCK, s.tokens, s.tuning)) for s in told]
+    texts: list[KeptText] = [(id(s), s.hashes.upto(len(s.tokens) // BLOCK, s.tokens, s.tuning)) for s in told]
     return TierView(len(states), n_bytes, tuple(views)), texts
 
 

@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from server.engine.encode import Encoder
 from server.engine.generate.text import TextStream
@@ -24,19 +23,6 @@ LOOK_S = 0.1
 RETRY_LATER_S = 5
 
 
-@dataclass(frozen=True, slots=True)
-class TimeLimits:
-    """Longest seconds in the queue, and in all; 0 = any."""
-
-    queue_s: float = 0.0
-    request_s: float = 0.0
-
-    @property
-    def any(self) -> bool:
-        """Whether there is one."""
-        return bool(self.queue_s or self.request_s)
-
-
 class Tickets:
     """Those that have not ended. Used by the step thread."""
 
@@ -50,7 +36,6 @@ class Tickets:
         clock: Callable[[], float],
         published: Publisher,
         encoder: Encoder | None = None,
-        limits: TimeLimits = TimeLimits(),
     ) -> None:
         self._scheduler = scheduler
         self._queue = queue
@@ -61,33 +46,34 @@ class Tickets:
         self._published = published
         self._encoder = encoder
         self._open: dict[int, Ticket] = {}
-        self._limits = limits
+        self._queue_s, self._request_s = scheduler.params.queue_timeout_s, scheduler.params.request_timeout_s
+        self._is_limited = self._queue_s > 0 or self._request_s > 0
         self._look_at = -math.inf
 
     def next_look_s(self, now: float) -> float | None:
         """Until something is to be done though nothing happens: `expire`, or to `receive` what was left to others."""
         scheduler = self._scheduler
         takes_s = self._queue.next_s(self._instance, scheduler.free_cells, now) if scheduler.n_free > 0 else None
-        if not (self._limits.any and (self._open or len(self._queue))):
+        if not (self._is_limited and (self._open or len(self._queue))):
             return takes_s
         late_s = max(self._look_at - now, 0.0)
         return late_s if takes_s is None else min(late_s, takes_s)
 
     def expire(self, now: float) -> None:
         """End requests that take longer than they may."""
-        limits = self._limits
-        if not limits.any or now < self._look_at or not (self._open or len(self._queue)):
+        queue_s, request_s = self._queue_s, self._request_s
+        if not self._is_limited or now < self._look_at or not (self._open or len(self._queue)):
             return
         self._look_at = now + LOOK_S
-        for least_s in (limits.queue_s, limits.request_s):
+        for least_s in (queue_s, request_s):
             self._own(self._queue.late(self._instance, now - least_s) if least_s else ())
-        begun = {id(s.ticket) for s in self._sequences() if s.n_cached >= 0} if limits.queue_s else set()
+        begun = {id(s.ticket) for s in self._sequences() if s.n_cached >= 0} if queue_s else set()
         for ticket in list(self._open.values()):
             age_s = now - ticket.submitted_at
-            if limits.request_s and age_s >= limits.request_s:
-                self.fail(ticket, TooLate(f"the request was not done within {limits.request_s:g} s", RETRY_LATER_S))
-            elif limits.queue_s and age_s >= limits.queue_s and id(ticket) not in begun:
-                self.fail(ticket, TooLate(f"no slot was free within {limits.queue_s:g} s", RETRY_LATER_S))
+            if request_s and age_s >= request_s:
+                self.fail(ticket, TooLate(f"the request was not done within {request_s:g} s", RETRY_LATER_S))
+            elif queue_s and age_s >= queue_s and id(ticket) not in begun:
+                self.fail(ticket, TooLate(f"no slot was free within {queue_s:g} s", RETRY_LATER_S))
 
     def receive(self) -> None:
         """Take requests that there are slots for, and end those that were cancelled."""

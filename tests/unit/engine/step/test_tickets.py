@@ -11,7 +11,7 @@ from server.engine.sequence import Route, Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.published import Publisher
-from server.engine.step.requests import Tickets, TimeLimits
+from server.engine.step.requests import Tickets
 from tests.unit.engine.builders import request
 
 NOW = (0.0, 0.0)
@@ -25,13 +25,12 @@ class Desk:
         self.ended: list[Ticket] = []
         self.queue = ModelQueue(2)
         info = FakeRunner(n_seq=n_seq, n_cells=n_cells, unified=n_cells is not None).info
-        self.scheduler = Scheduler(info, EngineParams(), self.queue.accounts)
+        self.scheduler = Scheduler(info, EngineParams(queue_timeout_s=queue_s), self.queue.accounts)
         clock = lambda: self.now  # noqa: E731
         self.tickets = Tickets(
             *(self.scheduler, self.queue, 0, Mailbox(asyncio.get_running_loop(), self.ended.extend), EngineStats()),
             clock,
             Publisher(self.scheduler, clock, 0),
-            limits=TimeLimits(queue_s=queue_s),
         )
 
     def ask(self, text: str, *, n: int = 1, priority: int = 0, client: str = "", route: Route | None = None) -> Ticket:
