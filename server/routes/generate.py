@@ -25,6 +25,7 @@ from server.transport.streams.disconnect import while_connected
 from server.transport.streams.sse import EVENTS_TYPE, PING, Parts, event_stream
 from server.wire.common import Json, event, openai_error
 from server.wire.generation import Generation, GenerationFields, ReplyWriter, StreamWriter
+from server.wire.messages.read import MessagesBody
 from server.wire.warnings import with_warnings
 
 CONVERSATION = "X-Conversation-Id"
@@ -65,17 +66,24 @@ async def compute(
 
 async def answer(
     request: Request,
-    body: GenerationFields,
+    body: GenerationFields | MessagesBody,
     prepare: Prepare,
     headers: Mapping[str, str] | None = None,
     media: Sequence[Media] = (),
+    words: StreamWords = OPENAI_WORDS,
 ) -> Response:
     """The reply, streamed or whole as `body` says, with extra `headers`. `media`: what `prepare` wants decoded."""
     salt = body.cache_salt or ""
     if not body.stream:
         return await reply(request, body.model, prepare, headers=headers, media=media, salt=salt)
-    ping_s = body.sse_ping_interval
-    return await stream(request, body.model, prepare, ping_s=ping_s, headers=headers, media=media, salt=salt)
+    return await stream(
+        *(request, body.model, prepare),
+        ping_s=body.sse_ping_interval,
+        headers=headers,
+        words=words,
+        media=media,
+        salt=salt,
+    )
 
 
 async def reply(

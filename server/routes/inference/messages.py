@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.routes.generate import StreamWords, compute, reply, stream
+from server.routes.generate import StreamWords, answer, compute
 from server.transport.bodies.read import read_as
 from server.wire.messages.errors import error_event
 from server.wire.messages.read import MessagesAsked, count_message_tokens, message_generation, read_messages
@@ -20,25 +20,9 @@ _WORDS = StreamWords(error_event, lambda: PING)
 async def post_messages(request: Request) -> Response:
     """A message that answers a conversation, whole or as a stream of typed events."""
     wanted, headers = await read_as(request, _read)
-    body = wanted.body
-    if not body.stream:
-        return await reply(
-            request,
-            body.model,
-            lambda model, seen: message_generation(wanted, model, seen),
-            headers=headers,
-            media=wanted.conversation.media,
-            salt=body.cache_salt or "",
-        )
-    return await stream(
-        request,
-        body.model,
-        lambda model, seen: message_generation(wanted, model, seen),
-        ping_s=body.sse_ping_interval,
-        headers=headers,
-        words=_WORDS,
-        media=wanted.conversation.media,
-        salt=body.cache_salt or "",
+    media = wanted.conversation.media
+    return await answer(
+        request, wanted.body, lambda model, seen: message_generation(wanted, model, seen), headers, media, _WORDS
     )
 
 

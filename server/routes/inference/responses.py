@@ -1,6 +1,6 @@
 """``POST /v1/responses``, its ``/input_tokens``, and the responses that are stored."""
 
-from typing import Any, cast
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from server.errors import InvalidRequest, NotFound, short
 from server.media.source import Seen
 from server.pool.model import LoadedModel
-from server.routes.generate import StreamWords, compute, reply, stream
+from server.routes.generate import StreamWords, answer, compute
 from server.routes.services import services
 from server.transport.access.auth import client_name
 from server.transport.bodies.read import read_as
@@ -33,21 +33,12 @@ async def create_response(request: Request) -> Response:
     """OpenAI's Responses, with llama.cpp's fields beside OpenAI's."""
     stored = _stored(request)
     asked, headers = await read_as(request, lambda given: _read(given, stored))
-    body, media, salt = asked.fields, asked.conversation.media, asked.fields.cache_salt or ""
-    if not body.stream:
-        return await reply(
-            request,
-            body.model,
-            lambda model, seen: response_generation(asked, model, stored, seen),
-            headers=headers,
-            media=media,
-            salt=salt,
-        )
     writers: list[ResponseStream] = []
 
     def prepare(model: LoadedModel, seen: Seen) -> Generation:
         generation = response_generation(asked, model, stored, seen)
-        writers.append(cast(ResponseStream, generation.writer))
+        if isinstance(generation.writer, ResponseStream):
+            writers.append(generation.writer)
         return generation
 
     def failed(status: int, error: Json) -> bytes:
@@ -57,14 +48,7 @@ async def create_response(request: Request) -> Response:
         return writers[0].ping() if writers else EARLY_PING
 
     words = StreamWords(failed, ping)
-    return await stream(
-        *(request, body.model, prepare),
-        ping_s=body.sse_ping_interval,
-        headers=headers,
-        words=words,
-        media=media,
-        salt=salt,
-    )
+    return await answer(request, asked.fields, prepare, headers, asked.conversation.media, words)
 
 
 def _read(given: dict[str, Any], stored: ClientResponses) -> tuple[ResponseAsked, dict[str, str]]:
