@@ -1,5 +1,5 @@
 // The frame: views, the choice of a model, the key, and what is said when the server is away.
-import { address, apiKey, connection, declineKey, json, keyMissing, keyWanted, sendable, useKey } from "./lib/api.js";
+import { address, apiKey, connection, declineKey, json, keyMissing, keyWanted, onKeyElsewhere, sendable, useKey } from "./lib/api.js";
 import { classes, html, render, signal, useEffect, useErrorBoundary, useRef, useState } from "./lib/dom.js";
 import { Icon, IconButton } from "./lib/icons.js";
 import { config, loadConfig } from "./lib/config.js";
@@ -174,6 +174,8 @@ connection.subscribe((state) => {
 setInterval(() => {
   if (connection.value === "lost") json("health").catch(() => {});
 }, 3000);
+
+onKeyElsewhere(restart);
 
 /** The other views, once this one is there: they open at once, also while the server is away. */
 addEventListener("load", () => setTimeout(() => VIEWS.forEach(([, load]) => void load().catch(() => {})), 500));

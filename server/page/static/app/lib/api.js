@@ -1,6 +1,6 @@
 // The way to the server: addresses relative to the page, the API key, errors with their status, event streams.
 import { signal } from "./dom.js";
-import { keep, kept } from "./storage.js";
+import { keep, kept, onKept } from "./storage.js";
 import { t } from "./texts.js";
 
 const KEY = "llamapool.key";
@@ -22,6 +22,14 @@ export function useKey(key) {
   apiKey.value = key;
   keep(KEY, key);
   keyWanted.value = keyMissing.value = declined = false;
+}
+
+/** Another tab was given a key: it holds here, too. @param {() => void} heard */
+export function onKeyElsewhere(heard) {
+  onKept(KEY, (key) => {
+    useKey(key);
+    heard();
+  });
 }
 
 /** Nobody wants to give a key now: don't ask again by ourselves. */

@@ -1,5 +1,5 @@
 // Live data: one stream for all views, and all tabs, open only while a view that shows it does.
-import { ApiError, call, connection, events } from "./api.js";
+import { ApiError, apiKey, call, connection, events } from "./api.js";
 import { signal, useEffect } from "./dom.js";
 import { together } from "./together.js";
 
@@ -52,6 +52,13 @@ export function useLive() {
   }, []);
 }
 
+apiKey.subscribe(() => {
+  if (!open) return;
+  open.abort();
+  open = null;
+  start();
+});
+
 /** Look exactly while somebody does: not in a tab behind others either. */
 function start() {
   const wanted = users > 0 && !document.hidden;
@@ -79,6 +86,7 @@ async function look(signal, say) {
       for await (const { event, data } of events(reply)) say([event, data]);
     } catch (error) {
       if (signal.aborted) return;
+      if (error instanceof ApiError && error.status === 401) return say(["trouble", error.message]);
       const lost = error instanceof ApiError && !error.status;
       say(lost ? ["lost", ""] : ["trouble", String(/** @type {Error} */ (error).message)]);
     }

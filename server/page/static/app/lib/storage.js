@@ -13,6 +13,11 @@ export function kept(name) {
   }
 }
 
+/** Hear what another tab keeps under a name. @param {string} name @param {(value: string) => void} heard */
+export function onKept(name, heard) {
+  addEventListener("storage", ({ key, newValue }) => key === name && heard(newValue ?? ""));
+}
+
 /** @param {string} name @param {string} value "" = forget it */
 export function keep(name, value) {
   here.set(name, value);
