@@ -66,6 +66,19 @@ def test_files_that_the_way_of_a_prompt_goes_through_are_there() -> None:
     assert [name for name in named if not any((ROOT / at / name).is_file() for at in ("server", "."))] == []
 
 
+def test_every_name_in_the_architecture_is_in_the_code() -> None:
+    modules = [path for path in (ROOT / "server").rglob("*.py") if "static" not in path.parts]
+    words = set(re.findall(r"\w+", "".join(path.read_text() for path in modules)))
+    places = [f"/{path.relative_to(ROOT)}#" for path in modules]
+    text = _FENCE.sub("", (ROOT / "docs/architecture.md").read_text())
+    named = re.findall(r"`([\w/]+\.py|[\w/]+/|[A-Za-z_][\w.]*)`", text)
+    assert len(named) > 150
+    paths = {name for name in named if "/" in name or name.endswith(".py")}
+    absent = [name for name in paths if not any(f"/{name}{'#' * name.endswith('.py')}" in place for place in places)]
+    assert [name for name in absent if not (ROOT / name).exists()] == []
+    assert [name for name in named if name not in paths and name.rpartition(".")[2] not in words] == []
+
+
 def test_every_cell_of_the_comparison_has_a_command_or_a_source() -> None:
     page = (ROOT / "docs/comparison.md").read_text()
     sources = set(re.findall(r"^- (\[[a-z]\]) ", page, re.MULTILINE))
