@@ -67,7 +67,7 @@ def test_files_that_the_way_of_a_prompt_goes_through_are_there() -> None:
 
 
 def test_every_name_in_the_architecture_is_in_the_code() -> None:
-    modules = [path for path in (ROOT / "server").rglob("*.py") if "static" not in path.parts]
+    modules = [*(ROOT / "server").rglob("*.py"), *(ROOT / "llamapool").rglob("*.py")]
     words = set(re.findall(r"\w+", "".join(path.read_text() for path in modules)))
     places = [f"/{path.relative_to(ROOT)}#" for path in modules]
     text = _FENCE.sub("", (ROOT / "docs/architecture.md").read_text())
