@@ -110,7 +110,7 @@ def _all_parts(by_path: Mapping[str, HubFile], model: HubFile, repository: str) 
     missing = [name for name in names if name not in by_path]
     if missing:
         raise NotFound(
-            f"'{repository}': of the {split.count} parts of '{model.path}' {len(missing)} are missing: {missing[0]}"
+            f"'{repository}' lacks {len(missing)} of the {split.count} parts of '{model.path}': {missing[0]}"
         )
     return tuple(by_path[name] for name in names)
 

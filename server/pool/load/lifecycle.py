@@ -201,7 +201,8 @@ class Lifecycle:
             self.move(entry, Status.UNLOADED)
             return
         expected = isinstance(error, LlamapoolError)
-        log.error("model '%s' failed to load: %s", entry.id, error, exc_info=None if expected else error)
+        said = error if isinstance(error, ModelFailed) else f"model '{entry.id}' failed to load: {error}"
+        log.error("%s", said, exc_info=None if expected else error)
         self.fail(entry, _reason(error))
 
     def _progressed(self, entry: Entry, load: Load, value: float) -> None:

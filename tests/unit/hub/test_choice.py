@@ -45,7 +45,12 @@ def test_a_file_is_taken_by_its_name_whatever_the_quantization() -> None:
         (["m-F16.gguf"], "", "x.gguf", "no GGUF file 'x.gguf'"),
         (["m-F16.gguf", "config.json"], "", "config.json", "no GGUF file 'config.json'"),
         (["README.md"], "", "", "it has no GGUF files"),
-        (["m-Q8_0-00001-of-00003.gguf", "m-Q8_0-00003-of-00003.gguf"], "", "", "1 are missing: m-Q8_0-00002-of-00003"),
+        (
+            ["m-Q8_0-00001-of-00003.gguf", "m-Q8_0-00003-of-00003.gguf"],
+            "",
+            "",
+            "lacks 1 of the 3 parts",
+        ),
         (["m-Q8_0.gguf"], "Q.*", "", "no model of the quantization"),
     ],
 )
