@@ -379,7 +379,8 @@ def test_without_storage_a_chat_goes_on_and_says_that_it_is_not_kept(
 ) -> None:
     visit = Visit(browser, server.base_url)
     visit.context.add_init_script(
-        """for (const name of ["localStorage", "indexedDB"])
+        """LockManager.prototype.request = async () => { throw new DOMException("no", "SecurityError"); };
+           for (const name of ["localStorage", "indexedDB"])
              Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError"); } });"""
         if blocked == "storage"
         else """IDBObjectStore.prototype.put = () => { throw new DOMException("full", "QuotaExceededError"); };
@@ -392,6 +393,8 @@ def test_without_storage_a_chat_goes_on_and_says_that_it_is_not_kept(
     say(page, "Hello!")
     answered(page)
     expect(page.locator(".talk .notice")).to_contain_text("This browser keeps nothing")
+    page.evaluate("location.hash = '#/engine'")
+    page.wait_for_selector(".slot")
     visit.close()
 
 

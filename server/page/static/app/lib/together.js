@@ -33,8 +33,9 @@ export async function together(name, signal, work, heard, known = () => []) {
   try {
     return await navigator.locks.request(place, { signal }, done);
   } catch (error) {
-    if (!signal.aborted) throw error;
-    return undefined;
+    if (signal.aborted) return undefined;
+    if (here) throw error;
+    return work(heard); // locks are denied, as where cookies are blocked
   } finally {
     others.close();
   }
