@@ -100,7 +100,7 @@ class Scheduler:
         self._alone: Slot | None = None  # who had the last batch for itself
         self._turns: list[StepSharers] = []  # in order; it is the first one's now
         self._turn_s = self._last_s = 0.0  # what the steps of that took so far, and the last of them
-        self._may_be_apart = False  # slots in use have changed
+        self.may_be_apart = False  # slots in use have changed
 
     def use_ram(self, ram: StateCache[RamState]) -> None:
         """Share another instance's."""
@@ -184,7 +184,7 @@ class Scheduler:
         """Record that `placement` was carried out; ``slot.tokens`` already says what its cells hold."""
         sequence, slot = placement.sequence, placement.slot
         slot.sequence, sequence.slot = sequence, slot
-        self._may_be_apart = True
+        self.may_be_apart = True
         slot.tuning = sequence.tuning
         slot.n_requests += 1
         self.room.placed(sequence)
@@ -214,18 +214,20 @@ class Scheduler:
         else:
             entries = [TokenRun(s.slot.id, len(s.slot.tokens), s.output[-1:], True, s) for s in generating if s.slot]
             n_tokens = len(entries)
+        if len(generating) == len(members):  # no prompts, as in nearly all steps; they are in their slots' order
+            return entries
         others_wait = entries or (len(members) < self.n_active and any(s.phase is decode for s in self.active()))
         size = self.step_size.after(self.spent_s) if others_wait else self.step_size_alone.size
         # with cells of their own, prompts are evaluated by themselves: streams take nothing from the size
         budget = max(size - n_tokens if self.info.unified else size, self.params.min_chunk if entries else 1)
         most = min(self._limit, self.info.n_batch) - n_tokens
         budget = min(budget, most)
-        prompts = [s for s in members if s.phase is prefill] if len(generating) < len(members) else []
-        streams = {e.seq: len(e.tokens) for e in entries} if prompts and not self.info.unified else {}
+        prompts = [s for s in members if s.phase is prefill]
+        streams = {} if self.info.unified else {e.seq: len(e.tokens) for e in entries}
         joins = self._joining(streams.keys(), prompts, budget // 2)
         n_joins = len(joins)
         rate = self.move_cost.computed.value
-        for s in in_order(prompts, rate, self._placer.inherited() if prompts else None):
+        for s in in_order(prompts, rate, self._placer.inherited()):
             if s.slot is None or (budget <= n_joins and s.slot.id not in joins):
                 continue
             if budget <= 0:
@@ -263,9 +265,8 @@ class Scheduler:
             entries.append(TokenRun(s.slot.id, at, tokens, wants_logits or scored, s, scored, scored))
             if span is not None and is_medium:
                 entries[-1].media = _input(s, span, at)
-        if prompts:  # those that generate are in the order of their slots already
-            longest = max(streams.values(), default=self.info.n_batch)
-            entries.sort(key=lambda e: batch_order(e.seq, len(e.tokens) > longest, streams.keys(), joins))
+        longest = max(streams.values(), default=self.info.n_batch)
+        entries.sort(key=lambda e: batch_order(e.seq, len(e.tokens) > longest, streams.keys(), joins))
         return entries
 
     def relocation(self, fixed: AbstractSet[int], spent_s: float = 0.0) -> Relocation | None:
@@ -274,18 +275,18 @@ class Scheduler:
 
         Also while somebody waits: an idle slot that he can't have now would part streams until he can.
         """
-        if not self._may_be_apart or not self.info.evaluation_s:
+        if not self.may_be_apart or not self.info.evaluation_s:
             return None
         active = [s for slot in self.slots if (s := slot.sequence) is not None]
-        self._may_be_apart = n_runs({s.slot.id for s in active if s.slot is not None}) > 1
-        if not self._may_be_apart or not _may_share_a_step(active):
+        self.may_be_apart = n_runs({s.slot.id for s in active if s.slot is not None}) > 1
+        if not self.may_be_apart or not _may_share_a_step(active):
             return None
         longest_s = (self.params.target_itl_ms / 2e3 or math.inf) - spent_s  # others wait for it, beside their step
         return relocation(self.slots, self._placer.evaluation_s, self._offer, longest_s, fixed)
 
     def stay_apart(self) -> None:
         """A relocation failed: none is tried again before other slots are in use."""
-        self._may_be_apart = False
+        self.may_be_apart = False
 
     def _offer(self, source: Slot, target: Slot) -> Relocation:
         cost, state_s = self.move_cost, self.move_cost.round_trip_s(len(source.tokens))
@@ -415,7 +416,7 @@ class Scheduler:
         assert slot is not None
         slot.sequence, sequence.slot, slot.last = None, None, sequence
         slot.last_used = now
-        self._may_be_apart = True
+        self.may_be_apart = True
         if not sequence.shifted:  # it holds the sequence from its beginning, whose hashes are known
             slot.hashes, sequence.hashes = sequence.hashes, PrefixHashes()
             slot.hashes.cut(len(slot.tokens))

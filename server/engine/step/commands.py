@@ -43,6 +43,11 @@ class Commands:
         self._open: list[Command] = []
 
     @property
+    def any(self) -> bool:
+        """Whether there are some."""
+        return bool(self._open)
+
+    @property
     def slots(self) -> frozenset[int]:
         """Those that something is to be done with."""
         return frozenset([command.slot for command in self._open])

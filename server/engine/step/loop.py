@@ -91,11 +91,13 @@ class Instance(StepThread):
 
     def _serve(self) -> None:
         bind(self._cpus, self._prio)
+        stepped = False
         while not self._stopping and not self.failure:
             try:
                 self.pulse += 1
-                self.mailbox.forget_wake()
-                self._receive()
+                if not stepped or self.mailbox.woken or self._commands.any or self._tickets.due:
+                    self.mailbox.forget_wake()
+                    self._receive()
                 stepped = self._step()
                 if self.published.watched:
                     self.published.publish()
@@ -172,8 +174,10 @@ class Instance(StepThread):
         """
         if self.params.drafts or self.scheduler.waiting or self._cells.moving.busy:
             self.mailbox.post()
-        self._place()
-        self._relocate()
+        if self.scheduler.waiting:
+            self._place()
+        if self.scheduler.may_be_apart:
+            self._relocate()
         self.scheduler.spent_s = self._cells.moving.spent_s
         if self._shifts:
             self._shift()

@@ -50,6 +50,11 @@ class Tickets:
         self._is_limited = self._queue_s > 0 or self._request_s > 0
         self._look_at = -math.inf
 
+    @property
+    def due(self) -> bool:
+        """Whether there may be something to `receive` or to `expire` though nobody woke the thread."""
+        return self._is_limited or bool(self._queue.n_waiting)
+
     def next_look_s(self, now: float) -> float | None:
         """Until something is to be done though nothing happens: `expire`, or to `receive` what was left to others."""
         scheduler = self._scheduler

@@ -83,6 +83,7 @@ class LlamaRunner:
         self._graph = GraphSampling(lambda: self._context)
         self._scratch = np.empty(vocab.n_tokens, np.float32)
         self._rows: Logits | None = None  # of the last decode, once somebody has asked for any
+        self._seen = (0, 0, np.empty((0, 0), np.float32))  # where such were last, how many, and the view of them
 
     def _open(self) -> int:
         if self._context is None:
@@ -389,9 +390,11 @@ class LlamaRunner:
             address = fast.get_logits(context)
             if not address:
                 raise InternalError("the library has no logits for a token that asked for them")
-            n_vocab = self.vocab.n_tokens
-            whole = (ctypes.c_float * (n * n_vocab)).from_address(address)
-            self._rows = np.frombuffer(memoryview(whole), np.float32).reshape(n, n_vocab)
+            if self._seen[:2] != (address, n):
+                n_vocab = self.vocab.n_tokens
+                whole = (ctypes.c_float * (n * n_vocab)).from_address(address)
+                self._seen = address, n, np.frombuffer(memoryview(whole), np.float32).reshape(n, n_vocab)
+            self._rows = self._seen[2]
         row: Logits = self._rows[output]
         return row
 
