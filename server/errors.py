@@ -16,6 +16,7 @@
     │   ├── ModelFailed          loading failed; carries the reason
     │   ├── DownloadFailed       a model could not be had from its hub
     │   ├── ModelEnded           its process ended; it is loaded again, and may be asked again
+    │   ├── ModelRestarting      its process is started again in ``retry_after_s`` seconds at most
     │   ├── QueueFull            come back in ``retry_after_s`` seconds
     │   ├── TooLate              it took longer than a request may; come back in ``retry_after_s`` seconds
     │   ├── NoRoom               no memory for this model now; come back in ``retry_after_s`` seconds
@@ -124,6 +125,14 @@ class ModelEnded(Unavailable):
     def __init__(self, message: str, *, asked_again: bool = False) -> None:
         super().__init__(message)
         self.asked_again = asked_again
+
+
+class ModelRestarting(Unavailable):
+    """A model's process that has ended several times is started again, but not at once."""
+
+    def __init__(self, model: str, reason: str, retry_after_s: int) -> None:
+        super().__init__(f"model '{model}' is loaded again in {retry_after_s} s at most: {reason}")
+        self.retry_after_s = retry_after_s
 
 
 class QueueFull(Unavailable):

@@ -19,8 +19,10 @@ from server.errors import (
     InternalError,
     InvalidRequest,
     LlamapoolError,
+    ModelEnded,
     ModelLoading,
     ModelNotFound,
+    ModelRestarting,
     NoRoom,
     NotFound,
     NotSupported,
@@ -61,7 +63,7 @@ _KINDS: tuple[tuple[type[LlamapoolError], int, str], ...] = (  # the first that 
     (InternalError, 500, "server_error"),
 )
 _HTTP_TYPES = {404: "not_found_error", 401: "authentication_error", 403: "permission_error"}
-_RETRY_LOADING_S = 1
+_RETRY_LOADING_S = _RETRY_ENDED_S = 1
 _RETRY_RESTART_S = 5
 
 EXPECTED = (LlamapoolError, RequestValidationError, ValidationError, RecursionError, HTTPException)
@@ -140,10 +142,14 @@ def _known(error: LlamapoolError) -> ErrorReply:
 
 
 def _retry_after(error: LlamapoolError) -> dict[str, str]:
-    if isinstance(error, QueueFull | NoRoom | TooLate | TooManyBodies | TooManyConnections | RateLimited):
+    if isinstance(
+        error, ModelRestarting | QueueFull | NoRoom | TooLate | TooManyBodies | TooManyConnections | RateLimited
+    ):
         return {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, ModelLoading):
         return {"Retry-After": str(_RETRY_LOADING_S)}
+    if isinstance(error, ModelEnded):
+        return {"Retry-After": str(_RETRY_ENDED_S)}
     if isinstance(error, ShuttingDown):
         return {"Retry-After": str(_RETRY_RESTART_S)}
     return {}

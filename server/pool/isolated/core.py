@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import pickle
 import signal
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 from server.constrain.thinking_end import ReasoningSwitch
 from server.engine.request import Event, Request
-from server.errors import InternalError, LlamapoolError, ModelEnded, ModelFailed, Unavailable
+from server.errors import InternalError, LlamapoolError, ModelEnded, ModelFailed, ModelRestarting, Unavailable
 from server.pool.footprint import Fit, Footprint
 from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, FrameKind
@@ -308,7 +309,7 @@ class Core:
     def check_soon(self) -> None:
         """Raises `Unavailable` where none is to be started soon."""
         if self.pause_s > PATIENCE_S:
-            raise Unavailable(f"model '{self.name}' is loaded again in {self.pause_s:.0f} s at most: {self.down}")
+            raise ModelRestarting(self.name, self.down, math.ceil(self.pause_s))
 
     # ---- loading
 

@@ -177,7 +177,13 @@ async def test_nothing_is_asked_a_third_time(start: Start, monkeypatch: pytest.M
         reply = await api.client.post("/v1/chat/completions", json=chat("!die once /nowhere/at/all!"))
         assert reply.status_code == 503
         assert "SIGKILL" in reply.json()["error"]["message"]
+        assert reply.headers["retry-after"] == "1"
         assert engine(api).core.n_restarts + bool(engine(api).core.down) == 4
+        await is_back(api, after=3)
+        engine(api).core.pause_s = 12.5  # until it would be started again
+        reply = await api.client.post("/v1/chat/completions", json=chat("Hi"))
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "13")
+        engine(api).core.pause_s = 0.0
 
 
 async def test_a_stream_of_which_something_was_sent_is_not_asked_again(start: Start, tmp_path: Path) -> None:
