@@ -39,7 +39,9 @@ Guesses = Callable[[list[Sequence], int], list[list[int]]]
 """Guessed tokens for each of these generating sequences, so many in all."""
 LOOKS = 32  # at sequences behind one that finds no room; each takes a search for its prefix
 TURN = 0.5  # of the step time aimed at: for so long a stream may wait while other LoRA sets compute
-ALONE_S = 1.0  # step time to stay under when no slot generates: bounds how long a cancel takes
+ALONE_S = 2.0
+"""Step time to stay under when no slot generates: bounds how long a cancel takes, and who comes waits. With half of
+it, deep steps are so small that a quarter of the attention's tiles is empty (benchmarks/README.md)."""
 
 
 @dataclass(eq=False, slots=True)
