@@ -8,7 +8,7 @@ from server.engine.kv.moving import Moving
 from server.engine.kv.ram_cache import RamState
 from server.engine.kv.state import MIN_GAP, MIN_PROMPT, Checkpoint, Checkpoints, SlotState, added, limit_bytes, up_to
 from server.engine.lora import NEVER
-from server.engine.media import Spans, below, dropped, n_up_to, position, span_at, whole
+from server.engine.media import below, dropped, n_up_to, position, span_at, whole
 from server.engine.prefix.find import Placement
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import Scheduler, TokenRun
@@ -315,20 +315,14 @@ class Cells:
         if self.moving.would_stop_others(2 * self._scheduler.move_cost.move_s(len(slot.tokens), 0, slot.n_pieces)):
             self.clear(slot)
             return False
-        tokens, media, exact, checkpoints = slot.tokens, slot.media, slot.n_exact, slot.checkpoints
         try:
-            state = self.moving.save(slot)
+            own = self.moving.take_out(slot)
             self.clear(slot)
-            if not self._load(slot, state, len(tokens), media, now):
-                return False
+            return self._put(slot, own, now)
         except CONTAINED as error:
             log.warning("slot %d: its cells could not be moved: %r", slot.id, error)
             self.clear(slot)
             return False
-        slot.tokens, slot.media, slot.n_exact = tokens, media, exact
-        self._checkpoints_are(slot, checkpoints)
-        self._look(slot)
-        return True
 
     def n_shared(self, slot: Slot) -> int:
         """How many of its first tokens another slot holds in the same cells."""
@@ -369,22 +363,21 @@ class Cells:
             raise InvalidRequest(f"the state has {n} tokens, the slot's context {self._runner.info.n_ctx_seq}")
         if not n:
             return
-        if not self._load(slot, saved.state, n, saved.media, now):
-            raise InvalidRequest(f"the state of {n} tokens was refused by the library or finds no room")
-        slot.tokens, slot.media = list(saved.tokens), saved.media
-        slot.tuning, slot.n_exact = saved.tuning, saved.n_exact
         slot.last_used = now
-        self._checkpoints_are(slot, saved.checkpoints)
-        self._look(slot)
+        if not self._put(slot, saved, now):
+            raise InvalidRequest(f"the state of {n} tokens was refused by the library or finds no room")
+        slot.tuning = saved.tuning
 
-    def _load(self, slot: Slot, state: bytes, n: int, media: Spans, now: float) -> bool:
-        """Put `state`, of `n` tokens, into the empty `slot`; caches of other idle slots make room for it.
-
-        False, and the slot is empty, when it finds none. The caller says what the slot holds then.
-        """
-        while self._surely_full(slot, n) or not self.moving.load(slot, state, n, media):
+    def _put(self, slot: Slot, saved: SlotState, now: float) -> bool:
+        """Put what was `saved` into the empty `slot`; caches of other idle slots make room for it. False, and the slot
+        is empty, when it finds none."""
+        n = len(saved.tokens)
+        while self._surely_full(slot, n) or not self.moving.load(slot, saved.state, n, saved.media):
             if not self._make_room(slot, n, now):
                 return False
+        slot.tokens, slot.media, slot.n_exact = list(saved.tokens), saved.media, saved.n_exact
+        self._checkpoints_are(slot, saved.checkpoints)
+        self._look(slot)
         return True
 
     def _surely_full(self, slot: Slot, n: int) -> bool:
@@ -413,13 +406,10 @@ class Cells:
     def _bring_back(self, slot: Slot, stored: RamState, n: int, now: float) -> None:
         """A kept state, cut to `n` tokens; nothing is reused when it finds no room."""
         self.clear(slot)
-        if not self._load(slot, stored.state, len(stored.tokens), stored.media, now):
+        if not self._put(slot, stored.slot_state, now):
             log.info("slot %d: no room for a kept state of %d tokens", slot.id, len(stored.tokens))
             return
         self.moving.count_use(stored, now)
-        slot.tokens, slot.media, slot.n_exact = list(stored.tokens), stored.media, stored.n_exact
-        self._checkpoints_are(slot, stored.checkpoints)
-        self._look(slot)
         self._cut(slot, n)
 
     def park(self, sequence: Sequence, now: float) -> None:
@@ -435,17 +425,10 @@ class Cells:
         self.clear(slot)
         parked, sequence.parked = sequence.parked, None
         assert parked is not None
-        n = len(parked.tokens)
         try:
-            if self.moving.may_load(parked) and self._load(slot, parked.state, n, parked.media, now):
-                slot.tokens, slot.media, slot.n_exact = parked.tokens, parked.media, parked.n_exact
-                self._checkpoints_are(slot, parked.checkpoints)
-                self._look(slot)
-            else:
-                about = log_fields(sequence.request)
-                log.info(
-                    "slot %d: a parked state of %d tokens does not fit, computing it again", slot.id, n, extra=about
-                )
+            if not (self.moving.may_load(parked) and self._put(slot, parked, now)):
+                what = "slot %d: a parked state of %d tokens does not fit, computing it again"
+                log.info(what, slot.id, len(parked.tokens), extra=log_fields(sequence.request))
                 self.clear(slot)
         finally:
             self._scheduler.ram.let_go(parked.states)

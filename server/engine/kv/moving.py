@@ -141,10 +141,10 @@ class Moving:
             ram.release(n_bytes)
         return parked
 
-    def may_load(self, kept: RamState | SlotState) -> bool:
-        """Whether `kept` is loaded; else its tokens are computed."""
-        cost, n_pieces = self._scheduler.move_cost, self._pieces_to_load(None, len(kept.tokens))
-        seconds = cost.load_s(len(kept.state), n_pieces) or cost.move_s(0, len(kept.state), n_pieces)
+    def may_load(self, saved: SlotState) -> bool:
+        """Whether `saved` is loaded; else its tokens are computed."""
+        cost, n_pieces = self._scheduler.move_cost, self._pieces_to_load(None, len(saved.tokens))
+        seconds = cost.load_s(len(saved.state), n_pieces) or cost.move_s(0, len(saved.state), n_pieces)
         return not self._refuses(seconds)
 
     def _refuses(self, seconds: float, besides: Sequence | None = None) -> bool:
@@ -167,7 +167,7 @@ class Moving:
             return
         load_s = 0.0
         if coming is not None:
-            load_s = cost.load_s(len(coming.state), self._pieces_to_load(slot, len(coming.tokens)))
+            load_s = cost.load_s(len(coming.slot_state.state), self._pieces_to_load(slot, len(coming.tokens)))
         if self._refuses(cost.move_s(n, n_bytes, slot.n_pieces) + load_s):
             self.n_refused += 1
             log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)

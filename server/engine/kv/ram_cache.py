@@ -12,7 +12,7 @@ from heapq import heapify, heappop
 from typing import Generic, TypeVar
 
 from server.engine.kv.cost import value
-from server.engine.kv.state import Checkpoints, SlotState, reach
+from server.engine.kv.state import NOTHING, Checkpoints, SlotState, reach
 from server.engine.lora import Tuning, reusable
 from server.engine.media import Spans, whole
 from server.engine.prefix.hashes import PrefixHashes, PrefixIndex
@@ -104,13 +104,7 @@ class KeptState:
 class RamState(KeptState):
     """One whose bytes are in RAM."""
 
-    state: bytes = b""
-    checkpoints: Checkpoints = ()
-
-    @property
-    def slot_state(self) -> SlotState:
-        """As a value that can be kept elsewhere."""
-        return SlotState(self.tokens, self.state, self.tuning, self.n_exact, self.checkpoints, self.media)
+    slot_state: SlotState = NOTHING
 
 
 def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
@@ -132,8 +126,7 @@ def ram_state(
         places=tuple(c.n_tokens for c in saved.checkpoints),
         hashes=PrefixHashes() if hashes is None else hashes.copy(),
         media=saved.media,
-        state=saved.state,
-        checkpoints=saved.checkpoints,
+        slot_state=saved,
     )
 
 

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from server.engine.lora import Tuning
+from server.engine.lora import BARE, Tuning
 from server.engine.media import Spans
 from server.engine.request import Adapters
 
@@ -57,6 +57,9 @@ class SlotState:
     def adapters(self) -> Adapters:
         """The LoRA set of its cells."""
         return self.tuning.adapters
+
+
+NOTHING = SlotState([], b"", BARE, 0)
 
 
 def reach(n: int, n_tokens: int, floor: int, places: Iterable[int]) -> int:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from server.engine.kv.cost import MoveCost, least_valuable
 from server.engine.kv.disk_cache import DiskCache, Fetch
 from server.engine.kv.ram_cache import MIN_TOKENS, RamState, StateCache
-from server.engine.kv.state import marks
+from server.engine.kv.state import SlotState, marks
 from server.engine.lora import BARE, Tuning, reusable
 from server.engine.media import Spans, whole
 from server.engine.params import EngineParams
@@ -135,7 +135,7 @@ class Placer:
         self._awaited: dict[
             Sequence, tuple[Sequence, int]
         ] = {}  # who computes so many tokens of a waiting one's prompt
-        self.may_load: Callable[[RamState], bool] = lambda stored: True
+        self.may_load: Callable[[SlotState], bool] = lambda saved: True
 
     def find(self, sequence: Sequence) -> Placement | None:
         """Where `sequence` can go, with the most of its prompt that needs no computing. None: it waits, since its slot
@@ -181,7 +181,7 @@ class Placer:
         where: Slot | RamState | None
         where, n = self._match(sequence)
         stored, n_stored = self._stored(sequence, n)
-        if stored is not None and self.may_load(stored):
+        if stored is not None and self.may_load(stored.slot_state):
             where, n = stored, n_stored
         at_least = max(n + self._least_gain, MIN_WAIT) - 1
         return self._on_disk(sequence, n) or self._coming(sequence, at_least) or (where, n)

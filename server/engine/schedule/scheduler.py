@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from server.engine.kv.cost import MoveCost, least_valuable
 from server.engine.kv.disk_cache import DiskCache
 from server.engine.kv.ram_cache import RamState, StateCache, automatic_limit, ram_limit
-from server.engine.kv.state import Checkpoint
+from server.engine.kv.state import Checkpoint, SlotState
 from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Placement, Placer
@@ -112,7 +112,7 @@ class Scheduler:
         """Look for prefixes there, too."""
         self._placer.disk = disk
 
-    def ask_before_loading(self, may_load: Callable[[RamState], bool]) -> None:
+    def ask_before_loading(self, may_load: Callable[[SlotState], bool]) -> None:
         """Whether a kept state is loaded is `may_load`'s to say."""
         self._placer.may_load = may_load
 

@@ -209,9 +209,9 @@ def test_a_load_holds_nobody_up_for_longer_than_a_step(
     assert setup.keep(0)
     (entry,) = setup.scheduler.ram
     setup.cells.moving.begin_step()
-    assert setup.cells.moving.may_load(entry)
+    assert setup.cells.moving.may_load(entry.slot_state)
     setup.generate(phase)
-    assert setup.cells.moving.may_load(entry) == loads
+    assert setup.cells.moving.may_load(entry.slot_state) == loads
     assert setup.keep(1) == loads
 
 
