@@ -151,7 +151,8 @@ class Engine(Instances[Instance]):
         self.bounds.check(request)
         wanted = self._tuning(request)
         self._admit(request)
-        ticket = Ticket(request, sink, request.arrived_at or self._clock(), n_open=request.n, tuning=wanted)
+        now = self._clock()
+        ticket = Ticket(request, sink, request.arrived_at or now, n_open=request.n, tuning=wanted, queued_at=now)
         self._router.route(ticket, self._queue.open.values())
         if self._queue.add(ticket):
             self._idle.clear()

@@ -143,7 +143,7 @@ class Router:
         at = [math.inf] * len(instances)
         for i in takers:
             patience_s = max(found[i].n_own - found[best].n_own, 0) / rate
-            at[i] = ticket.submitted_at + (max(patience_s, SETTLED_S) if has_slot and i != best else patience_s)
+            at[i] = ticket.waits_since + (max(patience_s, SETTLED_S) if has_slot and i != best else patience_s)
         n_own = tuple(one.n_own for one in found)
         anyway_at = max(at[i] for i in takers) + n_own[best] / rate
         ticket.instance, ticket.route = best, Route(tuple(at), anyway_at, n_own)

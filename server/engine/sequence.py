@@ -37,7 +37,11 @@ ALONE = Route()
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A submitted request: where its events go, and whether anybody still wants them."""
+    """A submitted request: where its events go, and whether anybody still wants them.
+
+    ``submitted_at`` is when it came first; for one that was asked of a process that has ended, before ``queued_at``,
+    when it got in line here.
+    """
 
     request: Request
     sink: Sink
@@ -50,6 +54,12 @@ class Ticket:
     taken: bool = False
     hashes: PrefixHashes = field(default_factory=PrefixHashes)  # of the prompt, as far as the event loop asked for it
     account: Account = field(default_factory=Account)  # of its client, from the queue on
+    queued_at: float = 0.0
+
+    @property
+    def waits_since(self) -> float:
+        """For a slot."""
+        return max(self.submitted_at, self.queued_at)
 
     @property
     def n_to_compute(self) -> int:

@@ -166,6 +166,29 @@ def test_logits_that_are_no_numbers_are_told(tmp_path: Path, monkeypatch: pytest
     weights.close()
 
 
+def test_what_a_device_can_do_no_further_the_processor_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typical-p has no form for a graph: the library takes in what stands before it, as where a device lacks an
+    operation."""
+    weights = load(gguf_file(tmp_path, PLAIN))
+    runner = weights.runner()
+    asked = replace(SEEDED, typical_p=0.9, top_k=40)
+    plain = runner.sampler(asked, [5])
+    monkeypatch.setattr("server.llama.sampling.sampler._fits_a_graph", lambda *_: True)
+    sampler = runner.sampler(asked, [5])
+    runner.sample_in_graph(0, sampler)
+    assert runner.decode([Entry(0, 0, [5])])
+    token = runner.sample(0, sampler)
+    runner.sample_in_graph(0, sampler)
+    assert sampler.seq < 0  # from the next token on it is the processor's
+    assert runner.seq_remove(0, 0)
+    assert runner.decode([Entry(0, 0, [5])])
+    assert runner.sample(0, plain) == token
+    sampler.close()
+    plain.close()
+    runner.close()
+    weights.close()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -178,6 +201,7 @@ def test_logits_that_are_no_numbers_are_told(tmp_path: Path, monkeypatch: pytest
         {"min_keep": 2},
         {"min_p": 1.0},
         {"top_k": 1 << 30},
+        {"top_k": 0},
         {"samplers": ("temperature", "top_k")},
         {"samplers": ("top_k", "top_k")},
         {"samplers": ("adaptive_p",)},

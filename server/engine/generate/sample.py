@@ -196,7 +196,7 @@ class Outputs:
         assert sequence.slot is not None
         return Started(
             *(sequence.index, n_prompt, sequence.n_cached, self._first_slot + sequence.slot.id),
-            queue_s=sequence.placed_at - sequence.ticket.submitted_at,
+            queue_s=sequence.placed_at - sequence.ticket.waits_since,
             placement_s=sequence.placement_s,
             prefill_s=now - sequence.placed_at - sequence.placement_s,
         )

@@ -279,12 +279,12 @@ class ModelQueue:
             at = min((_may_be_taken(ticket, instance, cells) for ticket in self._waiting.values()), default=inf)
         return None if at == inf else max(at - now, 0.0)
 
-    def late(self, instance: int, before: float) -> "list[Ticket]":
-        """Those that came `before` then; they are `instance`'s own from now on."""
+    def late(self, instance: int, is_late: "Callable[[Ticket], bool]") -> "list[Ticket]":
+        """Those that are; they are `instance`'s own from now on."""
         if not self._waiting:
             return []
         with self._lock:
-            return self._take([t for t in self._waiting.values() if t.submitted_at <= before], instance)
+            return self._take([t for t in self._waiting.values() if is_late(t)], instance)
 
     def close(self, instance: int) -> "list[Ticket]":
         """`instance` takes no more; those that nobody else may take are its own, and to be refused."""

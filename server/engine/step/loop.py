@@ -266,7 +266,7 @@ class Instance(StepThread):
                 self._tickets.ask_for_media(sequence)
                 if first:
                     sequence.placement_s = self._clock() - now
-                    self.stats.queue_time.observe(now - sequence.ticket.submitted_at)
+                    self.stats.queue_time.observe(now - sequence.ticket.waits_since)
                     self._outputs.begin(sequence)
                     self._report_progress(sequence, now)
             except Exception as error:  # noqa: BLE001 - `Tickets.fail` logs what is not ours

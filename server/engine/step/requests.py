@@ -70,14 +70,20 @@ class Tickets:
         if not self._is_limited or now < self._look_at or not (self._open or len(self._queue)):
             return
         self._look_at = now + LOOK_S
-        for least_s in (queue_s, request_s):
-            self._own(self._queue.late(self._instance, now - least_s) if least_s else ())
+
+        def is_late(ticket: Ticket) -> bool:
+            """The whole request."""
+            return 0 < request_s <= now - ticket.submitted_at
+
+        def waits_long(ticket: Ticket) -> bool:
+            return 0 < queue_s <= now - ticket.waits_since
+
+        self._own(self._queue.late(self._instance, lambda ticket: is_late(ticket) or waits_long(ticket)))
         begun = {id(s.ticket) for s in self._sequences() if s.n_cached >= 0} if queue_s else set()
         for ticket in list(self._open.values()):
-            age_s = now - ticket.submitted_at
-            if request_s and age_s >= request_s:
+            if is_late(ticket):
                 self.fail(ticket, TooLate(f"the request was not done within {request_s:g} s", RETRY_LATER_S))
-            elif queue_s and age_s >= queue_s and id(ticket) not in begun:
+            elif waits_long(ticket) and id(ticket) not in begun:
                 self.fail(ticket, TooLate(f"no slot was free within {queue_s:g} s", RETRY_LATER_S))
 
     def receive(self) -> None:

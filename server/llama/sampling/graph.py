@@ -30,7 +30,7 @@ class GraphSampling:
     def attach(self, seq: int, sampler: NativeSampler | None) -> None:
         """What follows in `seq` is chosen by `sampler` in the graph, if that can be; None: by nobody there."""
         now = self._attached.get(seq)
-        if now is sampler:
+        if now is sampler and (sampler is None or sampler.in_graph):
             return
         if now is not None:
             self._detach(now)
@@ -58,9 +58,20 @@ class GraphSampling:
         context = self._open_context()
         token: int = C.llama_get_sampled_token_ith(context, output)
         probabilities = C.llama_get_sampled_probs_ith(context, output)
-        if token == NO_TOKEN or not probabilities:
+        if token == NO_TOKEN:  # the device lacks an operation: what follows in the chain is the processor's
+            return self._sample_rest(output, sampler)
+        if not probabilities:
             raise InternalError("the library has sampled no token in its graph")
         if not math.isfinite(probabilities[0]):
             raise NotNumbers
         fast.sampler_accept(sampler.chain, token)
+        return token
+
+    def _sample_rest(self, output: int, sampler: NativeSampler) -> int:
+        context = self._open_context()
+        sampler.in_graph = False  # from its next token on
+        logits = C.llama_get_sampled_logits_ith(context, output) or C.llama_get_logits_ith(context, output)
+        if not logits or not math.isfinite(logits[0]):
+            raise NotNumbers
+        token: int = fast.sampler_sample(sampler.chain, context, output)
         return token

@@ -70,7 +70,8 @@ def option(
 
     Without flags the field's own name becomes the flag. ``env`` True: ``LLAMA_ARG_`` and the first long flag's name;
     ``off``: a boolean's negations, True: ``--no-`` and that name. ``check`` sees the value last, of a list each
-    entry, but no empty text, and raises `ValueError`; ``limits`` are pydantic's (``ge``, ``min_length``, ...).
+    entry, but no empty text where that is the default, and raises `ValueError`; ``limits`` are pydantic's (``ge``,
+    ``min_length``, ...).
     """
     spelled = tuple(flags.split())
     long = next((flag.removeprefix("--") for flag in spelled if flag.startswith("--")), "")
@@ -81,13 +82,13 @@ def option(
     known = {**dict.fromkeys(negations, False), **(constants or {})}
     made = Option(spelled, name, known, metavar, text, repeat, secret, is_path, replaces, forms or {}, n_words)
     info: FieldInfo = cast(Any, Field)(default, **limits)
-    info.metadata += [made, *([AfterValidator(_checked(check))] if check else [])]
+    info.metadata += [made, *([AfterValidator(_checked(check, default))] if check else [])]
     return cast(T, info)
 
 
-def _checked(check: Callable[[Any], object]) -> Callable[[T], T]:
+def _checked(check: Callable[[Any], object], default: object) -> Callable[[T], T]:
     def checked(value: T) -> T:
-        for entry in value if isinstance(value, tuple) else [value] if value != "" else []:
+        for entry in value if isinstance(value, tuple) else [] if value == default == "" else [value]:
             check(entry)
         return value
 

@@ -299,7 +299,7 @@ class Core:
         self.check_soon()
         await self._settled.wait()
         if self._gave_up is not None:
-            raise self._gave_up
+            raise self._gave_up.with_traceback(None)  # for each who waits: it would grow
 
     def stop_waiting(self, error: LlamapoolError) -> None:
         """Who waits for a process gets `error`."""

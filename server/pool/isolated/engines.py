@@ -189,7 +189,7 @@ class IsolatedEngine(_Half):
         self._check_known(request.media)
         if request.adapters is not None:
             check_adapters(request.adapters, self.adapters)
-        if self.core.down and len(self._open) >= self._params.max_queue + self.n_slots:
+        if self.core.down and not request.asked_again and len(self._open) >= self._params.max_queue + self.n_slots:
             raise QueueFull(len(self._open), 10)
         request.arrived_at = request.arrived_at or self.now  # which is the other half's clock, too
         ticket = Ticket(request, sink, request.arrived_at, n_open=request.n)

@@ -42,10 +42,10 @@ async def create_response(request: Request) -> Response:
         return generation
 
     def failed(status: int, error: Json) -> bytes:
-        return b"".join(writers[0].fail(status, error["error"])) if writers else failed_early(status, error["error"])
+        return b"".join(writers[-1].fail(status, error["error"])) if writers else failed_early(status, error["error"])
 
     def ping() -> bytes:
-        return writers[0].ping() if writers else EARLY_PING
+        return writers[-1].ping() if writers else EARLY_PING
 
     words = StreamWords(failed, ping)
     return await answer(request, asked.fields, prepare, headers, asked.conversation.media, words)

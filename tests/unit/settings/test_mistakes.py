@@ -57,6 +57,7 @@ def yaml_mistake(tmp_path: Path) -> Callable[[str], str]:
         (["--port=70000"], "--port: server.port should be less than or equal to 65535, not '70000'"),
         (["-c", "-2"], "-c: models.model.gguf.n_ctx should be greater than or equal to -1, not '-2'"),
         (["-np", "0"], "-np: models.model.gguf.n_parallel should be -1 or at least 1, not '0'"),
+        (["--tool-format", ""], "tool_format should be auto or one of"),
         (["-fa", "maybe"], "flash_attn should be 'on', 'off' or 'auto', not 'maybe'"),
         (["-ctk", "q3"], "cache_type_k should be 'f32', 'f16'"),
         (["--temp", "nan"], "temperature should be a finite number, not 'nan'"),

@@ -76,3 +76,15 @@ async def test_without_limits_nobody_is_late() -> None:
         clock.now = 1e9
         (reply,) = await asked
         assert reply.error is None
+
+
+async def test_who_is_asked_again_waits_for_a_slot_anew() -> None:
+    clock = Clock()
+    clock.now = 100.0
+    async with engine_over(FakeRunner(n_seq=1), clock=clock, queue_timeout_s=10.0, request_timeout_s=60.0) as engine:
+        asked = request("x")
+        asked.arrived_at = 70.0  # it had a slot of a process that has ended
+        (reply,) = await run(engine, asked)
+        assert (reply.error, reply.text) == (None, alone(request("x")))
+        assert reply.started is not None
+        assert reply.started.queue_s < 1.0
