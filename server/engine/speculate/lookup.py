@@ -366,7 +366,6 @@ _FAR = [int(log(LEAST) / log(min(max(right, 1) / 100, SURE))) + 1 for right in r
 """By percents of guesses that are right: tokens behind which nothing is likely enough to be looked at."""
 _WEIGHT = 0.2  # of one token in the average of those that were right
 UNSEEN = 0.7  # of a draft model's are, before any was checked
-_MOST_REST = 3  # tokens that are not looked at, where nothing was of use lately
 _LOOKED_UP = 0.3  # of guesses from the text are taken to be right before any was seen: too few to pay on most machines
 
 
@@ -392,17 +391,10 @@ class Speculating:
     source: TextSource | None = None  # who guessed it, if not a draft model
     n_checked: int = 0  # guesses in the step that is under way
     dice: Random | None = None  # by which guesses are taken, where that is left to chance (`rates_of_length`)
-    n_missed: int = 0  # looks in a row that found nothing, or what was wrong at once
-    n_rest: int = 0  # tokens until the next look
 
     def look_up(self, most: int) -> list[int]:
-        """What the text suggests, of the first source that has a suggestion. Where nothing was of use lately, not every
-        token is looked at: a copy is found up to `_MOST_REST` tokens later, and other text costs less."""
+        """What the text suggests, of the first source that has a suggestion."""
         self.drafted, self.source = False, None
-        if self.n_rest:
-            self.n_rest -= 1
-            self.expected = []
-            return []
         most = min(most, _FAR[int(self.right * 100)])
         for source in self.sources:
             guess = source.guess(most)
@@ -410,12 +402,7 @@ class Speculating:
                 self.expected, self.source = guess[::-1], source
                 return guess
         self.expected = []
-        self._miss()
         return []
-
-    def _miss(self) -> None:
-        self.n_missed += 1
-        self.n_rest = min(self.n_missed // 3, _MOST_REST)
 
     def expect(self, drafted: Sequence[int]) -> None:
         """A draft model guessed these."""
@@ -432,12 +419,8 @@ class Speculating:
             self.expected = []
         if self.drafted:
             self.right_drafted += _WEIGHT * (right - self.right_drafted)
-            return
-        self.right += _WEIGHT * (right - self.right)
-        if right:
-            self.n_missed = 0
         else:
-            self._miss()
+            self.right += _WEIGHT * (right - self.right)
 
     def reach(self, n: int) -> list[float]:
         """For each of `n` tokens guessed from the text: how likely it and all before it are right."""

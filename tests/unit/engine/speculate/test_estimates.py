@@ -106,28 +106,6 @@ def test_what_lies_behind_a_wrong_token_says_nothing() -> None:
     assert state.right == after
 
 
-def test_where_nothing_repeats_few_tokens_are_looked_at_and_a_copy_is_found_soon() -> None:
-    state = Speculating(16, (source := Counted(3, 10_000),))
-    text = list(range(100))
-    for token in text:
-        state.look_up(16)
-        state.extend(token)
-    assert source.n_looks < len(text) // 2
-    before_it = 0
-    for token in text:  # again
-        before_it += not state.look_up(16)
-        state.extend(token)
-    assert before_it <= 3 + 4  # the three that are looked for, and those that were not looked at
-
-
-class Counted(Lookup):
-    n_looks = 0
-
-    def guess(self, most: int) -> list[int]:
-        self.n_looks += 1
-        return super().guess(most)
-
-
 def test_what_a_draft_model_says_is_judged_by_itself() -> None:
     state = looking_up([])
     state.right_drafted = 0.5
