@@ -79,13 +79,13 @@ class CachedModel:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One commit of a repository, as far as the cache has it: files by their names in it."""
+    """What the cache has of a repository: files by their names in it, those of the commit that counts first."""
 
     files: Mapping[str, Path]
 
     def listing(self) -> list[HubFile]:
-        """Its files in order."""
-        return [HubFile(name, path.stat().st_size) for name, path in sorted(self.files.items())]
+        """Its files in that order."""
+        return [HubFile(name, path.stat().st_size) for name, path in self.files.items()]
 
 
 class Cache:
@@ -97,29 +97,36 @@ class Cache:
     # ---- looking
 
     def snapshot(self, repository: str) -> Snapshot:
-        """What the cache has of the commit that it saw last; nothing where it has none."""
+        """What the cache has of the commit that it saw last, and those models of older ones that it has not in a newer
+        form: they were pulled, and nobody has removed them. Nothing where no commit counts.
+
+        All parts of a split model are of one commit, the newest that has them all.
+        """
         base = self._base(repository)
-        commit = _last_commit(base / "refs")
-        if not commit:
+        last = _last_commit(base / "refs")
+        if not last:
             return Snapshot({})
-        root = base / "snapshots" / commit
+        found: dict[tuple[str, int], dict[str, Path]] = {}
         with contextlib.suppress(OSError):
-            return Snapshot({path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()})
-        return Snapshot({})
+            for root in _newest_first(base / "snapshots", last):
+                for key, files in _by_model(root).items():
+                    is_gguf = key[1] > 0  # a preset says what the models of its own commit are
+                    if (is_gguf or root.name == last) and len(files) > len(found.get(key, ())):
+                        found[key] = files
+        return Snapshot({name: path for files in found.values() for name, path in files.items()})
 
     def models(self) -> list[CachedModel]:
         """Every model with a quantization in its name, by repository and quantization, as llama-server lists them."""
-        found: dict[Reference, CachedModel] = {}
+        found: list[CachedModel] = []
         for repository in self._repositories():
             snapshot = self.snapshot(repository)
-            for name in sorted(snapshot.files):
+            by_tag: dict[str, str] = {}
+            for name in snapshot.files:
                 parts = parts_of(name)
-                if parts is None or parts.index != 1 or not parts.tag or not is_model(name):
-                    continue
-                reference = Reference(repository, parts.tag)
-                if reference not in found:
-                    found[reference] = _cached(reference, name, snapshot)
-        return list(found.values())
+                if parts is not None and parts.index == 1 and parts.tag and is_model(name):
+                    by_tag.setdefault(parts.tag, name)
+            found += [_cached(Reference(repository, tag), name, snapshot) for tag, name in sorted(by_tag.items())]
+        return found
 
     def _repositories(self) -> Iterator[str]:
         try:
@@ -190,7 +197,8 @@ class Cache:
             shutil.rmtree(base, ignore_errors=True)
 
     def remove(self, reference: Reference) -> int:
-        """Delete a model's files, or the whole repository where no quantization is named. Returns the bytes freed.
+        """Delete a model's files, of every commit, or the whole repository where no quantization is named. Returns the
+        bytes freed.
 
         Contents that other names refer to stay, and unfinished ones where a quantization is named. Raises OSError;
         0 where there was nothing.
@@ -208,8 +216,8 @@ class Cache:
 
     def _remove_tag(self, base: Path, reference: Reference) -> None:
         tag = reference.tag.upper()
-        named = self.snapshot(reference.repository).files
-        doomed = [path for name, path in named.items() if (parts := parts_of(name)) and parts.tag == tag]
+        named = [path for path in (base / "snapshots").rglob("*") if path.is_file()]
+        doomed = [path for path in named if (parts := parts_of(path.name)) and parts.tag == tag]
         blobs = [path.resolve() for path in doomed if path.is_symlink()]
         for path in doomed:
             path.unlink()
@@ -248,11 +256,33 @@ def _last_commit(refs: Path) -> str:
     return found
 
 
+def _newest_first(snapshots: Path, last: str) -> list[Path]:
+    """The folders of a repository's commits: the `last` one, then by when their files got their names."""
+
+    def rank(root: Path) -> tuple[bool, float, str]:
+        times = (path.lstat().st_mtime for path in root.rglob("*") if path.is_file())
+        return root.name == last, max(times, default=0.0), root.name
+
+    return sorted((root for root in snapshots.iterdir() if is_commit(root.name)), key=rank, reverse=True)
+
+
+def _by_model(root: Path) -> dict[tuple[str, int], dict[str, Path]]:
+    """A commit's files by their names in order, those of one split model together: by prefix and number of parts, 0 of
+    what is no GGUF."""
+    found: dict[tuple[str, int], dict[str, Path]] = {}
+    for path in sorted(path for path in root.rglob("*") if path.is_file()):
+        name = path.relative_to(root).as_posix()
+        parts = parts_of(name)
+        found.setdefault((parts.prefix, parts.count) if parts else (name, 0), {})[name] = path
+    return found
+
+
 def _cached(reference: Reference, name: str, snapshot: Snapshot) -> CachedModel:
     first = parts_of(name)
     assert first is not None
     named = [(parts_of(other), path) for other, path in snapshot.files.items()]
-    stats = [path.stat() for parts, path in named if parts and parts.prefix == first.prefix]
+    same = (first.prefix, first.count)
+    stats = [path.stat() for parts, path in named if parts and (parts.prefix, parts.count) == same]
     return CachedModel(
         reference, snapshot.files[name], sum(each.st_size for each in stats), max(each.st_mtime for each in stats)
     )

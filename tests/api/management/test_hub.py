@@ -142,6 +142,25 @@ async def test_a_repository_is_what_its_hub_would_choose(remote: StandInHub, tmp
         assert len(remote.contents_asked()) == n_asked
 
 
+async def test_a_newer_commit_takes_no_other_quantization_away(remote: StandInHub, tmp_path: Path) -> None:
+    """It stays as it is, loaded or not, also after the next start; and what is listed can be removed."""
+    other = f"{REPOSITORY}:F16"
+    async with serving(remote, tmp_path) as api:
+        await download(api, other)
+        assert (await api.client.post("/v1/chat/completions", json={"model": other, **CHAT})).status_code == 200
+        remote.commit = "b" * 40
+        await download(api, REPOSITORY)
+        assert await ids(api) == [other, MODEL_ID]
+        assert api.pool.state(other).status is Status.READY
+        assert api.pool.resolve(REPOSITORY).id == MODEL_ID
+    async with serving(remote, tmp_path, HF_HUB_OFFLINE="1") as api:
+        assert await ids(api) == [other, MODEL_ID]
+        assert (await api.client.post("/v1/chat/completions", json={"model": other, **CHAT})).status_code == 200
+        assert (await api.client.request("DELETE", "/models", params={"model": other})).json() == {"success": True}
+        assert await ids(api) == [MODEL_ID]
+    assert [path.name for path in tmp_path.rglob("*.gguf")] == ["model-Q8_0.gguf"]  # noqa: ASYNC240 (nobody waits)
+
+
 async def test_a_better_match_takes_the_short_name_over(remote: StandInHub, tmp_path: Path) -> None:
     """The one that it means by llama.cpp's rule, of those that are there; the other one stays loaded."""
     async with serving(remote, tmp_path) as api:

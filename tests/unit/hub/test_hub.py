@@ -399,6 +399,37 @@ def test_a_removed_model_frees_only_what_nobody_else_has(remote: StandInHub, tmp
     assert not (tmp_path / "models--org--model-GGUF").exists()
 
 
+def test_what_was_pulled_of_an_older_commit_is_there_until_it_is_removed(remote: StandInHub, tmp_path: Path) -> None:
+    """In its newest form, wherever that is; a split model is never of two commits; presets are of the last one."""
+    files = remote.repositories[REPOSITORY]
+    files |= {f"big-F16-0000{i}-of-00002.gguf": b"GGUF%d" % i for i in (1, 2)}
+    hub = hub_of(remote, tmp_path)
+    snapshots = tmp_path / "models--org--model-GGUF" / "snapshots"
+    pulled(hub, f"{REPOSITORY}:F16")
+    old = pulled(hub, f"{REPOSITORY}:Q8_0").model
+    (snapshots / COMMIT / "preset.ini").write_text("[a]")
+    remote.commit = "2" * 40
+    files["model-Q8_0.gguf"] = new = MODEL + b"new"
+    files["model-Q4_0.gguf"] = b"GGUF"
+    found = pulled(hub, f"{REPOSITORY}:Q8_0").model
+    assert old == snapshots / COMMIT / "model-Q8_0.gguf"
+    assert found == snapshots / remote.commit / "model-Q8_0.gguf"
+    assert hub.find(Reference.parse(REPOSITORY)) == Files(found)
+    (snapshots / remote.commit / "big-F16-00001-of-00002.gguf").write_bytes(b"another tool's beginning")
+    assert [(str(each.reference), each.size) for each in hub.models()] == [
+        (f"{REPOSITORY}:F16", 10),
+        (f"{REPOSITORY}:Q8_0", len(new)),
+    ]
+    split = snapshots / COMMIT / "big-F16-00001-of-00002.gguf"
+    assert hub.find(Reference.parse(f"{REPOSITORY}:F16")) == Files(split)
+    remote.commit = "3" * 40
+    pulled(hub, f"{REPOSITORY}:Q4_0")
+    assert hub.find(Reference.parse(f"{REPOSITORY}:Q8_0")) == Files(found)
+    assert hub.remove(Reference.parse(f"{REPOSITORY}:Q8_0")) == len(MODEL) + len(new)
+    assert hub.find(Reference.parse(f"{REPOSITORY}:Q8_0")) is None
+    assert [each.reference.tag for each in hub.models()] == ["F16", "Q4_0"]
+
+
 @pytest.mark.parametrize(
     ("env", "folder"),
     [
