@@ -281,10 +281,12 @@ class Pool:
     async def download(self, name: str) -> None:
         """Fetch a model of the hub into its cache, as ``POST /models`` does; returns once it has begun.
 
-        A repository's name alone means what the hub would choose, in its newest form, whatever the cache has of it.
-        Raises `InvalidRequest` for a name that is none or known already, `NotSupported`, and what `Fetcher.check` does.
+        A repository's name alone, or with `LATEST`, means what the hub would choose, in its newest form, whatever the
+        cache has of it. Raises `InvalidRequest` for a name that is none or known already, `NotSupported`, and what
+        `Fetcher.check` does.
         """
         self._check_whole()
+        name = name.removesuffix(LATEST)
         if self._fetcher is None:
             raise NotSupported("This server does not download models")
         if not self._may_download:

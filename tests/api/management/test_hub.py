@@ -161,6 +161,15 @@ async def test_a_newer_commit_takes_no_other_quantization_away(remote: StandInHu
     assert [path.name for path in tmp_path.rglob("*.gguf")] == ["model-Q8_0.gguf"]  # noqa: ASYNC240 (nobody waits)
 
 
+async def test_ollamas_tag_for_none_is_none(remote: StandInHub, tmp_path: Path) -> None:
+    async with serving(remote, tmp_path) as api:
+        await download(api, f"{REPOSITORY}:F16")
+        with api.pool.subscribe() as events:
+            assert (await api.client.post("/models", json={"model": f"{REPOSITORY}:latest"})).status_code == 200
+            assert (await ended(events))[-1] == DownloadEnded(REPOSITORY, ok=True)
+        assert await ids(api) == [f"{REPOSITORY}:F16", MODEL_ID]
+
+
 async def test_a_better_match_takes_the_short_name_over(remote: StandInHub, tmp_path: Path) -> None:
     """The one that it means by llama.cpp's rule, of those that are there; the other one stays loaded."""
     async with serving(remote, tmp_path) as api:
