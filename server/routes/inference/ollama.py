@@ -8,7 +8,7 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.errors import DownloadFailed, InvalidRequest, LlamapoolError, NotSupported, short
+from server.errors import DownloadFailed, InvalidRequest, LlamapoolError, NotFound, NotSupported, short
 from server.pool.events import Subscription
 from server.pool.names import LATEST
 from server.pool.pool import Pool
@@ -136,7 +136,8 @@ async def _embed(request: Request, wanted: Embed, unused: list[str]) -> Response
 async def pull(request: Request) -> Response:
     """Download ``owner/name[:quantization]`` of the hub: lines of its progress, or the last with ``"stream": false``.
 
-    Nothing to do for a model that is there. A download that is under way is followed; one that was begun here stops
+    Nothing to do for a model that is there; one that a repository's name means is brought up to date where its hub
+    can be asked. A download that is under way is followed; one that was begun here stops
     when its client leaves, and goes on from there with the next pull.
     """
     given = await read_json(request)
@@ -152,7 +153,7 @@ async def pull(request: Request) -> Response:
         model = _downloading(pool.states(), name)
         begins = model is None
         if model is None:
-            await pool.download(model := hub_name(name))
+            model = await _begun(pool, name)
     except BaseException:
         events.close()
         raise
@@ -174,6 +175,18 @@ def _downloading(states: Iterable[ModelState], name: str) -> str | None:
         if each.spec.id in names or not (each.spec.origin == "cache" or set(names).isdisjoint(each.spec.aliases)):
             return each.spec.id if each.status is Status.DOWNLOADING else ""
     return None
+
+
+async def _begun(pool: Pool, name: str) -> str:
+    """Begin the download of what is called so; "" where it can't be had and requests for that name are served."""
+    try:
+        await pool.download(model := hub_name(name))
+    except (DownloadFailed, NotFound, NotSupported):
+        names = {name, name.removesuffix(LATEST), model}
+        if not any(names & {state.spec.id, *state.spec.aliases} for state in pool.states()):
+            raise
+        return ""
+    return model
 
 
 async def _nothing_to_pull() -> AsyncGenerator[Json, None]:

@@ -170,6 +170,26 @@ async def test_ollamas_tag_for_none_is_none(remote: StandInHub, tmp_path: Path) 
         assert await ids(api) == [f"{REPOSITORY}:F16", MODEL_ID]
 
 
+@pytest.mark.parametrize("trouble", ["offline", "gone", "gated"])
+async def test_a_pull_of_what_is_there_needs_no_hub(remote: StandInHub, tmp_path: Path, trouble: str) -> None:
+    """By any of its names; of what is not there it fails."""
+    async with serving(remote, tmp_path) as api:
+        await download(api)
+    env = {"HF_HUB_OFFLINE": "1"} if trouble == "offline" else {}
+    if trouble == "gone":
+        del remote.repositories[REPOSITORY]
+    remote.gated = trouble == "gated"
+    async with serving(remote, tmp_path, **env) as api:
+        for name in (REPOSITORY, f"{REPOSITORY}:latest", f"hf.co/{REPOSITORY}", MODEL_ID):
+            streamed = await api.client.post("/api/pull", json={"model": name})
+            assert (streamed.status_code, json.loads(streamed.text)) == (200, {"status": "success"}), name
+            whole = await api.client.post("/api/pull", json={"model": name, "stream": False})
+            assert (whole.status_code, whole.json()) == (200, {"status": "success"})
+        missing = await api.client.post("/api/pull", json={"model": "org/none"})
+        assert missing.status_code >= 400
+        assert await ids(api) == [MODEL_ID]
+
+
 async def test_a_better_match_takes_the_short_name_over(remote: StandInHub, tmp_path: Path) -> None:
     """The one that it means by llama.cpp's rule, of those that are there; the other one stays loaded."""
     async with serving(remote, tmp_path) as api:
