@@ -773,6 +773,25 @@ def test_a_key_is_asked_for_and_a_wrong_one_is_said(browser: Any, guarded: RealS
     visit.close()
 
 
+def test_what_was_refused_once_comes_back_with_the_same_key(visit: Visit) -> None:
+    """As while a keys file is written anew."""
+    page = visit.page
+    page.clock.install()
+    for stream in ("page/live", "models/sse"):
+        page.route(f"**/{stream}", lambda route: route.fulfill(status=401, json={"error": {"message": "not now"}}))
+    with (
+        page.expect_response(lambda reply: reply.status == 401 and "models/sse" in reply.url),
+        page.expect_response(lambda reply: reply.status == 401 and "page/live" in reply.url),
+    ):
+        visit.open("engine")
+    page.wait_for_selector("text=not now")
+    assert page.locator(".slot").count() == 0
+    page.unroute_all()
+    with page.expect_response(lambda reply: reply.ok and "models/sse" in reply.url):
+        page.clock.fast_forward(10_000)
+    page.wait_for_selector(".slot")
+
+
 def test_german(browser: Any, server: RealServer) -> None:
     visit = Visit(browser, server.base_url, locale="de-DE")
     page = visit.open()

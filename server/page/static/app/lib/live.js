@@ -1,6 +1,7 @@
 // Live data: one stream for all views, and all tabs, open only while a view that shows it does.
 import { ApiError, apiKey, call, connection, events } from "./api.js";
 import { signal, useEffect } from "./dom.js";
+import { LONGEST_PAUSE, pause } from "./seen.js";
 import { together } from "./together.js";
 
 /**
@@ -78,7 +79,7 @@ const known = () => [["history", hour.value], ["requests", requests.value], ["ti
 
 /** @param {AbortSignal} signal @param {(said: [event: string, data: any]) => void} say */
 async function look(signal, say) {
-  for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, 8000)) {
+  for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, LONGEST_PAUSE)) {
     try {
       const reply = await call("page/live", { signal });
       say(["trouble", ""]);
@@ -86,11 +87,11 @@ async function look(signal, say) {
       for await (const { event, data } of events(reply)) say([event, data]);
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof ApiError && error.status === 401) return say(["trouble", error.message]);
+      if (error instanceof ApiError && error.status === 401) wait = LONGEST_PAUSE; // the same key may be taken later
       const lost = error instanceof ApiError && !error.status;
       say(lost ? ["lost", ""] : ["trouble", String(/** @type {Error} */ (error).message)]);
     }
-    await new Promise((done) => setTimeout(done, wait));
+    await pause(wait, signal);
   }
 }
 

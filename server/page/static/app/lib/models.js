@@ -1,7 +1,7 @@
 // The models of the server, and which one is chosen.
 import { ApiError, call, connection, events, json } from "./api.js";
 import { computed, signal } from "./dom.js";
-import { whileSeen } from "./seen.js";
+import { LONGEST_PAUSE, pause, whileSeen } from "./seen.js";
 import { keep, kept } from "./storage.js";
 import { together } from "./together.js";
 
@@ -36,19 +36,20 @@ export async function refresh() {
 
 /** Follow status changes until `stop`, while the page is seen. @param {AbortSignal} stop */
 export async function follow(stop) {
-  for (let known = true; known && !stop.aborted; ) {
+  while (!stop.aborted) {
     const signal = await whileSeen(stop);
     await refresh().catch(() => {});
-    known = (await together("models", signal, (say) => followed(signal, say), (event) => void changed(event).catch(() => {}))) ?? true;
+    const heard = (/** @type {any} */ event) => void changed(event).catch(() => {});
+    await together("models", signal, (say) => followed(signal, say), heard, () => [{ event: "models_reload" }]); // for what a late tab missed
   }
 }
 
 /**
  * Until `signal`; comes back when the connection does.
- * @param {AbortSignal} signal @param {(event: any) => void} say @returns {Promise<boolean>} false: a key is missing
+ * @param {AbortSignal} signal @param {(event: any) => void} say
  */
 async function followed(signal, say) {
-  for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, 8000)) {
+  for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, LONGEST_PAUSE)) {
     try {
       const reply = await call("models/sse", { signal });
       say({ event: "models_reload" }); // what has changed before
@@ -56,12 +57,11 @@ async function followed(signal, say) {
       for await (const { data } of events(reply)) say(data);
     } catch (error) {
       if (signal.aborted) break;
-      if (error instanceof ApiError && error.status === 401) return false;
+      if (error instanceof ApiError && error.status === 401) wait = LONGEST_PAUSE; // the same key may be taken later
       if (error instanceof ApiError && !error.status) say({ event: "lost" });
     }
-    await new Promise((done) => setTimeout(done, wait));
+    await pause(wait, signal);
   }
-  return true;
 }
 
 /** @param {{model: string, event: string, data?: any}} event */

@@ -1,6 +1,23 @@
 // Whether anybody sees this page. A browser opens six connections to a server, for all of its tabs together: one behind
 // others holds none that waits for news.
 
+/** The longest pause before what broke off, or was refused for want of a key, is asked again, in milliseconds. */
+export const LONGEST_PAUSE = 8000;
+
+/** Wait, at most until `stop`. @param {number} milliseconds @param {AbortSignal} stop @returns {Promise<void>} */
+export function pause(milliseconds, stop) {
+  return new Promise((resolve) => {
+    const done = () => {
+      clearTimeout(timer);
+      stop.removeEventListener("abort", done);
+      resolve();
+    };
+    const timer = setTimeout(done, milliseconds);
+    stop.addEventListener("abort", done);
+    if (stop.aborted) done();
+  });
+}
+
 /**
  * Wait until the page is seen, or `stop`.
  * @param {AbortSignal} stop
