@@ -1,10 +1,12 @@
 """docs/tool-formats.md, from what the parsers make of the recorded outputs; run as a module to write it anew."""
 
+import ast
 import importlib
+import inspect
 import json
 import pkgutil
+from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from server import formats
@@ -50,28 +52,39 @@ A template that knows no tools gets them told in the system message, calls in th
 _NO_DAYS = {**PARAMETERS, "properties": {**PARAMETERS["properties"], "days": {"type": "string"}}}
 
 
-def modules() -> dict[str, ModuleType]:
-    """The file of each format."""
+def told() -> dict[str, str]:
+    """What is written about each format: on top of its file, or below it where a file holds several."""
     found = {}
     for info in pkgutil.walk_packages(families.__path__, f"{families.__name__}."):
         module = importlib.import_module(info.name)
-        if isinstance(getattr(module, "FORMAT", None), ToolFormat):
-            found[module.FORMAT.name] = module
+        below = _texts_below(inspect.getsource(module))
+        for name, value in vars(module).items():
+            if isinstance(value, ToolFormat):
+                found[value.name] = (module.__doc__ or "") if name == "FORMAT" else below[name]
+    return found
+
+
+def _texts_below(source: str) -> dict[str, str]:
+    found = {}
+    for made, text in pairwise(ast.parse(source).body):
+        match made, text:
+            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(said))):
+                found[name] = said
     return found
 
 
 def page() -> str:
     """The whole page."""
-    files = modules()
-    rows = "".join(_row(form, files[form.name]) for form in formats.FORMATS)
+    texts = told()
+    rows = "".join(_row(form, texts[form.name]) for form in formats.FORMATS)
     examples = "".join(f"\n## {form.name}\n{_examples(form.name)}" for form in formats.FORMATS)
     return f"{_HEAD}{rows}\n# Outputs and what they mean\n{examples}"
 
 
-def _row(form: ToolFormat, module: ModuleType) -> str:
+def _row(form: ToolFormat, told_of: str) -> str:
     own = [recorded for recorded in RECORDED if recorded.format == form.name]
     meant = [_read(recorded) for recorded in own]
-    models = (module.__doc__ or "").partition(":")[0].replace("\n", " ")
+    models = told_of.partition(":")[0].replace("\n", " ")
     cells = (
         f"`{form.name}`",
         models,

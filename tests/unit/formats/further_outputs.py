@@ -167,11 +167,7 @@ OUTPUTS: tuple[Recorded, ...] = (
         f"<{GCML}tool_calls>\n{invoke('Paris', GCML)}\n{invoke('Rome', GCML)}\n</{GCML}tool_calls>",
         calls=TWO,
     ),
-    Recorded(
-        "dots",
-        f"<dots_function_call>\n{invoke('Paris')}\n{invoke('Rome')}\n</dots_function_call>",
-        calls=TWO,
-    ),
+    Recorded("dots", f"<dots_function_call>\n{invoke('Paris')}\n{invoke('Rome')}\n</dots_function_call>", calls=TWO),
     Recorded(
         "dots", f"I look.<dots_function_call>{call(FULL)}</dots_function_call>", content="I look.", calls=(WEATHER,)
     ),

@@ -32,16 +32,8 @@ OUTPUTS: tuple[Recorded, ...] = (
         + call(ROME, key="parameters"),
         calls=TWO,
     ),
-    Recorded(
-        "mistral",
-        f"[TOOL_CALLS][{call(FULL, more=ID)}]",
-        calls=(WEATHER,),
-    ),
-    Recorded(
-        "mistral",
-        f'[TOOL_CALLS] [{CALL_PARIS}, {{"arguments": {ROME}, "name": "get_weather"}}]',
-        calls=TWO,
-    ),
+    Recorded("mistral", f"[TOOL_CALLS][{call(FULL, more=ID)}]", calls=(WEATHER,)),
+    Recorded("mistral", f'[TOOL_CALLS] [{CALL_PARIS}, {{"arguments": {ROME}, "name": "get_weather"}}]', calls=TWO),
     Recorded(
         "mistral-args",
         f"[THINK]Hm.[/THINK]I look.[TOOL_CALLS]get_weather[ARGS]{PARIS}[TOOL_CALLS]get_weather[ARGS]{ROME}",
@@ -111,11 +103,7 @@ OUTPUTS: tuple[Recorded, ...] = (
     ),
     Recorded("functionary-v3.2", f"get_weather\n{FULL}", calls=(WEATHER,), prompt="assistant<|end_header_id|>\n\n>>>"),
     Recorded("granite3", f"<|tool_call|>[{CALL}]", calls=(WEATHER,)),
-    Recorded(
-        "granite3",
-        f"<tool_call>{BOTH}",
-        calls=TWO,
-    ),
+    Recorded("granite3", f"<tool_call>{BOTH}", calls=TWO),
     Recorded(
         "granite3",
         "<think>Easy.</think>\n\n<response>It is sunny.</response>",
@@ -131,27 +119,11 @@ OUTPUTS: tuple[Recorded, ...] = (
         sign=THINK,
         prompt="<SPECIAL_11>Assistant\n<think>\n",
     ),
-    Recorded(
-        "nemotron",
-        f"<TOOLCALL>{BOTH}</TOOLCALL>",
-        calls=TWO,
-    ),
-    Recorded(
-        "phi4-mini",
-        f"<|tool_call|>[{CALL}]<|/tool_call|>",
-        calls=(WEATHER,),
-    ),
-    Recorded(
-        "phi4-mini",
-        f"functools{BOTH}",
-        calls=TWO,
-    ),
+    Recorded("nemotron", f"<TOOLCALL>{BOTH}</TOOLCALL>", calls=TWO),
+    Recorded("phi4-mini", f"<|tool_call|>[{CALL}]<|/tool_call|>", calls=(WEATHER,)),
+    Recorded("phi4-mini", f"functools{BOTH}", calls=TWO),
     Recorded("firefunction", f" functools[{CALL}]", calls=(WEATHER,)),
-    Recorded(
-        "firefunction",
-        f"functools{BOTH}",
-        calls=TWO,
-    ),
+    Recorded("firefunction", f"functools{BOTH}", calls=TWO),
     Recorded(
         "tool-calls-tag",
         f"The weather.\n[BEGIN FINAL RESPONSE]\n<tool_calls>[{call(FULL, more=ID)}]</tool_calls>",
@@ -160,16 +132,9 @@ OUTPUTS: tuple[Recorded, ...] = (
         sign="[BEGIN FINAL RESPONSE]",
         prompt="<|begin_assistant|>\nHere are my reasoning steps:\n",
     ),
+    Recorded("tool-calls-tag", f"<tool_calls>\n{CALL_PARIS}\n{CALL_ROME}\n</tool_calls>", calls=TWO),
     Recorded(
-        "tool-calls-tag",
-        f"<tool_calls>\n{CALL_PARIS}\n{CALL_ROME}\n</tool_calls>",
-        calls=TWO,
-    ),
-    Recorded(
-        "gigachat",
-        f"I look.<|message_sep|>\n\nfunction call<|role_sep|>\n{CALL}",
-        content="I look.",
-        calls=(WEATHER,),
+        "gigachat", f"I look.<|message_sep|>\n\nfunction call<|role_sep|>\n{CALL}", content="I look.", calls=(WEATHER,)
     ),
     Recorded("gigachat", f"<|function_call|>{CALL_PARIS}", calls=TWO[:1]),
     Recorded(
@@ -181,21 +146,11 @@ OUTPUTS: tuple[Recorded, ...] = (
         prompt="<|assistant_start|>",
     ),
     Recorded(
-        "apertus",
-        f'<|tools_prefix|>[{{"get_weather": {PARIS}}}, {{"get_weather": {ROME}}}]<|tools_suffix|>',
-        calls=TWO,
+        "apertus", f'<|tools_prefix|>[{{"get_weather": {PARIS}}}, {{"get_weather": {ROME}}}]<|tools_suffix|>', calls=TWO
     ),
     Recorded("generic", f'{{"tool_calls": [{CALL}]}}', calls=(WEATHER,)),
+    Recorded("generic", f'```json\n{{"tool_calls": {BOTH}}}\n```', calls=TWO),
     Recorded(
-        "generic",
-        f'```json\n{{"tool_calls": {BOTH}}}\n```',
-        calls=TWO,
-    ),
-    Recorded(
-        "generic",
-        f'<think>Hm.</think>\n{{"tool_call": {CALL_PARIS}}}',
-        reasoning="Hm.",
-        calls=TWO[:1],
-        sign=THINK,
+        "generic", f'<think>Hm.</think>\n{{"tool_call": {CALL_PARIS}}}', reasoning="Hm.", calls=TWO[:1], sign=THINK
     ),
 )

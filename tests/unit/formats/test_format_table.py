@@ -3,7 +3,8 @@
 import pytest
 
 from server.formats import FORMATS
-from tests.unit.formats.format_table import PAGE, modules, page
+from server.formats.form import ToolFormat
+from tests.unit.formats.format_table import PAGE, page, told
 
 
 def test_the_page_of_formats_is_up_to_date() -> None:
@@ -11,7 +12,5 @@ def test_the_page_of_formats_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_each_format_has_a_file_of_its_own_that_opens_with_the_raw_format(form: object) -> None:
-    name = getattr(form, "name", "")
-    raw = (modules()[name].__doc__ or "").partition("::\n\n")[2]
-    assert any(sign in raw for sign in ("get_weather",))
+def test_each_format_is_told_of_with_the_raw_text(form: ToolFormat) -> None:
+    assert "get_weather" in told()[form.name].partition("::\n\n")[2]

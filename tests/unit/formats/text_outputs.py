@@ -69,19 +69,11 @@ OUTPUTS: tuple[Recorded, ...] = (
         sign="</seed:think>",
     ),
     Recorded("pythonic", f"[{PYTHON}]", calls=(WEATHER,)),
-    Recorded(
-        "pythonic",
-        "<|python_start|>[get_weather(city=\"Paris\"), get_weather('Rome')]<|python_end|>",
-        calls=TWO,
-    ),
+    Recorded("pythonic", "<|python_start|>[get_weather(city=\"Paris\"), get_weather('Rome')]<|python_end|>", calls=TWO),
     Recorded("gemma3", f"I look.\n```tool_code\nprint({PYTHON})\n```", content="I look.", calls=(WEATHER,)),
     Recorded("gemma3", '```tool_code\nget_weather(city="Paris")\nget_weather(city="Rome")\n```', calls=TWO),
     Recorded("gemma3", "[get_weather(city='Paris'), get_weather(city='Rome')]", calls=TWO),
-    Recorded(
-        "deepseek-dsml",
-        dsml(f"<function_calls>\n{_INVOKE}\n</function_calls>"),
-        calls=(WEATHER,),
-    ),
+    Recorded("deepseek-dsml", dsml(f"<function_calls>\n{_INVOKE}\n</function_calls>"), calls=(WEATHER,)),
     Recorded(
         "deepseek-dsml",
         "Hm.</think>I look.\n\n" + dsml(f"<tool_calls>\n{invoke('Paris')}\n{invoke('Rome')}\n</tool_calls>"),
@@ -158,9 +150,7 @@ OUTPUTS: tuple[Recorded, ...] = (
         sign=THINK,
     ),
     Recorded(
-        "lfm2",
-        '<|tool_call_start|>[get_weather(city="Paris"), get_weather(city="Rome")]<|tool_call_end|>',
-        calls=TWO,
+        "lfm2", '<|tool_call_start|>[get_weather(city="Paris"), get_weather(city="Rome")]<|tool_call_end|>', calls=TWO
     ),
     Recorded(
         "minicpm5",

@@ -3,25 +3,25 @@
     [THINK]...[/THINK]Let me look.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]get_time[ARGS]{}
     [TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Paris"}
 
-The older list (see `mistral`) is read as well.
+The older list (`tagged.MISTRAL`) is read as well.
 """
 
 import re
 
 from server.formats.call_form import CallForm
-from server.formats.calls.json_calls import json_arguments
-from server.formats.families.json_objects.mistral import LIST, OPEN
+from server.formats.calls.json_calls import JsonCalls, json_arguments
 from server.formats.form import ToolFormat
 from server.formats.parsing.reader import Steps
 from server.formats.parsing.turn import Turn, anywhere
 
-_CALL_ID, _ARGS = "[CALL_ID]", "[ARGS]"
+_OPEN, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_LIST = JsonCalls((_OPEN,))
 
 
 def _call(turn: Turn) -> Steps[None]:
     yield from turn.spaces()
     if (yield from turn.peek()) in ("[", "{"):
-        yield from LIST.calls(turn)
+        yield from _LIST.calls(turn)
         return
     name, end = yield from turn.word(_CALL_ID, _ARGS, "{")
     call_id = ""
@@ -32,12 +32,12 @@ def _call(turn: Turn) -> Steps[None]:
     yield from json_arguments(turn, name, call_id)
 
 
-_FORM = CallForm(OPEN, (_ARGS, (_CALL_ID, re.compile("[A-Za-z0-9]{9}"), _ARGS)), trigger=OPEN)
+_FORM = CallForm(_OPEN, (_ARGS, (_CALL_ID, re.compile("[A-Za-z0-9]{9}"), _ARGS)), trigger=_OPEN)
 FORMAT = ToolFormat(
     name="mistral-args",
-    parse=anywhere(_call, OPEN),
-    recognised_by=((OPEN, _ARGS),),
-    tags=(OPEN, _CALL_ID, _ARGS),
+    parse=anywhere(_call, _OPEN),
+    recognised_by=((_OPEN, _ARGS),),
+    tags=(_OPEN, _CALL_ID, _ARGS),
     id_length=9,
     forced=_FORM,
 )

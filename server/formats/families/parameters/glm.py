@@ -14,8 +14,8 @@ them as one JSON object behind the name at times (``get_weather>{"city": "Paris"
 import re
 from dataclasses import dataclass
 
-from server.formats.call_form import CallForm, Parameters
-from server.formats.calls.json_calls import json_arguments
+from server.formats.call_form import CallForm, Parameters, json_calls
+from server.formats.calls.json_calls import JsonCalls, json_arguments
 from server.formats.calls.typed import Argument, typed_call
 from server.formats.form import ToolFormat
 from server.formats.parameter_schema import NOT_STRING, STRING
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[\w.:\-/]*")
 
 @dataclass(frozen=True, slots=True)
 class GlmCalls:
-    """``prefix`` and ``suffix`` stand in every tag (see `hunyuan`, `longcat`).
+    """``prefix`` and ``suffix`` stand in every tag (see `HUNYUAN`, `LONGCAT`).
 
     ``sections``: whether tags that mean nothing may stand around all calls.
     """
@@ -95,12 +95,84 @@ class GlmCalls:
         return Argument(key.strip(), (self.tag("/arg_value"),), types)
 
 
-_FORM = GlmCalls().form(section=False)
 FORMAT = ToolFormat(
     name="glm",
     parse=GlmCalls().parse,
     recognised_by=(("<arg_key>", "<arg_value>"),),
     tags=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    forced=_FORM,
+    forced=GlmCalls().form(section=False),
     variants=(("<tool_call>{function-name}<arg_key>", GlmCalls().form(section=False, line="")),),
 )
+
+_ARGUMENT = ("arg_key", "/arg_key", "arg_value", "/arg_value")
+_HUNYUAN = GlmCalls(":opensource", sections=True)
+HUNYUAN = ToolFormat(
+    name="hunyuan",
+    parse=_HUNYUAN.parse,
+    recognised_by=((":opensource", "<arg_key"),),
+    tags=tuple(map(_HUNYUAN.tag, ("tool_calls", "/tool_calls", "tool_call", "/tool_call", "tool_sep", *_ARGUMENT))),
+    forced=_HUNYUAN.form(section=True),
+)
+"""Hunyuan 3: a suffix in every tag and a section around all calls::
+
+<tool_calls:opensource>
+<tool_call:opensource>get_weather<tool_sep:opensource>
+<arg_key:opensource>city</arg_key:opensource>
+<arg_value:opensource>Paris</arg_value:opensource>
+</tool_call:opensource>
+</tool_calls:opensource>
+"""
+
+_K2 = GlmCalls(prefix="ifm|", sections=True)
+K2_HORIZON = ToolFormat(
+    name="k2-horizon",
+    parse=_K2.parse,
+    recognised_by=(("<ifm|tool_call>",),),
+    tags=tuple(
+        map(
+            _K2.tag,
+            ("tool_calls", "/tool_calls", "tool_call", "/tool_call", "arg_type", "/arg_type", *_ARGUMENT),
+        )
+    ),
+    forced=_K2.form(section=False),
+)
+"""K2 Horizon: a prefix in every tag, at times with the values' types, in a section::
+
+<ifm|tool_calls>
+<ifm|tool_call>get_weather
+<ifm|arg_key>city</ifm|arg_key>
+<ifm|arg_type>string</ifm|arg_type>
+<ifm|arg_value>Paris</ifm|arg_value>
+</ifm|tool_call>
+</ifm|tool_calls>
+"""
+
+_LONGCAT, _LONGCAT_END = "<longcat_tool_call>", "</longcat_tool_call>"
+_LONGCAT_JSON, _LONGCAT_KEYS = JsonCalls((_LONGCAT,), _LONGCAT_END), GlmCalls(prefix="longcat_")
+
+
+def _longcat_call(turn: Turn) -> Steps[None]:
+    """Their first character tells them apart."""
+    yield from turn.spaces()
+    yield from _LONGCAT_JSON.calls(turn) if (yield from turn.peek()) in ("{", "[") else _LONGCAT_KEYS.call(turn)
+
+
+LONGCAT = ToolFormat(
+    name="longcat",
+    parse=anywhere(_longcat_call, _LONGCAT),
+    recognised_by=((_LONGCAT,),),
+    tags=(_LONGCAT, _LONGCAT_END, *map(_LONGCAT_KEYS.tag, _ARGUMENT)),
+    forced=json_calls(f"{_LONGCAT}\n", f"\n{_LONGCAT_END}", joint="\n"),
+    variants=(("<longcat_arg_key>", _LONGCAT_KEYS.form(section=False)),),
+)
+"""LongCat Flash: JSON in tags of its own, or, newer ones, GLM's keys and values with a prefix::
+
+<longcat_tool_call>
+{"name": "get_weather", "arguments": {"city": "Paris"}}
+</longcat_tool_call>
+
+<longcat_tool_call>get_weather
+<longcat_arg_key>city</longcat_arg_key>
+<longcat_arg_value>Paris</longcat_arg_value>
+</longcat_tool_call>
+"""

@@ -1,0 +1,265 @@
+"""Families that differ by their markup alone: JSON objects with ``name`` and ``arguments``, each in a tag or all in a
+list. Below each stands what its models write.
+"""
+
+from dataclasses import replace
+
+from server.formats.call_form import CallForm, WholeJson, json_calls, json_list
+from server.formats.calls.json_calls import JsonCalls
+from server.formats.form import ToolFormat
+from server.formats.parsing.answer_tags import AnswerTags
+
+_TOOL_CALL = ("<tool_call>", "</tool_call>")
+_TOOL_CALLS = ("<tool_calls>", "</tool_calls>")
+
+
+def _listed(name: str, opening: str, closing: str = "", *signs: str) -> ToolFormat:
+    """A list between two tags. ``signs`` show it in a template, without them both tags."""
+    tags = tuple(filter(None, (opening, closing)))
+    calls = JsonCalls((opening,), closing)
+    return ToolFormat(name, calls.parse, (signs or tags,), json_list(opening, closing), tags=tags)
+
+
+HERMES = ToolFormat(
+    name="hermes",
+    parse=JsonCalls(_TOOL_CALL[:1], _TOOL_CALL[1]).parse,
+    recognised_by=(_TOOL_CALL,),
+    tags=_TOOL_CALL,
+    forced=json_calls("<tool_call>\n", "\n</tool_call>", joint="\n"),
+)
+"""Hermes 2 and 3, Qwen 2.5, 3 and QwQ, Granite 4, Bielik, MiMo, Reka: one call behind the other::
+
+<tool_call>
+{"name": "get_weather", "arguments": {"city": "Paris"}}
+</tool_call>
+"""
+
+ERNIE = ToolFormat(
+    name="ernie",
+    parse=AnswerTags("<response>", "</response>", JsonCalls(_TOOL_CALL[:1], _TOOL_CALL[1])).parse,
+    recognised_by=(("<response>", "</response>", "<tool_call>"),),
+    tags=(*_TOOL_CALL, "<response>", "</response>"),
+    framed=True,
+    leads=("<response>\n",),
+    again="\n\n",
+    forced=HERMES.forced,
+)
+"""ERNIE 4.5 Thinking: Hermes' calls; the answer behind the thoughts stands in tags of its own::
+
+<think>
+...
+</think>
+
+<response>
+It is sunny.
+</response>
+
+<tool_call>
+{"name": "get_weather", "arguments": {"city": "Paris"}}
+</tool_call>
+"""
+
+GRANITE_20B = ToolFormat(
+    name="granite-20b",
+    parse=JsonCalls(("<function_call>",)).parse,
+    recognised_by=(("<function_call>", "<function_response>"),),
+    tags=("<function_call>",),
+    forced=json_calls("<function_call> ", joint="\n"),
+)
+"""Granite 20B function calling: each call behind a tag that nothing closes::
+
+<function_call> {"name": "get_weather", "arguments": {"city": "Paris"}}
+<function_call> {"name": "get_time", "arguments": {}}
+"""
+
+GRANITE_3 = ToolFormat(
+    name="granite3",
+    parse=AnswerTags("<response>", "</response>", JsonCalls(("<|tool_call|>", "<tool_call>"), "</tool_call>")).parse,
+    recognised_by=(("<|tool_call|>", "<|start_of_role|>"),),
+    tags=("<|tool_call|>", "</tool_call>", "<tool_call>"),
+    framed=True,
+    forced=json_list("<|tool_call|>", triggers=("<tool_call>",)),
+)
+"""Granite 3.0 to 3.3: a list behind a tag; an answer behind thoughts has tags of its own::
+
+    <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]
+    <think>...</think><response>It is sunny.</response>
+
+Granite 4 writes as Hermes does.
+"""
+
+HUNYUAN_A13B = ToolFormat(
+    name="hunyuan-a13b",
+    parse=AnswerTags("<answer>", "</answer>", JsonCalls(_TOOL_CALLS[:1], _TOOL_CALLS[1])).parse,
+    recognised_by=(("<answer>", "</answer>", "<think>"),),
+    tags=(*_TOOL_CALLS, "<answer>", "</answer>"),
+    framed=True,
+    leads=("<answer>\n",),
+    again="\n",
+    forced=json_list(*_TOOL_CALLS),
+)
+"""Hunyuan A13B and dense ones: a list in a tag; the answer behind the thoughts stands in tags of its own::
+
+<think>
+...
+</think>
+<answer>
+It is sunny.
+</answer>
+
+<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_calls>
+"""
+
+TOOL_CALLS_TAG = _listed("tool-calls-tag", *_TOOL_CALLS)
+"""Apriel and MiniMax M1: a tag around all calls, as a list or line by line::
+
+<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "call1"}]</tool_calls>
+
+<tool_calls>
+{"name": "get_weather", "arguments": {"city": "Paris"}}
+{"name": "get_time", "arguments": {}}
+</tool_calls>
+"""
+
+NEMOTRON = _listed("nemotron", "<TOOLCALL>", "</TOOLCALL>", "<TOOLCALL>")
+"""Nemotron Nano 2 and Llama Nemotron: a list in a tag::
+
+    <think>
+    ...
+    </think>
+    <TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</TOOLCALL>
+
+Nemotron 3 writes as `qwen3_coder` does.
+"""
+
+PANGU = _listed("pangu", "[unused11]", "[unused12]")
+"""openPangu Embedded: a list between tokens that have no other name; thoughts stand between two more::
+
+[unused16]...[unused17]Let me look.[unused11][{"name": "get_weather", "arguments": {"city": "Paris"}}][unused12]
+"""
+
+MISTRAL = replace(_listed("mistral", "[TOOL_CALLS]"), id_length=9)
+"""Mistral Nemo, Mistral Small 2409 and their relatives: a list behind a tag::
+
+    [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "a1b2c3d4e"}]
+
+Ids have nine letters and digits: the template refuses others.
+"""
+
+PHI4_MINI = ToolFormat(
+    name="phi4-mini",
+    parse=JsonCalls(("<|tool_call|>", "functools"), "<|/tool_call|>").parse,
+    recognised_by=(("<|tool|>", "<|/tool|>"),),
+    tags=("<|tool_call|>", "<|/tool_call|>"),
+    forced=json_list("<|tool_call|>", "<|/tool_call|>"),
+)
+"""Phi-4-mini: a list behind one of two openings::
+
+<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|/tool_call|>
+functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
+"""
+
+FIREFUNCTION = ToolFormat(
+    name="firefunction",
+    parse=JsonCalls(("functools",)).parse,
+    recognised_by=(("functools[",),),
+    forced=json_list("functools", trigger="functools["),
+)
+"""Firefunction 2: a list behind a word::
+
+functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
+"""
+
+_GIGACHAT = ("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>\n")
+GIGACHAT = ToolFormat(
+    name="gigachat",
+    parse=JsonCalls(_GIGACHAT).parse,
+    recognised_by=(("<|message_sep|>", "<|role_sep|>"),),
+    tags=("<|function_call|>", "<|message_sep|>", "<|role_sep|>"),
+    forced=json_calls(_GIGACHAT[0], triggers=_GIGACHAT[1:], several=False),
+)
+"""GigaChat 3 and 3.1: one call behind a tag, or as a message of its own::
+
+<|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}
+
+Let me look.<|message_sep|>
+
+function call<|role_sep|>
+{"name": "get_weather", "arguments": {"city": "Paris"}}
+"""
+
+_INTERNLM = ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>")
+INTERNLM = ToolFormat(
+    name="internlm",
+    parse=JsonCalls(_INTERNLM, "<|action_end|>").parse,
+    recognised_by=(("<|action_start|>", "<|plugin|>"),),
+    tags=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+    forced=json_calls(f"{_INTERNLM[0]}\n", "<|action_end|>", key="parameters", triggers=_INTERNLM[1:], joint="\n"),
+)
+"""InternLM 2.5 and 3, Intern-S1: tags of its own, with a space between two of them or without::
+
+<|action_start|><|plugin|>
+{"name": "get_weather", "parameters": {"city": "Paris"}}<|action_end|>
+
+Code for the interpreter (``<|action_start|><|interpreter|>``) stays content.
+"""
+
+_LLAMA = ("<|python_tag|>", "<|python_start|>", "<|python_end|>")
+_BEGINNINGS = ('{"name": "', '{"name":"', '{"type": "function", "name": "', '{"type":"function","name":"')
+LLAMA_3 = ToolFormat(
+    name="llama3",
+    parse=JsonCalls(_LLAMA[:2], _LLAMA[2], separator=";", bare=True).parse,
+    recognised_by=(
+        ("<|python_tag|>", '"parameters": '),
+        ('in the format {"name": function name', '"parameters": '),
+    ),
+    tags=_LLAMA,
+    forced=CallForm(
+        _BEGINNINGS[0],
+        ('", "parameters": ',),
+        "}",
+        joint="; ",
+        whole=WholeJson("parameters"),
+        triggers=_BEGINNINGS[1:],
+        elsewhere=tuple(tag + beginning for tag in _LLAMA[:2] for beginning in _BEGINNINGS),
+        by_name=True,
+        at_start=True,
+        rest_of_list=True,
+    ),
+)
+"""Llama 3.1 to 3.3 and Llama 4: the whole message is the call, at times with a tag in front::
+
+    {"name": "get_weather", "parameters": {"city": "Paris"}}
+    <|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": ...}
+
+Built-in tools (``<|python_tag|>brave_search.call(query="...")``) stay content.
+"""
+
+_COMMAND_R_PLUS = ("Action:\n```json", "Action: ```json", "Action:```json")
+COMMAND_R_PLUS = ToolFormat(
+    name="command-r-plus",
+    parse=JsonCalls(_COMMAND_R_PLUS, "```").parse,
+    recognised_by=(("'Action:' followed by",), ("\\'Action:\\' followed by",)),
+    forced=CallForm(
+        '{\n        "tool_name": "',
+        ('",\n        "parameters": ',),
+        "\n    }",
+        open=f"{_COMMAND_R_PLUS[0]}\n[\n    ",
+        close="\n]```",
+        joint=",\n    ",
+        trigger=_COMMAND_R_PLUS[0],
+        triggers=_COMMAND_R_PLUS[1:],
+        rest_of_list=True,
+    ),
+)
+"""Command R and R+ (2024): a list of actions in a fence::
+
+Action:
+```json
+[
+    {
+        "tool_name": "get_weather",
+        "parameters": {"city": "Paris"}
+    }
+]```
+"""

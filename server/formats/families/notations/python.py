@@ -1,0 +1,64 @@
+"""Families that write Python calls. Below each stands what its models write."""
+
+from server.formats.call_form import python_list
+from server.formats.calls import python_calls
+from server.formats.form import ToolFormat
+from server.formats.parsing.reader import Steps
+from server.formats.parsing.turn import Turn, anywhere
+
+_LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
+LFM2 = ToolFormat(
+    name="lfm2",
+    parse=anywhere(python_calls.calls, _LFM2[0], silent=_LFM2[1:]),
+    recognised_by=(("<|tool_list_start|>", "<|tool_list_end|>"), ("List of tools: [",), _LFM2[:1]),
+    tags=_LFM2,
+    forced=python_list(f"{_LFM2[0]}[", f"]{_LFM2[1]}", trigger=_LFM2[0]),
+)
+"""LFM2 and LFM2.5: Python calls in tags; true, false and null may be JSON's::
+
+<|tool_call_start|>[get_weather(city="Paris"), get_time(zone='Europe/Paris')]<|tool_call_end|>
+"""
+
+_OLMO3 = ("<function_calls>", "</function_calls>")
+
+
+def _olmo3_calls(turn: Turn) -> Steps[None]:
+    yield from turn.spaces()
+    yield from python_calls.calls(turn)
+
+
+OLMO3 = ToolFormat(
+    name="olmo3",
+    parse=anywhere(_olmo3_calls, _OLMO3[0], silent=_OLMO3[1:]),
+    recognised_by=((*_OLMO3, "<functions>"),),
+    tags=_OLMO3,
+    forced=python_list(*_OLMO3, joint="\n"),
+)
+"""OLMo 3: Python calls in tags, one on each line::
+
+<function_calls>get_weather(city="Paris")
+get_time(zone="Europe/Paris", exact=true)</function_calls>
+"""
+
+_TAGS = ("<|python_start|>", "<|python_tag|>", "<|python_end|>")
+
+
+def _pythonic(turn: Turn) -> Steps[None]:
+    """A list at the beginning, or behind a tag."""
+    if (yield from turn.begins_with("[")):
+        yield from turn.attempt("", python_calls.calls(turn), doubtful=True)
+    yield from anywhere(python_calls.calls, *_TAGS[:2], silent=_TAGS[2:])(turn)
+
+
+PYTHONIC = ToolFormat(
+    name="pythonic",
+    parse=_pythonic,
+    recognised_by=(("[func_name1(",), ("[func1(params_name1=",)),
+    tags=_TAGS,
+    forced=python_list("[", "]", elsewhere=("<|python_start|>[",), by_name=True, at_start=True),
+)
+"""Llama 3.2 and 4 with a pythonic template, ToolACE: Python calls in a list, as the whole message::
+
+[get_weather(city='Paris'), get_time(zone="Europe/Paris", exact=True)]
+<|python_start|>[get_weather(city='Paris')]<|python_end|>
+"""
