@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-client = httpx.Client(base_url=os.environ.get("BASE_URL", "http://localhost:8080"), timeout=60)
+client = httpx.Client(base_url=os.environ.get("BASE_URL", "http://localhost:8080"), timeout=120)
 messages: list[dict[str, str]] = [
     {"role": "system", "content": "Your name is Bob."},
     {"role": "user", "content": "Tell me a story about a fox."},

@@ -1,4 +1,4 @@
-"""Muon (Jordan et al. 2024): momentum whose update is made orthogonal; in float32, for the CPU."""
+"""Muon (Jordan et al. 2024): momentum whose update is made orthogonal; for the CPU."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -9,24 +9,30 @@ from torch import Tensor
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonal(updates: Tensor, n_iterations: int = 5) -> Tensor:
-    """Each matrix of (n, rows, columns) with its singular values moved near 1, by Newton-Schulz."""
+def orthogonal(updates: Tensor, dtype: torch.dtype = torch.float32, n_iterations: int = 5) -> Tensor:
+    """Each matrix of (n, rows, columns) with its singular values moved near 1, by Newton-Schulz in that type."""
     a, b, c = _COEFFICIENTS
     tall = updates.shape[1] > updates.shape[2]
     x = updates.mT if tall else updates
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype)
     for _ in range(n_iterations):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    return (x.mT if tall else x).to(updates.dtype)
 
 
 class Muon(torch.optim.Optimizer):
     """Takes matrices only; those of one shape are updated together."""
 
     def __init__(
-        self, matrices: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.05
+        self,
+        matrices: Iterable[Tensor],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.05,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        self.dtype = dtype
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -38,7 +44,8 @@ class Muon(torch.optim.Optimizer):
                 if matrix.grad is not None:
                     alike[matrix.shape].append(matrix)
             for shape, matrices in alike.items():
-                updates = orthogonal(torch.stack([self._momentum(m, group["momentum"]) for m in matrices]))
+                momenta = torch.stack([self._momentum(matrix, group["momentum"]) for matrix in matrices])
+                updates = orthogonal(momenta, self.dtype)
                 scale = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
                 for matrix, update in zip(matrices, updates, strict=True):
                     matrix.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-scale)

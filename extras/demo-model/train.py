@@ -39,12 +39,12 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def optimizers(network: Network, rate: float) -> list[torch.optim.Optimizer]:
+def optimizers(network: Network, rate: float, bf16: bool) -> list[torch.optim.Optimizer]:
     """Muon for the blocks' matrices, AdamW for the embedding and the norms."""
     matrices = [p for p in network.blocks.parameters() if p.ndim == 2]
     rest = [network.embedding.weight, *(p for p in network.parameters() if p.ndim == 1)]
     return [
-        Muon(matrices, lr=rate),
+        Muon(matrices, lr=rate, dtype=torch.bfloat16 if bf16 else torch.float32),
         torch.optim.AdamW(rest, lr=0.15 * rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
@@ -91,7 +91,7 @@ def rate_share(step: int, share_left: float, decay_share: float) -> float:
 
 def train(network: Network, data: Iterator[Batch], path: Path, args: argparse.Namespace) -> None:
     """Run the steps."""
-    optims = optimizers(network, args.rate)
+    optims = optimizers(network, args.rate, args.bf16)
     average, step, n_before = Average(network), 0, 0
     if args.resume and path.exists():
         state = torch.load(path)

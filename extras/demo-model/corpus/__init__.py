@@ -45,28 +45,28 @@ MIXES: dict[str, tuple[tuple[Maker, float], ...]] = {
         (unknown, 5),
     ),
     "any": (
-        (fact, 9),
-        (small_talk, 8),
+        (fact, 8),
+        (small_talk, 10),
         (llamapool, 4),
-        (tool_use, 9),
+        (tool_use, 13),
         (tool_talk, 8),
-        (any_tools, 34),
+        (any_tools, 32),
         (quoting, 3),
-        (any_quoting, 5),
-        (system, 10),
-        (recall, 7),
+        (any_quoting, 7),
+        (system, 13),
+        (recall, 6),
         (story, 3.5),
         (unknown, 3.5),
     ),
 }
-_INFILL_SHARE = 0.06
+_INFILL_SHARE = {"broad": 0.06, "talk": 0.06, "any": 0.08}
 _LONG_SHARE = 0.001
 _THINKING_SHARE = {"train": 0.24, "test": 0.18}
 
 
 def sample(rng: Random, split: Split, mix: str = "broad") -> Sample | Infill:
     """One sample of the whole mixture."""
-    if rng.random() < _INFILL_SHARE:
+    if rng.random() < _INFILL_SHARE[mix]:
         return infill(rng, split)
     makers, shares = zip(*MIXES[mix], strict=True)
     made = rng.choices(makers, shares)[0](rng, split)

@@ -264,7 +264,11 @@ def _draw_kinds(rng: Random, n: int) -> list[Kind]:
     if rng.random() < 0.3:
         return verb_kinds(rng, n)
     while True:
-        kinds = rng.sample(ANY_KINDS if rng.random() < 0.45 else ANY_KINDS + KINDS, n)
+        if rng.random() < 0.3:  # of one sort, where the wrong one is near: what reads a file and what lists a folder
+            start = rng.randrange(len(ANY_KINDS) - 2 * n + 1)
+            kinds = rng.sample(ANY_KINDS[start : start + 2 * n], n)
+        else:
+            kinds = rng.sample(ANY_KINDS if rng.random() < 0.45 else ANY_KINDS + KINDS, n)
         for i in range(n):
             if rng.random() < 0.12:
                 kinds[i] = verb_kinds(rng, 1)[0] if rng.random() < 0.6 else made_up_kind(rng)
@@ -329,10 +333,23 @@ def _failed(rng: Random, offer: Offer, values: Values) -> list[Turn]:
 
 # The conversation
 
+_NAMED = (
+    " Use {0}.", " Use the {0}.", " Use {0} for it.", " Use the tool {0}.", " Call {0}.", " Use your {0} tool.",
+    " Do it with {0}.", " Please use {0}.",
+)  # fmt: skip
+
+
+def _naming(rng: Random, question: str, name: str) -> str:
+    """The request, and the tool to use by its name."""
+    said = re.sub(r"[_.-]+", " ", name) if rng.random() < 0.5 else name
+    return question + ("" if question[-1] in ".?!" else ".") + rng.choice(_NAMED).format(said)
+
 
 def _one(rng: Random, split: Split, offers: list[Offer]) -> list[Turn]:
     chosen = rng.choice(offers)
     question, values = any_request(rng, split, chosen.kind)
+    if rng.random() < 0.06:
+        question = _naming(rng, question, chosen.name)
     call = Turn("assistant", calls=(call_of(chosen, values),), thought=f"The tool {chosen.name} fits.")
     way = rng.random()
     rest = _failed(rng, chosen, values) if way < 0.22 else answered(rng, [(chosen, values)]) if way < 0.38 else []
@@ -355,7 +372,9 @@ def _two(rng: Random, split: Split, offers: list[Offer]) -> list[Turn]:
         else False
     )
     if first is second and simple and one.count(str(values[0])) == 1 and rng.random() < 0.75:
-        question = one.replace(str(values[0]), str(values[0]) + rng.choice(_TWICE).format(others[0]))
+        before = re.search(r"\b(in|on|at|for|of|from|to) $", one[: one.index(str(values[0]))])
+        again = f"{before[0] if before and rng.random() < 0.5 else ''}{others[0]}"
+        question = one.replace(str(values[0]), str(values[0]) + rng.choice(_TWICE).format(again))
     else:
         question = _both(rng, one, two)
     if plain(question) in _asked_prompts():
