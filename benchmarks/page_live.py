@@ -16,7 +16,6 @@ from pathlib import Path
 
 from harness.fakes import FakeRunner
 from harness.real_server import RealServer, llamapool
-from server.engine.generate.text import TextStream
 from server.engine.params import EngineParams
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler, TokenRun
@@ -43,7 +42,7 @@ def main() -> None:
     entries = []
     for slot in scheduler.slots:
         request = Request(f"chatcmpl-{slot.id:032d}", [7] * SHARED + [slot.id] * OWN)
-        sequence = Sequence(Ticket(request, lambda _: None, 0.0), 0, TextStream(()), request.prompt)
+        sequence = Sequence(Ticket(request, lambda _: None, 0.0), 0, request.prompt)
         sequence.phase, sequence.slot, sequence.output = Phase.DECODE, slot, [1] * OUTPUT
         slot.sequence, slot.tokens = sequence, request.prompt + sequence.output
         entries.append(TokenRun(slot.id, len(slot.tokens), [1], True, sequence))

@@ -47,7 +47,6 @@ class FakeVocab:
     add_eos = False
     add_sep = False
     eog = frozenset({EOS, IM_END})
-    fim_pad = -1
 
     def __init__(self, fim: str = "file") -> None:
         self.fim_prefix, self.fim_suffix, self.fim_middle = (-1, -1, -1) if fim == "none" else (1, 2, 3)

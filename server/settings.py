@@ -264,7 +264,7 @@ def _check_adapters(model_id: str, model: ModelSettings, origin: Origin) -> None
 
 def _check_devices(model_id: str, model: ModelSettings, origin: Origin) -> None:
     """The native library knows which exist here; it is only asked where somebody names one."""
-    sets = {"device": model.device, "draft_device": model.draft_device}
+    sets = {"device": model.device, "draft_device": model.draft_device, "mmproj_device": model.mmproj_device}
     devices = {key: [name for some in device_sets(texts) for name in some or ()] for key, texts in sets.items()}
     overrides = {"override_tensor": model.override_tensor, "draft_override_tensor": model.draft_override_tensor}
     buffers = {key: [tensor_override(text).buffer_type for text in texts] for key, texts in overrides.items()}

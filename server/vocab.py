@@ -5,42 +5,25 @@ from typing import Protocol
 
 
 class Vocab(Protocol):
-    """A model's vocabulary. Safe to use from any thread; no method changes anything."""
+    """A model's vocabulary. Safe to use from any thread; nothing changes anything. An id is -1 where there is none.
 
-    @property
-    def n_tokens(self) -> int: ...
-    @property
-    def bos(self) -> int:
-        """-1 where there is none, as for every id."""
+    ``eog``: every end-of-generation id. ``fim_prefix``, of filling in the middle: what comes before the text in front
+    of the gap.
+    """
 
-    @property
-    def eos(self) -> int: ...
-    @property
-    def sep(self) -> int: ...
-    @property
-    def add_bos(self) -> bool: ...
-    @property
-    def add_eos(self) -> bool: ...
-    @property
-    def add_sep(self) -> bool: ...
-    @property
-    def eog(self) -> frozenset[int]:
-        """Every end-of-generation id."""
-
-    @property
-    def fim_prefix(self) -> int:
-        """Fill in the middle: what comes before the text in front of the gap."""
-
-    @property
-    def fim_suffix(self) -> int: ...
-    @property
-    def fim_middle(self) -> int: ...
-    @property
-    def fim_pad(self) -> int: ...
-    @property
-    def fim_repo(self) -> int: ...
-    @property
-    def fim_sep(self) -> int: ...
+    n_tokens: int
+    bos: int
+    eos: int
+    sep: int
+    eog: frozenset[int]
+    add_bos: bool
+    add_eos: bool
+    add_sep: bool
+    fim_prefix: int
+    fim_suffix: int
+    fim_middle: int
+    fim_repo: int
+    fim_sep: int
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
 

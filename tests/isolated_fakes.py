@@ -5,12 +5,25 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from harness.fakes import FakeEmbeddingRunner, FakeLoader, FakeRunner, FakeWeights
+from harness.fakes import (
+    BOS,
+    FakeChunk,
+    FakeEmbeddingRunner,
+    FakeEncoder,
+    FakeLoader,
+    FakeReader,
+    FakeRunner,
+    FakeWeights,
+)
+from server.engine.embedding.vectors import Vectors
+from server.engine.media import MediaPrompt, MediaSpan, Spans, media_tokens
 from server.engine.runner_api import BatchEntry
-from server.pool.footprint import HOST, Bytes, Footprint
+from server.media.bitmap import Bitmap
+from server.pool.footprint import HOST, Bytes, Fit, Footprint
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 
@@ -45,13 +58,6 @@ class Acting(FakeRunner):
             time.sleep(0.02)
 
 
-class ActingEmbedder(FakeEmbeddingRunner):
-    """``die once``: a first input kills the process, unless that file is there."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(on_embed=lambda _: die_once(path))
-
-
 def die_once(path: str) -> None:
     """Kill the process, the first time; every time where nothing can be made."""
     if not os.path.exists(path):
@@ -70,6 +76,100 @@ class AbortingLoader(FakeLoader):
         os.abort()
 
 
+class DyingLoader(FakeLoader):
+    """Its first load kills the process."""
+
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
+        die_once(f"{spec.path}.loaded")
+        return super().load(spec, progress)
+
+
+class HangingLoader(FakeLoader):
+    """What it does `at` that never ends."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self._at = at
+
+    def least(self, spec: ModelSpec) -> Footprint:
+        self._hang("least")
+        return {HOST: Bytes(1)}
+
+    def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
+        self._hang("fit")
+        return super().fit(spec, granted)
+
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
+        self._hang("load")
+        return super().load(spec, progress)
+
+    def _hang(self, at: str) -> None:
+        if at == self._at:
+            threading.Event().wait()
+
+
+@dataclass(eq=False, slots=True)
+class Seen(FakeChunk):
+    """A picture; ``decoded``: where its pixels come from."""
+
+    decoded: Callable[[], bytes] = bytes
+
+
+class SeeingReader(FakeReader):
+    """A picture is three tokens that have to be encoded."""
+
+    def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
+        tokens, spans = [BOS] if add_special else [], list[MediaSpan]()
+        for part in parts:
+            if isinstance(part, str):
+                tokens += self.vocab.tokenize(part, add_special=False, parse_special=parse_special)
+                continue
+            nth = sum(span.id == part.id for span in spans)
+            span = MediaSpan(len(tokens), 3, 3, True, part.id, nth, chunk=Seen(part.id, decoded=part.decoded))
+            tokens += media_tokens(span.id, span.nth, span.n_tokens)
+            spans.append(span)
+        return MediaPrompt(tokens, tuple(spans))
+
+
+class SeeingEncoder(FakeEncoder):
+    """Encodes what has pixels."""
+
+    def encode(self, chunks: Sequence[FakeChunk]) -> list[bytes]:
+        for chunk in chunks[: self.most]:
+            assert isinstance(chunk, Seen)
+            assert chunk.decoded(), "nothing to see"
+        return super().encode(chunks)
+
+
+class SeeingLoader(FakeLoader):
+    """A model that sees."""
+
+    def __init__(self, embedder: Callable[[], FakeEmbeddingRunner] | None = None) -> None:
+        super().__init__(
+            runner=lambda: FakeRunner(encoder=SeeingEncoder()), embedder=embedder, media=frozenset({"image"})
+        )
+
+    def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
+        weights = super().load(spec, progress)
+        weights.media = SeeingReader(weights.vocab, self.kinds)
+        return weights
+
+
+class ActingEmbedder(FakeEmbeddingRunner):
+    """Its first input kills the process, unless the file at `path` is there."""
+
+    takes_media = True
+
+    def __init__(self, path: str) -> None:
+        super().__init__(on_embed=lambda _: die_once(path))
+        self._path = path
+
+    def embed_media(self, tokens: Sequence[int], media: Spans) -> Vectors:
+        assert media
+        die_once(self._path)
+        return self.vectors(tokens)
+
+
 class SizedLoader(FakeLoader):
     """A model takes a byte."""
 
@@ -78,11 +178,18 @@ class SizedLoader(FakeLoader):
 
 
 def make_loader(kind: str) -> Loader:
-    """In the process. ``acting``, ``plain``, ``aborting``, ``sized``, or the path of an `ActingEmbedder`."""
+    """In the process. ``plain``, the name of a kind, or the path of an `ActingEmbedder`."""
     if kind.startswith("/"):
-        return FakeLoader(embedder=partial(ActingEmbedder, kind))
-    known = {"acting": FakeLoader(runner=Acting), "aborting": AbortingLoader(), "sized": SizedLoader()}
-    return known.get(kind, FakeLoader())
+        return SeeingLoader(partial(ActingEmbedder, kind))
+    kinds: dict[str, Callable[[], FakeLoader]] = {
+        "acting": lambda: FakeLoader(runner=Acting),
+        "aborting": AbortingLoader,
+        "dying": DyingLoader,
+        **{f"hanging in {at}": partial(HangingLoader, at) for at in ("least", "fit", "load")},
+        "sized": SizedLoader,
+        "seeing": SeeingLoader,
+    }
+    return kinds.get(kind, FakeLoader)()
 
 
 def in_process(kind: str = "acting") -> Callable[[], Loader]:

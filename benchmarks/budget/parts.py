@@ -13,7 +13,7 @@ from typing import Any, Self
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from server.engine.engine import Engine
-from server.engine.generate.sample import Outputs
+from server.engine.generate.sample import NextTokens
 from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.schedule.scheduler import Scheduler
@@ -58,7 +58,7 @@ _STEP = [
     Part("fill the batch", "step", Batch, "fill"),
     Part("commit", "step", Scheduler, "commit"),
     Part("results", "step", Instance, "_take_results"),
-    Part("token to event", "step", Outputs, "sample"),
+    Part("token to event", "step", NextTokens, "_take_one"),
     Part("bytes to text", "step", TextStream, "feed"),
     Part("mailbox, emit", "step", Mailbox, "emit"),
     Part("mailbox, post", "step", Mailbox, "post"),

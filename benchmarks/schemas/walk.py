@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.make_gguf import CONTROL_TOKENS, byte_alphabet, make_vocabulary
+from harness.fakes import FakeVocab
 from server.constrain.grammar.matcher import MatcherConstraint
 
 N_VOCAB = 151_936  # as Qwen 2.5 and 3
@@ -14,10 +15,11 @@ CLOSERS = tuple(b"}],")  # outside of a string; a comma where something is still
 OPENERS = frozenset(b'{["')
 
 
-class BenchVocab:
+class BenchVocab(FakeVocab):
     """The vocabulary that `make_gguf` writes, without a model."""
 
     def __init__(self, n_tokens: int = N_VOCAB) -> None:
+        super().__init__()
         raw = {stand_in: bytes([byte]) for byte, stand_in in enumerate(byte_alphabet())}
         made = make_vocabulary(n_tokens)
         self.pieces = [b"".join(raw[char] for char in token) for token in made.tokens[: -len(CONTROL_TOKENS)]]

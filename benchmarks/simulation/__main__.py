@@ -52,26 +52,25 @@ def figures(policy: Policy, n_slots: int, seen: Seen) -> dict[str, float | int |
     }
 
 
-class _Progress:
+def progress(name: str, n_requests: int, keep: Callable[[], None]) -> Callable[[int], None]:
     """A line on stderr that is written over, at most once a second; every `EVERY` replies, `keep` is called."""
+    started = told = time.monotonic()
+    kept = 0
 
-    def __init__(self, name: str, n_requests: int, keep: Callable[[], None]) -> None:
-        self._name, self._n, self._keep = name, n_requests, keep
-        self._started = self._told = time.monotonic()
-        self._kept = 0
-
-    def __call__(self, n_done: int) -> None:
-        """`n_done` requests were answered."""
+    def show(n_done: int) -> None:
+        nonlocal told, kept
         now = time.monotonic()
-        if n_done - self._kept >= EVERY:
-            self._kept = n_done
-            self._keep()
-        if now - self._told < 1.0:
-            return
-        self._told = now
-        left_s = (now - self._started) * (self._n - n_done) / n_done
-        share = n_done / self._n
-        print(f"\r{self._name}: {n_done:,} of {self._n:,} ({share:.0%}), {left_s:.0f} s left ", end="", file=sys.stderr)
+        if n_done - kept >= EVERY:
+            kept = n_done
+            keep()
+        if now - told >= 1.0:
+            told = now
+            left_s, share = (now - started) * (n_requests - n_done) / n_done, n_done / n_requests
+            print(
+                f"\r{name}: {n_done:,} of {n_requests:,} ({share:.0%}), {left_s:.0f} s left ", end="", file=sys.stderr
+            )
+
+    return show
 
 
 def main() -> None:
@@ -97,7 +96,7 @@ def main() -> None:
             simulation = Simulation(policy, n_slots, arguments.seed, people=arguments.people)
             label = f"{policy.name}, {n_slots} slots"
             keep = partial(_keep, arguments.json, policy, n_slots, simulation.seen)
-            seen = simulation.run(arguments.requests, _Progress(label, arguments.requests, keep))
+            seen = simulation.run(arguments.requests, progress(label, arguments.requests, keep))
             found = {key: _short(value) for key, value in figures(policy, n_slots, seen).items()}
             print(f"\r{label}: {json.dumps(found)}", flush=True)
             keep()

@@ -29,7 +29,7 @@ class SlotLocal(Placer):
     def _cheapest(self, spare: Slot | None) -> Slot:
         return least_valuable((slot for slot in self.slots if slot.idle), spare)
 
-    def _worth_copying(self, n: int, n_held: int) -> bool:
+    def _copy_pays(self, n: int, n_held: int) -> bool:
         return False
 
 
@@ -40,7 +40,7 @@ class Unsorted(Scheduler):
     def _joining(streams: AbstractSet[int], prompts: list[Sequence], most: int) -> AbstractSet[int]:
         return frozenset()
 
-    def relocation(self, fixed: AbstractSet[int], spent_s: float = 0.0) -> Relocation | None:
+    def relocation(self, fixed: AbstractSet[int]) -> Relocation | None:
         return None
 
 

@@ -1,7 +1,7 @@
 """Several replicas behind a router, simulated: ``python -m benchmarks.simulation.replicas``.
 
 Each replica is a machine and an engine of its own, as in `run`; people ask, and the router says which replica answers:
-``random``, ``least`` (the fewest requests), ``prefix`` (`llamapool.ray.placement`, four characters for a token). The
+``random``, ``least`` (the fewest requests), ``prefix`` (as the front of `llamapool.ray`, four characters a token). The
 replica that is furthest behind makes the next step, so that no clock runs ahead of a request that it could get.
 """
 
@@ -10,92 +10,40 @@ import heapq
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import count
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from benchmarks.simulation.policy import Policy, with_ram
-from benchmarks.simulation.run import PEOPLE, Simulation
-from benchmarks.simulation.trace import Ask, Session, Trace, pause_s
+from benchmarks.simulation.run import PEOPLE, Asking, Simulation
+from benchmarks.simulation.trace import Session, Trace, pause_s
 from llamapool.ray.placement import Aim, Candidate, Placement
 
 _LETTERS = 1 << 20  # characters that stand for tokens
-Asking = list[tuple[float, int, Session]]
 
 
-class Router(Protocol):
-    """Says which replica gets a prompt."""
-
-    def choose(self, prompt: Seq[int], n_requests: Seq[int]) -> int: ...
-
-
-class Randomly:
-    """Any of them."""
-
-    def __init__(self, seed: int) -> None:
-        self._draw = random.Random(seed)
-
-    def choose(self, prompt: Seq[int], n_requests: Seq[int]) -> int:
-        """A replica's number."""
-        return self._draw.randrange(len(n_requests))
-
-
-class Least:
-    """The one with the fewest requests, of equals any."""
-
-    def __init__(self, seed: int) -> None:
-        self._draw = random.Random(seed)
-
-    def choose(self, prompt: Seq[int], n_requests: Seq[int]) -> int:
-        """A replica's number."""
-        return min(range(len(n_requests)), key=lambda i: (n_requests[i], self._draw.random()))
-
-
-class ByPrefix:
-    """As the front of `llamapool.ray`."""
-
-    def __init__(self, n_slots: int) -> None:
-        self._n_slots = n_slots
-        self._placement = Placement()
-
-    def choose(self, prompt: Seq[int], n_requests: Seq[int]) -> int:
-        """A replica's number."""
-        aim = Aim(text="".join([chr(token % _LETTERS) * 4 for token in prompt]))
-        candidates = [Candidate(str(i), n, self._n_slots) for i, n in enumerate(n_requests)]
-        chosen = self._placement.order(aim, candidates)[0]
-        self._placement.sent(aim, chosen)
-        return int(chosen)
+Router = Callable[[Seq[int], Seq[int]], int]
+"""Says which replica gets a prompt, by how many requests each has."""
 
 
 def routers(n_slots: int, seed: int) -> dict[str, Router]:
     """By the names of the command line."""
-    return {"random": Randomly(seed), "least": Least(seed), "prefix": ByPrefix(n_slots)}
+    draw, placement = random.Random(seed), Placement()
 
+    def least(_prompt: Seq[int], n_requests: Seq[int]) -> int:
+        return min(range(len(n_requests)), key=lambda i: (n_requests[i], draw.random()))  # of equals any
 
-class Replica(Simulation):
-    """One of them; who has a reply asks on at the fleet."""
+    def by_prefix(prompt: Seq[int], n_requests: Seq[int]) -> int:
+        aim = Aim(text="".join([chr(token % _LETTERS) * 4 for token in prompt]))
+        candidates = [Candidate(str(i), n, n_slots) for i, n in enumerate(n_requests)]
+        chosen = placement.order(aim, candidates)[0]
+        placement.sent(aim, chosen)
+        return int(chosen)
 
-    def __init__(self, policy: Policy, n_slots: int, asking: Asking) -> None:
-        super().__init__(policy, n_slots, people=0)
-        self._asking = asking  # everybody's
-
-    @property
-    def n_requests(self) -> int:
-        """That wait or run here."""
-        return len(self.scheduler.waiting) + self.scheduler.n_active
-
-    def give(self, at: float, number: int, ask: Ask) -> None:
-        """Somebody's next request."""
-        if not self.n_requests:
-            self.machine.now = self._step_ended = max(self.machine.now, at)
-        self.take(at, number, ask)
-
-    def step(self) -> None:
-        """The next one."""
-        self._step()
+    return {"random": lambda _prompt, n_requests: draw.randrange(len(n_requests)), "least": least, "prefix": by_prefix}
 
 
 class Fleet:
@@ -103,10 +51,8 @@ class Fleet:
 
     def __init__(self, policy: Policy, n_replicas: int, n_slots: int, router: Router, seed: int = 1) -> None:
         self._asking: Asking = []
-        self.replicas = [Replica(policy, n_slots, self._asking) for _ in range(n_replicas)]
-        replies = count(1 << 30)
-        for replica in self.replicas:
-            replica._replies = replies  # no two say the same
+        replies = count(1 << 30)  # no two say the same
+        self.replicas = [Simulation(policy, n_slots, asking=self._asking, replies=replies) for _ in range(n_replicas)]
         self._router = router
         self._trace = Trace(seed, self.replicas[0].machine.info.n_ctx_seq)
         for i in range(PEOPLE * n_slots * n_replicas):
@@ -130,12 +76,12 @@ class Fleet:
                     behind.step()
 
     def _route(self, at: float, number: int, session: Session) -> None:
-        ask = self._trace.ask(session)
-        while ask is None:
-            session = self._trace.session()
-            ask = self._trace.ask(session)
-        chosen = self._router.choose(ask.prompt, [replica.n_requests for replica in self.replicas])
-        self.replicas[chosen].give(at, number, ask)
+        session = self._trace.next_of(session)
+        chosen = self._router(session.history, [replica.n_requests for replica in self.replicas])
+        replica = self.replicas[chosen]
+        if not replica.n_requests:
+            replica.rest_until(at)
+        replica.take(at, number, session)
 
     def figures(self) -> dict[str, float]:
         """What clients saw, of all replicas together."""

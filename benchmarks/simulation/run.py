@@ -6,23 +6,23 @@ next one takes its place. So an engine that is slower is asked less, and no queu
 
 import contextlib
 import heapq
+import math
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
 
-from benchmarks.simulation.disk import Disk
+from benchmarks.simulation.disk import Worker, disk_cache
 from benchmarks.simulation.machine import Machine, machine
 from benchmarks.simulation.policy import Policy
-from benchmarks.simulation.trace import Ask, Session, Trace, pause_s
-from server.engine.generate.text import TextStream
+from benchmarks.simulation.trace import Session, Trace, pause_s
 from server.engine.kv.cells import Cells
 from server.engine.kv.disk_cache import give_up_late, wait_s
-from server.engine.kv.ram_cache import MIB, RamState
+from server.engine.kv.ram_cache import MIB, KeptState
 from server.engine.request import Request
 from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Ticket
@@ -31,6 +31,8 @@ PEOPLE = 3  # for each slot
 
 Client = Callable[[int], str]
 """The client that a person asks as."""
+Asking = list[tuple[float, int, Session]]
+"""When who asks next, in what session: a heap."""
 
 
 def _one(_number: int) -> str:
@@ -83,26 +85,35 @@ class Simulation:
     """``n_slots`` slots under `policy`, until `n_requests` were answered."""
 
     def __init__(
-        self, policy: Policy, n_slots: int, seed: int = 1, *, people: int = PEOPLE, client: Client = _one
+        self,
+        policy: Policy,
+        n_slots: int,
+        seed: int = 1,
+        *,
+        people: int = PEOPLE,
+        client: Client = _one,
+        asking: Asking | None = None,
+        replies: Iterator[int] | None = None,
     ) -> None:
+        """With `asking` it is one of several: somebody else draws from there, and has these take and step."""
         self.machine: Machine = machine(n_slots)
         self.scheduler: Scheduler = policy.scheduler(self.machine.info)
         self.machine.slots = self.scheduler.slots
         self.cells = Cells(self.machine.as_runner(), self.scheduler, lambda: self.machine.now)
-        self.disk: Disk | None = None
+        self._workers: list[Worker] = []  # of the disk; the last one reads
         if policy.disk_mib:
-            self.disk = Disk(policy.disk_mib * MIB, lambda: self.machine.now)
-            self.cells.moving.disk = self.disk.as_cache()
-            self.scheduler.use_disk(self.disk.as_cache())
+            disk, *self._workers = disk_cache(policy.disk_mib * MIB, lambda: self.machine.now)
+            self.cells.moving.disk = disk
+            self.scheduler.use_disk(disk)
         self.seen = Seen()
         self._client = client
         self._trace = Trace(seed, self.machine.info.n_ctx_seq)
-        self._asking: list[tuple[float, int, Session]] = []
-        self._asks: dict[int, Ask] = {}
-        self._replies = count(1 << 30)  # numbers that nobody else generates
+        self._asking: Asking = [] if asking is None else asking
+        self._sessions: dict[int, Session] = {}  # whose last turn is being answered
+        self._replies = replies or count(1 << 30)  # numbers that nobody else generates
         self._ending: defaultdict[int, set[int]] = defaultdict(set)  # who gets the last token in which step
         self._step_ended = 0.0
-        for i in range(people * n_slots):
+        for i in range(people * n_slots if asking is None else 0):
             session = self._trace.session()
             heapq.heappush(self._asking, (pause_s(session), i, session))
 
@@ -112,7 +123,7 @@ class Simulation:
         with contextlib.suppress(KeyboardInterrupt):
             while (n_done := len(self.seen.first_token)) < n_requests:
                 self._receive()
-                self._step()
+                self.step()
                 if n_done - told >= 1000:
                     told = n_done
                     self._note_times(started)
@@ -123,45 +134,49 @@ class Simulation:
     def _note_times(self, started: float) -> None:
         self.seen.n_evaluations = self.machine.n_evaluations
         self.seen.simulated_s, self.seen.moved_s = self.machine.now, self.machine.moved_s
-        if self.disk is not None:
-            self.seen.n_disk_reads = self.disk.n_read
+        self.seen.n_disk_reads = sum(reader.n_states for reader in self._workers[-1:])
         self.seen.real_s = time.process_time() - started
 
     def _receive(self) -> None:
         asking, now = self._asking, self.machine.now
         while asking and asking[0][0] <= now:
             at, number, session = heapq.heappop(asking)
-            ask = self._trace.ask(session)
-            while ask is None:
-                session = self._trace.session()
-                ask = self._trace.ask(session)
-            self.take(at, number, ask)
+            self.take(at, number, self._trace.next_of(session))
 
-    def take(self, at: float, number: int, ask: Ask) -> None:
+    def take(self, at: float, number: int, session: Session) -> None:
         """The next request of a person."""
-        request = Request(id="", prompt=ask.prompt, client=self._client(number))
-        sequence = Sequence(Ticket(request, _nobody, at), number, TextStream(), ask.prompt)
-        self._asks[number] = ask
+        request = Request(id="", prompt=session.history.copy(), client=self._client(number))
+        sequence = Sequence(Ticket(request, _nobody, at), number)
+        self._sessions[number] = session
         self.scheduler.waiting.append(sequence)
 
-    def _step(self) -> None:
+    @property
+    def n_requests(self) -> int:
+        """That wait or run here."""
+        return len(self.scheduler.waiting) + self.scheduler.n_active
+
+    def rest_until(self, at: float) -> None:
+        """Nothing happens before."""
+        self.machine.now = self._step_ended = max(self.machine.now, at)
+
+    def step(self) -> None:
+        """The next one."""
         scheduler, cells, clock = self.scheduler, self.cells, self.machine
         cells.moving.begin_step()
-        if self.disk is not None:
-            give_up_late(scheduler.waiting, clock.now)
+        for worker in self._workers:
+            worker.settle()
+        give_up_late(scheduler.waiting, clock.now)
         while not cells.moving.busy and (placement := scheduler.place()) is not None:
-            self.seen.n_disk_hits += isinstance(placement.source, RamState) and placement.source not in scheduler.ram
+            self.seen.n_disk_hits += isinstance(placement.source, KeptState) and placement.source not in scheduler.ram
             cells.prepare(placement, clock.now)
             scheduler.occupy(placement, clock.now)
         cells.moving.start_reading()
-        while (move := scheduler.relocation(frozenset(), cells.moving.spent_s)) is not None:
+        while (move := scheduler.relocation(frozenset())) is not None:
             cells.relocate(move.source, move.target, copies=move.copies, now=clock.now)
             self.seen.n_relocations += 1
-        scheduler.spent_s = cells.moving.spent_s
         entries = scheduler.plan()
         if not entries:
-            clock.now = max(clock.now, self._next_event())
-            self._step_ended = clock.now
+            self.rest_until(self._next_event())
             return
         prompts = [e for e in entries if e.sequence.phase is Phase.PREFILL]
         n_streams = len(entries) - len(prompts)
@@ -174,12 +189,9 @@ class Simulation:
 
     def _next_event(self) -> float:
         """When somebody asks, or no longer waits for the disk."""
-        events = [self._asking[0][0]]
-        if self.disk is not None:
-            read_at, left_s = self.disk.next_read_at(), wait_s(self.scheduler.waiting, self.machine.now)
-            events += [read_at] if read_at is not None else []
-            events += [self.machine.now + left_s] if left_s is not None else []
-        return min(events)
+        left_s = wait_s(self.scheduler.waiting, self.machine.now)
+        given_up_at = math.inf if left_s is None else self.machine.now + left_s
+        return min(self._asking[0][0], given_up_at, *(reader.next_at for reader in self._workers[-1:]))
 
     def _record(self, n_streams: int, n_prompt: int) -> None:
         """Who generates in this step waited for it since the last one."""
@@ -200,7 +212,7 @@ class Simulation:
         for entry in prompts:
             if not entry.want_logits:
                 continue
-            sequence, n_reply = entry.sequence, self._asks[entry.sequence.index].n_reply
+            sequence, n_reply = entry.sequence, self._sessions[entry.sequence.index].n_reply
             self.seen.first_token.append(now - sequence.ticket.submitted_at)
             self.seen.who.append(sequence.index)
             self.seen.n_prompt += len(sequence.target)
@@ -215,7 +227,7 @@ class Simulation:
         self.scheduler.release(sequence, now)
         sequence.phase = Phase.ENDED
         self.seen.n_output += len(sequence.output)
-        session = self._asks.pop(sequence.index).session
+        session = self._sessions.pop(sequence.index)
         session.history += sequence.output
         heapq.heappush(self._asking, (now + pause_s(session), sequence.index, session))
 

@@ -39,15 +39,6 @@ KINDS = (
 )
 
 
-@dataclass(slots=True)
-class Ask:
-    """One request: its prompt, and how many tokens the reply will have."""
-
-    prompt: list[int]
-    n_reply: int
-    session: "Session"
-
-
 @dataclass(eq=False, slots=True)
 class Session:
     """A conversation under way; what it says next comes from its own ``random``, whatever others do meanwhile."""
@@ -56,6 +47,7 @@ class Session:
     turns_left: int
     history: list[int]
     random: random.Random
+    n_reply: int = 0
 
 
 class Trace:
@@ -88,17 +80,24 @@ class Trace:
         system = draw.choices(systems, [1 / (i + 1) for i in range(len(systems))])[0] if systems else []
         return Session(kind, turns, list(system), draw)
 
-    def ask(self, session: Session) -> Ask | None:
-        """The next turn; None when the session is over, or its context is full."""
+    def ask(self, session: Session) -> bool:
+        """Its history ends with the next turn, and ``n_reply`` tokens will follow. False: the session is over, or its
+        context is full."""
         if session.turns_left <= 0:
-            return None
+            return False
         session.turns_left -= 1
         n_text = _length(session, session.kind.text, self._n_ctx // 2)
-        n_reply = _length(session, session.kind.reply, 2000)
-        if len(session.history) + n_text + n_reply + 1 > self._n_ctx:
-            return None
+        session.n_reply = _length(session, session.kind.reply, 2000)
+        if len(session.history) + n_text + session.n_reply + 1 > self._n_ctx:
+            return False
         session.history += self.text(n_text)
-        return Ask(session.history.copy(), n_reply, session)
+        return True
+
+    def next_of(self, session: Session) -> Session:
+        """`session` with its next turn; where there is none, another one in its place."""
+        while not self.ask(session):
+            session = self.session()
+        return session
 
 
 def pause_s(session: Session) -> float:

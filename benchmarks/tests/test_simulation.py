@@ -6,8 +6,10 @@ with what `python -m benchmarks.simulation` shows at its full size.
 
 import pytest
 
+from benchmarks.simulation.machine import machine
 from benchmarks.simulation.policy import SHARED, SLOT_LOCAL, Policy, with_ram
 from benchmarks.simulation.run import Seen, Simulation
+from server.engine.sequence import Slot
 
 N_SLOTS = 32
 TARGET_S = SHARED.target_itl_ms / 1e3
@@ -48,7 +50,8 @@ def test_first_tokens_come_sooner(local: Seen, shared: Seen, ram: Seen) -> None:
 
 
 def test_streams_do_not_stand_still(local: Seen, shared: Seen, ram: Seen) -> None:
-    assert local.gap_s(0.99) > 1.4 * TARGET_S  # its streams stand apart: a step evaluates the graph several times
+    # its streams stand apart: a step evaluates the graph several times. It was 1.4 before steps of whole tiles
+    assert local.gap_s(0.99) > 1.3 * TARGET_S
     assert shared.gap_s(0.99) < 1.1 * TARGET_S
     assert ram.gap_s(0.99) < 1.4 * TARGET_S  # with states that are moved out of the cells and back
     assert max(s.gap_s(1.0) for s in (shared, ram)) < 2 * TARGET_S
@@ -86,3 +89,16 @@ def test_a_disk_behind_a_small_ram_is_read_and_costs_no_first_token() -> None:
     assert alone.n_disk_reads == alone.n_disk_hits == 0
     assert 0 < behind.n_disk_hits <= behind.n_disk_reads
     assert behind.hit_rate > 0.98 * alone.hit_rate  # on such a card, computing is mostly quicker than a file
+
+
+def test_a_copy_costs_the_whole_stream_whatever_it_holds() -> None:
+    full, half = machine(16), machine(32)
+    for one in (full, half):
+        one.slots = [Slot(i, tokens=[1] * 20) for i in range(one.info.n_seq)]
+        one.decode([], [])
+        alone_s = one.now
+        one.seq_copy(0, 1)
+        one.decode([], [])
+        assert one.now - 2 * alone_s == pytest.approx(one.info.copy_s) == pytest.approx(one.moved_s)
+    assert full.info.copy_s == pytest.approx(2 * half.info.copy_s)  # with twice the cells in each
+    assert full.gpu.bus_s(20) < full.info.copy_s  # the state of what it holds is far less

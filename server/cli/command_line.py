@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +273,8 @@ def _shown(words: Sequence[str]) -> bool:
         print(help_text(TABLE), end="")
         return True
     if "--version" in words:
+        from importlib.metadata import version  # of the standard library, and slow: email is part of it
+
         print(f"llamapool {__version__} (llama-cpp-python {version('llama-cpp-python')})")
         return True
     if _CACHE_LIST.intersection(words):

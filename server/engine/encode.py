@@ -12,13 +12,15 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from server.engine.media import MediaChunk
 from server.engine.runner_api import MediaEncoder
-from server.errors import CONTAINED, InternalError, LlamapoolError
+from server.errors import InternalError, LlamapoolError
 
 log = logging.getLogger(__name__)
+
+V = TypeVar("V")
 
 
 class EmbeddingFiles(Protocol):
@@ -35,54 +37,24 @@ class EmbeddingFiles(Protocol):
     def remove(self, key: bytes) -> None: ...
 
 
-class _Sizes:
-    """Bytes by key, what was used last at the end."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.total = 0
-        self._by_key: dict[bytes, int] = {}
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._by_key
-
-    def touch(self, key: bytes) -> None:
-        self._by_key[key] = self._by_key.pop(key)
-
-    def add(self, key: bytes, n_bytes: int) -> list[bytes]:
-        """Who has to go for it; it itself where it is larger than all room."""
-        self.drop(key)
-        self._by_key[key] = n_bytes
-        self.total += n_bytes
-        return self.shrink()
-
-    def shrink(self) -> list[bytes]:
-        gone: list[bytes] = []
-        while self.total > self.limit:
-            gone.append(next(iter(self._by_key)))
-            self.drop(gone[-1])
-        return gone
-
-    def drop(self, key: bytes) -> None:
-        self.total -= self._by_key.pop(key, 0)
-
-
 class EmbeddingCache:
     """At most `limit` bytes. Safe in any thread; what uses the disk is the encoder thread's."""
 
     def __init__(self, limit: int) -> None:
+        self.ram_limit = limit
         self._lock = threading.Lock()
-        self._data: dict[bytes, bytes] = {}
+        self._in_ram: dict[bytes, bytes] = {}  # what was used last at the end
+        self._on_disk: dict[bytes, int] = {}  # bytes; in the same order
         self._own_limit = limit  # of RAM, whatever else there is
-        self._in_ram = _Sizes(limit)
-        self._on_disk = _Sizes(0)
+        self._disk_limit = 0
         self._files: EmbeddingFiles | None = None
         self.n_hits = 0
 
     @property
     def size(self) -> int:
         """Bytes of both."""
-        return self._in_ram.total + self._on_disk.total
+        with self._lock:
+            return sum(map(len, self._in_ram.values())) + sum(self._on_disk.values())
 
     def use_disk(self, files: EmbeddingFiles) -> None:
         """Keep a copy in `files`, too; blocking, once, before anything is computed."""
@@ -96,26 +68,26 @@ class EmbeddingCache:
         with self._lock:
             half = self._own_limit // 2
             self._own_limit -= half
-            self._in_ram.limit = min(self._in_ram.limit, self._own_limit)
-            self._on_disk.limit = half
-            gone = [key for known, n_bytes in found for key in self._on_disk.add(known, n_bytes)]
+            self.ram_limit = min(self.ram_limit, self._own_limit)
+            self._disk_limit = half
+            self._on_disk = dict(found)
+            gone = _shrink(self._on_disk, half, lambda n_bytes: n_bytes)
             self._files = files
         self._remove(gone)
 
     def limit_ram_to(self, n_bytes: int) -> int:
         """Keep no more than `n_bytes` of its own limit in RAM (negative: all of it); returns what it may keep."""
         with self._lock:
-            self._in_ram.limit = self._own_limit if n_bytes < 0 else min(n_bytes, self._own_limit)
-            for gone in self._in_ram.shrink():
-                del self._data[gone]
-            return self._in_ram.limit
+            self.ram_limit = self._own_limit if n_bytes < 0 else min(n_bytes, self._own_limit)
+            _shrink(self._in_ram, self.ram_limit, len)
+            return self.ram_limit
 
     def get(self, key: bytes) -> bytes | None:
         """What RAM has."""
         with self._lock:
-            data = self._data.get(key)
+            data = self._in_ram.pop(key, None)
             if data is not None:
-                self._in_ram.touch(key)
+                self._in_ram[key] = data
                 self.n_hits += 1
             return data
 
@@ -125,7 +97,7 @@ class EmbeddingCache:
         with self._lock:
             if files is None or key not in self._on_disk:
                 return None
-            self._on_disk.touch(key)
+            self._on_disk[key] = self._on_disk.pop(key)
         data = None
         try:
             data = files.read(key)
@@ -133,18 +105,22 @@ class EmbeddingCache:
             log.warning("embeddings could not be read, they are computed again; look at cache_disk_path: %s", error)
         with self._lock:
             if data is None:
-                self._on_disk.drop(key)
+                self._on_disk.pop(key, None)
                 return None
             self.n_hits += 1
             self._keep(key, data)
         return data
 
-    def put(self, key: bytes, data: bytes) -> None:
-        """Keep `data`."""
+    def keep(self, key: bytes, data: bytes) -> None:
+        """Keep `data` in RAM."""
         with self._lock:
             self._keep(key, data)
+
+    def put(self, key: bytes, data: bytes) -> None:
+        """Keep `data`."""
+        self.keep(key, data)
         files = self._files
-        if files is None or len(data) > self._on_disk.limit:
+        if files is None or len(data) > self._disk_limit:
             return
         try:
             files.write(key, data)
@@ -152,14 +128,16 @@ class EmbeddingCache:
             log.warning("embeddings could not be written; look at the room in cache_disk_path: %s", error)
             return
         with self._lock:
-            gone = self._on_disk.add(key, len(data))
+            self._on_disk.pop(key, None)
+            self._on_disk[key] = len(data)
+            gone = _shrink(self._on_disk, self._disk_limit, lambda n_bytes: n_bytes)
         self._remove(gone)
 
     def _keep(self, key: bytes, data: bytes) -> None:
         """In RAM; under the lock."""
-        self._data[key] = data
-        for gone in self._in_ram.add(key, len(data)):
-            del self._data[gone]
+        self._in_ram.pop(key, None)
+        self._in_ram[key] = data
+        _shrink(self._in_ram, self.ram_limit, len)
 
     def _remove(self, keys: Iterable[bytes]) -> None:
         for key in keys:
@@ -168,6 +146,15 @@ class EmbeddingCache:
                     self._files.remove(key)
             except LlamapoolError as error:
                 log.warning("embeddings could not be removed; look at cache_disk_path: %s", error)
+
+
+def _shrink(kept: dict[bytes, V], limit: int, size_of: Callable[[V], int]) -> list[bytes]:
+    """Forget what was used longest ago until at most `limit` bytes are left; what that is."""
+    size, gone = sum(map(size_of, kept.values())), []
+    while size > limit:
+        gone.append(next(iter(kept)))
+        size -= size_of(kept.pop(gone[-1]))
+    return gone
 
 
 MOST_TOGETHER = 64
@@ -253,8 +240,14 @@ class Encoder:
                     return
                 self._open = {key: one for key, one in self._open.items() if one.n_wanting > 0}
                 wanted = list(self._open.values())[:MOST_TOGETHER]
-            if wanted:
-                self._serve(wanted)
+            try:
+                if wanted:
+                    self._serve(wanted)
+            except BaseException:  # without this thread, all who ask would wait for ever
+                log.exception("media could not be encoded. A fault: report it with what follows")
+                with self._changed:
+                    error = InternalError("the engine failed to encode this medium; see the server's log")
+                    self._finish([one for one in wanted if not one.done], error)
 
     def _serve(self, wanted: list[Encoding]) -> None:
         """The first of `wanted`, and those that are computed with it."""
@@ -265,16 +258,19 @@ class Encoder:
             return
         try:
             found = self._projector.encode([one.chunk for one in wanted])
-        except CONTAINED as error:
+        except Exception as error:  # noqa: BLE001 - who asked logs what is not ours
             if len(wanted) > 1:  # one of them may be at fault, and the others not
                 self._serve(wanted[:1])
                 return
-            log.warning("a medium could not be encoded: %s", error)
+            log.warning("a medium could not be encoded: %r", error)
             with self._changed:
                 self._finish([first], error)
             return
         for one, embeddings in zip(wanted, found, strict=False):
             self.n_encoded += 1
+            self.cache.keep(
+                one.key, embeddings
+            )  # before it is nobody's any more: who asks next would have it encoded anew
             self._give(one, embeddings)
         for one, embeddings in zip(wanted, found, strict=False):
             self.cache.put(one.key, embeddings)

@@ -3,30 +3,34 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from pathlib import PurePath
+from typing import TypeVar
 
+from server.engine.cache_scope import owner_of
 from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
 from server.engine.instances import Instances, yield_to_steps
+from server.engine.kv.cells import Cells
 from server.engine.kv.disk_cache import DiskCache, StateFiles
-from server.engine.kv.ram_cache import MIB, KeptState, min_limit
+from server.engine.kv.ram_cache import MIB, min_limit
 from server.engine.kv.state import SlotState
-from server.engine.lora import Tuning, default_set, tuning
+from server.engine.lora import Tuning, default_set, rescaled, tuning
 from server.engine.media import Spans
 from server.engine.params import EngineParams
 from server.engine.prefix.blocks import BlockReport, Blocks, HeldText
-from server.engine.request import Adapters, Bounds, Event, Failed, Request, Sink, check_adapters
-from server.engine.routing import Router
+from server.engine.request import Adapters, Bounds, Event, Failed, Request, Sink
+from server.engine.routing import route
 from server.engine.runner_api import Runner
 from server.engine.schedule.queue import ModelQueue, admits
-from server.engine.sequence import Ticket
+from server.engine.sequence import Slot, Ticket
 from server.engine.stats import EngineStats
-from server.engine.step import commands, published
+from server.engine.step import published
 from server.engine.step.loop import Instance
-from server.engine.step.mailbox import Mailbox, Outlet
-from server.engine.step.published import EndedChoice, InstanceView, SlotSnapshot, TierView, snapshot
-from server.errors import InternalError, QueueFull
+from server.engine.step.mailbox import Command, Mailbox, Outlet
+from server.engine.step.published import ChoiceView, InstanceView, KeptStates, SlotSnapshot, snapshot
+from server.errors import InternalError, PermissionDenied, QueueFull
+
+T = TypeVar("T")
 
 
 class Engine(Instances[Instance]):
@@ -52,7 +56,7 @@ class Engine(Instances[Instance]):
             Encoder(projector, EmbeddingCache(params.media_cache * MIB), yield_to_steps) if projector else None
         )
         self._disk: DiskCache | None = None
-        self._kept: dict[str, TierView] = {}
+        self._kept: dict[str, KeptStates] = {}
         self._kept_at = 0.0
         self._blocks = Blocks()
         self._loop = loop
@@ -71,7 +75,6 @@ class Engine(Instances[Instance]):
         info = runners[0].info
         n_slots = info.n_seq * len(runners)
         self.bounds = Bounds(self.vocab.n_tokens, info.n_ctx_seq, n_slots, info.n_ubatch, projector is not None)
-        self._router = Router(instances, self.n_slots_each)
         self._start(instances)
 
     async def use_disk(self, files: StateFiles) -> None:
@@ -110,11 +113,13 @@ class Engine(Instances[Instance]):
 
         With a disk, prompt states that are in RAM are saved there.
         """
-        await super().close(drain_s)
-        if self._encoder is not None:
-            await asyncio.to_thread(self._encoder.close)
-        if self._disk is not None:
-            await asyncio.to_thread(self._disk.close)
+        try:
+            await super().close(drain_s)
+        finally:  # also where a step hangs
+            if self._encoder is not None:
+                await asyncio.to_thread(self._encoder.close)
+            if self._disk is not None:
+                await asyncio.to_thread(self._disk.close)
 
     @property
     def stats(self) -> EngineStats:
@@ -124,8 +129,8 @@ class Engine(Instances[Instance]):
         total.cache_ram_bytes, total.cache_ram_states = self._ram.n_bytes, len(self._ram)
         total.n_ram_hits = self._ram.n_hits
         if self._disk is not None:
-            total.cache_disk_bytes, total.cache_disk_states = self._disk.n_bytes, self._disk.n_entries
-            total.n_disk_hits, total.n_disk_dropped = self._disk.n_hits, self._disk.n_dropped
+            total.cache_disk_bytes, total.cache_disk_states = self._disk.kept.size, len(self._disk.kept)
+            total.n_disk_hits, total.n_disk_dropped = self._disk.kept.n_hits, self._disk.n_dropped
         for instance in self._instances:
             total.kv_cells += instance.runner.info.n_cells
             for slot in list(instance.scheduler.slots):
@@ -153,7 +158,8 @@ class Engine(Instances[Instance]):
         self._admit(request)
         now = self._clock()
         ticket = Ticket(request, sink, request.arrived_at or now, n_open=request.n, tuning=wanted, queued_at=now)
-        self._router.route(ticket, self._queue.open.values())
+        if len(self._instances) > 1:
+            route(ticket, self._queue.open.values(), self._instances, self.n_slots_each)
         if self._queue.add(ticket):
             self._idle.clear()
             self._wake_all()
@@ -218,7 +224,7 @@ class Engine(Instances[Instance]):
                 found.append(view)
         return found
 
-    def ended(self) -> list[EndedChoice]:
+    def ended(self) -> list[ChoiceView]:
         """The choices that ended last, in order."""
         found = [one for instance in self._instances for one in instance.published.ended.copy()]
         return sorted(found, key=attrgetter("ended_at"))
@@ -235,24 +241,22 @@ class Engine(Instances[Instance]):
                 tokens = slot.tokens.copy()  # at once, whatever the step thread does
                 yield HeldText((i, slot.id), tokens, min(n, len(tokens)), "GPU", slot.tuning.scope)
         for state in list(self._ram):
-            n = _n_plain(state.tuning, state.n_exact, state.media)
+            n = _n_plain(state.tuning, state.saved.n_exact, state.saved.media)
             yield HeldText(id(state), state.tokens, min(n, len(state.tokens)), "CPU", state.tuning.scope)
 
     def _adapter_names(self, tickets: Iterable[Ticket]) -> frozenset[str]:
         ids = {id_ for ticket in tickets for id_, _ in ticket.tuning.adapters}
         return frozenset(PurePath(self.adapters[id_].path).stem for id_ in ids)
 
-    def kept_states(self) -> dict[str, TierView]:
+    def kept_states(self) -> dict[str, KeptStates]:
         """The prompt states that have no slot, by where they are: "ram", and "disk" if there is one. What was told last
         is told again for `KEPT_S`; the instances' views have the same states in their trees of beginnings."""
         now = self._clock()
         if not self._kept or now - self._kept_at >= published.KEPT_S:
             self._kept_at = now
-            tiers: dict[str, tuple[list[KeptState], int]] = {"ram": (list(self._ram), self._ram.size)}
-            if self._disk is not None:
-                tiers["disk"] = self._disk.states(), self._disk.n_bytes
-            found = {tier: published.tier_view(*held, now) for tier, held in tiers.items()}
-            self._kept = {tier: view for tier, (view, _) in found.items()}
+            caches = {"ram": self._ram} | ({} if self._disk is None else {"disk": self._disk.kept})
+            found = {name: published.told_of(cache, now) for name, cache in caches.items()}
+            self._kept = {name: told for name, (told, _) in found.items()}
             for instance in self._instances:
                 instance.published.kept = [one for _, beginnings in found.values() for one in beginnings]
         return self._kept
@@ -267,35 +271,35 @@ class Engine(Instances[Instance]):
 
         Raises `InvalidRequest` for an adapter that is not there.
         """
-        check_adapters(scales, self.adapters)
-        wanted = dict(scales)
-        self.adapters = tuple(replace(a, scale=wanted.get(a.id, 0.0)) for a in self.adapters)
+        self.adapters = rescaled(self.adapters, scales)
 
     async def save_slot(self, id_slot: int, owner: str = "") -> SlotState:
         """What the slot holds, once it is idle. Raises `InvalidRequest` for a slot that is not there, and
         `PermissionDenied` where another than `owner` had it computed."""
-        saved = await self._command(id_slot, commands.save(owner))
-        assert isinstance(saved, SlotState)
-        return saved
+        return await self._command(id_slot, lambda cells, slot, now: cells.save(_own(slot, owner)))
 
     async def restore_slot(self, id_slot: int, saved: SlotState) -> None:
         """Replace what the slot holds, once it is idle.
 
         Raises `InvalidRequest` when the state does not fit or the library refuses it; the slot is empty then.
         """
-        await self._command(id_slot, commands.restore(saved))
+        await self._command(id_slot, lambda cells, slot, now: cells.restore(slot, saved, now))
 
     async def erase_slot(self, id_slot: int, owner: str = "") -> int:
         """Forget what the slot holds, once it is idle; the number of its tokens. Raises as `save_slot`."""
-        erased = await self._command(id_slot, commands.erase(owner))
-        assert isinstance(erased, int)
-        return erased
 
-    async def _command(self, id_slot: int, work: commands.Work) -> object:
+        def erase(cells: Cells, slot: Slot, _now: float) -> int:
+            n = len(_own(slot, owner).tokens)
+            cells.clear(slot)
+            return n
+
+        return await self._command(id_slot, erase)
+
+    async def _command(self, id_slot: int, work: Callable[[Cells, Slot, float], T]) -> T:
         self._check_open()
         self.bounds.check_slot(id_slot)
-        command = commands.Command(id_slot % self.n_slots_each, work)
-        self._instances[id_slot // self.n_slots_each].mailbox.command(command)
+        command = Command(id_slot % self.n_slots_each, work)
+        self._instances[id_slot // self.n_slots_each].command(command)
         return await asyncio.wrap_future(command.done)
 
     def check_integrity(self) -> None:
@@ -305,10 +309,14 @@ class Engine(Instances[Instance]):
 
     def _tuning(self, request: Request) -> Tuning:
         """What computes the request; raises `InvalidRequest` for an adapter that is not there."""
-        if request.adapters is None:
-            return tuning(default_set(self.adapters), self.adapters, request.prompt, request.cache_scope)
-        check_adapters(request.adapters, self.adapters)
-        return tuning(request.adapters, self.adapters, request.prompt, request.cache_scope)
+        wanted = default_set(self.adapters) if request.adapters is None else request.adapters
+        return tuning(wanted, self.adapters, request.prompt, request.cache_scope)
+
+
+def _own(slot: Slot, owner: str) -> Slot:
+    if slot.tokens and owner_of(slot.tuning.scope) != owner:
+        raise PermissionDenied("the slot holds what was computed for another API key")
+    return slot
 
 
 def _n_plain(tuning: Tuning, n_exact: int, media: Spans) -> int:

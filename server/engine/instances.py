@@ -25,19 +25,26 @@ HUNG_S = 5.0
 
 
 class StepThread(ABC):
-    """One instance, as far as all are alike: the thread that owns a native context, and calls into it alone.
+    """One instance, the `number`-th, as far as all are alike: the thread that owns a native context, and calls into it
+    alone.
 
     ``failure``: why it steps no more; "" while it does. ``pulse`` grows with all that it does. ``at_rest``: it waits to
-    be woken.
+    be woken, or has ended.
     """
 
-    def __init__(self, name: str, woken: threading.Event) -> None:
-        """`woken` is set by whoever wants it to look."""
+    def __init__(
+        self, name: str, number: int, params: EngineParams, clock: Callable[[], float], preparing: Callable[[], int]
+    ) -> None:
+        """`preparing`: requests that are known to come."""
+        self.number = number
+        self.params = params
         self.stats = EngineStats()
         self.failure = ""
         self.pulse = 0
         self.at_rest = False
-        self._woken = woken
+        self._clock = clock
+        self._preparing = preparing
+        self._woken = threading.Event()  # something came, was cancelled, stopped, or is no longer being prepared
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -67,12 +74,16 @@ class StepThread(ABC):
     # ---- the step thread
 
     @abstractmethod
-    def _serve(self) -> None:
-        """Step until it is to stop, or was given up."""
+    def _turn(self) -> None:
+        """A step; where there is nothing to do, `_rest` until there is."""
+
+    @abstractmethod
+    def _fail_all(self, error: LlamapoolError) -> None:
+        """A turn has failed, by a fault of the program: every open request ends."""
 
     @abstractmethod
     def _end_all(self, error: LlamapoolError) -> None:
-        """End all that is asked of it, also what came just now."""
+        """End all that is asked of it, also what came just now; from here on it takes nothing."""
 
     @abstractmethod
     def _free(self) -> None:
@@ -80,7 +91,16 @@ class StepThread(ABC):
 
     def _run(self) -> None:
         try:
-            self._serve()
+            bind(cpus_of(self.number, self.params.cpus), self.params.prio)
+            while not self._stopping and not self.failure:
+                try:
+                    self.pulse += 1
+                    self._turn()
+                except Exception:
+                    log.exception(
+                        "a step failed; every request of this instance ends. A fault: report it with what follows"
+                    )
+                    self._fail_all(InternalError("the engine failed; see the server's log"))
         except BaseException as error:  # no error that a step may end with: nothing here is trusted
             self.failure = f"{type(error).__name__}: {error}"
             log.critical(
@@ -88,8 +108,11 @@ class StepThread(ABC):
                 exc_info=error,
             )
             self._refuse_until_stopped()
-        self._end_all(ShuttingDown("model"))
-        self._free()
+        try:
+            self._end_all(ShuttingDown("model"))
+        finally:
+            self._free()
+            self.at_rest = True
 
     def _refuse_until_stopped(self) -> None:
         """Nobody may wait for ever for a thread that does nothing."""
@@ -101,11 +124,33 @@ class StepThread(ABC):
                 return
             self._rest()
 
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether it is not to rest."""
+        return self._woken.is_set() or self._stopping or bool(self.failure)
+
     def _rest(self, timeout_s: float | None = None) -> None:
         self.at_rest = True
         self._woken.wait(timeout_s)
         self.at_rest = False
         self.pulse += 1
+
+    def _gather(self) -> None:
+        """Wait a moment for the requests that are known to come."""
+        deadline = self._clock() + self.params.gather_ms / 1e3
+        while self._preparing() and not self._stopping and (left := deadline - self._clock()) > 0:
+            self._woken.wait(left)
+            self._woken.clear()
+
+
+def tell(loop: asyncio.AbstractEventLoop, deliver: Callable[..., None], *what: object) -> None:
+    """Have `deliver` called with `what` on the event loop; where that is closed, nobody is there to be told."""
+    try:
+        loop.call_soon_threadsafe(deliver, *what)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+        log.debug("the event loop is closed; requests that are open are told nothing more")
 
 
 def has_failed(reason: str) -> InternalError:

@@ -4,9 +4,10 @@ A set is context-wide in the library, so only sequences with the same one share 
 works from its invocation text on: the cells before it are the bare model's, and may be shared with it.
 """
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from server.engine.request import Adapters
 from server.errors import InvalidRequest
@@ -50,6 +51,22 @@ def reusable(n: int, cells: Tuning, wanted: Tuning) -> int:
     return min(n, cells.start, wanted.start) if cells.scope == wanted.scope else 0
 
 
+def check_adapters(wanted: Adapters, loaded: Sequence[Adapter]) -> None:
+    """Raises `InvalidRequest` for an adapter that is not there."""
+    ids = [id_ for id_, _ in wanted]
+    if ids != sorted(set(ids)) or any(scale == 0.0 or not math.isfinite(scale) for _, scale in wanted):
+        raise InvalidRequest("lora: ids must ascend, and scales be finite and not 0", "lora")
+    if any(not 0 <= id_ < len(loaded) for id_ in ids):
+        raise InvalidRequest(f"lora: there are {len(loaded)} adapters", "lora")
+
+
+def rescaled(loaded: Sequence[Adapter], scales: Adapters) -> tuple[Adapter, ...]:
+    """`loaded` with these scales, and 0 for those left out. Raises `InvalidRequest` for one that is not there."""
+    check_adapters(scales, loaded)
+    wanted = dict(scales)
+    return tuple(replace(adapter, scale=wanted.get(adapter.id, 0.0)) for adapter in loaded)
+
+
 def default_set(adapters: Iterable[Adapter]) -> Adapters:
     """The set of requests that ask for none."""
     return tuple((a.id, a.scale) for a in adapters if a.scale != 0.0)
@@ -59,8 +76,10 @@ def tuning(wanted: Adapters, loaded: Sequence[Adapter], prompt: Sequence[int], s
     """Where `wanted` begins to work in `prompt`; an aLoRA whose invocation is not in it stays off.
 
     llama-server's rule (server-context.cpp, launch_slot_with_task): it works from one token before the last
-    invocation, and only when no adapter of another kind is on. Raises `InvalidRequest` for two aLoRAs.
+    invocation, and only when no adapter of another kind is on. Raises `InvalidRequest` for two aLoRAs, and for an
+    adapter that is not there.
     """
+    check_adapters(wanted, loaded)
     bare = Tuning(scope=scope) if scope else BARE
     if not wanted:
         return bare

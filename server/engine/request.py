@@ -2,30 +2,16 @@
 must be before it is queued, so that it is said at once, wherever the engine runs.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from server.constrain.constraint import Constraint
 from server.engine.media import Spans
 from server.errors import ContextExceeded, InvalidRequest
 
-if TYPE_CHECKING:  # it has a set of them
-    from server.engine.lora import Adapter
-
-DEFAULT_SAMPLERS = (
-    "penalties",
-    "dry",
-    "top_n_sigma",
-    "top_k",
-    "typ_p",
-    "top_p",
-    "min_p",
-    "xtc",
-    "temperature",
-)
+DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED: a new seed for each request
 
 Adapters: TypeAlias = tuple[tuple[int, float], ...]
@@ -140,10 +126,11 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     """Log probabilities of prompt tokens, each under those before it: the second one's first, in order, a step's at a
-    time. Of the first choice only, since they are the same for all; other choices may start before it."""
+    time; None of what stands for media. Of the first choice only, since they are the same for all; other choices may
+    start before it."""
 
     index: int
-    tokens: tuple[TokenLogprob, ...]
+    tokens: tuple[TokenLogprob | None, ...]
 
 
 @dataclass(slots=True)
@@ -196,7 +183,8 @@ class Request:
 
     ``prompt`` is never empty; ``media`` are what its negative tokens stand for.
     ``max_tokens`` < 0 means until the context ends. ``n_probs`` > 0 asks for that many
-    log probabilities beside each token's own, 0 for none; ``want_logprobs`` with 0 gives the token's own only.
+    log probabilities beside each token's own, 0 for none; with 0 ``want_logprobs``, which it implies, gives the
+    token's own only.
     ``prompt_logprobs``: those of the prompt's tokens, too; then all of it is computed, whatever a cache holds.
     ``deadline_s`` limits the time spent generating, checked at new lines (llama-server's ``t_max_predict_ms``);
     0 = none. ``print_special`` names control tokens whose text is wanted, such as tool-call tags.
@@ -250,6 +238,9 @@ class Request:
     log_id: str = ""
     asked_again: bool = False
     arrived_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.want_logprobs = self.want_logprobs or self.n_probs > 0
 
 
 Sink = Callable[[list[Event]], None]
@@ -305,17 +296,6 @@ class Bounds:
                 )
         if sum(token < 0 for token in request.prompt) != n_media or max(request.prompt) >= self.n_vocab:
             raise self._outside()
-        if request.prompt_logprobs:
-            raise InvalidRequest("there are no log probabilities of a prompt with media", "prompt")
 
     def _outside(self) -> InvalidRequest:
         return InvalidRequest(f"a token id is outside the vocabulary (0 to {self.n_vocab - 1})", "prompt")
-
-
-def check_adapters(wanted: Adapters, loaded: "Sequence[Adapter]") -> None:
-    """Raises `InvalidRequest` for an adapter that is not there."""
-    ids = [id_ for id_, _ in wanted]
-    if ids != sorted(set(ids)) or any(scale == 0.0 or not math.isfinite(scale) for _, scale in wanted):
-        raise InvalidRequest("lora: ids must ascend, and scales be finite and not 0", "lora")
-    if any(not 0 <= id_ < len(loaded) for id_ in ids):
-        raise InvalidRequest(f"lora: there are {len(loaded)} adapters", "lora")

@@ -10,11 +10,9 @@ What has left the cells counts nowhere: the instances of a model share what RAM 
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from server.engine.lora import Tuning, reusable
 from server.engine.prefix.hashes import BLOCK, PrefixHashes, common_prefix
-from server.engine.request import Request
 from server.engine.sequence import Phase, Route, Slot, Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.loop import Instance
@@ -23,6 +21,8 @@ MOST_LOOKED_AT = 64  # of the requests of an instance
 MOST_COMPARED = 4096  # tokens of a prompt, with those of each slot
 STREAM_TOKENS = 64
 """What a running stream is taken to cost who joins it: some tens of steps that are longer by about a token's time."""
+SETTLED_S = 0.05
+"""For an instance with an idle slot to take what costs least there, before others do."""
 _UNSEEN_RATE = 1000.0  # prompt tokens per second, before any were seen
 
 
@@ -50,49 +50,25 @@ def cached(prompt: list[int], wanted: Tuning, slots: Iterable[Slot], hashes: Pre
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What a request would find: ``n_own`` tokens to compute, and ``wait`` tokens until its first one comes."""
-
-    n_own: int
-    wait: float
-
-    @property
-    def cost(self) -> float:
-        """To itself and to others."""
-        return self.wait + self.n_own
-
-
-def n_to_compute(request: Request, wanted: Tuning, known: int, slots: list[Slot], hashes: PrefixHashes) -> int:
-    """Tokens that an instance would have to compute that will have `known` of the prompt."""
-    if not request.cache_prompt:
-        return len(request.prompt)
-    return max(len(request.prompt) - max(known, cached(request.prompt, wanted, slots, hashes)), 1)
-
-
-def outlook(
-    request: Request,
-    wanted: Tuning,
-    known: int,
-    slots: list[Slot],
-    open_: Iterable[Ticket],
-    turn: float,
-    hashes: PrefixHashes | None = None,
-) -> Outlook:
-    """Of one instance that has or will have `known` tokens of the prompt; `open_` wait or run there.
+def outlook(ticket: Ticket, known: int, slots: list[Slot], others: Iterable[Ticket], turn: float) -> tuple[int, float]:
+    """What `ticket` would find in an instance that has or will have `known` tokens of its prompt, and where `others`
+    wait or run: tokens to compute, and tokens until its first one comes.
 
     A slot is held for as long as `turn` prompt tokens take. The step thread may change the slots meanwhile: then it is
     the outlook of a moment ago.
     """
-    n_own = n_to_compute(request, wanted, known, slots, hashes or PrefixHashes())
+    request = ticket.request
+    n_own = len(request.prompt)
+    if request.cache_prompt:
+        n_own = max(n_own - max(known, cached(request.prompt, ticket.tuning, slots, ticket.hashes)), 1)
     running = [s for slot in slots if (s := slot.sequence) is not None]
     placed = {id(s.ticket) for s in running}
     n_load, n_before = 0, sum(max(len(s.target) - s.n_computed, 0) for s in running if s.phase is Phase.PREFILL)
-    for ticket in open_:
-        n_load += ticket.request.n
-        n_before += 0 if id(ticket) in placed else ticket.n_to_compute
+    for other in others:
+        n_load += other.request.n
+        n_before += 0 if id(other) in placed else other.n_to_compute
     turns = max(n_load + request.n - len(slots), 0) / len(slots)
-    return Outlook(n_own, n_own + n_before + n_load * STREAM_TOKENS + turns * turn)
+    return n_own, n_own + n_before + n_load * STREAM_TOKENS + turns * turn
 
 
 def turn_tokens(stats: Collection[EngineStats]) -> float:
@@ -108,42 +84,28 @@ def prompt_rate(stats: Collection[EngineStats]) -> float:
     return sum(one.prompt_tokens for one in stats) / seconds if seconds else _UNSEEN_RATE
 
 
-SETTLED_S = 0.05
-"""For an instance with an idle slot to take what costs least there, before others do."""
-
-
-class Router:
-    """Says which instances of a model may take a request, and when."""
-
-    def __init__(self, instances: Sequence[Instance], n_slots_each: int) -> None:
-        self._instances = instances
-        self._n_slots = n_slots_each
-
-    def route(self, ticket: Ticket, open_: Iterable[Ticket]) -> None:
-        """Where `ticket` costs least, beside those that are `open_`, and from when on others may take it."""
-        instances, request = self._instances, ticket.request
-        if len(instances) == 1:
-            return
-        there: list[list[Ticket]] = [[] for _ in instances]
-        for other in open_:
-            there[other.instance].append(other)
-        stats = [one.stats for one in instances]
-        turn, rate = turn_tokens(stats), prompt_rate(stats)
-        found = [
-            outlook(
-                request, ticket.tuning, coming(ticket, there[i]), one.scheduler.slots, there[i], turn, ticket.hashes
-            )
-            for i, one in enumerate(instances)
-        ]
-        takers = [i for i, one in enumerate(instances) if not one.failure]
-        if request.id_slot >= 0:
-            takers = [request.id_slot // self._n_slots]
-        best = min(takers, key=lambda i: (found[i].cost, i))
-        has_slot = sum(other.request.n for other in there[best]) < self._n_slots
-        at = [math.inf] * len(instances)
-        for i in takers:
-            patience_s = max(found[i].n_own - found[best].n_own, 0) / rate
-            at[i] = ticket.waits_since + (max(patience_s, SETTLED_S) if has_slot and i != best else patience_s)
-        n_own = tuple(one.n_own for one in found)
-        anyway_at = max(at[i] for i in takers) + n_own[best] / rate
-        ticket.instance, ticket.route = best, Route(tuple(at), anyway_at, n_own)
+def route(ticket: Ticket, open_: Iterable[Ticket], instances: Sequence[Instance], n_slots: int) -> None:
+    """Say which of several `instances` of so many slots each may take `ticket`, and when: where it costs least, beside
+    those that are `open_`, and from when on others."""
+    request = ticket.request
+    there: list[list[Ticket]] = [[] for _ in instances]
+    for other in open_:
+        there[other.instance].append(other)
+    stats = [one.stats for one in instances]
+    turn, rate = turn_tokens(stats), prompt_rate(stats)
+    found = [
+        outlook(ticket, coming(ticket, others), one.scheduler.slots, others, turn)
+        for one, others in zip(instances, there, strict=True)
+    ]
+    n_own = tuple(n for n, _ in found)
+    takers = [i for i, one in enumerate(instances) if not one.failure]
+    if request.id_slot >= 0:
+        takers = [request.id_slot // n_slots]
+    best = min(takers, key=lambda i: (sum(found[i]), i))  # what it costs itself and others
+    has_slot = sum(other.request.n for other in there[best]) < n_slots
+    at = [math.inf] * len(instances)
+    for i in takers:
+        patience_s = max(n_own[i] - n_own[best], 0) / rate
+        at[i] = ticket.waits_since + (max(patience_s, SETTLED_S) if has_slot and i != best else patience_s)
+    anyway_at = max(at[i] for i in takers) + n_own[best] / rate
+    ticket.instance, ticket.route = best, Route(tuple(at), anyway_at, n_own)

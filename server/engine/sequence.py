@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from server.constrain.constraint import Constraint
 from server.engine.encode import Encoding
-from server.engine.generate.text import IndentLimit, TextStream
+from server.engine.generate.text import TextStream
 from server.engine.kv.disk_cache import Fetch
 from server.engine.kv.state import Checkpoints, SlotState, reach
 from server.engine.lora import BARE, NEVER, Tuning, reusable
@@ -87,14 +87,14 @@ class Sequence:
 
     ticket: Ticket
     index: int
-    text: TextStream
-    target: list[int]
+    target: list[int] = field(default_factory=list)  # at first the prompt
+    request: Request = field(init=False)  # the ticket's
+    text: TextStream = field(init=False)
     phase: Phase = Phase.WAITING
     slot: "Slot | None" = None
     output: list[int] = field(default_factory=list)
     sampler: Sampler | None = None
     constraint: Constraint | None = None
-    indent: IndentLimit | None = None
     base: list[int] = field(default_factory=list)
     base_output: int = 0
     shifted: bool = False
@@ -125,15 +125,13 @@ class Sequence:
     prompt_done_at: float = 0.0
     last_token_at: float = 0.0
 
-    @property
-    def request(self) -> Request:
-        """The request that this is a choice of."""
-        return self.ticket.request
-
     def __post_init__(self) -> None:
         """Begin with the prompt."""
+        request = self.request = self.ticket.request
+        self.target = self.target or request.prompt
         self.base = self.base or self.target
-        self.media = self.media or self.ticket.request.media
+        self.text = TextStream(request.stop, request.n_indent, self.index)
+        self.media = self.media or request.media
 
     @property
     def tuning(self) -> Tuning:
@@ -173,7 +171,7 @@ class Sequence:
     @property
     def unscored(self) -> bool:
         """Whether logits of its prompt's tokens are still to be read."""
-        request = self.ticket.request
+        request = self.request
         return request.prompt_logprobs and not self.index and self.n_scored < len(request.prompt)
 
     @property

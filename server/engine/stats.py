@@ -5,25 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import Any
 
-SECONDS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 @dataclass(slots=True)
@@ -40,6 +22,11 @@ class Histogram:
         self.sum += seconds
 
 
+def _gauge(nothing: Any = 0) -> Any:
+    """A field that says what is now; `nothing` of an engine that has ended."""
+    return field(default=nothing, metadata={"gauge": True})
+
+
 @dataclass(slots=True)
 class EngineStats:
     """Totals since the model was loaded, as llama-server's ``server_metrics`` (tools/server/server-context.cpp)."""
@@ -52,32 +39,32 @@ class EngineStats:
     n_decode: int = 0
     n_busy_slots: int = 0  # summed over decodes
     n_tokens_max: int = 0
-    n_processing: int = 0  # gauge: requests that hold a slot
-    n_deferred: int = 0  # gauge: requests that wait for one
+    n_processing: int = _gauge()  # requests that hold a slot
+    n_deferred: int = _gauge()  # requests that wait for one
     n_drafts: int = 0  # times that tokens were guessed
     n_draft_tokens: int = 0
     n_draft_accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)  # drafts of which so many tokens and one more were right
     n_restarts: int = 0  # times that the model's own process was started again
     n_parked: int = 0  # requests that were moved out of the KV cache and resumed later
-    cache_ram_bytes: int = 0  # gauge: of prompt states that have no slot, of parked requests, and of checkpoints
-    cache_ram_states: int = 0  # gauge
+    cache_ram_bytes: int = _gauge()  # of prompt states that have no slot, of parked requests, and of checkpoints
+    cache_ram_states: int = _gauge()
     n_ram_hits: int = 0  # times that one of them was loaded instead of computed
     n_cache_refused: int = 0  # times that one was lost because saving it would have held others up
-    cache_disk_bytes: int = 0  # gauge
-    cache_disk_states: int = 0  # gauge
+    cache_disk_bytes: int = _gauge()
+    cache_disk_states: int = _gauge()
     n_disk_hits: int = 0
     n_disk_dropped: int = 0  # files that were not what was written
     n_checkpoints: int = 0  # made, inside of slots whose memory can't be cut
     n_checkpoint_hits: int = 0  # times that a prompt went on from one
     n_media_encoded: int = 0  # images and pieces of audio
     n_media_hits: int = 0  # times that embeddings were there already
-    media_cache_bytes: int = 0  # gauge: of embeddings, in RAM and on disk
-    kv_cells: int = 0  # gauge: all there are
-    kv_cells_running: int = 0  # gauge: that requests with a slot hold
-    kv_cells_cached: int = 0  # gauge: that hold what may be reused
-    adapters_running: frozenset[str] = frozenset()  # names of LoRA adapters that requests with a slot use
-    adapters_waiting: frozenset[str] = frozenset()
+    media_cache_bytes: int = _gauge()  # of embeddings, in RAM and on disk
+    kv_cells: int = _gauge()  # all there are
+    kv_cells_running: int = _gauge()  # that requests with a slot hold
+    kv_cells_cached: int = _gauge()  # that hold what may be reused
+    adapters_running: frozenset[str] = _gauge(frozenset())  # names of LoRA adapters that requests with a slot use
+    adapters_waiting: frozenset[str] = _gauge(frozenset())
     time_to_first_token: Histogram = field(default_factory=Histogram)
     inter_token: Histogram = field(default_factory=Histogram)
     queue_time: Histogram = field(default_factory=Histogram)
@@ -115,21 +102,8 @@ def combined(one: EngineStats, other: EngineStats) -> EngineStats:
 
 def ended(stats: EngineStats) -> EngineStats:
     """What remains of an engine's totals when it no longer runs: its gauges are 0."""
-    return replace(
-        stats,
-        n_processing=0,
-        n_deferred=0,
-        cache_ram_bytes=0,
-        cache_ram_states=0,
-        cache_disk_bytes=0,
-        cache_disk_states=0,
-        media_cache_bytes=0,
-        kv_cells=0,
-        kv_cells_running=0,
-        kv_cells_cached=0,
-        adapters_running=frozenset(),
-        adapters_waiting=frozenset(),
-    )
+    nothing: dict[str, Any] = {f.name: f.default for f in fields(stats) if f.metadata}
+    return replace(stats, **nothing)
 
 
 def _sum(name: str, one: Any, other: Any) -> Any:

@@ -108,7 +108,6 @@ class LlamaVocab:
         self.fim_prefix: int = C.llama_vocab_fim_pre(pointer)
         self.fim_suffix: int = C.llama_vocab_fim_suf(pointer)
         self.fim_middle: int = C.llama_vocab_fim_mid(pointer)
-        self.fim_pad: int = C.llama_vocab_fim_pad(pointer)
         self.fim_repo: int = C.llama_vocab_fim_rep(pointer)
         self.fim_sep: int = C.llama_vocab_fim_sep(pointer)
         every = range(self.n_tokens)  # 150,000 are common: no Python code for each

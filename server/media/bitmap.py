@@ -34,10 +34,6 @@ class Bitmap:
         """``data``, now at the latest; empty of a bitmap that is nothing but its size."""
         return self.data if self.data or self.again is None else self.again()
 
-    def __reduce__(self) -> tuple[type["Bitmap"], tuple[BitmapKind, int, int, bytes, str, bool]]:
-        """Another process can't ask here."""
-        return Bitmap, (self.kind, self.width, self.height, self.decoded(), self.id, self.of_video)
-
 
 @dataclass(frozen=True, slots=True)
 class Video:

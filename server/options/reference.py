@@ -10,7 +10,9 @@ from pydantic import BaseModel
 
 from server.options.read.environment import CONFIG_VARIABLE
 from server.options.read.flags import COMPLETION_FLAG, CONFIG_FLAG, DEVICES_FLAG, SHORTHANDS
-from server.options.table.option import OptionRow, Table
+from server.options.table.model import ModelDefaults, ModelSettings
+from server.options.table.option import OptionRow, Table, descriptions
+from server.options.table.server import ServerSettings
 from server.options.unsupported import FIXED, dead_flags, refused_flags
 
 USAGE = """llamapool [serve] [flags]
@@ -202,9 +204,14 @@ _KEYWORDS = {
 
 def json_schema(document: type[BaseModel]) -> str:
     """config/schema.json, for editors: `# yaml-language-server: $schema=schema.json`."""
+    plain = _plain_schema(document.model_json_schema())
+    for model in (ServerSettings, ModelDefaults, ModelSettings):
+        shown = plain["$defs"][model.__name__]["properties"]
+        for key, text in descriptions(model).items():
+            shown[key] = dict(sorted({**shown[key], "description": text}.items()))
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **_plain_schema(document.model_json_schema()),
+        **plain,
         "title": "Llamapool configuration",
         "description": "The YAML file that --config and LLAMAPOOL_CONFIG name; docs/configuration.md explains it.",
     }

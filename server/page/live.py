@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from server.engine.step.published import ChoiceView, EndedChoice, InstanceView, TierView
+from server.engine.step.published import ChoiceView, InstanceView, KeptStates
 from server.errors import QueueFull
 from server.page.history import History
 from server.pool.protocols import Generator
@@ -60,7 +60,7 @@ class Live:
     _requests: _Changing = field(default_factory=_Changing)
     _ended: dict[tuple[str, float, str, int], Json] = field(default_factory=dict)  # those that `_requests` tells of
     _tiers: _Changing = field(default_factory=_Changing)
-    _kept: dict[Load, Mapping[str, TierView]] = field(default_factory=dict)  # that `_tiers` tells of
+    _kept: dict[Load, Mapping[str, KeptStates]] = field(default_factory=dict)  # that `_tiers` tells of
     _told: dict[tuple[str, float, int], int] = field(default_factory=dict)  # steps by model, load and instance
 
     def begin(self) -> None:
@@ -176,9 +176,9 @@ class Live:
         ]
 
     def _collect(self, engines: Mapping[Load, Generator]) -> None:
-        ended: list[tuple[tuple[str, float, str, int], Load, EndedChoice]] = []
+        ended: list[tuple[tuple[str, float, str, int], Load, ChoiceView]] = []
         for load, engine in engines.items():
-            ended += [((*load, one.choice.request, one.choice.index), load, one) for one in engine.ended()]
+            ended += [((*load, one.request, one.index), load, one) for one in engine.ended()]
         fresh = [one for one in ended if one[0] not in self._ended]
         if not fresh and self._requests.n:
             return
@@ -226,20 +226,20 @@ def choice_object(choice: ChoiceView, at: _Clock) -> Json:
     }
 
 
-def ended_object(ended: EndedChoice, model: str, at: _Clock) -> Json:
+def ended_object(choice: ChoiceView, model: str, at: _Clock) -> Json:
     """One that has ended."""
-    shown = choice_object(ended.choice, at)
-    return shown | {"model": model, "slot": ended.slot, "ended": at.ms(ended.ended_at), "outcome": ended.outcome.value}
+    ended = {"model": model, "slot": choice.slot, "ended": at.ms(choice.ended_at), "outcome": choice.outcome}
+    return choice_object(choice, at) | ended
 
 
-def _tiers(tiers: Mapping[str, TierView], engine: Generator) -> Json:
+def _tiers(tiers: Mapping[str, KeptStates], engine: Generator) -> Json:
     at = _Clock(engine.now)
     return {
         name: {
             "n": tier.n,
             "bytes": tier.n_bytes,
             "states": [
-                [-one.number, one.n_tokens, one.size, at.ms(one.used_at), one.n_used, round(one.worth, 3)]
+                [-one.number, one.n_tokens, one.size, at.ms(one.used_at), one.n_used, round(one.value, 3)]
                 for one in tier.states
             ],
         }

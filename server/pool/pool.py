@@ -429,8 +429,9 @@ class Pool:
                 entry.refuse(ShuttingDown)
                 entry.hurry(grace_s, self.limits.abandon_s)
                 self._begin_unload(entry, grace_s)
+        self._lifecycle.stop()
         await self.settled()
-        self._lifecycle.close()
+        await self._lifecycle.close()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])

@@ -15,7 +15,7 @@ from server.engine.request import Adapters, Request, Sink
 from server.engine.runner_api import Runner
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats
-from server.engine.step.published import EndedChoice, InstanceView, SlotSnapshot, TierView
+from server.engine.step.published import ChoiceView, InstanceView, KeptStates, SlotSnapshot
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.spec import ModelSpec
@@ -122,8 +122,8 @@ class Generator(ModelEngine, Protocol):
 
     def watch(self, *, wanted: bool) -> None: ...
     def views(self) -> Sequence[InstanceView]: ...
-    def ended(self) -> Sequence[EndedChoice]: ...
-    def kept_states(self) -> Mapping[str, TierView]: ...
+    def ended(self) -> Sequence[ChoiceView]: ...
+    def kept_states(self) -> Mapping[str, KeptStates]: ...
     @property
     def now(self) -> float:
         """The clock of all these times."""

@@ -45,6 +45,24 @@ class StreamWords:
 OPENAI_WORDS = StreamWords(lambda status, body: event(openai_error(status, body)))
 
 
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a route asks of a model: `prepare` makes the generation in a thread, once `media` are decoded.
+
+    ``headers`` are the reply's. ``salt``: see `session_of`. ``ping_s``: seconds between pings of a stream while nothing
+    else is sent, none below 1; None = as the server's options say.
+    """
+
+    model: str | None
+    prepare: Prepare
+    media: Sequence[Media] = ()
+    headers: Mapping[str, str] | None = None
+    salt: str | None = None
+    keep_alive_s: float | None = None
+    ping_s: float | None = None
+    words: StreamWords = OPENAI_WORDS
+
+
 async def compute(
     request: Request,
     model: str | None,
@@ -54,7 +72,7 @@ async def compute(
     salt: str | None = None,
 ) -> Response:
     """The result of `work` with a model and the request's `media`, under a lease, with extra `headers`. It is written
-    as JSON where it was made, in a thread. ``salt``, here and below: see `session_of`."""
+    as JSON where it was made, in a thread. ``salt``: see `session_of`."""
     session = session_of(request, salt=salt)
     try:
         preparing = session.prepare(model, lambda loaded, seen: orjson.dumps(work(loaded, seen)), media)
@@ -73,63 +91,44 @@ async def answer(
     words: StreamWords = OPENAI_WORDS,
 ) -> Response:
     """The reply, streamed or whole as `body` says, with extra `headers`. `media`: what `prepare` wants decoded."""
-    salt = body.cache_salt or ""
-    if not body.stream:
-        return await reply(request, body.model, prepare, headers=headers, media=media, salt=salt)
-    return await stream(
-        *(request, body.model, prepare),
-        ping_s=body.sse_ping_interval,
-        headers=headers,
-        words=words,
-        media=media,
-        salt=salt,
-    )
+    ask = Ask(*(body.model, prepare, media, headers, body.cache_salt or ""), ping_s=body.sse_ping_interval, words=words)
+    return await (stream if body.stream else reply)(request, ask)
 
 
-async def reply(
-    request: Request,
-    model: str | None,
-    prepare: Prepare,
-    *,
-    headers: Mapping[str, str] | None = None,
-    keep_alive_s: float | None = None,
-    media: Sequence[Media] = (),
-    salt: str | None = None,
-) -> Response:
+async def reply(request: Request, ask: Ask) -> Response:
     """The whole reply in one object. The client's disconnect cancels the request at once."""
-    session = session_of(request, keep_alive_s, salt)
-    found = await collected(request, session, model, prepare, media)
-    return json_reply(found, headers=with_warnings(headers, session.unseen))
+    found, headers = await collected(request, ask)
+    return json_reply(found, headers=headers)
 
 
-async def collected(
-    request: Request, session: Session, model: str | None, prepare: Prepare, media: Sequence[Media] = ()
-) -> Json | list[Json]:
-    """What the writer of a whole reply has written. The client's disconnect cancels the request at once."""
+async def collected(request: Request, ask: Ask) -> tuple[Json | list[Json], Mapping[str, str] | None]:
+    """What the writer of a whole reply has written, and its headers. The client's disconnect cancels the request."""
+    session = session_of(request, ask.keep_alive_s, ask.salt)
     try:
-        return await while_connected(request, _collect(session, model, prepare, media))
+        found = await while_connected(request, _collect(session, ask))
     finally:
         session.close()
+    return found, with_warnings(ask.headers, session.unseen)
 
 
-async def _start(session: Session, model: str | None, prepare: Prepare, media: Sequence[Media]) -> Generation:
+async def _start(session: Session, ask: Ask) -> Generation:
     """Begin; once more where the model's process ends while it reads media."""
     try:
-        generation = await session.start(model, prepare, lambda g: g.requests, media)
+        generation = await session.start(ask.model, ask.prepare, lambda g: g.requests, ask.media)
     except ModelEnded as ended:
         session.ask_again(ended)
-        generation = await session.start(model, prepare, lambda g: g.requests, media)
+        generation = await session.start(ask.model, ask.prepare, lambda g: g.requests, ask.media)
     session.announce(generation.reasoning)
     return generation
 
 
-async def _collect(session: Session, model: str | None, prepare: Prepare, media: Sequence[Media]) -> Json | list[Json]:
+async def _collect(session: Session, ask: Ask) -> Json | list[Json]:
     """Of what a model's process had said before it ended nobody was told: then it is asked once more."""
     try:
-        return await _said(session, await _start(session, model, prepare, media))
+        return await _said(session, await _start(session, ask))
     except ModelEnded as ended:
         session.ask_again(ended)
-        return await _said(session, await _start(session, model, prepare, media))
+        return await _said(session, await _start(session, ask))
 
 
 async def _said(session: Session, generation: Generation) -> Json | list[Json]:
@@ -141,40 +140,25 @@ async def _said(session: Session, generation: Generation) -> Json | list[Json]:
     return writer.body()
 
 
-async def stream(
-    request: Request,
-    model: str | None,
-    prepare: Prepare,
-    *,
-    ping_s: float | None = None,
-    headers: Mapping[str, str] | None = None,
-    words: StreamWords = OPENAI_WORDS,
-    keep_alive_s: float | None = None,
-    media: Sequence[Media] = (),
-    salt: str | None = None,
-) -> Response:
+async def stream(request: Request, ask: Ask) -> Response:
     """A stream of events. It begins with the first event of the engine, so that what fails before has its status;
     or, for a prompt or a load of the model that takes longer, when the first ping is due, so that proxies and agents
-    see life. `ping_s`: seconds between pings while nothing else is sent, none below 1; None = as the server's options
-    say."""
-    session = session_of(request, keep_alive_s, salt)
-    if ping_s is None:
-        ping_s = services(request).options.sse_ping_interval_s
+    see life."""
+    session = session_of(request, ask.keep_alive_s, ask.salt)
+    ping_s = services(request).options.sse_ping_interval_s if ask.ping_s is None else ask.ping_s
     conversation = request.headers.get(CONVERSATION)
     if conversation:
-        return await _kept(
-            *(request, conversation, session, model, prepare, media), ping_s=ping_s, headers=headers, words=words
-        )
+        return await _kept(request, conversation, session, ask, ping_s)
     patience_s = ping_s if ping_s > 0 else None
     close: Callable[[], object] = session.close
     try:
-        if media or session.waits(model):  # seldom: a task of its own would cost every other request its time
-            starting = asyncio.create_task(_start(session, model, prepare, media))
+        if ask.media or session.waits(ask.model):  # seldom: a task would cost every other request its time
+            starting = asyncio.create_task(_start(session, ask))
             close = functools.partial(_give_up, starting, session)
-            chunks = await while_connected(request, _patient(session, starting, patience_s, words))
+            chunks = await while_connected(request, _patient(session, starting, patience_s, ask.words))
         else:
-            writer, first = await while_connected(request, _begin(session, model, prepare, media, patience_s))
-            chunks = _chunks(session, writer, first, words, at_once=True)
+            writer, first = await while_connected(request, _begin(session, ask, patience_s))
+            chunks = _chunks(session, writer, first, ask.words, at_once=True)
     except BaseException:
         close()
         raise
@@ -182,28 +166,17 @@ async def stream(
         *(request, chunks),
         on_close=close,
         ping_s=ping_s,
-        headers=with_warnings(headers, session.unseen),
-        ping=words.ping,
-        media_type=words.media_type,
+        headers=with_warnings(ask.headers, session.unseen),
+        ping=ask.words.ping,
+        media_type=ask.words.media_type,
     )
 
 
-async def _kept(
-    request: Request,
-    conversation: str,
-    session: Session,
-    model: str | None,
-    prepare: Prepare,
-    media: Sequence[Media],
-    *,
-    ping_s: float,
-    headers: Mapping[str, str] | None,
-    words: StreamWords,
-) -> Response:
+async def _kept(request: Request, conversation: str, session: Session, ask: Ask, ping_s: float) -> Response:
     """A stream that goes on when its client has gone (`transport.streams.replay`). It begins as another one does."""
-    streams, owner = services(request).streams, owner_of(request)
+    streams, owner, words = services(request).streams, owner_of(request), ask.words
     stream = streams.open(owner, conversation)
-    stream.is_loading = functools.partial(session.waits, model)
+    stream.is_loading = functools.partial(session.waits, ask.model)
     leave: Callable[[], object] = request.scope.pop(PLACE, lambda: None)  # its key's place among those at once
 
     def ended() -> None:
@@ -212,7 +185,7 @@ async def _kept(
 
     async def produce() -> None:
         try:
-            generation = await _start(session, model, prepare, media)
+            generation = await _start(session, ask)
             writer = cast(StreamWriter, generation.writer)
             async with contextlib.aclosing(_chunks(session, writer, await session.next(), words)) as chunks:
                 async for chunk in chunks:
@@ -228,14 +201,12 @@ async def _kept(
         ended=ended,
     )
     await while_connected(request, stream.begin())
-    headers = with_warnings(headers, session.unseen)
+    headers = with_warnings(ask.headers, session.unseen)
     return event_stream(request, stream.read(0), ping_s=0, headers=headers, media_type=words.media_type)
 
 
-async def _begin(
-    session: Session, model: str | None, prepare: Prepare, media: Sequence[Media], patience_s: float | None
-) -> tuple[StreamWriter, PromptEvents | None]:
-    generation = await _start(session, model, prepare, media)
+async def _begin(session: Session, ask: Ask, patience_s: float | None) -> tuple[StreamWriter, PromptEvents | None]:
+    generation = await _start(session, ask)
     return cast(StreamWriter, generation.writer), await _first(session, patience_s)
 
 

@@ -137,7 +137,15 @@ class Session:
     async def embed(
         self, name: str | None, task: Task, work: Preparation[VectorJob], media: Sequence[Media] = ()
     ) -> bytes:
-        """The reply of the job that `work` makes in a thread. Cancelled, it takes its inputs out of the queue."""
+        """The reply of the job that `work` makes in a thread; it is asked for once more where the model's process ends.
+        Cancelled, it takes its inputs out of the queue."""
+        try:
+            return await self._embed(name, task, work, media)
+        except ModelEnded as ended:
+            self.ask_again(ended)
+            return await self._embed(name, task, work, media)
+
+    async def _embed(self, name: str | None, task: Task, work: Preparation[VectorJob], media: Sequence[Media]) -> bytes:
         with self._services.gate.entered():
             model = await self._acquire(name, task)
             embedder = model.embedder

@@ -72,7 +72,7 @@ Fraction = Annotated[float, Field(allow_inf_nan=False), AfterValidator(clamped(0
 class Body(BaseModel):
     """Base of request schemas: no coercion (a string is no number, a boolean no integer), null = absent."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from server.conversation.form import Tool, Tools
+from server.conversation.form import NO_PARAMETERS, Tool, Tools
 from server.errors import InvalidRequest
 from server.wire.fields import as_object, objects_in, wrong_type
 from server.wire.warnings import NO_TOOL_LEFT, shown
@@ -49,6 +49,14 @@ def is_strict(given: Mapping[str, Any], path: str) -> bool:
     if not isinstance(given.get("strict"), bool | None):
         raise wrong_type(f"{path}.strict", "a boolean", given["strict"])
     return given.get("strict") is True
+
+
+def function_tool(given: Mapping[str, Any], path: str, name: str, description: str) -> Tool:
+    """A function at `path` with its ``parameters``, under that name. Raises `InvalidRequest`."""
+    parameters = given.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise wrong_type(f"{path}.parameters", "a JSON Schema object", parameters)
+    return Tool(name, description, parameters or NO_PARAMETERS, is_strict(given, path), f"{path}.parameters")
 
 
 CallMode = Literal["none", "auto", "required"]

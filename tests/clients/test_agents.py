@@ -116,7 +116,7 @@ async def test_an_agent_library_streams_the_loop(model: Model) -> None:
 @pytest.mark.parametrize("form", [ToolOutput, NativeOutput], ids=["as a call", "as a schema"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_agent_library_gets_the_type_that_it_enforces(model: Model, form: Any, stream: bool) -> None:
-    agent: Agent[None, Report] = Agent(model, model_settings=GREEDY, output_type=form(Report))
+    agent: Agent[None, Report] = Agent(model, model_settings=GREEDY, output_type=form(Report, strict=True))
     question = f"{QUESTION} It is sunny with 21 degrees."
     if stream:
         async with agent.run_stream(question) as running:

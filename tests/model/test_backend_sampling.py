@@ -17,9 +17,13 @@ from server.engine.engine import Engine
 from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams
 from server.errors import NotNumbers
+from server.llama.files.model_file import check_files
+from server.llama.fit.breakdown import breakdown
+from server.llama.fit.measure import Measure
 from server.llama.loader import LlamaLoader
 from server.llama.sampling.sampler import NativeSampler
 from server.llama.weights.model import LlamaWeights
+from server.pool.footprint import HOST
 from server.pool.spec import LoadParams, ModelSpec
 from tests.model.native_fixtures import Entry
 from tests.model.test_draft_model import token_ids
@@ -246,3 +250,27 @@ def test_a_chain_goes_on_in_another_slot_and_on_the_processor(tmp_path: Path) ->
     assert draws([(0, True)] * 8 + [(3, True)] * 4 + [(1, True)] * 4 + [(1, False)] * 4 + [(2, True)] * 4) == there
     runner.close()
     weights.close()
+
+
+@pytest.mark.parametrize("spec_type", ["none", "ngram-simple"])
+def test_a_context_has_room_for_the_largest_chain_from_the_beginning(tmp_path: Path, spec_type: str) -> None:
+    """Where a request's chain finds no memory, the library ends the process."""
+    path, params = gguf_file(tmp_path, PLAIN), replace(ENGINE, spec_type=spec_type)
+    weights, without = load(path, params), load(path, replace(params, backend_sampling=False))
+    runner, plain = weights.runner(), without.runner()
+    taken = weights.footprint()[HOST].compute
+    assert taken > without.footprint()[HOST].compute
+    with Measure(weights._spec, check_files("tiny", path), None) as measured:
+        assert measured(weights._spec.native)[HOST].compute == taken
+    drawn = SamplingParams(top_k=256, backend_sampling=True)
+    for sampling in (GREEDY, SEEDED, drawn, replace(drawn, ignore_eos=True), replace(GREEDY, top_k=0)):
+        samplers = [runner.sampler(sampling, [5]) for _ in range(4)]
+        for seq, sampler in enumerate(samplers):
+            runner.sample_in_graph(seq, sampler)
+        assert runner.decode([Entry(0, 0, [5, 9])])
+        assert breakdown(runner._open())[HOST].compute <= taken
+        for sampler in samplers:
+            sampler.close()
+        runner.clear(0)
+    for each in (runner, plain, weights, without):
+        each.close()

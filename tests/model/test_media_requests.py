@@ -17,6 +17,7 @@ from harness.real_server import EXACT, RealServer, llamapool
 from server.app import PICTURES as ANSWERER
 from server.media.bitmap import Bitmap
 from server.media.decode import Decoder
+from tests.closeness import LOGPROB_SPREAD
 from tests.media_files import PHOTOS, SOUNDING_VIDEO, media_file, png
 
 FILES = Path(__file__).parents[1] / "media_files"
@@ -142,6 +143,25 @@ def test_prompts_have_their_pictures_at_markers(server: RealServer) -> None:
     assert both[0]["content"] == said["content"]
     echo = server.post("/v1/completions", {"prompt": prompt, "echo": True, **FEW})["choices"][0]["text"]
     assert echo == prompt["prompt_string"] + said["content"]
+
+
+def test_the_text_behind_a_picture_is_scored_as_it_is_generated(server: RealServer) -> None:
+    marker = server.get("/props")["media_marker"]
+
+    def ask(text: str, **more: object) -> dict[str, Any]:
+        prompt = {"prompt_string": text, "multimodal_data": [PICTURE]}
+        body = {"prompt": prompt, "temperature": 0, "logprobs": 5, "max_tokens": 1, **more}
+        found: dict[str, Any] = server.post("/v1/completions", body)["choices"][0]["logprobs"]
+        return found
+
+    (expected,) = ask(f"A {marker}")["top_logprobs"]
+    lists, n_before = ask(f"A {marker} b", echo=True), n_text(server, "A ")
+    n_behind = n_before + PROJECTOR.n_tokens
+    assert lists["token_logprobs"][n_before:n_behind] == [None] * PROJECTOR.n_tokens
+    assert None not in lists["token_logprobs"][1:n_before] + lists["token_logprobs"][n_behind:]
+    assert lists["text_offset"][n_behind] == len(f"A {marker}")
+    scored = lists["top_logprobs"][n_behind]
+    assert [scored[piece] for piece in expected] == pytest.approx(list(expected.values()), abs=LOGPROB_SPREAD)
 
 
 def test_a_marker_in_what_a_user_says_is_text(server: RealServer) -> None:

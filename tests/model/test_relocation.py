@@ -8,7 +8,6 @@ from typing import cast
 import pytest
 
 from harness.ggufs import MODELS, gguf_file
-from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
 from server.engine.request import Request
@@ -53,7 +52,7 @@ def test_text_is_what_it_is_alone(runner: LlamaRunner, copies: bool) -> None:
     cells = Cells(runner, scheduler, lambda: 0.0)
     running = []
     for prompt in prompts:
-        sequence = Sequence(Ticket(Request(id="", prompt=prompt), lambda events: None, 0.0), 0, TextStream(), prompt)
+        sequence = Sequence(Ticket(Request(id="", prompt=prompt), lambda events: None, 0.0), 0, prompt)
         sequence.sampler = runner.sampler(GREEDY, prompt)
         scheduler.waiting.append(sequence)
         placement = scheduler.place()

@@ -19,9 +19,10 @@ from server.constrain.grammar.limits import MAX_TEXT_CHARS, PARSER_LIMITS
 from server.constrain.grammar.markers import MarkerIndex, Markers
 from server.constrain.grammar.matcher import MatcherConstraint, Recipe, first_line
 from server.constrain.grammar.panics import contained
-from server.constrain.grammar.tokens import TokenBytes, build_tokenizer, end_tokens
+from server.constrain.grammar.tokens import build_tokenizer, end_tokens
 from server.constrain.grammar.unique_items import ItemEnds, UniqueItems
 from server.errors import InvalidRequest
+from server.vocab import Vocab
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ class GrammarCompiler:
     llguidance keeps the interpreter's lock.
     """
 
-    def __init__(self, vocab: TokenBytes) -> None:
+    def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
         self._ends = frozenset(end_tokens(vocab))
         self._lock = Lock()

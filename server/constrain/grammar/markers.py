@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from server.constrain.grammar.matcher import MatcherConstraint
-from server.constrain.grammar.tokens import TokenBytes
+from server.vocab import Vocab
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Markers:
     ``with_inside``: the tokens with something behind that byte.
     """
 
-    vocab: TokenBytes
+    vocab: Vocab
     single: Mapping[int, int]
     crossing: tuple[int, ...]
     longest: int
@@ -44,7 +44,7 @@ class Markers:
 class MarkerIndex:
     """Finds the tokens for `Markers`; looks through the vocabulary once for each byte that markers end with."""
 
-    def __init__(self, vocab: TokenBytes) -> None:
+    def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
         self._single: dict[int, int] = {}
         self._crossing: dict[int, tuple[int, ...]] = {}

@@ -2,30 +2,13 @@
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol
 
 import llguidance
 
 from server.errors import InvalidRequest
+from server.vocab import Vocab
 
 MAX_TOKEN_BYTES = 1024
-
-
-class TokenBytes(Protocol):
-    """What this package needs of a vocabulary (a part of `server.engine.runner_api.Vocab`)."""
-
-    @property
-    def n_tokens(self) -> int: ...
-    @property
-    def bos(self) -> int: ...
-    @property
-    def eos(self) -> int: ...
-    @property
-    def eog(self) -> frozenset[int]: ...
-
-    def piece(self, token: int, *, special: bool = True) -> bytes: ...
-
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
 
 
 class _Wrapped:
@@ -48,7 +31,7 @@ class _Wrapped:
         return [] if self.greedy is None else self.greedy.greedy_tokenize(text)
 
 
-def special_tokens(vocab: TokenBytes) -> list[int]:
+def special_tokens(vocab: Vocab) -> list[int]:
     """Control tokens: those that print nothing unless asked to. No grammar text ever matches one."""
     return [
         token
@@ -57,7 +40,7 @@ def special_tokens(vocab: TokenBytes) -> list[int]:
     ]
 
 
-def build_tokenizer(vocab: TokenBytes) -> llguidance.LLTokenizer:
+def build_tokenizer(vocab: Vocab) -> llguidance.LLTokenizer:
     """About 0.7 s for 150,000 tokens plus reading their pieces; once per model.
 
     Raises `InvalidRequest` for a vocabulary that llguidance can't take.
@@ -80,7 +63,7 @@ def build_tokenizer(vocab: TokenBytes) -> llguidance.LLTokenizer:
     return tokenizer
 
 
-def end_tokens(vocab: TokenBytes) -> list[int]:
+def end_tokens(vocab: Vocab) -> list[int]:
     """Every end-of-generation id, the model's own end token first."""
     ends: AbstractSet[int] = vocab.eog
     rest: Sequence[int] = sorted(ends - {vocab.eos})

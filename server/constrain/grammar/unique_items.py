@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.constrain.grammar.matcher import MatcherConstraint
-from server.constrain.grammar.tokens import TokenBytes
 from server.constrain.grammar.unique_cursor import Cursor
 from server.constrain.grammar.unique_places import UniquePlaces
 from server.errors import InvalidRequest
+from server.vocab import Vocab
 
 _ENDS = frozenset(b'",]} \t\n\r')  # one of these is in every token that ends an item
 
@@ -20,7 +20,7 @@ _ENDS = frozenset(b'",]} \t\n\r')  # one of these is in every token that ends an
 class ItemEnds:
     """The tokens of a vocabulary that may end an item; and those that may open an array and end two."""
 
-    def __init__(self, vocab: TokenBytes) -> None:
+    def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
         pieces = [vocab.piece(token, special=False) for token in range(vocab.n_tokens)]
         self.ending = np.array([t for t, piece in enumerate(pieces) if not _ENDS.isdisjoint(piece)], np.intp)

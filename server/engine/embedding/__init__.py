@@ -2,7 +2,7 @@
 
 ==============  =============================================================
 ``vectors``     what goes in and comes out, and what is needed of a runner
-``instance``    one native context and its step thread; which inputs its next decode carries
+``instance``    one native context and its step thread; the queue that it shares, which says what a decode carries
 ``engine``      several instances behind one door
 ==============  =============================================================
 """

@@ -4,11 +4,12 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from server.engine.embedding.instance import EmbeddingInstance, EmbeddingJob
+from server.engine.embedding.instance import EmbeddingInstance, EmbeddingJob, EmbeddingQueue
 from server.engine.embedding.vectors import EmbedderInfo, EmbeddingRunner, Vectors
-from server.engine.instances import Instances, cpus_of
+from server.engine.instances import Instances
 from server.engine.media import MediaPrompt, text_of
 from server.engine.params import EngineParams
+from server.engine.stats import EngineStats
 from server.engine.step.published import SlotSnapshot
 from server.errors import ContextExceeded, InvalidRequest, QueueFull
 
@@ -29,14 +30,11 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         self.vocab = runners[0].vocab
         self.n_ctx_seq = self.info.n_ctx_seq
         self._loop = loop
+        self._queue = EmbeddingQueue(len(runners))
+        self._open: set[EmbeddingJob] = set()
         self._start(
             [
-                EmbeddingInstance(
-                    *(runner, params, loop, clock),
-                    preparing=self._count_preparing,
-                    on_idle=self._one_is_idle,
-                    cpus=cpus_of(i, params.cpus),
-                )
+                EmbeddingInstance(runner, params, self._queue, i, loop, clock, self._count_preparing)
                 for i, runner in enumerate(runners)
             ]
         )
@@ -52,30 +50,44 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         prompts = [one if isinstance(one, MediaPrompt) else MediaPrompt(list(one)) for one in inputs]
         for prompt in prompts:
             check_input(prompt, self.info, self.vocab.n_tokens, media=self.takes_media)
-        instance = min((i for i in self._instances if not i.failure), key=lambda i: i.n_load)
-        if instance.n_load >= self.params.max_queue + self.info.n_seq:
-            raise QueueFull(instance.n_load - self.info.n_seq, self._retry_after_s())
-        job = EmbeddingJob(
-            [p.tokens for p in prompts], [p.spans for p in prompts], self._loop.create_future(), self._clock()
-        )
+        if self.n_load >= len(self._instances) * self.params.max_queue + self.n_slots:
+            raise QueueFull(self.n_load - self.n_slots, self._retry_after_s())
+        job = EmbeddingJob(prompts, self._loop.create_future(), self._clock())
+        job.done.add_done_callback(lambda _: self._left(job))
         self._idle.clear()
-        instance.submit(job)
+        self._open.add(job)
+        self._queue.add(job)
+        for instance in self._instances:
+            instance.wake()
         return job.done
+
+    def _left(self, job: EmbeddingJob) -> None:
+        """It is done, has failed or was cancelled."""
+        self._queue.drop(job)
+        self._open.remove(job)
+        self._one_is_idle()
 
     @property
     def n_load(self) -> int:
         """Jobs that wait or run; exact on the event loop."""
-        return sum(instance.n_load for instance in self._instances)
+        return len(self._open)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals over the instances; a copy."""
+        total = super().stats
+        running = {piece.job for instance in self._instances for piece in instance.running}
+        total.n_processing, total.n_deferred = len(running), len(self._open - running)
+        return total
 
     def slots(self) -> list[SlotSnapshot]:
         """One for each input that the instances' decodes can carry; ids run on across instances."""
-        return [slot for i, instance in enumerate(self._instances) for slot in instance.slots(i * self.info.n_seq)]
+        return [slot for instance in self._instances for slot in instance.slots()]
 
     def check_integrity(self) -> None:
         """Prove that no request is lost; only meaningful while idle."""
-        for instance in self._instances:
-            instance.queue.check_integrity()
-            assert instance.n_load or not instance.queue.jobs, "a job is queued that nobody waits for"
+        self._queue.check_integrity()
+        assert self._open.issuperset(self._queue.jobs), "a job is queued that nobody waits for"
 
 
 def check_input(prompt: MediaPrompt, info: EmbedderInfo, n_vocab: int, *, media: bool) -> None:

@@ -1,5 +1,5 @@
-"""One native context that embeds, and the thread that owns it: nothing else calls into the runner; and its queue, which
-says what the next decode carries.
+"""One native context that embeds, and the thread that owns it: nothing else calls into the runner; and the queue of all
+instances of a model, which says what the next decode of one carries.
 
 Requests take turns, one input at a time, so that one with two thousand inputs does not hold up one with a single input.
 Whole inputs only: what is computed at once is computed for good.
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from server.engine.embedding.vectors import EmbeddingRunner, Vectors
-from server.engine.instances import StepThread, bind, has_failed
-from server.engine.media import Spans
+from server.engine.instances import StepThread, has_failed, tell
+from server.engine.media import MediaPrompt
 from server.engine.params import EngineParams
 from server.engine.step.published import SlotSnapshot
 from server.errors import CONTAINED, InternalError, LlamapoolError
@@ -26,23 +26,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class EmbeddingJob:
-    """One request: its inputs as tokens, none empty, and what has come of them.
+    """One request: its inputs, none empty, and what has come of them, by input. ``done`` belongs to the event loop."""
 
-    ``done`` belongs to the event loop; its cancellation sets ``cancelled``, which the step thread looks at.
-    """
-
-    inputs: Sequence[Sequence[int]]
-    media: Sequence[Spans]  # of each input
+    inputs: Sequence[MediaPrompt]
     done: asyncio.Future[list[Vectors]]
     submitted_at: float
     n_taken: int = 0  # inputs that are in a decode, or were
-    results: list[Vectors | None] = field(default_factory=list)
-    n_open: int = 0  # inputs without a result
-    cancelled: bool = False
-
-    def __post_init__(self) -> None:
-        self.n_open = len(self.inputs)
-        self.results = [None] * self.n_open
+    results: dict[int, Vectors] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +43,43 @@ class Piece:
     index: int
 
     @property
-    def tokens(self) -> Sequence[int]:
+    def input(self) -> MediaPrompt:
         """The input."""
         return self.job.inputs[self.index]
 
-    @property
-    def media(self) -> Spans:
-        """What its negative tokens stand for."""
-        return self.job.media[self.index]
-
 
 class EmbeddingQueue:
-    """The jobs with inputs that nobody has taken yet; the next to be served is the first."""
+    """The jobs with inputs that no instance has taken yet; the next to be served is the first. Safe in any thread."""
 
-    def __init__(self) -> None:
-        self.jobs: deque[EmbeddingJob] = deque()
+    def __init__(self, n_instances: int = 1) -> None:
+        self._jobs: deque[EmbeddingJob] = deque()
+        self._takers = set(range(n_instances))
+        self._lock = threading.Lock()
+
+    @property
+    def jobs(self) -> list[EmbeddingJob]:
+        """Those that are there now."""
+        return list(self._jobs)
 
     def add(self, job: EmbeddingJob) -> None:
         """Put a new job behind the others."""
-        self.jobs.append(job)
+        with self._lock:
+            self._jobs.append(job)
 
     def drop(self, job: EmbeddingJob) -> None:
         """Forget what is left of a job; nothing if it is gone."""
-        if job in self.jobs:
-            self.jobs.remove(job)
+        with self._lock:
+            if job in self._jobs:
+                self._jobs.remove(job)
+
+    def close(self, instance: int) -> list[EmbeddingJob]:
+        """An instance takes no more: the jobs that nobody is left for, which are here no longer."""
+        with self._lock:
+            self._takers.discard(instance)
+            left = [] if self._takers else list(self._jobs)
+            if left:
+                self._jobs.clear()
+        return left
 
     def take(self, n_seq: int, n_tokens: int) -> list[Piece]:
         """The inputs of the next decode: at most `n_seq`, of at most `n_tokens` in all, or the first one alone.
@@ -86,171 +89,129 @@ class EmbeddingQueue:
         pieces: list[Piece] = []
         total = 0
         skipped: list[EmbeddingJob] = []
-        while self.jobs and len(pieces) < n_seq and total < n_tokens:
-            job = self.jobs.popleft()
-            size = len(job.inputs[job.n_taken])
-            if pieces and total + size > n_tokens:
-                skipped.append(job)
-                continue
-            pieces.append(Piece(job, job.n_taken))
-            total += size
-            job.n_taken += 1
-            if job.n_taken < len(job.inputs):
-                self.jobs.append(job)
-        self.jobs.extendleft(reversed(skipped))
+        with self._lock:
+            while self._jobs and len(pieces) < n_seq and total < n_tokens:
+                job = self._jobs.popleft()
+                size = len(job.inputs[job.n_taken])
+                if pieces and total + size > n_tokens:
+                    skipped.append(job)
+                    continue
+                pieces.append(Piece(job, job.n_taken))
+                total += size
+                job.n_taken += 1
+                if job.n_taken < len(job.inputs):
+                    self._jobs.append(job)
+            self._jobs.extendleft(reversed(skipped))
         return pieces
+
+    def keep(self, piece: Piece, vectors: Vectors) -> bool:
+        """What came of an input; whether that was the last one of its job."""
+        with self._lock:
+            piece.job.results[piece.index] = vectors
+            return len(piece.job.results) == len(piece.job.inputs)
 
     def check_integrity(self) -> None:
         """Prove that every job is queued once and has something left to do; raises AssertionError."""
-        assert len({id(job) for job in self.jobs}) == len(self.jobs), "a job is queued twice"
-        for job in self.jobs:
-            assert job.n_taken < len(job.inputs), "a job without open inputs is queued"
-            assert job.n_open == sum(result is None for result in job.results), "a job's results are miscounted"
+        with self._lock:
+            assert len({id(job) for job in self._jobs}) == len(self._jobs), "a job is queued twice"
+            for job in self._jobs:
+                assert job.n_taken < len(job.inputs), "a job without open inputs is queued"
+                assert len(job.results) <= job.n_taken, "a job has results of inputs that nobody took"
 
 
 Ended = tuple[EmbeddingJob, LlamapoolError | None]
 
 
-class EmbeddingInstance(StepThread):
-    """Takes jobs from the event loop and decodes them until it is stopped.
+def deliver(ended: list[Ended]) -> None:
+    """Tell those that wait, on the event loop."""
+    for job, error in ended:
+        if job.done.done():  # it was cancelled, or given up
+            continue
+        if error is not None:
+            job.done.set_exception(error)
+        else:
+            job.done.set_result([job.results[i] for i in range(len(job.inputs))])
 
-    ``n_load`` counts the jobs that wait or run; it changes on the event loop only, and so is exact there.
-    """
+
+class EmbeddingInstance(StepThread):
+    """Takes inputs from `queue` and decodes them until it is stopped."""
 
     def __init__(
         self,
         runner: EmbeddingRunner,
         params: EngineParams,
+        queue: EmbeddingQueue,
+        number: int,
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float],
-        *,
         preparing: Callable[[], int],
-        on_idle: Callable[[], None],
-        cpus: frozenset[int] = frozenset(),
     ) -> None:
-        super().__init__("llamapool-embed", threading.Event())
+        super().__init__("llamapool-embed", number, params, clock, preparing)
         self.runner = runner
-        self.queue = EmbeddingQueue()
-        self.n_load = 0
-        self._params = params
+        self.running: Sequence[Piece] = ()  # in the decode under way
+        self._queue = queue
         self._loop = loop
-        self._clock = clock
-        self._preparing = preparing
-        self._cpus = cpus
-        self._on_idle = on_idle
-        self._inbox: deque[EmbeddingJob] = deque()
-        self._open: dict[int, EmbeddingJob] = {}
         self._ended: list[Ended] = []
-        self._running: tuple[int, ...] = ()  # tokens of each input in the decode under way
         self._n_served = [0] * runner.info.n_seq
-        self._given_up = False
 
     # ---- on the event loop
 
-    def submit(self, job: EmbeddingJob) -> None:
-        """Hand over a checked job. Cancelling ``job.done`` takes it back."""
-        self.n_load += 1
-        job.done.add_done_callback(lambda done: self._cancel(job) if done.cancelled() else None)
-        self._inbox.append(job)
-        self._woken.set()
-
-    def _cancel(self, job: EmbeddingJob) -> None:
-        job.cancelled = True
-        self._woken.set()
-
     def give_up(self, reason: str) -> None:
         """As `StepThread.give_up`."""
-        self.failure, self._given_up, self.n_load = reason, True, 0
+        self.failure = reason
         error = has_failed(reason)
-        for job in [*self._open.values(), *self._inbox]:
-            if not job.done.done():
-                job.done.set_exception(error)
-        self._on_idle()
+        deliver([(job, error) for job in self._all()])
 
-    def slots(self, first_id: int) -> list[SlotSnapshot]:
+    def _all(self) -> set[EmbeddingJob]:
+        """The jobs that it computes, and that nobody else will; it takes no more."""
+        return {piece.job for piece in self.running} | set(self._queue.close(self.number))
+
+    def slots(self) -> list[SlotSnapshot]:
         """One slot for each input that a decode can carry."""
-        running, info = self._running, self.runner.info
+        running, info = self.running, self.runner.info
         return [
             SlotSnapshot(
-                first_id + i,
+                self.number * info.n_seq + i,
                 info.n_ctx_seq,
                 is_processing=i < len(running),
                 n_requests=self._n_served[i],
-                n_tokens=running[i] if i < len(running) else 0,
+                n_tokens=len(running[i].input) if i < len(running) else 0,
             )
             for i in range(info.n_seq)
         ]
-
-    def _deliver(self, ended: list[Ended]) -> None:
-        if self._given_up:
-            return
-        for job, error in ended:
-            self.n_load -= 1
-            if job.done.done():
-                continue
-            if error is not None:
-                job.done.set_exception(error)
-            else:
-                job.done.set_result([result for result in job.results if result is not None])
-        if not self.n_load:
-            self._on_idle()
 
     # ---- the step thread
 
     def _free(self) -> None:
         self.runner.close()
 
-    def _serve(self) -> None:
-        bind(self._cpus, self._params.prio)
-        while not self._stopping and not self.failure:
-            try:
-                self.pulse += 1
-                self._woken.clear()
-                self._receive()
-                if not self._step() and not self._inbox and not self._stopping:
-                    self._post()
-                    self._rest()
-            except Exception:
-                log.exception(
-                    "an embedding step failed; every request of this instance ends. A fault: report what follows"
-                )
-                self._end_all(InternalError("the engine failed; see the server's log"))
-            self._post()
-
-    def _receive(self) -> None:
-        """Take new jobs in, waiting a moment for those that are known to come, and drop cancelled ones."""
-        n_waiting = sum(len(job.inputs) - job.n_taken for job in self.queue.jobs)
-        if self._preparing() and self._params.gather_ms > 0 and n_waiting < self.runner.info.n_seq:
-            deadline = self._clock() + self._params.gather_ms / 1e3
-            while self._preparing() and not self._stopping and (left := deadline - self._clock()) > 0:
-                self._woken.wait(left)
-                self._woken.clear()
-        while self._inbox:
-            job = self._inbox.popleft()
-            self._open[id(job)] = job
-            self.queue.add(job)
-        for job in [job for job in self._open.values() if job.cancelled]:
-            self._end(job)
-
-    def _step(self) -> bool:
-        """One decode. False when there is nothing to do."""
+    def _turn(self) -> None:
+        self._woken.clear()
         info = self.runner.info
-        pieces = self.queue.take(info.n_seq, info.n_pack)
-        self._count(pieces)
-        if not pieces:
-            return False
+        if self._preparing() and sum(len(job.inputs) - job.n_taken for job in self._queue.jobs) < info.n_seq:
+            self._gather()
+        self.running = self._queue.take(info.n_seq, info.n_pack)
+        if self.running:
+            self._step(self.running)
+            self.running = ()
+            self._post()
+        elif not self._is_wanted:
+            self._rest()
+
+    def _step(self, pieces: Sequence[Piece]) -> None:
+        """One decode."""
+        for i in range(len(pieces)):
+            self._n_served[i] += 1
         started = self._clock()
         for piece in pieces:
             if piece.index == 0:
                 self.stats.queue_time.observe(started - piece.job.submitted_at)
         self._compute(pieces)
         self.stats.prompt_seconds += self._clock() - started
-        self._count([])
-        if self._params.check_integrity:
-            self.queue.check_integrity()
-        return True
+        if self.params.check_integrity:
+            self._queue.check_integrity()
 
-    def _compute(self, pieces: list[Piece]) -> None:
+    def _compute(self, pieces: Sequence[Piece]) -> None:
         """Decode together; when the library refuses that, one by one, so that only the job at fault fails."""
         try:
             found = self._embed(pieces)
@@ -262,72 +223,50 @@ class EmbeddingInstance(StepThread):
             )
             if len(pieces) == 1:
                 own = error if isinstance(error, LlamapoolError) else InternalError("there is no memory for this input")
-                self._end(pieces[0].job, own)
+                self._fail(pieces[0].job, own)
                 return
             for piece in pieces:
-                if id(piece.job) in self._open:
+                if all(piece.job is not job for job, _ in self._ended):
                     self._compute([piece])
             return
         for piece, vectors in zip(pieces, found, strict=True):
-            self._keep(piece, vectors)
+            if not np.isfinite(vectors).all():
+                self._fail(piece.job, InternalError("the model computed a vector with values that are not numbers"))
+            elif self._queue.keep(piece, vectors):
+                self.stats.request_duration.observe(self._clock() - piece.job.submitted_at)
+                self._ended.append((piece.job, None))
 
-    def _embed(self, pieces: list[Piece]) -> list[Vectors]:
-        text = [piece for piece in pieces if not piece.media]
-        vectors = iter(self.runner.embed([piece.tokens for piece in text]) if text else ())
-        found = [
-            self.runner.embed_media(piece.tokens, piece.media) if piece.media else next(vectors) for piece in pieces
-        ]
-        sizes = [len(piece.tokens) for piece in pieces]
+    def _embed(self, pieces: Sequence[Piece]) -> list[Vectors]:
+        inputs = [piece.input for piece in pieces]
+        text = [one.tokens for one in inputs if not one.spans]
+        vectors = iter(self.runner.embed(text) if text else ())
+        found = [self.runner.embed_media(one.tokens, one.spans) if one.spans else next(vectors) for one in inputs]
+        sizes = [len(one) for one in inputs]
         self.stats.n_decode += 1
         self.stats.n_busy_slots += len(pieces)
         self.stats.prompt_tokens += sum(sizes)
         self.stats.n_tokens_max = max(self.stats.n_tokens_max, *sizes)
         return found
 
-    def _keep(self, piece: Piece, vectors: Vectors) -> None:
-        job = piece.job
-        if id(job) not in self._open:  # another input of it has failed in this decode
-            return
-        if not np.isfinite(vectors).all():
-            self._end(job, InternalError("the model computed a vector with values that are not numbers"))
-            return
-        job.results[piece.index] = vectors
-        job.n_open -= 1
-        if not job.n_open:
-            self.stats.request_duration.observe(self._clock() - job.submitted_at)
-            self._end(job)
+    def _fail(self, job: EmbeddingJob, error: LlamapoolError) -> None:
+        self._queue.drop(job)
+        self._ended.append((job, error))
 
-    def _end(self, job: EmbeddingJob, error: LlamapoolError | None = None) -> None:
-        """Nothing of `job` is left here; said once."""
-        if self._open.pop(id(job), None) is not None:
-            self.queue.drop(job)
-            self._ended.append((job, error))
+    def _fail_all(self, error: LlamapoolError) -> None:
+        """Those of its decode; others wait for the next."""
+        for job in {piece.job for piece in self.running} or self._queue.jobs:
+            self._fail(job, error)
+        self.running = ()
+        self._post()
 
     def _end_all(self, error: LlamapoolError) -> None:
-        while self._inbox:
-            job = self._inbox.popleft()
-            self._open[id(job)] = job
-        for job in list(self._open.values()):
-            self._end(job, error)
-        self._count([])
+        for job in self._all():
+            self._fail(job, error)
+        self.running = ()
         self._post()
 
     def _post(self) -> None:
         """One call into the event loop for all that ended in this step."""
-        if not self._ended:
-            return
-        ended, self._ended = self._ended, []
-        try:
-            self._loop.call_soon_threadsafe(self._deliver, ended)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
-            log.debug("the event loop is closed; %d requests get no vectors", len(ended))
-
-    def _count(self, pieces: list[Piece]) -> None:
-        self._running = tuple(len(piece.tokens) for piece in pieces)
-        for i in range(len(pieces)):
-            self._n_served[i] += 1
-        running = {id(piece.job) for piece in pieces}
-        self.stats.n_processing = len(running)
-        self.stats.n_deferred = len(self._open.keys() - running)
+        if self._ended:
+            ended, self._ended = self._ended, []
+            tell(self._loop, deliver, ended)

@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from server.constrain.constraint import Constraint
 from server.engine.request import TokenLogprob
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import TokenRun
@@ -21,12 +22,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Proposal:
-    """What the sampler chose at ``output``. ``mask`` is set where the constraint refuses it and its mask is there.
+    """What the sampler chose. ``mask`` is set where `constraint` refuses it and its mask is there.
 
     ``error``: proposing failed; it is raised when the sequence's turn comes, and is its own.
     """
 
-    output: int
+    constraint: Constraint
     token: int = -1
     probs: TokenLogprob | None = None
     allowed: bool = False
@@ -40,7 +41,7 @@ class Constrained:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._masks: Masks | None = None
-        self._proposals: dict[Sequence, Proposal] = {}
+        self._proposals: dict[int, Proposal] = {}  # by output
 
     def propose(self, entries: list[TokenRun]) -> None:
         """Propose the next token of every constrained sequence, and compute the masks of those refused together.
@@ -50,20 +51,20 @@ class Constrained:
         self._proposals.clear()
         if sum([entry.sequence.constraint is not None for entry in entries]) < 2:
             return
-        wanted: list[tuple[int, Sequence]] = []
+        wanted: list[tuple[int, Sequence, Constraint]] = []
         output = 0
         for entry in entries:
             sequence = entry.sequence
             if sequence.constraint is not None and sequence.phase is Phase.DECODE and sequence.request.max_tokens:
-                wanted.append((entry.next_output(output), sequence))
+                wanted.append((entry.next_output(output), sequence, sequence.constraint))
             output += entry.n_outputs
         if len(wanted) < 2:
             return
-        for output, sequence in wanted:
+        for output, sequence, constraint in wanted:
             try:
-                self._proposals[sequence] = self._proposed(output, sequence)
+                self._proposals[output] = self._proposed(output, sequence, constraint)
             except Exception as error:  # noqa: BLE001 - raised in `sample`
-                self._proposals[sequence] = Proposal(output, error=error)
+                self._proposals[output] = Proposal(constraint, error=error)
         self._mask_together()
 
     def sample(self, output: int, sequence: Sequence) -> tuple[int, TokenLogprob | None]:
@@ -71,9 +72,7 @@ class Constrained:
         runner, sampler, constraint = self._runner, sequence.sampler, sequence.constraint
         assert sampler is not None
         assert constraint is not None
-        made = self._proposals.pop(sequence, None)
-        if made is None or made.output != output:
-            made = self._proposed(output, sequence)
+        made = self._proposals.pop(output, None) or self._proposed(output, sequence, constraint)
         if made.error is not None:
             raise made.error
         token, probs = made.token, made.probs
@@ -89,21 +88,18 @@ class Constrained:
         constraint.accept(token)
         return token, probs
 
-    def _proposed(self, output: int, sequence: Sequence) -> Proposal:
-        sampler, constraint, request = sequence.sampler, sequence.constraint, sequence.request
-        assert constraint is not None
-        probs = None
-        if request.post_sampling_probs and (request.want_logprobs or request.n_probs > 0):
+    def _proposed(self, output: int, sequence: Sequence, constraint: Constraint) -> Proposal:
+        sampler, request, probs = sequence.sampler, sequence.request, None
+        if request.post_sampling_probs and request.want_logprobs:
             probs = self._runner.propose_probs(output, sampler, request.n_probs)
         token = self._runner.propose(output, sampler) if probs is None else probs.id
-        return Proposal(output, token, probs, constraint.allows(token))
+        return Proposal(constraint, token, probs, constraint.allows(token))
 
     def _mask_together(self) -> None:
         refused = []
-        for sequence, made in self._proposals.items():
-            constraint = sequence.constraint
-            if not made.allowed and made.error is None and constraint is not None:
-                masked_by = constraint.masked_by()
+        for made in self._proposals.values():
+            if not made.allowed and made.error is None:
+                masked_by = made.constraint.masked_by()
                 if masked_by is not None:
                     refused.append((made, masked_by))
         if len(refused) < 2:

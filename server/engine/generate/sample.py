@@ -1,22 +1,17 @@
-"""After a decode: every sequence's next tokens, with what was guessed checked against them, become events. Used by the
-step thread.
+"""After a decode: every sequence's next tokens, with what was guessed checked against them, become events."""
 
-`Outputs` takes one token: sampled, held to the constraint, as text, and whether the choice ends with it. `Sampling`
-takes those of a step.
-"""
-
+import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from server.constrain.constraint import Constraint
 from server.engine.generate.constrained import Constrained
-from server.engine.generate.text import IndentLimit, Shown
 from server.engine.kv.cells import Cells
 from server.engine.media import text_of
+from server.engine.params import EngineParams
 from server.engine.request import (
     RANDOM_SEED,
-    Event,
     Finished,
     FinishReason,
     MaskView,
@@ -31,7 +26,7 @@ from server.engine.sequence import Phase, Sequence
 from server.engine.speculate.speculation import Speculation
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox
-from server.engine.step.requests import Tickets
+from server.engine.step.requests import Requests
 from server.errors import NotNumbers
 
 MASK_LOOKS_AT = 200
@@ -40,28 +35,34 @@ NOT_TAKEN = -1
 """In place of a given token: the next guess is refused, whatever is sampled."""
 
 
-class Outputs:
-    """Used by the step thread after each decode."""
+class NextTokens:
+    """Of the sequences of one instance; used by its step thread. What fails is the fault of one sequence, and ends its
+    request alone."""
 
     def __init__(
         self,
         runner: Runner,
-        stats: EngineStats,
+        params: EngineParams,
         first_slot: int,
-        *,
-        shifts: bool,
+        cells: Cells,
+        requests: Requests,
+        mailbox: Mailbox,
+        stats: EngineStats,
         speculation: Speculation | None,
-        special: bool = False,
+        clock: Callable[[], float],
     ) -> None:
-        """`special`: control tokens are text."""
-        self._special = special
         self._runner = runner
+        self._special = params.special  # control tokens are text
         self._first_slot = first_slot
+        self._cells = cells
+        self._requests = requests
+        self._mailbox = mailbox
         self._stats = stats
-        self._vocab = runner.vocab
-        self._n_ctx = runner.info.n_ctx_seq
-        self._shifts = shifts
         self._speculation = speculation
+        self._clock = clock
+        self._vocab = runner.vocab
+        info = runner.info
+        self._n_most = sys.maxsize if params.context_shift and info.can_shift else info.n_ctx_seq
         self._constrained = Constrained(runner)
         self._drawn: Mapping[int, int | Exception] = {}  # of this decode, by output
 
@@ -74,8 +75,6 @@ class Outputs:
         sequence.sampler = self._runner.sampler(params, text_of(request.prompt, request.media))
         if self._speculation is not None:
             self._speculation.begin(sequence)
-        if request.n_indent > 0:
-            sequence.indent = IndentLimit(request.n_indent)
 
     def choose_places(self, entries: list[TokenRun]) -> None:
         """To be called before a decode: whose next token the graph may choose, since nothing else needs its logits."""
@@ -85,26 +84,83 @@ class Outputs:
                 in_graph = _needs_no_logits(entry.sequence) and not self._runner.adapters
                 self._runner.sample_in_graph(entry.seq, sampler if in_graph else None)
 
-    def sample(self, output: int, sequence: Sequence, now: float, given: int | None = None) -> tuple[list[Event], bool]:
-        """Take the next token from the `output`-th logits. Returns the events and whether the choice ended.
+    def take(self, entries: list[TokenRun]) -> list[Sequence]:
+        """`entries` are those of the last decode that have logits, in the order of their outputs.
+
+        The sequences whose logits are not numbers are left as they are, for the caller.
+        """
+        self._propose(entries)
+        spoiled: list[Sequence] = []
+        output = 0
+        for entry in entries:
+            sequence = entry.sequence
+            if sequence.phase is not Phase.ENDED:  # else another choice of its request has failed in this step
+                try:
+                    if entry.scored:
+                        self._mailbox.emit(sequence.ticket, self._score(output, entry))
+                    if sequence.phase is Phase.DECODE:
+                        self._take_checked(entry.next_output(output), entry)
+                except NotNumbers:
+                    spoiled.append(sequence)
+                except Exception as error:  # noqa: BLE001 - `Requests.fail` logs what is not ours
+                    self._requests.fail(sequence.ticket, error)
+            output += entry.n_outputs
+        return spoiled
+
+    def _take_checked(self, output: int, entry: TokenRun) -> None:
+        """Take tokens as long as they are the guessed ones, and one more; what was guessed beyond is forgotten."""
+        sequence, guesses = entry.sequence, entry.guesses
+        n_right, is_right, reason = 0, True, None
+        sequence.n_draft += len(guesses)
+        while is_right and reason is None:
+            taken = self._taken_by_chance(sequence, guesses, n_right) if n_right < len(guesses) else None
+            now = self._clock()
+            reason = self._take_one(output + n_right, sequence, now, taken)
+            is_right = n_right < len(guesses) and sequence.output[-1] == guesses[n_right] and taken != NOT_TAKEN
+            n_right += is_right  # also when it ends the reply
+        if guesses:
+            # as llama-server counts: an end token that guesses follow is not an accepted one
+            uncounted = reason and is_right and n_right < len(guesses) and sequence.output[-1] in self._vocab.eog
+            self._judge(entry, n_right, n_right - bool(uncounted))
+        if reason is not None:
+            truncated = reason is FinishReason.LIMIT and self._context_full(sequence)
+            self.finish(sequence, reason, now, truncated=truncated)
+
+    def _taken_by_chance(self, sequence: Sequence, guesses: Seq[int], n: int) -> int | None:
+        """The guess that is taken whatever the model says, `NOT_TAKEN` of one that is not; None: the model decides."""
+        takes = None if self._speculation is None else self._speculation.takes(sequence, n)
+        if takes is None:
+            return None
+        return guesses[n] if takes and guesses[n] not in self._vocab.eog else NOT_TAKEN
+
+    def _judge(self, entry: TokenRun, n_right: int, n_accepted: int) -> None:
+        sequence, n_guessed = entry.sequence, len(entry.guesses)
+        sequence.n_draft_accepted += n_accepted
+        self._stats.add_draft(n_guessed, n_accepted)
+        if self._speculation is not None:
+            self._speculation.judge(sequence, n_right)
+        if n_right < n_guessed:
+            self._cells.take_back(entry, n_guessed - n_right, self._clock())
+
+    def _take_one(self, output: int, sequence: Sequence, now: float, given: int | None) -> FinishReason | None:
+        """Take the next token from the `output`-th logits. Returns why the choice ends with it, if it does.
 
         A token that is `given` is taken whatever the logits and the constraint say.
         """
-        request = sequence.request
+        request, stream = sequence.request, sequence.text
         if request.max_tokens == 0:  # the prompt was wanted in the cache, nothing else
-            return [self._started(sequence, now), *self.finish(sequence, FinishReason.LIMIT, now)], True
-        wants_logprobs = request.want_logprobs or request.n_probs > 0
+            self._emit_started(sequence, now)
+            return FinishReason.LIMIT
         if given is None or given == NOT_TAKEN:
-            token, logprob = self._next_token(output, sequence, wants_logprobs)
+            token, logprob = self._next_token(output, sequence)
         else:
             token, logprob = given, None
             assert sequence.sampler is not None
             self._runner.accept(sequence.sampler, given)
-            if wants_logprobs:
+            if request.want_logprobs:
                 logprob = self._runner.logprobs(output, given, request.n_probs)
-        events: list[Event] = []
         if not sequence.output:
-            events.append(self._started(sequence, now))
+            self._emit_started(sequence, now)
         else:
             self._stats.inter_token.observe(now - sequence.last_token_at)
         sequence.last_token_at = now
@@ -112,39 +168,33 @@ class Outputs:
         if sequence.speculating is not None:
             sequence.speculating.extend(token)
         self._stats.predicted_tokens += 1
-        if token in self._vocab.eog and not request.sampling.ignore_eos:
+        had_new_line = stream.has_new_line
+        is_end = token in self._vocab.eog and not request.sampling.ignore_eos
+        if is_end:
             piece = self._vocab.piece(token) if self._special else b""
-            shown = sequence.text.feed(token, piece, logprob and replace(logprob, piece=piece, ends=True))
-            if shown is not None and piece:
-                events.append(self._text(sequence, shown, now))
-            return events + self.finish(sequence, FinishReason.EOS, now), True
-        had_new_line = sequence.text.has_new_line
-        piece = self._vocab.piece(token, special=self._special or token in request.print_special)
-        shown = self._indented(sequence, sequence.text.feed(token, piece, logprob))
-        if shown is not None:
-            events.append(self._text(sequence, shown, now))
-        reason = self._end_reason(sequence, had_new_line, shown, now)
-        if reason is None:
-            return events, False
-        truncated = reason is FinishReason.LIMIT and self._context_full(sequence)
-        return events + self.finish(sequence, reason, now, truncated=truncated), True
+            shown = stream.feed(token, piece, logprob and replace(logprob, piece=piece, ends=True))
+        else:
+            piece = self._vocab.piece(token, special=self._special or token in request.print_special)
+            shown = stream.feed(token, piece, logprob)
+        if shown is not None and not (is_end and not piece):
+            self._emit_text(sequence, shown, now)
+        return FinishReason.EOS if is_end else self._end_reason(sequence, had_new_line, shown, now)
 
-    def score(self, output: int, entry: TokenRun) -> PromptLogprobs:
+    def _score(self, output: int, entry: TokenRun) -> PromptLogprobs:
         """How probable prompt tokens are: those behind the ones of `entry`, whose logits begin at the `output`-th."""
         sequence, runner = entry.sequence, self._runner
         end = entry.at + len(entry.tokens)
         following = sequence.request.prompt[entry.at + 1 : end + 1]
         n_top = sequence.request.n_probs
         sequence.n_scored = end
-        tokens = (runner.logprobs(at, token, n_top) for at, token in enumerate(following, output))
+        first = output + entry.n_outputs - len(entry.tokens)  # of a medium only the last one has logits
+        tokens = [
+            runner.logprobs(at, token, n_top) if token >= 0 else None for at, token in enumerate(following, first)
+        ]
         return PromptLogprobs(sequence.index, tuple(tokens))
 
-    def is_end(self, token: int) -> bool:
-        """Whether the model ends a turn with it."""
-        return token in self._vocab.eog
-
-    def propose(self, entries: list[TokenRun]) -> None:
-        """To be called once before `sample` with all that were decoded together: what can be is computed together."""
+    def _propose(self, entries: list[TokenRun]) -> None:
+        """What can be is computed together, before each takes its own."""
         self._constrained.propose(entries)
         self._drawn = {}
         if len(entries) < 2:
@@ -157,27 +207,26 @@ class Outputs:
         if len(free) > 1:
             self._drawn = self._runner.sample_together(free)
 
-    def _next_token(self, output: int, sequence: Sequence, wants_logprobs: bool) -> tuple[int, TokenLogprob | None]:
-        runner, sampler = self._runner, sequence.sampler
+    def _next_token(self, output: int, sequence: Sequence) -> tuple[int, TokenLogprob | None]:
+        runner, sampler, request = self._runner, sequence.sampler, sequence.request
         assert sampler is not None
-        if sequence.constraint is None and not wants_logprobs:  # nearly all tokens
+        if sequence.constraint is None and not request.want_logprobs:  # nearly all tokens
             drawn = self._drawn.get(output)
             if isinstance(drawn, Exception):
                 raise drawn
             return runner.sample(output, sampler) if drawn is None else drawn, None
-        n_top = sequence.request.n_probs
         mask = None
         if sequence.constraint is not None:
-            if wants_logprobs and sequence.request.n_forbidden:
-                mask = self._mask(output, sequence.constraint, sequence.request.n_forbidden)
+            if request.want_logprobs and request.n_forbidden:
+                mask = self._mask(output, sequence.constraint, request.n_forbidden)
             token, after = self._constrained.sample(output, sequence)
-        elif wants_logprobs and sequence.request.post_sampling_probs:
-            after = runner.propose_probs(output, sampler, n_top)
+        elif request.post_sampling_probs:
+            after = runner.propose_probs(output, sampler, request.n_probs)
             runner.accept(sampler, token := after.id)
         else:
             token, after = runner.sample(output, sampler), None
-        if wants_logprobs and after is None:
-            after = runner.logprobs(output, token, n_top)
+        if request.want_logprobs and after is None:
+            after = runner.logprobs(output, token, request.n_probs)
         return token, after if mask is None or after is None else replace(after, mask=mask)
 
     def _mask(self, output: int, constraint: Constraint, n: int) -> MaskView:
@@ -188,42 +237,38 @@ class Outputs:
         forbidden = [one for one in best if not bits >> one.id & 1]
         return MaskView((bits & (1 << self._vocab.n_tokens) - 1).bit_count(), tuple(forbidden[:n]))
 
-    def _started(self, sequence: Sequence, now: float) -> Event:
+    def _emit_started(self, sequence: Sequence, now: float) -> None:
         sequence.prompt_done_at = now
         n_prompt = len(sequence.request.prompt)
         self._stats.prompt_tokens_cached += sequence.n_cached
         self._stats.time_to_first_token.observe(now - sequence.ticket.submitted_at)
         assert sequence.slot is not None
-        return Started(
+        started = Started(
             *(sequence.index, n_prompt, sequence.n_cached, self._first_slot + sequence.slot.id),
             queue_s=sequence.placed_at - sequence.ticket.waits_since,
             placement_s=sequence.placement_s,
             prefill_s=now - sequence.placed_at - sequence.placement_s,
         )
+        self._mailbox.emit(sequence.ticket, started)
 
-    def _text(self, sequence: Sequence, shown: Shown, now: float) -> Event:
-        timings = sequence.timings(now) if sequence.request.timings_per_token else None
-        return Text(sequence.index, shown.text, shown.tokens, shown.logprobs, timings)
-
-    def _indented(self, sequence: Sequence, shown: Shown | None) -> Shown | None:
-        """`shown`, cut where a line is indented too little."""
-        if sequence.indent is None or shown is None:
-            return shown
-        return shown._replace(text=sequence.indent.cut(shown.text))
+    def _emit_text(self, sequence: Sequence, text: Text, now: float) -> None:
+        if sequence.request.timings_per_token:
+            text.timings = sequence.timings(now)
+        self._mailbox.emit(sequence.ticket, text)
 
     def _context_full(self, sequence: Sequence) -> bool:
-        return not self._shifts and len(sequence.request.prompt) + len(sequence.output) >= self._n_ctx
+        return len(sequence.request.prompt) + len(sequence.output) >= self._n_most
 
     def _end_reason(
-        self, sequence: Sequence, had_new_line: bool, shown: Shown | None, now: float
+        self, sequence: Sequence, had_new_line: bool, shown: Text | None, now: float
     ) -> FinishReason | None:
-        """Why the choice ends with this token, if it does; server-context.cpp, process_token."""
+        """Why the choice ends with its last token, if it does; server-context.cpp, process_token."""
         request = sequence.request
         if sequence.text.stopping_word:
             return FinishReason.STOP
         if sequence.constraint is not None and sequence.constraint.finished:
             return FinishReason.EOS
-        if sequence.indent is not None and sequence.indent.met:
+        if sequence.text.outdented:
             return FinishReason.LIMIT
         if 0 <= request.max_tokens <= len(sequence.output) or self._context_full(sequence):
             return FinishReason.LIMIT
@@ -232,42 +277,38 @@ class Outputs:
             return FinishReason.LIMIT
         return None
 
-    def finish(self, sequence: Sequence, reason: FinishReason, now: float, *, truncated: bool = False) -> list[Event]:
-        """The last events of a choice: text that was held back, and why it ended."""
-        events: list[Event] = []
-        met = sequence.indent is not None and sequence.indent.met  # then nothing more is shown
-        rest = None if met else self._indented(sequence, sequence.text.finish())
+    def finish(self, sequence: Sequence, reason: FinishReason, now: float, *, truncated: bool = False) -> None:
+        """End a choice; its last events are text that was held back, and why it ended."""
+        rest = sequence.text.finish()
         if rest is not None:
-            events.append(self._text(sequence, rest, now))
+            self._emit_text(sequence, rest, now)
         timings = sequence.timings(now)
         self._stats.predicted_seconds += timings.predicted_ms / 1e3
-        n_prompt = len(sequence.request.prompt)
         assert sequence.slot is not None
         assert sequence.sampler is not None
-        events.append(
-            Finished(
-                index=sequence.index,
-                reason=reason,
-                stopping_word=sequence.text.stopping_word,
-                n_prompt=n_prompt,
-                n_cached=sequence.n_cached,
-                n_predicted=len(sequence.output),
-                timings=timings,
-                id_slot=self._first_slot + sequence.slot.id,
-                seed=sequence.sampler.seed,
-                truncated=truncated or sequence.shifted,
-                has_new_line=sequence.text.has_new_line,
-                n_tokens=len(sequence.content) - bool(sequence.output),
-            )
+        finished = Finished(
+            index=sequence.index,
+            reason=reason,
+            stopping_word=sequence.text.stopping_word,
+            n_prompt=len(sequence.request.prompt),
+            n_cached=sequence.n_cached,
+            n_predicted=len(sequence.output),
+            timings=timings,
+            id_slot=self._first_slot + sequence.slot.id,
+            seed=sequence.sampler.seed,
+            truncated=truncated or sequence.shifted,
+            has_new_line=sequence.text.has_new_line,
+            n_tokens=len(sequence.content) - bool(sequence.output),
         )
-        return events
+        self._mailbox.emit(sequence.ticket, finished)
+        self._requests.end(sequence)
 
 
 def _needs_no_logits(sequence: Sequence) -> bool:
     """Whether all that is asked of its outputs is a token. Adapters can make logits that are no numbers, which are told
     from those best by looking at them."""
     request, guesses = sequence.request, sequence.speculating
-    asked = request.want_logprobs or request.n_probs > 0 or request.prompt_logprobs or sequence.constraint is not None
+    asked = request.want_logprobs or request.prompt_logprobs or sequence.constraint is not None
     by_chance = guesses is not None and guesses.dice is not None
     return request.sampling.backend_sampling and not asked and not by_chance
 
@@ -276,97 +317,5 @@ def _is_free(entry: TokenRun) -> bool:
     """Whether its one token is the sampler's choice alone, and will be taken whatever else happens in the step."""
     sequence = entry.sequence
     request = sequence.request
-    bound = sequence.constraint is not None or entry.all_logits or request.want_logprobs or request.n_probs > 0
+    bound = sequence.constraint is not None or entry.all_logits or request.want_logprobs
     return not bound and request.max_tokens != 0 and sequence.phase is Phase.DECODE
-
-
-class Sampling:
-    """Of one instance. What fails is the fault of one sequence, and ends its request alone."""
-
-    def __init__(
-        self,
-        outputs: Outputs,
-        cells: Cells,
-        tickets: Tickets,
-        mailbox: Mailbox,
-        stats: EngineStats,
-        speculation: Speculation | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self._outputs = outputs
-        self._cells = cells
-        self._tickets = tickets
-        self._mailbox = mailbox
-        self._stats = stats
-        self._speculation = speculation
-        self._clock = clock
-
-    def sample(self, entries: list[TokenRun]) -> list[Sequence]:
-        """`entries` are those of the last decode that have logits, in the order of their outputs.
-
-        The sequences whose logits are not numbers are left as they are, for the caller.
-        """
-        self._outputs.propose(entries)
-        spoiled: list[Sequence] = []
-        output = 0
-        for entry in entries:
-            sequence = entry.sequence
-            if sequence.phase is not Phase.ENDED:  # else another choice of its request has failed in this step
-                try:
-                    if entry.scored:
-                        self._mailbox.emit(sequence.ticket, self._outputs.score(output, entry))
-                    if sequence.phase is Phase.DECODE:
-                        self._take(entry.next_output(output), entry)
-                except NotNumbers:
-                    spoiled.append(sequence)
-                except Exception as error:  # noqa: BLE001 - `Tickets.fail` logs what is not ours
-                    self._tickets.fail(sequence.ticket, error)
-            output += entry.n_outputs
-        return spoiled
-
-    def _take(self, output: int, entry: TokenRun) -> None:
-        """Take tokens as long as they are the guessed ones, and one more; what was guessed beyond is forgotten."""
-        sequence, guesses = entry.sequence, entry.guesses
-        n_right, is_right, ended = 0, True, False
-        sequence.n_draft += len(guesses)
-        while is_right and not ended:
-            taken = self._taken_by_chance(sequence, guesses, n_right)
-            events, ended = self._outputs.sample(output + n_right, sequence, self._clock(), taken)
-            is_right = n_right < len(guesses) and sequence.output[-1] == guesses[n_right] and taken != NOT_TAKEN
-            n_right += is_right  # also when it ends the reply
-            if events and not ended:
-                self._mailbox.emit(sequence.ticket, *events)
-        if guesses:
-            # as llama-server counts: an end token that guesses follow is not an accepted one
-            uncounted = ended and is_right and n_right < len(guesses) and self._outputs.is_end(sequence.output[-1])
-            self._judge(entry, n_right, n_right - uncounted)
-        if ended:
-            if guesses:  # what was said of this step's guesses was said before they were judged
-                events = [_recounted(event, sequence) for event in events]
-            self._mailbox.emit(sequence.ticket, *events)
-            self._tickets.end(sequence)
-
-    def _taken_by_chance(self, sequence: Sequence, guesses: Seq[int], n: int) -> int | None:
-        """The guess that is taken whatever the model says, `NOT_TAKEN` of one that is not; None: the model decides."""
-        if self._speculation is None or n >= len(guesses):
-            return None
-        takes = self._speculation.takes(sequence, n)
-        if takes is None:
-            return None
-        return guesses[n] if takes and not self._outputs.is_end(guesses[n]) else NOT_TAKEN
-
-    def _judge(self, entry: TokenRun, n_right: int, n_accepted: int) -> None:
-        sequence, n_guessed = entry.sequence, len(entry.guesses)
-        sequence.n_draft_accepted += n_accepted
-        self._stats.add_draft(n_guessed, n_accepted)
-        if self._speculation is not None:
-            self._speculation.judge(sequence, n_right)
-        if n_right < n_guessed:
-            self._cells.take_back(entry, n_guessed - n_right, self._clock())
-
-
-def _recounted(event: Event, sequence: Sequence) -> Event:
-    if not isinstance(event, Finished):
-        return event
-    counts = {"draft_n": sequence.n_draft, "draft_n_accepted": sequence.n_draft_accepted}
-    return replace(event, timings=replace(event.timings, **counts))

@@ -4,17 +4,10 @@ import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
-from server.engine.request import TokenLogprob
+from server.engine.request import Text, TokenLogprob
 
-
-class Shown(NamedTuple):
-    """Text that became final, with the tokens it came from."""
-
-    text: str
-    tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...]
+_WHITE = " \t"
 
 
 @dataclass(slots=True)
@@ -28,13 +21,19 @@ class _Pending:
 
 @dataclass(slots=True)
 class TextStream:
-    """Incremental detokenizer of one choice, with its stop strings.
+    """Incremental detokenizer of the `index`-th choice, with its stop strings.
 
-    `feed` returns what became final, `stopping_word` is set once a stop string was met; nothing after it is shown.
+    `feed` returns what became final. ``stopping_word`` is set once a stop string was met, ``outdented`` once a line is
+    indented by fewer than ``n_indent`` white spaces; nothing after either is shown. The line that the text begins with
+    may have any indentation, and the white space of the offending one stays (llama.cpp server-context.cpp,
+    process_token).
     """
 
     stops: Sequence[str] = ()
+    n_indent: int = 0
+    index: int = 0
     stopping_word: str = ""
+    outdented: bool = False
     has_new_line: bool = False
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -42,17 +41,15 @@ class TextStream:
     _held: str = ""
     _pending: list[_Pending] = field(default_factory=list)
     _inside: bool = False  # the decoder has the beginning of a character
+    _indent: int = -1  # of the line that has only white space so far; -1 = within a line
 
-    def feed(self, token: int, piece: bytes, logprob: TokenLogprob | None) -> Shown | None:
+    def feed(self, token: int, piece: bytes, logprob: TokenLogprob | None) -> Text | None:
         """Take one more token; None when nothing new can be shown yet."""
-        if not (self._inside or self._pending or self.stops or logprob):
+        if not (self._inside or self._pending or self.stops or logprob or self.n_indent):
             text = _whole(piece)
             if text:
                 self.has_new_line = self.has_new_line or "\n" in text
-                return Shown(text, (token,), ())
-        return self._feed(token, piece, logprob)
-
-    def _feed(self, token: int, piece: bytes, logprob: TokenLogprob | None) -> Shown | None:
+                return Text(self.index, text, (token,))
         self._pending.append(_Pending(token, len(self._held), logprob))
         new = self._decoder.decode(piece)
         self._inside = bool(self._decoder.getstate()[0])
@@ -66,8 +63,10 @@ class TextStream:
             return self._show(len(self._held) - self._partial_stop())
         return self._show(len(self._held))
 
-    def finish(self) -> Shown | None:
+    def finish(self) -> Text | None:
         """Show what was held back; an incomplete character becomes U+FFFD."""
+        if self.outdented:
+            return None
         if not self.stopping_word:
             self._held += self._decoder.decode(b"", final=True)
         if not self._held and not self._pending:
@@ -100,7 +99,7 @@ class TextStream:
                     break
         return longest
 
-    def _show(self, n: int, *, last: bool = False) -> Shown | None:
+    def _show(self, n: int, *, last: bool = False) -> Text | None:
         """Release the first ``n`` held characters, with every token that begins in them."""
         if n == 0 and not last:
             return None
@@ -110,11 +109,20 @@ class TextStream:
         for pending in self._pending:
             pending.start -= n
         self.has_new_line = self.has_new_line or "\n" in text
-        return Shown(
-            text,
-            tuple(p.token for p in done),
-            tuple(p.logprob for p in done if p.logprob is not None),
-        )
+        logprobs = tuple(p.logprob for p in done if p.logprob is not None)
+        return Text(self.index, self._indented(text) if self.n_indent else text, tuple(p.token for p in done), logprobs)
+
+    def _indented(self, text: str) -> str:
+        """`text` up to where a line shows to be indented too little."""
+        for at, char in enumerate(text):
+            if self._indent >= 0 and char in _WHITE:
+                self._indent += 1
+            elif 0 <= self._indent < self.n_indent:
+                self.outdented = True
+                return text[:at]
+            else:
+                self._indent = 0 if char == "\n" else -1
+        return text
 
 
 @lru_cache(1 << 16)
@@ -124,30 +132,3 @@ def _whole(piece: bytes) -> str:
         return piece.decode()
     except UnicodeDecodeError:
         return ""
-
-
-_WHITE = " \t"
-
-
-@dataclass(slots=True)
-class IndentLimit:
-    """Watches the text of one choice; the line that it begins with may have any indentation.
-
-    The reference is server-context.cpp, process_token: the white space of the offending line stays.
-    """
-
-    smallest: int
-    met: bool = False
-    _indent: int = -1  # of the line that has only white space so far; -1 = within a line
-
-    def cut(self, text: str) -> str:
-        """`text` up to where a line shows to be indented too little; `met` is set then."""
-        for index, char in enumerate(text):
-            if self._indent >= 0 and char in _WHITE:
-                self._indent += 1
-            elif 0 <= self._indent < self.smallest:
-                self.met = True
-                return text[:index]
-            else:
-                self._indent = 0 if char == "\n" else -1
-        return text

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from server.engine.kv.cost import least_valuable
 from server.engine.kv.moving import Moving
-from server.engine.kv.ram_cache import RamState
+from server.engine.kv.ram_cache import KeptState
 from server.engine.kv.state import MIN_GAP, MIN_PROMPT, Checkpoint, Checkpoints, SlotState, added, limit_bytes, up_to
 from server.engine.lora import NEVER
 from server.engine.media import below, dropped, n_up_to, position, span_at, whole
@@ -96,8 +96,13 @@ class Cells:
             slot = entry.sequence.slot
             if entry.guesses and slot is not None:
                 in_one = self._runner.info.unified or len(entries) == 1
-                if slot.floor >= len(slot.tokens) or not in_one:
+                if slot.floor < len(slot.tokens) and in_one:
+                    continue
+                try:
                     entry.undo = Checkpoint(len(slot.tokens), self._runner.seq_checkpoint(slot.id))
+                except CONTAINED as error:
+                    log.warning("slot %d: guesses are not tried, they could not be taken back: %r", slot.id, error)
+                    entry.tokens, entry.all_logits = entry.tokens[: -len(entry.guesses)], False
 
     def take_back(self, entry: TokenRun, n: int, now: float) -> None:
         """The last `n` tokens of `entry`, which was decoded, were guessed wrong.
@@ -149,28 +154,26 @@ class Cells:
             return
         if self.moving.would_stop_others(self._checkpoint_s):
             return
-        started, n_reserved = self._clock(), 0
+        started = self._clock()
         try:
             n_bytes = self._runner.seq_size(slot.id, partial=True)
-            if n_bytes > self._checkpoint_bytes or not self._reserve(slot, n_bytes, started):
+            if n_bytes > self._checkpoint_bytes or not self._room_for_checkpoint(slot, n_bytes, started):
                 return
-            n_reserved = n_bytes
             new = Checkpoint(n, self._runner.seq_checkpoint(slot.id))
         except CONTAINED as error:
             log.warning("slot %d: no checkpoint at %d tokens: %r", slot.id, n, error)
             return
-        finally:
-            self._scheduler.ram.release(n_reserved)
         self._checkpoint_s = self._clock() - started
-        self.moving.spend(self._checkpoint_s)
+        self._scheduler.spent_s += self._checkpoint_s
         self._n_checkpoints_made += 1
         self._checkpoints_are(slot, added(slot.checkpoints, new, self._n_checkpoints, self._checkpoint_bytes))
 
-    def _reserve(self, slot: Slot, n_bytes: int, now: float) -> bool:
+    def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
         """Room in RAM for a checkpoint of `slot`; idle slots lose theirs for it, the least valuable first."""
-        while not self.moving.reserve(n_bytes, now):
+        while not self.moving.make_room(n_bytes, now):
             others = [other for other in self._others(slot) if other.idle and other.checkpoints]
-            if not others:
+            n_idle = sum(len(c.state) for other in others for c in other.checkpoints)
+            if not others or not self._scheduler.ram.has_room_beside(n_bytes - n_idle):
                 return False
             self._checkpoints_are(least_valuable(others), ())
         return True
@@ -189,7 +192,7 @@ class Cells:
         nothing when that fails."""
         slot = placement.slot
         n_lost = len(slot.tokens) - (placement.n_kept if placement.source is slot else 0)
-        self.moving.keep(slot, n_lost, now, placement.source if isinstance(placement.source, RamState) else None)
+        self.moving.keep(slot, n_lost, now, placement.source if isinstance(placement.source, KeptState) else None)
         try:
             self._bring(placement, now)
         except CONTAINED as error:
@@ -199,8 +202,14 @@ class Cells:
 
     def _bring(self, placement: Placement, now: float) -> None:
         slot, source, sequence = placement.slot, placement.source, placement.sequence
-        if isinstance(source, RamState):
-            self._bring_back(slot, source, placement.n_reuse, now)
+        if isinstance(source, KeptState):
+            self.clear(slot)
+            if not self._put(slot, source.saved, now):
+                log.info("slot %d: no room for a kept state of %d tokens", slot.id, len(source.tokens))
+                return
+            if source in self._scheduler.ram:  # else it came from disk
+                self._scheduler.ram.touch(source, now)
+            self._cut(slot, placement.n_reuse)
             return
         if sequence.parked is not None:
             self._restore(slot, sequence, now)
@@ -257,7 +266,7 @@ class Cells:
         """The next decode carries a copy out."""
         if not self._runner.info.unified:
             self._scheduler.n_copies += 1
-            self.moving.spend(self._scheduler.move_cost.copy_s)
+            self._scheduler.spent_s += self._scheduler.move_cost.copy_s
 
     def relocate(self, source: Slot, target: Slot, *, copies: bool, now: float) -> bool:
         """The sequence that runs in `source` goes on in the idle `target`, whose content goes as it does for any other.
@@ -279,7 +288,7 @@ class Cells:
     def _carry(self, source: Slot, target: Slot) -> bool:
         """The state of `source` into the empty `target`, too. False: `target` is as empty as it was."""
         try:
-            return self.moving.load(target, self.moving.save(source), len(source.tokens), source.media)
+            return self.moving.load(target, self.moving.take_out(source).state, len(source.tokens), source.media)
         except CONTAINED as error:
             log.warning("slot %d: its sequence could not be brought to slot %d: %r", source.id, target.id, error)
             self.clear(target)
@@ -402,15 +411,6 @@ class Cells:
 
     def _others(self, slot: Slot) -> list[Slot]:
         return [s for s in self._scheduler.slots if s is not slot and s.tokens]
-
-    def _bring_back(self, slot: Slot, stored: RamState, n: int, now: float) -> None:
-        """A kept state, cut to `n` tokens; nothing is reused when it finds no room."""
-        self.clear(slot)
-        if not self._put(slot, stored.slot_state, now):
-            log.info("slot %d: no room for a kept state of %d tokens", slot.id, len(stored.tokens))
-            return
-        self.moving.count_use(stored, now)
-        self._cut(slot, n)
 
     def park(self, sequence: Sequence, now: float) -> None:
         """Move a running sequence out of the cells; it waits for its turn again."""

@@ -64,25 +64,26 @@ class MoveCost:
         if n_pieces < FEW_PIECES:
             self.loaded.observe(n_bytes, seconds)
 
-    def load_s(self, n_bytes: int, n_pieces: int = 1) -> float:
-        """Seconds that loading into so many pieces may take; 0 = unknown."""
-        rate = self.loaded.value or self.saved.value
-        return n_bytes / rate + self._pieces_s(n_pieces) if rate else 0.0
-
     def move_s(self, n_tokens: int, n_bytes: int = 0, n_pieces: int = 1) -> float:
         """Seconds that moving a state out of the cells, or back in, may take; a careful guess where nothing was seen.
 
         `n_bytes` where they are known.
         """
-        n_bytes = n_bytes or int(n_tokens * (self.bytes_per_token or GUESSED_BYTES))
-        return n_bytes / (self.saved.value or self.guessed_rate) + self._pieces_s(n_pieces)
+        rate = self.saved.value or self.guessed_rate
+        return (n_bytes or self._n_bytes(n_tokens)) / rate + max(n_pieces - 1, 0) * self.piece_s
 
-    def _pieces_s(self, n: int) -> float:
-        return max(n - 1, 0) * self.piece_s
+    def load_s(self, n_bytes: int, n_pieces: int = 1) -> float:
+        """As `move_s`, back in, which is mostly quicker."""
+        rate = self.loaded.value or self.saved.value or self.guessed_rate
+        return n_bytes / rate + max(n_pieces - 1, 0) * self.piece_s
 
-    def round_trip_s(self, n_tokens: int) -> float:
-        """Seconds that taking a state of so many tokens out of the cells and putting it back may take, as `move_s`."""
-        return self.move_s(n_tokens) + (self.load_s(int(n_tokens * self.bytes_per_token)) or self.move_s(n_tokens))
+    def round_trip_s(self, n_tokens: int, n_pieces: int = 1) -> float:
+        """Seconds that taking a state of so many tokens out of cells that lie in pieces, and putting it back, may take;
+        as `move_s`."""
+        return self.move_s(n_tokens, n_pieces=n_pieces) + self.load_s(self._n_bytes(n_tokens))
+
+    def _n_bytes(self, n_tokens: int) -> int:
+        return int(n_tokens * (self.bytes_per_token or GUESSED_BYTES))
 
     def observe_copies(self, n: int, seconds: float) -> None:
         """A step with `n` copies took so much longer than it would have without them."""
@@ -118,9 +119,7 @@ class MoveCost:
         compute_s = self.compute_s(n_lost)
         if not (compute_s and self.bytes_per_token):
             return True
-        n_bytes = int(n_tokens * self.bytes_per_token)
-        cost_s = self.move_s(n_tokens, n_bytes, n_pieces) + (self.load_s(n_bytes) or self.move_s(n_tokens, n_bytes))
-        return cost_s < max(compute_s, UNNOTICED_S)
+        return self.round_trip_s(n_tokens, n_pieces) < max(compute_s, UNNOTICED_S)
 
 
 def value(n_tokens: int, idle_s: float) -> float:

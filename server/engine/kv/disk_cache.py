@@ -9,16 +9,17 @@ them there. `match`, `put` and `read` may be called by several step threads.
 """
 
 import logging
+import math
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from server.engine.kv.cost import MoveCost
-from server.engine.kv.ram_cache import MIB, KeptState, RamState, StateCache, ram_state
+from server.engine.kv.ram_cache import MIB, KeptState, StateCache, in_ram
 from server.engine.kv.state import SlotState
 from server.engine.lora import Tuning
 from server.engine.prefix.hashes import PrefixHashes
@@ -38,13 +39,6 @@ READ_AHEAD = 512 * MIB  # of the states that are read or held for an instance's 
 _DESCRIPTION_BYTES = 4096  # more than a file has beside tokens and states
 
 
-@dataclass(eq=False, slots=True)
-class DiskState(KeptState):
-    """One whose bytes are in the file ``name``."""
-
-    name: str = ""
-
-
 class FolderInUse(InternalError):
     """Another process uses these files now; it may end soon."""
 
@@ -56,10 +50,10 @@ class StateFiles(Protocol):
     def follow_s(self) -> float | None:
         """Seconds after which others may have written something; None: nobody else does."""
 
-    def others(self) -> tuple[Iterable[DiskState], Iterable[str]]:
+    def others(self) -> tuple[Iterable[KeptState], Iterable[str]]:
         """States that others have written since `index` or this was called, and names of files that are gone."""
 
-    def index(self) -> Iterable[DiskState]:
+    def index(self) -> Iterable[KeptState]:
         """What is there and fits this model. ``used_at`` is minus the age in seconds. Raises `FolderInUse`."""
 
     def write(self, name: str, saved: SlotState) -> int:
@@ -77,7 +71,7 @@ class StateFiles(Protocol):
 
 
 class DiskCache:
-    """At most `limit` bytes in `files`, shared by the instances of a model."""
+    """At most `limit` bytes in `files`, shared by the instances of a model; ``kept`` is what is there."""
 
     def __init__(
         self,
@@ -87,99 +81,62 @@ class DiskCache:
         wake: Callable[[], None],
         *,
         can_cut: bool,
+        writer: Executor | None = None,
+        reader: Executor | None = None,
     ) -> None:
-        """`wake` is called, from another thread, when a read has ended."""
+        """`wake` is called, from another thread, when a read has ended. `writer` and `reader` do one thing at a time;
+        by default they are threads."""
         self._files = files
         self._clock = clock
         self._wake = wake
         self._can_cut = can_cut
-        self._states: StateCache[DiskState] = StateCache(limit)
-        self._lock = threading.Condition(threading.Lock())  # told when less waits to be written
-        self._writer = ThreadPoolExecutor(1, "llamapool-disk-write")
-        self._reader = ThreadPoolExecutor(1, "llamapool-disk-read")
-        self._pending = 0
+        self.kept = StateCache(limit)
+        self._lock = threading.Condition()  # told when less waits to be written
+        self._writer = writer or ThreadPoolExecutor(1, "llamapool-disk-write")
+        self._reader = reader or ThreadPoolExecutor(1, "llamapool-disk-read")
         self._usable = True
         self._closing = threading.Event()
         self._close_by: float | None = None
-        self._reading: dict[str, Future[RamState | None]] = {}
-        self._writing: list[RamState] = []
+        self._reading: dict[str, Future[KeptState | None]] = {}
+        self._writing: list[KeptState] = []
         self._following = threading.Thread(target=self._follow, name="llamapool-disk-follow", daemon=True)
         self.n_dropped = 0  # files that were damaged, or not this model's
-        self.ready = self._writer.submit(self._begin)
-
-    @property
-    def n_bytes(self) -> int:
-        """Of all files."""
-        return self._states.size
-
-    @property
-    def n_entries(self) -> int:
-        """Files."""
-        return len(self._states)
-
-    @property
-    def n_hits(self) -> int:
-        """States that were read and found to be whole."""
-        return self._states.n_hits
+        self.ready: Future[None] = Future()  # it was looked what is there
+        self._writer.submit(self._begin)
 
     @property
     def shared(self) -> bool:
         """Whether other processes find what is written here."""
         return self._files.follow_s is not None
 
-    def states(self) -> list[KeptState]:
-        """What is there."""
-        with self._lock:
-            return list(self._states)
-
-    def match(
-        self,
-        prompt: Seq[int],
-        wanted: Tuning,
-        at_least: int,
-        hashes: PrefixHashes | None = None,
-        most: int | None = None,
-    ) -> tuple[DiskState | None, int]:
-        """As `StateCache.match`."""
-        with self._lock:
-            return self._states.match(prompt, wanted, at_least, hashes, most)
-
     def wants(self, tokens: Seq[int], tuning: Tuning, n_lost: int, hashes: PrefixHashes | None = None) -> bool:
-        """As `StateCache.wants`."""
+        """As `StateCache.wants`; what is being written is there already."""
+        wanted = self._usable and self.kept.wants(tokens, tuning, n_lost, hashes)
         with self._lock:
-            wanted = self._usable and self._states.wants(tokens, tuning, n_lost, hashes)
             return wanted and not any(s.tuning == tuning and s.tokens == tokens for s in self._writing)
 
     def takes(self, n_bytes: int) -> bool:
         """Whether a state of so many bytes would be written: it is not too large, and not too much waits already."""
         with self._lock:
-            return self._takes(n_bytes)
-
-    def _takes(self, n_bytes: int) -> bool:
-        return self._usable and self._has_room(n_bytes) and self._states.fits(n_bytes)
+            return self._usable and self._has_room(n_bytes) and self.kept.fits(n_bytes)
 
     def _has_room(self, n_bytes: int) -> bool:
-        return not self._pending or self._pending + n_bytes <= MAX_PENDING
+        return not self._writing or sum(state.size for state in self._writing) + n_bytes <= MAX_PENDING
 
-    def put(self, state: RamState) -> None:
+    def put(self, state: KeptState) -> None:
         """Write `state` soon, unless it is there, too large, or too much waits already."""
         with self._lock:
-            if not self._takes(state.size):
+            if not self.takes(state.size) or self.kept.holds(state.tokens, state.tuning):
                 return
-            if self._states.holds(state.tokens, state.tuning):
-                return
-            self._pending += state.size
             self._writing.append(state)
         self._writer.submit(self._write, state)
 
-    def drop(self, entry: DiskState) -> None:
+    def drop(self, entry: KeptState) -> None:
         """Forget `entry`; its file goes soon."""
-        with self._lock:
-            if entry in self._states:
-                self._states.remove(entry)
+        self.kept.remove(entry)
         self._writer.submit(self._remove, [entry])
 
-    def read(self, entry: DiskState) -> "Future[RamState | None]":
+    def read(self, entry: KeptState) -> "Future[KeptState | None]":
         """The state of `entry`; None when its file is not what was written, it is dropped then."""
         with self._lock:
             future = self._reading.get(entry.name)
@@ -197,7 +154,7 @@ class DiskCache:
         """After `begin_close`: wait until `put` takes a state of so many bytes; blocking. False: it never will."""
         assert self._close_by is not None
         with self._lock:
-            while self._usable and self._states.fits(n_bytes) and (left_s := self._close_by - self._clock()) > 0:
+            while self._usable and self.kept.fits(n_bytes) and (left_s := self._close_by - self._clock()) > 0:
                 if self._has_room(n_bytes):
                     return True
                 self._lock.wait(left_s)
@@ -216,52 +173,47 @@ class DiskCache:
     # ---- the threads of files
 
     def _begin(self) -> None:
-        try:
-            self._find()
-        except FolderInUse as error:
-            log.warning("%s; prompt states are kept on disk once it has ended", error)
-            with self._lock:
-                self._usable = False
-            self._writer.submit(self._try_again)
-        except Exception as error:  # noqa: BLE001 - the server works without it
-            self._give_up(error)
-
-    def _try_again(self) -> None:
-        """Until the process that uses the files has ended; nothing is written or read before."""
-        while not self._closing.wait(RETRY_S):
+        """Take up what is there. While another process uses the files, nothing is written or read; once it has ended,
+        they are this one's."""
+        while not self._closing.is_set():
             try:
-                self._find()
-            except FolderInUse:
-                continue
-            except Exception as error:  # noqa: BLE001 - as above
-                self._give_up(error)
-                return
-            with self._lock:
+                self._take_up(self._files.index(), ())
                 self._usable = True
-            self._wake()
-            return
+                if self.shared:
+                    self._following.start()
+            except FolderInUse as error:
+                if self._usable:
+                    log.warning("%s; prompt states are kept on disk once it has ended", error)
+                self._usable = False
+                self._has_looked()
+                self._closing.wait(RETRY_S)
+                continue
+            except Exception as error:  # noqa: BLE001 - the server works without it
+                self._give_up(error)
+            break
+        self._has_looked()
+        self._wake()
 
-    def _find(self) -> None:
-        """Take up what is there. Raises what the files raise."""
-        self._take_up(self._files.index(), ())
-        if self.shared:
-            self._following.start()
+    def _has_looked(self) -> None:
+        if not self.ready.done():
+            self.ready.set_result(None)
 
-    def _take_up(self, entries: Iterable[DiskState], names_gone: Iterable[str]) -> None:
+    def _take_up(self, entries: Iterable[KeptState], names_gone: Iterable[str]) -> None:
         """What is there now, and is no longer; equal states of several processes count once."""
         now, gone = self._clock(), set(names_gone)
-        with self._lock:
-            for entry in [entry for entry in self._states if entry.name in gone]:
-                self._states.remove(entry)
-            given_up = []
-            for entry in sorted(entries, key=lambda e: e.used_at):
-                if self.shared and self._states.holds(entry.tokens, entry.tuning):
-                    continue
-                entry.used_at += now
-                entry.floor = 0 if self._can_cut else len(entry.tokens)
-                for group in self._states.put(entry, now):
-                    given_up += group
-        self._remove(given_up)
+        for entry in [entry for entry in self.kept if entry.name in gone]:
+            self.kept.remove(entry)
+        for entry in sorted(entries, key=lambda e: e.used_at):
+            if self.shared and self.kept.holds(entry.tokens, entry.tuning):
+                continue
+            entry.used_at += now
+            entry.floor = 0 if self._can_cut else len(entry.tokens)
+            self._keep(entry, now)
+
+    def _keep(self, entry: KeptState, now: float) -> None:
+        """`entry` is there; the files of those that have to go for it are removed."""
+        replaced = self.kept.replace(entry.tokens, entry.tuning, entry.hashes)
+        self._remove([*replaced, *self.kept.put(entry, now)])
 
     def _follow(self) -> None:
         """See what others have written, until this is closed. Its own thread asks the writer's, and waits for it."""
@@ -277,7 +229,7 @@ class DiskCache:
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(error)
 
-    def _write(self, state: RamState) -> None:
+    def _write(self, state: KeptState) -> None:
         try:
             if self._usable and (self._close_by is None or self._clock() < self._close_by):
                 self._write_file(state)
@@ -287,41 +239,29 @@ class DiskCache:
             self._give_up(error)
         finally:
             with self._lock:
-                self._pending -= state.size
                 self._writing.remove(state)
                 self._lock.notify_all()
 
-    def _write_file(self, state: RamState) -> None:
+    def _write_file(self, state: KeptState) -> None:
+        if self.kept.holds(state.tokens, state.tuning):
+            return
         now = self._clock()
-        with self._lock:
-            if self._states.holds(state.tokens, state.tuning):
-                return
-            gone = self._states.make_room(state.size + _DESCRIPTION_BYTES, now)
-        self._remove(gone)
+        self._remove(self.kept.make_room(state.size + _DESCRIPTION_BYTES, now))
         name = f"{secrets.token_hex(8)}.state"
-        n_bytes = self._files.write(name, state.slot_state)
-        entry = DiskState(
-            *(state.tokens, state.tuning, state.n_exact, n_bytes, state.used_at),
-            floor=state.floor,
-            places=state.places,
-            media=state.media,
-            name=name,
-        )
-        with self._lock:
-            replaced, evicted = self._states.put(entry, now)
-        self._remove([*replaced, *evicted])
+        size = self._files.write(name, state.saved)
+        hashes = state.hashes.copy()
+        self._keep(KeptState(state.saved.without_bytes, size, state.used_at, state.floor, name, hashes=hashes), now)
 
-    def _read(self, entry: DiskState) -> RamState | None:
+    def _read(self, entry: KeptState) -> KeptState | None:
         try:
             saved = self._files.read(entry.name)
             if (saved.tokens, saved.tuning) == (entry.tokens, entry.tuning):
-                with self._lock:
-                    self._states.touch(entry, self._clock())
+                self.kept.touch(entry, self._clock())
                 self._files.used(entry.name)
-                return ram_state(saved, entry.used_at, can_cut=self._can_cut)
-            log.warning("%s: it has other tokens than when it was found; it is dropped", entry.name)
+                return in_ram(saved, entry.used_at, can_cut=self._can_cut, hashes=entry.hashes)
+            fault = "it has other tokens than when it was found"
         except LlamapoolError as error:
-            log.warning("%s: %s; it is dropped", entry.name, error)
+            fault = str(error)
         except MemoryError:  # the file is as good as it was
             log.warning("%s: there is no memory for its %d bytes", entry.name, entry.size)
             return None
@@ -331,14 +271,14 @@ class DiskCache:
         finally:
             with self._lock:
                 self._reading.pop(entry.name, None)
-        with self._lock:
+        if entry in self.kept:  # else it had to go for another one meanwhile
+            log.warning("%s: %s; it is dropped", entry.name, fault)
             self.n_dropped += 1
-            if entry in self._states:
-                self._states.remove(entry)
-        self._remove([entry])
+            self.kept.remove(entry)
+            self._remove([entry])
         return None
 
-    def _remove(self, entries: Seq[DiskState]) -> None:
+    def _remove(self, entries: Seq[KeptState]) -> None:
         for entry in entries:
             self._files.remove(entry.name)
 
@@ -351,7 +291,7 @@ class DiskCache:
         )
         with self._lock:
             self._usable = False
-            self._states = StateCache(0)
+            self.kept = StateCache(0)
             self._lock.notify_all()
 
 
@@ -362,9 +302,9 @@ class DiskCache:
 class Fetch:
     """What one sequence waits for: ``n`` tokens of ``entry``. It has no ``future`` until its turn comes."""
 
-    entry: DiskState
+    entry: KeptState
     n: int
-    future: Future[RamState | None] | None = None
+    future: Future[KeptState | None] | None = None
     wait_until: float = 0.0
     given_up: bool = False
 
@@ -374,7 +314,7 @@ class Fetch:
         return not self.given_up and (self.future is None or not self.future.done())
 
     @property
-    def found(self) -> RamState | None:
+    def found(self) -> KeptState | None:
         """The state, once it is there."""
         if self.given_up or self.future is None or not self.future.done() or self.future.cancelled():
             return None
@@ -384,58 +324,38 @@ class Fetch:
 def start_reading(queue: "Iterable[Sequence]", disk: DiskCache, cost: MoveCost, now: float, most: int) -> None:
     """Begin to read what the scheduler has found on disk: as long as computing would take, or less.
 
-    `queue` is in the order of placement; of at most `most` states at a time. For its first and its oldest, what is held
-    for the last gives way, and is read again when their turn comes: whatever the order does, nobody starves.
+    `queue` is in the order of placement; of at most `most` states at a time. What its first and its oldest want comes
+    before what others have, which is read again when their turn comes: whatever the order does, nobody starves.
     """
-    live = _live(queue)
-    held = [entry for entry, fetches in live.items() if any(f.future is not None for _, f in fetches)]
-    oldest = min(live, key=lambda entry: min(at for at, _ in live[entry]), default=None)
-    urgent, full = {*list(live)[:1], oldest}, False
-    for entry, fetches in live.items():
-        if entry not in held:
-            full = full or not _has_room(held, entry, most)
-            if full and entry not in urgent:
-                continue
-            while not _has_room(held, entry, most) and (last := _last(live, held, urgent)) is not None:
-                held.remove(last)
-                for _, fetch in live[last]:
-                    fetch.future = None
-            held.append(entry)
-        future = next((f.future for _, f in fetches if f.future is not None), None) or disk.read(entry)
-        for _, fetch in fetches:
+    wanted: dict[KeptState, list[Fetch]] = {}
+    first, oldest, oldest_at = None, None, math.inf
+    for sequence in queue:
+        fetch = sequence.fetch
+        if fetch is None or not (fetch.pending or fetch.found is not None):
+            continue
+        wanted.setdefault(fetch.entry, []).append(fetch)
+        first = first or fetch.entry
+        if sequence.ticket.submitted_at < oldest_at:
+            oldest, oldest_at = fetch.entry, sequence.ticket.submitted_at
+    urgent = [entry for entry in (first, oldest) if entry is not None]
+    held = [entry for entry, fetches in wanted.items() if any(fetch.future is not None for fetch in fetches)]
+    n = size = 0
+    for entry in dict.fromkeys([*urgent, *held, *wanted]):
+        n, size, fetches = n + 1, size + entry.size, wanted[entry]
+        if n > 1 and (n > most or size > READ_AHEAD) and entry not in urgent:
+            for fetch in fetches:
+                fetch.future = None
+            continue
+        future = next((fetch.future for fetch in fetches if fetch.future is not None), None) or disk.read(entry)
+        for fetch in fetches:
             if fetch.future is None:
                 fetch.future = future
                 fetch.wait_until = now + max(cost.compute_s(fetch.n) or UNKNOWN_S, LEAST_S)
 
 
-def _live(queue: "Iterable[Sequence]") -> dict[DiskState, list[tuple[float, Fetch]]]:
-    """What may come or is there, in the order of `queue`, with the time at which each who wants it was submitted."""
-    live: dict[DiskState, list[tuple[float, Fetch]]] = {}
-    for sequence in queue:
-        fetch = sequence.fetch
-        if fetch is not None and (fetch.pending or fetch.found is not None):
-            live.setdefault(fetch.entry, []).append((sequence.ticket.submitted_at, fetch))
-    return live
-
-
-def _has_room(held: list[DiskState], entry: DiskState, most: int) -> bool:
-    return not held or (len(held) < most and sum(e.size for e in held) + entry.size <= READ_AHEAD)
-
-
-def _last(live: Iterable[DiskState], held: list[DiskState], urgent: set[DiskState | None]) -> DiskState | None:
-    """What is held for the last in the queue."""
-    late = [entry for entry in live if entry in held and entry not in urgent]
-    return late[-1] if late else None
-
-
 def wait_s(waiting: "Iterable[Sequence]", now: float) -> float | None:
     """Seconds until somebody has waited long enough; None when nobody waits."""
     return min((max(fetch.wait_until - now, 0.0) for fetch in _reading(waiting)), default=None)
-
-
-def any_to_read(waiting: "Iterable[Sequence]") -> bool:
-    """Whether there is something to read."""
-    return any(s.fetch is not None and s.fetch.future is None and not s.fetch.given_up for s in waiting)
 
 
 def give_up_late(waiting: "Iterable[Sequence]", now: float) -> None:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable
 
 from server.engine.cache_scope import is_lasting
 from server.engine.kv.cost import value
-from server.engine.kv.disk_cache import DiskCache, any_to_read, start_reading
-from server.engine.kv.ram_cache import RamState, ram_state, size_of
+from server.engine.kv.disk_cache import DiskCache, start_reading
+from server.engine.kv.ram_cache import KeptState, in_ram, size_of
 from server.engine.kv.state import SlotState
+from server.engine.lora import Tuning
 from server.engine.media import Spans, last_position
+from server.engine.prefix.hashes import PrefixHashes
 from server.engine.runner_api import Runner
 from server.engine.schedule.scheduler import ALONE_S, Scheduler
 from server.engine.sequence import Phase, Sequence, Slot, log_fields
@@ -38,28 +40,22 @@ class Moving:
         self._can_cut = runner.info.can_cut
         self._step_s = scheduler.params.step_s
         self._prompt_step_s = max(self._step_s, ALONE_S)
-        self._spent_s = 0.0
         self.n_refused = 0  # states that were lost because saving them would have held others up
         scheduler.ask_before_loading(self.may_load)
 
     def begin_step(self) -> None:
         """Others got their tokens: what comes now has a step's time of its own."""
-        self._spent_s = 0.0
-
-    @property
-    def spent_s(self) -> float:
-        """What states that were moved in this step took."""
-        return self._spent_s
+        self._scheduler.spent_s = 0.0
 
     @property
     def busy(self) -> bool:
         """Others wait, and states were moved in this step: what is left waits for the next one."""
-        return self._spent_s > 0 and self._spent_s > self._others_step_s() * SHARE
+        return 0 < self._scheduler.spent_s > self._others_step_s() * SHARE
 
     def would_stop_others(self, seconds: float, besides: Sequence | None = None) -> bool:
         """Whether something that takes so long, with what this step has moved, would hold others up for more than a
         step."""
-        return self._spent_s + seconds > self._others_step_s(besides)
+        return self._scheduler.spent_s + seconds > self._others_step_s(besides)
 
     def _others_step_s(self, besides: Sequence | None = None) -> float:
         """How long a step may take for those who hold slots: streams, or prompts where only these do; else endless."""
@@ -77,75 +73,56 @@ class Moving:
             return 1
         return min(n, 1 + sum(other.n_pieces for other in self._scheduler.slots if other is not slot and other.tokens))
 
-    def spend(self, seconds: float) -> None:
-        """Others waited so long."""
-        self._spent_s += seconds
-
-    def save(self, slot: Slot) -> bytes:
-        """The state of `slot`. Raises one of `CONTAINED` when the library fails or there is no memory."""
+    def take_out(self, slot: Slot) -> SlotState:
+        """What `slot` holds. Raises one of `CONTAINED` when the library fails or there is no memory."""
         started = self._clock()
         state = self._runner.seq_save(slot.id)
         if not state:
             raise InternalError(f"the library gave an empty state for slot {slot.id}")
         seconds = self._clock() - started
-        self._spent_s += seconds
+        self._scheduler.spent_s += seconds
         if slot.tokens:
             n_pieces = min(slot.n_pieces, len(slot.tokens)) or 1
             self._scheduler.move_cost.observe_state(len(slot.tokens), len(state), seconds, n_pieces)
-        return state
+        return SlotState(list(slot.tokens), state, slot.tuning, slot.n_exact, slot.checkpoints, slot.media)
 
-    def take_out(self, slot: Slot) -> SlotState:
-        """What `slot` holds. Raises as `save`."""
-        return SlotState(list(slot.tokens), self.save(slot), slot.tuning, slot.n_exact, slot.checkpoints, slot.media)
-
-    def reserve(self, n_bytes: int, now: float) -> bool:
-        """Before so many bytes more are held beside the entries in RAM: these give way. False: there is no room.
-
-        `release` of the cache takes it back.
-        """
-        evicted = self._scheduler.ram.reserve(n_bytes, now)
-        self._to_disk(evicted or ())
-        return evicted is not None
+    def make_room(self, n_bytes: int, now: float) -> bool:
+        """Before so many bytes more are held beside the entries in RAM: these give way. False: there is no room."""
+        return self._gave_way(self._scheduler.ram.make_room_beside(n_bytes, now))
 
     def hold(self, states: list[bytes], now: float) -> bool:
         """Hold `states` beside the entries. False: there is no room for those of them that nobody holds."""
-        ram = self._scheduler.ram
-        n_new = ram.besides.of_new(states)
-        if not self.reserve(n_new, now):
-            return False
-        ram.hold(states)
-        ram.release(n_new)
-        return True
+        return self._gave_way(self._scheduler.ram.hold(states, now))
+
+    def _gave_way(self, evicted: list[KeptState] | None) -> bool:
+        self._to_disk(evicted or ())
+        return evicted is not None
 
     def park(self, sequence: Sequence, now: float) -> SlotState | None:
         """The state of a running sequence; None, and its tokens are computed again, where that would hold others up or
         there is no memory for it."""
-        slot, ram = sequence.slot, self._scheduler.ram
+        slot = sequence.slot
         assert slot is not None
         n_bytes = 0 if slot.ends_inside else self._size(slot)
         if not n_bytes or self._refuses(self._scheduler.move_cost.move_s(0, n_bytes, slot.n_pieces), sequence):
             return None
-        if not self.reserve(n_bytes, now):
-            about = log_fields(sequence.request)
-            log.info("slot %d: no room in RAM for the state of a request that is parked", slot.id, extra=about)
-            return None
         try:
-            parked = self.take_out(slot)
-            ram.hold(parked.states)  # the checkpoints are the slot's, and held already
+            if self.make_room(n_bytes, now):
+                parked = self.take_out(slot)
+                if self.hold(parked.states, now):  # the checkpoints are the slot's, and held already
+                    return parked
         except CONTAINED as error:
-            log.warning(
-                "slot %d: its state could not be saved: %s", slot.id, _words(error), extra=log_fields(sequence.request)
-            )
+            what, about = "slot %d: its state could not be saved: %s", log_fields(sequence.request)
+            log.warning(what, slot.id, str(error) or repr(error), extra=about)
             return None
-        finally:
-            ram.release(n_bytes)
-        return parked
+        what, about = "slot %d: no room in RAM for the state of a request that is parked", log_fields(sequence.request)
+        log.info(what, slot.id, extra=about)
+        return None
 
     def may_load(self, saved: SlotState) -> bool:
         """Whether `saved` is loaded; else its tokens are computed."""
-        cost, n_pieces = self._scheduler.move_cost, self._pieces_to_load(None, len(saved.tokens))
-        seconds = cost.load_s(len(saved.state), n_pieces) or cost.move_s(0, len(saved.state), n_pieces)
-        return not self._refuses(seconds)
+        n_pieces = self._pieces_to_load(None, len(saved.tokens))
+        return not self._refuses(self._scheduler.move_cost.load_s(len(saved.state), n_pieces))
 
     def _refuses(self, seconds: float, besides: Sequence | None = None) -> bool:
         """Whether a move would hold others up for longer than a step."""
@@ -154,33 +131,48 @@ class Moving:
         self._scheduler.move_cost.refused()
         return True
 
-    def keep(self, slot: Slot, n_lost: int, now: float, coming: RamState | None = None) -> None:
+    def keep(self, slot: Slot, n_lost: int, now: float, coming: KeptState | None = None) -> None:
         """Before `n_lost` tokens of an idle slot go: save them, if that is of use and quick enough.
 
         `coming` is loaded after it in the same step.
         """
-        cost, n = self._scheduler.move_cost, len(slot.tokens)
-        if not self._wants(slot, n_lost) or not cost.pays(n, n_lost, slot.n_pieces):
+        cost, ram, n = self._scheduler.move_cost, self._scheduler.ram, len(slot.tokens)
+        text = slot.tokens, slot.tuning, n_lost, slot.hashes
+        if not _is_of_use(slot) or not (ram.wants(*text) if ram.limit else self._disk_wants(*text)):
             return
-        n_bytes = self._size(slot)
-        if not self._takes(slot, n_bytes):
+        if not cost.pays(n, n_lost, slot.n_pieces) or not (n_bytes := self._size(slot)):
+            return
+        size = size_of(n_bytes, n, slot.checkpoints)
+        to_ram = ram.limit != 0 and ram.fits(size)
+        if not to_ram and not (self.disk is not None and self.disk.takes(size) and self._disk_wants(*text)):
             return
         load_s = 0.0
         if coming is not None:
-            load_s = cost.load_s(len(coming.slot_state.state), self._pieces_to_load(slot, len(coming.tokens)))
+            load_s = cost.load_s(len(coming.saved.state), self._pieces_to_load(slot, len(coming.tokens)))
         if self._refuses(cost.move_s(n, n_bytes, slot.n_pieces) + load_s):
             self.n_refused += 1
             log.debug("slot %d: %d tokens are not kept, saving them would stop others for too long", slot.id, n)
             return
-        self._keep(slot, n_bytes, now)
+        if to_ram:
+            ram.replace(slot.tokens, slot.tuning, slot.hashes)
+            self._to_disk(ram.make_room(size, now))
+        if (entry := self._take(slot)) is None:
+            return
+        if to_ram:
+            self._to_disk(ram.put(entry, now))
+        if not to_ram or (self.disk is not None and self.disk.shared):
+            self._to_disk((entry,))
+
+    def _disk_wants(self, tokens: list[int], tuning: Tuning, n_lost: int, hashes: PrefixHashes) -> bool:
+        return self.disk is not None and self.disk.wants(tokens, tuning, n_lost, hashes)
 
     def distrust(self, sequence: Sequence) -> None:
         """Forget what in RAM and on disk it may have come from: that would do the same to whoever begins as it does."""
         tokens, tuning = sequence.content, sequence.tuning
-        in_ram, _ = self._scheduler.ram.match(tokens, tuning, 0)
-        if in_ram is not None:
-            self._scheduler.ram.remove(in_ram)
-        on_disk = self.disk.match(tokens, tuning, 0)[0] if self.disk is not None else None
+        kept, _ = self._scheduler.ram.match(tokens, tuning, 0)
+        if kept is not None:
+            self._scheduler.ram.remove(kept)
+        on_disk = self.disk.kept.match(tokens, tuning, 0)[0] if self.disk is not None else None
         if self.disk is not None and on_disk is not None:
             self.disk.drop(on_disk)
 
@@ -189,15 +181,8 @@ class Moving:
         try:
             return self._runner.seq_size(slot.id)
         except CONTAINED as error:
-            log.warning("slot %d: the size of its state is not known: %s", slot.id, _words(error))
+            log.warning("slot %d: the size of its state is not known: %s", slot.id, str(error) or repr(error))
             return 0
-
-    def _takes(self, slot: Slot, n_bytes: int) -> bool:
-        """Whether there is a place for the state of `slot`, of `n_bytes`: RAM, or else the disk."""
-        size = size_of(n_bytes, len(slot.tokens), slot.checkpoints)
-        ram = self._scheduler.ram
-        fits = (ram.limit != 0 and ram.fits(size)) or (self.disk is not None and self.disk.takes(size))
-        return n_bytes > 0 and fits
 
     def share(self) -> bool:
         """While nobody runs or waits: write an idle slot for other processes, where that takes no longer than a
@@ -207,9 +192,11 @@ class Moving:
             return False
         for slot in scheduler.slots:
             n = len(slot.tokens)
-            if slot.offered is slot.last or slot.ends_inside or not is_lasting(slot.tuning.scope):
-                continue
-            if not disk.wants(slot.tokens, slot.tuning, n, slot.hashes):
+            if (
+                slot.offered is slot.last
+                or not _is_of_use(slot)
+                or not disk.wants(slot.tokens, slot.tuning, n, slot.hashes)
+            ):
                 continue
             if scheduler.move_cost.move_s(n, 0, slot.n_pieces) > self._prompt_step_s:
                 continue
@@ -220,39 +207,16 @@ class Moving:
                 return True
         return False
 
-    def _keep(self, slot: Slot, n_bytes: int, now: float) -> None:
-        """Take the state of `slot` out, of `n_bytes`, once there is room for it."""
-        ram, size = self._scheduler.ram, size_of(n_bytes, len(slot.tokens), slot.checkpoints)
-        reserved = 0
-        if ram.limit != 0 and ram.fits(size):
-            ram.replace(slot.tokens, slot.tuning, slot.hashes)
-            if not self.reserve(size, now):
-                return
-            reserved = size
+    def _take(self, slot: Slot) -> KeptState | None:
+        """What `slot` holds, as an entry. None: the library failed, or there is no memory."""
         try:
             saved = self.take_out(slot)
-            entry = ram_state(saved, slot.last_used, can_cut=self._can_cut, hashes=slot.hashes)
+            return in_ram(saved, slot.last_used, can_cut=self._can_cut, hashes=slot.hashes)
         except CONTAINED as error:
-            log.warning("slot %d: its state could not be kept: %s", slot.id, _words(error))
-            return
-        finally:
-            ram.release(reserved)
-        if reserved:
-            _, evicted = ram.put(entry, now)
-            self._to_disk(evicted)
-            if self.disk is not None and self.disk.shared:
-                self._to_disk((entry,))
-        else:
-            self._to_disk((entry,))
+            log.warning("slot %d: its state could not be kept: %s", slot.id, str(error) or repr(error))
+            return None
 
-    def _wants(self, slot: Slot, n_lost: int) -> bool:
-        if slot.ends_inside or not is_lasting(slot.tuning.scope):
-            return False
-        if self._scheduler.ram.limit == 0:
-            return self.disk is not None and self.disk.wants(slot.tokens, slot.tuning, n_lost, slot.hashes)
-        return self._scheduler.ram.wants(slot.tokens, slot.tuning, n_lost, slot.hashes)
-
-    def _to_disk(self, entries: Iterable[RamState]) -> None:
+    def _to_disk(self, entries: Iterable[KeptState]) -> None:
         if self.disk is not None:
             for entry in entries:
                 self.disk.put(entry)
@@ -263,21 +227,17 @@ class Moving:
         if not self._runner.seq_load(slot.id, state, last_position(media, n) + 1):
             return False
         seconds = self._clock() - started
-        self._spent_s += seconds
+        self._scheduler.spent_s += seconds
         n_pieces = self._pieces_to_load(slot, n)
         self._scheduler.move_cost.observe_load(len(state), seconds, n_pieces)
         slot.n_pieces = n_pieces
         return True
 
-    def count_use(self, entry: RamState, now: float) -> None:
-        """`entry` saved computing."""
-        if entry in self._scheduler.ram:
-            self._scheduler.ram.touch(entry, now)
-
     def start_reading(self) -> None:
         """Let the disk read what waiting sequences were found to begin with there."""
         scheduler = self._scheduler
-        if self.disk is not None and any_to_read(scheduler.waiting):
+        wanted = (s.fetch for s in scheduler.waiting if s.fetch is not None)
+        if self.disk is not None and any(fetch.future is None and not fetch.given_up for fetch in wanted):
             start_reading(scheduler.in_turn(), self.disk, scheduler.move_cost, self._clock(), most=len(scheduler.slots))
 
     def save_all(self, now: float) -> None:
@@ -288,30 +248,29 @@ class Moving:
         if self.disk is None:
             return
         self.disk.begin_close()
-        slots = [slot for slot in self._scheduler.slots if self._wants(slot, len(slot.tokens))]
-        wanted: list[tuple[float, RamState | Slot]] = [(e.value(now), e) for e in self._scheduler.ram]
-        wanted += [(value(len(slot.tokens), now - slot.last_used), slot) for slot in slots]
+        wanted: list[tuple[float, KeptState | Slot]] = []
+        for entry in self._scheduler.ram:
+            if self._disk_wants(entry.tokens, entry.tuning, len(entry.tokens), entry.hashes):
+                wanted.append((entry.value(now), entry))
+        for slot in filter(_is_of_use, self._scheduler.slots):
+            n, there = len(slot.tokens), self._scheduler.ram.holds(slot.tokens, slot.tuning, slot.hashes)
+            if not there and self._disk_wants(slot.tokens, slot.tuning, n, slot.hashes):
+                wanted.append((value(n, now - slot.last_used), slot))
         wanted.sort(key=lambda one: one[0])
         while wanted:
             _, one = wanted.pop()
             if isinstance(one, Slot):
-                self._save_last(one, self.disk)
+                n_bytes = self._size(one)
+                if n_bytes and self.disk.wait_for_room(size_of(n_bytes, len(one.tokens), one.checkpoints)):
+                    self._write_out(one, self.disk)
             elif self.disk.wait_for_room(one.size):
                 self.disk.put(one)
 
-    def _save_last(self, slot: Slot, disk: DiskCache) -> None:
-        n_bytes = self._size(slot)
-        if n_bytes and disk.wait_for_room(size_of(n_bytes, len(slot.tokens), slot.checkpoints)):
-            self._write_out(slot, disk)
-
     def _write_out(self, slot: Slot, disk: DiskCache) -> None:
-        try:
-            saved = self.take_out(slot)
-        except CONTAINED as error:
-            log.warning("slot %d: its state could not be kept: %s", slot.id, _words(error))
-            return
-        disk.put(ram_state(saved, max(slot.last_used, 0.0), can_cut=self._can_cut))
+        if (entry := self._take(slot)) is not None:
+            disk.put(entry)
 
 
-def _words(error: Exception) -> str:
-    return "out of memory" if isinstance(error, MemoryError) else str(error)
+def _is_of_use(slot: Slot) -> bool:
+    """Whether somebody may go on from what `slot` holds."""
+    return not slot.ends_inside and is_lasting(slot.tuning.scope)

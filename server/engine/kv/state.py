@@ -8,11 +8,10 @@ next turn often renders what follows there in another way.
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from server.engine.lora import BARE, Tuning
+from server.engine.lora import Tuning
 from server.engine.media import Spans
-from server.engine.request import Adapters
 
 BEFORE_END = 4
 """Tokens before a prompt's end, as llama-server (server-context.cpp, checkpoint_offsets): an assistant's header."""
@@ -49,17 +48,14 @@ class SlotState:
     media: Spans = ()
 
     @property
+    def without_bytes(self) -> "SlotState":
+        """What is known of it where the bytes are elsewhere."""
+        return replace(self, state=b"", checkpoints=tuple(Checkpoint(c.n_tokens, b"") for c in self.checkpoints))
+
+    @property
     def states(self) -> list[bytes]:
         """All that is bytes of the library's."""
         return [self.state, *(c.state for c in self.checkpoints)]
-
-    @property
-    def adapters(self) -> Adapters:
-        """The LoRA set of its cells."""
-        return self.tuning.adapters
-
-
-NOTHING = SlotState([], b"", BARE, 0)
 
 
 def reach(n: int, n_tokens: int, floor: int, places: Iterable[int]) -> int:

@@ -8,11 +8,12 @@ last eight bytes are told. Before the first block stands what PYTHONHASHSEED say
 
 import os
 import secrets
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
-from server.engine.prefix.hashes import BLOCK
+from server.engine.prefix.hashes import BLOCK, common_prefix
 
 Hash = bytes
 
@@ -44,7 +45,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks that are held there no longer."""
+    """Blocks that are held there no longer, in no order."""
 
     hashes: tuple[int, ...]
     medium: str
@@ -59,117 +60,62 @@ class BlockReport:
 
 
 @dataclass(slots=True)
-class _Known:
-    tokens: list[int]  # of whole blocks
-    hashes: list[Hash]
-    medium: str
-    salt: str
-
-
-@dataclass(slots=True)
-class _Fresh:
-    parent: Hash | None
-    own: Hash
-    tokens: tuple[int, ...]
-    medium: str
-    salt: str
-
-
-@dataclass(slots=True)
 class Blocks:
     """What was told so far. Equal blocks in several places of a medium are one."""
 
     epoch: str = field(default_factory=lambda: secrets.token_hex(8))
     _before_all: Hash = field(default_factory=lambda: hash_of_none(os.environ.get("PYTHONHASHSEED")))
-    _known: dict[Hashable, _Known] = field(default_factory=dict)
-    _n_held: dict[tuple[str, Hash], int] = field(default_factory=dict)
+    _known: dict[Hashable, tuple[HeldText, list[Hash]]] = field(default_factory=dict)  # of whole blocks
+    _held: defaultdict[str, set[Hash]] = field(default_factory=lambda: defaultdict(set))  # by medium
 
     def update(self, held: Iterable[HeldText]) -> BlockReport:
         """This is all that is held now."""
-        before: dict[tuple[str, Hash], bool] = {}
-        fresh: list[_Fresh] = []
-        now: dict[Hashable, _Known] = {}
-        for one in held:
-            old = self._known.get(one.key)
-            now[one.key] = self._follow(old, one, fresh, before)
-        for key, old in self._known.items():
-            if key not in now:
-                self._count(old.medium, old.hashes, -1, before)
-        self._known = now
-        gone: dict[str, list[int]] = {}
-        for (medium, block), was in before.items():
-            if was and not self._n_held.get((medium, block)):
-                gone.setdefault(medium, []).append(shown(block))
-        stored = [
-            one
-            for one in fresh  # a block that is in it twice is told once
-            if not before.pop((one.medium, one.own), True) and self._n_held.get((one.medium, one.own))
+        before, self._held = self._held, defaultdict(set)
+        fresh: list[tuple[Hash, BlocksStored]] = []
+        self._known = {one.key: self._follow(one, fresh) for one in held}
+        for one, hashes in self._known.values():
+            self._held[one.medium].update(hashes)
+        removed = [
+            BlocksRemoved(tuple(map(shown, gone)), medium)
+            for medium, had in before.items()
+            if (gone := had - self._held[medium])
         ]
-        removed = (BlocksRemoved(tuple(hashes), medium) for medium, hashes in gone.items())
+        stored = []
+        for own, block in fresh:
+            if own not in before[block.medium]:
+                before[block.medium].add(own)  # a block that is in it twice is told once
+                stored.append(block)
         return BlockReport(self.epoch, (*removed, *_in_runs(stored)))
 
-    def _follow(
-        self, old: _Known | None, one: HeldText, fresh: list[_Fresh], before: dict[tuple[str, Hash], bool]
-    ) -> _Known:
+    def _follow(self, one: HeldText, fresh: list[tuple[Hash, BlocksStored]]) -> tuple[HeldText, list[Hash]]:
+        """Its whole blocks and their hashes; `fresh` gets those that its key did not have."""
         n_blocks = one.n // BLOCK
-        tokens = list(one.tokens[: n_blocks * BLOCK])
-        kept: list[Hash] = []
-        if old is not None and (old.medium, old.salt) == (one.medium, one.salt):
-            if old.tokens == tokens:
-                return old
-            kept = old.hashes[: _n_equal(old.tokens, tokens)]
-        hashes = kept.copy()
-        at = hashes[-1] if hashes else None
-        for i in range(len(kept), n_blocks):
-            block = tuple(tokens[i * BLOCK : (i + 1) * BLOCK])
-            own = block_hash(at or self._before_all, block, one.salt if i == 0 else "")
-            fresh.append(_Fresh(at, own, block, one.medium, one.salt if i == 0 else ""))
-            hashes.append(own)
-            at = own
-        self._count(one.medium, hashes[len(kept) :], 1, before)
-        if old is not None:
-            self._count(old.medium, old.hashes[len(kept) :], -1, before)
-        return _Known(tokens, hashes, one.medium, one.salt)
-
-    def _count(self, medium: str, hashes: Iterable[Hash], n: int, before: dict[tuple[str, Hash], bool]) -> None:
-        for block in hashes:
-            key = (medium, block)
-            count = self._n_held.get(key, 0)
-            before.setdefault(key, count > 0)
-            if count + n:
-                self._n_held[key] = count + n
-            else:
-                del self._n_held[key]
+        now = replace(one, tokens=list(one.tokens[: n_blocks * BLOCK]))
+        old, hashes = self._known.get(one.key, (now, []))
+        if (old.medium, old.salt) != (one.medium, one.salt):
+            hashes = []
+        elif hashes and old.tokens == now.tokens:
+            return old, hashes
+        hashes = hashes[: common_prefix(old.tokens, now.tokens) // BLOCK]
+        for i in range(len(hashes), n_blocks):
+            at, salt = (hashes[-1], "") if hashes else (None, one.salt)
+            block = tuple(now.tokens[i * BLOCK : (i + 1) * BLOCK])
+            hashes.append(block_hash(at or self._before_all, block, salt))
+            parent = None if at is None else shown(at)
+            fresh.append((hashes[-1], BlocksStored((shown(hashes[-1]),), parent, block, one.medium, salt)))
+        return now, hashes
 
 
-def _n_equal(old: Sequence[int], new: Sequence[int]) -> int:
-    """Whole blocks that both begin with."""
-    n = min(len(old), len(new)) // BLOCK
-    low, high = 0, n
-    while low < high:
-        middle = (low + high + 1) // 2
-        if old[low * BLOCK : middle * BLOCK] == new[low * BLOCK : middle * BLOCK]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _in_runs(stored: Sequence[_Fresh]) -> list[BlocksStored]:
-    runs: list[list[_Fresh]] = []
+def _in_runs(stored: Iterable[BlocksStored]) -> list[BlocksStored]:
+    """Single blocks, those that follow each other together."""
+    runs: list[list[BlocksStored]] = []
     for one in stored:
-        if runs and one.parent == runs[-1][-1].own and one.medium == runs[-1][-1].medium:
+        if runs and (one.parent, one.medium) == (runs[-1][-1].hashes[0], runs[-1][-1].medium):
             runs[-1].append(one)
         else:
             runs.append([one])
     return [
-        BlocksStored(
-            hashes=tuple(shown(one.own) for one in run),
-            parent=None if run[0].parent is None else shown(run[0].parent),
-            tokens=tuple(token for one in run for token in one.tokens),
-            medium=run[0].medium,
-            salt=run[0].salt,
-        )
+        replace(run[0], hashes=tuple(one.hashes[0] for one in run), tokens=tuple(t for one in run for t in one.tokens))
         for run in runs
     ]
 

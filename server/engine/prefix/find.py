@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from server.engine.kv.cost import MoveCost, least_valuable
 from server.engine.kv.disk_cache import DiskCache, Fetch
-from server.engine.kv.ram_cache import MIN_TOKENS, RamState, StateCache
+from server.engine.kv.ram_cache import MIN_TOKENS, KeptState, StateCache
 from server.engine.kv.state import SlotState, marks
 from server.engine.lora import BARE, Tuning, reusable
 from server.engine.media import Spans, whole
@@ -23,11 +23,9 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.schedule.evaluations import n_more_runs
 from server.engine.sequence import Phase, Sequence, Slot
 
-MIN_COPY = 16  # tokens; a shorter prefix of another slot is computed anew, and for fewer more nobody waits
-_MANY, _LEAST_LOST = 1000, 0.01  # tokens; share of a cache's value that is lost at least when it goes to RAM
-MIN_READ = 64  # tokens; less is computed rather than read from disk
 MOST_MOVED_FROM = 4  # slots whose cells are looked through for runs to move
-MIN_WAIT = 64  # tokens; a longer prefix that another slot is computing is waited for
+_MANY, _LEAST_LOST = 1000, 0.01  # tokens; share of a cache's value that is lost at least when it goes to RAM
+MIN_WAIT = 64  # tokens; fewer are computed rather than read from disk, or waited for while another computes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ def uncut(runs: list[Move], cached: Spans, wanted: Spans) -> list[Move]:
     return runs
 
 
-Beginning: TypeAlias = "Slot | RamState | Fetch | Sequence | None"
+Beginning: TypeAlias = "Slot | KeptState | Fetch | Sequence | None"
 """Where a prompt's beginning is, or will be: in the cells of a slot, to be used in place or copied; in a state in RAM,
 which may have been read from disk; in one that is being read; with a sequence that computes it right now. The last two
 are waited for."""
@@ -104,7 +102,7 @@ class Placement:
 
     sequence: Sequence
     slot: Slot
-    source: Slot | RamState | None
+    source: Slot | KeptState | None
     n_reuse: int
     moves: tuple[Move, ...] = ()
 
@@ -116,14 +114,14 @@ class Placement:
     @property
     def n_in_cells(self) -> int:
         """Those of them that need no cells: a kept state does."""
-        return 0 if isinstance(self.source, RamState) else self.n_kept
+        return 0 if isinstance(self.source, KeptState) else self.n_kept
 
 
 class Placer:
     """Chooses among the slots of one instance, and what RAM keeps."""
 
     def __init__(
-        self, slots: list[Slot], ram: StateCache[RamState], info: RunnerInfo, params: EngineParams, cost: MoveCost
+        self, slots: list[Slot], ram: StateCache, info: RunnerInfo, params: EngineParams, cost: MoveCost
     ) -> None:
         self.slots = slots
         self.ram = ram
@@ -153,7 +151,7 @@ class Placer:
             self._awaited[sequence] = where, n
         if isinstance(where, Sequence | Fetch):
             return None
-        if isinstance(where, RamState):
+        if isinstance(where, KeptState):
             return Placement(sequence, self._anywhere(pinned), where, n)
         return self._in_cells(sequence, where, n, pinned)
 
@@ -161,27 +159,36 @@ class Placer:
         return self.slots[pinned] if pinned >= 0 else self._cheapest(None)
 
     def _still_waits(self, sequence: Sequence) -> bool:
-        """Whether what it was found to wait for may still come; so a long prompt is compared once, not in each step."""
+        """Whether what it was found to wait for may still come; so a long prompt is compared once, not in each step.
+
+        For the last few tokens those wait who would compute more, all together, than whoever computes them has left.
+        """
         if sequence.fetch is not None and sequence.fetch.pending:
             return True
         if sequence not in self._awaited:
             return False
         computing, n = self._awaited[sequence]
-        return computing.phase is Phase.PREFILL and computing.n_computed + self._least_gain <= n
+        n_left = n - computing.n_computed
+        if computing.phase is not Phase.PREFILL or n_left <= 0:
+            return False
+        if n_left >= self._least_gain:
+            return True
+        n_of_all = n_left * sum(one is computing for one, _ in self._awaited.values())
+        return n_of_all >= max(self._least_gain, len(computing.target) - computing.n_computed)
 
     @property
     def _least_gain(self) -> int:
         """So many more tokens are waited for; any where cells can't be cut: what is past is out of reach then."""
-        return MIN_COPY if self.info.can_cut else 1
+        return MIN_TOKENS if self.info.can_cut else 1
 
     def _search(self, sequence: Sequence) -> tuple[Beginning, int]:
         """Where most of the prompt's beginning is, or will be, and how many tokens."""
         if not self._may_reuse(sequence):
             return None, 0
-        where: Slot | RamState | None
+        where: Slot | KeptState | None
         where, n = self._match(sequence)
         stored, n_stored = self._stored(sequence, n)
-        if stored is not None and self.may_load(stored.slot_state):
+        if stored is not None and self.may_load(stored.saved):
             where, n = stored, n_stored
         at_least = max(n + self._least_gain, MIN_WAIT) - 1
         return self._on_disk(sequence, n) or self._coming(sequence, at_least) or (where, n)
@@ -190,7 +197,7 @@ class Placer:
         """`n` tokens of `source` in place, or as a copy where that pays."""
         slot = self.slots[pinned] if pinned >= 0 else self._choose(sequence, source, n)
         own = self._own_match(slot, sequence)
-        if source is not slot and (own >= n or not self._worth_copying(n, len(source.tokens) if source else 0)):
+        if source is not slot and (own >= n or not self._copy_pays(n, len(source.tokens) if source else 0)):
             source, n = (slot, own) if own else (None, 0)
         placement = Placement(sequence, slot, source, n)
         movable = self.info.can_shift and self.info.can_cut  # a recurrent state keeps what is dropped from its middle
@@ -237,7 +244,7 @@ class Placer:
         n = min(common_prefix(sequence.target, slot.tokens), sequence.n_reusable)
         return slot.reusable(n, sequence.tuning)
 
-    def _stored(self, sequence: Sequence, n: int) -> tuple[RamState | None, int]:
+    def _stored(self, sequence: Sequence, n: int) -> tuple[KeptState | None, int]:
         """A kept state that saves much more computing than the `n` tokens of a slot."""
         prompt, most = sequence.target, sequence.n_reusable
         stored, n_stored = self.ram.match(prompt, sequence.tuning, n + MIN_TOKENS, sequence.hashes, most)
@@ -254,11 +261,11 @@ class Placer:
             return None
         if sequence.fetch is None:
             prompt, most = sequence.target, sequence.n_reusable
-            entry, n_disk = self.disk.match(prompt, sequence.tuning, n + MIN_READ, sequence.hashes, most)
+            entry, n_disk = self.disk.kept.match(prompt, sequence.tuning, n + MIN_WAIT, sequence.hashes, most)
             if entry is not None:
                 sequence.fetch = Fetch(entry, n_disk)
         fetch = sequence.fetch
-        return (fetch, fetch.n) if fetch is not None and fetch.pending and fetch.n > n + MIN_READ else None
+        return (fetch, fetch.n) if fetch is not None and fetch.pending and fetch.n > n + MIN_WAIT else None
 
     def inherited(self) -> dict[Sequence, int]:
         """The priority of prompts that more urgent sequences wait for: that of the most urgent one."""
@@ -293,7 +300,7 @@ class Placer:
             n = whole(sequence.media, min(n, sequence.n_reusable))
             if n > longest and (self.info.can_cut or (n > s.n_computed and self.params.ctx_checkpoints)):
                 longest, computing = n, s
-        if computing is None or not self._worth_copying(longest, longest):
+        if computing is None or not self._copy_pays(longest, longest):
             return None
         if not self.info.can_cut and longest not in computing.marks:
             computing.marks += (longest,)
@@ -335,21 +342,21 @@ class Placer:
     def _evaluation(self) -> float:
         """What one more evaluation in each step costs, in the unit of a cache's value: prompt tokens per second that
         could be computed meanwhile. Who loses his slot goes to RAM, so that only what moving states takes is lost."""
-        step_s = self.step_s
-        if not step_s or not self.move_cost.computed.value:
+        cost, step_s = self.move_cost, self.step_s
+        if not step_s or not cost.computed.value:
             return 0.0
-        lost = min(self.move_cost.round_trip_s(_MANY) / self.move_cost.compute_s(_MANY), 1.0) if self.ram.limit else 1.0
-        return self.move_cost.computed.value * self.evaluation_s / step_s / max(lost, _LEAST_LOST)
+        lost = min(cost.round_trip_s(_MANY) / cost.compute_s(_MANY), 1.0) if self.ram.limit else 1.0
+        return cost.computed.value * self.evaluation_s / step_s / max(lost, _LEAST_LOST)
 
     @property
     def evaluation_s(self) -> float:
         """What a further evaluation in a step takes: no more than a step that was seen, however it was measured."""
         return min(self.info.evaluation_s, self.step_s or math.inf)
 
-    def _worth_copying(self, n: int, n_held: int) -> bool:
+    def _copy_pays(self, n: int, n_held: int) -> bool:
         """`n` tokens of a slot that holds `n_held`. Cells of a unified cache are shared. Of a separate stream all that
         it holds is copied, however little is kept."""
-        if n < MIN_COPY:
+        if n < MIN_TOKENS:
             return False
         return self.info.unified or self.move_cost.copy_pays(n, n_held, self.params.step_s)
 
@@ -424,7 +431,7 @@ def origin_of(placement: Placement, slots: Seq[Slot]) -> PrefixOrigin:
     source = placement.source if n else None
     if source is None:
         where = Source.NONE
-    elif isinstance(source, RamState):
+    elif isinstance(source, KeptState):
         where = Source.DISK if sequence.fetch is not None and sequence.fetch.found is source else Source.RAM
     else:
         where = Source.SLOT if source is placement.slot else Source.COPY

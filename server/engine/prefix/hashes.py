@@ -1,15 +1,13 @@
 """What two texts begin with: compared token by token, or by hashes of beginnings, which stay with the text so that each
 is computed once; and how a state that begins as a prompt does is found among thousands of kept ones. Pure.
 
-Tokens are hashed in blocks, each hash with that of the block before it, so that equal beginnings have equal hashes. The
-index is a radix tree over these: a look-up compares a few runs of hashes, and what it finds is compared token by token,
-so that a collision changes nothing (docs/adr/0002).
+Tokens are hashed in blocks, each hash with that of the block before it, so that equal beginnings have equal hashes.
+What a look-up finds by these is compared token by token, so that a collision changes nothing (docs/adr/0002).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from server.engine.lora import Tuning
 
@@ -55,16 +53,10 @@ class PrefixHashes:
     def shared(self, other: "PrefixHashes") -> int:
         """Tokens, in whole blocks, that both texts begin with, as far as both are known; a few comparisons, whatever
         their length. Nothing but hashes is compared; another thread may change `other` meanwhile: it is a guess."""
-        ours, theirs = self._hashes, other._hashes
-        low, high = 0, min(len(ours), len(theirs))
-        with suppress(IndexError):  # it was cut
-            while low < high:
-                middle = (low + high) // 2
-                if ours[middle] == theirs[middle]:
-                    low = middle + 1
-                else:
-                    high = middle
-        return max(low - 1, 0) * BLOCK
+        try:
+            return max(n_equal(self._hashes, other._hashes) - 1, 0) * BLOCK
+        except IndexError:  # it was cut
+            return 0
 
     def cut(self, n_tokens: int) -> None:
         """Only the first `n_tokens` tokens are still what they were."""
@@ -86,6 +78,11 @@ class PrefixHashes:
         other = PrefixHashes()
         other._hashes = self._hashes.copy()
         return other
+
+
+def n_equal(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many hashes of beginnings both begin with; each stands for all before it, so that a few are compared."""
+    return bisect_left(range(min(len(a), len(b))), True, key=lambda at: a[at] != b[at])
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -113,92 +110,48 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 MOST = 16  # entries that one look-up compares
 
 
-K = TypeVar("K", bound="KeptState")
-
-
-@dataclass(eq=False, slots=True)
-class _Run(Generic[K]):
-    """Hashes that all of `members` have at this place; ``ends``: who has no whole block behind them. Both by identity,
-    in the order in which they came."""
-
-    hashes: list[int]
-    members: dict[int, K] = field(default_factory=dict)
-    ends: dict[int, K] = field(default_factory=dict)
-    children: "dict[int, _Run[K]]" = field(default_factory=dict)  # by their first hash
-
-    def split(self, n: int) -> None:
-        """Keep the first `n` hashes; the others become those of an only child."""
-        child = _Run(self.hashes[n:], self.members.copy(), self.ends, self.children)
-        self.hashes, self.ends, self.children = self.hashes[:n], {}, {child.hashes[0]: child}
-
-    def join(self) -> None:
-        """Take an only child in, if that is all there is behind this run."""
-        if len(self.children) == 1 and not self.ends:
-            (child,) = self.children.values()
-            self.hashes, self.ends, self.children = self.hashes + child.hashes, child.ends, child.children
-
-
-class PrefixIndex(Generic[K]):
-    """Entries by the hashes of their blocks."""
+class PrefixIndex:
+    """Entries by the hash of each of their beginnings that is a whole number of blocks, of no blocks, too."""
 
     def __init__(self) -> None:
-        self._root: _Run[K] = _Run([])
+        self._begins: dict[int, dict[int, KeptState]] = {}  # in it by identity, in the order in which they came
+        self._ends: dict[int, dict[int, KeptState]] = {}  # by the last hash alone
 
-    def add(self, entry: K) -> None:
+    def add(self, entry: "KeptState") -> None:
         """Take `entry` in; its tokens must not change any more."""
-        hashes, run, at, key = self._hashes(entry), self._root, 0, id(entry)
-        while at < len(hashes):
-            child = run.children.get(hashes[at])
-            if child is None:
-                child = run.children[hashes[at]] = _Run(hashes[at:])
+        hashes, key, begins = self._hashes(entry), id(entry), self._begins
+        for each in hashes:
+            if each in begins:
+                begins[each][key] = entry
             else:
-                n = common_prefix(child.hashes, hashes[at : at + len(child.hashes)])
-                if n < len(child.hashes):
-                    child.split(n)
-            child.members[key] = entry
-            run, at = child, at + len(child.hashes)
-        run.ends[key] = entry
+                begins[each] = {key: entry}
+        self._ends.setdefault(hashes[-1], {})[key] = entry
 
-    def remove(self, entry: K) -> None:
+    def remove(self, entry: "KeptState") -> None:
         """Forget `entry`."""
-        hashes, run, at, key = self._hashes(entry), self._root, 0, id(entry)
-        path = []
-        while at < len(hashes):
-            path.append(run)
-            run = run.children[hashes[at]]
-            del run.members[key]
-            at += len(run.hashes)
-        del run.ends[key]
-        for parent in reversed(path):
-            if not run.members:
-                del parent.children[run.hashes[0]]
-            elif run.children:
-                run.join()
-            run = parent
+        hashes, key = self._hashes(entry), id(entry)
+        for where, at in ((self._begins, hashes), (self._ends, hashes[-1:])):
+            for each in at:
+                del where[each][key]
+                if not where[each]:
+                    del where[each]
 
     @staticmethod
-    def _hashes(entry: K) -> list[int]:
+    def _hashes(entry: "KeptState") -> list[int]:
         n_blocks = len(entry.tokens) // BLOCK
         return entry.hashes.upto(n_blocks, entry.tokens, entry.tuning)[: n_blocks + 1]
 
-    def _path(
-        self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes, most: int
-    ) -> list[tuple[_Run[K], int]]:
-        """The runs that the first `most` tokens go through, each with the number of blocks up to where they part."""
-        path: list[tuple[_Run[K], int]] = []
-        n_blocks = most // BLOCK
-        run, at = self._root, 0
-        while at <= n_blocks:
-            child = run.children.get(hashes.upto(at, tokens, tuning)[at])
-            if child is None:
-                break
-            end = min(at + len(child.hashes), n_blocks + 1)
-            n = common_prefix(child.hashes, hashes.upto(end - 1, tokens, tuning)[at:end])
-            run, at = child, at + n
-            path.append((child, at - 1))
-            if n < len(child.hashes):
-                break
-        return path
+    def _deepest(self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes | None, most: int) -> list[int]:
+        """The hashes of as many of the first `most` tokens as some entry begins with; of what follows few are made."""
+        known, n_blocks = hashes or PrefixHashes(), most // BLOCK
+        low, step = 0, 8
+        while True:
+            high = min(low + step, n_blocks + 1)
+            found = known.upto(high - 1, tokens, tuning)
+            at = bisect_left(found, True, low, high, key=lambda each: each not in self._begins)
+            if at < high or high > n_blocks:
+                return found[:at]
+            low, step = high, step * 2
 
     def match(
         self,
@@ -207,28 +160,31 @@ class PrefixIndex(Generic[K]):
         at_least: int,
         hashes: PrefixHashes | None = None,
         most: int | None = None,
-    ) -> tuple[K | None, int]:
+    ) -> "tuple[KeptState | None, int]":
         """The entry of which most can be reused, more than `at_least` tokens and no more than `most`, and how many.
 
         Up to a block's tokens may be missed when more than `MOST` entries begin in the same way. `hashes` are the
         prompt's, where somebody has them.
         """
-        best: K | None = None
-        longest, left = at_least, MOST
+        best: KeptState | None = None
+        longest = at_least
         most = len(prompt) if most is None else most
         seen: set[int] = set()
-        for run, n_blocks in reversed(self._path(prompt, wanted, hashes or PrefixHashes(), most)):
-            if longest >= (n_blocks + 1) * BLOCK or not left:  # nobody further up has so much in common
+        path = self._deepest(prompt, wanted, hashes, most)
+        for n_blocks in range(len(path) - 1, -1, -1):
+            if longest >= (n_blocks + 1) * BLOCK or len(seen) >= MOST:  # nobody before has so much in common
                 break
-            for entry in reversed(run.members.values()):  # the youngest first
+            members = self._begins[path[n_blocks]]
+            if len(members) == len(seen):  # who begins with more begins with this, too
+                continue
+            for entry in reversed(members.values()):  # the youngest first
                 if id(entry) in seen:
                     continue
                 seen.add(id(entry))
                 n = entry.reusable(min(_in_common(prompt, entry.tokens, n_blocks), most), wanted)
                 if n > longest:
                     best, longest = entry, n
-                left -= 1
-                if not left:
+                if len(seen) >= MOST:
                     break
         if best is None or common_prefix(prompt, best.tokens) < longest:  # the latter: hashes that are equal by chance
             return None, 0
@@ -236,20 +192,15 @@ class PrefixIndex(Generic[K]):
 
     def parted(self, prompt: Sequence[int], wanted: Tuning, hashes: PrefixHashes | None = None) -> int:
         """How much of its beginning `prompt` has in common with some entry, up to a block's tokens more or less."""
-        path = self._path(prompt, wanted, hashes or PrefixHashes(), len(prompt))
-        if not path:
-            return 0
-        run, n_blocks = path[-1]
-        entries = list(run.members.values())[-MOST:]
-        return max(_in_common(prompt, entry.tokens, n_blocks) for entry in entries)
+        path = self._deepest(prompt, wanted, hashes, len(prompt))
+        entries = list(self._begins[path[-1]].values())[-MOST:] if path else []
+        return max((_in_common(prompt, entry.tokens, len(path) - 1) for entry in entries), default=0)
 
-    def within(self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes | None = None) -> Iterator[K]:
+    def within(self, tokens: Sequence[int], tuning: Tuning, hashes: PrefixHashes | None = None) -> "list[KeptState]":
         """Entries with the same tuning that `tokens` begins with or is equal to."""
-        for run, _ in self._path(tokens, tuning, hashes or PrefixHashes(), len(tokens)):
-            for entry in list(run.ends.values()):
-                n = len(entry.tokens)
-                if entry.tuning == tuning and n <= len(tokens) and common_prefix(entry.tokens, tokens) == n:
-                    yield entry
+        path = self._deepest(tokens, tuning, hashes, len(tokens))
+        ending = [entry for each in path for entry in self._ends.get(each, {}).values() if entry.tuning == tuning]
+        return [e for e in ending if len(e.tokens) <= len(tokens) and common_prefix(e.tokens, tokens) == len(e.tokens)]
 
 
 def _in_common(a: Sequence[int], b: Sequence[int], n_blocks: int) -> int:

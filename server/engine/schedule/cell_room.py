@@ -12,10 +12,8 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from server.engine.runner_api import RunnerInfo
-from server.engine.schedule.queue import MOST_PASSES, RESERVE
+from server.engine.schedule.queue import MOST_PASSES, REPLY_CELLS
 from server.engine.sequence import Phase, Sequence, Slot
-
-LEAST = RESERVE + 1  # cells that any sequence needs: the last token of a prompt is always computed
 
 
 class Room:
@@ -46,12 +44,12 @@ class Room:
     @property
     def full(self) -> bool:
         """Nobody fits, however much of his prompt is in the cells."""
-        return self._info.unified and not self.empty and self.free < LEAST
+        return self._info.unified and not self.empty and self.free <= REPLY_CELLS  # a prompt's last token is computed
 
     def fits(self, sequence: Sequence, n_kept: int) -> bool:
         """Whether there are cells for `sequence` without the first `n_kept` of its tokens."""
         sequence.n_needed = (
-            max(len(sequence.target), len(sequence.parked.tokens) if sequence.parked else 0) - n_kept + RESERVE
+            max(len(sequence.target), len(sequence.parked.tokens) if sequence.parked else 0) - n_kept + REPLY_CELLS
         )
         sequence.looked_at = self._changes
         return self._fit(sequence)
@@ -111,4 +109,4 @@ def _cells(sequence: Sequence) -> int:
     """Cells that `sequence` holds or will, beside those that it shares with others."""
     slot = sequence.slot
     assert slot is not None
-    return max(len(sequence.target), len(slot.tokens)) - slot.n_shared + RESERVE
+    return max(len(sequence.target), len(slot.tokens)) - slot.n_shared + REPLY_CELLS

@@ -7,6 +7,7 @@ further length, reads all weights once more: 4 streams in slots 0, 2, 4 and 6 ru
 and runs of nearly one length are filled up to it (`filled`, used by `server.llama.context.runner`).
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -42,10 +43,11 @@ def evaluations(runs: Iterable[tuple[int, int]], n_ubatch: int) -> int:
 
 def filled(lengths: Seq[int], evaluation_tokens: float, n_ubatch: int) -> list[int]:
     """Lengths that runs of `lengths` tokens of consecutive sequences are better evaluated with: shorter ones are filled
-    up with tokens that are forgotten again, where these take less time than one more evaluation, which is as dear as
-    `evaluation_tokens`."""
+    up with tokens that are forgotten again, where these take less time than further evaluations, each as dear as
+    `evaluation_tokens`: of those that are longer than others, one for each gap between them, too."""
     counts = Counter(lengths)
     ends = sorted(counts)
+    shortest = [_shortest_of_runs(lengths, end) for end in ends]
     costs, firsts = [0.0], [0]
     for at, end in enumerate(ends):  # all that are no longer than this, at the least cost
         best, best_first, n, n_filled = inf, at, 0, 0
@@ -53,10 +55,11 @@ def filled(lengths: Seq[int], evaluation_tokens: float, n_ubatch: int) -> list[i
             n_more = counts[ends[first]] * (end - ends[first])
             n += counts[ends[first]]
             n_filled += n_more
-            if n_more > evaluation_tokens or (n_more and n * end > n_ubatch):
+            if n_more and (n_more > evaluation_tokens * len(shortest[first + 1]) or n * end > n_ubatch):
                 break
-            if costs[first] + n_filled + evaluation_tokens < best:
-                best, best_first = costs[first] + n_filled + evaluation_tokens, first
+            cost = costs[first] + n_filled + evaluation_tokens * bisect_right(shortest[first], end)
+            if cost < best:
+                best, best_first = cost, first
         costs.append(best)
         firsts.append(best_first)
     to: dict[int, int] = {}
@@ -66,6 +69,22 @@ def filled(lengths: Seq[int], evaluation_tokens: float, n_ubatch: int) -> list[i
         to |= dict.fromkeys(ends[first:at], ends[at - 1])
         at = first
     return [to[n] for n in lengths]
+
+
+def _shortest_of_runs(lengths: Seq[int], least: int) -> list[int]:
+    """Of each run of consecutive sequences with so many tokens the least number, in order: up to this one they are
+    evaluated together."""
+    found: list[int] = []
+    joins = False
+    for n in lengths:
+        if n < least:
+            joins = False
+        elif joins:
+            found[-1] = min(found[-1], n)
+        else:
+            found.append(n)
+            joins = True
+    return sorted(found)
 
 
 def batch_order(seq: int, is_longer: bool, streams: AbstractSet[int], joins: AbstractSet[int]) -> tuple[int, int]:

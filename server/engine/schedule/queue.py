@@ -39,8 +39,8 @@ MOST_PASSES = 8
 """By more urgent ones here, and by those that take cells which one needs that fits less well (`cell_room`)."""
 OUTPUT_WEIGHT = 2.0
 """What a generated token counts in prompt tokens; the paper's choice, and about what providers charge."""
-RESERVE = 64
-"""Cells kept for what a placed sequence will generate."""
+REPLY_CELLS = 64
+"""Cells that are counted for what a sequence will generate, beside those of its prompt, wherever cells are shared."""
 MOST_ACCOUNTS = 4096
 """Clients that are remembered; the one that asked longest ago is forgotten first."""
 
@@ -93,86 +93,63 @@ class Queue:
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self._parked: dict[int, deque[Sequence]] = {}
-        self._lines: dict[int, dict[Account, deque[Sequence]]] = {}
-        self._n = 0
+        self._lines: dict[tuple[int, Account | None], deque[Sequence]] = {}
+        """By priority and client; those that were parked, of all clients, are in one line (None)."""
         self._n_placed = 0
 
     def __len__(self) -> int:
-        return self._n
-
-    def __contains__(self, sequence: object) -> bool:
-        return any(sequence is one for one in self)
+        return sum(map(len, self._lines.values()))
 
     def __iter__(self) -> "Iterator[Sequence]":
-        """Everybody; parked ones first, otherwise in no order of meaning."""
-        for parked in self._parked.values():
-            yield from parked
-        for lines in self._lines.values():
-            for line in lines.values():
-                yield from line
+        """Everybody, in no order of meaning."""
+        for line in self._lines.values():
+            yield from line
 
     def append(self, sequence: "Sequence") -> None:
         """A new choice: behind the others of its client and priority."""
         account = sequence.account = self._accounts.of(sequence.request.client)
-        if not any(account in lines for lines in self._lines.values()):
+        if not any(account is other for _, other in self._lines):
             self._accounts.catch_up(account)
-        lines = self._lines.setdefault(sequence.request.priority, {})
-        lines.setdefault(account, deque()).append(sequence)
-        self._n += 1
+        self._lines.setdefault((sequence.request.priority, account), deque()).append(sequence)
 
     def appendleft(self, sequence: "Sequence") -> None:
         """A parked choice comes back, before all others of its priority; among parked ones the oldest is first."""
-        parked = self._parked.setdefault(sequence.request.priority, deque())
+        parked = self._lines.setdefault((sequence.request.priority, None), deque())
         age = (sequence.ticket.submitted_at, sequence.index)
-        place = sum((other.ticket.submitted_at, other.index) < age for other in parked)
-        parked.insert(place, sequence)
-        self._n += 1
+        parked.insert(sum((other.ticket.submitted_at, other.index) < age for other in parked), sequence)
 
     def remove(self, sequence: "Sequence") -> bool:
         """Take `sequence` out; whether it was there."""
-        priority, account = sequence.request.priority, sequence.account
-        parked, lines = self._parked.get(priority), self._lines.get(priority, {})
-        if parked is not None and sequence in parked:
-            parked.remove(sequence)
-            if not parked:
-                del self._parked[priority]
-        elif account in lines and sequence in lines[account]:
-            lines[account].remove(sequence)
-            if not lines[account]:
-                del lines[account]
-            if not lines:
-                del self._lines[priority]
-        else:
-            return False
-        self._n -= 1
-        return True
+        for key in ((sequence.request.priority, None), (sequence.request.priority, sequence.account)):
+            line = self._lines.get(key)
+            if line is not None and sequence in line:
+                line.remove(sequence)
+                if not line:
+                    del self._lines[key]
+                return True
+        return False
 
     def candidates(self, charge: Charge, due: "Iterable[Sequence]" = ()) -> "Iterator[Sequence]":
         """In the order in which they are to be placed, `due` first; the queue must not change meanwhile."""
         first = list(due)
         yield from first
-        priorities = sorted({*self._parked, *self._lines})
-        if len(priorities) > 1 and self._n_placed % MOST_PASSES == MOST_PASSES - 1:
-            heads = [parked[0] for parked in self._parked.values()]
-            heads += [line[0] for lines in self._lines.values() for line in lines.values()]
+        lines = self._lines
+        if len({priority for priority, _ in lines}) > 1 and self._n_placed % MOST_PASSES == MOST_PASSES - 1:
+            heads = [line[0] for line in lines.values()]
             head = min(heads, key=lambda head: (charge(head.account), head.ticket.submitted_at))
             if head not in first:
                 first.append(head)
                 yield head
-        for sequence in self._in_order(priorities, charge):
-            if not first or sequence not in first:
-                yield sequence
 
-    def _in_order(self, priorities: list[int], charge: Charge) -> "Iterator[Sequence]":
-        for priority in priorities:
-            yield from self._parked.get(priority, ())
-            lines = self._lines.get(priority, {})
-            if len(lines) == 1:
-                yield from next(iter(lines.values()))
-                continue
-            for account in sorted(lines, key=lambda one: (charge(one), lines[one][0].ticket.submitted_at)):
-                yield from lines[account]
+        def turn(key: tuple[int, Account | None]) -> tuple[int, bool, float, float]:
+            priority, account = key
+            charged = charge(account) if account is not None else 0.0
+            return priority, account is not None, charged, lines[key][0].ticket.submitted_at
+
+        for key in sorted(lines, key=turn) if len(lines) > 1 else lines:
+            for sequence in lines[key]:
+                if not first or sequence not in first:
+                    yield sequence
 
     def place(self, sequence: "Sequence") -> None:
         """`sequence` gets a slot now."""
@@ -308,7 +285,7 @@ def _may_be_taken(ticket: "Ticket", instance: int, cells: float) -> float:
 
 
 def _n_cells(ticket: "Ticket", instance: int) -> int:
-    return ticket.route.n_own[instance] + RESERVE * ticket.request.n
+    return ticket.route.n_own[instance] + REPLY_CELLS * ticket.request.n
 
 
 def admits(request: Request, open_: "Collection[Ticket]", n_slots: int, max_queue: int) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from server.engine.kv.cost import MoveCost, least_valuable
 from server.engine.kv.disk_cache import DiskCache
-from server.engine.kv.ram_cache import RamState, StateCache, automatic_limit, ram_limit
+from server.engine.kv.ram_cache import StateCache, automatic_limit, ram_limit
 from server.engine.kv.state import Checkpoint, SlotState
 from server.engine.media import MediaInput, MediaSpan, span_at
 from server.engine.params import EngineParams
@@ -29,7 +29,7 @@ from server.engine.schedule.evaluations import (
     relocation,
 )
 from server.engine.schedule.prefill_order import in_order
-from server.engine.schedule.queue import OUTPUT_WEIGHT, RESERVE, Account, Accounts, Charge, Queue
+from server.engine.schedule.queue import OUTPUT_WEIGHT, REPLY_CELLS, Account, Accounts, Charge, Queue
 from server.engine.schedule.step_size import StepSize, piece
 from server.engine.sequence import Phase, Sequence, Slot
 
@@ -39,9 +39,10 @@ Guesses = Callable[[list[Sequence], int], list[list[int]]]
 """Guessed tokens for each of these generating sequences, so many in all."""
 LOOKS = 32  # at sequences behind one that finds no room; each takes a search for its prefix
 TURN = 0.5  # of the step time aimed at: for so long a stream may wait while other LoRA sets compute
-ALONE_S = 2.0
-"""Step time to stay under when no slot generates: bounds how long a cancel takes, and who comes waits. With half of
-it, deep steps are so small that a quarter of the attention's tiles is empty (benchmarks/README.md)."""
+ALONE_S = 3.0
+"""Step time to stay under when no slot generates: bounds how long a cancel takes, and who comes waits. With
+less, deep steps are smaller than what the library evaluates at once, and attention's tiles less full: 512 tokens took
+3 s 12,000 tokens deep, on two cores (benchmarks/README.md)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -76,7 +77,7 @@ class TokenRun:
 
     def next_output(self, first: int) -> int:
         """Which of the batch's outputs its next token is sampled from, when its own begin with `first`."""
-        return first + len(self.tokens) - 1 if self.scored else first
+        return first + self.n_outputs - 1 if self.scored else first
 
 
 class Scheduler:
@@ -84,7 +85,7 @@ class Scheduler:
 
     def __init__(self, info: RunnerInfo, params: EngineParams, accounts: Accounts | None = None) -> None:
         self.info = info
-        self.ram: StateCache[RamState] = StateCache(
+        self.ram: StateCache = StateCache(
             ram_limit(params.cache_ram, info.free_bytes), automatic_limit(info.free_bytes)
         )
         self.move_cost = MoveCost.unknown(info.piece_s)
@@ -95,16 +96,17 @@ class Scheduler:
         self._placer = Placer(self.slots, self.ram, info, params, self.move_cost)
         self.room = Room(self.slots, info)
         self.waiting = Queue(accounts or Accounts())
-        self.step_size = StepSize(params.target_itl_ms / 1e3, min(params.min_chunk, info.n_batch), info.n_batch)
-        self.step_size_alone = StepSize(ALONE_S, self.step_size.smallest, info.n_batch, min(512, info.n_batch))
-        self.spent_s = 0.0  # of this step, before its decode: states that were moved
+        sizes = min(params.min_chunk, info.n_batch), info.n_batch, info.n_ubatch
+        self.step_size = StepSize(params.target_itl_ms / 1e3, *sizes)
+        self.step_size_alone = StepSize(ALONE_S, *sizes, size=min(info.n_ubatch, info.n_batch))
+        self.spent_s = 0.0  # of this step, before its decode: on copies, and states that were moved
         self._limit = info.n_batch
         self._alone: Slot | None = None  # who had the last batch for itself
         self._turns: list[StepSharers] = []  # in order; it is the first one's now
         self._turn_s = self._last_s = 0.0  # what the steps of that took so far, and the last of them
         self.may_be_apart = False  # slots in use have changed
 
-    def use_ram(self, ram: StateCache[RamState]) -> None:
+    def use_ram(self, ram: StateCache) -> None:
         """Share another instance's."""
         self.ram = self._placer.ram = ram
 
@@ -163,7 +165,7 @@ class Scheduler:
         room.measure()
         if not self.info.unified or (room.empty and not self.waiting):
             return math.inf
-        return room.free - sum(s.ticket.n_to_compute + RESERVE for s in self.waiting)
+        return room.free - sum(s.ticket.n_to_compute + REPLY_CELLS for s in self.waiting)
 
     def in_turn(self) -> list[Sequence]:
         """Who waits, in the order in which they are to be placed."""
@@ -236,14 +238,15 @@ class Scheduler:
                 break
             at = len(s.slot.tokens)
             n_joins -= s.slot.id in joins
-            n = max(budget - n_joins, 1)
+            n_most = max(budget - n_joins, 1)
             span = span_at(s.media, at) if s.media else None
             is_medium = span is not None and span.start <= at  # decoded in a batch of its own
             n_left = (span.end if span is not None and is_medium else len(s.target)) - at
             if is_medium and n_tokens:  # a step's streams are decoded before it, by themselves
-                n = piece(n_left, min(n, self.step_size.after(self.spent_s + self._placer.step_s)), exact=True)
+                spent_s = self.spent_s + self._placer.step_s
+                n = piece(n_left, min(n_most, self.step_size.after(spent_s)), self.info.n_ubatch, exact=True)
             else:
-                n = piece(n_left, n)
+                n = piece(n_left, n_most, self.info.n_ubatch)
             # those that share evaluations with streams take nothing from the size
             n_more = n_beside(streams, s.slot.id) if 1 < n < n_left and s.slot.id in joins and not is_medium else 0
             end = at + min(n + n_more, most - n_joins)
@@ -253,7 +256,10 @@ class Scheduler:
             if span is not None:
                 end = _end_with_media(span, at, end)
             scored = s.unscored and at >= s.n_scored
-            if scored:
+            if scored and is_medium:  # its last token says how probable the text behind it is
+                end = end if n_to_score else at
+                n_to_score -= end > at
+            elif scored:
                 end = min(end, at + n_to_score)
                 n_to_score -= min(end, len(s.target)) - at
             elif s.unscored:  # it was parked, and what is scored is computed again
@@ -261,19 +267,20 @@ class Scheduler:
             tokens = s.target[at:end]
             if not tokens:  # others have taken the outputs of this step
                 continue
-            budget -= min(len(tokens), n)
+            # what a prompt leaves of the step so that it goes on in whole tiles is too little for another one
+            budget -= n_most if n <= len(tokens) < n_left else min(len(tokens), n)
             most -= min(len(tokens), n) if is_medium else len(tokens)
             wants_logits = at + len(tokens) == len(s.target) and not s.output  # with output, the next token is known
-            entries.append(TokenRun(s.slot.id, at, tokens, wants_logits or scored, s, scored, scored))
+            entries.append(TokenRun(s.slot.id, at, tokens, wants_logits or scored, s, scored and not is_medium, scored))
             if span is not None and is_medium:
                 entries[-1].media = _input(s, span, at)
         longest = max(streams.values(), default=self.info.n_batch)
         entries.sort(key=lambda e: batch_order(e.seq, len(e.tokens) > longest, streams.keys(), joins))
         return entries
 
-    def relocation(self, fixed: AbstractSet[int], spent_s: float = 0.0) -> Relocation | None:
+    def relocation(self, fixed: AbstractSet[int]) -> Relocation | None:
         """Which running sequence another slot is better for, as `evaluations.relocation`; who holds a slot in `fixed`,
-        or asked for a certain one, stays. Others have waited `spent_s` for states that were moved in this step.
+        or asked for a certain one, stays.
 
         Also while somebody waits: an idle slot that he can't have now would part streams until he can.
         """
@@ -283,7 +290,9 @@ class Scheduler:
         self.may_be_apart = n_runs({s.slot.id for s in active if s.slot is not None}) > 1
         if not self.may_be_apart or not _may_share_a_step(active):
             return None
-        longest_s = (self.params.target_itl_ms / 2e3 or math.inf) - spent_s  # others wait for it, beside their step
+        longest_s = (
+            self.params.target_itl_ms / 2e3 or math.inf
+        ) - self.spent_s  # others wait for it, beside their step
         return relocation(self.slots, self._placer.evaluation_s, self._offer, longest_s, fixed)
 
     def stay_apart(self) -> None:

@@ -1,7 +1,7 @@
 """Speculative decoding: several tokens of a sequence are guessed, and checked in one decode beside everybody's own.
 
 Begin with `speculation.py`. A guess changes nothing but time: a token is taken only when sampling gives it anyway.
-Where guesses come from: `lookup.py` (the text so far), `draft_model.py` (a small model), `mtp.py` (the model's own
-heads). How many of them pay: `cost.py` (what a larger step costs) and the share of a sequence's guesses that were right
-lately (`state.py`).
+Where guesses come from: `lookup.py` (the text so far), `draft_model.py` (a small model, or the model's own heads). How
+many of them pay: `cost.py` (what a larger step costs) and the share of a sequence's guesses that were right lately
+(`lookup.Speculating`).
 """

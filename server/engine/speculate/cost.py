@@ -8,14 +8,16 @@ every sequence's tokens per second (proportional fairness): nobody is slowed dow
 gain of a tenth. For one sequence, or where all do alike, that is the tokens per second of all.
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import log, log1p
 
-SHORTER, LONGER = 0.5, 0.1  # weight of a new measurement: what makes a step longer is mostly other processes
-UNKNOWN_SHARE = 0.5  # of a token's even share of the step: what one more is taken to cost before that was ever seen
+UNKNOWN_SHARE = 0.5  # of a token's even share of the step: what one more is taken to cost at most before it was seen
 FORGET = 256  # steps after which a size that was not seen again is forgotten: it may have been disturbed
+SEEN = 8  # steps of a size that are remembered
 _SAME = 8  # steps for which an answer holds
 _EXACT = 32  # sizes up to here are kept apart, larger ones by eighths of their power of two
 _PART = 16  # tokens of a prompt from which on they tell what one more costs
@@ -31,75 +33,91 @@ def _size(n_tokens: int) -> int:
     return n_tokens // grain * grain
 
 
-def _learned(seen: float, seconds: float) -> float:
-    return seen + (SHORTER if seconds < seen else LONGER) * (seconds - seen) if seen else seconds
+def _quick(last: Collection[float]) -> float:
+    """The quarter of the quickest ends here: what other processes do only makes a step longer."""
+    return sorted(last)[len(last) // 4]
 
 
 @dataclass(slots=True)
 class StepCost:
-    """Seconds of a step by the number of its tokens; between two known sizes on the line that joins them."""
+    """Seconds of a step by the number of its tokens; between two known sizes on the line that joins them.
 
-    _prompt_token_s: float = 0.0
-    _seconds: dict[int, float] = field(default_factory=dict)
-    _sizes: list[int] = field(default_factory=list)
+    A size costs what the quickest of its last steps took, and no less than a smaller one. Until enough of them were
+    seen it costs no more than a larger one, and what was expected has a vote: one disturbed step would keep its size
+    from being tried again.
+    """
+
+    _seconds: dict[int, deque[float]] = field(default_factory=dict)  # of the last steps of each size
+    _prompt_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
     _seen: set[int] = field(default_factory=set)  # sizes of the last steps
     _n_seen: int = 0
+    _sizes: list[int] = field(default_factory=list)
+    _known: list[float] = field(default_factory=list)  # by `_sizes`, never falling
     _asked: dict[int, float] = field(default_factory=dict)  # what was said lately: every step asks for the same
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """A step of `n_tokens`, each with its logits, took `seconds`."""
         size = _size(n_tokens)
-        seen = self._seconds.get(size)
-        if seen is None:
-            insort(self._sizes, size)
-            self._seconds[size] = seconds
-        else:
-            self._seconds[size] = _learned(seen, seconds)
+        last = self._seconds.get(size)
+        if last is None:
+            self._seconds[size] = last = deque(maxlen=SEEN)
+        last.append(seconds)
         self._seen.add(size)
         self._n_seen += 1
-        if seen is None or not self._n_seen % _SAME:
+        if len(last) < SEEN or not self._n_seen % _SAME:
             self._asked.clear()
         if self._n_seen >= FORGET:
-            self._sizes = sorted(self._seen)
-            self._seconds = {each: self._seconds[each] for each in self._sizes}
+            self._seconds = {each: self._seconds[each] for each in self._seen}
             self._seen, self._n_seen = set(), 0
 
     def observe_prompt(self, n_tokens: int, seconds: float) -> None:
         """A prompt's part of `n_tokens` took `seconds`: as long as nothing better is known, a further token costs that
         much."""
         if n_tokens >= _PART:
-            token_s = seconds / n_tokens
-            self._prompt_token_s = _learned(self._prompt_token_s, token_s)
+            self._prompt_token_s.append(seconds / n_tokens)
             self._asked.clear()
 
     def of(self, n_tokens: int) -> float:
         """Seconds that a step of `n_tokens` takes; 0.0 before any was seen."""
+        if not self._asked:
+            self._learn()
         seconds = self._asked.get(n_tokens)
         if seconds is None:
-            self._asked[n_tokens] = seconds = self._of(n_tokens)
+            self._asked[n_tokens] = seconds = self._of(_size(n_tokens), n_tokens)
         return seconds
 
-    def _of(self, n_tokens: int) -> float:
-        size, sizes = _size(n_tokens), self._sizes
-        if size in self._seconds or not sizes:
-            return self._seconds.get(size, 0.0)
+    def _learn(self) -> None:
+        self._sizes, self._known = sorted(self._seconds), []
+        for size in self._sizes:
+            last = self._seconds[size]
+            expected = [self._expected(size)] if self._known and len(last) < SEEN else []
+            self._known.append(_quick([*last, *expected]))
+        for at in range(len(self._known) - 2, -1, -1):
+            if len(self._seconds[self._sizes[at]]) < SEEN:
+                self._known[at] = min(self._known[at], self._known[at + 1])
+        self._known = list(accumulate(self._known, max))
+
+    def _expected(self, n_tokens: int) -> float:
+        """Before anything but the smallest step was seen."""
+        smallest, seconds = self._sizes[0], self._known[0]
+        most = UNKNOWN_SHARE * seconds / smallest
+        token_s = min(_quick(self._prompt_token_s), most) if self._prompt_token_s else most
+        return seconds + token_s * (n_tokens - smallest)
+
+    def _of(self, size: int, n_tokens: int) -> float:
+        sizes, known = self._sizes, self._known
+        if not sizes:
+            return 0.0
         at = bisect_left(sizes, size)
+        if at < len(sizes) and sizes[at] == size:
+            return known[at]
         if at == 0:
-            return self._seconds[sizes[0]] * (1 + size / sizes[0]) / 2  # at least half is taken to be the weights
-        low = sizes[at - 1]
-        slope = self._slope(low, sizes[at]) if at < len(sizes) else self._last_slope()
-        return self._seconds[low] + slope * (n_tokens - low)
-
-    def _slope(self, low: int, high: int) -> float:
-        return max((self._seconds[high] - self._seconds[low]) / (high - low), 0.0)
-
-    def _last_slope(self) -> float:
-        """Behind the largest size: as from the smallest to it, or a guess."""
-        low, high = self._sizes[0], self._sizes[-1]
-        if high > low:
-            return self._slope(low, high)
-        even = UNKNOWN_SHARE * self._seconds[high] / high
-        return min(self._prompt_token_s or even, even)
+            return known[0] * (1 + size / sizes[0]) / 2  # at least half is taken to be the weights
+        if len(sizes) == 1:
+            return self._expected(n_tokens)
+        low, high = (at - 1, at) if at < len(sizes) else (0, at - 1)  # behind the largest: as from the smallest to it
+        slope = (known[high] - known[low]) / (sizes[high] - sizes[low])
+        return known[at - 1] + slope * (n_tokens - sizes[at - 1])
 
 
 @dataclass(frozen=True, slots=True)

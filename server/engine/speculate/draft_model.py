@@ -1,4 +1,4 @@
-"""Guesses of a draft model: what its context holds for each slot, for whom it guesses, how far, and when it reads.
+"""Guesses of a draft model, or of the model's own heads (MTP): for whom, how far, and when prompts are read for them.
 
 Used by the step thread alone.
 """
@@ -8,10 +8,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from math import sqrt
-from typing import Protocol
 
 from server.engine.prefix.hashes import common_prefix
-from server.engine.runner_api import DraftRunner
+from server.engine.runner_api import DraftRunner, MtpHeads
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import LEAST, Step, StepCost, draft_length
 from server.engine.speculate.lookup import SURE, UNSEEN, Speculating
@@ -83,32 +82,6 @@ class _ReadText:
     n_same: int = 0
 
 
-class Guesser(Protocol):
-    """What makes guesses. ``cost`` learns what one token more of so many of them takes."""
-
-    cost: StepCost
-
-    @property
-    def n_ctx(self) -> int:
-        """Most tokens of a sequence."""
-
-    @property
-    def n_batch(self) -> int:
-        """Most tokens of a decode."""
-
-    def missing(self, sequence: Sequence) -> int:
-        """How many tokens of `sequence`, which generates, have to be read before a guess."""
-
-    def catch_up(self, sequence: Sequence, n: int) -> bool:
-        """Read the next `n` of these. False when that can't be."""
-
-    def guess(self, wishes: Seq[Wish]) -> list[Guess]:
-        """A guess for each, all of them one token further with each decode. `missing` was asked for each before."""
-
-    def forget(self, sequences: Seq[Sequence]) -> None:
-        """What a failed decode has left is unknown."""
-
-
 def further(
     wishes: Seq[Wish],
     entries: Seq[DraftEntry],
@@ -136,7 +109,7 @@ def further(
 
 
 class DraftCells:
-    """A `Guesser` over a draft model. Used by the step thread alone."""
+    """What a draft model's context holds for each slot. ``cost``: of one token more of so many guesses."""
 
     def __init__(self, runner: DraftRunner, clock: Callable[[], float]) -> None:
         self.cost = StepCost()
@@ -235,6 +208,61 @@ class DraftCells:
         for seq in others:
             self._cut(seq, 0)
         return bool(others)
+
+
+class MtpGuesser:
+    """Guesses of a model's own heads (MTP), which follow the model by themselves: there is nothing to read before."""
+
+    def __init__(self, heads: MtpHeads, clock: Callable[[], float]) -> None:
+        self.cost = StepCost()
+        self._heads = heads
+        self._clock = clock
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens of a sequence."""
+        return self._heads.info.n_ctx_seq
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens of a decode."""
+        return self._heads.info.n_batch
+
+    def missing(self, sequence: Sequence) -> int:
+        """Few, or too many where the model's state behind its last token is not known (it came back from RAM)."""
+        slot = sequence.slot
+        assert slot is not None
+        return 1 if self._heads.ready(slot.id, slot.pos) else NEAR + 1
+
+    def catch_up(self, sequence: Sequence, n: int) -> bool:
+        """The model's next token brings what is missing, and nothing else does."""
+        return False
+
+    def forget(self, sequences: Seq[Sequence]) -> None:
+        """The heads know by themselves what they hold."""
+
+    def guess(self, wishes: Seq[Wish]) -> list[Guess]:
+        """A guess for each, all of them one token further with each decode."""
+        slots = [wish.sequence.slot for wish in wishes]
+        entries = [
+            DraftEntry(slot.id, slot.pos, wish.sequence.pending)
+            for slot, wish in zip(slots, wishes, strict=True)
+            if slot is not None
+        ]
+        try:
+            return further(wishes, entries, self._decode, self._heads.best)
+        finally:
+            self._heads.end_guesses([entry.seq for entry in entries])
+
+    def _decode(self, entries: Seq[DraftEntry]) -> bool:
+        started = self._clock()
+        decoded = self._heads.decode(entries)
+        if decoded:
+            self.cost.observe(len(entries), self._clock() - started)
+        return decoded
+
+
+Guesser = DraftCells | MtpGuesser
 
 
 class Drafting:

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import log
 from pathlib import Path
 from random import Random
 
@@ -25,13 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.engine.params import LOOKUP, EngineParams
-from server.engine.speculate.cost import LEAST
 from server.errors import ConfigError
 
 CHUNK = 2048
 """Most tokens that are indexed at once (half a millisecond), so that a long prompt stops nobody."""
-LONG_MATCH = 8
-"""A run of so many tokens is looked for first: of two places that fit, it finds the one that fits better."""
 _MOST_APART = 3  # tokens that may differ before a text is no longer followed
 _FEW = 12  # from here on numpy is the faster one
 _MOST_ENTRIES = 1 << 18  # of a table: 1 MiB
@@ -125,8 +121,7 @@ class Lookup(TextSource):
 
     def __init__(self, size: int, n_text: int) -> None:
         super().__init__()
-        sizes = (size,) if size >= LONG_MATCH else (LONG_MATCH, size)
-        self._ends = [Ends(each, n_text) for each in sizes]
+        self._ends = Ends(size, n_text)
         self._follows = 0  # where the text goes on that the last guess was taken from; 0 = nowhere
         self._n_apart = 0  # tokens since then that were others
 
@@ -141,8 +136,7 @@ class Lookup(TextSource):
         self.tokens.append(token)
 
     def _index(self, start: int, stop: int) -> None:
-        for ends in self._ends:
-            ends.add(self.tokens, start, stop)
+        self._ends.add(self.tokens, start, stop)
 
     def guess(self, most: int) -> list[int]:
         """At most `most` tokens; none where nothing is found, or the text is not indexed yet."""
@@ -150,18 +144,12 @@ class Lookup(TextSource):
         tokens = self.tokens
         if self.n_indexed < len(tokens):
             return []
-        at = 0
-        for ends in self._ends:
-            if at := ends.find(tokens):
-                break
+        at = self._ends.find(tokens)
         if not at and not self._follows:
             return []
-        if at and at != self._follows:
-            n_matching = self._matching(at)
-            if self._follows and n_matching < LONG_MATCH and self._matching(self._follows) >= n_matching:
-                at = self._follows
-        self._follows = at or self._follows
-        at = self._follows
+        if not at or (self._follows and self._matching(self._follows) >= self._matching(at)):
+            at = self._follows
+        self._follows = at
         if tokens[at - 1] == tokens[-1]:
             self._n_apart = 0
         period = len(tokens) - at
@@ -200,14 +188,6 @@ class NgramSimple(TextSource):
         return tokens[at : at + min(n, most)] if at and n >= self._n else []
 
 
-@dataclass(slots=True)
-class _Key:
-    """Tokens that led to a guess before: how often, and how much of it was right the last time."""
-
-    hits: int = 0
-    limits: dict[tuple[int, ...], int] = field(default_factory=dict)
-
-
 class NgramMap(TextSource):
     """`ngram-map-k`; with ``min_hits`` `ngram-map-k4v`, which wants to have met the tokens so often."""
 
@@ -215,8 +195,9 @@ class NgramMap(TextSource):
         super().__init__()
         self._n, self._m, self._min_hits = size_n, size_m, min_hits
         self._places: dict[int, list[int]] = {}  # where runs of ``size_n`` tokens ended, by their hash
-        self._keys: dict[tuple[int, ...], _Key] = {}
-        self._guessed: tuple[_Key, tuple[int, ...]] | None = None
+        self._hits: Counter[tuple[int, ...]] = Counter()  # guesses that tokens led to
+        self._limits: dict[tuple[tuple[int, ...], ...], int] = {}  # how much of one was right the last time
+        self._guessed: tuple[tuple[int, ...], ...] = ()
 
     def _index(self, start: int, stop: int) -> None:
         tokens, n = self.tokens, self._n
@@ -230,7 +211,7 @@ class NgramMap(TextSource):
         """What followed, where all ``size_m`` tokens of it are known."""
         self.catch_up()
         tokens, n, m = self.tokens, self._n, self._m
-        self._guessed = None
+        self._guessed = ()
         if self.n_indexed < len(tokens) or len(tokens) <= 2 * n + m:
             return []
         last = tuple(tokens[-n:])
@@ -239,14 +220,12 @@ class NgramMap(TextSource):
         ends = [end for end in found if end < known and tuple(tokens[end - n : end]) == last]
         if not ends:
             return []
-        key = self._keys.setdefault(last, _Key())
-        key.hits += 1
+        self._hits[last] += 1
         value = self._value(ends) if self._min_hits else tuple(tokens[ends[-1] : ends[-1] + m])
-        if not value or key.hits < self._min_hits:
+        if not value or self._hits[last] < self._min_hits:
             return []
-        name = value if self._min_hits else ()
-        self._guessed = key, name
-        return list(value[: min(key.limits.get(name, m), most)])
+        self._guessed = (last, value) if self._min_hits else (last,)
+        return list(value[: min(self._limits.get(self._guessed, m), most)])
 
     def _value(self, ends: Sequence[int]) -> tuple[int, ...]:
         counts: Counter[tuple[int, ...]] = Counter()
@@ -260,9 +239,8 @@ class NgramMap(TextSource):
 
     def judge(self, n_checked: int, n_right: int) -> None:
         """The next guess from the same tokens goes no further than this one was right."""
-        if self._guessed is not None and n_right < n_checked:
-            key, value = self._guessed
-            key.limits[value] = n_right
+        if self._guessed and n_right < n_checked:
+            self._limits[self._guessed] = n_right
 
 
 class HashTable:
@@ -362,8 +340,6 @@ class NgramCache(TextSource):
 # ---- what is known of the guesses of one sequence
 
 SURE = 0.98  # no guess is taken to be more likely
-_FAR = [int(log(LEAST) / log(min(max(right, 1) / 100, SURE))) + 1 for right in range(101)]
-"""By percents of guesses that are right: tokens behind which nothing is likely enough to be looked at."""
 _WEIGHT = 0.2  # of one token in the average of those that were right
 UNSEEN = 0.7  # of a draft model's are, before any was checked
 _LOOKED_UP = 0.3  # of guesses from the text are taken to be right before any was seen: too few to pay on most machines
@@ -395,7 +371,6 @@ class Speculating:
     def look_up(self, most: int) -> list[int]:
         """What the text suggests, of the first source that has a suggestion."""
         self.drafted, self.source = False, None
-        most = min(most, _FAR[int(self.right * 100)])
         for source in self.sources:
             guess = source.guess(most)
             if guess:

@@ -12,9 +12,8 @@ from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import Step, StepCost, conditional, evaluated, lengths
-from server.engine.speculate.draft_model import DraftCells, Drafting, Guesser, Wish
+from server.engine.speculate.draft_model import DraftCells, Drafting, Guesser, MtpGuesser, Wish
 from server.engine.speculate.lookup import CHUNK, Speculating, sources
-from server.engine.speculate.mtp import MtpGuesser
 
 _PAUSE = 32  # steps without guesses after a batch found no room
 _AGAIN = 1.5  # times what guesses cost where right ones, too, are computed again when those behind them are wrong

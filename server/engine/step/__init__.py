@@ -4,7 +4,6 @@
 ``loop``          receive, place, plan, decode, sample, post; begin here
 ``mailbox``       what crosses between threads: events, commands
 ``requests``      requests from arrival to end
-``commands``      what is asked of a slot beside requests: save, restore, erase, once it is idle
 ``published``     what slots do, for GET /slots; what is told to who looks, and nothing while nobody does
 ``faults``        what follows a batch that the library refuses
 ================  ======================================================================================

@@ -1,11 +1,13 @@
 """One native context and the thread that owns it. Nothing else calls into the runner."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from server.engine.encode import Encoder
-from server.engine.generate.sample import Outputs, Sampling
-from server.engine.instances import StepThread, bind, cpus_of, has_failed
+from server.engine.generate.sample import NextTokens
+from server.engine.instances import StepThread, has_failed
 from server.engine.kv.cells import Cells, shifted
 from server.engine.kv.disk_cache import DiskCache, give_up_late, wait_s
 from server.engine.params import EngineParams
@@ -16,12 +18,11 @@ from server.engine.schedule.queue import ModelQueue
 from server.engine.schedule.scheduler import Scheduler, TokenRun, batches
 from server.engine.sequence import Phase, Sequence, Slot
 from server.engine.speculate.speculation import speculation
-from server.engine.step.commands import Commands
 from server.engine.step.faults import Faults
-from server.engine.step.mailbox import Mailbox
+from server.engine.step.mailbox import Command, Mailbox
 from server.engine.step.published import Publisher
-from server.engine.step.requests import Tickets
-from server.errors import CONTAINED, ContextExceeded, InternalError, LlamapoolError, ShuttingDown
+from server.engine.step.requests import Requests
+from server.errors import CONTAINED, ContextExceeded, LlamapoolError, ShuttingDown
 
 log = logging.getLogger(__name__)
 
@@ -40,46 +41,51 @@ class Instance(StepThread):
         preparing: Callable[[], int],
         encoder: Encoder | None = None,
     ) -> None:
-        super().__init__("llamapool-step", mailbox.woken_by)
+        super().__init__("llamapool-step", number, params, clock, preparing)
         self.runner = runner
-        self.params = params
-        self.mailbox = mailbox
         self.scheduler = Scheduler(runner.info, params, queue.accounts)
         self._queue = queue
-        self._number = number
+        self._mailbox = mailbox
         first_slot = number * runner.info.n_seq
-        self._clock = clock
-        self._preparing = preparing
         self.published = Publisher(self.scheduler, clock, first_slot, lambda: queue.expected(number))
-        self._tickets = Tickets(self.scheduler, queue, number, mailbox, self.stats, clock, self.published, encoder)
+        self._requests = Requests(
+            *(self.scheduler, queue, number, mailbox, self.stats, clock, self.published, encoder, self.wake)
+        )
         self._cells = Cells(runner, self.scheduler, clock)
         self._shifts = params.context_shift and runner.info.can_shift
         self._speculation = speculation(params, runner, clock)
-        self._outputs = Outputs(
-            runner, self.stats, first_slot, shifts=self._shifts, speculation=self._speculation, special=params.special
-        )
-        self._sampling = Sampling(
-            self._outputs, self._cells, self._tickets, mailbox, self.stats, self._speculation, clock
+        self._next_tokens = NextTokens(
+            *(runner, params, first_slot, self._cells, self._requests, mailbox, self.stats, self._speculation, clock)
         )
         self._faults = Faults(
-            runner, self.scheduler, self._cells, clock, commit=self._take_results, fail=self._tickets.fail
+            runner, self.scheduler, self._cells, clock, commit=self._take_results, fail=self._requests.fail
         )
-        self._commands = Commands()
-        self._cpus = cpus_of(number, params.cpus)
-        self._prio = params.prio
+        self._commands: deque[Command[Any]] = deque()  # appended to on the event loop, done on the step thread
+        self._stepped = False
 
     @property
     def spec_type(self) -> str:
         """Where guesses come from; llama-server's words."""
         return "none" if self._speculation is None else self.params.asked_spec_type
 
+    def command(self, command: Command[Any]) -> None:
+        """Ask something of a slot."""
+        self._commands.append(command)
+        if self.failure:
+            self._refuse_commands(has_failed(self.failure))
+        self.wake()
+
+    def _refuse_commands(self, error: Exception) -> None:
+        for command in self._commands.copy():
+            command.refuse(error)
+
     def give_up(self, reason: str) -> None:
         """As `StepThread.give_up`."""
         self.failure = reason
         error = has_failed(reason)
-        self._commands.give_up(error)
-        self._queue.close(self._number)
-        self.mailbox.give_up(error, self._queue.taken_by(self._number))
+        self._refuse_commands(error)
+        self._queue.close(self.number)
+        self._mailbox.give_up(error, self._queue.taken_by(self.number))
 
     # ---- the step thread
 
@@ -89,50 +95,46 @@ class Instance(StepThread):
             self._end_all(ShuttingDown("model"))  # who came meanwhile
         self.runner.close()
 
-    def _serve(self) -> None:
-        bind(self._cpus, self._prio)
-        stepped = False
-        while not self._stopping and not self.failure:
+    def _turn(self) -> None:
+        if not self._stepped or self._woken.is_set() or self._commands or self._requests.due:
+            self._woken.clear()
+            self._receive()
+        self._stepped = self._step()
+        if self.published.watched:
+            self.published.publish()
+        if self._stepped:
+            return
+        self._count()
+        self._mailbox.post()
+        while not self._is_wanted and self._cells.moving.share():
+            pass
+        if not self._is_wanted:
+            now = self._clock()
+            waits = (wait_s(self.scheduler.waiting, now), self._requests.next_look_s(now))
+            self._rest(min((s for s in waits if s is not None), default=None))
+
+    def _fail_all(self, error: LlamapoolError) -> None:
+        """The cells are no longer trusted."""
+        self._requests.fail_all(error)
+        for slot in self.scheduler.slots:
             try:
-                self.pulse += 1
-                if not stepped or self.mailbox.woken or self._commands.any or self._tickets.due:
-                    self.mailbox.forget_wake()
-                    self._receive()
-                stepped = self._step()
-                if self.published.watched:
-                    self.published.publish()
-                if not stepped:
-                    self._count()
-                    self.mailbox.post()
-                    if not self.mailbox.woken and not self._stopping:
-                        self._share()
-                        now = self._clock()
-                        waits = (wait_s(self.scheduler.waiting, now), self._tickets.next_look_s(now))
-                        self._rest(min((s for s in waits if s is not None), default=None))
-            except Exception:
-                log.exception(
-                    "a step failed; every request of this instance ends. A fault: report it with what follows"
-                )
-                self._fail_all(InternalError("the engine failed; see the server's log"))
-                self.mailbox.post()
+                self._cells.clear(slot)
+            except Exception:  # the thread must live: without it, later requests would wait for ever
+                log.exception("slot %d could not be cleared. A fault: report it with what follows", slot.id)
+        self._count()
+        self._mailbox.post()
 
     def _end_all(self, error: LlamapoolError) -> None:
-        """End every request and command, new ones too."""
-        self._tickets.take_no_more()
-        self._tickets.fail_all(error)
-        self._receive_commands()
-        self._commands.refuse(error)
+        self._requests.take_no_more()
+        self._requests.fail_all(error)
+        self._refuse_commands(error)
         self._count()
-        self.mailbox.post()
+        self._mailbox.post()
 
     def use_disk(self, disk: DiskCache) -> None:
         """Keep there what RAM has no room for; to be called before the first request."""
         self._cells.moving.disk = disk
         self.scheduler.use_disk(disk)
-
-    def _share(self) -> None:
-        while not self.mailbox.woken and not self._stopping and self._cells.moving.share():
-            pass
 
     def _save_all(self) -> None:
         try:
@@ -147,23 +149,23 @@ class Instance(StepThread):
 
         What runs is not held up for them: they join the next step.
         """
-        if self._preparing() and self.params.gather_ms > 0 and not self.scheduler.n_active:
-            self.mailbox.post()
-            deadline = self._clock() + self.params.gather_ms / 1e3
-            while self._preparing() and not self._stopping and (left := deadline - self._clock()) > 0:
-                self.mailbox.wait(left)
-                self.mailbox.forget_wake()
-        self._tickets.receive()
-        self._tickets.expire(self._clock())
-        self._receive_commands()
-        if self._commands.slots:
-            self.mailbox.post()
-        self._commands.carry_out(self.scheduler.slots, self._cells, self._clock())
+        if self._preparing() and not self.scheduler.n_active:
+            self._mailbox.post()
+            self._gather()
+        self._requests.receive()
+        self._requests.expire(self._clock())
+        if self._commands:
+            self._mailbox.post()
+            self._carry_out()
         self._count()
 
-    def _receive_commands(self) -> None:
-        while (command := self.mailbox.take_command()) is not None:
-            self._commands.add(command)
+    def _carry_out(self) -> None:
+        """What is asked of idle slots; what is asked of a busy one waits for it, as in llama-server."""
+        for command in self._commands.copy():
+            slot = self.scheduler.slots[command.slot]
+            if slot.idle:
+                command.carry_out(self._cells, slot, self._clock())
+                self._commands.remove(command)
 
     def _step(self) -> bool:
         """Place, plan, decode, sample. False when there is nothing to do.
@@ -173,15 +175,14 @@ class Instance(StepThread):
         from this thread in the middle. Before what may take long it is posted at once.
         """
         if self.params.drafts or self.scheduler.waiting or self._cells.moving.busy:
-            self.mailbox.post()
+            self._mailbox.post()
         if self.scheduler.waiting:
             self._place()
         if self.scheduler.may_be_apart:
             self._relocate()
-        self.scheduler.spent_s = self._cells.moving.spent_s
         if self._shifts:
             self._shift()
-        self._tickets.fail_unencoded()
+        self._requests.fail_unencoded()
         entries = self.scheduler.plan(self._speculation.guess if self._speculation is not None else None)
         if not entries:
             self._cells.moving.begin_step()
@@ -194,14 +195,14 @@ class Instance(StepThread):
     def _decode(self, entries: list[TokenRun]) -> bool:
         """Decode what the library takes in one call, and sample. False when that could not be: then there is another
         plan to be made."""
-        self.mailbox.post()
+        self._mailbox.post()
         started = self._clock()
         try:
             if self._speculation is not None:
                 self._cells.before_guesses(entries)
             self.runner.use_adapters(entries[0].sequence.next_adapters)
             if self.params.backend_sampling:
-                self._outputs.choose_places(entries)
+                self._next_tokens.choose_places(entries)
             decoded = self.runner.decode(entries)
         except CONTAINED as error:
             self._faults.recover(entries, error)
@@ -240,7 +241,7 @@ class Instance(StepThread):
             now = self._clock()
             for entry in prompts:
                 self._report_progress(entry.sequence, now)
-        spoiled = self._sampling.sample([e for e in entries if e.want_logits])
+        spoiled = self._next_tokens.take([e for e in entries if e.want_logits])
         if spoiled:
             self._faults.wipe(spoiled)
         return not spoiled
@@ -263,24 +264,25 @@ class Instance(StepThread):
                     sequence.origin = origin_of(placement, self.scheduler.slots)
                 self._cells.prepare(placement, now)
                 self.scheduler.occupy(placement, now)
-                self._tickets.ask_for_media(sequence)
+                self._requests.ask_for_media(sequence)
                 if first:
                     sequence.placement_s = self._clock() - now
                     self.stats.queue_time.observe(now - sequence.ticket.waits_since)
-                    self._outputs.begin(sequence)
+                    self._next_tokens.begin(sequence)
                     self._report_progress(sequence, now)
-            except Exception as error:  # noqa: BLE001 - `Tickets.fail` logs what is not ours
+            except Exception as error:  # noqa: BLE001 - `Requests.fail` logs what is not ours
                 if sequence.slot is None:  # it neither waits nor runs: `fail` would not find it
-                    self._tickets.end(sequence)
+                    self._requests.end(sequence)
                 if placement.slot.idle:
                     self._cells.clear(placement.slot)
-                self._tickets.fail(sequence.ticket, error)
+                self._requests.fail(sequence.ticket, error)
         self._cells.moving.start_reading()
 
     def _relocate(self) -> None:
         """Bring sequences to where steps need fewer evaluations, as long as there is one that it pays for."""
-        while (move := self.scheduler.relocation(self._commands.slots, self._cells.moving.spent_s)) is not None:
-            self.mailbox.post()
+        asked_of = frozenset([command.slot for command in self._commands.copy()])
+        while (move := self.scheduler.relocation(asked_of)) is not None:
+            self._mailbox.post()
             if not self._cells.relocate(move.source, move.target, copies=move.copies, now=self._clock()):
                 self.scheduler.stay_apart()
 
@@ -293,14 +295,14 @@ class Instance(StepThread):
                 log.debug("context shift: %d tokens kept at the beginning, %d dropped", keep, discard)
                 slot = sequence.slot
                 assert slot is not None
-                self.mailbox.post()
+                self._mailbox.post()
                 if not discard:
                     self._end_at_limit(sequence, self._clock())
                     continue
                 try:
                     self._cells.shift(sequence, keep, discard, self._clock())
                 except Exception as error:  # noqa: BLE001 - as above
-                    self._tickets.fail(sequence.ticket, error)
+                    self._requests.fail(sequence.ticket, error)
                     self._cells.clear(slot)  # what the fault has left in them is unknown
 
     def _make_room(self, entries: list[TokenRun]) -> None:
@@ -319,27 +321,16 @@ class Instance(StepThread):
     def _end_at_limit(self, sequence: Sequence, now: float) -> None:
         """No cell for the next token of the only sequence."""
         if sequence.output:
-            self.mailbox.emit(sequence.ticket, *self._outputs.finish(sequence, FinishReason.LIMIT, now, truncated=True))
-            self._tickets.end(sequence)
+            self._next_tokens.finish(sequence, FinishReason.LIMIT, now, truncated=True)
         else:
-            self._tickets.fail(sequence.ticket, ContextExceeded(len(sequence.request.prompt), sequence.n_computed))
+            self._requests.fail(sequence.ticket, ContextExceeded(len(sequence.request.prompt), sequence.n_computed))
 
     def _report_progress(self, sequence: Sequence, now: float) -> None:
         if sequence.request.return_progress and not sequence.output:
             total = len(sequence.request.prompt)
             elapsed_ms = (now - sequence.placed_at) * 1e3
             done = min(sequence.n_computed, total)
-            self.mailbox.emit(sequence.ticket, Progress(sequence.index, total, sequence.n_cached, done, elapsed_ms))
-
-    def _fail_all(self, error: LlamapoolError) -> None:
-        """Every open request ends; the cells are no longer trusted."""
-        self._tickets.fail_all(error)
-        for slot in self.scheduler.slots:
-            try:
-                self._cells.clear(slot)
-            except Exception:  # the thread must live: without it, later requests would wait for ever
-                log.exception("slot %d could not be cleared. A fault: report it with what follows", slot.id)
-        self._count()
+            self._mailbox.emit(sequence.ticket, Progress(sequence.index, total, sequence.n_cached, done, elapsed_ms))
 
     def _count(self) -> None:
         self.stats.n_processing = self.scheduler.n_active

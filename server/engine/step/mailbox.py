@@ -1,18 +1,50 @@
-"""What crosses between the event loop and one step thread: commands in, events out, once per step. Tickets come from
+"""What crosses between the event loop and one step thread: commands in, events out, once per step. Requests come from
 the `ModelQueue`."""
 
 import asyncio
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
+from server.engine.instances import tell
+from server.engine.kv.cells import Cells
 from server.engine.request import Event, Failed
-from server.engine.sequence import Ticket
-from server.engine.step.commands import Command
+from server.engine.sequence import Slot, Ticket, log_fields
 from server.errors import LlamapoolError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class Command(Generic[T]):
+    """What is asked of a slot beside requests: carried out by the step thread once the slot is idle. ``done`` gets the
+    result."""
+
+    slot: int  # within its instance
+    work: Callable[[Cells, Slot, float], T]
+    done: "Future[T]" = field(default_factory=Future)
+
+    def carry_out(self, cells: Cells, slot: Slot, now: float) -> None:
+        """Do it, unless nobody waits for it any more."""
+        if self.done.done():
+            return
+        try:
+            result = self.work(cells, slot, now)
+        except Exception as error:  # noqa: BLE001 - it is the asker's
+            self.refuse(error)
+        else:
+            with suppress(InvalidStateError):  # it was cancelled or refused meanwhile
+                self.done.set_result(result)
+
+    def refuse(self, error: Exception) -> None:
+        """End it, also while it is done, unless it has ended."""
+        with suppress(InvalidStateError):
+            self.done.set_exception(error)
 
 
 Outlet = Callable[[list[tuple[Ticket, list[Event]]], bool], None]
@@ -31,64 +63,29 @@ class Mailbox:
         self._outlet = outlet
         self._loop = loop
         self._on_ended = on_ended
-        self._commands: deque[Command] = deque()
         self._outbox: dict[int, tuple[Ticket, list[Event]]] = {}
         self._ended: list[Ticket] = []
-        self.woken_by = threading.Event()
-        self._gone: LlamapoolError | None = None  # the step thread does not come back
+        self._given_up = False  # the step thread does not come back
 
     # ---- on the event loop
 
-    def command(self, command: Command) -> None:
-        """Ask something of a slot."""
-        if self._gone is not None:
-            command.refuse(self._gone)
-            return
-        self._commands.append(command)
-        self.woken_by.set()
-
-    def wake(self) -> None:
-        """Make the step thread look: something came, was cancelled, stopped, or is no longer being prepared."""
-        self.woken_by.set()
-
     def give_up(self, error: LlamapoolError, open_: list[Ticket]) -> None:
         """The step thread does not come back: everybody is told, and what it may still say is for nobody."""
-        self._gone = error
-        while self._commands:
-            self._commands.popleft().refuse(error)
+        self._given_up = True
         for ticket in open_:
-            if not ticket.cancelled:
-                ticket.sink([Failed(error)])
-                ticket.cancelled = True
+            _hand(ticket, [Failed(error)])
+            ticket.cancelled = True
         self._on_ended(open_)
 
     def _deliver(self, batch: list[tuple[Ticket, list[Event]]], ended: list[Ticket]) -> None:
-        if self._gone is not None:
+        if self._given_up:
             return
         for ticket, events in batch:
-            if not ticket.cancelled:
-                ticket.sink(events)
+            _hand(ticket, events)
         if ended:
             self._on_ended(ended)
 
     # ---- on the step thread
-
-    def forget_wake(self) -> None:
-        """From now on, `wait` returns at the next wake."""
-        self.woken_by.clear()
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Sleep until woken."""
-        self.woken_by.wait(timeout_s)
-
-    def take_command(self) -> Command | None:
-        """The next thing that is asked of a slot."""
-        return self._commands.popleft() if self._commands else None
-
-    @property
-    def woken(self) -> bool:
-        """Whether there was a wake since the last `forget_wake`."""
-        return self.woken_by.is_set()
 
     def emit(self, ticket: Ticket, *events: Event) -> None:
         """Add events to this step's post."""
@@ -111,9 +108,15 @@ class Mailbox:
                 batch = []
             if not ended:
                 return
+        tell(self._loop, self._deliver, batch, ended)
+
+
+def _hand(ticket: Ticket, events: list[Event]) -> None:
+    """Give `events` to who asked, unless nobody wants them any more; what he does with them is no matter of others."""
+    if not ticket.cancelled:
         try:
-            self._loop.call_soon_threadsafe(self._deliver, batch, ended)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
-            log.debug("the event loop is closed; %d requests get no more events", len(batch))
+            ticket.sink(events)
+        except Exception:
+            log.exception(
+                "events could not be taken. A fault: report it with what follows", extra=log_fields(ticket.request)
+            )

@@ -8,22 +8,23 @@ Only what GET /slots shows (`SlotSnapshot`) is read from another thread while st
 step apart.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from functools import cmp_to_key
 from heapq import nlargest
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
-from server.engine.generate.text import TextStream
-from server.engine.kv.ram_cache import KeptState
-from server.engine.prefix.hashes import BLOCK
+from server.engine.kv.ram_cache import StateCache
+from server.engine.prefix.hashes import BLOCK, n_equal
 from server.engine.request import Adapters, Request
 from server.engine.schedule.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Sequence, Slot, Ticket
+
+log = logging.getLogger(__name__)
 
 KEPT_S = 2.0
 """How long what is told of kept states is good for."""
@@ -37,17 +38,13 @@ KeptText: TypeAlias = tuple[int, Seq[int]]
 """A kept state's number, and the hashes of its text."""
 
 
-class Outcome(StrEnum):
-    """How a choice ended."""
-
-    DONE = "done"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
+Outcome = Literal["done", "cancelled", "failed"]
+"""How a choice ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceView:
-    """One choice of a request. Times that have not come are 0."""
+    """One choice of a request, ``slot`` -1: it has none. Times that have not come are 0."""
 
     request: str
     log_id: str  # of the HTTP request; "" = it has none
@@ -64,16 +61,9 @@ class ChoiceView:
     placed_at: float
     placement_s: float
     prompt_done_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class EndedChoice:
-    """A choice that has ended; ``slot`` -1: it never had one."""
-
-    choice: ChoiceView
-    ended_at: float
-    outcome: Outcome
     slot: int
+    ended_at: float = 0.0
+    outcome: Outcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +85,9 @@ class SlotSnapshot:
 
     id: int
     n_ctx: int
-    is_processing: bool
-    n_requests: int
-    n_tokens: int  # in its cells
+    is_processing: bool = False
+    n_requests: int = 0
+    n_tokens: int = 0  # in its cells
     request: Request | None = None
     n_prompt_cached: int = 0
     n_prompt_computed: int = 0
@@ -110,19 +100,18 @@ class SlotSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class KeptView:
-    """A prompt state that has no slot. ``number``: its name, as long as it is kept; ``worth``: what keeping it is worth
-    (`engine.kv.cost.value`)."""
+    """A prompt state that has no slot. ``number``: its name, as long as it is kept."""
 
     number: int
     n_tokens: int
     size: int  # bytes
     used_at: float
     n_used: int
-    worth: float
+    value: float  # as in `engine.kv.cost`
 
 
 @dataclass(frozen=True, slots=True)
-class TierView:
+class KeptStates:
     """All that a cache keeps: how many, their bytes, and the `MOST_STATES` most valuable ones."""
 
     n: int
@@ -175,7 +164,7 @@ class Publisher:
         self._view: InstanceView | None = None
         self._due = True  # the view was read
         self._is_old = False  # the thread has done something since
-        self.ended: deque[EndedChoice] = deque(maxlen=MOST_ENDED)
+        self.ended: deque[ChoiceView] = deque(maxlen=MOST_ENDED)
         self.kept: Seq[KeptText] = ()  # of kept states, which the tree has, too
         self._scheduler = scheduler
         self._clock = clock
@@ -195,8 +184,7 @@ class Publisher:
 
     def end(self, sequence: Sequence, now: float, outcome: Outcome) -> None:
         """A choice is about to give back what it holds."""
-        slot = -1 if sequence.slot is None else self._first_slot + sequence.slot.id
-        self.ended.append(EndedChoice(self._choice(sequence), now, outcome, slot))
+        self.ended.append(self._choice(sequence, now, outcome))
 
     def read(self) -> tuple[InstanceView | None, bool]:
         """What was published last, None at first; and whether the thread, should it wait, is to be woken to publish
@@ -205,15 +193,21 @@ class Publisher:
         return self._view, self._is_old or self._view is None
 
     def publish(self) -> None:
-        """Make a view, if one is due."""
+        """Make a view, if one is due. Never fails: who looks ends no request."""
         self._is_old = not self._due
         if not self._due:
             return
         self._due = False
+        try:
+            self._view = self._made()
+        except Exception:
+            log.exception("what the instance does could not be told. A fault: report it with what follows")
+
+    def _made(self) -> InstanceView:
         now = self._clock()
         slots = self._scheduler.slots
         waiting = [*self._scheduler.waiting, *map(_to_come, self._not_taken())]
-        self._view = InstanceView(
+        return InstanceView(
             at=now,
             slots=tuple(map(self._slot, slots)),
             shared=self._beginnings(slots),
@@ -244,7 +238,7 @@ class Publisher:
             choice=None if sequence is None else self._choice(sequence),
         )
 
-    def _choice(self, sequence: Sequence) -> ChoiceView:
+    def _choice(self, sequence: Sequence, ended_at: float = 0.0, outcome: Outcome | None = None) -> ChoiceView:
         request, origin = sequence.request, sequence.origin
         return ChoiceView(
             request=request.id,
@@ -262,49 +256,47 @@ class Publisher:
             placed_at=sequence.placed_at,
             placement_s=sequence.placement_s,
             prompt_done_at=sequence.prompt_done_at,
+            slot=-1 if sequence.slot is None else self._first_slot + sequence.slot.id,
+            ended_at=ended_at,
+            outcome=outcome,
         )
 
 
 def snapshot(slot: Slot, first_id: int, n_ctx: int, spec_type: str = "none") -> SlotSnapshot:
     """A copy of what `slot` does now."""
+    n_tokens = len(slot.tokens)
+    idle = SlotSnapshot(
+        *(first_id + slot.id, n_ctx, False, slot.n_requests, n_tokens), spec_type=spec_type, scope=slot.tuning.scope
+    )
     running = slot.sequence
     sequence = running or slot.last
-    n_tokens = len(slot.tokens)
     if sequence is None:
-        scope = slot.tuning.scope
-        return SlotSnapshot(
-            first_id + slot.id, n_ctx, False, slot.n_requests, n_tokens, spec_type=spec_type, scope=scope
-        )
-    n_prompt = len(sequence.request.prompt)
+        return idle
     n_cached = max(sequence.n_cached, 0)
-    return SlotSnapshot(
-        id=first_id + slot.id,
-        n_ctx=n_ctx,
+    return replace(
+        idle,
         is_processing=running is not None,
-        n_requests=slot.n_requests,
-        n_tokens=n_tokens,
         request=sequence.request,
         n_prompt_cached=n_cached,
-        n_prompt_computed=max(min(n_tokens, n_prompt) - n_cached, 0),
+        n_prompt_computed=max(min(n_tokens, len(sequence.request.prompt)) - n_cached, 0),
         n_decoded=len(sequence.output),
         has_new_line=sequence.text.has_new_line,
         n_checkpoints=len(slot.checkpoints),
-        spec_type=spec_type,
         scope=sequence.tuning.scope,
     )
 
 
 def _to_come(ticket: Ticket) -> Sequence:
     """The first choice of a request that no instance has taken."""
-    return Sequence(ticket, 0, TextStream(), ticket.request.prompt)
+    return Sequence(ticket, 0)
 
 
-def tier_view(states: Seq[KeptState], n_bytes: int, now: float) -> tuple[TierView, list[KeptText]]:
-    """A cache of `states`, and how those that are told one by one begin."""
-    told = nlargest(MOST_STATES, states, key=lambda state: state.value(now))
+def told_of(cache: StateCache, now: float) -> tuple[KeptStates, list[KeptText]]:
+    """What a cache keeps, and how those that are told one by one begin."""
+    told = nlargest(MOST_STATES, cache, key=lambda state: state.value(now))
     views = [KeptView(id(s), len(s.tokens), s.size, s.used_at, s.n_used, s.value(now)) for s in told]
     texts: list[KeptText] = [(id(s), s.hashes.upto(len(s.tokens) // BLOCK, s.tokens, s.tuning)) for s in told]
-    return TierView(len(states), n_bytes, tuple(views)), texts
+    return KeptStates(len(cache), cache.size, tuple(views)), texts
 
 
 def shared_beginnings(texts: Seq[Seq[int]]) -> list[tuple[int, int, int]]:
@@ -315,24 +307,12 @@ def shared_beginnings(texts: Seq[Seq[int]]) -> list[tuple[int, int, int]]:
 
     def order(one: int, other: int) -> int:
         a, b = texts[one], texts[other]
-        n = _n_common(a, b)
+        n = n_equal(a, b)
         return len(a) - len(b) if n == min(len(a), len(b)) else -1 if a[n] < b[n] else 1
 
     ordered = sorted(range(len(texts)), key=cmp_to_key(order))
-    pairs = [(one, other, _n_common(texts[one], texts[other])) for one, other in pairwise(ordered)]
+    pairs = [(one, other, n_equal(texts[one], texts[other])) for one, other in pairwise(ordered)]
     return [(one, other, (n - 1) * BLOCK) for one, other, n in pairs if n > 1]  # the first hash is that of no tokens
-
-
-def _n_common(a: Seq[int], b: Seq[int]) -> int:
-    """Hashes that both begin with; each stands for all before it, so that a few are compared."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high) // 2
-        if a[middle] == b[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def _hashes(slot: Slot) -> Seq[int]:

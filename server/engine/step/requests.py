@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterable
 
 from server.engine.encode import Encoder
-from server.engine.generate.text import TextStream
 from server.engine.request import Failed
 from server.engine.schedule.queue import ModelQueue
 from server.engine.schedule.scheduler import Scheduler
@@ -13,7 +12,7 @@ from server.engine.sequence import Phase, Sequence, Ticket, log_fields
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.published import Outcome, Publisher
-from server.errors import CONTAINED, InternalError, LlamapoolError, TooLate
+from server.errors import InternalError, LlamapoolError, TooLate
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +22,7 @@ LOOK_S = 0.1
 RETRY_LATER_S = 5
 
 
-class Tickets:
+class Requests:
     """Those that have not ended. Used by the step thread."""
 
     def __init__(
@@ -36,7 +35,9 @@ class Tickets:
         clock: Callable[[], float],
         published: Publisher,
         encoder: Encoder | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
+        """`wake` has the step thread look when what was asked of `encoder` is there."""
         self._scheduler = scheduler
         self._queue = queue
         self._instance = instance
@@ -45,6 +46,7 @@ class Tickets:
         self._clock = clock
         self._published = published
         self._encoder = encoder
+        self._wake = wake
         self._open: dict[int, Ticket] = {}
         self._queue_s, self._request_s = scheduler.params.queue_timeout_s, scheduler.params.request_timeout_s
         self._is_limited = self._queue_s > 0 or self._request_s > 0
@@ -89,16 +91,17 @@ class Tickets:
     def receive(self) -> None:
         """Take requests that there are slots for, and end those that were cancelled."""
         scheduler = self._scheduler
-        for ticket in self._queue.take(self._instance, scheduler.n_free, scheduler.free_cells, self._clock()):
-            self._own((ticket,))
+        taken = self._queue.take(self._instance, scheduler.n_free, scheduler.free_cells, self._clock())
+        self._own(taken)
+        for ticket in taken:
             try:
                 self._enqueue(ticket)
-            except CONTAINED as error:
+            except Exception as error:  # noqa: BLE001 - `fail` logs what is not ours
                 self.fail(ticket, error)
         if any(ticket.cancelled for ticket in self._open.values()):
             for sequence in self._sequences():
                 if sequence.ticket.cancelled:
-                    self.end(sequence, Outcome.CANCELLED)
+                    self.end(sequence, "cancelled")
 
     def ask_for_media(self, sequence: Sequence) -> None:
         """`sequence` has a slot: have encoded what of its media is not in the cells."""
@@ -107,9 +110,7 @@ class Tickets:
             return
         for span in sequence.media:
             if span.start >= sequence.n_computed and span.chunk is not None:
-                sequence.encodings[span.start] = self._encoder.ask(
-                    span.chunk, self._mailbox.wake, sequence.tuning.scope
-                )
+                sequence.encodings[span.start] = self._encoder.ask(span.chunk, self._wake, sequence.tuning.scope)
 
     def _forget_media(self, sequence: Sequence) -> None:
         if self._encoder is not None:
@@ -127,7 +128,7 @@ class Tickets:
                     self.fail(sequence.ticket, encoding.error)
                     break
 
-    def end(self, sequence: Sequence, outcome: Outcome = Outcome.DONE) -> None:
+    def end(self, sequence: Sequence, outcome: Outcome = "done") -> None:
         """Free what a choice held; events are the caller's."""
         now = self._clock()
         self._forget_media(sequence)
@@ -156,7 +157,7 @@ class Tickets:
             error = InternalError("the engine failed on this request; see the server's log")
         for sequence in self._sequences():
             if sequence.ticket is ticket:
-                self.end(sequence, Outcome.FAILED)
+                self.end(sequence, "failed")
         self._close(ticket)
         self._mailbox.emit(ticket, Failed(error))
 
@@ -186,8 +187,7 @@ class Tickets:
             constraint = request.constraint
             if constraint is not None and index:
                 constraint = constraint.fork()
-            text = TextStream(request.stop)
-            sequence = Sequence(ticket, index, text, request.prompt, constraint=constraint, hashes=ticket.hashes.copy())
+            sequence = Sequence(ticket, index, constraint=constraint, hashes=ticket.hashes.copy())
             self._scheduler.waiting.append(sequence)
 
     def _sequences(self) -> list[Sequence]:

@@ -4,6 +4,7 @@
 import ctypes
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -15,6 +16,7 @@ from server.llama.files.model_file import ModelFiles, check_files, read_gguf
 from server.llama.files.roles import check_heads, roles
 from server.llama.fit.breakdown import breakdown, without_weights
 from server.llama.library import C, collect_errors, reason, start_backend
+from server.llama.sampling.graph import largest_chains
 from server.llama.weights.params import model_params
 from server.pool.footprint import HOST, Bytes, Footprint, added
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
@@ -75,7 +77,8 @@ class Measure:
             params.append(heads_params(model, spec))
         if what.embeds:
             params.append(embedding_params(model, spec.id, self._files.header, spec.native))
-        taken = _of_contexts(spec.id, model, params, n_instances)
+        with largest_chains(model, params[0]) if what.generates and spec.engine.backend_sampling else nullcontext():
+            taken = _of_contexts(spec.id, model, params, n_instances)
         return [*taken, adapters(spec.native, taken[0])]
 
     def _guesser(self, draft: DraftFile, target: LoadParams, n_instances: int) -> list[Footprint]:

@@ -183,9 +183,7 @@ def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) 
     """That the file is a projector, that a layer of it may give what a model with embeddings of these `sizes` takes
     (the library finds out only after it has loaded all, and keeps the memory then), and that it can compute (the
     library ends the process otherwise). Raises `ModelFailed`."""
-    if header.metadata.get("general.architecture") != "clip":
-        found = header.metadata.get("general.architecture", "nothing")
-        raise ModelFailed(name, f"mmproj {path} is no projector: its architecture is {found}, a projector's is clip")
+    check_is_projector(name, path, header)
     if not any(sizes & set(tensor.shape) for tensor in header.tensors if not tensor.name.startswith(_ENCODERS)):
         dims = [header.integer(f"clip.{kind}.projection_dim") for kind in ("vision", "audio")]
         made_for = next((f" for {dim}" for dim in dims if dim), "")
@@ -204,6 +202,13 @@ def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) 
                 f"mmproj {path}: the library can't add {positions} unless it has 32 bits a number; convert the file "
                 "anew, with that tensor as F32",
             )
+
+
+def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
+    """That the file says so: of another one the library would say it in lines of its own. Raises `ModelFailed`."""
+    if header.metadata.get("general.architecture") != "clip":
+        found = header.metadata.get("general.architecture", "nothing")
+        raise ModelFailed(name, f"mmproj {path} is no projector: its architecture is {found}, a projector's is clip")
 
 
 def projector_params(name: str, native: LoadParams, marker: str) -> ctypes.Structure:

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 from server.llama.devices import CPU, devices
+from server.llama.files.model_file import read_gguf
 from server.llama.fit.breakdown import Tree, tree_nodes
 from server.llama.library import bind
 from server.llama.media.bindings import M, start_media
-from server.llama.media.projector import projector_params
+from server.llama.media.projector import check_is_projector, projector_params
 from server.pool.footprint import HOST, Bytes, Footprint, added
 from server.pool.spec import LoadParams
 
@@ -20,11 +21,11 @@ _NODE_WORDS = 6  # color, parent, left, right; device and bytes
 
 
 def projector_memory(name: str, path: Path | None, native: LoadParams) -> Footprint:
-    """Of the projector at `path`, which was checked; empty where there is none, or the library can't tell. Raises
-    `ModelFailed`."""
+    """Of the projector at `path`; empty where there is none, or the library can't tell. Raises `ModelFailed`."""
     library = M._libmtmd
     if path is None or sys.platform != "linux" or not hasattr(library, _SYMBOL):
         return {}
+    check_is_projector(name, path, read_gguf(name, path))
     start_media()
     params = projector_params(name, native, "<__media__>")
     measure = bind(library, _SYMBOL, Tree, ctypes.c_char_p, M.mtmd_context_params)

@@ -7,14 +7,17 @@ it what it has taken into the graph, and aborts where it is attached twice. So w
 What is told by the logits alone (`NotNumbers`) is told by the probabilities of what the chain has left over.
 """
 
+import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from server.errors import InternalError, NotNumbers
 from server.llama.library import C, fast
-from server.llama.sampling.sampler import NativeSampler
+from server.llama.sampling.sampler import MOST_CANDIDATES, NativeSampler, new_chain
 
 NO_TOKEN = -1  # LLAMA_TOKEN_NULL
+_MOST_BIASES = 64  # tokens that end a text, or are never said
 
 
 class GraphSampling:
@@ -75,3 +78,40 @@ class GraphSampling:
             raise NotNumbers
         token: int = fast.sampler_sample(sampler.chain, context, output)
         return token
+
+
+@contextmanager
+def largest_chains(model: int, params: ctypes.Structure) -> Iterator[None]:
+    """A context of `model` that is made of `params` meanwhile has a graph with the largest chain for every sequence.
+
+    So memory that can't be had is told when the context is made, and when it is measured: where a request's chain finds
+    none, the library ends the process. `take_off` is to be called of a context that is used any further.
+    """
+    n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
+    biases = (C.llama_logit_bias * _MOST_BIASES)(*[(token % n_vocab, 0.5) for token in range(_MOST_BIASES)])
+    chains = [new_chain() for _ in range(params.n_seq_max)]
+    for chain in chains:
+        for member in (
+            C.llama_sampler_init_logit_bias(n_vocab, _MOST_BIASES, biases),
+            *(fast.init_top_k(MOST_CANDIDATES), fast.init_top_p(0.95, 0), fast.init_min_p(0.05, 0)),
+            *(fast.init_temp_ext(0.8, 0.0, 1.0), fast.init_dist(0)),
+        ):
+            fast.chain_add(chain, member)
+    of_sequences = (C.llama_sampler_seq_config * len(chains))()
+    for seq, chain in enumerate(chains):
+        of_sequences[seq].seq_id = seq
+        of_sequences[seq].sampler = ctypes.cast(chain, ctypes.c_void_p)
+    params.samplers = of_sequences
+    params.n_samplers = len(chains)
+    try:
+        yield
+    finally:
+        params.samplers, params.n_samplers = None, 0
+        for chain in chains:
+            fast.sampler_free(chain)
+
+
+def take_off(context: int, n_seq: int) -> None:
+    """The largest chains, of a context that has them: its sequences have their logits again."""
+    for seq in range(n_seq):
+        C.llama_set_sampler(context, seq, None)

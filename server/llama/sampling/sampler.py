@@ -255,7 +255,9 @@ def _takes_the_highest(p: SamplingParams) -> bool:
 
 
 _IN_GRAPH = ("top_k", "top_p", "min_p", "temperature")
-_LEAST_TEMPERATURE, _MOST_MIN_P, _MOST_CANDIDATES = 0.01, 0.9, 256
+_LEAST_TEMPERATURE, _MOST_MIN_P = 0.01, 0.9
+MOST_CANDIDATES = 256
+"""Tokens of which the graph may draw."""
 
 
 def _fits_a_graph(p: SamplingParams, n_vocab: int) -> bool:
@@ -264,7 +266,8 @@ def _fits_a_graph(p: SamplingParams, n_vocab: int) -> bool:
     Not typical-p, XTC, top-n-sigma, adaptive-p, mirostat and infill, which have no form for a graph (llama-sampler.cpp,
     backend_apply), nor what min_keep would add; nor numbers and orders with which the library would abort, or leave no
     candidate: top_k of more than there are, min_p of all. Nor draws from many: the library adds up their probabilities
-    in 32 bits one after the other, and a draw above that sum takes the last candidate of all.
+    in 32 bits one after the other, and a draw above that sum takes the last candidate of all; nor top-p over many,
+    whose graph takes more memory than was set aside (`graph.largest_chains`).
     """
     members = [name for name in p.samplers if name in _IN_GRAPH]
     in_order = members == [name for name in _IN_GRAPH if name in members]
@@ -273,7 +276,8 @@ def _fits_a_graph(p: SamplingParams, n_vocab: int) -> bool:
     plain = p.mirostat == 0 and not p.min_keep and not p.logit_bias and p.dynatemp_range <= 0.0
     narrow = p.top_k <= n_vocab and p.min_p <= _MOST_MIN_P
     greedy = "temperature" in members and p.temperature <= 0.0
-    few = greedy or ("top_k" in members and 0 < p.top_k <= _MOST_CANDIDATES)
+    sorted_out = "top_p" in members and p.top_p < 1.0
+    few = (greedy and not sorted_out) or ("top_k" in members and 0 < p.top_k <= MOST_CANDIDATES)
     warm = p.temperature <= 0.0 or p.temperature >= _LEAST_TEMPERATURE
     return in_order and others and plain and narrow and few and warm
 

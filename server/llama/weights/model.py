@@ -4,6 +4,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +29,7 @@ from server.llama.library import C, collect_errors, reason
 from server.llama.media.projector import Projector
 from server.llama.media.usage import projector_memory
 from server.llama.neighbours import ComputeThreads
+from server.llama.sampling.graph import largest_chains, take_off
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.adapters import apply_configured, load_adapters
 from server.llama.weights.control_vectors import read_control_vectors
@@ -88,8 +90,11 @@ class LlamaWeights:
         name, native = self._spec.id, self._spec.native
         params = generator_params(model, self._spec)
         check_kv_fits(name, self._header, params, self.info.n_ctx_train, offloaded=offloads(native))
-        with collect_errors() as errors:
+        samples = self._spec.engine.backend_sampling
+        with collect_errors() as errors, largest_chains(model, params) if samples else nullcontext():
             context = C.llama_init_from_model(model, params)
+            if context and samples:
+                take_off(context, params.n_seq_max)
         if not context:
             raise ModelFailed(
                 name, f"no context of n_ctx {params.n_ctx}: {reason(errors, 'the library gave no reason')}"

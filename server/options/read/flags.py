@@ -120,4 +120,5 @@ def _unknown(table: Table, flag: str) -> str:
     if flag in FLAGS:
         return refusal(flag, "remove it")
     known = [*table.by_flag, CONFIG_FLAG, "--help", "--version", "--cache-list", COMPLETION_FLAG, DEVICES_FLAG]
-    return f"unknown argument '{flag}'" + nearest(flag, known, "; see --help")
+    otherwise = f"; a model's file is named by -m {flag}" if flag.endswith(".gguf") else "; see --help"
+    return f"unknown argument '{flag}'" + nearest(flag, known, otherwise)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from server.options.table.option import Option, OptionRow, Section, SettingsModel, Table
+from server.options.table.option import Option, OptionRow, Section, SettingsModel, Table, descriptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def mistake(details: ErrorDetails, where: str, layer: Layer, fallback: str, mode
         return f"{', '.join(dict.fromkeys(named)) or fallback}: {where}: {message}"
     key = str(details["loc"][0])
     if details["type"] == "missing":
-        return f"{fallback}: {where}.{key} is missing; {model.model_fields[key].description}"
+        return f"{fallback}: {where}.{key} is missing; {descriptions(model)[key]}"
     given = layer[key]
     if details["type"] == "extra_forbidden":
         return f"{given.source}: {where}.{key} belongs to one model; set models.<id>.{key}"

@@ -27,7 +27,7 @@ class MediaSettings(SettingsModel):
     """Load the projector that lies beside a model of a folder or of the hub, so that it sees or hears."""
     mmproj_offload: Bool = option(True, "--mmproj-offload", env=True, off=True)
     """The projector computes on a GPU, where there is one."""
-    mmproj_device: OneDeviceSet = option((AUTO,), "-mmdev --mmproj-device", metavar="NAME")
+    mmproj_device: OneDeviceSet = option((AUTO,), "-mmdev --mmproj-device", env="MTMD_BACKEND_DEVICE", metavar="NAME")
     """The device of the projector: a name of --list-devices, none, or auto for the model's first."""
     image_min_tokens: Int = option(-1, "--image-min-tokens", env=True, ge=-1)
     """Least tokens of an image, where the projector takes images of any size; -1 = as its file says."""

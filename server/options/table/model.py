@@ -236,7 +236,7 @@ class SchedulingSettings(SettingsModel):
     0 = any."""
     target_itl_ms: Float = option(300.0, ge=0)
     """Step time in ms that prompt chunks adapt to while other slots generate; 0 = throughput only: whole batches."""
-    min_chunk: Int = option(32, ge=1)
+    min_chunk: Int = option(64, ge=1)
     """Prompt tokens that a step carries at least, in all."""
     cache_prompt: Bool = option(True, "--cache-prompt", env=True, off=True)
     """Reuse the KV cache of prompts with a common beginning."""

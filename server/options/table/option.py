@@ -1,10 +1,12 @@
 """One option of the table: how a field of a settings model is spelled outside."""
 
+import ast
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cached_property
-from inspect import get_annotations
+from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -18,7 +20,8 @@ Section = Literal["server", "model"]
 class SettingsModel(BaseModel):
     """Base of the table's classes: every field is an `option`, its description is its docstring."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    # of most classes nothing is validated but what is made of them
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
     group: ClassVar[str] = ""  # heading in --help and in the reference
 
 
@@ -95,17 +98,36 @@ def _checked(check: Callable[[Any], object], default: object) -> Callable[[T], T
     return checked
 
 
+@cache
+def descriptions(model: type[SettingsModel]) -> Mapping[str, str]:
+    """The docstring of each field, its bases' too. Few commands show them; pydantic would read them at each start."""
+    found = {}
+    for owner in reversed(model.__mro__[: model.__mro__.index(SettingsModel)]):
+        (made,) = ast.parse(inspect.getsource(owner)).body
+        assert isinstance(made, ast.ClassDef)
+        for field_, text in pairwise(made.body):
+            match field_, text:
+                case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(said))):
+                    found[key] = inspect.cleandoc(said)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class OptionRow:
     """One row of the table."""
 
+    owner: type[SettingsModel]
     section: Section
     key: str
     option: Option
     group: str
-    description: str
     default: Any
     is_switch: bool  # its flags take no value
+
+    @property
+    def description(self) -> str:
+        """What it does."""
+        return descriptions(self.owner)[self.key]
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -130,11 +152,9 @@ def _entry(section: Section, owner: type[SettingsModel], key: str, info: FieldIn
     if any(kind in (FilePath, Place) for kind in get_args(info.annotation)):
         found = replace(found, is_path=True, metavar=found.metavar or "FILE")
     lineage = [cls for cls in owner.__mro__ if issubclass(cls, SettingsModel)]
-    group = next(cls.group for cls in lineage if key in get_annotations(cls))
+    group = next(cls.group for cls in lineage if key in inspect.get_annotations(cls))
     switch = info.annotation is bool or (info.annotation == (bool | None))
-    return OptionRow(
-        section, key, found, group, info.description or "", info.get_default(call_default_factory=True), switch
-    )
+    return OptionRow(owner, section, key, found, group, info.get_default(call_default_factory=True), switch)
 
 
 class Table:

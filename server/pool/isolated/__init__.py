@@ -15,8 +15,10 @@ give events. So the border runs there, above the engine, and both sides are made
   go down as they come. A message is a frame on a pair of sockets (`channel`); long ones go in parts, so that a slot's
   state of a gigabyte holds up no step.
 - **What crosses.** Down (`crossing`): pickles, since a child trusts its parent; a vocabulary, a compiled grammar, a
-  medium or a switch crosses as what it is there. Up (`answers`): tuples of plain values for events, and for all else
-  pickles in which nothing but our own plain dataclasses is known, since a model's file may have taken a process over.
+  medium or a switch crosses as what it is there, a picture that was decoded before without its pixels, which are
+  asked for where there are no embeddings of it (`lent`). Up (`answers`): tuples of plain values for events, and for
+  all else pickles in which nothing but our own plain dataclasses is known, since a model's file may have taken a
+  process over.
 - **What the other side does now** (counters, slots, whether steps go on) is told with what ends, at most every 50 ms
   while there is work, and else every two seconds. So nothing in the server waits for a model to answer a look.
 - **Death** (`core`): a process ends with its socket; what was asked of it and has said nothing yet is asked once more,

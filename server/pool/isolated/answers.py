@@ -126,7 +126,7 @@ def _written(event: Event) -> Plain:
         case Progress():
             return _PROGRESS, *_of_progress(event)
         case PromptLogprobs():
-            return _SCORED, event.index, [_written_token(one) for one in event.tokens]
+            return _SCORED, event.index, [one and _written_token(one) for one in event.tokens]
         case Finished():
             timings = _of_timings(event.timings)
             return _FINISHED, *_of_finished(replace(event, reason=event.reason.value, timings=timings))  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def _read(item: Plain) -> Event:
     if kind == _PROGRESS:
         return Progress(*rest)
     if kind == _SCORED:
-        return PromptLogprobs(rest[0], tuple(map(_read_token, rest[1])))
+        return PromptLogprobs(rest[0], tuple(one and _read_token(one) for one in rest[1]))
     if kind == _FINISHED:
         found = Finished(*rest)
         return replace(found, reason=FinishReason(found.reason), timings=Timings(*found.timings))  # type: ignore[misc]

@@ -1,6 +1,7 @@
 """The process of one model: loads it, runs its engines, and does what the other side asks. It ends with the socket."""
 
 import asyncio
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -33,6 +34,7 @@ from server.pool.footprint import Fit
 from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, FrameKind, frame
 from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, LoadedFacts, ReaderFacts, Told
+from server.pool.isolated.lent import Borrowed
 from server.pool.load.assembly import Factories, assemble
 from server.pool.load.loading import Load
 from server.pool.model import LoadedModel
@@ -97,12 +99,15 @@ class ModelProcess:
         self._threads = ThreadPoolExecutor(8, "model")
         self._grammars = ThreadPoolExecutor(1, "grammar")
         self._calls: dict[int, asyncio.Task[None]] = {}
+        self._wanted: dict[int, asyncio.Future[bytes]] = {}
+        self._n_wanted = 0
         self._loader: Loader | None = None
         self._served: _Served | None = None
         self._messages: dict[str, Callable[..., None]] = {
             "hello": self._hello,
             "call": self._call,
             "drop": self._drop,
+            "lent": self._lent,
             "read": self._read_beside,
         }
         self._asked: dict[str, Callable[..., Awaitable[object]]] = {
@@ -193,6 +198,35 @@ class ModelProcess:
     def _drop(self, number: int) -> None:
         if number in self._calls:
             self._calls[number].cancel()
+
+    # ---- media that the server has decoded before
+
+    def borrowed(self, bitmap: Bitmap, number: int) -> Bitmap:
+        """One that was lent under that number. In any thread, and so all that it does."""
+        return replace(bitmap, again=Borrowed(number, self._lent_data, self._give_back))
+
+    def _lent_data(self, number: int) -> bytes:
+        data: bytes = asyncio.run_coroutine_threadsafe(self._want(number), self._loop).result()
+        return data
+
+    async def _want(self, number: int) -> bytes:
+        self._n_wanted += 1
+        asked = self._n_wanted
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        self._wanted[asked] = answer
+        self.say("wants", asked, number)
+        return await answer
+
+    def _lent(self, asked: int, found: bytes | answers.Plain) -> None:
+        answer = self._wanted.pop(asked)
+        if isinstance(found, bytes):
+            answer.set_result(found)
+        else:
+            answer.set_exception(answers.read_error(found))
+
+    def _give_back(self, number: int) -> None:
+        with contextlib.suppress(RuntimeError):  # the process ends
+            self._loop.call_soon_threadsafe(self.say, "gives back", number)
 
     # ---- loading
 
@@ -337,6 +371,8 @@ class _Served:
                 return self._model.grammar.made_anew(Recipe(*name))
             case "chunk":
                 return self._chunks[name]
+            case "bitmap":
+                return self._process.borrowed(*name)
             case "switch":
                 return self._switches.setdefault(name, ReasoningSwitch())
         raise AssertionError(kind)

@@ -18,11 +18,21 @@ from typing import Any, Protocol
 
 from server.constrain.thinking_end import ReasoningSwitch
 from server.engine.request import Event, Request
-from server.errors import InternalError, LlamapoolError, ModelEnded, ModelFailed, ModelRestarting, Unavailable
+from server.errors import (
+    CONTAINED,
+    InternalError,
+    LlamapoolError,
+    ModelEnded,
+    ModelFailed,
+    ModelRestarting,
+    Unavailable,
+)
+from server.media.bitmap import Bitmap
 from server.pool.footprint import Fit, Footprint
 from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, FrameKind
 from server.pool.isolated.facts import LoadedFacts, Told
+from server.pool.isolated.lent import LentMedia
 from server.pool.protocols import Loader
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab
@@ -32,6 +42,8 @@ END_S = 5.0
 HEALTHY_S = 60.0
 """A process that has lived for so long ended by a fault of its own, not by one that comes at every start."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+N_FIRST_LOADS = 3
+"""A first load whose process ends is begun so often: a file that ends the library is told from a kill by that."""
 PATIENCE_S = 5.0
 """Who asks while a process is started again waits; where that is not to begin soon, he is told so."""
 STACKS_S = 2.0
@@ -80,9 +92,9 @@ class Child:
     over: Callable[["Child", str], None]  # it has ended
     vocab: Vocab | None = None
     calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
-    progress: Callable[[float], None] = lambda _: None
     reason: str = ""  # why it is to end
     heard_at: float = field(default_factory=time.monotonic)
+    lent: LentMedia = field(default_factory=LentMedia)
 
     def __post_init__(self) -> None:
         """Start it."""
@@ -94,6 +106,7 @@ class Child:
         self._numbers = count(1)
         pairs = [socket.socketpair(), socket.socketpair()]
         self._ours = [ours for ours, _ in pairs]
+        self._connected = asyncio.Event()  # or it can't be
         with pairs[0][1] as asks, pairs[1][1] as tells:
             theirs = asks.fileno(), tells.fileno()
             given = (*map(str, (*theirs, os.getpid())), *map(os.path.abspath, sys.path))
@@ -105,6 +118,7 @@ class Child:
                 start_new_session=True,  # a Ctrl-C is for the server
             )
         self._ending: asyncio.Task[None] | None = None
+        self._decoding: set[asyncio.Task[None]] = set()
 
     @property
     def pid(self) -> int:
@@ -114,8 +128,11 @@ class Child:
     async def connect(self, make_loader: Callable[[], Loader]) -> None:
         """Say what it is to be."""
         loop = asyncio.get_running_loop()
-        for channel, ours in zip((self.channel, self._events), self._ours, strict=True):
-            await loop.create_unix_connection(lambda channel=channel: channel, sock=ours)  # type: ignore[misc]
+        try:
+            for channel, ours in zip((self.channel, self._events), self._ours, strict=True):
+                await loop.create_unix_connection(lambda channel=channel: channel, sock=ours)  # type: ignore[misc]
+        finally:
+            self._connected.set()
         levels = {name: logging.getLogger(name).getEffectiveLevel() for name in _LOGGERS}
         self.post("hello", make_loader, levels)
 
@@ -125,7 +142,7 @@ class Child:
 
     def written(self, *message: object) -> bytes:
         """As it crosses."""
-        return crossing.written(message, self.vocab, _no_switch)
+        return crossing.written(message, self.vocab, _no_switch, self.lent.add)
 
     def submit(self, number: int, request: Request) -> None:
         """A request; one with a grammar is read beside the others there."""
@@ -137,7 +154,7 @@ class Child:
         if request.constraint is None:
             self.post("submit", number, request)
         else:
-            self.post("read", number, crossing.written((number, request), self.vocab, numbered))
+            self.post("read", number, crossing.written((number, request), self.vocab, numbered, self.lent.add))
 
     async def call(self, name: str, *arguments: object) -> Any:
         """What it answers. Raises what it raises there, and `ModelEnded` when it ends. Cancelled, it is so there."""
@@ -186,6 +203,20 @@ class Child:
         else:
             waiting.set_exception(error)
 
+    def wants(self, asked: int, number: int) -> None:
+        """The process asks for what it was lent."""
+        task = asyncio.get_running_loop().create_task(self._send_lent(asked, self.lent[number]))
+        self._decoding.add(task)
+        task.add_done_callback(self._decoding.discard)
+
+    async def _send_lent(self, asked: int, bitmap: Bitmap) -> None:
+        found: bytes | answers.Plain
+        try:
+            found = await asyncio.to_thread(bitmap.decoded)
+        except CONTAINED as error:
+            found = answers.written_error(error)
+        await self.channel.send_long(self.written("lent", asked, found))
+
     # ---- the end
 
     def kill(self, reason: str, *, stacks: bool = False) -> None:
@@ -225,6 +256,7 @@ class Child:
 
     async def close(self) -> None:
         """Let it end by itself; returns when it has."""
+        await self._connected.wait()
         self.channel.close()
         self._events.close()
         if not (self.channel.connected and self._events.connected):  # nobody would hear of its end
@@ -265,6 +297,7 @@ class Core:
         self._settled.set()
         self._gave_up: LlamapoolError | None = None
         self.shown: Callable[[Any, Any, Any], None] = lambda *_: None  # views
+        self._progress: Callable[[float], object] = lambda _: None
         self._make_loader = make_loader
         self._child: Child | None = None
         self._spec: ModelSpec | None = None
@@ -321,32 +354,42 @@ class Core:
 
     async def measure(self, spec: ModelSpec, granted: Mapping[str, int]) -> Fit:
         """As `Loader.fit`, in a process that then is this model's."""
-        return await self._measured("fit", spec, dict(granted))
+        found: Fit = _checked(Fit, await self._answered("fit", spec, dict(granted)))
+        return found
 
     async def measure_least(self, spec: ModelSpec) -> Footprint:
         """As `Loader.least`, in that process."""
-        return (await self._measured("least", spec)).footprint
+        found: Fit = _checked(Fit, await self._answered("least", spec, n_times=1))  # its load says what is wrong
+        return found.footprint
 
-    async def _measured(self, *call: Any) -> Fit:
-        try:
-            found: Fit = _checked(Fit, await (await self._started()).call(*call))
-        except Unavailable as error:
-            raise self._not_loaded(error) from None
-        return found
+    async def _answered(self, *call: Any, n_times: int = N_FIRST_LOADS) -> Any:
+        """What a process answers before it serves; another one is asked where it ends. Raises `ModelFailed`."""
+        for n in range(1, n_times + 1):
+            if self._closing:
+                break
+            child = await self._started()
+            try:
+                return await child.call(*call)
+            except ModelEnded as error:
+                if self._closing or n == n_times:
+                    raise self._not_loaded(error) from None
+                pause_s = _pause_s(n)
+                log.error("%s; it is loaded again in %g s", error.message, pause_s)
+            except Unavailable as error:
+                raise self._not_loaded(error) from None
+            await asyncio.sleep(pause_s)
+            self._child = None
+        raise ModelFailed(self.name, "its load was stopped")
 
     async def load(
-        self, spec: ModelSpec, fit: Fit, progress: Callable[[float], None], *, prepares: bool
+        self, spec: ModelSpec, fit: Fit, progress: Callable[[float], object], *, prepares: bool
     ) -> LoadedFacts:
         """Load in a process. Raises `ModelFailed`, also where the process ends."""
         self._spec, self._fit = spec, fit
-        child = await self._started()
-        child.progress = progress
-        try:
-            self.facts = _checked(LoadedFacts, await child.call("load", spec, fit, prepares))
-        except Unavailable as error:
-            raise self._not_loaded(error) from None
+        self._progress = progress
+        self.facts = _checked(LoadedFacts, await self._answered("load", spec, fit, prepares))
         self._born_at = time.monotonic()
-        self._keeper = self.loop.create_task(self._keep(child))
+        self._keeper = self.loop.create_task(self._keep(await self._started()))
         return self.facts
 
     def _not_loaded(self, error: Unavailable) -> ModelFailed:
@@ -362,6 +405,11 @@ class Core:
         self._closing = True
         if self._child is not None:
             self._child.kill("its load was stopped")
+
+    async def abandoned(self) -> None:
+        """Returns when no process is left of a load that was abandoned."""
+        if self._child is not None:
+            await self._child.close()
 
     # ---- asking
 
@@ -403,8 +451,12 @@ class Core:
                 for side, told in zip((self.generator, self.embedder), rest, strict=True):
                     if side is not None and told is not None:
                         side.told(_checked(Told, told))
+            case "wants":
+                child.wants(int(rest[0]), int(rest[1]))
+            case "gives back":
+                child.lent.given_back(rest[0])
             case "progress":
-                child.progress(float(rest[0]))
+                self._progress(float(rest[0]))
             case "views":
                 self.shown(*rest)
             case "log":
@@ -453,7 +505,7 @@ class Core:
         lived_s = time.monotonic() - self._born_at
         self._n_short_lives = 0 if lived_s >= HEALTHY_S else self._n_short_lives
         while True:
-            pause_s = min(FIRST_PAUSE_S * 2.0 ** (n - 1), LONGEST_PAUSE_S) if (n := self._n_short_lives) else 0.0
+            pause_s = _pause_s(self._n_short_lives)
             self._n_short_lives += 1
             self.down = self._named(reason)
             self.pause_s = pause_s
@@ -504,6 +556,11 @@ class Core:
             self._keeper.cancel()
         if self._child is not None:
             await self._child.close()
+
+
+def _pause_s(n_ended: int) -> float:
+    """Before the next process, after so many that did not live long."""
+    return min(FIRST_PAUSE_S * 2.0 ** (n_ended - 1), LONGEST_PAUSE_S) if n_ended else 0.0
 
 
 def _no_switch(_: ReasoningSwitch) -> int:

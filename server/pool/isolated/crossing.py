@@ -1,19 +1,24 @@
 """What goes down to a model's process: pickles, in which what belongs to a model is named instead of copied.
 
 A vocabulary, a compiled grammar, a tokenized medium, a switch that ends thoughts: each is there, too, or is made there.
+A picture that was decoded before is lent (`lent`).
 """
 
 import io
 import pickle
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from server.constrain.thinking_end import ReasoningSwitch
 from server.engine.media import MediaChunk, Spans
+from server.media.bitmap import Bitmap
 from server.vocab import Vocab
 
-Here = Callable[[str, Any], object]
+Here: TypeAlias = Callable[[str, Any], object]
 """What a name of a kind means in this process."""
+Heard: TypeAlias = Callable[[ReasoningSwitch], int]
+Lend: TypeAlias = Callable[[Bitmap], int]
 _THERE = "there"
 
 
@@ -43,11 +48,12 @@ def are_known(media: Spans, restarts: int) -> bool:
 
 
 class Outward(pickle.Pickler):
-    """`vocab` is the model's; `heard` gets a switch, and says the number that it has from then on."""
+    """`vocab` is the model's; `heard` gets a switch, `lend` a bitmap without its data, and each says the number that it
+    has from then on."""
 
-    def __init__(self, file: io.BytesIO, vocab: Vocab | None, heard: Callable[[ReasoningSwitch], int]) -> None:
+    def __init__(self, file: io.BytesIO, vocab: Vocab | None, heard: Heard, lend: Lend) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._vocab, self._heard = vocab, heard
+        self._vocab, self._heard, self._lend = vocab, heard, lend
 
     def reducer_override(self, obj: Any) -> Any:
         """How an object that is no plain value is written."""
@@ -56,6 +62,8 @@ class Outward(pickle.Pickler):
         kind = type(obj)
         if kind is DistantChunk:
             return there, ("chunk", obj.number)
+        if kind is Bitmap and obj.again is not None:
+            return there, ("bitmap", (replace(obj, again=None), self._lend(obj)))
         if kind is ReasoningSwitch:
             return there, ("switch", self._heard(obj))
         if hasattr(kind, "recipe"):  # a compiled grammar; importing llguidance to name its class takes its time
@@ -75,10 +83,10 @@ class Inward(pickle.Unpickler):
         return self._here if (module, name) == (__name__, _THERE) else super().find_class(module, name)
 
 
-def written(message: tuple[object, ...], vocab: Vocab | None, heard: Callable[[ReasoningSwitch], int]) -> bytes:
+def written(message: tuple[object, ...], vocab: Vocab | None, heard: Heard, lend: Lend) -> bytes:
     """A message for `Inward`."""
     file = io.BytesIO()
-    Outward(file, vocab, heard).dump(message)
+    Outward(file, vocab, heard, lend).dump(message)
     return file.getvalue()
 
 

@@ -12,16 +12,16 @@ import numpy as np
 from server.engine.embedding.engine import check_input
 from server.engine.embedding.vectors import EmbedderInfo, Vectors
 from server.engine.kv.state import SlotState
-from server.engine.lora import Adapter
+from server.engine.lora import Adapter, check_adapters, rescaled
 from server.engine.media import MediaPrompt, Spans
 from server.engine.params import EngineParams
 from server.engine.prefix.blocks import BlockReport
-from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink, check_adapters
+from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink
 from server.engine.sequence import Ticket
 from server.engine.stats import EngineStats, combined
 from server.engine.stats import ended as without_gauges
-from server.engine.step.published import EndedChoice, InstanceView, SlotSnapshot, TierView
-from server.errors import InvalidRequest, LlamapoolError, ModelEnded, QueueFull, ShuttingDown, Unavailable
+from server.engine.step.published import ChoiceView, InstanceView, KeptStates, SlotSnapshot
+from server.errors import InvalidRequest, LlamapoolError, ModelEnded, QueueFull, ShuttingDown
 from server.pool.isolated.core import Core
 from server.pool.isolated.crossing import are_known
 from server.pool.isolated.facts import EmbedderFacts, GeneratorFacts, Told
@@ -170,8 +170,8 @@ class IsolatedEngine(_Half):
         self._ram = -1
         self._watched = False
         self._views: Sequence[InstanceView] = ()
-        self._ended: Sequence[EndedChoice] = ()
-        self._kept: Mapping[str, TierView] = {"ram": TierView(0, 0, ())}
+        self._ended: Sequence[ChoiceView] = ()
+        self._kept: Mapping[str, KeptStates] = {"ram": KeptStates(0, 0, ())}
         core.generator = self
         core.shown = self._show
 
@@ -291,7 +291,7 @@ class IsolatedEngine(_Half):
     def slots(self) -> list[SlotSnapshot]:
         """What every slot did a moment ago."""
         if self._told is None:
-            return [SlotSnapshot(i, self.n_ctx_seq, False, 0, 0) for i in range(self.n_slots)]
+            return [SlotSnapshot(i, self.n_ctx_seq) for i in range(self.n_slots)]
         pairs = zip(self._told.slots, self._told.requests, strict=True)
         return [replace(slot, request=self._shown.get(number)) for slot, number in pairs]
 
@@ -304,8 +304,8 @@ class IsolatedEngine(_Half):
     def _show(
         self,
         views: Sequence[InstanceView],
-        gone: Sequence[EndedChoice],
-        kept: Mapping[str, TierView],
+        gone: Sequence[ChoiceView],
+        kept: Mapping[str, KeptStates],
     ) -> None:
         self._views, self._ended, self._kept = views, gone, kept
 
@@ -313,11 +313,11 @@ class IsolatedEngine(_Half):
         """What each instance published last."""
         return self._views
 
-    def ended(self) -> Sequence[EndedChoice]:
+    def ended(self) -> Sequence[ChoiceView]:
         """The choices that ended last."""
         return self._ended
 
-    def kept_states(self) -> Mapping[str, TierView]:
+    def kept_states(self) -> Mapping[str, KeptStates]:
         """The prompt states that have no slot, by where they are."""
         return self._kept
 
@@ -335,9 +335,7 @@ class IsolatedEngine(_Half):
 
     def set_adapter_scales(self, scales: Adapters) -> None:
         """The LoRA set of requests that come from now on and ask for none. Raises `InvalidRequest`."""
-        check_adapters(scales, self.adapters)
-        wanted = dict(scales)
-        self.adapters = tuple(replace(a, scale=wanted.get(a.id, 0.0)) for a in self.adapters)
+        self.adapters = rescaled(self.adapters, scales)
         self.core.post("adapters", scales)
 
     def limit_caches(self, n_bytes: int) -> None:
@@ -389,7 +387,7 @@ class IsolatedEmbedder(_Half):
         return bool(self._jobs)
 
     def submit(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> asyncio.Future[list[Vectors]]:
-        """Queue a request; the future has the vectors of each input. Cancelling it frees its place."""
+        """Queue a request; the future has the vectors of each input, or `ModelEnded`. Cancelling it frees its place."""
         self._check_open()
         if not inputs:
             raise InvalidRequest('"input" must not be empty', "input")
@@ -403,26 +401,18 @@ class IsolatedEmbedder(_Half):
         return job
 
     async def _embed(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> list[Vectors]:
-        """Once more when the process ends: vectors are the same again."""
-        for last in (False, True):
-            await self.core.there()
-            self._n_begun += 1
-            for one in inputs:
-                if isinstance(one, MediaPrompt):
-                    self._check_known(one.spans)
-            try:
-                found = await self.core.call("embed", inputs)
-            except Unavailable:
-                if last or self.core.up:
-                    raise
-                continue
-            return [np.frombuffer(raw, np.float32).reshape(shape) for shape, raw in found]
-        raise AssertionError
+        await self.core.there()
+        self._n_begun += 1
+        for one in inputs:
+            if isinstance(one, MediaPrompt):
+                self._check_known(one.spans)
+        found = await self.core.call("embed", inputs)
+        return [np.frombuffer(raw, np.float32).reshape(shape) for shape, raw in found]
 
     def slots(self) -> list[SlotSnapshot]:
         """One for each input that the instances' decodes can carry."""
         if self._told is None:
-            return [SlotSnapshot(i, self.n_ctx_seq, False, 0, 0) for i in range(self.n_slots)]
+            return [SlotSnapshot(i, self.n_ctx_seq) for i in range(self.n_slots)]
         return list(self._told.slots)
 
     def check_integrity(self) -> None:

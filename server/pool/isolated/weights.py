@@ -1,17 +1,13 @@
 """A loaded model whose weights are in its own process: `server.pool.protocols.Weights`, a reader of media, a loader."""
 
-import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
-from typing import Any
 
 from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.media import MediaPrompt
 from server.engine.runner_api import Runner
-from server.errors import InternalError, ModelFailed
+from server.errors import InternalError
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.footprint import Fit, Footprint, Memory
 from server.pool.isolated.core import Core
@@ -21,9 +17,6 @@ from server.pool.isolated.facts import LoadedFacts, ReaderFacts
 from server.pool.protocols import Loader, MediaReader, ModelInfo, Vocabulary
 from server.pool.spec import ModelSpec
 from server.vocab import Vocab
-
-LOOK_S = 0.2
-"""How often a load is asked whether it is still wanted."""
 
 
 class IsolatedWeights:
@@ -110,29 +103,18 @@ class IsolatedLoader:
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> IsolatedWeights:
         """Start it; only the vocabulary is read here, too."""
-        seen = [0.0]
-
-        def report(value: float) -> None:
-            seen[0] = value
-            progress(value)
-
         core = self._core
-        loading: Future[Any] = asyncio.run_coroutine_threadsafe(
-            core.load(spec, Fit(spec), report, prepares=self._prepares), core.loop
-        )
-        while True:
-            try:
-                facts = loading.result(LOOK_S)
-                break
-            except NotYet:
-                if not progress(seen[0]):
-                    core.abandon()
-                    raise ModelFailed(spec.id, "the load was stopped") from None
+        told = core.load(spec, Fit(spec), progress, prepares=self._prepares)
+        facts: LoadedFacts = core.in_thread(told)
         return IsolatedWeights(core, spec, facts, self._here.vocabulary(spec))
 
     def abandon(self) -> None:
-        """Nobody wants what was begun."""
+        """Nobody wants what was begun: the process is ended, whatever it does."""
         self._core.abandon()
+
+    async def abandoned(self) -> None:
+        """Returns when that has been done."""
+        await self._core.abandoned()
 
     def least(self, spec: ModelSpec) -> Footprint:
         """In the process."""

@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 KEPT_S = 30.0
 """So long a process that has measured a model waits for the load."""
+ENDED_S = 5.0
+"""That processes which were killed may take to end; only the system can keep one longer."""
 
 
 class Lifecycle:
@@ -50,6 +52,9 @@ class Lifecycle:
         self._clock = clock
         self._quiet = quiet
         self._measured_by: dict[str, tuple[ModelSpec, IsolatedLoader, asyncio.TimerHandle]] = {}
+        self._measuring: set[IsolatedLoader] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     # ---- loading
 
@@ -75,24 +80,47 @@ class Lifecycle:
             loader = self._loader_of(spec)
         except ModelFailed:
             return {}, await self._in_thread(self._loader.memory)
-        least, memory = await self._in_thread(measured)
-        if isinstance(loader, IsolatedLoader):  # mostly the load follows at once
-            timer = asyncio.get_running_loop().call_later(KEPT_S, self._give_up, entry.id)
-            self._measured_by[entry.id] = spec, loader, timer
-            if not least:
-                self._give_up(entry.id)
+        if not isinstance(loader, IsolatedLoader):
+            return await self._in_thread(measured)
+        self._measuring.add(loader)
+        try:
+            least, memory = await self._in_thread(measured)
+        finally:
+            self._measuring.discard(loader)
+        timer = asyncio.get_running_loop().call_later(
+            KEPT_S, self._give_up, entry.id
+        )  # mostly the load follows at once
+        self._measured_by[entry.id] = spec, loader, timer
+        if not least or self._closed:
+            self._give_up(entry.id)
         return least, memory
 
     def _give_up(self, model: str) -> None:
         """End the process that has measured a model, if it still waits."""
         _, loader, timer = self._measured_by.pop(model)
         timer.cancel()
-        loader.abandon()
+        self._abandon(loader)
 
-    def close(self) -> None:
-        """No load comes any more."""
+    def _abandon(self, loader: Loader) -> None:
+        """Of a load that nobody wants, or that has failed, no process stays."""
+        if isinstance(loader, IsolatedLoader):
+            loader.abandon()
+            ending = asyncio.get_running_loop().create_task(loader.abandoned())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    def stop(self) -> None:
+        """No load comes any more. What measures a model, and may never end, is ended."""
+        self._closed = True
         for model in list(self._measured_by):
             self._give_up(model)
+        for loader in self._measuring:
+            self._abandon(loader)
+
+    async def close(self) -> None:
+        """Wait for the ends of what was abandoned."""
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=ENDED_S)
 
     def begin_load(self, entry: Entry, granted: Mapping[str, int] | None) -> None:
         """Take the model's place, and all the memory that is `granted`, until it is known what it takes; `load` must
@@ -145,11 +173,11 @@ class Lifecycle:
             model = await assemble(load, parts, self._factories, self._in_thread)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             load.cancel()
-            _abandon(load)
+            self._abandon(load.loader)
             raise
         except BaseException as error:  # noqa: BLE001 (a Rust library's panic, too, is the model's failure)
             entry.load = None
-            _abandon(load)
+            self._abandon(load.loader)
             self._not_loaded(entry, load, error)
         else:
             entry.load, entry.load_s = None, self._clock() - begun
@@ -308,12 +336,6 @@ class Lifecycle:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-
-def _abandon(load: Load) -> None:
-    """Of a load that has failed no process stays."""
-    if isinstance(load.loader, IsolatedLoader):
-        load.loader.abandon()
 
 
 def described(facts: ModelFacts) -> str:

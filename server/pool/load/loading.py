@@ -12,7 +12,7 @@ from server.engine.embedding.vectors import EmbeddingRunner
 from server.engine.runner_api import Runner
 from server.errors import InvalidRequest, ModelFailed
 from server.pool.footprint import Fit, totals
-from server.pool.isolated.weights import IsolatedWeights
+from server.pool.isolated.weights import IsolatedLoader, IsolatedWeights
 from server.pool.model import GrammarFactory
 from server.pool.protocols import Embedder, Generator, Loader, ModelInfo, Weights
 from server.pool.spec import ModelSpec
@@ -104,8 +104,10 @@ class Load:
         return self._cancelled.is_set()
 
     def cancel(self) -> None:
-        """Ask the loader to stop at its next progress call."""
+        """Ask the loader to stop at its next progress call; a process of its own is ended."""
         self._cancelled.set()
+        if isinstance(self.loader, IsolatedLoader):
+            self.loader.abandon()
 
     def fit(self) -> Fit:
         """What of it fits, which `run` then loads; blocking. Raises `ModelFailed`."""

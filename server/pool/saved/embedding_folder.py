@@ -4,7 +4,6 @@ Keys tell of the projector and its settings, so that any process may read and wr
 """
 
 import hashlib
-import os
 from pathlib import Path
 
 from server.errors import InternalError, InvalidRequest
@@ -16,7 +15,7 @@ _DIGEST_BYTES = 32
 
 
 class EmbeddingFolder:
-    """`server.engine.encode.cache.EmbeddingFiles` for the model of this id."""
+    """`server.engine.encode.EmbeddingFiles` for the model of this id."""
 
     def __init__(self, model_id: str, root: Path) -> None:
         self._path = root / folder_name(model_id) / "media"
@@ -27,11 +26,12 @@ class EmbeddingFolder:
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)  # pictures can be told from embeddings
             self._files.remove_stale()
-            found = [(entry.stat(), entry.name) for entry in os.scandir(self._path) if entry.name.endswith(SUFFIX)]
         except OSError as error:
             raise InternalError(f"{self._path}: {error.strerror or error}") from error
-        found.sort(key=lambda one: one[0].st_mtime)
-        keys = [(name.removesuffix(SUFFIX), stat.st_size - _DIGEST_BYTES) for stat, name in found]
+        found = sorted(self._files.listed(), key=lambda one: one.age_s, reverse=True)
+        keys = [
+            (one.name.removesuffix(SUFFIX), one.n_bytes - _DIGEST_BYTES) for one in found if one.name.endswith(SUFFIX)
+        ]
         return [(bytes.fromhex(name), size) for name, size in keys if _is_hex(name) and size > 0]
 
     def read(self, key: bytes) -> bytes | None:
@@ -45,25 +45,16 @@ class EmbeddingFolder:
         if _digest(key, data) != digest:
             self.remove(key)
             return None
-        self._touch(key)
+        self._files.used(_name(key))
         return data
 
     def write(self, key: bytes, data: bytes) -> None:
         """Whole or not at all. Raises `InternalError`."""
         self._files.write(_name(key), (data, _digest(key, data)))
 
-    def _touch(self, key: bytes) -> None:
-        try:
-            os.utime(self._path / _name(key))
-        except OSError as error:
-            raise InternalError(f"{self._path}: {error.strerror or error}") from error
-
     def remove(self, key: bytes) -> None:
-        """One that is gone already is no error."""
-        try:
-            (self._path / _name(key)).unlink(missing_ok=True)
-        except OSError as error:
-            raise InternalError(f"{self._path}: {error.strerror or error}") from error
+        """One that is gone already is no error. Raises `InternalError`."""
+        self._files.remove(_name(key))
 
 
 def _name(key: bytes) -> str:

@@ -24,7 +24,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import BinaryIO
 
-from server.engine.kv.state import Checkpoint, Checkpoints, SlotState, new_bytes
+from server.engine.kv.state import Checkpoint, SlotState, new_bytes
+from server.engine.lora import NEVER, Tuning
 from server.engine.media import MediaSpan, Spans, media_tokens
 from server.errors import InternalError, InvalidRequest
 from server.pool.saved.media_record import read_record
@@ -97,18 +98,18 @@ class Opened:
     n_bytes: int  # of the content
     blake2b: str
 
-    def read_tokens(self, n_vocab: int) -> SavedTokens:
-        """Only the text, which may be others than what was written: `read` finds out.
+    def read_text(self, n_vocab: int, tuning: Tuning) -> SlotState:
+        """Without the bytes of states. The text may be another one than what was written: `read` finds out.
 
-        Raises `InvalidRequest` when they can't be tokens of this model.
+        Raises `InvalidRequest` when it can't be one of this model.
         """
         self.file.seek(0)
         _, _, n_words = _HEAD.unpack(self.file.read(_HEAD.size))
         words = self.file.read(4 * min(n_words, (self.n_bytes - _HEAD.size) // 4))
-        return _text(words, self.description.n_tokens, n_vocab)
+        return self._state(words, b"", [b""] * len(self.description.checkpoints), n_vocab, tuning)
 
-    def read(self, n_vocab: int) -> tuple[SavedTokens, bytes, Checkpoints]:
-        """The text, the state as llama_state_seq_get_data gives it, and checkpoints.
+    def read(self, n_vocab: int, tuning: Tuning) -> SlotState:
+        """All of it, computed under `tuning`; the state as llama_state_seq_get_data gives it.
 
         Raises `InvalidRequest` unless every byte is what was written.
         """
@@ -131,9 +132,14 @@ class Opened:
             raise InvalidRequest("it is damaged: its content is not what was saved")
         if (magic, version) != (STATE_MAGIC, STATE_VERSION):
             raise InvalidRequest(f"its state has the version {version}, this llama.cpp reads {STATE_VERSION}")
-        places = [n_tokens for n_tokens, _ in self.description.checkpoints]
-        checkpoints = tuple(Checkpoint(n, saved) for n, saved in zip(places, states, strict=True))
-        return _text(words, self.description.n_tokens, n_vocab), state, checkpoints
+        return self._state(words, state, states, n_vocab, tuning)
+
+    def _state(self, words: bytes, state: bytes, states: list[bytes], n_vocab: int, tuning: Tuning) -> SlotState:
+        found = self.description
+        tokens, media = _text(words, found.n_tokens, n_vocab)
+        checkpoints = tuple(Checkpoint(n, part) for (n, _), part in zip(found.checkpoints, states, strict=True))
+        n_exact = NEVER if found.n_exact is None else found.n_exact
+        return SlotState(tokens, state, tuning, n_exact, checkpoints, media)
 
 
 def open_saved(file: BinaryIO, size: int, secret: bytes = b"") -> Opened:

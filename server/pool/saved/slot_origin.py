@@ -42,8 +42,9 @@ def origin_of_cells(model: LoadedModel, library: str) -> dict[str, str | int]:
     """What cells depend on, however long the context is, for states that only this program reads: as `origin_of`, and
     the `library` that wrote them, since another build may write them in another form.
 
-    The length counts where the rotation differs for contexts longer than the model was first trained for (src/
-    llama-model.cpp, get_rope_factors).
+    The number of slots counts where each has a stream of cells of its own: the library writes it into a state and
+    refuses any other (src/llama-kv-cache.cpp, state_read). The length counts where the rotation differs for contexts
+    longer than the model was first trained for (src/llama-model.cpp, get_rope_factors).
     """
     origin = origin_of(model)
     first_trained = [n for key, n in model.info.metadata.items() if key.endswith(_FIRST_TRAINED)]
@@ -96,6 +97,11 @@ def tuning_here(model: LoadedModel, saved: Description) -> Tuning:
     differing = [fault for fault in faults if fault]
     if differing or adapters is None:
         raise InvalidRequest(f"it was saved elsewhere: {'; '.join(differing)}")
+    return tuning_of(saved, adapters)
+
+
+def tuning_of(saved: Description, adapters: Adapters) -> Tuning:
+    """Under what `saved` was computed, by these `adapters`."""
     return Tuning(adapters, NEVER if saved.lora_start is None else saved.lora_start, saved.scope)
 
 

@@ -74,13 +74,11 @@ def _read(model: LoadedModel, files: SavedFiles, name: str) -> tuple[SlotState, 
                 return SlotState(tokens, state, tuning, NEVER, media=media), size
             file.seek(0)
             found = open_saved(file, size, files.secret)
-            tuning = tuning_here(model, found.description)
-            (tokens, media), state, checkpoints = found.read(model.vocab.n_tokens)
-            _check_projector(model, media)
+            saved = found.read(model.vocab.n_tokens, tuning_here(model, found.description))
+            _check_projector(model, saved.media)
+            return saved, size
         except InvalidRequest as error:
             raise _refusal(error) from None
-    n_exact = found.description.n_exact
-    return SlotState(tokens, state, tuning, NEVER if n_exact is None else n_exact, checkpoints, media), size
 
 
 def _check_projector(model: LoadedModel, media: Spans) -> None:

@@ -18,15 +18,16 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from server.engine.kv.disk_cache import DiskState, FolderInUse
+from server.engine.kv.disk_cache import FolderInUse
+from server.engine.kv.ram_cache import KeptState
 from server.engine.kv.state import SlotState
-from server.engine.lora import NEVER, Tuning
+from server.engine.lora import Tuning
 from server.errors import InternalError, InvalidRequest, LlamapoolError
 from server.pool.model import LoadedModel
 from server.pool.saved.address_files import AddressFiles
 from server.pool.saved.slot_file import FORMAT, Description, encode, open_saved
 from server.pool.saved.slot_files import Listed, SavedFiles, SlotFiles
-from server.pool.saved.slot_origin import adapters_here, describe, origin_of_cells, projector_of
+from server.pool.saved.slot_origin import adapters_here, describe, origin_of_cells, projector_of, tuning_of
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class StateFolder:
         """Seconds after which `others` is worth a look; None where there are none."""
         return None if not self._shared else FOLDER_S if self._path is not None else ADDRESS_S
 
-    def index(self) -> list[DiskState]:
+    def index(self) -> list[KeptState]:
         """What is there and fits this model; damaged files are removed. Raises `FolderInUse` when another process uses
         the folder, and `InternalError`."""
         if self._path is not None:
@@ -95,7 +96,7 @@ class StateFolder:
         self._ours, self._seen = set(), set()
         return self.others()[0]
 
-    def others(self) -> tuple[list[DiskState], set[str]]:
+    def others(self) -> tuple[list[KeptState], set[str]]:
         """States that have come since the last look, and names of those that are gone. Raises `InternalError`."""
         listed = {one.name: one for one in self._files.listed() if one.name.endswith(SUFFIX)}
         gone = self._ours - listed.keys()
@@ -126,42 +127,30 @@ class StateFolder:
             self.close()
             raise FolderInUse(f"{path} is used by another process") from None
 
-    def _entry(self, listed: Listed) -> DiskState | None:
+    def _entry(self, listed: Listed) -> KeptState | None:
         name = listed.name
         try:
             with self._files.opened(name) as (file, size):
                 found = open_saved(file, size, self._secret)
-                if found.description.origin != self._origin or not self._fits(found.description):
-                    return None
                 tuning = self._tuning(found.description)
-                tokens, media = found.read_tokens(self._model.vocab.n_tokens)
+                if tuning is None:
+                    return None
+                saved = found.read_text(self._model.vocab.n_tokens, tuning)
         except LlamapoolError as error:
             log.warning("%s/%s is %s: %s", self._where, name, "left" if self._shared else "removed", error)
             if not self._shared:  # else another may be able to use it
                 self.remove(name)
             return None
-        n_exact = found.description.n_exact
-        return DiskState(
-            *(tokens, tuning, NEVER if n_exact is None else n_exact, size, -listed.age_s),
-            places=tuple(n_tokens for n_tokens, _ in found.description.checkpoints),
-            media=media,
-            name=name,
-        )
+        return KeptState(saved, size, -listed.age_s, name=name)
 
-    def _fits(self, found: Description) -> bool:
-        """Whether it can be used now: its adapters and its projector are loaded, and a slot has room for it."""
-        if found.media not in ("", projector_of(self._model)):
-            return False
-        return adapters_here(self._model, found.lora) is not None and found.n_tokens <= self._model.engine.n_ctx_seq
-
-    def _tuning(self, found: Description) -> Tuning:
-        """Raises `InvalidRequest` for a file of another model, other settings, or adapters that are not loaded."""
-        if found.origin != self._origin:
-            raise InvalidRequest("it was saved under another model, other settings or another library")
+    def _tuning(self, found: Description) -> Tuning | None:
+        """What computed it. None: it can't be used now, since it is of another model or other settings, its adapters or
+        its projector are not loaded, or no slot has room for it."""
         adapters = adapters_here(self._model, found.lora)
-        if adapters is None:
-            raise InvalidRequest("it was computed with LoRA adapters that are not loaded")
-        return Tuning(adapters, NEVER if found.lora_start is None else found.lora_start, found.scope)
+        own = found.origin == self._origin and found.media in ("", projector_of(self._model))
+        if adapters is None or not own or found.n_tokens > self._model.engine.n_ctx_seq:
+            return None
+        return tuning_of(found, adapters)
 
     def write(self, name: str, saved: SlotState) -> int:
         """Whole or not at all; its bytes. Raises `InternalError` with the system's reason."""
@@ -193,9 +182,9 @@ class StateFolder:
         with self._files.opened(name) as (file, size):
             found = open_saved(file, size, self._secret)
             tuning = self._tuning(found.description)
-            (tokens, media), state, checkpoints = found.read(self._model.vocab.n_tokens)
-        n_exact = found.description.n_exact
-        return SlotState(tokens, state, tuning, NEVER if n_exact is None else n_exact, checkpoints, media)
+            if tuning is None:
+                raise InvalidRequest("it was saved under another model, other settings, or adapters that are not here")
+            return found.read(self._model.vocab.n_tokens, tuning)
 
     def used(self, name: str) -> None:
         """Its time of last use is the file's."""

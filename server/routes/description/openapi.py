@@ -1,25 +1,16 @@
-"""`/openapi.json`, made of the routes and `operations`; `/docs`, whose assets come from a package instead of a CDN."""
+"""`/openapi.json`, which `document` makes; `/docs`, whose assets come from a package instead of a CDN."""
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
-from fastapi.routing import APIRoute
-from pydantic import TypeAdapter
 
 from server.errors import NotFound
-from server.routes.description import replies
-from server.routes.description.operations import FIELDS, OPERATIONS, Json, Operation
-from server.transport.access.auth import OPEN_PATHS
 from server.transport.reply import JSON_TYPE
-from server.wire.messages.errors import anthropic_error, speaks_anthropic
-from server.wire.ollama.errors import ollama_error, speaks_ollama
 
 router = APIRouter(include_in_schema=False)
 
@@ -29,39 +20,6 @@ _ASSETS = {
     "favicon-32x32.png": "image/png",
 }
 _PACKAGE = "fastapi_swagger.resources"
-_REF = "#/components/schemas/{model}"
-_JSON = "application/json"
-_LIMITS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
-_ABOUT = (
-    "llama-server's API, OpenAI's, Anthropic's and Ollama's over a pool of models. Fields that no endpoint knows are "
-    "ignored; null is the same as absent. `model` may be left out where one model can do it; a "
-    "request with `?autoload=false` loads none."
-)
-_AUTOLOAD: Json = {
-    "name": "autoload",
-    "in": "query",
-    "required": False,
-    "schema": {"type": "boolean"},
-    "description": "false: an error where the model is not loaded; true: load it. Absent: as the server was started.",
-}
-_WHEN = {
-    400: "The request is wrong; the message names the field.",
-    401: "No API key, or a wrong one.",
-    404: "No model of that name, or nothing there.",
-    408: "The body did not arrive in time.",
-    413: "The body is too large.",
-    415: "The body is compressed.",
-    429: "The queue is full; `Retry-After` says when to come back.",
-    501: "The server, or this model, was started without it.",
-    503: "The model can't be loaded, or the server is stopping.",
-}
-_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    429: "unavailable_error",
-    501: "not_supported_error",
-    503: "unavailable_error",
-}
 
 
 @router.get("/openapi.json")
@@ -95,139 +53,11 @@ def asset(name: str) -> Response:
 def describe(app: FastAPI, routers: Sequence[APIRouter], prefix: str) -> None:
     """Make `app.openapi` the description of `routers`, whose paths are behind `prefix`."""
 
-    def description() -> Json:
+    def description() -> dict[str, Any]:
         if app.openapi_schema is None:
+            from server.routes.description.document import document  # few ask for it, and it knows every type
+
             app.openapi_schema = document(app, routers, prefix)
         return app.openapi_schema
 
     app.openapi = description  # type: ignore[method-assign]
-
-
-def document(app: FastAPI, routers: Sequence[APIRouter], prefix: str) -> Json:
-    """The whole description (OpenAPI 3.1). Its paths begin where it lies itself."""
-    made = get_openapi(title=app.title, version=app.version, description=_ABOUT, routes=app.routes)
-    made["paths"] = {path.removeprefix(prefix): shown for path, shown in made["paths"].items()}
-    schemas = _Schemas()
-    for router in routers:
-        for route in router.routes:
-            if isinstance(route, APIRoute) and route.include_in_schema:
-                for method in route.methods or ():
-                    shown = made["paths"][route.path_format][method.lower()]
-                    _fill(shown, route, OPERATIONS[route.endpoint], schemas)
-    made["components"] = {"schemas": schemas.definitions(), "securitySchemes": _SECURITY}
-    made["security"] = [{}, {"bearer": []}, {"x-api-key": []}]
-    made["servers"] = [{"url": "."}]  # where the document is: behind the prefix, and that of any proxy
-    return made
-
-
-_SECURITY: Json = {
-    "bearer": {"type": "http", "scheme": "bearer"},
-    "x-api-key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
-}
-
-
-class _Schemas:
-    """The schemas of all types that were asked for, under names of their own."""
-
-    def __init__(self) -> None:
-        self._named: dict[str, Json] = {}
-
-    def of(self, kind: Any) -> Json:
-        """The schema of a type; what it is made of is among the `definitions`."""
-        schema = TypeAdapter(kind).json_schema(ref_template=_REF)
-        for name, each in schema.pop("$defs", {}).items():
-            self._keep(name, each)
-        if "properties" in schema:
-            name = schema["title"]
-            self._keep(name, schema)
-            return {"$ref": _REF.format(model=name)}
-        plain: Json = _plain(schema)
-        return plain
-
-    def _keep(self, name: str, schema: Json) -> None:
-        plain = _plain(schema)
-        assert self._named.setdefault(name, plain) == plain, f"two types are called {name}"
-
-    def definitions(self) -> Json:
-        """By name, in order."""
-        return dict(sorted(self._named.items()))
-
-
-def _plain(schema: Any) -> Any:
-    """pydantic's schema without titles, "or null" (which is the same as absent), and limits in its own words."""
-    if isinstance(schema, list):
-        return [_plain(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {
-        _LIMITS.get(key, key): _plain(value) for key, value in schema.items() if key not in ("title", "properties")
-    }
-    if found.get("default", 0) is None:
-        del found["default"]
-        found["anyOf"] = [each for each in found.get("anyOf", []) if each != {"type": "null"}]
-        if len(found["anyOf"]) < 2:
-            found |= found.pop("anyOf")[0] if found["anyOf"] else {}
-        if not found.get("anyOf", True):
-            del found["anyOf"]
-    if "description" in found:
-        found["description"] = _markdown(found["description"])
-    if "properties" in schema:
-        found["properties"] = {name: _property(name, each) for name, each in schema["properties"].items()}
-    return found
-
-
-def _property(name: str, schema: Json) -> Json:
-    plain: Json = _plain(schema)
-    return dict(FIELDS.get(name, {})) if not plain or set(plain) == {"default"} else plain
-
-
-def _fill(shown: Json, route: APIRoute, operation: Operation, schemas: _Schemas) -> None:
-    """Complete what FastAPI says of a route."""
-    text = _markdown(shown.pop("description", ""))
-    shown["summary"] = re.split(r"(?<=[.;:]) ", text.split("\n\n")[0], maxsplit=1)[0].rstrip(".;:")
-    shown["description"] = text
-    if operation.loads:
-        shown["parameters"] = [*shown.get("parameters", ()), _AUTOLOAD]
-    if operation.body is not None:
-        content = {"schema": schemas.of(operation.body), "example": operation.example}
-        shown["requestBody"] = {"required": True, "content": {operation.takes: content}}
-    shown["responses"] = dict(_responses(route.path, operation, schemas))
-    if route.path in OPEN_PATHS:
-        shown["security"] = []
-
-
-def _responses(path: str, operation: Operation, schemas: _Schemas) -> Iterator[tuple[str, Json]]:
-    if operation.status == 204:
-        yield "204", {"description": "Done"}
-    elif operation.status is not None:
-        yield str(operation.status), {"description": "OK", "content": _content(operation, schemas)}
-    errors = set(operation.errors) if path in OPEN_PATHS else {*operation.errors, 401}
-    for status in sorted(errors):
-        shape, example = _error(path, status)
-        content = {"schema": schemas.of(shape), "example": example}
-        yield str(status), {"description": _WHEN[status], "content": {_JSON: content}}
-
-
-def _error(path: str, status: int) -> tuple[type, Json]:
-    """The shape of an error of the endpoint at `path`, and one."""
-    type_ = _TYPES.get(status, "invalid_request_error")
-    said: Json = {"error": {"code": status, "message": _WHEN[status], "type": type_}}
-    if speaks_anthropic(path):
-        return replies.AnthropicError, anthropic_error(status, said)
-    if speaks_ollama(path):
-        return replies.OllamaError, ollama_error(status, said)
-    return replies.Error, said
-
-
-def _content(operation: Operation, schemas: _Schemas) -> Json:
-    found: Json = {}
-    if operation.reply is not None:
-        found[_JSON] = {"schema": schemas.of(operation.reply)}
-    if operation.stream is not None:
-        found[operation.media] = {"schema": schemas.of(operation.stream)}
-    return found or {operation.media: {"schema": {"type": "string"}}}
-
-
-def _markdown(text: str) -> str:
-    """A docstring's ``names`` as Markdown's."""
-    return text.replace("``", "`")

@@ -3,8 +3,7 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.routes.generate import collected, stream
-from server.routes.session import session_of
+from server.routes.generate import Ask, collected, stream
 from server.transport.bodies.form import read_form
 from server.wire.transcriptions.read import read_transcription, transcription
 from server.wire.transcriptions.write import rendered
@@ -19,15 +18,13 @@ async def post_transcription(request: Request) -> Response:
     """The text of a sound, as JSON, plain text or subtitles, or as events while it is written."""
     form = await read_form(request)
     wanted = read_transcription(form.fields, form.files)
-    headers, media = as_header(wanted.warnings), [wanted.sound]
+    ask = Ask(
+        *(wanted.fields.model, lambda model, seen: transcription(wanted, model, seen)),
+        *([wanted.sound], as_header(wanted.warnings)),
+    )
     if wanted.fields.stream:
-        return await stream(
-            *(request, wanted.fields.model, lambda model, seen: transcription(wanted, model, seen)),
-            headers=headers,
-            media=media,
-        )
-    session, model = session_of(request), wanted.fields.model
-    body = await collected(request, session, model, lambda loaded, seen: transcription(wanted, loaded, seen), media)
+        return await stream(request, ask)
+    body, headers = await collected(request, ask)
     assert isinstance(body, dict), "one request has one reply"
     content, kind = rendered(body, wanted.format)
     return Response(content, media_type=kind, headers=headers)

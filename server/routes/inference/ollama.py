@@ -8,14 +8,22 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.errors import DownloadFailed, InvalidRequest, LlamapoolError, NotFound, NotSupported, short
+from server.errors import (
+    DownloadFailed,
+    InvalidRequest,
+    LlamapoolError,
+    NotFound,
+    NotSupported,
+    PermissionDenied,
+    short,
+)
 from server.pool.events import Subscription
 from server.pool.names import LATEST
 from server.pool.pool import Pool
 from server.pool.spec import Task
 from server.pool.state import ModelState, Status
 from server.routes.embed import embed, read_able
-from server.routes.generate import StreamWords, reply, stream
+from server.routes.generate import Ask, StreamWords, reply, stream
 from server.routes.services import lease_for, services
 from server.transport.access.keys import MANAGES
 from server.transport.bodies.read import read_as, read_json
@@ -84,25 +92,14 @@ async def _ask(request: Request, read: Callable[[dict[str, Any]], OllamaAsked]) 
     if ask.loads:
         stays = await stay(request, model, keep_alive_s)
         return json_reply(ask.reply.nothing("load" if stays else "unload"), headers=headers)
-    if ask.streams:
-        return await stream(
-            *(request, model, lambda model, seen: generation(ask, model, seen)),
-            ping_s=0,  # a line that says nothing is none that clients could read
-            headers=headers,
-            words=_WORDS,
-            keep_alive_s=keep_alive_s,
-            media=ask.media,
-            salt="",  # there is no such field
-        )
-    return await reply(
-        request,
-        model,
-        lambda model, seen: generation(ask, model, seen),
-        headers=headers,
+    # a ping would be a line that says nothing, which is none that clients could read; there is no field for a salt
+    wanted = Ask(
+        *(model, lambda model, seen: generation(ask, model, seen), ask.media, headers, ""),
         keep_alive_s=keep_alive_s,
-        media=ask.media,
-        salt="",
+        ping_s=0,
+        words=_WORDS,
     )
+    return await (stream if ask.streams else reply)(request, wanted)
 
 
 @router.post("/embed")
@@ -178,10 +175,11 @@ def _downloading(states: Iterable[ModelState], name: str) -> str | None:
 
 
 async def _begun(pool: Pool, name: str) -> str:
-    """Begin the download of what is called so; "" where it can't be had and requests for that name are served."""
+    """Begin the download of what is called so; "" where it can't be had, or is not for this key to fetch, and requests
+    for that name are served."""
     try:
         await pool.download(model := hub_name(name))
-    except (DownloadFailed, NotFound, NotSupported):
+    except (DownloadFailed, NotFound, NotSupported, PermissionDenied):
         names = {name, name.removesuffix(LATEST), model}
         if not any(names & {state.spec.id, *state.spec.aliases} for state in pool.states()):
             raise

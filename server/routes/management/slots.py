@@ -43,7 +43,7 @@ def may_see(request: Request, slot: SlotSnapshot) -> bool:
 
 def hidden(slot: SlotSnapshot) -> SlotSnapshot:
     """As a slot that never did anything, but for whether it is busy."""
-    return SlotSnapshot(slot.id, slot.n_ctx, slot.is_processing, 0, 0, spec_type=slot.spec_type)
+    return SlotSnapshot(slot.id, slot.n_ctx, slot.is_processing, spec_type=slot.spec_type)
 
 
 def slots_of(state: ModelState) -> list[SlotSnapshot]:
@@ -52,7 +52,7 @@ def slots_of(state: ModelState) -> list[SlotSnapshot]:
         return state.loaded.slots()
     if state.facts is not None:
         facts = state.facts
-        return [SlotSnapshot(i, facts.n_ctx_seq, False, 0, 0) for i in range(facts.n_slots)]
+        return [SlotSnapshot(i, facts.n_ctx_seq) for i in range(facts.n_slots)]
     if is_pending(state):
         raise ModelLoading
     raise InvalidRequest("model is not loaded", "model")

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.conversation.form import NO_PARAMETERS, Tool, Tools
+from server.conversation.form import Tool, Tools
 from server.wire.custom_tools import custom_tool
 from server.wire.fields import as_object, wrong_type
-from server.wire.tools import choose, is_strict, name_and_description, read_choice, tool_list
+from server.wire.tools import choose, function_tool, name_and_description, read_choice, tool_list
 from server.wire.warnings import left_out
 
 
@@ -43,7 +43,9 @@ class _Reader:
         if kind == "custom":
             return self._custom(given, path)
         if kind == "function":
-            return _function(given, path)
+            where = f"{path}.function"
+            function = as_object(given.get("function"), where)
+            return function_tool(function, where, *name_and_description(function, where))
         self.skips = True
         self.warnings.append(left_out("tools", kind, 1))
         return None
@@ -56,13 +58,3 @@ class _Reader:
         name, description = name_and_description(tool, where)
         self.custom.add(name)
         return custom_tool(name, description, tool.get("format"), f"{where}.format")
-
-
-def _function(given: Mapping[str, Any], path: str) -> Tool:
-    function = as_object(given.get("function"), f"{path}.function")
-    name, description = name_and_description(function, f"{path}.function")
-    parameters = function.get("parameters")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise wrong_type(f"{path}.function.parameters", "a JSON Schema object", parameters)
-    strict = is_strict(function, f"{path}.function")
-    return Tool(name, description, parameters or NO_PARAMETERS, strict, f"{path}.function.parameters")

@@ -1,15 +1,16 @@
 """OpenAI's own ``logprobs`` of completions: four lists with an entry for each token.
 
 ``tokens``, ``token_logprobs``, ``top_logprobs`` (text to logarithm) and ``text_offset``, in characters of the choice's
-text. With ``echo`` the prompt's tokens come first, the first one without a probability: lm-evaluation-harness and
-others score texts by that. llama-server's ``content`` stands beside them. Unlike it, the lists hold the end token, as
-at OpenAI: who asked for one token behind the prompt's finds one.
+text. With ``echo`` the prompt's tokens come first, the first one and media's without a probability:
+lm-evaluation-harness and others score texts by that. llama-server's ``content`` stands beside them. Unlike it, the
+lists hold the end token, as at OpenAI: who asked for one token behind the prompt's finds one.
 """
 
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from server.engine.media import MediaPrompt
 from server.engine.request import TokenLogprob
 from server.vocab import Vocab
 from server.wire.common import Json
@@ -19,10 +20,12 @@ _MAYBE_ADDED = 2  # tokens at a prompt's beginning that its text may lack
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """What a choice's text begins with. ``pieces`` are the prompt's tokens, where their log probabilities are shown."""
+    """What a choice's text begins with. ``pieces`` are the prompt's tokens, where their log probabilities are shown; of
+    those that stand for a medium, or a slice of one, the first is its ``marker``, and the others are empty."""
 
     text: str = ""
     pieces: tuple[bytes, ...] = ()
+    marker: bytes = b""
 
 
 class PromptLists:
@@ -30,7 +33,7 @@ class PromptLists:
     time."""
 
     def __init__(self, echo: Echo) -> None:
-        self._pieces = echo.pieces
+        self._pieces, self._marker = echo.pieces, echo.marker
         self._encoded = echo.text.encode("utf-8", "replace")
         self._at = 0  # the bytes of the text that tokens have taken
         self._n_chars = 0
@@ -49,8 +52,8 @@ class PromptLists:
         """Whether every token is there."""
         return len(self._lists["tokens"]) == len(self._pieces)
 
-    def add(self, scores: Sequence[TokenLogprob]) -> None:
-        """The log probabilities of the next tokens; the first one has none."""
+    def add(self, scores: Sequence[TokenLogprob | None]) -> None:
+        """The log probabilities of the next tokens; the first one has none, and no medium's."""
         start = len(self._lists["tokens"])
         for piece, score in zip(self._pieces[start : start + len(scores)], scores, strict=True):
             self._add(piece, score)
@@ -62,7 +65,7 @@ class PromptLists:
         return {name: values + lists[name] for name, values in self._lists.items()} if self._pieces else lists
 
     def _add(self, piece: bytes, score: TokenLogprob | None) -> None:
-        text = _shown(piece)
+        text = "" if piece == self._marker else _shown(piece)
         lists = self._lists
         lists["tokens"].append(text)
         lists["token_logprobs"].append(None if score is None else score.logprob)
@@ -73,16 +76,22 @@ class PromptLists:
         self._n_chars += len(self._decoder.decode(taken))
 
     def _length(self, piece: bytes) -> int:
-        """Bytes of the text that are this token's. The text lacks what the vocabulary adds: a first token, a space."""
-        if len(self._lists["tokens"]) > _MAYBE_ADDED or self._encoded.startswith(piece, self._at):
+        """Bytes of the text that are this token's. The text lacks what the vocabulary adds: a first token, a space; and
+        what a video becomes."""
+        is_sure = len(self._lists["tokens"]) > _MAYBE_ADDED and not self._marker
+        if is_sure or self._encoded.startswith(piece, self._at):
             return len(piece)
         bare = piece.removeprefix(b" ")
         return len(bare) if self._encoded.startswith(bare, self._at) else 0
 
 
-def echo(vocab: Vocab, text: str, tokens: Sequence[int]) -> Echo:
-    """Of a prompt whose tokens' log probabilities are shown."""
-    return Echo(text, tuple(map(vocab.piece, tokens)))
+def echo(vocab: Vocab, text: str, prompt: MediaPrompt, marker: str = "") -> Echo:
+    """Of a prompt whose tokens' log probabilities are shown; its `text` has a `marker` for each medium."""
+    starts, encoded = {span.start for span in prompt.spans}, marker.encode()
+    pieces = (
+        vocab.piece(token) if token >= 0 else encoded if at in starts else b"" for at, token in enumerate(prompt.tokens)
+    )
+    return Echo(text, tuple(pieces), encoded)
 
 
 class TokenLists:

@@ -147,7 +147,7 @@ def prepare_completion(
         )
         request = replace(request, prompt_logprobs=_scores_prompt(body))
         requests.append(_best_of(body, request, model))
-        echoes.append(_echo(body, prompt, tokens.tokens, model))
+        echoes.append(_echo(body, prompt, tokens, model))
     check_alternatives(requests, model.engine.n_ctx_seq)
     return CompletionJob(body, requests, echoes)
 
@@ -181,15 +181,18 @@ def _best_of(body: CompletionBody, request: Request, model: LoadedModel) -> Requ
     return replace(request, n=n, want_logprobs=True)
 
 
-def _echo(body: CompletionBody, prompt: GivenPrompt, tokens: list[int], model: LoadedModel) -> Echo:
+def _echo(body: CompletionBody, prompt: GivenPrompt, tokens: MediaPrompt, model: LoadedModel) -> Echo:
     if not body.echo:
         return Echo()
-    if isinstance(prompt, Illustrated):
-        if _scores_prompt(body):
-            raise field_error("echo", "media have no log probabilities")
-        return Echo(prompt.text)
-    text = prompt if isinstance(prompt, str) else model.vocab.detokenize(tokens).decode("utf-8", "replace")
-    return echo(model.vocab, text, tokens) if _scores_prompt(body) else Echo(text)
+    marker = ""
+    match prompt:
+        case Illustrated():
+            text, marker = prompt.text, model.media.marker if model.media is not None else ""
+        case str():
+            text = prompt
+        case _:
+            text = model.vocab.detokenize(tokens.tokens).decode("utf-8", "replace")
+    return echo(model.vocab, text, tokens, marker) if _scores_prompt(body) else Echo(text)
 
 
 def _scores_prompt(body: CompletionBody) -> bool:

@@ -15,7 +15,7 @@ from server.errors import InvalidRequest
 from server.wire.common import Json
 from server.wire.custom_tools import custom_tool
 from server.wire.fields import objects_in, wrong_type
-from server.wire.tools import MAX_TOOLS, Named, choose, is_strict, name_and_description, no_tool, read_choice
+from server.wire.tools import MAX_TOOLS, Named, choose, function_tool, name_and_description, no_tool, read_choice
 from server.wire.warnings import left_out
 
 NO_NAMESPACE = "functions"
@@ -154,9 +154,6 @@ class _Found:
         if custom:
             tool = custom_tool(name, description, entry.get("format"), f"{path}.format")
         else:
-            parameters = entry.get("parameters")
-            if parameters is not None and not isinstance(parameters, dict):
-                raise wrong_type(f"{path}.parameters", "a JSON Schema object", parameters)
-            tool = Tool(name, description, parameters or NO_PARAMETERS, is_strict(entry, path), f"{path}.parameters")
+            tool = function_tool(entry, path, name, description)
         self.tools[name] = tool
         self.names[name] = ClientName(own, namespace, custom)

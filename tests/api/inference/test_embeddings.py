@@ -145,7 +145,7 @@ async def test_200_requests_at_once_share_decodes(serve: Serve) -> None:
             asyncio.create_task(api.client.post("/v1/embeddings", json={"input": f"{i:04}"})) for i in range(200)
         ]
         engine = embedding_of(api)
-        await until(lambda: sum(instance.n_load for instance in engine._instances) == 200)
+        await until(lambda: engine.n_load == 200)
         steps.release(1000)
         replies = await asyncio.gather(*requests)
         (runner,) = next(weights.embedders for weights in api.loader.loaded if weights.spec.id == "embedder")
@@ -182,7 +182,7 @@ async def test_a_full_queue_is_a_429(serve: Serve) -> None:
     async with serve(loader, models={"e": EMBED | {"max_queue": 1}}) as api:
         running = [asyncio.create_task(api.client.post("/embedding", json={"content": "x"})) for _ in range(2)]
         engine = embedding_of(api, "e")
-        await until(lambda: sum(instance.n_load for instance in engine._instances) == 2)
+        await until(lambda: engine.n_load == 2)
         refused = await api.client.post("/embedding", json={"content": "x"})
         steps.release(1000)
         replies = await asyncio.gather(*running)

@@ -1,6 +1,7 @@
 """Models of a hub behind the API: downloads that are seen, stopped and removed, and what is served of the cache."""
 
 import asyncio
+import hashlib
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -188,6 +189,21 @@ async def test_a_pull_of_what_is_there_needs_no_hub(remote: StandInHub, tmp_path
         missing = await api.client.post("/api/pull", json={"model": "org/none"})
         assert missing.status_code >= 400
         assert await ids(api) == [MODEL_ID]
+
+
+async def test_a_key_for_some_models_pulls_these_by_any_name(remote: StandInHub, tmp_path: Path) -> None:
+    async with serving(remote, tmp_path) as api:
+        await download(api)
+    keys = tmp_path / "keys.yaml"
+    digest = hashlib.sha256(b"secret").hexdigest()
+    keys.write_text(f"keys:\n  - {{name: one, hash: 'sha256:{digest}', scopes: [models], models: ['{MODEL_ID}']}}\n")
+    async with serving(remote, tmp_path, LLAMAPOOL_SERVER__KEYS_FILE=str(keys)) as api:
+        api.client.headers["Authorization"] = "Bearer secret"
+        for name in (REPOSITORY, f"{REPOSITORY}:latest", f"hf.co/{REPOSITORY}", MODEL_ID):
+            reply = await api.client.post("/api/pull", json={"model": name, "stream": False})
+            assert (reply.status_code, reply.json()) == (200, {"status": "success"}), name
+        for name in (f"{REPOSITORY}:F16", "org/none"):
+            assert (await api.client.post("/api/pull", json={"model": name})).status_code == 403, name
 
 
 async def test_a_better_match_takes_the_short_name_over(remote: StandInHub, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """``isolation: process``: a model's end is its own, and it comes back."""
 
 import asyncio
+import base64
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,14 +16,17 @@ import pytest
 from harness.fakes import FakeLoader
 from server.app import create_app
 from server.engine.prefix.blocks import BlocksStored
+from server.media import header
 from server.pool.footprint import Fit, Footprint
 from server.pool.isolated import core
 from server.pool.isolated.engines import IsolatedEngine
 from server.pool.isolated.weights import IsolatedWeights
+from server.pool.saved.embedding_folder import SUFFIX
 from server.pool.spec import ModelSpec
 from tests.api.conftest import Api, check_nothing_leaked, make_settings, run_app, until
 from tests.api.streams import Exchange, posting
 from tests.isolated_fakes import in_process
+from tests.media_files import media_file
 
 pytestmark = pytest.mark.slow
 
@@ -198,21 +202,90 @@ async def test_a_stream_of_which_something_was_sent_is_not_asked_again(start: St
         assert engine(api).core.n_restarts == 1
 
 
-async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("disk", [False, True])
+async def test_a_picture_that_was_seen_before_is_neither_decoded_nor_encoded(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: bool
+) -> None:
+    decoded: list[bytes] = []
+
+    def read_header(data: bytes) -> header.MediaHeader:
+        decoded.append(data)
+        return header.read_header(data)
+
+    monkeypatch.setattr("server.media.decode.read_header", read_header)
+    kept = {"cache_disk": 16, "cache_disk_path": str(tmp_path)} if disk else {}
+    picture = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).decode()}"
+    content = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": picture}}]
+    first: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    second = [*first, {"role": "assistant", "content": "A."}, {"role": "user", "content": "And?"}]
+    async with start("seeing", {"demo": {**ONE["demo"], **kept}}) as api:
+
+        async def ask(messages: list[dict[str, Any]], **more: Any) -> Any:
+            body = {"messages": messages, "temperature": 0, "max_tokens": 8, **more}
+            reply = await api.client.post("/v1/chat/completions", json=body)
+            assert reply.status_code == 200, reply.text
+            return reply.json()["choices"]
+
+        said = await ask(first, id_slot=0)
+        await ask(second, id_slot=1, cache_prompt=False)
+        assert await ask(first, id_slot=2, cache_prompt=False) == said
+        assert (len(decoded), engine(api).stats.n_media_encoded) == (1, 1)
+
+        await until(lambda: not disk or any(tmp_path.rglob(f"*{SUFFIX}")))
+        os.kill(engine(api).core.pid, signal.SIGKILL)
+        await is_back(api)
+        assert await ask(first, cache_prompt=False) == said
+        n_again = 0 if disk else 1
+        assert (len(decoded), engine(api).stats.n_media_encoded) == (1 + n_again, 1 + n_again)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+async def test_vectors_are_asked_for_once_more_too(start: Start, tmp_path: Path, seen: bool) -> None:
+    picture = {"prompt_string": "a<__media__>", "multimodal_data": [base64.b64encode(media_file("tiny.png")).decode()]}
     models = {"demo": {**ONE["demo"], "embedding": True, "pooling": "mean"}}
     async with start(str(tmp_path / "died"), models=models) as api:
-        reply = await api.client.post("/v1/embeddings", json={"input": ["ab", "c"]})
+        reply = await api.client.post("/v1/embeddings", json={"input": [picture if seen else "ab", "c"]})
         assert reply.status_code == 200
         assert len(reply.json()["data"]) == 2
 
 
-async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(start: Start) -> None:
+async def test_a_process_killed_during_the_first_load_is_followed_by_another(start: Start, tmp_path: Path) -> None:
+    models = {"demo": {**ONE["demo"], "path": str(tmp_path / "demo.gguf")}}
+    async with start("dying", models=models) as api:
+        assert (tmp_path / "demo.gguf.loaded").exists()
+        assert (await api.client.get("/readyz")).status_code == 200
+        assert (await api.client.post("/v1/chat/completions", json=chat("Hi"))).status_code == 200
+
+
+async def test_a_file_that_the_library_does_not_survive_fails_its_model_only(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "FIRST_PAUSE_S", 0.01)
     models = {"bad": {**ONE["demo"], "load": "on_demand"}, "good": {"path": "good.gguf"}}
     async with start("aborting", models=models) as api:
         reply = await api.client.post("/v1/chat/completions", json=chat("Hi", model="bad"))
         assert reply.status_code == 503
         assert "SIGABRT" in reply.json()["error"]["message"]
         assert (await api.client.post("/v1/chat/completions", json=chat("Hi", model="good"))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("at", "unloads"), [("fit", True), ("load", True), ("least", False), ("fit", False), ("load", False)]
+)
+async def test_a_load_that_never_ends_ends_with_an_unload_and_with_the_server(
+    start: Start, at: str, unloads: bool
+) -> None:
+    models = {"demo": {**ONE["demo"], "load": "on_demand"}}
+    limits = {"memory": "1GiB"} if at == "least" else {}
+    async with start(f"hanging in {at}", models=models, **limits) as api:
+        asked = asyncio.ensure_future(api.client.post("/v1/chat/completions", json=chat("Hi")))
+        entry = api.pool._entries["demo"]
+        await until(lambda: entry.load is not None if at != "least" else entry.sizing is not None)
+        if unloads:
+            assert (await api.client.post("/models/unload", json={"model": "demo"})).status_code == 200
+            await api.settled()
+            assert (await asked).status_code == 503
+    assert (await asked).status_code == 503
 
 
 async def test_the_process_that_measures_a_model_loads_it_or_ends(

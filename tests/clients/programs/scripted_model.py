@@ -79,7 +79,7 @@ class ScriptedVocab:
     add_bos = False  # templates write it
     add_eos = False
     add_sep = False
-    fim_pad = fim_repo = fim_sep = -1
+    fim_repo = fim_sep = -1
 
     def __init__(self, family: Family) -> None:
         printable = [bytes([a, b]) for a in range(32, 127) for b in range(32, 127)]

@@ -10,7 +10,7 @@ from server.constrain.grammar.matcher import MatcherConstraint
 BYTES = GrammarCompiler(FakeVocab())
 
 
-class WordVocab:
+class WordVocab(FakeVocab):
     """Bytes, tokens of several bytes (parts of characters and of JSON among them), then specials."""
 
     words = (

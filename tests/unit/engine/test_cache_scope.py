@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from harness.fakes import FakeRunner
 from server.engine.cache_scope import cache_scope, is_lasting, owner_of
 from server.engine.kv.disk_cache import Fetch
-from server.engine.kv.ram_cache import RamState
+from server.engine.kv.ram_cache import KeptState
 from server.engine.lora import BARE, Tuning, reusable
 from server.engine.prefix.find import Beginning, Placement, Placer
 from server.engine.prefix.hashes import BLOCK, PrefixHashes
@@ -139,7 +139,7 @@ class Watched:
             found = find(placer, sequence)
             if found is not None:
                 assert scopes_of(found.source if found.n_reuse else None) <= {sequence.tuning.scope}
-                self.n_used += found.n_kept > 0 or isinstance(found.source, RamState)
+                self.n_used += found.n_kept > 0 or isinstance(found.source, KeptState)
                 for move in found.moves:
                     assert move.n > 0
             return found

@@ -6,7 +6,6 @@ import pytest
 
 from harness.fakes import FakeRunner
 from server.engine.engine import Engine
-from server.engine.generate.text import TextStream
 from server.engine.lora import BARE, Tuning
 from server.engine.prefix.hashes import BLOCK, PrefixHashes
 from server.engine.request import Request
@@ -25,7 +24,7 @@ def ticket(n: int, *, n_expected: int = 0, **options: bool) -> Ticket:
 
 def running(slot: Slot, n: int, *, phase: Phase, done: int) -> Ticket:
     taken = ticket(n)
-    sequence = Sequence(taken, 0, TextStream(), [-1 - i for i in range(n)], phase=phase)
+    sequence = Sequence(taken, 0, [-1 - i for i in range(n)], phase=phase)
     slot.sequence, sequence.slot, slot.tokens = sequence, slot, sequence.target[:done]
     return taken
 
@@ -33,7 +32,7 @@ def running(slot: Slot, n: int, *, phase: Phase, done: int) -> Ticket:
 def wait(
     asked: Ticket, slots: list[Slot], open_: list[Ticket], known: int = 0, stats: EngineStats | None = None
 ) -> float:
-    return outlook(asked.request, BARE, known, slots, open_, turn_tokens([stats or EngineStats()])).wait
+    return outlook(asked, known, slots, open_, turn_tokens([stats or EngineStats()]))[1]
 
 
 def test_an_idle_instance_has_the_prompt_itself_to_compute() -> None:

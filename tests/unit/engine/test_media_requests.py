@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from harness.fakes import FakeChunk, FakeEncoder, FakeRunner, FakeVocab
 from server.engine.media import MediaSpan, media_tokens
-from server.engine.request import Request
+from server.engine.request import PromptLogprobs, Request, TokenLogprob
 from server.errors import ContextExceeded, InternalError, InvalidRequest
 from tests.unit.engine.builders import GREEDY, Reply, engine_over, run
 from tests.unit.engine.events import events_of
 
+TEXT = " that is longer than the outputs of a step"
 Part = str | tuple[FakeChunk, int, int | None]
 """Text, or a medium with its tokens, and positions where these are not as many."""
 
@@ -127,12 +128,27 @@ async def test_the_end_of_the_model_ends_who_waits_for_a_picture() -> None:
         assert events is not None
 
 
+async def test_of_a_prompt_with_media_the_texts_tokens_are_scored() -> None:
+    scored = {"prompt_logprobs": True, "want_logprobs": True, "n_probs": 1, "max_tokens": 1}
+    parts = [f"text{TEXT}", picture("a"), "and", picture("b", causal=False), picture("a", 20, 5), TEXT, picture("c")]
+    found: list[list[TokenLogprob | None]] = []
+    for n_more_outputs in (1, 7, 1000):
+        async with engine_over(FakeRunner(n_more_outputs=n_more_outputs, encoder=FakeEncoder())) as engine:
+            await run(engine, seen(parts))
+            (reply,) = await run(engine, seen(parts, **scored))
+            (other,) = await run(engine, seen(["other", *parts[1:]], **scored))
+        assert reply.error is None
+        found.append([t for event in reply.events if isinstance(event, PromptLogprobs) for t in event.tokens])
+        assert len([t for event in other.events if isinstance(event, PromptLogprobs) for t in event.tokens if t]) > 0
+    assert found[0] == found[1] == found[2]
+    assert [one and one.id for one in found[0]] == [t if t >= 0 else None for t in seen(parts).prompt[1:]]
+
+
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
         (seen(["a", picture("a", 100, causal=False)]), InvalidRequest),  # more than a micro-batch of 64
         (seen(["a", picture("a", 250), "b" * 20]), ContextExceeded),
-        (seen(["a", picture("a")], prompt_logprobs=True), InvalidRequest),
         (Request("x", [1, -5], media=()), InvalidRequest),
         (Request("x", [1, -5], media=(MediaSpan(0, 1, 1, True, "a", 0, b"", FakeChunk("a")),) * 2), InvalidRequest),
     ],

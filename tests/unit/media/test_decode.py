@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import pickle
 import random
 import wave
 from collections.abc import Iterator
@@ -304,7 +303,6 @@ def test_what_was_decoded_before_is_decoded_again_when_somebody_asks(decoder: De
     assert first.data
     assert not again.data
     assert again.decoded() == first.decoded() == first.data
-    assert pickle.loads(pickle.dumps(again)) == first
 
 
 def test_how_long_decoding_takes_tells_nobody_of_others(decoder: Decoder) -> None:

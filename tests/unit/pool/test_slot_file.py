@@ -25,11 +25,11 @@ WHOLE = b"".join(encode(SAVED, DESCRIPTION))
 
 def read(content: bytes, n_vocab: int = 100) -> tuple[Description, list[int], bytes]:
     opened = open_saved(io.BytesIO(content), len(content))
-    (tokens, media), state, checkpoints = opened.read(n_vocab)
-    assert not media
-    assert tuple((c.n_tokens, len(c.state)) for c in checkpoints) == opened.description.checkpoints
-    assert opened.read_tokens(n_vocab) == (tokens, ())
-    return opened.description, tokens, state
+    saved = opened.read(n_vocab, BARE)
+    assert not saved.media
+    assert tuple((c.n_tokens, len(c.state)) for c in saved.checkpoints) == opened.description.checkpoints
+    assert opened.read_text(n_vocab, BARE) == saved.without_bytes
+    return opened.description, saved.tokens, saved.state
 
 
 def refusal(content: bytes, n_vocab: int = 100) -> str:
@@ -67,10 +67,10 @@ class Large(io.BytesIO):
 def test_a_state_is_read_to_where_it_stays() -> None:
     state = PREFIX + bytes(range(256)) * 200
     checkpoints = (Checkpoint(1, b"c" * 20_000), Checkpoint(2, b""))
-    saved = SlotState([7, 8, 9], state, BARE, 3, checkpoints)
+    saved = SlotState([7, 8, 9], state, BARE, 2, checkpoints)
     sizes = tuple((c.n_tokens, len(c.state)) for c in checkpoints)
     content = b"".join(encode(saved, replace(DESCRIPTION, checkpoints=sizes)))
-    assert open_saved(Large(content), len(content)).read(100) == (([7, 8, 9], ()), state, checkpoints)
+    assert open_saved(Large(content), len(content)).read(100, BARE) == saved
 
 
 def test_the_file_begins_as_llama_server_writes_it() -> None:

@@ -24,11 +24,18 @@ SAVED = SlotState([7, 8, 9], STATE, BARE, NEVER, (Checkpoint(2, b"two"),))
 LORA = Adapter(0, "lora.gguf", 0.5)
 
 
-def model(n_ctx: int = 256, *, model_id: str = "m", adapters: tuple[Adapter, ...] = ()) -> LoadedModel:
+def model(
+    n_ctx: int = 256,
+    *,
+    model_id: str = "m",
+    adapters: tuple[Adapter, ...] = (),
+    n_slots: int = 4,
+    unified: bool = False,
+) -> LoadedModel:
     """As much of a loaded model as its states depend on."""
     info = ModelInfo(fingerprint="weights", adapter_fingerprints=tuple(f"content of {a.path}" for a in adapters))
-    engine = SimpleNamespace(n_ctx_seq=n_ctx, n_slots_each=4, adapters=adapters)
-    spec = ModelSpec(model_id, Path("m.gguf"), native=LoadParams())
+    engine = SimpleNamespace(n_ctx_seq=n_ctx, n_slots_each=n_slots, adapters=adapters)
+    spec = ModelSpec(model_id, Path("m.gguf"), native=LoadParams(kv_unified=unified))
     vocab = SimpleNamespace(n_tokens=100)
     return cast(LoadedModel, SimpleNamespace(spec=spec, info=info, engine=engine, vocab=vocab, media=None))
 
@@ -52,7 +59,7 @@ def save(root: Path, saved: SlotState = SAVED, of: LoadedModel | None = None) ->
 def test_what_is_written_comes_back(tmp_path: Path) -> None:
     n_bytes = save(tmp_path)
     folder, (entry,) = opened(tmp_path)
-    assert (entry.tokens, entry.tuning, entry.n_exact, entry.places) == ([7, 8, 9], BARE, NEVER, (2,))
+    assert entry.saved == SAVED.without_bytes
     assert (entry.name, entry.size) == ("a.state", n_bytes)
     assert folder.read("a.state") == SAVED
     folder.close()
@@ -109,6 +116,14 @@ def test_no_truncated_file_is_read(tmp_path: Path) -> None:
         folder, entries = opened(tmp_path)
         assert entries == []
         assert files(tmp_path) == []
+        folder.close()
+
+
+def test_states_outlive_another_number_of_slots_where_these_share_their_cells(tmp_path: Path) -> None:
+    save(tmp_path, of=model(unified=True))
+    for here, found in ((model(unified=True, n_slots=9), 1), (model(n_slots=1), 1), (model(n_slots=2), 0)):
+        folder, entries = opened(tmp_path, here)
+        assert len(entries) == found  # the library refuses a state of another number of streams
         folder.close()
 
 

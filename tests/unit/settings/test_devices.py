@@ -88,6 +88,7 @@ def test_a_list_of_the_yaml_is_a_set_for_each_instance(tmp_path: Path) -> None:
     [
         ("-dev", "device", "CUDA77", "'CUDA77' is no device of this machine and build; "),
         ("-dev", "device", "cpu", "'cpu' is the processor, to which nothing is offloaded; "),
+        ("-mmdev", "mmproj_device", "CUDA77", "'CUDA77' is no device of this machine and build; "),
         ("-devd", "draft_device", "CUDA77", "'CUDA77' is no device of this machine and build; "),
         ("-ot", "override_tensor", "x=VRAM", "'VRAM' is no buffer type of this machine and build; known: CPU"),
         ("-otd", "draft_override_tensor", "x=VRAM", "'VRAM' is no buffer type of this machine and build; known: CPU"),

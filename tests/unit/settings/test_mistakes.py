@@ -51,6 +51,7 @@ def yaml_mistake(tmp_path: Path) -> Callable[[str], str]:
         (["--lora", "\n0"], "a list should be on one line, not '\\n0'"),
         (["--ctx_siz", "1"], "unknown argument '--ctx-siz'; did you mean '--ctx-size'?"),
         (["qqqqqqq"], "unknown argument 'qqqqqqq'; see --help"),
+        (["a/b.gguf"], "unknown argument 'a/b.gguf'; a model's file is named by -m a/b.gguf"),
         (["-np"], "-np needs a value; see --help"),
         (["--metrics=1"], "--metrics takes no value; write --metrics alone"),
         (["--port", "abc"], "--port: server.port should be a valid integer, unable to parse string as an integer"),

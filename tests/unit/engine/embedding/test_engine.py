@@ -41,6 +41,14 @@ def equal(found: Sequence[Vectors], runner: FakeEmbeddingRunner, inputs: Sequenc
     return all(np.array_equal(a, runner.vectors(b)) for a, b in zip(found, inputs, strict=True))
 
 
+class PanicException(BaseException):
+    """As a Rust library's."""
+
+
+def panics(_: object) -> None:
+    raise PanicException("index out of bounds")
+
+
 class Gate:
     """A runner whose every step waits for `open`."""
 
@@ -116,11 +124,48 @@ async def test_two_instances_share_the_work() -> None:
         requests = [engine.submit(texts(word)) for word in ("one", "three")]
         for gate in gates:
             await gate.entered()
-        assert [(slot.id, slot.is_processing, slot.n_tokens) for slot in engine.slots()] == [(0, True, 3), (1, True, 5)]
+        slots = engine.slots()
+        assert [(slot.id, slot.is_processing) for slot in slots] == [(0, True), (1, True)]
+        assert sorted(slot.n_tokens for slot in slots) == [3, 5]
         for gate in gates:
             gate.open()
         await asyncio.gather(*requests)
-    assert [gate.runner.batches for gate in gates] == [[[3]], [[5]]]
+    assert sorted(gate.runner.batches for gate in gates) == [[[3]], [[5]]]
+
+
+async def test_the_inputs_of_one_request_go_to_whatever_instance_is_free() -> None:
+    gates = Gate(n_seq=1), Gate(n_seq=1)
+    async with engine_over(*(gate.runner for gate in gates)) as engine:
+        asked = texts("one", "three", "seventh")
+        request = engine.submit(asked)
+        for gate in gates:
+            await gate.entered()
+        for gate in gates:
+            gate.open()
+        assert equal(await request, gates[0].runner, asked)
+    assert sorted(size for gate in gates for (size,) in gate.runner.batches) == [3, 5, 7]
+
+
+async def test_a_failed_instance_takes_along_what_it_computes_and_others_go_on() -> None:
+    gate = Gate(n_seq=1)
+    async with engine_over(FakeEmbeddingRunner(n_seq=1, on_embed=panics), gate.runner) as engine:
+        gate.open()
+        asked = [engine.submit(texts(f"text {i}")) for i in range(20)]
+        replies = await asyncio.gather(*asked, return_exceptions=True)
+        while not engine.failure:  # whoever is first takes what there is
+            replies += await asyncio.gather(engine.submit(texts("one more")), return_exceptions=True)
+        (error,) = [reply for reply in replies if isinstance(reply, BaseException)]
+        assert isinstance(error, InternalError)
+        assert engine.serves
+        assert len(await engine.submit(texts("after it"))) == 1
+
+
+async def test_without_any_instance_left_all_that_wait_are_told() -> None:
+    async with engine_over(FakeEmbeddingRunner(n_seq=1, on_embed=panics)) as engine:
+        asked = [engine.submit(texts(f"text {i}")) for i in range(5)]
+        replies = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(reply) for reply in replies} == {InternalError}
+        assert not engine.serves
 
 
 async def test_slots_show_what_is_computed() -> None:

@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.embedding.instance import EmbeddingJob, EmbeddingQueue
+from server.engine.media import MediaPrompt
 
 
 def job(*sizes: int) -> EmbeddingJob:
     loop = asyncio.new_event_loop()
     try:
-        return EmbeddingJob([[0] * size for size in sizes], [()] * len(sizes), loop.create_future(), 0.0)
+        return EmbeddingJob([MediaPrompt([0] * size) for size in sizes], loop.create_future(), 0.0)
     finally:
         loop.close()
 
@@ -24,7 +25,7 @@ def queue_of(*jobs: EmbeddingJob) -> EmbeddingQueue:
 
 
 def sizes(queue: EmbeddingQueue, n_seq: int = 100, n_tokens: int = 100) -> list[int]:
-    return [len(piece.tokens) for piece in queue.take(n_seq, n_tokens)]
+    return [len(piece.input) for piece in queue.take(n_seq, n_tokens)]
 
 
 def test_inputs_of_several_jobs_share_a_decode() -> None:
@@ -88,6 +89,6 @@ def test_every_input_is_taken_once_within_the_limits(all_sizes: list[list[int]],
     while pieces := queue.take(n_seq, n_tokens):
         queue.check_integrity()
         assert len(pieces) <= n_seq
-        assert len(pieces) == 1 or sum(len(piece.tokens) for piece in pieces) <= n_tokens
+        assert len(pieces) == 1 or sum(len(piece.input) for piece in pieces) <= n_tokens
         taken += [(jobs.index(piece.job), piece.index) for piece in pieces]
     assert sorted(taken) == [(j, i) for j, each in enumerate(all_sizes) for i in range(len(each))]

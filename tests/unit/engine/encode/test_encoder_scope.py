@@ -41,6 +41,32 @@ def test_embeddings_are_shared_within_a_scope() -> None:
     assert projector.keys == [b"cat"] * 4
 
 
+class Panic(BaseException):
+    """As a native library's."""
+
+
+def test_a_fault_of_the_projector_ends_who_asked_and_no_thread() -> None:
+    """Its exceptions were passed on only as far as they were the engine's own; others ended the thread, and who asked
+    waited for ever."""
+
+    class Failing(Projector):
+        def encode(self, chunks: Sequence[Any]) -> list[bytes]:
+            for chunk in chunks:
+                if chunk.key != b"cat":
+                    raise {b"bug": ZeroDivisionError("a bug"), b"panic": Panic("index")}[chunk.key]
+            return super().encode(chunks)
+
+    encoder = Encoder(Failing(), EmbeddingCache(1 << 20), lambda: None)
+    try:
+        for key in (b"bug", b"panic", b"cat"):
+            come = threading.Event()
+            encoding = encoder.ask(Chunk(key), come.set)  # type: ignore[arg-type]
+            assert encoding.done or come.wait(60)
+            assert (encoding.error is None) == (key == b"cat")
+    finally:
+        encoder.close()
+
+
 def test_keys_differ_by_scope_however_long_it_is() -> None:
     long = "a" * 200
     keys = [scoped_key(b"cat", scope) for scope in ("", "a/", "b/", long, long + "b")]

@@ -20,15 +20,15 @@ def scored(prompt: str, **options: object) -> Request:
     return request(prompt, **options)
 
 
-def found(reply: Reply) -> list[TokenLogprob]:
+def found(reply: Reply) -> list[TokenLogprob | None]:
     assert reply.error is None
     return [token for event in reply.events if isinstance(event, PromptLogprobs) for token in event.tokens]
 
 
-def expected(req: Request) -> list[TokenLogprob]:
+def expected(req: Request) -> list[TokenLogprob | None]:
     """What the fake model gives each token after those before it."""
     runner = FakeRunner(n_seq=1, n_ctx_seq=10**6)
-    tokens = []
+    tokens: list[TokenLogprob | None] = []
     for n in range(1, len(req.prompt)):
         runner.outputs = [runner._next(runner.vocab.detokenize(req.prompt[:n]))]
         tokens.append(runner.logprobs(0, req.prompt[n], req.n_probs))

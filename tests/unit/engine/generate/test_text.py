@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.generate.text import TextStream
-from server.engine.request import TokenLogprob
+from server.engine.request import Text, TokenLogprob
 
 
 def feed_all(stream: TextStream, pieces: list[bytes]) -> list[str]:
@@ -31,10 +31,10 @@ def test_an_unfinished_character_becomes_a_replacement_at_the_end() -> None:
 def test_the_beginning_of_a_character_is_kept_for_its_end_and_shown_when_none_comes() -> None:
     stream = TextStream()
     shown = stream.feed(0, b"a\xc3", None)
-    assert shown == ("a", (0,), ())
-    assert stream.feed(1, b"b", None) == ("\ufffdb", (1,), ())
+    assert shown == Text(0, "a", (0,))
+    assert stream.feed(1, b"b", None) == Text(0, "\ufffdb", (1,))
     assert stream.feed(2, b"\xe2\x9c", None) is None
-    assert stream.feed(3, b"\x93c", None) == ("✓c", (2, 3), ())
+    assert stream.feed(3, b"\x93c", None) == Text(0, "✓c", (2, 3))
 
 
 def test_held_text_is_released_when_the_stop_does_not_come() -> None:

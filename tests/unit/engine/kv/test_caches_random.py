@@ -1,4 +1,4 @@
-"""Whatever is asked in whatever order, over every kind of memory and through every tier: replies are as if alone."""
+"""Whatever is asked in whatever order, over every kind of memory and through RAM and disk: replies are as if alone."""
 
 import asyncio
 

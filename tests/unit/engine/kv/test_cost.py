@@ -1,4 +1,4 @@
-"""When a state is worth saving."""
+"""When a state is cost saving."""
 
 import math
 
@@ -8,49 +8,49 @@ from server.engine.kv.cost import MoveCost, value
 
 
 def test_what_was_never_seen_is_tried() -> None:
-    worth = MoveCost.unknown()
-    assert worth.pays(1000, 1000)
-    worth.computed.observe(1000, 1.0)
-    assert worth.pays(1000, 1000)
+    cost = MoveCost.unknown()
+    assert cost.pays(1000, 1000)
+    cost.computed.observe(1000, 1.0)
+    assert cost.pays(1000, 1000)
 
 
 def test_saving_that_takes_longer_than_computing_is_not_done() -> None:
-    worth = MoveCost.unknown()
-    worth.computed.observe(1000, 1.0)  # 1,000 tokens a second
-    worth.observe_state(100, 100_000, 0.001)  # 100 MB a second, 1,000 bytes a token
-    assert worth.pays(1000, 1000)  # 20 ms against a second
-    assert not worth.pays(100_000, 1000)  # 2 s to keep a thousand tokens of them
-    worth.loaded.observe(1000, 1.0)
-    assert not worth.pays(1000, 1000)  # loading is that slow
+    cost = MoveCost.unknown()
+    cost.computed.observe(1000, 1.0)  # 1,000 tokens a second
+    cost.observe_state(100, 100_000, 0.001)  # 100 MB a second, 1,000 bytes a token
+    assert cost.pays(1000, 1000)  # 20 ms against a second
+    assert not cost.pays(100_000, 1000)  # 2 s to keep a thousand tokens of them
+    cost.loaded.observe(1000, 1.0)
+    assert not cost.pays(1000, 1000)  # loading is that slow
 
 
 def test_rates_follow_what_is_seen() -> None:
-    worth = MoveCost.unknown()
-    worth.computed.observe(100, 1.0)
-    worth.computed.observe(500, 1.0)
-    assert worth.computed.value == 200
-    worth.computed.observe(0, 1.0)
-    assert worth.computed.value == 200
+    cost = MoveCost.unknown()
+    cost.computed.observe(100, 1.0)
+    cost.computed.observe(500, 1.0)
+    assert cost.computed.value == 200
+    cost.computed.observe(0, 1.0)
+    assert cost.computed.value == 200
 
 
 def test_scattered_cells_take_longer_than_their_bytes() -> None:
-    worth = MoveCost.unknown(piece_s=1e-3)
-    worth.observe_state(100, 100_000, 0.001)  # 100 MB a second
-    assert worth.move_s(0, 100_000) == pytest.approx(0.001)
-    assert worth.move_s(0, 100_000, 1001) == pytest.approx(1.001)
-    assert worth.load_s(100_000, 1001) == pytest.approx(1.001)
-    worth.computed.observe(1000, 1.0)
-    assert worth.pays(100, 100)
-    assert not worth.pays(100, 100, 1001)
+    cost = MoveCost.unknown(piece_s=1e-3)
+    cost.observe_state(100, 100_000, 0.001)  # 100 MB a second
+    assert cost.move_s(0, 100_000) == pytest.approx(0.001)
+    assert cost.move_s(0, 100_000, 1001) == pytest.approx(1.001)
+    assert cost.load_s(100_000, 1001) == pytest.approx(1.001)
+    cost.computed.observe(1000, 1.0)
+    assert cost.pays(100, 100)
+    assert not cost.pays(100, 100, 1001)
 
 
 def test_what_a_piece_takes_is_learned_and_does_not_spoil_what_a_byte_takes() -> None:
-    worth = MoveCost.unknown(piece_s=1e-3)
-    worth.observe_state(100, 100_000, 0.001)
+    cost = MoveCost.unknown(piece_s=1e-3)
+    cost.observe_state(100, 100_000, 0.001)
     for _ in range(20):
-        worth.observe_state(1000, 1_000_000, 0.01 + 1000 * 2e-6, n_pieces=1000)
-    assert worth.piece_s == pytest.approx(2e-6, rel=0.01)
-    assert worth.move_s(0, 100_000) == pytest.approx(0.001)
+        cost.observe_state(1000, 1_000_000, 0.01 + 1000 * 2e-6, n_pieces=1000)
+    assert cost.piece_s == pytest.approx(2e-6, rel=0.01)
+    assert cost.move_s(0, 100_000) == pytest.approx(0.001)
 
 
 def test_value_grows_with_length_and_falls_with_time() -> None:
@@ -59,19 +59,19 @@ def test_value_grows_with_length_and_falls_with_time() -> None:
 
 
 def test_what_copies_take_is_learned_from_the_steps_that_carry_them_out() -> None:
-    worth = MoveCost.unknown()
-    worth.copy_s = 3.0  # measured beside other processes
-    worth.computed.observe(1000, 1.0)
-    assert not worth.copy_pays(2000, 100_000, math.inf)
+    cost = MoveCost.unknown()
+    cost.copy_s = 3.0  # measured beside other processes
+    cost.computed.observe(1000, 1.0)
+    assert not cost.copy_pays(2000, 100_000, math.inf)
     n_refused = 1
-    while not worth.copy_pays(2000, 100_000, math.inf):
+    while not cost.copy_pays(2000, 100_000, math.inf):
         n_refused += 1
     assert n_refused < 100
     for _ in range(8):
-        worth.observe_copies(2, 0.02)
-    assert worth.copy_pays(50, 100_000, math.inf)
-    worth.observe_copies(1, -0.1)
-    assert worth.copy_s >= 0.0
+        cost.observe_copies(2, 0.02)
+    assert cost.copy_pays(50, 100_000, math.inf)
+    cost.observe_copies(1, -0.1)
+    assert cost.copy_s >= 0.0
 
 
 def test_a_beginning_is_taken_over_by_its_state_where_no_step_is_too_long_for_that() -> None:

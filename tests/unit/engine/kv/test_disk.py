@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from harness.fakes import FakeRunner
-from server.engine.kv.disk_cache import DiskCache, DiskState, FolderInUse
-from server.engine.kv.ram_cache import RamState, ram_state
+from server.engine.kv.disk_cache import DiskCache, FolderInUse
+from server.engine.kv.ram_cache import KeptState, in_ram
 from server.engine.kv.state import SlotState
 from server.engine.lora import BARE, NEVER
 from server.errors import InternalError, InvalidRequest
@@ -41,16 +41,16 @@ class Files:
         self.follow_s: float | None = None
         self.known: set[str] = set()
 
-    def others(self) -> tuple[list[DiskState], set[str]]:
+    def others(self) -> tuple[list[KeptState], set[str]]:
         found = {entry.name: entry for entry in self.index()}
         fresh, gone = found.keys() - self.known, self.known - found.keys()
         self.known = set(found)
         return [found[name] for name in fresh], gone
 
-    def index(self) -> list[DiskState]:
+    def index(self) -> list[KeptState]:
         if self.failing:
             raise self.failing
-        return [DiskState(s.tokens, s.tuning, s.n_exact, SIZE, -10.0, name=name) for name, s in self.saved.items()]
+        return [KeptState(s.without_bytes, SIZE, -10.0, name=name) for name, s in self.saved.items()]
 
     def write(self, name: str, saved: SlotState) -> int:
         if self.failing:
@@ -77,7 +77,7 @@ class Files:
 
 
 @contextmanager
-def tier_over(files: Files, limit: int = 10 * SIZE, *, can_cut: bool = True) -> Iterator[DiskCache]:
+def disk_over(files: Files, limit: int = 10 * SIZE, *, can_cut: bool = True) -> Iterator[DiskCache]:
     disk = DiskCache(files, limit, lambda: 100.0, lambda: None, can_cut=can_cut)
     disk.ready.result(60)
     try:
@@ -87,48 +87,48 @@ def tier_over(files: Files, limit: int = 10 * SIZE, *, can_cut: bool = True) -> 
         assert files.closed
 
 
-def state(tokens: list[int], used_at: float = 0.0) -> RamState:
-    return ram_state(SlotState(tokens, bytes(100), BARE, NEVER), used_at)
+def state(tokens: list[int], used_at: float = 0.0) -> KeptState:
+    return in_ram(SlotState(tokens, bytes(100), BARE, NEVER), used_at)
 
 
-def put(files: Files, *states: RamState, limit: int = 10 * SIZE) -> None:
+def put(files: Files, *states: KeptState, limit: int = 10 * SIZE) -> None:
     """Write them, and wait until they are written."""
-    with tier_over(files, limit) as disk:
+    with disk_over(files, limit) as disk:
         for one in states:
             disk.put(one)
 
 
 def test_what_was_put_there_is_found_and_read() -> None:
     files = Files()
-    with tier_over(files) as disk:
+    with disk_over(files) as disk:
         disk.put(state(TEXT))
         disk._writer.submit(lambda: None).result(60)
-        assert (disk.n_entries, disk.n_bytes) == (1, SIZE)
-        entry, n = disk.match([*TEXT, 7], BARE, 0)
+        assert (len(disk.kept), disk.kept.size) == (1, SIZE)
+        entry, n = disk.kept.match([*TEXT, 7], BARE, 0)
         assert entry is not None
         assert n == 100
         assert not disk.wants(TEXT, BARE, 100)
         found = disk.read(entry).result(60)
         assert found is not None
-        assert found.slot_state == state(TEXT).slot_state
-        assert disk.n_hits == 1
+        assert found.saved == state(TEXT).saved
+        assert disk.kept.n_hits == 1
 
 
 def test_it_is_there_after_a_restart() -> None:
     files = Files()
     put(files, state(TEXT))
-    with tier_over(files) as disk:
-        assert disk.match(TEXT, BARE, 0)[1] == 100
-    with tier_over(files, can_cut=False) as disk:
-        assert disk.match(TEXT[:90], BARE, 0) == (None, 0)
+    with disk_over(files) as disk:
+        assert disk.kept.match(TEXT, BARE, 0)[1] == 100
+    with disk_over(files, can_cut=False) as disk:
+        assert disk.kept.match(TEXT[:90], BARE, 0) == (None, 0)
 
 
 def test_the_least_valuable_files_go_when_there_is_no_room() -> None:
     files = Files()
     put(files, *(state([i, *TEXT], float(i)) for i in range(5)), limit=3 * SIZE)
     assert sorted(s.tokens[0] for s in files.saved.values()) == [2, 3, 4]
-    with tier_over(files, 2 * SIZE) as disk:
-        assert disk.n_entries == 2
+    with disk_over(files, 2 * SIZE) as disk:
+        assert len(disk.kept) == 2
     assert len(files.saved) == 2
 
 
@@ -141,12 +141,12 @@ def test_a_longer_state_of_the_same_text_replaces_the_file() -> None:
 def test_what_is_not_trusted_any_more_goes() -> None:
     files = Files()
     put(files, state(TEXT))
-    with tier_over(files) as tier:
-        entry, _ = tier.match(TEXT, BARE, 0)
+    with disk_over(files) as disk:
+        entry, _ = disk.kept.match(TEXT, BARE, 0)
         assert entry is not None
-        tier.drop(entry)
-        assert tier.match(TEXT, BARE, 0) == (None, 0)
-        tier.drop(entry)  # another instance came to the same end
+        disk.drop(entry)
+        assert disk.kept.match(TEXT, BARE, 0) == (None, 0)
+        disk.drop(entry)  # another instance came to the same end
     assert files.saved == {}
 
 
@@ -154,22 +154,36 @@ def test_a_damaged_file_is_dropped() -> None:
     files = Files()
     put(files, state(TEXT))
     files.damaged = set(files.saved)
-    with tier_over(files) as disk:
-        entry, _ = disk.match(TEXT, BARE, 0)
+    with disk_over(files) as disk:
+        entry, _ = disk.kept.match(TEXT, BARE, 0)
         assert entry is not None
         assert disk.read(entry).result(60) is None
-        assert disk.match(TEXT, BARE, 0) == (None, 0)
+        assert disk.kept.match(TEXT, BARE, 0) == (None, 0)
         assert disk.n_dropped == 1
     assert not files.saved
+
+
+def test_a_file_that_went_for_another_one_before_it_was_read_was_not_damaged() -> None:
+    files = Files()
+    put(files, state(TEXT))
+    with disk_over(files, limit=SIZE) as disk:
+        entry, _ = disk.kept.match(TEXT, BARE, 0)
+        assert entry is not None
+        disk.put(state(TEXT[::-1]))
+        disk._writer.submit(lambda: None).result(60)
+        assert entry not in disk.kept
+        files.damaged = {entry.name}
+        assert disk.read(entry).result(60) is None
+        assert (disk.n_dropped, len(disk.kept)) == (0, 1)
 
 
 def test_a_file_that_holds_other_tokens_than_its_index_is_dropped() -> None:
     files = Files()
     put(files, state(TEXT))
-    with tier_over(files) as disk:
+    with disk_over(files) as disk:
         (name,) = files.saved
         files.saved[name] = replace(files.saved[name], tokens=TEXT[::-1])
-        entry, _ = disk.match(TEXT, BARE, 0)
+        entry, _ = disk.kept.match(TEXT, BARE, 0)
         assert entry is not None
         assert disk.read(entry).result(60) is None
     assert not files.saved
@@ -179,22 +193,22 @@ def test_a_file_that_holds_other_tokens_than_its_index_is_dropped() -> None:
 def test_without_a_folder_it_keeps_nothing(error: Exception) -> None:
     files = Files()
     files.failing = error
-    with tier_over(files) as disk:
+    with disk_over(files) as disk:
         disk.put(state(TEXT))
         assert not disk.wants(TEXT, BARE, 100)
-        assert disk.match(TEXT, BARE, 0) == (None, 0)
+        assert disk.kept.match(TEXT, BARE, 0) == (None, 0)
 
 
 def test_a_full_disk_loses_the_state_and_nothing_else() -> None:
     files = Files()
-    with tier_over(files) as disk:
+    with disk_over(files) as disk:
         files.failing = InternalError("No space left on device")
         disk.put(state(TEXT))
         disk._writer.submit(lambda: None).result(60)
         files.failing = None
         disk.put(state(TEXT))
         disk._writer.submit(lambda: None).result(60)
-        assert disk.n_entries == 1
+        assert len(disk.kept) == 1
 
 
 def test_a_state_larger_than_the_limit_is_not_written() -> None:
@@ -317,11 +331,11 @@ def test_files_of_another_process_are_taken_up_when_it_has_ended(monkeypatch: py
     disk = DiskCache(files, 10 * SIZE, lambda: 100.0, woken.set, can_cut=True)
     disk.ready.result(60)
     assert not disk.takes(1)
-    assert disk.n_entries == 0
+    assert len(disk.kept) == 0
     files.failing = None
     assert woken.wait(60)
     assert disk.takes(1)
-    assert disk.n_entries == 1
+    assert len(disk.kept) == 1
     disk.close()
 
 
@@ -336,33 +350,33 @@ def test_what_other_processes_write_and_remove_is_seen() -> None:
     files = Files()
     files.follow_s = 0.001
     other = state([1] * 40)
-    with tier_over(files) as disk:
+    with disk_over(files) as disk:
         assert disk.shared
-        files.saved["other.state"] = other.slot_state
-        until(lambda: disk.n_entries == 1)
+        files.saved["other.state"] = other.saved
+        until(lambda: len(disk.kept) == 1)
         assert not disk.wants(other.tokens, BARE, 40)
-        entry, n = disk.match([*other.tokens, 7], BARE, 0)
+        entry, n = disk.kept.match([*other.tokens, 7], BARE, 0)
         assert (entry and entry.name, n) == ("other.state", 40)
         del files.saved["other.state"]
-        until(lambda: disk.n_entries == 0)
+        until(lambda: len(disk.kept) == 0)
 
 
 def test_equal_states_of_several_processes_are_all_left_where_they_are() -> None:
     files = Files()
     files.follow_s = 0.001
-    with tier_over(files) as disk:
+    with disk_over(files) as disk:
         disk.put(state([1] * 40))
-        until(lambda: disk.n_entries == 1)
-        files.saved["other.state"] = state([1] * 40).slot_state
+        until(lambda: len(disk.kept) == 1)
+        files.saved["other.state"] = state([1] * 40).saved
         until(lambda: "other.state" in files.known)
         disk._writer.submit(lambda: None).result(60)
-        assert disk.n_entries == 1
+        assert len(disk.kept) == 1
         assert len(files.saved) == 2  # that process may count on its own
 
 
 def test_what_is_being_written_is_not_wanted_again() -> None:
     files = Files()
-    with tier_over(files) as disk:
+    with disk_over(files) as disk:
         held = threading.Event()
         disk._writer.submit(held.wait)
         disk.put(state([1] * 40))
@@ -374,16 +388,16 @@ def test_what_is_being_written_is_not_wanted_again() -> None:
 def test_a_look_that_fails_is_not_the_last() -> None:
     files = Files()
     files.follow_s = 0.001
-    with tier_over(files) as disk:
+    with disk_over(files) as disk:
         files.failing = InternalError("the network is down")
-        files.saved["other.state"] = state([1] * 40).slot_state
+        files.saved["other.state"] = state([1] * 40).saved
         disk._writer.submit(disk._look).result(60)
         files.failing = None
-        until(lambda: disk.n_entries == 1)
+        until(lambda: len(disk.kept) == 1)
 
 
 def test_a_tier_that_waits_for_another_process_ends_at_once() -> None:
     files = Files()
     files.failing = FolderInUse("the folder is used by another process")
-    with tier_over(files) as disk:
+    with disk_over(files) as disk:
         assert not disk.takes(1)

@@ -7,7 +7,7 @@ import pytest
 from harness.fakes import FakeRunner
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError
-from tests.unit.engine.builders import alone, engine_over, request, run
+from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 from tests.unit.engine.kv.test_disk import Files, still
 
 FAILURES = [MemoryError(), InternalError("the library gave up")]
@@ -82,6 +82,18 @@ async def test_checkpoints_that_fail_cost_no_reply(error: Exception, broken: str
         replies = await run(engine, *asked)
         assert [reply.error for reply in replies] == [None] * 3
         assert [reply.text for reply in replies] == [alone(one) for one in asked]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=NAMES)
+@pytest.mark.parametrize("n", [1, 2])
+async def test_without_memory_to_take_guesses_back_none_are_made(n: int, error: Exception) -> None:
+    said = "row row row your boat, " * 6
+    runner = Failing(n_seq=2, n_ctx_seq=512, replies={"sing": said}, partial_removal=False)
+    runner.error, runner.broken = error, "checkpoint"
+    async with engine_over(runner, spec_type="lookup", clock=ticking()) as engine:
+        replies = await run(engine, *(request("sing", max_tokens=100) for _ in range(n)))
+        assert [(reply.error, reply.text) for reply in replies] == [(None, said[:100])] * n
+        assert len(runner.batches) >= 100  # a token a step
 
 
 @pytest.mark.parametrize("error", FAILURES, ids=NAMES)

@@ -108,3 +108,37 @@ async def test_a_disk_that_takes_too_long_ends_it(monkeypatch: pytest.MonkeyPatc
         await asyncio.to_thread(instance.join)  # it does not wait for a disk that hangs
         files.gate.set()
     assert len(files.saved) <= 1
+
+
+class Saving(FakeRunner):
+    """Counts the states that are taken out of its cells."""
+
+    n_saved = 0
+
+    def seq_save(self, seq: int) -> bytes:
+        self.n_saved += 1
+        return super().seq_save(seq)
+
+
+async def test_what_is_on_disk_already_is_not_taken_out_at_the_end() -> None:
+    files = Files()
+    for n_saved in (1, 0):
+        runner = Saving(n_seq=2, n_ctx_seq=512)
+        async with engine_over(runner, clock=still, cache_disk=1, cache_ram=1) as engine:
+            await engine.use_disk(files)
+            await run(engine, request("a" * 100))
+        assert runner.n_saved == n_saved
+    assert len(files.saved) == 1
+
+
+async def test_what_is_too_large_for_ram_and_on_disk_already_is_not_taken_out() -> None:
+    runner = Saving(n_seq=1, n_ctx_seq=512)
+    async with engine_over(runner, clock=still, cache_disk=1, cache_ram=1) as engine:
+        await engine.use_disk(Files())
+        engine._ram.limit = 100
+        disk = engine._disk
+        assert disk is not None
+        for letter in "ababa":
+            await run(engine, request(letter * 100))
+            await asyncio.to_thread(disk._writer.submit(lambda: None).result, 60)
+        assert runner.n_saved == 2

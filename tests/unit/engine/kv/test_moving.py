@@ -3,7 +3,6 @@
 import pytest
 
 from harness.fakes import FakeRunner
-from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.kv.cost import GUESSED_RATE, Rate
 from server.engine.kv.disk_cache import DiskCache
@@ -63,7 +62,7 @@ class Setup:
 
     def generate(self, phase: Phase = Phase.DECODE) -> None:
         ticket = Ticket(Request("r", [1, 2]), lambda events: None, 0.0)
-        sequence = Sequence(ticket, 0, TextStream(()), [1, 2], phase=phase, slot=self.slots[2])
+        sequence = Sequence(ticket, 0, [1, 2], phase=phase, slot=self.slots[2])
         self.slots[2].sequence = sequence
 
     def keep(self, slot: int) -> bool:
@@ -75,7 +74,7 @@ class Setup:
         """What slot 0 holds, with the sequence that it is of."""
         slot = self.slots[0]
         ticket = Ticket(Request("p", slot.tokens), lambda events: None, 0.0)
-        sequence = Sequence(ticket, 0, TextStream(()), slot.tokens, phase=Phase.DECODE, slot=slot)
+        sequence = Sequence(ticket, 0, slot.tokens, phase=Phase.DECODE, slot=slot)
         slot.sequence = sequence
         self.cells.park(sequence, self.runner.now)
         return sequence
@@ -87,7 +86,7 @@ class Setup:
     def take_over(self) -> list[tuple[int, int]]:
         """Copies of streams, for a prompt that begins with what slot 0 holds and is put into slot 2."""
         prompt = [*self.slots[0].tokens, 7]
-        sequence = Sequence(Ticket(Request("n", prompt), lambda events: None, 0.0), 0, TextStream(()), prompt)
+        sequence = Sequence(Ticket(Request("n", prompt), lambda events: None, 0.0), 0, prompt)
         self.runner.copies.clear()
         self.cells.prepare(Placement(sequence, self.slots[2], self.slots[0], 200), self.runner.now)
         assert self.runner.cells[2] == self.slots[2].tokens == prompt[:-1]
@@ -131,14 +130,14 @@ def test_what_is_quick_is_saved_while_others_generate(setup: Setup) -> None:
 def test_a_step_that_has_saved_for_long_enough_leaves_the_rest_to_the_next(setup: Setup) -> None:
     setup.runner.seconds = STEP_S * SHARE * 0.6
     setup.generate()
-    tiers = setup.cells.moving
-    tiers.begin_step()
+    moving = setup.cells.moving
+    moving.begin_step()
     setup.keep(0)
-    assert not tiers.busy
+    assert not moving.busy
     setup.keep(1)
-    assert tiers.busy
-    tiers.begin_step()
-    assert not tiers.busy
+    assert moving.busy
+    moving.begin_step()
+    assert not moving.busy
 
 
 def test_without_others_everything_is_saved_in_one_step(setup: Setup) -> None:
@@ -183,13 +182,13 @@ def test_a_first_save_is_guessed_to_be_slow_and_tried_in_the_end(setup: Setup, m
     monkeypatch.setattr(setup.runner, "seq_size", lambda seq: int(2.5 * STEP_S * GUESSED_RATE))
     setup.scheduler.ram.limit = -1
     setup.generate()
-    tiers = setup.cells.moving
+    moving = setup.cells.moving
     kept = []
     for _ in range(4):
-        tiers.keep(slot, too_many, 0.0)
+        moving.keep(slot, too_many, 0.0)
         kept.append(len(setup.scheduler.ram))
     assert kept == [0, 0, 1, 1]
-    assert tiers.n_refused == 2
+    assert moving.n_refused == 2
     assert setup.scheduler.move_cost.bytes_per_token > 0
 
 
@@ -209,9 +208,9 @@ def test_a_load_holds_nobody_up_for_longer_than_a_step(
     assert setup.keep(0)
     (entry,) = setup.scheduler.ram
     setup.cells.moving.begin_step()
-    assert setup.cells.moving.may_load(entry.slot_state)
+    assert setup.cells.moving.may_load(entry.saved)
     setup.generate(phase)
-    assert setup.cells.moving.may_load(entry.slot_state) == loads
+    assert setup.cells.moving.may_load(entry.saved) == loads
     assert setup.keep(1) == loads
 
 
@@ -222,7 +221,7 @@ def test_a_prompt_whose_state_takes_too_long_to_load_is_placed_to_be_computed(se
     setup.computes(STEP_S * 4)
     setup.generate()
     ticket = Ticket(Request("q", [0] * 201), lambda events: None, 0.0)
-    setup.scheduler.waiting.append(Sequence(ticket, 0, TextStream(()), [0] * 201))
+    setup.scheduler.waiting.append(Sequence(ticket, 0, [0] * 201))
     placement = setup.scheduler.place()
     assert placement is not None
     assert placement.source is None
@@ -248,18 +247,18 @@ def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
     files.follow_s = 60.0
     disk = DiskCache(files, 1 << 30, still, lambda: None, can_cut=True)
     disk.ready.result(60)
-    tiers = setup.cells.moving
-    tiers.disk = disk
+    moving = setup.cells.moving
+    moving.disk = disk
     setup.runner.seconds = 2 * STEP_S
     setup.keep(0)  # which tells what it takes: longer than a step, less than a prompt's
     for slot in setup.slots[:2]:
         ticket = Ticket(Request("r", slot.tokens), lambda events: None, 0.0)
-        slot.last = Sequence(ticket, 0, TextStream(()), slot.tokens)
+        slot.last = Sequence(ticket, 0, slot.tokens)
     setup.generate()
-    assert not tiers.share()  # others are at work
+    assert not moving.share()  # others are at work
     setup.slots[2].sequence = None
-    assert tiers.share()
-    assert not tiers.share()  # slot 0's went there with RAM's copy
+    assert moving.share()
+    assert not moving.share()  # slot 0's went there with RAM's copy
     disk.close()
     assert sorted(saved.tokens[0] for saved in files.saved.values()) == [0, 1]
 
@@ -273,7 +272,7 @@ def test_a_slot_that_takes_too_long_is_not_written_for_others(setup: Setup) -> N
     setup.keep(0)
     setup.cells.moving.disk = disk
     ticket = Ticket(Request("r", setup.slots[1].tokens), lambda events: None, 0.0)
-    setup.slots[1].last = Sequence(ticket, 0, TextStream(()), setup.slots[1].tokens)
+    setup.slots[1].last = Sequence(ticket, 0, setup.slots[1].tokens)
     assert not setup.cells.moving.share()
     disk.close()
     assert not files.saved

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from harness.fakes import FakeRunner
-from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.params import EngineParams
 from server.engine.prefix.find import Move, Placement
@@ -50,7 +49,7 @@ class Setup:
 
     def sequence(self, slot: Slot, prompt: list[int]) -> Sequence:
         ticket = Ticket(Request("r", prompt), lambda events: None, 0.0)
-        return Sequence(ticket, 0, TextStream(()), prompt, phase=Phase.DECODE, slot=slot)
+        return Sequence(ticket, 0, prompt, phase=Phase.DECODE, slot=slot)
 
     def copy(self, source: int, target: int, n: int) -> None:
         prompt = self.slots[source].tokens[:n]

@@ -8,7 +8,7 @@ import pytest
 
 from harness.fakes import IM_END, FakeRunner, FakeVocab
 from server.engine.engine import Engine
-from server.engine.kv.ram_cache import HeldBytes, StateCache
+from server.engine.kv.ram_cache import StateCache
 from server.engine.kv.state import Checkpoint
 from server.engine.request import Request
 from server.engine.runner_api import BatchEntry
@@ -28,7 +28,7 @@ def bytes_held(engine: Engine) -> int:
             if sequence.parked is not None:
                 found |= {id(state): len(state) for state in sequence.parked.states}
     for entry in engine._ram:
-        found |= {id(state): len(state) for state in entry.slot_state.states}
+        found |= {id(state): len(state) for state in entry.saved.states}
     return sum(found.values())
 
 
@@ -101,7 +101,7 @@ def test_random_load_keeps_to_the_limit(limit: int, *, unified: bool, cut: bool,
                         await asyncio.sleep(0.01)
             assert n_instances > 1 or watched.most > limit / 3, "the load is too light to tell"
             held = [len(s.checkpoints) for i in engine._instances for s in i.scheduler.slots]
-            assert engine._ram.besides.n_bytes == 0 or any(held), "what nobody holds any more is still counted"
+            assert engine._ram.n_beside == 0 or any(held), "what nobody holds any more is still counted"
         return engine
 
     asyncio.run(scenario())
@@ -114,7 +114,7 @@ async def test_a_parked_one_that_is_cancelled_gives_its_bytes_back() -> None:
 
         def look(_entries: Sequence[BatchEntry]) -> None:
             parked = [s for s in engine._instances[0].scheduler.waiting if s.parked is not None]
-            seen.append(engine._ram.besides.n_bytes)
+            seen.append(engine._ram.n_beside)
             for sequence in parked:
                 engine.cancel(sequence.ticket)
 
@@ -123,7 +123,7 @@ async def test_a_parked_one_that_is_cancelled_gives_its_bytes_back() -> None:
             engine.submit(request(letter * 400, max_tokens=300), lambda events: None)
         await engine.wait_idle()
         assert max(seen) > 0
-        assert engine._ram.besides.n_bytes == 0
+        assert engine._ram.n_beside == 0
 
 
 async def test_without_room_in_ram_who_is_parked_is_computed_anew() -> None:
@@ -139,23 +139,37 @@ async def test_without_room_in_ram_who_is_parked_is_computed_anew() -> None:
 
 
 def test_a_state_that_several_hold_counts_once() -> None:
-    held = HeldBytes()
+    cache = StateCache(200)
     shared, own = bytes(100), bytes(range(50))
-    held.add([shared, own])
-    held.add([shared])
-    assert (held.n_bytes, held.of_new([shared, bytes(7)])) == (150, 7)
-    held.remove([shared, own])
-    assert held.n_bytes == 100
-    held.remove([shared])
-    assert held.n_bytes == 0
+    assert cache.hold([shared, own], 0.0) == []
+    assert cache.hold([shared], 0.0) == []
+    assert cache.n_beside == 150
+    assert cache.hold([shared, bytes(51)], 0.0) is None
+    cache.let_go([shared, own])
+    assert cache.n_beside == 100
+    cache.let_go([shared])
+    assert cache.n_beside == 0
 
 
 def test_what_is_held_beside_the_entries_has_the_limit_too() -> None:
-    tier: StateCache[object] = StateCache(100)  # type: ignore[type-var]
+    cache = StateCache(100)
     old = Checkpoint(10, bytes(80))
-    assert tier.reserve(80, 0.0) == []
-    tier.hold([old.state])
-    tier.release(80)
-    assert tier.reserve(30, 0.0) is None
-    tier.let_go([old.state])
-    assert tier.reserve(30, 0.0) == []
+    assert cache.make_room_beside(80, 0.0) == []
+    assert cache.hold([old.state], 0.0) == []
+    assert cache.make_room_beside(30, 0.0) is None
+    cache.let_go([old.state])
+    assert cache.make_room_beside(30, 0.0) == []
+
+
+async def test_a_checkpoint_that_finds_no_room_costs_idle_slots_none_of_theirs() -> None:
+    class Growing(FakeRunner):
+        def seq_size(self, seq: int, *, partial: bool = False) -> int:
+            return 2 << 20 if seq == 1 else super().seq_size(seq, partial=partial)
+
+    async with engine_over(Growing(n_seq=2, n_ctx_seq=600, partial_removal=False), clock=still, cache_ram=1) as engine:
+        await run(engine, request("a" * 100, id_slot=0))
+        (slots,) = [instance.scheduler.slots for instance in engine._instances]
+        kept = [c.n_tokens for c in slots[0].checkpoints]
+        await run(engine, request("b" * 100, id_slot=1))
+        assert [c.n_tokens for c in slots[0].checkpoints] == kept != []
+        assert not slots[1].checkpoints

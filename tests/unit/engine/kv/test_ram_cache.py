@@ -4,81 +4,82 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.fakes import FakeEncoder, FakeRunner
-from server.engine.kv.ram_cache import AUTOMATIC, MIN_TOKENS, RamState, StateCache, ram_limit
+from server.engine.kv.ram_cache import AUTOMATIC, MIN_TOKENS, KeptState, StateCache, ram_limit
+from server.engine.kv.state import SlotState
 from server.engine.lora import BARE, NEVER, Tuning
 from tests.unit.engine.builders import alone, engine_over, request, run, ticking
 
 MIB = 1 << 20
 
 
-def ram_state(tokens: list[int], size: int = 1000, used_at: float = 0.0, tuning: Tuning = BARE) -> RamState:
-    return RamState(tokens, tuning, NEVER, size, used_at)
+def ram_state(tokens: list[int], size: int = 1000, used_at: float = 0.0, tuning: Tuning = BARE) -> KeptState:
+    return KeptState(SlotState(tokens, b"", tuning, NEVER), size, used_at)
 
 
 def test_a_conversation_beyond_the_slots_comes_back_from_the_tier() -> None:
-    tier: StateCache[RamState] = StateCache(10_000)
-    tier.put(ram_state([1, 2, 3]), 0.0)
-    entry, n = tier.match([1, 2, 3, 4], BARE, 0)
+    cache = StateCache(10_000)
+    cache.put(ram_state([1, 2, 3]), 0.0)
+    entry, n = cache.match([1, 2, 3, 4], BARE, 0)
     assert entry is not None
     assert n == 3
-    assert tier.match([1, 2, 3, 4], BARE, 3) == (None, 0)
-    assert tier.match([1, 2, 3, 4], Tuning(((0, 1.0),), 0), 0) == (None, 0)
+    assert cache.match([1, 2, 3, 4], BARE, 3) == (None, 0)
+    assert cache.match([1, 2, 3, 4], Tuning(((0, 1.0),), 0), 0) == (None, 0)
 
 
 def test_a_later_turn_takes_the_place_of_an_earlier_one() -> None:
-    tier: StateCache[RamState] = StateCache(10_000)
-    tier.put(ram_state([1, 2]), 0.0)
-    tier.put(ram_state([1, 2, 3]), 1.0)
-    assert [e.tokens for e in tier] == [[1, 2, 3]]
+    cache = StateCache(10_000)
+    cache.put(ram_state([1, 2]), 0.0)
+    cache.put(ram_state([1, 2, 3]), 1.0)
+    assert [e.tokens for e in cache] == [[1, 2, 3]]
 
 
 def test_what_was_of_use_stays_and_the_old_goes() -> None:
-    tier: StateCache[RamState] = StateCache(2500)
-    tier.put(ram_state([1] * 9), 0.0)
-    tier.put(ram_state([2] * 9), 0.0)
-    tier.touch(next(e for e in tier if e.tokens[0] == 1), 10.0)
-    tier.put(ram_state([3] * 9, used_at=11.0), 11.0)
-    assert {e.tokens[0] for e in tier} == {1, 3}
+    cache = StateCache(2500)
+    cache.put(ram_state([1] * 9), 0.0)
+    cache.put(ram_state([2] * 9), 0.0)
+    cache.touch(next(e for e in cache if e.tokens[0] == 1), 10.0)
+    cache.put(ram_state([3] * 9, used_at=11.0), 11.0)
+    assert {e.tokens[0] for e in cache} == {1, 3}
 
 
 def test_length_is_worth_what_it_takes() -> None:
-    tier: StateCache[RamState] = StateCache(2500)
-    tier.put(ram_state([1] * 90, size=1800), 0.0)
-    tier.put(ram_state([2] * 30, size=600, used_at=5.0), 5.0)
-    tier.put(ram_state([3] * 30, size=600, used_at=10.0), 10.0)
-    assert {e.tokens[0] for e in tier} == {2, 3}
+    cache = StateCache(2500)
+    cache.put(ram_state([1] * 90, size=1800), 0.0)
+    cache.put(ram_state([2] * 30, size=600, used_at=5.0), 5.0)
+    cache.put(ram_state([3] * 30, size=600, used_at=10.0), 10.0)
+    assert {e.tokens[0] for e in cache} == {2, 3}
 
 
 def test_a_conversation_of_many_turns_that_is_over_goes_before_a_young_one() -> None:
-    tier: StateCache[RamState] = StateCache(2500)
+    cache = StateCache(2500)
     for n in range(1, 40):
-        tier.put(ram_state([1] * n, used_at=float(n)), float(n))
-        tier.touch(next(iter(tier)), float(n))
-    tier.put(ram_state([2] * 39, used_at=100.0), 100.0)
-    tier.put(ram_state([3] * 39, used_at=110.0), 110.0)
-    assert {e.tokens[0] for e in tier} == {2, 3}
+        cache.put(ram_state([1] * n, used_at=float(n)), float(n))
+        cache.touch(next(iter(cache)), float(n))
+    cache.put(ram_state([2] * 39, used_at=100.0), 100.0)
+    cache.put(ram_state([3] * 39, used_at=110.0), 110.0)
+    assert {e.tokens[0] for e in cache} == {2, 3}
 
 
 def test_a_state_larger_than_the_tier_is_not_kept() -> None:
-    tier: StateCache[RamState] = StateCache(500)
+    cache = StateCache(500)
     entry = ram_state([1] * 9)
-    assert tier.put(entry, 0.0) == ([], [entry])
-    assert not len(tier)
+    assert cache.put(entry, 0.0) == [entry]
+    assert not len(cache)
 
 
 def test_a_model_that_cannot_be_cut_only_takes_whole_states() -> None:
-    tier: StateCache[RamState] = StateCache(-1)
+    cache = StateCache(-1)
     entry = ram_state([1, 2, 3])
     entry.floor = 3
-    tier.put(entry, 0.0)
-    assert tier.match([1, 2, 9], BARE, 0) == (None, 0)
-    assert tier.match([1, 2, 3, 9], BARE, 0)[1] == 3
+    cache.put(entry, 0.0)
+    assert cache.match([1, 2, 9], BARE, 0) == (None, 0)
+    assert cache.match([1, 2, 3, 9], BARE, 0)[1] == 3
 
 
 def test_nothing_is_kept_where_it_is_off_or_hardly_anything_is_lost() -> None:
-    assert not StateCache[RamState](0).wants([1] * 500, BARE, 500)
-    assert not StateCache[RamState](-1).wants([1] * 500, BARE, MIN_TOKENS - 1)
-    assert StateCache[RamState](-1).wants([1] * 500, BARE, 500)
+    assert not StateCache(0).wants([1] * 500, BARE, 500)
+    assert not StateCache(-1).wants([1] * 500, BARE, MIN_TOKENS - 1)
+    assert StateCache(-1).wants([1] * 500, BARE, 500)
 
 
 def test_the_automatic_limit_leaves_the_machine_its_memory() -> None:
@@ -90,13 +91,13 @@ def test_the_automatic_limit_leaves_the_machine_its_memory() -> None:
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(200, 900)), max_size=20))
 def test_the_bytes_add_up_and_keep_to_the_limit(puts: list[tuple[list[int], int]]) -> None:
-    tier: StateCache[RamState] = StateCache(2000)
+    cache = StateCache(2000)
     for now, (tokens, size) in enumerate(puts):
         entry = ram_state(tokens, size, float(now))
-        tier.put(entry, float(now))
-        assert entry in tier
-        tier.check_integrity()
-        assert tier.match([*tokens, 9], BARE, 0)[1] >= len(tokens)
+        cache.put(entry, float(now))
+        assert entry in cache
+        cache.check_integrity()
+        assert cache.match([*tokens, 9], BARE, 0)[1] >= len(tokens)
 
 
 async def test_more_conversations_than_slots_compute_their_history_once() -> None:
@@ -146,12 +147,12 @@ async def test_a_state_of_one_instance_is_of_use_in_another() -> None:
 
 
 def test_a_smaller_limit_costs_the_least_valuable_at_once() -> None:
-    tier: StateCache[RamState] = StateCache(3000)
+    cache = StateCache(3000)
     for token in (1, 2, 3):
-        tier.put(ram_state([token] * 9, used_at=float(token)), float(token))
-    assert [entry.tokens[0] for entry in tier.limit_to(1500, 4.0)] == [1, 2]
-    assert (tier.size, tier.limit) == (1000, 1500)
-    tier.check_integrity()
+        cache.put(ram_state([token] * 9, used_at=float(token)), float(token))
+    assert [entry.tokens[0] for entry in cache.limit_to(1500, 4.0)] == [1, 2]
+    assert (cache.size, cache.limit) == (1000, 1500)
+    cache.check_integrity()
 
 
 async def test_states_share_what_the_pool_leaves_and_never_more_than_their_own_setting_says() -> None:
@@ -166,4 +167,4 @@ async def test_embeddings_of_media_have_a_quarter_of_it_at_most() -> None:
         assert engine._encoder is not None
         for limit, states, embeddings in ((100 * MIB, 99 * MIB, MIB), (400, 300, 100), (0, 0, 0), (-1, 100 * MIB, MIB)):
             engine.limit_caches(limit)
-            assert (engine._ram.limit, engine._encoder.cache._in_ram.limit) == (states, embeddings)
+            assert (engine._ram.limit, engine._encoder.cache.ram_limit) == (states, embeddings)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.generate.text import TextStream
-from server.engine.kv.ram_cache import ram_state
+from server.engine.kv.ram_cache import in_ram
 from server.engine.kv.state import SlotState
 from server.engine.lora import Tuning
 from server.engine.prefix.find import Anew, Placement, Source, origin_of
@@ -20,7 +19,7 @@ BARE = Tuning()
 
 
 def sequence(prompt: list[int], **options: Any) -> Sequence:
-    return Sequence(Ticket(Request("r", prompt, **options), lambda _: None, 0.0), 0, TextStream(), list(prompt))
+    return Sequence(Ticket(Request("r", prompt, **options), lambda _: None, 0.0), 0, list(prompt))
 
 
 def slot(number: int, tokens: list[int], tuning: Tuning = BARE) -> Slot:
@@ -62,7 +61,7 @@ def test_nothing_was_taken() -> None:
 
 
 def test_a_kept_state_held_it() -> None:
-    stored = ram_state(SlotState([1, 2, 3], b"", BARE, 3), 0.0)
+    stored = in_ram(SlotState([1, 2, 3], b"", BARE, 3), 0.0)
     origin = origin_of(Placement(sequence([1, 2, 3, 4, 5]), slot(0, []), stored, 3), [slot(0, [])])
     assert (origin.source, origin.slot, origin.anew) == (Source.RAM, -1, Anew.ENDS)
 

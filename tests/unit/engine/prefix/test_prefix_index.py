@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.kv.ram_cache import KeptState
+from server.engine.kv.state import Checkpoint, SlotState
 from server.engine.lora import BARE, NEVER, Tuning
 from server.engine.prefix.hashes import BLOCK, MOST, PrefixHashes, PrefixIndex, common_prefix
 
@@ -12,7 +13,8 @@ HALF = BLOCK // 2
 
 
 def entry(tokens: list[int], tuning: Tuning = BARE, floor: int = 0, places: tuple[int, ...] = ()) -> KeptState:
-    return KeptState(tokens, tuning, NEVER, 1, 0.0, floor=floor, places=places)
+    checkpoints = tuple(Checkpoint(place, b"") for place in places)
+    return KeptState(SlotState(tokens, b"", tuning, NEVER, checkpoints), 1, 0.0, floor)
 
 
 def text(*parts: int) -> list[int]:
@@ -30,9 +32,9 @@ entries = st.builds(
 )
 
 
-def index_of(kept: list[KeptState], gone: list[int]) -> PrefixIndex[KeptState]:
+def index_of(kept: list[KeptState], gone: list[int]) -> PrefixIndex:
     """Of `kept`; those at the places `gone` have left it again, and the list, too."""
-    index: PrefixIndex[KeptState] = PrefixIndex()
+    index = PrefixIndex()
     for e in kept:
         index.add(e)
     for i in sorted(set(gone), reverse=True):
@@ -56,7 +58,7 @@ def test_it_finds_the_longest(
 
 
 def test_many_with_the_same_beginning_cost_a_bounded_look_up() -> None:
-    index: PrefixIndex[KeptState] = PrefixIndex()
+    index = PrefixIndex()
     system = list(range(10 * BLOCK))
     for i in range(1000):
         index.add(entry([*system, *[i + 5000] * BLOCK]))
@@ -71,7 +73,7 @@ def test_many_with_the_same_beginning_cost_a_bounded_look_up() -> None:
 
 
 def test_the_first_turns_of_many_short_conversations_are_told_apart() -> None:
-    index: PrefixIndex[KeptState] = PrefixIndex()
+    index = PrefixIndex()
     turns = [entry([*range(100 * i, 100 * i + 25)]) for i in range(4 * MOST)]
     for turn in turns:
         index.add(turn)
@@ -80,32 +82,22 @@ def test_the_first_turns_of_many_short_conversations_are_told_apart() -> None:
 
 
 def test_nothing_is_left_of_what_was_removed() -> None:
-    index: PrefixIndex[KeptState] = PrefixIndex()
+    index = PrefixIndex()
     one, other = entry(text(1, 1, 1)), entry(text(1, 1, 2))
     index.add(one)
     index.add(other)
     index.remove(one)
     index.remove(other)
     assert index.match(text(1, 1, 1), BARE, 0) == (None, 0)
-    assert not index._root.children
-
-
-@given(st.lists(entries, max_size=12), st.lists(st.integers(0, 11), max_size=8))
-def test_who_has_left_leaves_no_places_where_others_part(kept: list[KeptState], gone: list[int]) -> None:
-    index = index_of(kept, gone)
-    runs = [*index._root.children.values()]
-    for run in runs:
-        assert run.members
-        assert len(run.children) + len(run.ends) > 1 or (run.ends and not run.children)
-        assert set(run.members) == {*run.ends, *(key for child in run.children.values() for key in child.members)}
-        runs += run.children.values()
+    assert not index._begins
+    assert not index._ends
 
 
 @given(st.lists(entries, max_size=6), texts, tunings, st.integers(0, 5 * BLOCK))
 def test_a_prompt_of_which_not_all_may_be_reused_is_one_that_is_shorter(
     kept: list[KeptState], prompt: list[int], wanted: Tuning, most: int
 ) -> None:
-    index: PrefixIndex[KeptState] = PrefixIndex()
+    index = PrefixIndex()
     for e in kept:
         index.add(e)
     most = min(most, len(prompt))
@@ -116,7 +108,7 @@ def test_a_prompt_of_which_not_all_may_be_reused_is_one_that_is_shorter(
 def test_hashes_that_a_prompt_has_already_change_nothing(
     kept: list[tuple[list[int], Tuning]], prompt: list[int], wanted: Tuning
 ) -> None:
-    index: PrefixIndex[KeptState] = PrefixIndex()
+    index = PrefixIndex()
     for tokens, tuning in kept:
         index.add(entry(tokens, tuning))
     hashes = PrefixHashes()

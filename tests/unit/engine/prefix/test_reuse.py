@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.generate.text import IndentLimit, TextStream
+from server.engine.generate.text import TextStream
 from server.engine.kv.cells import shifted
 from server.engine.prefix.find import Move, moves
 from server.engine.prefix.hashes import common_prefix
@@ -57,13 +57,14 @@ def test_runs_that_are_too_short_stay() -> None:
 
 
 def cut(n_indent: int, *texts: str) -> tuple[str, bool]:
-    limit = IndentLimit(n_indent)
+    stream = TextStream(n_indent=n_indent)
     shown = ""
     for text in texts:
-        shown += limit.cut(text)
-        if limit.met:
+        part = stream.feed(0, text.encode(), None)
+        shown += "" if part is None else part.text
+        if stream.outdented:
             break
-    return shown, limit.met
+    return shown, stream.outdented
 
 
 def test_the_first_line_may_have_any_indentation() -> None:
@@ -84,7 +85,7 @@ def test_pieces_give_what_the_whole_gives(text: str, n_indent: int, data: st.Dat
 
 def running(n_prompt: int, n_computed: int, n_keep: int, n_discard: int) -> Sequence:
     request = Request("r", [1] * n_prompt, n_keep=n_keep, n_discard=n_discard)
-    sequence = Sequence(Ticket(request, lambda events: None, 0.0), 0, TextStream(), request.prompt)
+    sequence = Sequence(Ticket(request, lambda events: None, 0.0), 0, request.prompt)
     sequence.slot = Slot(0, tokens=[1] * n_computed)
     return sequence
 

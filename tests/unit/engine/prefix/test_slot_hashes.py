@@ -1,7 +1,6 @@
 """The hashes that go with a slot are those of what is in its cells, whatever happens to these."""
 
 from harness.fakes import FakeRunner
-from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.lora import BARE
 from server.engine.params import EngineParams
@@ -23,7 +22,7 @@ class Setup:
         self.scheduler = Scheduler(self.runner.info, EngineParams())
         self.cells = Cells(self.runner, self.scheduler, lambda: 0.0)
         ticket = Ticket(Request("r", TEXT), lambda events: None, 0.0)
-        self.sequence = Sequence(ticket, 0, TextStream(()), TEXT, output=[100, 101], phase=Phase.DECODE)
+        self.sequence = Sequence(ticket, 0, TEXT, output=[100, 101], phase=Phase.DECODE)
         self.slot.sequence, self.sequence.slot = self.sequence, self.slot
         self.hold([*TEXT, 100])
         self.sequence.hashes.upto(6, TEXT, BARE)
@@ -88,7 +87,7 @@ def test_a_sequence_that_is_parked_is_hashed_anew_with_what_it_generated() -> No
 def test_cells_that_move_take_no_hashes_along() -> None:
     setup = Setup()
     setup.end()
-    follower = Sequence(setup.sequence.ticket, 0, TextStream(()), [*TEXT[:BLOCK], *TEXT[CUT:], 5])
+    follower = Sequence(setup.sequence.ticket, 0, [*TEXT[:BLOCK], *TEXT[CUT:], 5])
     move = Move(CUT, BLOCK, len(TEXT) - CUT)
     setup.cells.prepare(Placement(follower, setup.slot, setup.slot, BLOCK, (move,)), 0.0)
     assert setup.slot.tokens == follower.target[:-1]

@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.generate.text import TextStream
 from server.engine.request import Request
 from server.engine.schedule.prefill_order import PRIORITY_S, WAIT_WEIGHT, in_order
 from server.engine.schedule.queue import Account
@@ -15,9 +14,7 @@ RATE = 1000.0
 def prompt(n: int, *, at: float = 0.0, priority: int = 0, account: Account | None = None, done: int = 0) -> Sequence:
     """A prompt that has had its slot since `at`."""
     ticket = Ticket(Request(id="r", prompt=[1] * n, priority=priority), lambda events: None, at)
-    sequence = Sequence(
-        ticket, 0, TextStream(), ticket.request.prompt, account=account or Account(), placed_at=ticket.submitted_at
-    )
+    sequence = Sequence(ticket, 0, ticket.request.prompt, account=account or Account(), placed_at=ticket.submitted_at)
     sequence.slot = Slot(0, tokens=[1] * done)
     return sequence
 

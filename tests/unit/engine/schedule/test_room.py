@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from harness.fakes import FakeRunner
-from server.engine.generate.text import TextStream
 from server.engine.kv.cells import Cells
 from server.engine.kv.state import SlotState
 from server.engine.lora import BARE
@@ -74,7 +73,7 @@ class Setup:
 
     def sequence(self, n: int) -> Sequence:
         ticket = Ticket(Request("r", [9] * n), lambda events: None, 0.0)
-        return Sequence(ticket, 0, TextStream(()), [9] * n, phase=Phase.DECODE)
+        return Sequence(ticket, 0, [9] * n, phase=Phase.DECODE)
 
     def parked(self, n: int) -> Sequence:
         """A sequence whose state waits to come back."""
@@ -86,7 +85,7 @@ class Setup:
 
     def park(self, sequence: Sequence, state: SlotState) -> None:
         sequence.parked = state
-        self.scheduler.ram.hold(state.states)
+        self.scheduler.ram.hold(state.states, 0.0)
 
     def bring_back(self, sequence: Sequence, slot: int) -> list[int]:
         """Into `slot`; what every slot holds then."""

@@ -6,7 +6,6 @@ import pytest
 
 from harness.fakes import FakeChunk
 from server.engine.encode import Encoding
-from server.engine.generate.text import TextStream
 from server.engine.lora import Tuning
 from server.engine.media import MediaSpan, media_tokens
 from server.engine.params import EngineParams
@@ -25,7 +24,7 @@ def scheduler(n_seq: int = 2, *, unified: bool = False, n_cells: int = 2000, **p
 
 def waiting(s: Scheduler, prompt: list[int], *, at: float = 0.0, **options: Any) -> Sequence:
     ticket = Ticket(Request(id="r", prompt=prompt, **options), lambda events: None, at, n_open=1)
-    sequence = Sequence(ticket, 0, TextStream(), prompt)
+    sequence = Sequence(ticket, 0, prompt)
     s.waiting.append(sequence)
     return sequence
 
@@ -111,19 +110,35 @@ def test_a_prefix_that_is_being_computed_is_waited_for_and_others_go_first() -> 
     assert placement.n_reuse == 200
 
 
-def test_for_the_last_tokens_of_a_prefix_nobody_waits() -> None:
+@pytest.mark.parametrize(("n_waiting", "n_left"), [(7, 43), (2, 14), (1, 14)])
+def test_for_the_last_tokens_of_a_prefix_nobody_waits(n_waiting: int, n_left: int) -> None:
     """Eight clients with one picture each waited for the words that their questions began with, one after the other."""
     s = scheduler(8, n_cells=8000)
     prefix = list(range(200))
-    first = waiting(s, [*prefix, *range(500, 520)])
+    first = waiting(s, [*prefix, *range(500, 500 + n_left)])
     place(s)
-    for i in range(7):
+    for i in range(n_waiting):
         waiting(s, [*prefix, *range(500, 506), 600 + i % 2, 700 + i])
     assert s.place() is None
     assert first.slot is not None
     first.slot.tokens = list(prefix)  # 6 tokens of theirs are to come
-    assert [place(s).n_reuse for _ in range(7)] == [200] * 7
-    assert len(s.plan()) == 8
+    assert [place(s).n_reuse for _ in range(n_waiting)] == [200] * n_waiting
+    assert len(s.plan()) == 1 + n_waiting
+
+
+def test_for_the_last_tokens_many_wait_who_would_compute_more_than_is_left_to_compute() -> None:
+    s = scheduler(8, n_cells=8000)
+    prompt = [*range(200), *range(500, 520)]
+    first = waiting(s, prompt)
+    place(s)
+    for i in range(7):
+        waiting(s, [*prompt[:206], 600 + i % 2, 700 + i])
+    assert s.place() is None
+    assert first.slot is not None
+    first.slot.tokens = prompt[:200]
+    assert s.place() is None
+    first.slot.tokens, first.phase = list(prompt), Phase.DECODE
+    assert [place(s).n_reuse for _ in range(7)] == [206] * 7  # and not for each other
 
 
 def test_an_urgent_request_does_not_wait_for_others_when_one_of_no_hurry_computes_its_prefix() -> None:
@@ -188,7 +203,7 @@ def test_generated_tokens_come_before_prompts_and_prompts_by_age() -> None:
     assert entries[0].pos == 1
 
 
-@pytest.mark.parametrize(("step_s", "n_streams", "n"), [(0.0, 1, 192), (0.016, 1, 96), (0.016, 0, 192)])
+@pytest.mark.parametrize(("step_s", "n_streams", "n"), [(0.0, 1, 192), (0.016, 1, 128), (0.016, 0, 192)])
 def test_a_picture_beside_streams_leaves_them_the_time_of_their_own_batch(
     step_s: float, n_streams: int, n: int
 ) -> None:

@@ -5,7 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from server.engine.schedule.step_size import ATTENTION_TILE, StepSize, piece
+from server.engine.schedule.step_size import TILE, StepSize, piece
+
+
+def step_size(target_s: float, smallest: int = 32) -> StepSize:
+    return StepSize(target_s, smallest, 2048, 512)
 
 
 def settle(pace: StepSize, seconds: Callable[[int], float], steps: int = 60) -> list[int]:
@@ -17,21 +21,21 @@ def settle(pace: StepSize, seconds: Callable[[int], float], steps: int = 60) -> 
 
 
 def test_a_fast_machine_gets_the_whole_batch() -> None:
-    assert settle(StepSize(0.25, 32, 2048), lambda n: n / 100_000)[-1] == 2048
+    assert settle(step_size(0.25), lambda n: n / 100_000)[-1] == 2048
 
 
 def test_a_slow_machine_gets_small_steps() -> None:
-    assert settle(StepSize(0.25, 32, 2048), lambda n: n / 300)[-1] <= 128
+    assert settle(step_size(0.25), lambda n: n / 300)[-1] <= 128
 
 
 def test_the_knee_is_found_and_kept() -> None:
     """A batch below 128 costs as much as one of 128: shrinking would only lose throughput."""
-    sizes = settle(StepSize(0.25, 32, 2048), lambda n: max(n, 128) / 200)
+    sizes = settle(step_size(0.25), lambda n: max(n, 128) / 200)
     assert sizes[10:].count(128) > 40
 
 
 def test_a_step_that_was_not_filled_teaches_nothing() -> None:
-    pace = StepSize(0.25, 32, 2048)
+    pace = step_size(0.25)
     before = pace.size
     pace.observe(4, 10.0)
     assert pace.size == before
@@ -39,27 +43,27 @@ def test_a_step_that_was_not_filled_teaches_nothing() -> None:
 
 @pytest.mark.parametrize("largest", [1, 16, 64])
 def test_the_size_stays_within_the_batch(largest: int) -> None:
-    pace = StepSize(0.25, min(32, largest), largest)
+    pace = StepSize(0.25, min(32, largest), largest, 512)
     assert all(size <= largest for size in settle(pace, lambda n: n / 100_000))
 
 
 def test_without_a_target_every_step_may_be_as_large_as_it_can() -> None:
-    assert set(settle(StepSize(0.0, 32, 2048), lambda n: n / 10)) == {2048}
+    assert set(settle(step_size(0.0), lambda n: n / 10)) == {2048}
 
 
-@pytest.mark.parametrize(("spent_s", "size"), [(0.0, 128), (0.025, 96), (0.1, 32), (5.0, 32)])
+@pytest.mark.parametrize(("spent_s", "size"), [(0.0, 128), (0.025, 64), (0.06, 51), (0.1, 32), (5.0, 32)])
 def test_what_a_step_has_spent_before_its_decode_is_taken_from_its_size(spent_s: float, size: int) -> None:
-    assert StepSize(0.1, 32, 2048).after(spent_s) == size
+    assert step_size(0.1).after(spent_s) == size
 
 
 def test_without_a_target_nothing_is_taken_from_a_step() -> None:
-    assert StepSize(0.0, 32, 2048).after(5.0) == 2048
+    assert step_size(0.0).after(5.0) == 2048
 
 
 def step_gaps(target_s: float, seconds: Callable[[int], float], steps: int = 2000) -> list[float]:
     """The time between two tokens of 8 streams while prompts without end are computed beside them; a twentieth of the
     steps is half as long again, as on a machine that has other things to do."""
-    pace, draw, gaps = StepSize(target_s, 32, 2048), random.Random(5), []
+    pace, draw, gaps = step_size(target_s), random.Random(5), []
     for _ in range(steps):
         took = seconds(pace.size) * (1.5 if draw.random() < 0.05 else draw.uniform(0.97, 1.03))
         pace.observe(pace.size, took)
@@ -84,31 +88,71 @@ def test_gaps_hold_near_the_target(machine: str, target_s: float) -> None:
     assert gaps[int(len(gaps) * 0.99)] <= 1.6 * target_s
 
 
-def test_steps_keep_near_the_target_as_a_prompt_gets_deep_and_when_the_next_one_begins() -> None:
-    """As on two cores: attention costs as much as all else 1,300 tokens deep, and thrice as much below a tile."""
-    pace = StepSize(0.3, 32, 2048)
-    longest, sizes = [], []
-    for _ in range(12):
-        depth, taken = 0, []
-        while depth < 1900:
-            n = pace.size
-            attention_s = n * depth * (7e-7 if n >= 64 else 21e-7)
-            taken.append(0.03 + n * 0.00115 + attention_s)
+def took_s(n: int, depth: int, times: float) -> float:
+    """A prompt's step beside three streams, as on two cores: attention costs as much as all else 1,900 tokens deep in
+    tiles of 64 (of nine heads, in eight parts), and four times that token by token."""
+    tiles_s = 4.2e-7 * TILE / n * _n_tiles(n) / 9 if n >= TILE else 16.8e-7
+    return times * (0.022 + n * (0.00093 + (depth + n / 2) * tiles_s))
+
+
+def _n_tiles(n: int, heads: int = 9, parts: int = 8) -> int:
+    rows = n * heads
+    each, found = -(-rows // parts), 0
+    for first in range(0, rows, each):
+        at, end = first, min(first + each, rows)
+        while at < end:
+            found += 1
+            at += min(TILE, end - at, n - at % n)
+    return found
+
+
+def steps_of_a_prompt(pace: StepSize, n_tokens: int, times: float) -> list[tuple[int, float]]:
+    depth, taken = 0, []
+    while depth < n_tokens:
+        n = piece(n_tokens - depth, pace.size, pace.n_ubatch)
+        taken.append((n, took_s(n, depth, times)))
+        pace.observe(*taken[-1])
+        depth += n
+    return taken
+
+
+@pytest.mark.parametrize(("times", "most"), [(0.3, 1.05), (0.6, 1.09), (1.0, 1.18), (1.5, 1.37), (3.0, 1.45)])
+def test_a_long_prompt_beside_streams_waits_little_longer_than_alone_and_the_streams_no_longer_than_they_should(
+    times: float, most: float
+) -> None:
+    """Against batches of 2,048 in pieces of 512, as llama-server has them. With multiples of 32, and steps smaller than
+    a tile, it was 1.04, 1.09, 1.23, 1.35 and 2.3."""
+    pace = step_size(0.3, TILE)
+    alone_s = sum(took_s(512, depth, times) for depth in range(0, 2048, 512)) * 1950 / 2048
+    for _ in range(3):
+        steps = steps_of_a_prompt(pace, 1950, times)
+        assert sum(seconds for _, seconds in steps) < most * alone_s
+        assert all(n % TILE == 0 for n, _ in steps[1:])
+        n, longest = max(steps, key=lambda step: step[1])
+        assert longest < 1.15 * 0.3 or n == TILE
+
+
+def test_one_step_that_took_three_times_as_long_costs_a_prompt_one_step_more_at_most() -> None:
+    usual = [n for n, _ in steps_of_a_prompt(step_size(0.3, TILE), 1950, 1.0)]
+    for slow in range(len(usual)):
+        pace, depth = step_size(0.3, TILE), 0
+        sizes: list[int] = []
+        while depth < 1950:
+            n = piece(1950 - depth, pace.size, 512)
+            pace.observe(n, took_s(n, depth, 1.0) * (3.0 if len(sizes) == slow else 1.0))
             sizes.append(n)
-            pace.observe(n, taken[-1])
             depth += n
-        longest.append(max(taken))
-    assert max(longest) < 1.15 * 0.3
-    assert max(sizes) >= 160
-    assert sizes.count(32) <= 12  # one in a prompt, and some do without
+        assert len(sizes) <= len(usual) + 1
 
 
-def test_what_a_neighbour_does_to_one_step_changes_no_size() -> None:
-    pace = StepSize(0.3, 32, 2048)
+def test_two_slow_steps_in_a_row_are_believed() -> None:
+    pace = step_size(0.3)
     settle(pace, lambda n: 0.02 + n / 600)
     before = pace.size
     pace.observe(before, 3.0)
     assert pace.size == before
+    pace.observe(before, 3.0)
+    assert pace.size < before
 
 
 @pytest.mark.parametrize(
@@ -116,18 +160,21 @@ def test_what_a_neighbour_does_to_one_step_changes_no_size() -> None:
     [
         (100, 128, 100),
         (144, 128, 144),  # a little more comes along
-        (145, 128, 73),  # in place of 128 and 17
-        (191, 128, 96),
-        (192, 128, 128),  # the last one is half as large
-        (1900, 128, 128),
-        (90, 64, 64),  # two halves would both be below a tile
+        (145, 128, 81),  # a whole tile is left
+        (191, 128, 127),
+        (192, 128, 128),
+        (1900, 128, 108),
+        (1930, 128, 138),
+        (90, 64, 26),
+        (100, 50, 50),  # no tile anyway
+        (12_000, 1024, 992),
+        (962, 512, 450),  # not 514, which are two evaluations
     ],
 )
-def test_a_prompt_s_last_step_is_no_small_one(n_left: int, size: int, n: int) -> None:
-    assert piece(n_left, size) == n
-    assert n >= min(n_left, size, ATTENTION_TILE)
+def test_what_is_left_of_a_prompt_fills_tiles(n_left: int, size: int, n: int) -> None:
+    assert piece(n_left, size, 512) == n
 
 
-@pytest.mark.parametrize(("n_left", "size", "n"), [(128, 128, 128), (129, 128, 65), (100, 90, 100), (300, 128, 128)])
-def test_where_a_step_costs_more_its_last_one_is_no_larger_either(n_left: int, size: int, n: int) -> None:
-    assert piece(n_left, size, exact=True) == n
+@pytest.mark.parametrize(("n_left", "size", "n"), [(128, 128, 128), (129, 128, 65), (100, 90, 90), (320, 128, 128)])
+def test_where_a_step_costs_more_none_is_larger(n_left: int, size: int, n: int) -> None:
+    assert piece(n_left, size, 512, exact=True) == n

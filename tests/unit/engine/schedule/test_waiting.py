@@ -1,9 +1,12 @@
 """Whose turn it is for a slot: priorities, and shares between clients."""
 
+import random
+import sys
+
 import pytest
 
-from server.engine.generate.text import TextStream
 from server.engine.request import Request
+from server.engine.schedule import queue
 from server.engine.schedule.queue import MOST_PASSES, Account, Accounts, Queue
 from server.engine.sequence import Sequence, Ticket
 
@@ -23,7 +26,7 @@ class Named:
     def ask(self, client: str = "", *, priority: int = 0) -> Sequence:
         self.n += 1
         request = Request(id=str(self.n), prompt=[self.n], client=client, priority=priority)
-        sequence = Sequence(Ticket(request, lambda events: None, float(self.n)), 0, TextStream(), request.prompt)
+        sequence = Sequence(Ticket(request, lambda events: None, float(self.n)), 0, request.prompt)
         self.waiting.append(sequence)
         return sequence
 
@@ -109,6 +112,43 @@ def test_urgent_requests_without_end_do_not_starve_the_rest() -> None:
         taken.append(q.take(1.0))
     assert {patient, parked} <= set(taken)
     assert len([s for s in taken if s.request.priority == 100]) == 2
+
+
+def waits(urgent: float, others: float, n_steps: int = 4000) -> tuple[list[int], list[int]]:
+    """Steps that urgent requests and others have waited, sorted, those that still do too. So many come in each step, in
+    the mean, and one is placed."""
+    q, draw = Named(), random.Random(7)
+    came: dict[Sequence, int] = {}
+    seen: tuple[list[int], list[int]] = [], []
+    for step in range(n_steps):
+        for share, priority in ((urgent, -1), (others, 0)):
+            if draw.random() < share:
+                came[q.ask(str(priority), priority=priority)] = step
+        if q.waiting:
+            first = q.take(1.0)
+            seen[first.request.priority == 0].append(step - came.pop(first))
+    for sequence, step in came.items():
+        seen[sequence.request.priority == 0].append(n_steps - step)
+    return sorted(seen[0]), sorted(seen[1])
+
+
+def test_one_placement_in_eight_costs_urgent_ones_little_and_lets_others_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Urgent requests wait little longer while they need less than seven eighths of the places; where they need all,
+    others would starve without it."""
+    ours = {load: waits(*load) for load in ((0.5, 0.6), (0.8, 0.3), (0.99, 0.1))}
+    monkeypatch.setattr(queue, "MOST_PASSES", sys.maxsize)
+    none = {load: waits(*load) for load in ours}
+    monkeypatch.setattr(queue, "MOST_PASSES", 4)
+    fourth = {load: waits(*load) for load in ours}
+    for load in ((0.5, 0.6), (0.8, 0.3)):
+        assert _late(ours[load][0]) <= _late(none[load][0]) + 2 * 8
+    assert _late(fourth[0.8, 0.3][0]) > 10 * _late(ours[0.8, 0.3][0])
+    assert _late(none[0.99, 0.1][1]) > 2000
+    assert _late(ours[0.99, 0.1][1]) < _late(none[0.99, 0.1][1]) / 10
+
+
+def _late(waited: list[int]) -> int:
+    return waited[int(len(waited) * 0.99)]
 
 
 def test_who_leaves_is_gone_and_leaving_twice_is_harmless() -> None:

@@ -34,10 +34,14 @@ def test_a_text_is_not_followed_for_long_when_it_differs() -> None:
     assert lookup.guess(2) == []
 
 
-def test_of_two_places_the_one_with_the_longer_match_is_taken() -> None:
-    long = list(range(10, 20))
-    lookup = over([*long, 1, 7, 18, 19, 2, 8, *long])
-    assert lookup.guess(1) == [1]
+def test_a_place_that_is_followed_is_left_only_for_one_that_matches_longer() -> None:
+    lookup = over([*range(10, 30), 1, 40, 41, 11, 12, 5, 2, 10, 11, 12])
+    assert lookup.guess(1) == [5], "the last place of two tokens"
+    lookup = over([40, 41, 11, 12, 5, *range(10, 30), 2, 40, 41])
+    assert lookup.guess(1) == [11]
+    for token, expected in ((11, 12), (12, 5)):
+        lookup.add(token)
+        assert lookup.guess(1) == [expected], "followed, though the tokens were said elsewhere since"
 
 
 def test_a_text_without_repetition_gives_nothing() -> None:

@@ -1,11 +1,8 @@
 """What no step may end with ends the step thread: then its requests are told, and so is whoever asks for readiness."""
 
-from collections.abc import Sequence
-
 import pytest
 
 from harness.fakes import FakeRunner
-from server.engine.runner_api import BatchEntry
 from server.errors import InternalError, Unavailable
 from tests.unit.engine.builders import alone, engine_over, request, run
 
@@ -16,7 +13,7 @@ class PanicException(BaseException):
     """As a Rust library's."""
 
 
-def panics(_entries: Sequence[BatchEntry]) -> None:
+def panics(_: object) -> None:
     raise PanicException("index out of bounds")
 
 
@@ -43,6 +40,16 @@ async def test_what_reaches_a_thread_that_has_just_failed_is_answered() -> None:
         (reply,) = await run(engine, request("two"))
         assert failure in str(reply.error)
         instance.failure = failure
+
+
+async def test_who_asked_for_the_command_that_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = FakeRunner()
+    async with engine_over(runner) as engine:
+        await run(engine, request("one", id_slot=0))
+        monkeypatch.setattr(runner, "seq_save", panics)
+        with pytest.raises(InternalError, match="index out of bounds"):
+            await engine.save_slot(0)
+        assert not engine.serves
 
 
 async def test_other_instances_go_on_without_it() -> None:

@@ -1,10 +1,15 @@
-"""A request whose placement fails ends there: told once, never tried again, with nothing left behind."""
+"""What fails on a request's way in or out ends that request at most: told once, never tried again, with nothing left
+behind."""
+
+from typing import cast
 
 import pytest
 
 from harness.fakes import FakeRunner
+from server.constrain.constraint import Constraint
 from server.engine.prefix.find import Placement
-from server.engine.request import Failed
+from server.engine.request import Event, Failed
+from server.engine.step.published import Publisher
 from server.errors import InternalError
 from tests.unit.engine.builders import engine_over, request, run
 
@@ -48,3 +53,52 @@ async def test_a_parked_one_that_cannot_come_back_leaves_no_sampler_open() -> No
         assert engine.stats.n_parked == 1
         assert sorted(str(reply.error) for reply in replies) == ["None", "it broke"]
         assert all(sampler.closed for sampler in runner.samplers)
+
+
+class Broken:
+    """A constraint that has no second copy, by a fault of the program."""
+
+    def fork(self) -> Constraint:
+        raise ZeroDivisionError("a bug")
+
+
+@pytest.mark.timeout(60)
+async def test_one_that_can_not_be_queued_takes_nobody_along_who_came_with_it() -> None:
+    async with engine_over(FakeRunner(n_seq=4)) as engine:
+        asked = [request("broken", n=2, constraint=cast(Constraint, Broken())), request("fine")]
+        broken, fine = await run(engine, *asked)
+        assert [type(event) for event in broken.events] == [Failed]
+        assert fine.error is None
+        assert fine.finished
+
+
+@pytest.mark.timeout(60)
+async def test_events_that_nobody_can_take_leave_others_theirs_and_no_request_open() -> None:
+    taken: list[Event] = []
+
+    def breaks(events: list[Event]) -> None:
+        taken.extend(events)
+        raise ZeroDivisionError("a bug")
+
+    async with engine_over(FakeRunner(n_seq=2)) as engine:
+        engine.submit(request("broken", max_tokens=5), breaks)
+        (fine,) = await run(engine, request("fine", max_tokens=5))
+        assert len(fine.text) == 5
+        await engine.wait_idle()
+        assert (engine.n_load, bool(taken)) == (0, True)
+
+
+@pytest.mark.timeout(60)
+async def test_who_looks_ends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[object] = []
+
+    def breaks(_self: Publisher, slots: object) -> None:
+        tried.append(slots)
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Publisher, "_beginnings", breaks)
+    async with engine_over(FakeRunner(n_seq=2)) as engine:
+        engine.watch(wanted=True)
+        replies = await run(engine, request("one"), request("two"))
+        assert [reply.error for reply in replies] == [None, None]
+        assert tried

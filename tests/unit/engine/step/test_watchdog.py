@@ -110,6 +110,25 @@ async def test_commands_of_a_hung_instance_end_too(hang: Hang) -> None:
             await saving
 
 
+async def test_who_asked_for_a_command_that_hangs_is_told(hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, runner = Clock(), FakeRunner(n_seq=1)
+    engine = Engine((runner,), EngineParams(gather_ms=0.0), asyncio.get_running_loop(), clock)
+    await run(engine, request("one"))
+    monkeypatch.setattr(runner, "seq_save", lambda _: hang([]))
+    saving = asyncio.ensure_future(engine.save_slot(0))
+    try:
+        assert await asyncio.to_thread(hang.begun.wait, 60)
+        for clock.now in (0.0, LIMIT_S + 1):
+            engine.check_progress(LIMIT_S)
+        with pytest.raises(InternalError, match="no step has ended"):
+            await saving
+    finally:
+        hang.end.set()
+    (instance,) = engine._instances
+    assert await asyncio.to_thread(instance.join, 60)
+    await engine.close()
+
+
 async def test_other_instances_go_on(hang: Hang) -> None:
     async with hanging(hang, FakeRunner(n_seq=1)) as (engine, clock, asked):
         for clock.now in (0.0, LIMIT_S + 1):
@@ -120,6 +139,16 @@ async def test_other_instances_go_on(hang: Hang) -> None:
         assert reply.text == alone(request("two"))
         (pinned,) = await run(engine, request("three", id_slot=0))  # to the one that hangs
         assert isinstance(pinned.error, InternalError)
+
+
+async def test_a_thread_that_has_ended_in_order_does_not_hang() -> None:
+    """Its model is still there, as long as somebody holds a lease."""
+    clock = Clock()
+    async with engine_over(FakeRunner(), clock=clock) as engine:
+        await engine.close()
+        for clock.now in (0.0, LIMIT_S + 1):
+            engine.check_progress(LIMIT_S)
+        assert (engine.hangs, engine.failure) == (False, "")
 
 
 async def test_who_rests_or_steps_is_left_alone() -> None:

@@ -50,7 +50,7 @@ async def test_a_kept_state_that_spoils_is_not_used_again() -> None:
         await run(engine, first)
         await run(engine, other)  # the first one's cells go to RAM
         (kept,) = engine._ram
-        runner.bad = {kept.slot_state.state}
+        runner.bad = {kept.saved.state}
         (reply,) = await run(engine, first)
         assert (reply.error, reply.text, runner.n_wipes) == (None, alone(first), 1)
         assert kept not in engine._ram

@@ -1,9 +1,10 @@
 """What crosses between the server and a model's process is the same on the other side, and nothing else crosses."""
 
+import gc
 import io
 import pickle
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -29,8 +30,10 @@ from server.engine.request import (
     TokenLogprob,
 )
 from server.errors import ContextExceeded, InvalidRequest, LlamapoolError, QueueFull, TooLate
+from server.media.bitmap import Bitmap
 from server.pool.isolated import answers, crossing
 from server.pool.isolated.channel import Channel, FrameKind, frame
+from server.pool.isolated.lent import Borrowed, LentMedia
 
 VOCAB, COMPILER = FakeVocab(), GrammarCompiler(FakeVocab())
 SCORED = TokenLogprob(5, b"\xff", float("-inf"), (TokenLogprob(6, b"", -1.0, ends=True),), ends=True)
@@ -93,7 +96,7 @@ def crossed(request: Request) -> tuple[Request, dict[int, ReasoningSwitch], Reas
                 return COMPILER.made_anew(Recipe(*name))
         return there.setdefault(name, ReasoningSwitch())
 
-    raw = crossing.written((1, request), VOCAB, heard)
+    raw = crossing.written((1, request), VOCAB, heard, LentMedia().add)
     number, found = crossing.Inward(raw, here).load()
     assert number == 1
     return found, there, seen[0] if seen else None
@@ -150,6 +153,30 @@ def test_a_switch_is_one_number_on_both_sides() -> None:
     assert found.constraint is not None
     there[3].end()
     assert not found.constraint.allows(ord("x"))  # the thoughts end now
+
+
+def test_a_bitmap_whose_data_can_be_had_again_crosses_without_it_until_nobody_there_has_it() -> None:
+    lent = LentMedia()
+    known = Bitmap("image", 2, 1, b"", "id", again=lambda: b"decoded again")
+    whole, sized = Bitmap("image", 2, 1, b"123456", "id"), Bitmap("image", 2, 1, b"", "id")
+    raw = crossing.written(("tokenize", [known, "text", whole, sized]), VOCAB, lambda _: 0, lent.add)
+    assert lent[1] is known
+
+    def here(kind: str, name: tuple[Bitmap, int]) -> object:
+        assert kind == "bitmap"
+        return replace(name[0], again=Borrowed(name[1], lambda number: lent[number].decoded(), lent.given_back))
+
+    _, found = crossing.Inward(raw, here).load()
+    assert found == [known, "text", whole, sized]
+    assert [each.decoded() for each in found if each != "text"] == [b"decoded again", b"123456", b""]
+    copy = replace(found[0], of_video=True)
+    found.clear()
+    gc.collect()
+    assert len(lent) == 1
+    assert copy.decoded() == b"decoded again"
+    del copy
+    gc.collect()
+    assert len(lent) == 0
 
 
 def test_long_messages_come_whole_and_in_any_pieces() -> None:

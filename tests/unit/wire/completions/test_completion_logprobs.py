@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from harness.fakes import FakeVocab
+from server.engine.media import MediaPrompt, MediaSpan
 from server.engine.request import Finished, FinishReason, PromptLogprobs, Started, Text, Timings, TokenLogprob
 from server.wire.common import Header
-from server.wire.completions.logprobs import Echo, PromptLists, TokenLists
+from server.wire.completions.logprobs import Echo, PromptLists, TokenLists, echo
 from server.wire.completions.write import CompletionStream
 
 LISTS = ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
@@ -59,9 +61,29 @@ def test_the_offsets_of_a_prompt_are_those_of_its_text(text: str, pieces: list[b
     assert {len(values) for values in lists.values()} == {len(pieces)}
 
 
+def test_media_have_no_log_probabilities_and_stand_where_their_marker_is() -> None:
+    spans = (MediaSpan(2, 2, 2, True, "a"), MediaSpan(4, 1, 1, True, "b"))
+    prompt = MediaPrompt([FakeVocab.bos, ord("x"), -5, -6, -7, ord(" "), ord("y")], spans)
+    lists = PromptLists(echo(FakeVocab(), "x<m><m> y", prompt, "<m>"))
+    lists.add([token(b"x", -1.0), None, None, None, token(b" ", -2.0), token(b"y", -3.0)])
+    assert lists.complete
+    found = lists.followed_by()
+    assert found["tokens"][1:] == ["x", "", "", "", " ", "y"]
+    assert found["text_offset"] == [0, 0, 1, 4, 4, 7, 8]
+    assert found["token_logprobs"] == [None, -1.0, None, None, None, -2.0, -3.0]
+    assert found["top_logprobs"][2:5] == [None] * 3
+
+
+def test_what_a_video_becomes_takes_nothing_of_the_text() -> None:
+    pieces = [b"Video:", b"<m>", b"", b"[0m]", b"<m>", b"and"]
+    lists = PromptLists(Echo("<m>and", tuple(pieces), b"<m>"))
+    lists.add([None, None, token(b"[0m]", -1.0), None, token(b"and", -1.0)])
+    assert lists.followed_by()["text_offset"] == [0, 0, 3, 3, 3, 3]
+
+
 def test_a_stream_holds_back_choices_that_start_before_the_prompt_is_scored() -> None:
-    echo = Echo("abc", (b"a", b"b", b"c"))
-    stream = CompletionStream(Header("m"), n=2, echoes=[echo], include_usage=False, lists=True)
+    echoed = Echo("abc", (b"a", b"b", b"c"))
+    stream = CompletionStream(Header("m"), n=2, echoes=[echoed], include_usage=False, lists=True)
     own = token(b"d", -0.5)
     end = Finished(1, FinishReason.LIMIT, "", 3, 0, 1, Timings(), 0, 1)
     assert stream.feed(0, PromptLogprobs(0, (token(b"b", -1.0),))) == []

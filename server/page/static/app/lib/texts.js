@@ -114,10 +114,6 @@ const TEXTS = {
   toNewest: ["To the newest message", "Zur neuesten Nachricht"],
   seePrompt: ["See the prompt", "Prompt ansehen"],
   seeTokens: ["See the tokens", "Tokens ansehen"],
-  mediaUnscored: [
-    "No tokens to see: the server can't say how probable a text is behind pictures or sounds.",
-    "Keine Tokens zu sehen: wie wahrscheinlich ein Text hinter Bildern oder Tönen ist, kann der Server nicht sagen.",
-  ],
   perSecond: ["{0} tokens/s", "{0} Tokens/s"],
   firstToken: ["first after {0}", "erstes nach {0}"],
   cached: ["{0} of {1} from cache", "{0} von {1} aus dem Cache"],

@@ -16,10 +16,9 @@ import { serverTools, used } from "./tools.js";
  */
 
 /**
- * @param {{message: Message, state?: {progress: number}, siblings: Message[], last: boolean, scorable: boolean,
- *   actions: Actions}} props `scorable`: its tokens can be shown
+ * @param {{message: Message, state?: {progress: number}, siblings: Message[], last: boolean, actions: Actions}} props
  */
-export const MessageView = ({ message, state, siblings, last, scorable, actions }) => {
+export const MessageView = ({ message, state, siblings, last, actions }) => {
   const [editing, setEditing] = useState(false);
   const foot = useRef(/** @type {HTMLElement | null} */ (null));
   const edited = useRef(false);
@@ -46,8 +45,8 @@ export const MessageView = ({ message, state, siblings, last, scorable, actions 
         ${message.role === "assistant" && last && !message.calls?.length &&
         html`<${IconButton} icon="on" label=${t("goOn")} onClick=${() => actions.goOn(message)} />`}
         <${Copy} text=${message.content} />
-        ${message.role === "assistant" && message.content && html`<${IconButton} icon="tokens" label=${t(scorable ? "seeTokens" : "mediaUnscored")}
-          disabled=${!scorable} onClick=${() => actions.tokens(message)} />`}
+        ${message.role === "assistant" && message.content && html`<${IconButton} icon="tokens" label=${t("seeTokens")}
+          onClick=${() => actions.tokens(message)} />`}
         ${message.role === "assistant" && last && html`<${IconButton} icon="prompt" label=${t("seePrompt")} onClick=${actions.prompt} />`}
       </span>
       <${Speed} message=${message} />

@@ -239,8 +239,6 @@ const Talk = () => {
   const [n, setN] = useState(SHOWN_AT_ONCE);
   const [atEnd, setAtEnd] = useState(true);
   const shown = all.slice(-n);
-  const media = all.findIndex((message) => message.attached?.length);
-  const firstMedia = media < 0 ? all.length : media;
   const last = all.at(-1);
   const content = useRef(/** @type {HTMLDivElement | null} */ (null));
   const stays = useRef(atEnd);
@@ -275,7 +273,7 @@ const Talk = () => {
       <div class="messages" ref=${content}>
         ${shown.length < all.length && html`<button type="button" class="earlier" onClick=${more}>${t("earlier")}</button>`}
         ${shown.map(
-          (message, i) => html`<${MessageView} key=${message.id} message=${message} scorable=${i + all.length - shown.length < firstMedia} state=${running.value.get(message.id)}
+          (message) => html`<${MessageView} key=${message.id} message=${message} state=${running.value.get(message.id)}
             siblings=${children.value.get(message.parent ?? "") ?? []} last=${message === last} actions=${actions} />`,
         )}
       </div>

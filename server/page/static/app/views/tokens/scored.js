@@ -1,7 +1,6 @@
 // An answer of a chat as tokens: its text is tokenized again behind the prompt that it answered, and the model says how likely
 // each of these tokens was, and which others were.
 import { json } from "../../lib/api.js";
-import { t } from "../../lib/texts.js";
 import { messages, pathTo } from "../chat/store.js";
 import { requestBody } from "../chat/generate.js";
 import { open } from "../chat/view.js";
@@ -18,21 +17,24 @@ const bytesOf = (piece) => (typeof piece === "string" ? [...encoder.encode(piece
 const alternative = (text, logprob) => ({ token: text, logprob, bytes: [...encoder.encode(text)] });
 
 /**
- * The prompt that `message` answers, and its tokens.
+ * What `message` answers, as the prompt of an answer that begins with some text, and its tokens.
  * @param {string} model @param {Message} message @param {number} most alternatives of each
- * @returns {Promise<{prompt: string, tokens: Token[]}>}
+ * @returns {Promise<{prompt: (begun: string) => unknown, tokens: Token[]}>}
  */
 export async function scored(model, message, most) {
   const path = pathTo(messages.value, message.id);
-  if (path.some((one) => one.attached?.length)) throw new Error(t("mediaUnscored")); // an echo with log probabilities is of text
+  const files = path.flatMap((one) => one.attached ?? []).map((one) => one.url.slice(one.url.indexOf(",") + 1));
   const rendered = async (/** @type {Message[]} */ said) =>
     (await json("apply-template", { body: requestBody(model, open.value.settings, said, false) })).prompt;
   const [prompt, whole] = await Promise.all([rendered(path.slice(0, -1)), rendered(path)]);
+  const { media_marker: marker } = files.length ? await json(`props?model=${encodeURIComponent(model)}`) : { media_marker: "" };
+  const sees = marker && whole.includes(marker); // else its prompt says that files were not shown
+  /** @param {string} text */
+  const shown = (text) => (sees ? { prompt_string: text, multimodal_data: files } : text);
   const { tokens: all } = await json("tokenize", {
-    body: { model, content: whole, with_pieces: true, add_special: true, parse_special: true },
+    body: { model, content: shown(whole), with_pieces: true, add_special: true, parse_special: true },
   });
-  const ids = all.map((/** @type {{id: number}} */ one) => one.id);
-  const reply = await json("v1/completions", { body: { model, prompt: ids, echo: true, logprobs: most, max_tokens: 0 } });
+  const reply = await json("v1/completions", { body: { model, prompt: shown(whole), echo: true, logprobs: most, max_tokens: 0 } });
   const { token_logprobs: own, top_logprobs: top } = reply.choices[0].logprobs;
   const pieces = all.map((/** @type {{piece: string | number[]}} */ one) => bytesOf(one.piece));
   const held = pieces.reduce((/** @type {number} */ sum, /** @type {number[]} */ piece) => sum + piece.length, 0);
@@ -47,5 +49,5 @@ export async function scored(model, message, most) {
     const others = Object.entries(top[i] ?? {}).map(([text, logprob]) => alternative(text, Number(logprob)));
     tokens.push({ token: decoder.decode(new Uint8Array(bytes)), logprob: own[i], bytes, top_logprobs: others.sort((a, b) => b.logprob - a.logprob) });
   });
-  return { prompt, tokens };
+  return { prompt: (begun) => shown(prompt + begun), tokens };
 }

@@ -35,7 +35,7 @@ export const TokensView = () => {
   const [trouble, setTrouble] = useState("");
   const running = useRef(/** @type {AbortController | null} */ (null));
   const [busy, setBusy] = useState(false);
-  const [answer, setAnswer] = useState(/** @type {{message: Message, prompt: string} | null} */ (null)); // of a chat
+  const [answer, setAnswer] = useState(/** @type {{message: Message, prompt: (begun: string) => unknown} | null} */ (null)); // of a chat
   const model = chosen.value?.id ?? "";
   const [chat, id] = place.value.rest;
   const asked = useRef(""); // the answer that is shown
@@ -79,7 +79,7 @@ export const TokensView = () => {
     const prefix = written(begun);
     /** @type {Record<string, any>} */
     const body = { model, stream: true, max_tokens: 160 };
-    if (answer) Object.assign(body, { prompt: answer.prompt + prefix, logprobs: ALTERNATIVES });
+    if (answer) Object.assign(body, { prompt: answer.prompt(prefix), logprobs: ALTERNATIVES });
     else {
       const messages = [{ role: "user", content: text }, ...(prefix ? [{ role: "assistant", content: prefix }] : [])];
       Object.assign(body, { messages, logprobs: true, top_logprobs: ALTERNATIVES });

@@ -5,13 +5,13 @@ import math
 
 from harness.fakes import FakeRunner
 from server.engine.params import EngineParams
-from server.engine.schedule.queue import MOST_PASSES, RESERVE, ModelQueue
+from server.engine.schedule.queue import MOST_PASSES, REPLY_CELLS, ModelQueue
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Route, Ticket
 from server.engine.stats import EngineStats
 from server.engine.step.mailbox import Mailbox
 from server.engine.step.published import Publisher
-from server.engine.step.requests import Tickets
+from server.engine.step.requests import Requests
 from tests.unit.engine.builders import request
 
 NOW = (0.0, 0.0)
@@ -27,7 +27,7 @@ class Desk:
         info = FakeRunner(n_seq=n_seq, n_cells=n_cells, unified=n_cells is not None).info
         self.scheduler = Scheduler(info, EngineParams(queue_timeout_s=queue_s), self.queue.accounts)
         clock = lambda: self.now  # noqa: E731
-        self.tickets = Tickets(
+        self.requests = Requests(
             *(self.scheduler, self.queue, 0, Mailbox(asyncio.get_running_loop(), self.ended.extend), EngineStats()),
             clock,
             Publisher(self.scheduler, clock, 0),
@@ -43,7 +43,7 @@ class Desk:
     def receive(self) -> list[Ticket]:
         """Who is new here."""
         before = list(self.queue.taken_by(0))
-        self.tickets.receive()
+        self.requests.receive()
         return [ticket for ticket in self.queue.taken_by(0) if ticket not in before]
 
     def place(self) -> Ticket | None:
@@ -76,10 +76,10 @@ async def test_who_costs_least_elsewhere_is_taken_when_computing_it_anew_would_h
     desk = Desk()
     wanted = desk.ask("cached in the other", route=Route((2.5, 0.0), math.inf, (100, 10)))
     assert desk.receive() == []
-    assert desk.tickets.next_look_s(0.5) == 2.0
+    assert desk.requests.next_look_s(0.5) == 2.0
     desk.now = 2.5
     assert desk.receive() == [wanted]
-    assert desk.tickets.next_look_s(3.0) is None
+    assert desk.requests.next_look_s(3.0) is None
 
 
 async def test_a_client_of_many_requests_shares_the_slots_of_all_instances_with_who_comes_later() -> None:
@@ -108,8 +108,8 @@ async def test_who_finds_too_few_cells_is_left_to_others_for_a_while() -> None:
     large = desk.ask("y" * 800, route=Route(NOW, 7.0, (801, 801)))
     small = desk.ask("z")
     assert desk.receive() == [small]
-    assert desk.scheduler.free_cells() < 801 + RESERVE
-    assert desk.tickets.next_look_s(0.0) == 7.0
+    assert desk.scheduler.free_cells() < 801 + REPLY_CELLS
+    assert desk.requests.next_look_s(0.0) == 7.0
     desk.now = 7.0
     assert desk.receive() == [large]
 
@@ -122,7 +122,7 @@ async def test_who_is_cancelled_before_anybody_took_it_ends() -> None:
     waits = desk.ask("waits")
     waits.cancelled = True
     assert desk.receive() == [waits]
-    desk.tickets._mailbox.post()
+    desk.requests._mailbox.post()
     await asyncio.sleep(0)
     assert desk.ended == [waits]
     assert not len(desk.scheduler.waiting)
@@ -135,8 +135,8 @@ async def test_who_waited_too_long_for_any_instance_ends() -> None:
     desk.place()
     waits = desk.ask("waits", route=Route((math.inf, 0.0), math.inf, (6, 6)))
     desk.now = 5.0
-    desk.tickets.expire(desk.now)
-    desk.tickets._mailbox.post()
+    desk.requests.expire(desk.now)
+    desk.requests._mailbox.post()
     await asyncio.sleep(0)
     assert desk.ended == [waits]
 

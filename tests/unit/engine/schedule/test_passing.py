@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.schedule.queue import MOST_PASSES, RESERVE
+from server.engine.schedule.queue import MOST_PASSES, REPLY_CELLS
 from server.engine.schedule.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence
 from tests.unit.engine.schedule.test_scheduler import finish, place, scheduler, waiting
@@ -165,7 +165,9 @@ def test_small_ones_pass_for_ever_where_they_take_nothing_that_the_large_one_nee
 
 
 N_CELLS = 1000
-REQUEST = st.tuples(st.integers(1, N_CELLS - RESERVE), st.integers(0, 6), st.integers(-1, 1), st.sampled_from("abc"))
+REQUEST = st.tuples(
+    st.integers(1, N_CELLS - REPLY_CELLS), st.integers(0, 6), st.integers(-1, 1), st.sampled_from("abc")
+)
 
 
 @settings(max_examples=60, deadline=None)
