@@ -6,11 +6,12 @@ Used by the step thread alone.
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import sqrt
 
 from server.engine.prefix.hashes import common_prefix
 from server.engine.runner_api import DraftRunner, MtpHeads
+from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import LEAST, Step, StepCost, draft_length
 from server.engine.speculate.lookup import SURE, UNSEEN, Speculating
@@ -29,47 +30,30 @@ _EVERY = 8  # steps for which a decision holds: what was right in one of them is
 _FIRST = 2  # tokens of the first guess of all, whose cost nobody knows
 
 
-@dataclass(slots=True)
-class Guess:
-    """Tokens that may come next, and how likely each of them and all before it are taken."""
-
-    tokens: list[int] = field(default_factory=list)
-    reach: list[float] = field(default_factory=list)
-
-    def add(self, token: int, chance: float) -> None:
-        """One more."""
-        self.tokens.append(token)
-        self.reach.append((self.reach[-1] if self.reach else 1.0) * min(chance, SURE))
-
-
-@dataclass(frozen=True, slots=True)
-class DraftEntry:
-    """A `protocols.BatchEntry`."""
-
-    seq: int
-    pos: int
-    tokens: list[int]
-    want_logits: bool = True
-    all_logits: bool = False
-    media: None = None  # it reads text only
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """Guess for `sequence`, of which `state` is known: at most `most` tokens, as long as `goes_on` says so of the
-    guess, and none behind one of ``ends``, which end the text.
+@dataclass(eq=False, slots=True)
+class Draft:
+    """A guess for `sequence`, of which `state` is known: at most `most` tokens, as long as the next one is likely by
+    ``needed`` at least. ``reach``: how likely each of its ``tokens`` and all before it are taken.
     """
 
     sequence: Sequence
     state: Speculating
     most: int
-    ends: frozenset[int] = frozenset()
-    goes_on: Callable[[Guess], bool] = lambda _: True
+    needed: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    reach: list[float] = field(default_factory=list)
 
     @property
     def right(self) -> float:
         """How likely a guessed token is right."""
         return min(max(self.state.right_drafted, LEAST), SURE)
+
+    def add(self, token: int, chance: float) -> bool:
+        """One more; whether another one is wanted."""
+        self.tokens.append(token)
+        self.reach.append((self.reach[-1] if self.reach else 1.0) * min(chance, SURE))
+        likely = self.reach[-1] * self.right >= self.needed or len(self.tokens) < self.state.least_drafted
+        return likely and len(self.tokens) < self.most
 
 
 @dataclass(slots=True)
@@ -82,50 +66,38 @@ class _ReadText:
     n_same: int = 0
 
 
-def further(
-    wishes: Seq[Wish],
-    entries: Seq[DraftEntry],
-    decode: Callable[[Seq[DraftEntry]], bool],
+def _grow(
+    drafts: Seq[Draft],
+    entries: Seq[TokenRun],
+    ends: frozenset[int],
+    decode: Callable[[Seq[TokenRun]], bool],
     best: Callable[[int], tuple[int, float]],
-) -> list[Guess]:
-    """A guess for each of `wishes`, which begins with its entry; each decode has one token of those that go on."""
-    guesses = [Guess() for _ in wishes]
-    going = list(range(len(wishes)))
+) -> None:
+    """Each of `drafts` begins with its entry; a decode has one token of those that go on. ``ends`` end a text."""
     while entries and decode(entries):
-        still: list[int] = []
-        next_entries: list[DraftEntry] = []
-        for output, i in enumerate(going):
-            wish, guess = wishes[i], guesses[i]
+        going: list[Draft] = []
+        following: list[TokenRun] = []
+        for output, (draft, entry) in enumerate(zip(drafts, entries, strict=True)):
             token, p = best(output)
-            if p < wish.state.p_min or token in wish.ends:
+            is_end = token in ends and not draft.sequence.request.sampling.ignore_eos
+            if p < draft.state.p_min or is_end:
                 continue
-            guess.add(token, sqrt(p * wish.right))  # what is said of this token, and what came of those so far
-            if len(guess.tokens) < wish.most and wish.goes_on(guess):
-                entry = entries[output]
-                still.append(i)
-                next_entries.append(DraftEntry(entry.seq, entry.pos + len(entry.tokens), [token]))
-        going, entries = still, next_entries
-    return guesses
+            if draft.add(token, sqrt(p * draft.right)):  # what is said of this token, and what came of those so far
+                going.append(draft)
+                following.append(TokenRun(entry.seq, entry.at + len(entry.tokens), [token], True, draft.sequence))
+        drafts, entries = going, following
 
 
 class DraftCells:
     """What a draft model's context holds for each slot. ``cost``: of one token more of so many guesses."""
 
-    def __init__(self, runner: DraftRunner, clock: Callable[[], float]) -> None:
+    def __init__(self, runner: DraftRunner, ends: frozenset[int], clock: Callable[[], float]) -> None:
         self.cost = StepCost()
+        self.info = runner.info
         self._runner = runner
+        self._ends = ends
         self._clock = clock
         self._held = [_ReadText() for _ in range(runner.info.n_seq)]
-
-    @property
-    def n_ctx(self) -> int:
-        """Most tokens of a sequence."""
-        return self._runner.info.n_ctx_seq
-
-    @property
-    def n_batch(self) -> int:
-        """Most tokens of a decode."""
-        return self._runner.info.n_batch
 
     def missing(self, sequence: Sequence) -> int:
         """How many tokens of `sequence`, which generates, are not in the cells yet; others than its own are cut off."""
@@ -177,20 +149,20 @@ class DraftCells:
         slot = sequence.slot
         assert slot is not None
         at = len(self._held[slot.id].tokens)
-        return self._decode([DraftEntry(slot.id, at, slot.tokens[at : at + n], want_logits=False)], n_guesses=0)
+        return self._decode([TokenRun(slot.id, at, slot.tokens[at : at + n], False, sequence)])
 
-    def guess(self, wishes: Seq[Wish]) -> list[Guess]:
-        """A guess for each, all of them one token further with each decode. `missing` was asked for each before."""
-        entries = [self._rest(wish.sequence) for wish in wishes]
-        return further(wishes, entries, lambda entries: self._decode(entries, len(entries)), self._runner.best)
+    def guess(self, drafts: Seq[Draft]) -> None:
+        """Tokens for each, of which `missing` was asked before."""
+        entries = []
+        for draft in drafts:
+            slot = draft.sequence.slot
+            assert slot is not None
+            at = len(self._held[slot.id].tokens)
+            rest = [*slot.tokens[at:], *draft.sequence.pending]
+            entries.append(TokenRun(slot.id, at, rest, True, draft.sequence))
+        _grow(drafts, entries, self._ends, self._decode, self._runner.best)
 
-    def _rest(self, sequence: Sequence) -> DraftEntry:
-        slot = sequence.slot
-        assert slot is not None
-        at = len(self._held[slot.id].tokens)
-        return DraftEntry(slot.id, at, [*slot.tokens[at:], *sequence.pending])
-
-    def _decode(self, entries: Seq[DraftEntry], n_guesses: int) -> bool:
+    def _decode(self, entries: Seq[TokenRun]) -> bool:
         """False when there is no room."""
         started = self._clock()
         decode, seqs = self._runner.decode, {entry.seq for entry in entries}
@@ -198,8 +170,8 @@ class DraftCells:
             return False
         for entry in entries:
             self._held[entry.seq].tokens += entry.tokens
-        if n_guesses:  # what was taken since the last guess is read on the way, which is a part of what guessing costs
-            self.cost.observe(n_guesses, self._clock() - started)
+        if entries[0].want_logits:  # what was taken since the last guess is read on the way: that is a part of its cost
+            self.cost.observe(len(entries), self._clock() - started)
         return True
 
     def _make_room(self, needed: set[int]) -> bool:
@@ -211,22 +183,14 @@ class DraftCells:
 
 
 class MtpGuesser:
-    """Guesses of a model's own heads (MTP), which follow the model by themselves: there is nothing to read before."""
+    """As `DraftCells`, of a model's own heads (MTP), which follow the model: there is nothing to read before."""
 
-    def __init__(self, heads: MtpHeads, clock: Callable[[], float]) -> None:
+    def __init__(self, heads: MtpHeads, ends: frozenset[int], clock: Callable[[], float]) -> None:
         self.cost = StepCost()
+        self.info = heads.info
         self._heads = heads
+        self._ends = ends
         self._clock = clock
-
-    @property
-    def n_ctx(self) -> int:
-        """Most tokens of a sequence."""
-        return self._heads.info.n_ctx_seq
-
-    @property
-    def n_batch(self) -> int:
-        """Most tokens of a decode."""
-        return self._heads.info.n_batch
 
     def missing(self, sequence: Sequence) -> int:
         """Few, or too many where the model's state behind its last token is not known (it came back from RAM)."""
@@ -241,20 +205,19 @@ class MtpGuesser:
     def forget(self, sequences: Seq[Sequence]) -> None:
         """The heads know by themselves what they hold."""
 
-    def guess(self, wishes: Seq[Wish]) -> list[Guess]:
-        """A guess for each, all of them one token further with each decode."""
-        slots = [wish.sequence.slot for wish in wishes]
+    def guess(self, drafts: Seq[Draft]) -> None:
+        """Tokens for each."""
         entries = [
-            DraftEntry(slot.id, slot.pos, wish.sequence.pending)
-            for slot, wish in zip(slots, wishes, strict=True)
-            if slot is not None
+            TokenRun(slot.id, slot.pos, draft.sequence.pending, True, draft.sequence)
+            for draft in drafts
+            if (slot := draft.sequence.slot) is not None
         ]
         try:
-            return further(wishes, entries, self._decode, self._heads.best)
+            _grow(drafts, entries, self._ends, self._decode, self._heads.best)
         finally:
             self._heads.end_guesses([entry.seq for entry in entries])
 
-    def _decode(self, entries: Seq[DraftEntry]) -> bool:
+    def _decode(self, entries: Seq[TokenRun]) -> bool:
         started = self._clock()
         decoded = self._heads.decode(entries)
         if decoded:
@@ -268,9 +231,8 @@ Guesser = DraftCells | MtpGuesser
 class Drafting:
     """Decides by what the draft model costs and by how often it was right."""
 
-    def __init__(self, cells: Guesser, ends: frozenset[int], clock: Callable[[], float]) -> None:
+    def __init__(self, cells: Guesser, clock: Callable[[], float]) -> None:
         self._cells = cells
-        self._ends = ends
         self._clock = clock
         self._read_s = 0.0  # seconds for reading one token
         self._said_failure = False
@@ -278,131 +240,106 @@ class Drafting:
         self._decided_for = (0, 0)
         self._age = 0
 
-    def guess(self, wanted: Seq[Wish], step: Step) -> list[Guess]:
-        """Guesses where they pay, for those that are wanted, in their order.
+    def guess(self, wanted: Seq[Draft], step: Step | None) -> None:
+        """Give tokens to those of `wanted` for which they pay; with no `step` to all, whatever they cost, which is for
+        a benchmark that is to see the same every time.
 
         Never fails: what can't be drafted is left out from then on, which is logged once.
         """
-        guesses = [Guess() for _ in wanted]
-        for each in wanted:
-            each.state.right_drafted += _RECOVERS * (UNSEEN - each.state.right_drafted)
+        for draft in wanted:
+            draft.state.right_drafted += _RECOVERS * (UNSEEN - draft.state.right_drafted)
+            draft.most = min(draft.most, self._cells.info.n_ctx_seq - draft.sequence.n_computed - 2)
         try:
+            if step is None:
+                for draft in wanted:
+                    self._read_all(draft)
             near, far = self._sorted(wanted)
-            if far:
-                self._read(wanted[far[0]], len(near) + len(far), step)
-            count, length = self._plan([wanted[i] for i in near], step)
-            chosen = near[:count]
-            wishes = [self._wish(wanted[i], length, count, step) for i in chosen]
-            for i, guess in zip(chosen, self._cells.guess(wishes), strict=True):
-                if len(guess.tokens) >= wanted[i].state.least_drafted:
-                    guesses[i] = guess
-        except Exception as error:  # noqa: BLE001 - a guess is never worth a request
-            self._give_up(wanted, error)
-            return [Guess() for _ in wanted]
-        return guesses
+            if step is not None:
+                if far:
+                    self._read(far[0], len(near) + len(far), step)
+                near = self._bounded(near, step)
+            self._cells.guess(near)
+            for draft in near:
+                if step is not None and len(draft.tokens) < draft.state.least_drafted:
+                    draft.tokens = []
+        except Exception as error:  # a guess is never worth a request
+            if not self._said_failure:
+                log.warning("the draft model failed; the requests at hand go on without it", exc_info=error)
+                self._said_failure = True
+            for draft in wanted:
+                draft.tokens = []
+                draft.state.most_drafted = 0
+            self._cells.forget([draft.sequence for draft in wanted])
 
-    def always(self, wanted: Seq[Wish]) -> list[Guess]:
-        """Guesses of full length for all, whatever they cost: for a benchmark, which is to see the same every time."""
-        guesses = [Guess() for _ in wanted]
-        try:
-            for each in wanted:
-                while (missing := self._cells.missing(each.sequence)) > NEAR:
-                    if not self._cells.catch_up(each.sequence, min(missing - 1, self._cells.n_batch)):
-                        break
-            near, _ = self._sorted(wanted)
-            wishes = [
-                replace(each, most=self._most(each), ends=self._ends_of(each)) for each in (wanted[i] for i in near)
-            ]
-            for i, guess in zip(near, self._cells.guess(wishes), strict=True):
-                guesses[i] = guess
-        except Exception as error:  # noqa: BLE001 - a guess is never worth a request
-            self._give_up(wanted, error)
-        return guesses
-
-    def _ends_of(self, each: Wish) -> frozenset[int]:
-        return frozenset() if each.sequence.request.sampling.ignore_eos else self._ends
-
-    def _give_up(self, wanted: Seq[Wish], error: Exception) -> None:
-        if not self._said_failure:
-            log.warning("the draft model failed; the requests at hand go on without it", exc_info=error)
-            self._said_failure = True
-        for each in wanted:
-            each.state.most_drafted = 0
-        self._cells.forget([each.sequence for each in wanted])
-
-    def _sorted(self, wanted: Seq[Wish]) -> tuple[list[int], list[int]]:
+    def _sorted(self, wanted: Seq[Draft]) -> tuple[list[Draft], list[Draft]]:
         """Who can be guessed for now, the most promising first, and whose text must be read before."""
-        near, far, room = [], [], self._cells.n_batch
-        for i, each in enumerate(wanted):
-            if self._most(each) < 1:
+        near, far, room = [], [], self._cells.info.n_batch
+        for draft in wanted:
+            if draft.most < 1:
                 continue
-            missing = self._cells.missing(each.sequence)
+            missing = self._cells.missing(draft.sequence)
             if missing > NEAR:
-                far.append(i)
+                far.append(draft)
             elif missing <= room:
-                near.append(i)
+                near.append(draft)
                 room -= missing
-        near.sort(key=lambda i: -wanted[i].state.right_drafted)
+        near.sort(key=lambda draft: -draft.state.right_drafted)
         return near, far
-
-    def _most(self, each: Wish) -> int:
-        return min(each.most, self._cells.n_ctx - each.sequence.n_computed - 2)
 
     def _draft_s(self, n: int, step: Step) -> float:
         """Seconds for one token more of `n` guesses."""
         return self._cells.cost.of(n) or _UNSEEN_SHARE * step.base_s
 
-    def _plan(self, near: Seq[Wish], step: Step) -> tuple[int, int]:
-        """For how many of the first a guess is made, and how long it is to be.
+    def _bounded(self, near: list[Draft], step: Step) -> list[Draft]:
+        """Those of the first for which a guess is made, with how long it is to be.
 
         Nobody knows what a guess costs before the first one, which is often slow: it is made in any case.
         """
         if not near:
-            return 0, 0
+            return []
         if not self._cells.cost.of(1):
-            return 1, min(max(_FIRST, near[0].state.least_drafted), self._most(near[0]))
-        asked = (len(near), step.n_tokens)
-        self._age += 1
-        if asked != self._decided_for or self._age >= _EVERY:
-            self._decided_for, self._age = asked, 0
-            most, chances = max(self._most(each) for each in near), [each.right for each in near]
-            self._decided = draft_length(chances, step, lambda n: self._draft_s(n, step), most)
-        return self._decided
+            count, length = 1, min(max(_FIRST, near[0].state.least_drafted), near[0].most)
+        else:
+            asked = (len(near), step.n_tokens)
+            self._age += 1
+            if asked != self._decided_for or self._age >= _EVERY:
+                self._decided_for, self._age = asked, 0
+                most, chances = max(draft.most for draft in near), [draft.right for draft in near]
+                self._decided = draft_length(chances, step, lambda n: self._draft_s(n, step), most)
+            count, length = self._decided
+        for draft in near[:count]:
+            more_s = self._draft_s(count, step) / count + step.extra_s(count * length) / (count * length)
+            draft.needed = more_s * step.n_tokens / step.base_s  # chance of a token that is worth its time
+            draft.most = min(draft.most, 2 * length)
+        return near[:count]
 
-    def _spent(self, count: int, length: int, step: Step) -> float:
-        return length * self._draft_s(count, step) + step.extra_s(count * length)
+    def _read_all(self, draft: Draft) -> None:
+        while (missing := self._cells.missing(draft.sequence)) > NEAR:
+            if not self._cells.catch_up(draft.sequence, min(missing - 1, self._cells.info.n_batch)):
+                break
 
-    def _wish(self, each: Wish, length: int, count: int, step: Step) -> Wish:
-        more_s = self._draft_s(count, step) / count + step.extra_s(count * length) / (count * length)
-        needed = more_s * step.n_tokens / step.base_s  # chance of a token that is worth its time
-        right = each.right
-
-        def goes_on(guess: Guess) -> bool:
-            return len(guess.tokens) < each.state.least_drafted or guess.reach[-1] * right >= needed
-
-        return replace(each, most=min(self._most(each), 2 * length), ends=self._ends_of(each), goes_on=goes_on)
-
-    def _read(self, each: Wish, n: int, step: Step) -> None:
+    def _read(self, draft: Draft, n: int, step: Step) -> None:
         """Read a part of a long text that is missing, if the rest of the answer is expected to repay it.
 
         That is looked at as if all `n` sequences were guessed for, which makes each guess cheaper.
         """
-        missing = self._cells.missing(each.sequence)
+        missing = self._cells.missing(draft.sequence)
         token_s = step.base_s / step.n_tokens
         read_s = self._read_s or _READING * _UNSEEN_SHARE * token_s
-        right = each.right
-        count, length = draft_length([right] * n, step, lambda m: self._draft_s(m, step), each.most)
+        right = draft.right
+        count, length = draft_length([right] * n, step, lambda m: self._draft_s(m, step), draft.most)
         if not count:  # then nothing would be guessed now
             return
         n_expected = step.n_tokens + count * sum(right**i for i in range(1, length + 1))
-        seconds = (step.base_s + self._spent(count, length, step)) / n_expected
-        request, n_out = each.sequence.request, len(each.sequence.output)
+        spent_s = length * self._draft_s(count, step) + step.extra_s(count * length)
+        seconds = (step.base_s + spent_s) / n_expected
+        request, n_out = draft.sequence.request, len(draft.sequence.output)
         left = max(_ANSWER - n_out, _ANSWER // 4)
         if request.max_tokens >= 0:
             left = min(left, request.max_tokens - n_out)
         if left * (token_s - seconds) <= missing * read_s:
             return
-        chunk = min(max(MIN_CHUNK, int(_CHUNK_SHARE * step.base_s / read_s)), missing - 1, self._cells.n_batch)
+        chunk = min(max(MIN_CHUNK, int(_CHUNK_SHARE * step.base_s / read_s)), missing - 1, self._cells.info.n_batch)
         started = self._clock()
-        if self._cells.catch_up(each.sequence, chunk):
+        if self._cells.catch_up(draft.sequence, chunk):
             self._read_s += (0.3 if self._read_s else 1.0) * ((self._clock() - started) / chunk - self._read_s)

@@ -363,14 +363,12 @@ class Speculating:
     right: float = _LOOKED_UP
     right_drafted: float = UNSEEN
     expected: list[int] = field(default_factory=list)
-    drafted: bool = False  # by a draft model, what is expected
-    source: TextSource | None = None  # who guessed it, if not a draft model
+    source: TextSource | None = None  # who guessed what is expected; None: a draft model
     n_checked: int = 0  # guesses in the step that is under way
     dice: Random | None = None  # by which guesses are taken, where that is left to chance (`rates_of_length`)
 
     def look_up(self, most: int) -> list[int]:
         """What the text suggests, of the first source that has a suggestion."""
-        self.drafted, self.source = False, None
         for source in self.sources:
             guess = source.guess(most)
             if guess:
@@ -381,7 +379,7 @@ class Speculating:
 
     def expect(self, drafted: Sequence[int]) -> None:
         """A draft model guessed these."""
-        self.expected, self.drafted, self.source = list(drafted[::-1]), True, None
+        self.expected, self.source = list(drafted[::-1]), None
 
     def extend(self, token: int) -> None:
         """`token` was sampled."""
@@ -392,7 +390,7 @@ class Speculating:
         right = self.expected.pop() == token
         if not right:
             self.expected = []
-        if self.drafted:
+        if self.source is None:
             self.right_drafted += _WEIGHT * (right - self.right_drafted)
         else:
             self.right += _WEIGHT * (right - self.right)

@@ -12,7 +12,7 @@ from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.schedule.scheduler import TokenRun
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import Step, StepCost, conditional, evaluated, lengths
-from server.engine.speculate.draft_model import DraftCells, Drafting, Guesser, MtpGuesser, Wish
+from server.engine.speculate.draft_model import Draft, DraftCells, Drafting, MtpGuesser
 from server.engine.speculate.lookup import CHUNK, Speculating, sources
 
 _PAUSE = 32  # steps without guesses after a batch found no room
@@ -24,17 +24,14 @@ _ENOUGH = 1.0  # tokens expected of a guess from the text that leave nothing to 
 
 def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]) -> "Speculation | None":
     """None where guessing is off. Raises `ConfigError` for a lookup cache that can't be read."""
-    info, drafting = runner.info, None
-    if not min(params.n_guesses, info.n_guesses):
+    drafting, eog = None, runner.vocab.eog
+    if not min(params.n_guesses, runner.info.n_guesses):
         return None
-    guesser: Guesser | None = None
-    if runner.heads is not None:
-        guesser = MtpGuesser(runner.heads, clock)
-    elif runner.draft is not None:
-        guesser = DraftCells(runner.draft, clock)
-    if params.drafts and guesser is not None:
-        drafting = Drafting(guesser, runner.vocab.eog, clock)
-    return Speculation(params, info, drafting) if params.looks_up or drafting is not None else None
+    if params.drafts and runner.heads is not None:
+        drafting = Drafting(MtpGuesser(runner.heads, eog, clock), clock)
+    elif params.drafts and runner.draft is not None:
+        drafting = Drafting(DraftCells(runner.draft, eog, clock), clock)
+    return Speculation(params, runner.info, drafting) if params.looks_up or drafting is not None else None
 
 
 class Speculation:
@@ -83,7 +80,9 @@ class Speculation:
         A step that carries prompt tokens, too, is looked at as if it did not: they are worth their time.
         """
         if self._synthetic and self._drafting is not None and room > 0:
-            return self._always(generating, room, self._drafting)
+            always = [min(len(self._synthetic), room // len(generating))] * len(generating)
+            drafts = self._draft(self._drafting, generating, always, None)
+            return [drafts[i].tokens if i in drafts else [] for i in range(len(generating))]
         found = [self._look_up(sequence) for sequence in generating]
         self._pause = max(self._pause - 1, 0)
         if self._pause or room < 1 or (self._drafting is None and not any(found)):
@@ -99,7 +98,9 @@ class Speculation:
         )
         reaches = [s.speculating.reach(len(g)) if s.speculating else [] for s, g in zip(generating, found, strict=True)]
         if self._drafting is not None:
-            self._draft(self._drafting, generating, found, reaches, step)
+            wanted = [self._params.spec_draft_max if sum(reach) < _ENOUGH else 0 for reach in reaches]
+            for i, draft in self._draft(self._drafting, generating, wanted, step).items():
+                found[i], reaches[i] = draft.tokens, draft.reach
         chosen = lengths(reaches, step, room)
         guesses = []
         for sequence, guess, n_chosen in zip(generating, found, chosen, strict=True):
@@ -123,48 +124,23 @@ class Speculation:
         most = self._most(sequence, state.most)
         return state.look_up(most) if most > 0 else []
 
-    def _always(self, generating: Seq[Sequence], room: int, drafting: Drafting) -> list[list[int]]:
-        wanted, places = self._wanting(
-            generating, [min(len(self._synthetic), room // len(generating))] * len(generating)
-        )
-        tokens: list[list[int]] = [[] for _ in generating]
-        for i, each, guess in zip(places, wanted, drafting.always(wanted), strict=True):
-            each.state.expect(guess.tokens)
-            tokens[i] = guess.tokens
-            each.state.n_checked = len(guess.tokens)
-        return tokens
-
-    def _wanting(self, generating: Seq[Sequence], most: Seq[int]) -> tuple[list[Wish], list[int]]:
-        """Who could do with a guess of a draft model, of at most so many tokens; and their places."""
-        wanted, places = [], []
+    def _draft(
+        self, drafting: Drafting, generating: Seq[Sequence], most: Seq[int], step: Step | None
+    ) -> dict[int, Draft]:
+        """What a draft model guesses, at most so many tokens each, by their places."""
+        drafts: dict[int, Draft] = {}
         for i, sequence in enumerate(generating):
             state = sequence.speculating
-            if state is None or sequence.n_taken_back or sequence.media:  # a draft model sees none
-                continue
-            n = min(self._most(sequence, state.most_drafted), most[i])
-            if n > 0:
-                wanted.append(Wish(sequence, state, n))
-                places.append(i)
-        return wanted, places
-
-    def _draft(
-        self,
-        drafting: Drafting,
-        generating: Seq[Sequence],
-        found: list[list[int]],
-        reaches: list[list[float]],
-        step: Step,
-    ) -> None:
-        """Let the draft model guess where the text suggests little, and where that pays."""
-        wanted, places = self._wanting(
-            generating, [self._params.spec_draft_max if sum(reach) < _ENOUGH else 0 for reach in reaches]
-        )
-        if not wanted:
-            return
-        for i, each, guess in zip(places, wanted, drafting.guess(wanted, step), strict=True):
-            if guess.tokens:
-                found[i], reaches[i] = guess.tokens, guess.reach
-                each.state.expect(guess.tokens)
+            if state is not None and not (sequence.n_taken_back or sequence.media):  # a draft model sees none
+                n = min(self._most(sequence, state.most_drafted), most[i])
+                if n > 0:
+                    drafts[i] = Draft(sequence, state, n)
+        if drafts:
+            drafting.guess(list(drafts.values()), step)
+        drafts = {i: draft for i, draft in drafts.items() if draft.tokens}
+        for draft in drafts.values():
+            draft.state.expect(draft.tokens)
+        return drafts
 
     def _most(self, sequence: Sequence, most: int) -> int:
         """Guesses that leave room for the token behind them, in the context and in what was asked for."""
